@@ -70,7 +70,7 @@ def find_note(store: Any, run: str = "") -> FailureNote | None:
 
 
 def leave_note(store: Any, note: FailureNote, readers: int, seconds: float = READ_SECONDS, run: str = "") -> None:
-    """Write ``note``, and wait at most ``seconds`` until as many processes have read it; or read the one that is there."""
+    """Write ``note`` and wait at most ``seconds`` until as many have read it; if there is one already, read that."""
     text = json.dumps(asdict(note))
     if store.compare_set(_KEY + run, "", text).decode() != text:
         find_note(store, run)  # counts this process, for which who wrote it would wait
