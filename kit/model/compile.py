@@ -18,7 +18,6 @@ import torch
 from kit.console import say
 from kit.errors import Problem, UserError, first_line
 from kit.model.attention import LazyMask
-from kit.model.four_bit import restore_tables
 
 BACKEND = "inductor"
 # Graphs of one run that are expected at most: of training, evaluation and the reference, each for one row and for more,
@@ -78,8 +77,7 @@ class CompiledLayers:
         self.num_layers = len(layers)
         self.names = sorted({type(layer).__name__ for layer in layers})
         for layer in layers:
-            four_bit = [module for module in layer.modules() if hasattr(module, "quant_state")]
-            layer.forward = partial(self._call, type(layer).__name__, four_bit, layer)
+            layer.forward = partial(self._call, type(layer).__name__, layer)
 
     @property
     def num_graphs(self) -> int:
@@ -92,8 +90,8 @@ class CompiledLayers:
         """Return a line with the number of graphs that the whole run made."""
         return [f"torch_compile: {self.num_layers} x {'/'.join(self.names)}, graphs in all: {self.num_graphs}"]
 
-    def _call(self, name: str, four_bit: list[Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
-        """The forward of ``layer``, whose class has that ``name``; ``four_bit``: its modules of 4 bits."""
+    def _call(self, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        """The forward of ``layer``, whose class has that ``name``."""
         if not self.is_on or _switched_off or name in self._uncompiled:
             return _forward(layer, *args, **kwargs)
         from torch._dynamo import exc
@@ -101,8 +99,6 @@ class CompiledLayers:
         mask = kwargs.get("attention_mask")
         if isinstance(mask, LazyMask) and kwargs.get("cu_seq_lens_q") is None:
             kwargs["attention_mask"] = mask.dense  # it is built once for all layers, and not in a graph
-        if four_bit:
-            restore_tables(four_bit)  # a graph cannot change a module
         try:
             return self._compiled(layer, *args, **kwargs)
         # What these say is known before anything of the layer has run.

@@ -5,7 +5,7 @@ them there.
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,14 +63,6 @@ def quantising_on(device: str) -> Iterator[None]:
         Bnb4bitQuantize.convert = convert  # type: ignore[method-assign]
         if torch.device(device).type == "cuda":
             torch.cuda.empty_cache()  # else shards, which stay, would lie in the blocks of whole matrices
-
-
-def restore_tables(modules: Iterable[Any]) -> None:
-    """Give the weights of 4-bit modules their tables again, which FSDP's gathering takes, as their forward would."""
-    from bitsandbytes.nn.modules import fix_4bit_weight_quant_state_from_module
-
-    for module in modules:
-        fix_4bit_weight_quant_state_from_module(module)
 
 
 def packed_on_meta(meta_model: Any, compute_dtype: torch.dtype) -> Any:

@@ -12,7 +12,6 @@ CASES = [
     ("fsdp", 2, PACKED),
     ("ddp", 2, {"method": "full", "gradient_checkpointing": True}),
     ("single", 1, {"method": "qlora", "packing": True, "gradient_checkpointing": True}),
-    ("fsdp", 2, {"method": "qlora", "packing": True}),
 ]
 REST = [
     (config, 1 if config == "single" else 2, {"method": method, "packing": packing, "gradient_checkpointing": keeps})
@@ -34,4 +33,6 @@ def test_compiled_layers_compute_the_same_digits(finetune, fp32, config, process
     plain = finetune.ok("plain", processes, **flags)
     compiled = finetune.ok("compiled", processes, prepare=by_aot_eager, torch_compile=True, **flags)
     assert compiled.losses == plain.losses and compiled.grad_norms == plain.grad_norms
-    assert "runs uncompiled" not in compiled.output
+    # FSDP2's gathering takes the tables of 4-bit weights, and bitsandbytes puts them back in the forward.
+    is_left_out = (config, flags["method"]) == ("fsdp", "qlora")
+    assert ("runs uncompiled" in compiled.output) == is_left_out
