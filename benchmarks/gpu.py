@@ -249,4 +249,5 @@ def _table_of_ledger(done: dict[str, Any], bench: Bench) -> list[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the part that runs ends with this process
     sys.exit(main())
