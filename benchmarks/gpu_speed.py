@@ -7,6 +7,7 @@ import multiprocessing
 import random
 import statistics
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,9 @@ LEVERS: dict[str, dict[str, Any]] = {
     "plain": {"gradient_checkpointing": "false"},
     "checkpointing": {"gradient_checkpointing": "true"},
     "selective": {"gradient_checkpointing": "selective"},
-    "offload": {"gradient_checkpointing": "true", "activation_offload": "true"},
     "compile": {"gradient_checkpointing": "false", "torch_compile": "true"},
     "all": {"gradient_checkpointing": "auto", "torch_compile": "true"},
 }
-LEVERS = {name: flags for name, flags in LEVERS.items() if flags.keys() <= Recipe.model_fields.keys()}
 LARGEST_DIFFERENCE = 0.01  # of a loss, from that of the plain run
 
 
@@ -130,12 +129,20 @@ def _inputs(bench: Bench, size: str) -> tuple[Path, Path, list[int]]:
     counts = [min(longest, max(8, int(rng.lognormvariate(6.2, 1.0) * longest / 4096))) for _ in range(2000)]
     texts = [" ".join(rng.choices(("Maria", "Oslo", "honey"), k=count)) for count in counts]
     tokenizer = AutoTokenizer.from_pretrained(model)
-    lengths = [min(longest, len(ids)) for ids in tokenizer(texts)["input_ids"]]
-    # Both columns in one file, for the kit alone and for the comparison with TRL.
+    lengths = [len(ids) for ids in tokenizer(texts)["input_ids"]]
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    pairs = [{"prompt": text[: len(text) // 4], "completion": text[len(text) // 4 :]} for text in texts]
+    # For the comparison with TRL, those that fit: the two sides cut longer ones differently. With this tokenizer only
+    # the kit would begin them with BOS.
+    fitting = [text.split() for text, length in zip(texts, lengths, strict=True) if length + 8 <= longest]
+    pairs = [
+        {
+            "prompt": tokenizer.bos_token + " ".join(words[: len(words) // 4]),
+            "completion": " ".join(words[len(words) // 4 :]),
+        }
+        for words in fitting
+    ]
     data.with_name(f"pairs-{size}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    return model, data, lengths
+    return model, data, [min(longest, length) for length in lengths]
 
 
 def verdict(found: dict[str, Any], plain: dict[str, Any] | None) -> str:
@@ -188,7 +195,8 @@ def ledger(bench: Bench) -> dict[str, Any]:
         base = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     base.config.use_cache = False
     attach_adapter(base, Recipe(model_name_or_path="none", dataset="none", method="lora", output_dir="none"))
-    install_loss_head(base)
+    memory = None if bench.rehearse else torch.cuda.get_device_properties(bench.device).total_memory
+    install_loss_head(base, device_memory=memory)
     layer = base.model.layers[0]
     h, f = config.hidden_size, config.intermediate_size
     heads, groups = config.num_attention_heads, config.num_key_value_heads
@@ -284,10 +292,9 @@ def beside_trl(bench: Bench, size: str, method: str, levers: bool) -> dict[str, 
     """A row of ``benchmarks/against_trl.py`` as text: both sides' defaults, or both sides' levers."""
     import against_trl
 
-    try:
-        import trl  # noqa: F401
-    except ImportError:
-        raise Skipped("trl is not installed: pip install trl==1.16.0") from None
+    for package in ("trl", "liger-kernel") if levers else ("trl",):
+        if find_spec(package.replace("-", "_")) is None:
+            raise Skipped(f"{package} is not installed")
     model, data, _ = _inputs(bench, size)
     args = argparse.Namespace(
         model=str(model),
