@@ -297,7 +297,8 @@ def _summary(train: Samples) -> list[str]:
     lines = [f"{line}; good answers: {num_good}, bad ones: {len(train) - num_good}"]
     if num_good in (0, len(train)):
         missing = "bad" if num_good else "good"
-        lines.append(f"warning: there is no {missing} answer, and kto learns from what tells good answers from bad ones")
+        found = f"there is no {missing} answer, and kto learns from what tells good answers from bad ones"
+        lines.append(f"warning: {found}")
     return lines
 
 

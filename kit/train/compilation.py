@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from kit.config.recipe import Recipe
     from kit.strategy.accelerator import Prepared
 
-# Of the example, about. Beyond 4,096 tokens kernels sum in another way; still more would take memory that a run of short
-# samples does not need.
+# Of the example, about. Beyond 4,096 tokens kernels sum in another way; still more would take memory that a run of
+# short samples does not need.
 _NUM_TOKENS = 4608
 
 
