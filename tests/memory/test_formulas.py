@@ -53,13 +53,6 @@ def test_adamw_torch_holds_the_roots_of_all_second_moments_for_a_moment():
     assert predict(workload("llama-1b", "full", length=64)).tensors < 0.9 * memory.tensors
 
 
-def test_adamw_torch_holds_the_roots_of_all_second_moments_for_a_moment():
-    """Simulated on fake GPUs with ``foreach``: 24,716,021,052 bytes."""
-    memory = predict(workload("llama-1b", "full", length=64, optim="adamw_torch"))
-    assert memory.moment == "optimiser step" and memory.tensors == pytest.approx(24_716_021_052, rel=1e-3)
-    assert predict(workload("llama-1b", "full", length=64)).tensors < 0.9 * memory.tensors
-
-
 def test_a_copy_of_hybrid_sharding_takes_what_a_run_on_its_gpus_takes():
     for micro_batches, simulated in ((1, 17.968), (3, 20.433)):  # of 16 GPUs; the same as of fsdp2 on 8
         hybrid = workload("llama-8b", "full", HYBRID, 16, 4096, num_replicas=2, micro_batches=micro_batches)
@@ -98,7 +91,7 @@ def test_the_formulas_agree_with_what_other_kits_published():
     for row in compared:
         error = abs(predict(row.workload).tensors / GIB / row.gib - 1)
         assert (error > 0.1) == bool(row.memory_off), row.name  # a miss has a reason, and a reason is of a miss
-    assert sum(bool(row.memory_off) for row in compared) <= 4
+    assert sum(bool(row.memory_off) for row in compared) <= 5
 
 
 @pytest.mark.parametrize("strategy", [DDP, FSDP2, OFFLOAD], ids=lambda strategy: strategy.config)

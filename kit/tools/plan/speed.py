@@ -1,12 +1,15 @@
-"""The time of a step by formulas: operations, bytes moved and bytes sent, against what a GPU and its links can do.
+"""The time of a step by formulas: operations, bytes moved and bytes sent, against what a GPU and its links can do, and
+kernels, against what the host can launch.
 
 The bounds are a roofline's. A run reaches a part of them: ``EFFICIENCY`` says which, from published runs of other kits.
 Nothing here was measured on a GPU by this project, so every result is a range.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from kit.memory.activations import kept
+from kit.memory.formulas import chunk_tokens
 from kit.memory.operations import forward_operations_per_token, operations_per_token
 from kit.memory.workload import Workload
 from kit.tools.plan.hardware import GB, Gpu
@@ -22,10 +25,28 @@ LINK_SHARE = (0.5, 0.85)  # of a link's rate that collectives of a layer's size 
 RING_STEP = 4e-6  # seconds that a step of a ring takes whatever its bytes: assumed
 HOST_MEMORY = 100 * GB  # bytes per second of AdamW on the host, all processes of a machine together: assumed
 HOST_LINK = 20 * GB  # bytes per second between a GPU and the host, PCIe 4.0 x16 less its overhead: assumed
+LAUNCH_SECONDS = (5e-6, 12e-6)  # that the host takes to launch a kernel: assumed, and measured in FunASR's issue 3705
 SOURCE = (
     "datasheets, and shares fitted to runs that torchtitan (8 to 128 H100, 64 A100), torchtune (A100) and NeMo "
     "AutoModel (H100) published; benchmarks/plan_accuracy.py compares them"
 )
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Kernels that one layer of a Llama launches in a forward pass, and in its backward pass."""
+
+    forward: float
+    backward: float  # of frozen weights
+    backward_if_trained: float
+    of_adapter: tuple[float, float]  # of each adapted module, in both passes
+    of_conversion: tuple[float, float] = (1, 2)  # of each 4-bit matrix, in both passes
+
+
+# Counted on fake GPUs (``kit plan --simulate``, models of 1B, 3B and 8B), and in what inductor makes for a CPU.
+LAUNCHES = Launches(46, 74, 100, (3, 8))
+LAUNCHES_IF_FUSED = Launches(17, 25, 25, (2, 3))
+CHUNK_LAUNCHES = (20, 28)  # of a chunk of the loss head, if it is frozen and if it trains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +60,22 @@ class Step:
     optimiser: float  # and 4-bit weights that are converted for products
     sent: float  # collectives
     host: float  # offloaded weights and optimiser
+    launches: float  # of kernels, a number
     passes_share: float = 0.0  # of the shortest time: the passes without gradients, which all numbers above contain
 
     @property
     def seconds(self) -> tuple[float, float]:
         """The shortest and the longest time of the step.
 
-        At best all that is sent is hidden behind the computation; at worst a quarter of it is not.
+        At best all that is sent is hidden behind the computation; at worst a quarter of it is not. The GPU computes
+        while the host launches what follows, so the longer of the two counts.
         """
         fast = max(self.products / PRODUCTS[1] + self.elementwise, self.sent / LINK_SHARE[1])
         slow = self.products / PRODUCTS[0] + self.elementwise + self.sent / LINK_SHARE[0] / 4
         slow = max(slow, self.sent / LINK_SHARE[0])
-        return fast + self.optimiser + self.host, slow + self.optimiser + 2 * self.host
+        fast, slow = (time + self.optimiser for time in (fast, slow))
+        launching = [self.launches * seconds for seconds in LAUNCH_SECONDS]
+        return max(fast, launching[0]) + self.host, max(slow, launching[1]) + 2 * self.host
 
     @property
     def tokens_per_second(self) -> tuple[float, float]:
@@ -60,7 +85,9 @@ class Step:
 
     @property
     def bound(self) -> str:
-        """What takes longest: "arithmetic", "memory", "communication" or "host"."""
+        """What takes longest: "arithmetic", "memory", "communication", "host" or "launches"."""
+        if self.launches * LAUNCH_SECONDS[0] + self.host >= self.seconds[0]:
+            return "launches"
         parts = {
             "arithmetic": self.products / PRODUCTS[1],
             "memory": self.elementwise + self.optimiser,
@@ -83,6 +110,7 @@ def step(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | No
         optimiser=_optimiser_bytes(workload) / bandwidth,
         sent=collective_seconds(workload, gpu),
         host=_host_seconds(workload),
+        launches=_launches(workload),
     )
     alone = forward_pass(workload, gpu, supervised, seen) if workload.passes else None
     share = workload.passes * alone.seconds[0] / whole.seconds[0] if alone else 0.0
@@ -102,7 +130,32 @@ def forward_pass(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: fl
         optimiser=_conversion_bytes(workload, 1) / bandwidth,
         sent=_gathering_seconds(workload, gpu, 1),
         host=_host_forward_seconds(workload),
+        launches=workload.micro_batches * workload.shape.num_layers * _layer_launches(workload)[0],
     )
+
+
+def _launches(workload: Workload) -> float:
+    """Kernels that a step launches, but for those of its optimiser and of collectives."""
+    forward, backward = _layer_launches(workload)
+    passes = 1 + workload.passes + (1 if workload.gradient_checkpointing else 0)
+    trains = workload.method == "full"
+    chunks = math.ceil(workload.tokens / chunk_tokens(workload)) * (1 + workload.passes)
+    layers = workload.shape.num_layers * (forward * passes + backward)
+    return workload.micro_batches * (layers + chunks * CHUNK_LAUNCHES[trains])
+
+
+def _layer_launches(workload: Workload) -> tuple[float, float]:
+    """Kernels that a layer launches in a forward pass, and in its backward pass."""
+    known = LAUNCHES_IF_FUSED if workload.fuses else LAUNCHES
+    if workload.method == "full":
+        return known.forward, known.backward_if_trained
+    adapted = len(list(workload.shape.adapted(workload.lora_targets)))
+    converted = len(workload.shape.linears) if workload.method == "qlora" else 0
+    forward, backward = (
+        adapted * of_adapter + converted * of_conversion
+        for of_adapter, of_conversion in zip(known.of_adapter, known.of_conversion, strict=True)
+    )
+    return known.forward + forward, known.backward + backward
 
 
 def _elementwise_bytes(workload: Workload, supervised: float) -> float:

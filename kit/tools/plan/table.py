@@ -22,7 +22,7 @@ from kit.tools.plan.ask import Ask, Question
 from kit.tools.plan.hardware import Gpu
 from kit.tools.plan.lengths import Lengths
 from kit.tools.plan.search import MARGIN, Option, ScaledStep, fewest
-from kit.tools.plan.speed import SOURCE, forward_pass
+from kit.tools.plan.speed import SOURCE, Step, forward_pass
 from kit.visible import Layout, one_line
 
 GIB = 2**30
@@ -251,10 +251,19 @@ def data_line(lengths: Lengths, is_pairs: bool = False) -> str:
     return (
         f"data: {lengths.num_samples:,} {what} of {lengths.shortest:,} to {lengths.longest:,} tokens{each}, mean "
         f"{lengths.mean:,.0f}; of the computed tokens {lengths.padding:.1%} are padding and "
-        f"{lengths.supervised:.1%} are learned from; {lengths.num_shapes} shapes in {lengths.num_micro_batches:,} "
-        "micro-batches; "
+        f"{lengths.supervised:.1%} are learned from; {lengths.num_shapes} "
+        f"shape{'s' if lengths.num_shapes > 1 else ''} in {lengths.num_micro_batches:,} micro-batches; "
         f"a GPU waits {lengths.waiting:.0%} of the time for the one with the longest rows"
     )
+
+
+def _bound(step: Step, workload: Workload) -> str:
+    """What takes longest, and of the host what helps."""
+    if step.bound != "launches":
+        return step.bound
+    rows = "packing, or rows in a micro-batch" if not workload.packing else "packs in a micro-batch"
+    compiled = "" if workload.fuses else ", or --torch_compile true"
+    return f"the host, which launches {step.launches:,.0f} kernels for it: more {rows}{compiled} helps"
 
 
 def time_lines(
@@ -282,7 +291,7 @@ def time_lines(
     both = " of both halves of the pairs" if own.sequences == 2 else ""
     lines.append(
         f"time: {_figures(fast, 2)} to {_figures(slow, 2)} s a step of {tokens:,.0f} tokens{both}, padding included, "
-        f"{_range((low, high))} tokens/s per GPU{text}; bound by {step.bound}"
+        f"{_range((low, high))} tokens/s per GPU{text}; bound by {_bound(step, own)}"
     )
     if own.passes:
         lines.append(f"of it {step.passes_share:.0%} in {_passes(own)}")

@@ -95,3 +95,31 @@ def test_a_range_is_ordered():
     found = step(BASE, H100)
     assert 0 < found.seconds[0] < found.seconds[1]
     assert found.tokens_per_second == (found.tokens / found.seconds[1], found.tokens / found.seconds[0])
+
+
+def test_the_host_bounds_the_step_of_a_small_model_and_larger_micro_batches_or_compiled_layers_help():
+    small = replace(BASE, shape=find_shape("smollm2-135m"), strategy=SINGLE, num_gpus=1, length=128)
+    found = step(small, H100)
+    assert found.bound == "launches"
+    assert found.seconds[0] == pytest.approx(found.launches * 5e-6)
+    assert step(replace(small, rows=8), H100).tokens_per_second[1] > 7 * found.tokens_per_second[1]
+    assert step(replace(small, fuses=True), H100).launches < found.launches / 2
+    assert step(replace(BASE, method="lora"), H100).bound == "arithmetic"
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "checkpointing", "counted"),
+    [  # by kit.tools.plan.simulate: one GPU, one row of 4,096 tokens
+        ("llama-1b", "full", False, 2811),
+        ("llama-3b", "full", False, 4562),
+        ("llama-1b", "lora", False, 3468),
+        ("llama-1b", "lora", True, 4531),
+        ("llama-8b", "lora", False, 6604),
+        ("llama-1b", "qlora", False, 3795),
+        ("llama-3b", "qlora", False, 6399),
+    ],
+)
+def test_launches_are_within_a_twentieth_of_those_that_a_simulation_counts(name, method, checkpointing, counted):
+    one = {"strategy": SINGLE, "num_gpus": 1, "gradient_checkpointing": checkpointing}
+    found = step(replace(BASE, shape=find_shape(name), method=method, **one), H100)
+    assert found.launches == pytest.approx(counted, rel=0.05)
