@@ -220,9 +220,9 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     # The last layer's output, the last norm, and the states of supervised tokens.
     last = (16 if autocast else 5 * plain) * shape.hidden_size
     kept_bytes = tokens * (shape.num_layers * held(workload) + last)
-    copies = 0.0  # of float32 weights in bf16, which autograd keeps for the backward pass
-    if workload.bf16 and not workload.sharded and not workload.gradient_checkpointing:
-        copies = 2 * (shape.num_layers * shape.layer_linear_weights if autocast else workload.adapter_parameters)
+    copies = 0.0  # of the adapters' float32 weights in bf16, which autograd keeps for the backward pass
+    if workload.bf16 and not workload.sharded and not workload.gradient_checkpointing and not autocast:
+        copies = 2 * workload.adapter_parameters
     if workload.loss != "chunks":
         # Logits in bf16, in float32, their log-softmax and its gradient; or, in eight chunks, logits in bf16 that give
         # way to their gradients, and one chunk in float32.
@@ -270,8 +270,9 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
             extra = 2 * head if shape.tied else 0.0  # the head's gradient waits for that of the embedding
             gradients = reducing + (4 * matrix if full else 0)
         elif is_autocast(workload):
-            num_copied = shape.num_layers if is_last and not workload.gradient_checkpointing else 1
-            extra = 2 * num_copied * shape.layer_linear_weights + (6 * matrix if _accumulates(workload) else 0)
+            # Weights as autocast has cast them: with checkpointing those of the layer, else the one that is cast again.
+            extra = 2 * (shape.layer_linear_weights if workload.gradient_checkpointing else matrix)
+            extra += 6 * matrix if _accumulates(workload) else 0
             extra += 4 * head if shape.tied else 0.0
         # FSDP has gathered the layer before already, so the second layer counts rather than the first. With
         # checkpointing the layer's own input is there too; with autocast it is among what the layer keeps.

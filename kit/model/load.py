@@ -47,6 +47,7 @@ from kit.model.parts import aux_loss_coef, check_parts
 from kit.model.plan import LoadPlan
 from kit.model.reach import belongs_to_selector, freeze_unreached_parts
 from kit.model.token_rows import add_rows
+from kit.model.trained_linear import install_trained_linear
 
 _FINGERPRINT_BYTES = 1 << 20  # read at the beginning and at the end of each weight file
 
@@ -242,6 +243,8 @@ def build_model(
     freeze_unreached_parts(base)
     if settings.method == "full":  # everything was loaded in float32
         _cast_frozen(model, getattr(torch, plan.compute_dtype))
+        if not settings.gradient_checkpointing:  # with it there are the copies of one layer at a time
+            install_trained_linear(model)
     router_coef = aux_loss_coef(base, router_aux_loss_coef)
     install_loss_head(base, router_aux_loss_coef=router_coef, device_memory=plan.device_memory)
     turn_off_cudnn_if_masked(config, attention, packing, router_loss=router_coef > 0)

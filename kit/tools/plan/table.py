@@ -435,8 +435,7 @@ def explanation(option: Option) -> list[str]:
         f"  gathered weights       of FSDP, two layers in {dtype}, and the head while the loss is computed",
         f"  dequantised weights    of qlora, the largest matrix of a layer in {dtype}",
         "  logits                 of one chunk in float32, with its gradient: kit/model/chunks.py",
-        "  activations            what autograd keeps of each layer, by kit/memory/activations.py; of autocast also "
-        "the bf16 copies of the weights",
+        "  activations            what autograd keeps of each layer, by kit/memory/activations.py",
         *(f"  {name:<22} assumed {reason}" for name, reason in ASSUMED.items()),
         "The formulas agree within 5 % with the kit's own step on fake tensors, and within 10 % with what other kits "
         "published for theirs: benchmarks/plan_accuracy.py.",

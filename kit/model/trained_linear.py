@@ -1,0 +1,48 @@
+"""Linear layers with trained float32 weights under autocast, which keep no copy of their weights for the backward pass.
+
+Autocast casts a weight to bf16 for each product, and autograd keeps the copy: 2 bytes a parameter of all layers, until
+their backward pass. Here the backward pass casts the weight again.
+
+Promises: outputs and gradients are those of ``torch.nn.Linear``. Without autocast, and where sharding gives the layer
+its weight in bf16 already, that is what computes them.
+"""
+
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+class _CastLinear(torch.autograd.Function):
+    """y [..., o] from x [..., i] in bf16, ``weight`` [o, i] in float32 and a bias [o] in bf16, or None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight.to(x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        dy = arriving[0].reshape(-1, arriving[0].shape[-1])  # [N, o]
+        dx = (dy @ weight.to(dy.dtype)).view(x.shape) if ctx.needs_input_grad[0] else None
+        dw = (dy.t() @ x.reshape(-1, x.shape[-1])).to(weight.dtype)
+        return dx, dw, dy.sum(dim=0) if ctx.needs_input_grad[2] else None
+
+
+def install_trained_linear(model: torch.nn.Module) -> None:
+    """Let the function compute the trained linear layers of ``model``, but for its output head, which has its own."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    for module in model.modules():
+        # Subclasses may compute something else.
+        if type(module) is torch.nn.Linear and module is not head and module.weight.requires_grad:
+            module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
+
+
+def _forward(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or self.weight.dtype != torch.float32:
+        return F.linear(x, self.weight, self.bias)
+    dtype = torch.get_autocast_dtype(kind)
+    return _CastLinear.apply(x.to(dtype), self.weight, None if self.bias is None else self.bias.to(dtype))

@@ -1,0 +1,73 @@
+"""Trained float32 linear layers under autocast compute what torch's do, and keep no copy of their weights."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kit.model.trained_linear import install_trained_linear
+
+
+def models(**config):
+    """A small Llama as it is, and a copy in which the function is installed."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "vocab_size": 96}
+    plain = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes, **config))
+    ours = deepcopy(plain)
+    install_trained_linear(ours)
+    return plain, ours
+
+
+def trained(model, autocast=True):
+    """The hidden states, and all gradients."""
+    ids = torch.arange(60).view(3, 20)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    hidden.float().pow(2).mean().backward()
+    return [hidden, *(p.grad for p in model.model.parameters())]
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_hidden_states_and_gradients_are_those_of_torch_bit_for_bit(has_bias, autocast):
+    plain, ours = (trained(model, autocast) for model in models(attention_bias=has_bias, mlp_bias=has_bias))
+    assert len(plain) == len(ours)
+    for one, other in zip(plain, ours, strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+
+
+def test_no_copy_of_a_weight_is_kept_for_the_backward_pass():
+    def kept_bytes(model):
+        kept, parameters = {}, {p.data_ptr() for p in model.parameters()}
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            trained(model)
+        return sum(kept.values())
+
+    plain, ours = models()
+    weights = sum(m.weight.numel() for m in plain.model.modules() if isinstance(m, torch.nn.Linear))
+    assert kept_bytes(plain) - kept_bytes(ours) == 2 * weights
+
+
+def test_a_layer_compiles_to_one_graph_with_the_same_gradients():
+    plain, ours = models()
+    for layer in ours.model.layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+    for one, other in zip(trained(plain), trained(ours), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_frozen_layers_and_the_head_keep_their_own_forward():
+    plain, _ = models()
+    frozen = plain.model.layers[0].mlp.up_proj
+    frozen.weight.requires_grad_(False)
+    install_trained_linear(plain)
+    assert "forward" not in vars(frozen) and "forward" not in vars(plain.lm_head)
+    assert "forward" in vars(plain.model.layers[0].mlp.down_proj)
