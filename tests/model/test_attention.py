@@ -427,6 +427,7 @@ def test_padding_on_the_right_needs_a_mask_only_where_a_token_could_see_it(confi
 
 @pytest.fixture
 def cudnn_is_on():
+    torch.backends.cuda.enable_cudnn_sdp(True)  # a model that another test built may have turned it off
     yield torch.backends.cuda.cudnn_sdp_enabled
     torch.backends.cuda.enable_cudnn_sdp(True)
 
