@@ -47,7 +47,7 @@ def test_a_few_steps_of_the_recipe_raise_margin_accuracy_and_exact_match(finetun
     finetune.defaults = {"recipe": "tiny-dpo"}
     run = finetune.ok("run", max_steps=12, warmup_steps=2, max_eval_samples=32)
     before, after = before_and_after(run)
-    assert before["eval_rewards/margins"] == before["eval_rewards/accuracies"] == 0  # the model is the reference
+    assert abs(before["eval_rewards/margins"]) < 1e-5  # the model is the reference
     assert after["eval_rewards/margins"] > 0.02 and after["eval_rewards/accuracies"] > 0.8
     assert after["eval_exact_match"] > before["eval_exact_match"] + 0.2
     for path in ("final", "checkpoints/step-00000012"):  # the reference is the adapter it began with, not the base
