@@ -183,10 +183,13 @@ def run_ranks(
     for child in children:
         child.start()
     try:
-        while meanwhile and any(child.is_alive() for child in children) and not meanwhile(children):
+        end = time.monotonic() + deadline_seconds
+        alive = children
+        while meanwhile and alive and time.monotonic() < end and not meanwhile(children):
             time.sleep(0.02)
+            alive = [child for child in children if child.is_alive()]
         for child in children:
-            child.join(deadline_seconds)
+            child.join(max(0, end - time.monotonic()))
             assert child.exitcode is not None, f"no end within {deadline_seconds} s:\n{log.read_text()}"
             if child.exitcode:
                 break  # the others may wait for it in a collective

@@ -21,7 +21,7 @@ REST = [
 @pytest.mark.parametrize("parts", matrix([IN_ONE_PROCESS], rest=[*WITH_RUNS, *REST]))
 def test_a_rehearsal_runs_through_and_its_page_says_that_no_gpu_was_measured(tmp_path, parts):
     command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--out", str(tmp_path), "--rehearse", "--part"]
-    done = subprocess.run([*command, *parts.split()], capture_output=True, text=True, timeout=900)
+    done = subprocess.run([*command, *parts.split()], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     records = [json.loads((tmp_path / f"{part}.json").read_text()) for part in parts.split()]
     # What only a GPU, or a package that is not installed, can show has a reason.
