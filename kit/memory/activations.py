@@ -10,7 +10,7 @@ result of tanh where scores are capped: 6 or 8 bytes for each head and pair of t
 weights                                   bytes per token
 ========================================  ========================================================
 trained, gathered in bf16 (FSDP)          16h + 4q + 4k + 8f + 4H + 8
-trained in float32, autocast to bf16      26h + 4q + 4k + 8f + 4H + 8; the stream between layers is float32
+trained in float32, autocast to bf16      20h + 4q + 4k + 8f + 4H + 8; the stream between layers is float32
 trained in float32, no autocast           24h + 8q + 8k + 16f + 4H + 8
 frozen in bf16, adapters                  12h + 4q + 4k + 8f + 2r for each adapted module + 4H + 8
 ========================================  ========================================================
@@ -39,8 +39,8 @@ def kept(workload: Workload) -> int:
             norm, casts = 12 * h, 0
         elif workload.sharded or workload.pure_bf16:
             norm, casts = 8 * h, 0
-        else:  # q, k, v, gate and up each cast their input
-            norm, casts = 8 * h, 10 * h
+        else:  # q, k and v share one cast of their input, gate and up another
+            norm, casts = 8 * h, 4 * h
         bytes_ = shape.num_norms * norm + casts + common
     else:
         norm = 4 * h + plain * h if workload.bf16 else 8 * h
@@ -87,13 +87,13 @@ def _fused(workload: Workload) -> int:
     """What compiled layers do not keep, as counted in graphs of inductor (benchmarks/results/2026-11-24-compile.md).
 
     That is one of the feed-forward part's four tensors, the float32 copies of the norms, in place of which their inputs
-    are kept, and under autocast all but one of the casts of each norm's result.
+    are kept, and under autocast the casts of each norm's result.
     """
     h = workload.shape.hidden_size
     if workload.method != "full":
         norm, casts = 2 * h if workload.bf16 else 0, 0
     elif is_autocast(workload):
-        norm, casts = 3 * h, 10 * h
+        norm, casts = 3 * h, 4 * h
     else:
         norm, casts = 4 * h, 0
     return workload.shape.num_norms * norm + casts + workload.compute_bytes * workload.shape.intermediate_size

@@ -47,7 +47,7 @@ from kit.model.parts import aux_loss_coef, check_parts
 from kit.model.plan import LoadPlan
 from kit.model.reach import belongs_to_selector, freeze_unreached_parts
 from kit.model.token_rows import add_rows
-from kit.model.trained_linear import install_trained_linear
+from kit.model.trained_linear import install_shared_casts, install_trained_linear
 
 _FINGERPRINT_BYTES = 1 << 20  # read at the beginning and at the end of each weight file
 
@@ -243,6 +243,7 @@ def build_model(
     freeze_unreached_parts(base)
     if settings.method == "full":  # everything was loaded in float32
         _cast_frozen(model, getattr(torch, plan.compute_dtype))
+        install_shared_casts(model)
         if not settings.gradient_checkpointing:  # with it there are the copies of one layer at a time
             install_trained_linear(model)
     router_coef = aux_loss_coef(base, router_aux_loss_coef)

@@ -1,10 +1,11 @@
 """Linear layers with trained float32 weights under autocast, which keep no copy of their weights for the backward pass.
 
 Autocast casts a weight to bf16 for each product, and autograd keeps the copy: 2 bytes a parameter of all layers, until
-their backward pass. Here the backward pass casts the weight again.
+their backward pass. Here the backward pass casts the weight again. Layers that read one input share one cast of it.
 
-Promises: outputs and gradients are those of ``torch.nn.Linear``. Without autocast, and where sharding gives the layer
-its weight in bf16 already, that is what computes them.
+Promises: outputs are those of ``torch.nn.Linear``, and so are gradients, but that the gradients of a shared input are
+added up in bf16 instead of float32. Without autocast, and where sharding gives the layer its weight in bf16 already,
+nothing changes.
 """
 
 from types import MethodType
@@ -38,6 +39,27 @@ def install_trained_linear(model: torch.nn.Module) -> None:
         # Subclasses may compute something else.
         if type(module) is torch.nn.Linear and module is not head and module.weight.requires_grad:
             module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
+
+
+def install_shared_casts(model: torch.nn.Module) -> None:
+    """Let autocast cast the input of queries, keys and values once, and that of gate and up, where they are trained."""
+    for module in model.modules():
+        for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+            layers = [getattr(module, name, None) for name in names]
+            if all(type(layer) is torch.nn.Linear and layer.weight.requires_grad for layer in layers):
+                module.register_forward_pre_hook(_cast_input, with_kwargs=True)
+
+
+def _cast_input(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    """Cast the hidden states, the first argument or the one of that name, as autocast would for each layer."""
+    states = args[0] if args else kwargs.get("hidden_states")
+    if not isinstance(states, torch.Tensor) or states.dtype != torch.float32:
+        return None
+    kind = states.device.type
+    if not torch.is_autocast_enabled(kind):
+        return None
+    states = states.to(torch.get_autocast_dtype(kind))
+    return ((states, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": states})
 
 
 def _forward(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:

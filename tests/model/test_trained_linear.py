@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kit.model.trained_linear import install_trained_linear
+from kit.model.trained_linear import install_shared_casts, install_trained_linear
 
 
 def models(**config):
@@ -56,8 +56,43 @@ def test_no_copy_of_a_weight_is_kept_for_the_backward_pass():
     assert kept_bytes(plain) - kept_bytes(ours) == 2 * weights
 
 
+def test_a_shared_cast_changes_the_rounding_of_gradients_under_autocast_and_nothing_else():
+    plain, ours = models()
+    install_trained_linear(plain)
+    install_shared_casts(ours)
+    exact = trained(deepcopy(plain), autocast=False)
+    assert all(map(torch.equal, trained(deepcopy(ours), autocast=False), exact))
+    (hidden, *theirs), (same, *gradients) = trained(plain), trained(ours)
+    assert torch.equal(hidden, same)
+    for one, other, reference in zip(gradients, theirs, exact[1:], strict=True):
+        errors = [(each - reference).norm() / reference.norm() for each in (one, other)]
+        assert one.dtype == torch.float32 and errors[0] < 1.15 * errors[1]
+
+
+def test_layers_that_read_one_input_keep_one_cast_of_it():
+    """In a layer, of five casts of 64 values in bf16 two are left."""
+
+    def num_casts(model):
+        casts = set()
+
+        def pack(tensor):
+            if tensor.shape[-1] == 64 and tensor.dtype == torch.bfloat16 and tensor.numel() == 60 * 64:
+                casts.add(tensor.untyped_storage().data_ptr())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            trained(model)
+        return len(casts)
+
+    plain, ours = models()
+    install_shared_casts(ours)
+    assert num_casts(plain) - num_casts(ours) == 2 * 3
+
+
 def test_a_layer_compiles_to_one_graph_with_the_same_gradients():
     plain, ours = models()
+    for model in (plain, ours):
+        install_shared_casts(model)
     for layer in ours.model.layers:
         layer.compile(backend="aot_eager", fullgraph=True)
     for one, other in zip(trained(plain), trained(ours), strict=True):
