@@ -178,6 +178,11 @@ ROWS = [
         "model/compile strategy/compiler train/compilation",
         "`--torch_compile`, and the refusal of a machine that cannot compile",
     ),
+    Row(
+        "kernels of some GPUs",
+        "strategy/kernels",
+        "a reason, before weights are read, where FlashAttention 3 cannot run",
+    ),
     Row("exports and merges", "export/checkpoint", "a checkpoint as a model, an adapter merged into its base"),
     Row("drift of a merge", "export/drift", "`--measure_drift`"),
 ]

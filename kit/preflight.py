@@ -33,6 +33,7 @@ from kit.run.identity import identity
 from kit.run.resume import permutation_of_run
 from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
 from kit.strategy.agreement import Fact
+from kit.strategy.kernels import check_kernels, describe_kernels
 from kit.strategy.precision import describe_precision
 from kit.strategy.topology import Topology, check_router_loss
 
@@ -140,11 +141,12 @@ def check(
                 problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
                 plan = plan_record(workload, topology)
             problems += check_strategy(topology, meta_model)
+            problems += check_kernels(recipe, topology)
             if recipe.torch_compile:
                 problems += check_compile(meta_model, layer_classes(topology, meta_model))
             if not problems:  # it needs adapters that fit
                 problems += check_adapter_units(topology, recipe, meta_model)
-            notes += describe_precision(topology, launch.config, recipe.method)
+            notes += describe_precision(topology, launch.config, recipe.method) + describe_kernels(recipe)
             if not recipe.packing:  # packs are refused
                 size = recipe.per_device_train_batch_size
                 rows = size if size == "auto" else size * recipe.declared.sequences_per_sample

@@ -164,9 +164,9 @@ def _conflicts_of_objective(recipe: Recipe) -> list[Conflict]:
 def _conflicts_of_attention(recipe: Recipe) -> list[Conflict]:
     """Conflicts of ``attn_implementation`` with ``packing``."""
     kernel, keys = recipe.attn_implementation, ("attn_implementation", "packing")
-    if kernel == "varlen" and not recipe.packing:
+    if kernel in ("varlen", "flash_attention_3") and not recipe.packing:
         fix = "--attn_implementation auto; or --packing true, which makes batches of other samples"
-        return [Conflict(keys, "varlen without packing", fix)]
+        return [Conflict(keys, f"{kernel} without packing", fix)]
     if kernel == "flash_attention_2" and recipe.packing:
         fix = "--attn_implementation auto: it takes varlen, which needs no other package"
         return [Conflict(keys, "flash_attention_2 with packing", fix)]

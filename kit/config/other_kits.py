@@ -80,6 +80,7 @@ _ANSWERS = {
     "use attn_implementation": "attention attn_impl sdp_attention eager_attention attn_type",
     "not offered: attn_implementation lists the kernels": """
         flex_attention xformers_attention s2_attention shift_attn sage_attention use_sage_attention ring_attn_func""",
+    "use --attn_implementation flash_attention_3, with --packing": "flash_attention_3 use_flash_attention_3",
     "use --attn_implementation flash_attention_2; the default needs no package": """
         flash_attn flash_attention use_flash_attention_2 use_flash_attn flash_attention_2""",
     _VISION: """

@@ -15,6 +15,7 @@ Promises:
 - A packed call is refused if it has a mask or a cache, or an option of attention that would be ignored.
 - A model whose attention does not use this function fails at the mask, which is not a tensor. It never runs unmasked.
 - On a CPU, in float32, and on GPUs before Ampere a loop over the samples gives the same result.
+- On a GPU the kernel is the one in torch, FlashAttention 2, or after ``use_flash_attention_3`` that of its package.
 """
 
 from collections.abc import Iterator
@@ -24,11 +25,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from kit.errors import Problem, UserError, first_line
 
 # The name must contain "sdpa": then transformers applies its checks for sdpa, and refuses a model without support.
 VARLEN = "sdpa_varlen"
@@ -44,6 +48,28 @@ def register_varlen() -> None:
     """Register ``VARLEN`` with transformers; models built after this call may use it."""
     AttentionInterface.register(VARLEN, varlen_attention)
     AttentionMaskInterface.register(VARLEN, LazyMask)
+
+
+def use_flash_attention_3() -> None:
+    """Let the FlashAttention 3 of its package compute what FlashAttention 2 of torch would, in this process.
+
+    That is packed attention, and sdpa where it takes a flash kernel. Results differ by rounding.
+
+    Raises:
+        UserError: the package cannot be imported, or has not the kernels that torch looks for.
+    """
+    try:
+        activate_flash_attention_impl("FA3")
+    except (ImportError, OSError, RuntimeError) as error:  # a library of another CUDA or torch raises each of them
+        found = f"flash_attn_interface is installed but broken ({first_line(error)})"
+        raise UserError(Problem("attn_implementation", found, fix="--attn_implementation auto")) from None
+
+
+def packed_kernel(query: torch.Tensor) -> str:
+    """Return what computes packed attention for the device and dtype of ``query``, in words."""
+    if not has_kernel(query):
+        return "varlen by a loop over the samples"
+    return "varlen by FlashAttention 3" if current_flash_attention_impl() == "FA3" else "varlen"
 
 
 def needs_mask(config: Any) -> bool:

@@ -5,7 +5,7 @@ Promises: a run in float32 on a GPU says so, with the reason and what changes it
 
 from kit.config.other_kits import FLOAT32
 from kit.errors import Problem
-from kit.strategy.topology import Topology
+from kit.strategy.topology import Topology, gpus_of
 
 _MACOS_WITH_BF16 = 14
 _BF16_FROM = 8  # major compute capability
@@ -50,11 +50,7 @@ def _gpu_without_bf16(topology: Topology) -> str:
 
     if topology.device_type == "mps":
         return "" if torch.backends.mps.is_macos_or_newer(_MACOS_WITH_BF16, 0) else "MPS"
-    if topology.device_type != "cuda" or torch.version.hip:
-        return ""
-    # By their properties: asking a GPU itself would take memory of each in every process.
-    gpus = [torch.cuda.get_device_properties(i) for i in range(min(topology.num_processes, torch.cuda.device_count()))]
-    return next((gpu.name for gpu in gpus if gpu.major < _BF16_FROM), "")
+    return next((gpu.name for gpu in gpus_of(topology) if gpu.major < _BF16_FROM), "")
 
 
 def _gpu_name(topology: Topology) -> str:

@@ -222,3 +222,13 @@ def gpu_memory(topology: Topology) -> int | None:
 
     sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
     return min(sizes, default=None)
+
+
+def gpus_of(topology: Topology) -> list[Any]:
+    """Return the properties of this machine's NVIDIA GPUs that the run uses; nothing on other devices."""
+    import torch
+
+    if topology.device_type != "cuda" or torch.version.hip:
+        return []
+    # By their properties: asking a GPU itself would take memory of each in every process.
+    return [torch.cuda.get_device_properties(i) for i in range(min(topology.num_processes, torch.cuda.device_count()))]

@@ -461,6 +461,11 @@ def varlen_without_packing(world):
     return "finetune --attn_implementation varlen"
 
 
+@case("kit/strategy/kernels.py:check_kernels")
+def flash_attention_3_on_a_cpu(world):
+    return "finetune --attn_implementation flash_attention_3 --packing"
+
+
 @case("kit/config/conflicts.py:_conflicts_of_attention#2", then="needs flash_attn")
 def flash_attention_with_packing(world):
     return "finetune --attn_implementation flash_attention_2 --packing"

@@ -42,6 +42,7 @@ UNTYPED = {
     "kit/lock.py:check_free": "a lock file of another user: root, who runs tests, may read all",
     "kit/strategy/debugging.py:record": "another folder, where this one cannot be written to",
     "kit/strategy/precision.py:check_precision": "a GPU without bf16",
+    "kit/model/attention.py:use_flash_attention_3": "a package that is installed but broken",
     "kit/memory/fit.py:memory_problems": "a GPU that is too small: tests/memory/test_fit.py holds that the advice fits",
     "kit/memory/advice.py:explain": "a run that ran out of memory: tests/memory/test_advice.py",
     "kit/hub.py:refusal#1": "a page of the hub to read",

@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kit.config.settings.model import ModelSettings
+from kit.config.recipe import Recipe
 from kit.console import silence_libraries
-from kit.errors import Problem, first_line
+from kit.errors import Problem, UserError, first_line, raise_if
 from kit.memory.needs import RunNeeds
 from kit.memory.sizes import format_bytes, has_8_bit_moments
+from kit.strategy.kernels import check_kernels
 from kit.strategy.precision import check_precision, describe_precision
 from kit.strategy.topology import Topology
 from kit.tools.doctor.result import Result, of_problems, ok
@@ -141,15 +142,22 @@ def check_four_bit(method: str, optim: str, device: str) -> Result:
     return result
 
 
-def check_attention(settings: ModelSettings, packing: bool, config: Any, topology: Topology) -> Result:
+def check_attention(settings: Recipe, packing: bool, config: Any, topology: Topology) -> Result:
     """Try each attention backend, and report which one the run takes; fail if the recipe asks for one that fails.
 
     Args:
         config: of the model; None if it could not be opened.
     """
-    from kit.model.attention import VARLEN, has_kernel  # transformers takes seconds
+    # transformers takes seconds
+    from kit.model.attention import VARLEN, has_kernel, packed_kernel, use_flash_attention_3
     from kit.model.load import attention_of
 
+    if settings.attn_implementation == "flash_attention_3":
+        try:
+            raise_if(check_kernels(settings, topology))
+            use_flash_attention_3()
+        except UserError as error:
+            return of_problems("attention", error.problems, "")
     device = topology.device_type
     dtype = torch.bfloat16 if topology.mixed_precision == "bf16" else torch.float32
     query = _random(0, 1, 4, 32, 64).to(device, dtype)  # [batch, heads, tokens, head size]
@@ -159,8 +167,9 @@ def check_attention(settings: ModelSettings, packing: bool, config: Any, topolog
         return ok("attention", found)
     taken = attention_of(settings, config, packing)
     if taken == VARLEN:
-        taken = "varlen" if has_kernel(query[0]) else "varlen by a loop over the samples"
-    backend = {"flash_attention_2": "flash_attn package", "flex_attention": "flex"}.get(taken, taken)
+        backend, taken = "varlen" if has_kernel(query[0]) else "", packed_kernel(query[0])
+    else:
+        backend = {"flash_attention_2": "flash_attn package", "flex_attention": "flex"}.get(taken, taken)
     if backend in _BACKENDS and backend not in works:
         return Result("attention", "fail", f"{backend} does not run here; {found}", "--attn_implementation auto")
     return ok("attention", f"{found}; the run takes {taken}")
