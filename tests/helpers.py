@@ -35,16 +35,16 @@ def matrix(cases: Iterable[Any], always: int = 1, rest: Iterable[Any] = ()) -> l
     """Cases for ``parametrize``.
 
     Args:
-        cases: what CI runs, the most telling ones first.
-        always: how many of ``cases`` the default tier runs too.
-        rest: what runs before a release; those that are among ``cases`` too are left out.
+        cases: the most telling ones first.
+        always: how many of ``cases`` the default tier runs. The next one is in the long tier, which CI runs beside it.
+        rest: what runs before a release, as the other ``cases`` do; those that are among these are left out.
     """
     cases = list(cases)
-    marks = [()] * always + [(pytest.mark.slow, pytest.mark.long)] * (len(cases) - always)
-    others = [case for case in rest if case not in cases]
-    marks += [(pytest.mark.slow, pytest.mark.release)] * len(others)
-    params = [case if isinstance(case, tuple) else (case,) for case in [*cases, *others]]
-    return [pytest.param(*case, marks=own) for case, own in zip(params, marks, strict=True)]
+    others = [*cases[always + 1 :], *(case for case in rest if case not in cases)]
+    params = [(case, ()) for case in cases[:always]]
+    params += [(case, (pytest.mark.slow, pytest.mark.long)) for case in cases[always : always + 1]]
+    params += [(case, (pytest.mark.slow, pytest.mark.release)) for case in others]
+    return [pytest.param(*case if isinstance(case, tuple) else (case,), marks=marks) for case, marks in params]
 
 
 def make_model(folder: Path, **changes: Any) -> Path:
