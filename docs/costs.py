@@ -148,8 +148,8 @@ ROWS = [
     ),
     Row(
         "hints, also for words of other kits",
-        "config/hints config/other_kits",
-        "what to type instead of a flag of TRL, axolotl or DeepSpeed",
+        "config/hints config/other_kits config/other_files",
+        "what to type instead of a flag of TRL, axolotl or DeepSpeed; files of other kits recognised",
     ),
     Row(
         "the same command continues the run",

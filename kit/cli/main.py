@@ -23,7 +23,7 @@ from kit.console import guard_libraries, show, show_error
 from kit.errors import Problem, UserError, did_you_mean
 
 SCRIPTS = "train score export".split()
-COMMANDS = "recipes doctor plan inspect prepare rates report cache verify-resume".split()
+COMMANDS = "recipes convert doctor plan inspect prepare rates report cache verify-resume".split()
 SLOW_TO_IMPORT = "doctor inspect prepare rates".split()
 _CHAT = "docs/questions.md#talk-to-the-result has a few lines of Python that do"
 # Words of other kits, and what does their work. No guess by spelling can find these.
@@ -40,7 +40,6 @@ ANSWERS = {
     **dict.fromkeys(("sweep", "tune", "lr-find", "find-lr", "lr"), "kit rates"),
     "push": "hf upload OWNER/NAME runs/NAME/final uploads a model",
     "upload": "hf upload OWNER/NAME runs/NAME/final uploads a model",
-    "convert": "kit export CHECKPOINT --output_dir model makes a model folder, which converters to other formats take",
 }
 
 

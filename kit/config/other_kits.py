@@ -5,14 +5,14 @@ They are those of transformers' ``TrainingArguments``, TRL, axolotl, LLaMA-Facto
 
 from typing import Any
 
-_REWARDS = (
+REWARDS = (
     "not offered: nothing learns from rewards, or from answers that the model generates; objective lists what does"
 )
-_PARALLEL = "docs/parallelism.md has the reason, and what does its work here"
-_DEEPSPEED = f"DeepSpeed is not offered; use --config fsdp; {_PARALLEL}"
+PARALLEL = "docs/parallelism.md has the reason, and what does its work here"
+_DEEPSPEED = f"DeepSpeed is not offered; use --config fsdp; {PARALLEL}"
 _DIMENSIONS = {"tensor": "tp", "context": "cp", "sequence": "sp", "pipeline": "pp", "expert": "ep"}
 _NOT_OFFERED = {
-    spelling: f"{name} parallelism is not offered; {_PARALLEL}"
+    spelling: f"{name} parallelism is not offered; {PARALLEL}"
     for name, short in _DIMENSIONS.items()
     for spelling in (
         *(short, f"{short}_size", f"{name}_parallel", f"{name}_parallel_size", f"{name}_parallel_degree"),
@@ -31,9 +31,10 @@ GGUF = "a GGUF file holds weights for inference; take the model that it was made
 _MIXTURE = "use dataset: a list of {path: ..., weight: ...}"
 _OPTIMISERS = "not offered: optim lists the optimisers; adamw_8bit takes the least memory"
 _LORA = "not offered: adapters are LoRA, also with use_rslora or use_dora"
-_KERNELS = (
-    "not offered: layers run as transformers has them; the loss is computed in chunks, without all logits at once"
-)
+KERNELS = "not offered: layers run as transformers has them; the loss is computed in chunks, without all logits at once"
+OFFLOADING = "not offered: use gradient_checkpointing, or --config fsdp_offload"
+FP8 = "not offered: fp8 needs layers of another library"
+ONE_LOOP = "not offered: one loop, on Accelerate"
 _TOKENIZER = "the tokenizer is that of the model, as it is; use new_tokens to add tokens, chat_template for a template"
 _VISION = "text only: towers for images and sound stay as they are (docs/models.md)"
 _UPLOAD = "a run uploads nothing; afterwards `hf upload OWNER/NAME runs/NAME/final` does"
@@ -114,7 +115,8 @@ _ANSWERS = {
         trainable_parameters""",
     "use freeze": "freeze_layers freeze_parameters frozen_parameters",
     _MERGE: "merge_lora create_new_adapter lora_on_cpu merge_method merge_weights save_merged",
-    "not offered: methods are full, lora and qlora": "use_llama_pro mixture_of_depths qat relora",
+    "not offered: methods are full, lora and qlora": """
+        use_llama_pro mixture_of_depths qat relora use_onebitllms quantizer""",
     # --- the data
     "use dataset": """
         datasets dataset_name dataset_path train_file train_files train_dataset train_data train_path
@@ -237,16 +239,19 @@ _ANSWERS = {
     "use gradient_checkpointing: selective": "selective_checkpointing",
     "leave it out: checkpointing is never reentrant": """
         gradient_checkpointing_kwargs activation_checkpointing_kwargs use_reentrant_gc use_reentrant""",
-    "not offered: use gradient_checkpointing, or --config fsdp_offload": """
+    OFFLOADING: """
         activation_offloading enable_activation_offloading cpu_offload offload layer_offloading offload_folder""",
     "use torch_compile": "compile use_compile compile_model enable_compile",
     "use torch_compile: layers are compiled by inductor, in its default mode": """
         torch_compile_backend torch_compile_mode torch_compile_options dynamo_backend dynamo_mode""",
-    _KERNELS: """
+    KERNELS: """
         use_liger_kernel enable_liger_kernel use_liger liger liger_kernel_config use_unsloth use_unsloth_gc
         cut_cross_entropy
         dpo_use_liger_kernel use_liger_loss
         use_kernels use_kernel lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel tiled_mlp plugins
+        flash_optimum flex_attn_compile_kwargs gemma4_hybrid_attn_impl use_dsv4_kernels use_glm_dsa_kernels
+        dsv4_fp4_grouped_mode pretrain_multipack_attn expert_parallel_num_nvl_bytes expert_parallel_token_capacity
+        expert_parallel_backend llama4_linearized_experts heads_k_stride
         chunked_cross_entropy use_v1_kernels kernel_config use_scattermoe use_sonicmoe fused_attn_kernel""",
     # --- evaluation, output
     "use eval_on_start": "eval_on_begin eval_before_training sanity_check",
@@ -270,7 +275,7 @@ _ANSWERS = {
     "use max_new_tokens": "generation_max_length max_gen_length eval_max_new_tokens",
     _GENERATE: """
         eval_num_beams num_beams temperature top_p top_k do_sample infer_backend infer_dtype use_cache
-        use_kv_cache""",
+        use_kv_cache eval_table_size generate_samples""",
     "use output_dir": "out_dir save_dir logging_dir output_path output output_folder log_dir save_path",
     "use overwrite_output_dir": "overwrite",
     "use resume_from_checkpoint (default auto)": """
@@ -281,7 +286,8 @@ _ANSWERS = {
     "use run_name": "wandb_name wandb_run_name trackio_run_name wandb_run experiment_name",
     "use project": "wandb_project trackio_project_name project_name wandb_project_name",
     "always: report.html has the curves": """
-        plot_loss include_tkps include_tokens_per_second include_num_input_tokens_seen""",
+        plot_loss include_effective_tokens_per_second include_tkps include_tokens_per_second
+        include_num_input_tokens_seen""",
     _UPLOAD: "push_to_hub push_dataset_to_hub wandb_log_model save_to_hub",
     _LOGIN: "hf_use_auth_token token use_auth_token hf_token hf_hub_token api_key",
     "always: weights are saved as safetensors": "save_safetensors",
@@ -295,7 +301,7 @@ _ANSWERS = {
         dtype torch_dtype precision float32 upcast_layernorm upcast_lmhead_output bf16_full_eval
         fp16_full_eval""",
     "it belongs in the Accelerate config (--config)": "mixed_precision",
-    "not offered: fp8 needs layers of another library": "fp8",
+    FP8: "fp8",
     "strategy comes from the Accelerate config: --config fsdp": """
         fsdp fsdp_config fsdp_version fsdp_transformer_layer_cls_to_wrap fsdp_final_state_dict_type device_map
         distributed_type accelerator_config parallelism_config dist_config ddp distributed_backend""",
@@ -321,8 +327,16 @@ _ANSWERS = {
     "use num_processes": "num_gpus gpus n_gpus n_gpu gpu_count world_size_per_node devices num_devices gpu_ids",
     "before the script it is torchrun's; after it use --num_processes": "nproc_per_node",
     "use debug_distributed": "debug",
-    "use profile_steps, which begins after the first two steps": "profiler_steps profiler_steps_start",
+    "use profile_steps, which begins after the first two steps": "profiler profiler_steps profiler_steps_start",
     _IN_A_RUN: "do_train low_cpu_mem_usage",
+    "leave it out: another way of loading, which is not used here": """
+        experimental_skip_move_to_device torchdistx_path max_memory gpu_memory_limit sample_packing_eff_est
+        total_num_tokens base_model_ignore_patterns custom_sharded_layers use_distributed_state_dict low_cpu_ram
+        fsdp_reshard_after_forward memory_efficient_fsdp_wrap""",
+    "leave it out: it is for a service that starts runs": """
+        cloud provider gpu node_count volumes secrets branch dockerfile_commands memory timeout memory_preprocess
+        timeout_preprocess use_ray ray_num_workers ray_run_name ray_storage_path resources_per_worker""",
+    "leave it out: the first checkpoint is that of save_steps": "save_first_step",
     _TRAINER: """
         prediction_loss_only eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
         batch_eval_metrics eval_delay enable_jit_checkpoint restore_callback_states_from_checkpoint
@@ -335,21 +349,24 @@ _ANSWERS = {
 }
 # Answers to all names that begin so.
 _FAMILIES = {
-    **dict.fromkeys(_OTHER_TRAINING, _REWARDS),
+    **dict.fromkeys(_OTHER_TRAINING, REWARDS),
     "ref": _REFERENCE,
     "dataloader": "leave it out: samples are tokenised ahead, and the next batch is read while a step runs",
     "hub": _UPLOAD,
     "wandb": _WANDB,
     "trackio": "trackio's own variables reach it; use report_to, run_name and project",
-    "swanlab": "not offered: report_to lists the trackers",
+    **dict.fromkeys(
+        ("swanlab", "use_swanlab", "use_mlflow", "mlflow", "use_comet", "comet", "use_otel", "otel"),
+        "not offered: report_to lists the trackers; metrics.jsonl and report.html have the curves",
+    ),
     **dict.fromkeys(("bnb_4bit", "bnb"), _NF4),
     **dict.fromkeys(("galore", "apollo", "badam", "qgalore", "dion", "muon", "lomo"), _OPTIMISERS),
     **dict.fromkeys(("pissa", "oft", "relora", "loftq", "vera"), _LORA),
-    **dict.fromkeys(("liger", "flash_attn"), _KERNELS),
+    **dict.fromkeys(("liger", "flash_attn"), KERNELS),
     **dict.fromkeys(("image", "video", "audio"), _VISION),
     **dict.fromkeys(("export", "gptq", "awq"), _MERGE),
-    **dict.fromkeys(("fp8", "nvfp4"), "not offered: fp8 needs layers of another library"),
-    **dict.fromkeys(("megatron", "hyper_parallel", "kt", "tpu"), "not offered: one loop, on Accelerate"),
+    **dict.fromkeys(("fp8", "nvfp4"), FP8),
+    **dict.fromkeys(("megatron", "use_megatron", "use_mca", "hyper_parallel", "kt", "use_kt", "tpu"), ONE_LOOP),
     "sglang": _GENERATE,
 }
 OTHER_KITS = {word: answer for answer, words in _ANSWERS.items() for word in words.split()} | {
@@ -379,7 +396,7 @@ _OBJECTIVES = {
     "kto_pair": "use objective: dpo; kto takes rows of one answer and a label",
     **dict.fromkeys(("nll", "chunked_nll"), "use objective: sft, the default"),
     **dict.fromkeys(("pt", "pretrain", "pretraining"), "use train_on: all, for text"),
-    **dict.fromkeys(_OTHER_TRAINING, _REWARDS),
+    **dict.fromkeys(_OTHER_TRAINING, REWARDS),
     **dict.fromkeys(
         """
         exo_pair nca_pair bco_pair sppo_hard aot aot_unpaired apo_zero apo_down apo_zero_unpaired discopop alphapo
@@ -412,7 +429,7 @@ def other_kits_word(name: str, value: Any = True) -> str:
     if name in _CHOOSE_OBJECTIVE and text in _OBJECTIVES:
         return _OBJECTIVES[text]
     if name in ("stage", "trainer", "task") and text != "true":
-        return _REWARDS
+        return REWARDS
     if answer.startswith("not offered") and text.strip("0.") == "":
         return _LEFT_OUT
     return answer + (f"; {GGUF}" if text.endswith(".gguf") else "")

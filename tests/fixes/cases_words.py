@@ -12,10 +12,13 @@ UNTYPED = {
     "kit/cli/verify_resume.py:read_options#1": _REAL,
     "kit/cli/verify_resume.py:read_options#2": _REAL,
     "kit/cli/verify_resume.py:_verify": _REAL,
+    "kit/cli/convert.py:_template_file#1": "tests/cli/test_convert.py types it with the file",
+    "kit/cli/convert.py:_template_file#2": "--out as in run, which has a case",
     "kit/model/adapter.py:_check_saved_adapter#1": "the flag of _check_shapes, which has a case",
     "kit/model/locate.py:locate_model#1": "only the user knows the model that a GGUF file was made from",
     "kit/model/locate.py:open_adapter": "weights to convert: pickled ones are never opened",
     "kit/tools/api.py:_flag_value": "a call from Python: tests/tools/test_api.py",
+    "kit/tools/convert/convert.py:convert": "kit export makes a model of a checkpoint: tests/export",
     "kit/tools/doctor/result.py:Report.add": "passes on the fix of a check",
 }
 
@@ -28,6 +31,54 @@ def a_command_with_a_slip(world):
 @case("kit/cli/main.py:_unknown", edit=lambda world, problem, command: problem.fix)
 def a_command_of_another_kit(world):
     return "kit finetune"
+
+
+# --- kit convert
+
+
+THEIRS = ("base_model: model", "sequence_len: 256", "learning_rate: 1e-4", "micro_batch_size: 1")
+THEIRS = (*THEIRS, "datasets: [{path: chats.jsonl, type: chat_template}]")
+
+
+def add(world, problem, command):
+    """An ``edit`` that adds the flag of the fix."""
+    return f"{command} {problem.fix.partition(' leaves')[0]}"
+
+
+@case("kit/cli/convert.py:run#1")
+def a_setting_with_a_slip(world):
+    world.write("theirs.yaml", *THEIRS)
+    return "kit convert theirs.yaml --max_lenth 64"
+
+
+@case("kit/cli/convert.py:run#2")
+def a_file_that_would_be_written_over(world):
+    world.write("theirs.yaml", *THEIRS)
+    return "kit convert theirs.yaml --out theirs.yaml"
+
+
+@case("kit/cli/convert.py:_check_drop", edit=lambda world, problem, command: command.replace("alfa", "alpha"))
+def a_key_with_a_slip(world):
+    world.write("theirs.yaml", *THEIRS, "rope_alpha_of_tomorrow: 5")
+    return "kit convert theirs.yaml --drop rope_alpha_of_tomorrow,rope_alfa_of_tomorrow"
+
+
+@case("kit/tools/convert/convert.py:_not_dropped", edit=add)
+def a_key_that_changes_what_is_learned(world):
+    world.write("theirs.yaml", *THEIRS, "neftune_noise_alpha: 5", "optimizer: lion_pytorch")
+    return "kit convert theirs.yaml"
+
+
+@case("kit/tools/convert/convert.py:_unknown", edit=lambda world, problem, command: as_command(problem.fix))
+def a_recipe_of_ours(world):
+    world.write("ours.yaml", "model_name_or_path: model", "dataset: chats.jsonl", "max_length: 256")
+    return "kit convert ours.yaml"
+
+
+@case("kit/config/recipe_file.py:read_recipe_file", edit=lambda world, problem, command: problem.fix)
+def a_file_of_another_kit(world):
+    world.write("theirs.yaml", *THEIRS)
+    return "finetune --recipe theirs.yaml"
 
 
 # --- kit plan

@@ -1,0 +1,76 @@
+"""Counts what `kit convert` does with a folder of example files of other kits.
+
+    python benchmarks/convert.py FOLDER [--list REASON]
+
+FOLDER has a folder for each kit, with its YAML files below. A file is converted whole, with named drops (all that it
+asks for is dropped), or refused. A file "fine-tunes on text" unless it is refused for its kind: rewards, images, sound,
+classes, or because it trains nothing.
+"""
+
+import argparse
+import re
+from collections import Counter
+from pathlib import Path
+
+import yaml
+
+from kit.errors import UserError
+from kit.tools.convert.convert import convert
+
+
+def outcome(path: Path) -> tuple[str, list[str]]:
+    """How a file was converted, and the keys that were dropped or the reasons why it was refused."""
+    drops: list[str] = []
+    for _ in range(2):
+        try:
+            convert(path, num_processes=8, drop=drops)
+            return ("named drops" if drops else "whole"), drops
+        except UserError as error:
+            asked = re.match(r"--drop (\S+)", error.problems[-1].fix)
+            if not asked:
+                return "refused", [_reason(problem.where, problem.found) for problem in error.problems]
+            drops = asked[1].split(",")
+    return "refused", ["drops were not enough"]
+
+
+def _reason(where: str, found: str) -> str:
+    return re.sub(r"^\S*/|\[\d+\]", "", where) + f": {found}"
+
+
+def is_training_file(path: Path) -> bool:
+    """Whether a file is a mapping that is not an Accelerate config or a list of data sets."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return False
+    return isinstance(values, dict) and "compute_environment" not in values
+
+
+def main() -> None:
+    """Print the table, and the reasons."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--list", help="also list the files whose reason has this word")
+    flags = parser.parse_args()
+    print("| kit | files | whole | named drops | refused |\n|---|---|---|---|---|")
+    dropped: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    for kit in sorted(path for path in flags.folder.iterdir() if path.is_dir()):
+        counts: Counter[str] = Counter()
+        files = [path for path in sorted(kit.rglob("*.y*ml")) if is_training_file(path)]
+        for path in files:
+            how, why = outcome(path)
+            counts[how] += 1
+            why = [re.sub(r"\[\d+\]|\.\w+_demo\b|\.identity\b", "", each) for each in why]
+            (refused if how == "refused" else dropped).update({f"{kit.name} {each}" for each in why})
+            if flags.list and any(flags.list in each for each in why):
+                print(path, how, why)
+        print(f"| {kit.name} | {len(files)} | {counts['whole']} | {counts['named drops']} | {counts['refused']} |")
+    for name, reasons in (("dropped", dropped), ("refused", refused)):
+        print(f"\n{name}:")
+        for reason, number in reasons.most_common():
+            print(f"  {number} {reason[:160]}")
+
+
+if __name__ == "__main__":
+    main()

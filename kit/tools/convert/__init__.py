@@ -1,0 +1,1 @@
+"""Converts the configuration files of other kits to recipes of this one."""

@@ -1,0 +1,123 @@
+"""Converts one file: reads it, recognises its kit, and makes a valid recipe, or says all that is in the way.
+
+``KITS`` has a module for each kit. Its ``convert`` reads the keys that have another name or form than here; the rest is
+read by ``kit.tools.convert.words``.
+"""
+
+import shlex
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+from kit.config.other_files import kit_of
+from kit.config.recipe import Recipe
+from kit.config.recipe_file import read_yaml
+from kit.config.validation import check_recipe
+from kit.errors import Problem, UserError, first_line
+from kit.tools.convert import axolotl, llama_factory, torchtune, trl, words
+from kit.tools.convert.draft import Draft, Group, is_nothing, shown
+from kit.tools.convert.write import recipe_text
+
+KITS: dict[str, ModuleType] = {
+    "axolotl": axolotl,
+    "LLaMA-Factory": llama_factory,
+    "TRL": trl,
+    "transformers": trl,
+    "torchtune": torchtune,
+}
+CHANGES = "changes what is learned"
+_KEYS = frozenset(Recipe.model_fields)
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A recipe that loads, and how to run it."""
+
+    kit: str
+    draft: Draft
+    config: str  # the Accelerate config
+
+    def text(self, header: list[str]) -> str:
+        """The recipe, with ``header`` as comments at its top."""
+        return recipe_text(self.draft, header)
+
+
+def convert(
+    path: Path, num_processes: int | None = None, drop: Collection[str] = (), flags: Mapping[str, Any] | None = None
+) -> Converted:
+    """Convert a file.
+
+    Args:
+        num_processes: over all machines; None: one.
+        drop: keys that may be left out although that changes what is learned.
+        flags: settings of ours, which win over the file.
+
+    Raises:
+        UserError: it cannot be read, is of no known kit, asks for what this kit does not do, or the result would not
+            be a valid recipe.
+    """
+    if path.is_dir():
+        fix = f"kit export {shlex.quote(str(path))} --output_dir model makes a model of a checkpoint"
+        raise UserError(Problem(str(path), "a folder", "a configuration file of another kit", fix))
+    values, lines = read_yaml(path)
+    kit = kit_of(values, _KEYS)
+    if kit not in KITS:
+        raise UserError(_unknown(path, values, kit))
+    draft = Draft(
+        {key: value for key, value in values.items() if not is_nothing(value)}, num_processes or 1, typed=flags or {}
+    )
+    _read(draft, KITS[kit], path)
+    for name, value in draft.typed.items():
+        draft.put(name, value, "typed")
+    problems = draft.problems or _not_dropped(draft, path, lines, drop)
+    if problems:
+        raise UserError(*problems)
+    raise_if_invalid(draft)
+    config = draft.config or ("single" if draft.num_processes == 1 else "ddp")
+    return Converted(kit, draft, config)
+
+
+def _read(draft: Draft, module: ModuleType, path: Path) -> None:
+    """Read all keys. A value that is no number becomes a problem."""
+    try:
+        module.convert(draft, path)
+        words.take_rest(draft)
+    except (ValueError, TypeError, AttributeError) as error:
+        found = f"a value of a wrong kind ({first_line(error)})"
+        raise UserError(*draft.problems, Problem(str(path), found, "the file as that kit takes it")) from None
+
+
+def _unknown(path: Path, values: Mapping[str, Any], kit: str) -> Problem:
+    if set(values) <= _KEYS | {"by_method", "by_objective"} and "dataset" in values:
+        return Problem(str(path), "a recipe of this kit", "a file of another one", f"kit train --recipe {path}")
+    known = ", ".join(dict.fromkeys(KITS))
+    return Problem(str(path), f"a file of {kit}" if kit else "no file of a known kit", f"one of {known}")
+
+
+def _not_dropped(draft: Draft, path: Path, lines: Mapping[str, int], drop: Collection[str]) -> list[Problem]:
+    """A problem for each key that changes what is learned, unless it may be left out. The last one has the fix."""
+    learns = [each for each in draft.left_out if each.group is Group.LEARNS]
+    problems = []
+    for each in learns:
+        if each.key not in drop:
+            top = each.key.split(".")[0].split("[")[0]
+            where = f"{path}:{lines[top]} {each.key}" if top in lines else f"{path} {each.key}"
+            problems.append(Problem(where, f"{shown(each.value)} {CHANGES}; {each.reason}"))
+    keys = dict.fromkeys(each.key for each in learns)
+    if problems:
+        problems[-1] = replace(
+            problems[-1], fix=f"--drop {','.join(keys)} leaves {'them' if len(keys) > 1 else 'it'} out"
+        )
+    return problems
+
+
+def raise_if_invalid(draft: Draft) -> None:
+    """Validate the recipe as a run does. Raises ``UserError`` with all problems."""
+    values = yaml.load(recipe_text(draft, []), yaml.BaseLoader) or {}
+    _, problems = check_recipe(values, {key: key for key in values})
+    if problems:
+        raise UserError(*problems)

@@ -1,0 +1,111 @@
+"""What becomes of the keys that no other module here reads, by the words of ``kit.config.other_kits``."""
+
+import re
+
+from kit.config import other_kits
+from kit.config.other_kits import other_kits_word
+from kit.config.recipe import Recipe
+from kit.tools.convert.draft import Draft, Group, is_false, is_nothing
+
+# Words whose answer names another way to do something here, which a converted file does not need.
+_REASONS = {
+    Group.SPEED: {
+        "the base stays in bf16: more memory": "load_in_8bit quantize_moe_experts",
+        "auto takes the kernel that the model and packing can": """
+            attn_implementation flash_attn flash_attention flash_attention_2 use_flash_attn use_flash_attention_2
+            sdp_attention xformers_attention flex_attention eager_attention ring_attn_func attn_impl
+            experts_implementation gptq_disable_exllama""",
+        "the default mode of inductor is taken": """
+            torch_compile_mode torch_compile_backend torch_compile_options""",
+        "all gradients are kept until the step, which is the same maths": "optimizer_in_bwd",
+        "micro-batches hold samples of similar length, so there is little padding": "padding_free dpo_padding_free",
+    },
+    Group.NEEDLESS: {
+        "a run continues where it was interrupted, in an output_dir of its own": """
+            resume_from_checkpoint overwrite_output_dir""",
+        "a silent rank ends the run after ddp_timeout, 1800 seconds": "ddp_timeout",
+        "text is all that is read": """
+            image_max_pixels video_max_pixels video_fps video_maxlen freeze_vision_tower freeze_multi_modal_projector
+            freeze_mm_modules""",
+        "it is about generating": "max_new_tokens predict_with_generate",
+    },
+}
+_REASON_OF = {
+    word: (group, reason)
+    for group, reasons in _REASONS.items()
+    for reason, words in reasons.items()
+    for word in words.split()
+}
+_SPEED = (other_kits.KERNELS, other_kits.OFFLOADING, other_kits.FP8, other_kits.ONE_LOOP)
+# How answers begin to words that ask for nothing that this kit does not do anyway, or that is not part of training.
+_NEEDLESS = (
+    "leave it out",
+    "always",
+    "not needed",
+    "a key of",
+    "it is NCCL",
+    "it is wandb's",
+    "ranks come",
+    "the devices",
+    "the hub's",
+    "the tokenizer is",
+    "tokenised data",
+    "a run uploads",
+    "not a setting of a run",
+    "a run generates",
+    "trackio's",
+    "not offered: report_to",
+    "`kit prepare`",
+    "strategy comes",
+    "precision comes",
+    "use debug_distributed",
+    "use loss_spike_ratio",
+    "use profile_steps",
+    "use num_processes",
+    "use dataset_num_proc",
+    "use predict_with_generate",
+    "use max_new_tokens",
+    "use report_to",
+    "use resume_from_checkpoint",
+    "use run_name",
+    "use project",
+    "use packing: best fit",
+    "use logging_steps: 1",
+    "use output_dir",
+    "use per_device_eval_batch_size: a reference",
+    "use method: qlora; its 4-bit",
+)
+
+
+def take_rest(draft: Draft) -> None:
+    """Read all keys of ``draft`` that are left."""
+    for key in list(draft.given):
+        value = draft.given.pop(key)
+        if is_nothing(value):
+            continue
+        if key in _REASON_OF:
+            if not is_false(value):
+                draft.drop(key, value, *_REASON_OF[key])
+        elif key in Recipe.model_fields:
+            draft.put(key, value)
+        else:
+            _take_word(draft, key, value)
+
+
+def _take_word(draft: Draft, key: str, value: object) -> None:
+    answer = other_kits_word(key, value)
+    if answer.startswith(("leave it out: it has no value", "leave it out: it is off")):
+        return
+    same = re.fullmatch(r"use (?:--)?(\w+)", answer)
+    group = group_of(answer)
+    if same and group is Group.LEARNS and same[1] not in draft.values and not isinstance(value, dict):
+        draft.put(same[1], value)
+    elif not (is_false(value) and not answer):  # a switch that is off
+        draft.drop(key, value, group, answer or "not known here")
+
+
+def group_of(answer: str) -> Group:
+    """Return what it changes to leave out a word with this answer of ``other_kits_word``."""
+    if answer in _SPEED or answer.endswith(other_kits.PARALLEL):
+        return Group.SPEED
+    return Group.NEEDLESS if answer.startswith(_NEEDLESS) else Group.LEARNS

@@ -1,0 +1,56 @@
+"""Writes a draft as the text of a recipe: settings in the order of ``--help``, with their comments."""
+
+from typing import Any
+
+import yaml
+
+from kit.config.recipe import Recipe
+from kit.tools.convert.draft import Draft, Group, shown
+from kit.visible import one_line
+
+WIDTH = 120
+
+
+def recipe_text(draft: Draft, header: list[str]) -> str:
+    """Return the recipe.
+
+    Args:
+        header: lines of comment at its top.
+    """
+    lines = [f"# {one_line(line)}".rstrip() for line in header]
+    group = ""
+    for name, info in Recipe.model_fields.items():
+        if name in draft.values:
+            extra: Any = info.json_schema_extra
+            if extra["group"] != group:
+                group = extra["group"]
+                lines.append("")
+            lines += _lines_of(name, draft.values[name], draft.notes.get(name, ""))
+    for kind in Group:
+        left_out = [each for each in draft.left_out if each.group is kind]
+        if left_out:
+            lines += ["", f"# Left out: {kind.value}."]
+            lines += [_shown_left_out(each.key, each.value, each.reason) for each in left_out]
+    return "\n".join(lines) + "\n"
+
+
+def _shown_left_out(key: str, value: Any, reason: str) -> str:
+    return f"#   {one_line(key)}: {one_line(shown(value))}  ({reason})"
+
+
+def _lines_of(name: str, value: Any, note: str) -> list[str]:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        lines = [f"{name}:", *(f"  - {_scalar(item)}" for item in value)]
+        return [f"# {note}", *lines] if note else lines
+    line = f"{name}: {_scalar(value)}"
+    if note and len(line) + len(note) + 4 <= WIDTH:
+        return [f"{line}  # {note}"]
+    return [f"# {note}", line] if note else [line]
+
+
+def _scalar(value: Any) -> str:
+    """A value in YAML, in one line."""
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9).strip()
+    return text.removesuffix("\n...").strip()

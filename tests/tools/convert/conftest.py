@@ -1,0 +1,24 @@
+"""Files of other kits, made here from the keys that their documentation has."""
+
+import pytest
+import yaml
+
+from kit.config.validation import load_recipe
+from kit.tools.convert.convert import convert
+
+
+@pytest.fixture
+def converted(tmp_path, monkeypatch):
+    """Writes a file with these values, converts it, and returns the recipe as a run would read it."""
+    monkeypatch.chdir(tmp_path)
+
+    def converted(values, num_processes=None, drop=(), flags=None, name="theirs.yaml"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(values if isinstance(values, str) else yaml.safe_dump(values))
+        result = convert(path, num_processes, drop, flags)
+        recipe = tmp_path / "ours.yaml"
+        recipe.write_text(result.text(["made by a test"]))
+        return result, load_recipe(str(recipe))
+
+    return converted

@@ -1,0 +1,156 @@
+"""Files of axolotl become recipes that load and learn the same, or say by key what they cannot."""
+
+import pytest
+
+from kit.errors import UserError
+from kit.tools.convert.draft import Group
+
+CHAT = {"path": "chats.jsonl", "type": "chat_template", "field_messages": "conversations"}
+CHAT |= {"message_property_mappings": {"role": "from", "content": "value"}}
+FILE = {
+    "base_model": "meta-llama/Llama-3.2-1B",
+    "chat_template": "llama3",
+    "datasets": [CHAT],
+    "val_set_size": 0.05,
+    "output_dir": "./out",
+    "adapter": "lora",
+    "lora_r": 32,
+    "lora_alpha": 16,
+    "lora_dropout": 0.05,
+    "lora_target_linear": True,
+    "sequence_len": 4096,
+    "sample_packing": True,
+    "micro_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "num_epochs": 3,
+    "optimizer": "adamw_bnb_8bit",
+    "lr_scheduler": "cosine",
+    "learning_rate": "2e-5",
+    "bf16": "auto",
+    "gradient_checkpointing": True,
+    "warmup_ratio": 0.1,
+    "evals_per_epoch": 1,
+    "saves_per_epoch": 1,
+}
+
+
+def test_a_file_becomes_a_recipe_with_all_that_it_says(converted):
+    result, recipe = converted(FILE, num_processes=2)
+    assert (result.kit, result.config) == ("axolotl", "ddp")
+    assert recipe.model_name_or_path == "meta-llama/Llama-3.2-1B"
+    assert (recipe.method, recipe.lora_r, recipe.lora_alpha, recipe.lora_dropout) == ("lora", 32, 16, 0.05)
+    assert recipe.lora_target_modules == "all-linear"
+    assert (recipe.dataset, recipe.dataset_columns, recipe.chat_template) == ("chats.jsonl", {}, "llama3")
+    assert (recipe.max_length, recipe.packing, recipe.eval_split_size) == (4096, True, 0.05)
+    assert (recipe.global_batch_size, recipe.per_device_train_batch_size) == (16, 2)
+    assert (recipe.num_train_epochs, recipe.learning_rate, recipe.optim) == (3, 2e-5, "adamw_8bit")
+    assert (recipe.warmup_steps, recipe.eval_strategy, recipe.save_strategy) == (0.1, "epoch", "epoch")
+    assert not [each for each in result.draft.left_out if each.group is Group.LEARNS]
+
+
+def test_what_axolotl_does_without_being_told_is_written_out(converted):
+    result, recipe = converted(FILE)
+    # Longer samples are dropped there and cut here, and four checkpoints are kept there and two here.
+    assert (recipe.excess_length_strategy, recipe.save_total_limit) == ("drop", 4)
+    assert "the default of axolotl" in result.text([])
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        ({"load_in_4bit": False}, "method", "lora"),
+        ({"load_in_4bit": True, "adapter": "qlora"}, "method", "qlora"),
+        ({"adapter": None, "lora_model_dir": None}, "method", "full"),
+        ({"train_on_inputs": False}, "train_on", "assistant"),
+        ({"max_steps": -1}, "max_steps", None),
+        ({"wandb_project": None, "wandb_name": ""}, "report_to", []),
+        ({"deepspeed": None, "fsdp": None, "fsdp_config": None}, "tf32", None),
+        ({"warmup_steps": 10}, "warmup_steps", 10),
+        ({"save_steps": 0.25, "max_steps": 100, "saves_per_epoch": None}, "save_steps", 25),
+        ({"evals_per_epoch": 4}, "eval_strategy", "epoch"),
+        ({"val_set_size": 0, "evals_per_epoch": 4}, "eval_strategy", None),
+        ({"lora_target_linear": False, "lora_target_modules": ["q_proj", "v_proj"]}, "lora_target_modules",
+         ["q_proj", "v_proj"]),
+        ({"lora_target_linear": None, "lora_target_modules": r"model.layers.[\d]+.(mlp|self_attn).(up|q|down)_proj"},
+         "lora_target_modules", ["up_proj", "q_proj", "down_proj"]),
+        ({"optimizer": "adamw_torch_4bit"}, "optim", "adamw_torch_fused"),
+        ({"cosine_min_lr_ratio": 0.1}, "min_lr_rate", 0.1),
+        ({"batch_size": 8, "gradient_accumulation_steps": None}, "global_batch_size", 8),
+        ({"lora_model_dir": "mine", "new_tokens": None}, "adapter_name_or_path", "mine"),
+    ],
+)  # fmt: skip
+def test_a_key_means_what_its_value_says(converted, given, name, value):
+    assert getattr(converted(FILE | given)[1], name) == value
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"optimizer": "lion_pytorch"}, "optimizer"),
+        ({"lr_scheduler": "rex"}, "lr_scheduler"),
+        ({"neftune_noise_alpha": 5}, "neftune_noise_alpha"),
+        ({"chat_template": "metharme"}, "chat_template"),
+        ({"datasets": [CHAT | {"roles_to_train": ["human"]}]}, "datasets[0].roles_to_train"),
+        ({"datasets": [CHAT | {"train_on_eos": "last"}]}, "datasets[0].train_on_eos"),
+        ({"datasets": [{"path": "a.jsonl", "type": "alpaca"}], "chat_template": None}, "datasets.type"),
+        ({"a_key_of_tomorrow": 3}, "a_key_of_tomorrow"),
+        ({"lora_target_linear": None, "lora_target_modules": r"layers\.[13]\.q_proj"}, "lora_target_modules"),
+    ],
+)
+def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(converted, given, key):
+    with pytest.raises(UserError) as refused:
+        converted(FILE | given)
+    assert [problem.fix for problem in refused.value.problems] == [f"--drop {key} leaves it out"]
+    result, _ = converted(FILE | given, drop=[key])
+    assert [each.key for each in result.draft.left_out if each.group is Group.LEARNS] == [key]
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"rl": "grpo"}, "rl"),
+        ({"reward_model": True}, "reward_model"),
+        ({"processor_type": "AutoProcessor", "skip_prepare_dataset": True, "remove_unused_columns": False},
+         "processor_type"),
+        ({"datasets": [{"path": "a.jsonl", "type": "jeopardy"}]}, "datasets[0].type"),
+    ],
+)  # fmt: skip
+def test_another_kind_of_training_is_refused_and_no_drop_helps(converted, given, key):
+    with pytest.raises(UserError) as refused:
+        converted(FILE | given, drop=[key])
+    assert key in [problem.where for problem in refused.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("topology", "num_processes", "config"),
+    [
+        ({}, 1, "single"),
+        ({}, 8, "ddp"),
+        ({"fsdp": ["full_shard", "auto_wrap"], "fsdp_config": {"fsdp_offload_params": True}}, 8, "fsdp_offload"),
+        ({"fsdp_version": 2, "fsdp_config": {"offload_params": False}}, 8, "fsdp"),
+        ({"deepspeed": "deepspeed_configs/zero1.json"}, 8, "ddp"),
+        ({"deepspeed": "deepspeed_configs/zero3_bf16.json"}, 8, "fsdp"),
+        ({"deepspeed": "deepspeed_configs/zero3_bf16_cpuoffload_all.json"}, 8, "fsdp_offload"),
+    ],
+)
+def test_the_config_shards_what_the_file_shards(converted, topology, num_processes, config):
+    assert converted(FILE | topology, num_processes)[0].config == config
+
+
+def test_pairs_become_an_objective_with_its_columns(converted):
+    data = {"path": "a/b", "type": "chat_template.default", "field_messages": "conversation", "split": "train[:10%]"}
+    data |= {"field_chosen": "chosen", "field_rejected": "rejected"}
+    _, recipe = converted(FILE | {"rl": "dpo", "rl_beta": 0.3, "datasets": [data]})
+    assert (recipe.objective, recipe.beta, recipe.dataset_columns) == ("dpo", 0.3, {"conversation": "prompt"})
+    assert (recipe.dataset, recipe.dataset_split) == ("a/b", "train[:10%]")
+
+
+def test_texts_are_divided_as_there(converted):
+    data = [{"path": "a/b", "type": "completion", "field": "chapter"}]
+    _, recipe = converted(FILE | {"datasets": data, "chat_template": None})
+    assert (recipe.dataset_columns, recipe.excess_length_strategy) == ({"chapter": "text"}, "split")
+
+
+def test_data_sets_of_one_name_get_names_of_their_own(converted):
+    _, recipe = converted(FILE | {"datasets": [CHAT, CHAT | {"split": "train[50%:]"}]})
+    assert len({entry.name for entry in recipe.dataset}) == 2 and recipe.dataset[1].split == "train[50%:]"

@@ -1,0 +1,79 @@
+"""What the Trainer of transformers is told means the same here."""
+
+import pytest
+
+from kit.tools.convert.draft import Draft, Group
+from kit.tools.convert.trainer import OPTIMISERS, take_batch, take_common, take_evaluation
+
+
+def read(values, **of_draft):
+    draft = Draft(dict(values), **of_draft)
+    take_common(draft)
+    take_evaluation(draft)
+    return draft
+
+
+def test_the_global_batch_is_the_product_of_what_makes_a_step():
+    draft = Draft({"per_device_train_batch_size": "4", "gradient_accumulation_steps": 8}, num_processes=16)
+    take_batch(draft, 1, 1)
+    assert draft.values == {"global_batch_size": 512, "per_device_train_batch_size": 4}
+    assert draft.notes["global_batch_size"] == "4 x 8 accumulated x 16 processes"
+
+
+def test_processes_that_shared_a_sample_count_once():
+    draft = Draft({"context_parallel_size": 2}, num_processes=8)
+    take_batch(draft, 3, 1)
+    assert draft.values["global_batch_size"] == 12
+
+
+@pytest.mark.parametrize("optim", OPTIMISERS)
+def test_an_optimiser_of_the_same_maths_is_taken(optim):
+    assert read({"optim": optim}).values["optim"] == OPTIMISERS[optim]
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ({"max_steps": -1, "warmup_ratio": 0.03, "warmup_steps": 0}, {"warmup_steps": 0.03}),
+        ({"eval_steps": 0.5, "max_steps": 10}, {"max_steps": 10}),  # there are no data to evaluate on
+        ({"save_steps": 0.1, "max_steps": 30}, {"max_steps": 30, "save_steps": 3}),
+        ({"saves_per_epoch": 2, "max_steps": 30}, {"max_steps": 30, "save_steps": 15}),
+        ({"save_strategy": "no", "save_steps": 100}, {}),
+        ({"save_strategy": False}, {}),  # `no` in YAML
+        ({"report_to": "none", "run_name": "x"}, {}),
+        ({"report_to": "wandb", "run_name": "x"}, {"report_to": ["wandb"], "run_name": "x"}),
+        ({"tf32": False, "bf16": True, "torch_dtype": "bfloat16"}, {}),
+    ],
+)
+def test_a_value_means_what_it_says(given, values):
+    draft = read(given)
+    assert draft.values == values and not draft.given
+
+
+@pytest.mark.parametrize(
+    ("given", "config"),
+    [
+        ({"fsdp": "full_shard auto_wrap"}, "fsdp"),
+        ({"fsdp": "full_shard auto_wrap offload"}, "fsdp_offload"),
+        ({"fsdp": "", "fsdp_config": {}}, ""),
+        ({"deepspeed": "ds_z2_config.json"}, "fsdp"),
+        ({"deepspeed": "ds_z0_config.json"}, "ddp"),
+        ({"deepspeed": {"zero_optimization": {"stage": 1}}}, "ddp"),
+        ({"deepspeed": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}}, "fsdp_offload"),
+        ({"dp_replicate_size": 2, "dp_shard_size": 4}, "fsdp_hybrid"),
+        ({"tensor_parallel_size": 2}, "fsdp"),
+    ],
+)
+def test_the_config_does_what_sharding_did(given, config):
+    assert read(given).config == config
+
+
+def test_a_deepspeed_file_that_is_there_is_read(tmp_path):
+    (tmp_path / "mine.json").write_text('{"zero_optimization": {"stage": 1}}')
+    assert read({"deepspeed": str(tmp_path / "mine.json")}).config == "ddp"
+
+
+def test_a_metric_that_is_not_there_would_keep_another_checkpoint():
+    draft = Draft({"metric_for_best_model": "rouge"}, values={"eval_split_size": 5})
+    take_evaluation(draft)
+    assert [each.group for each in draft.left_out] == [Group.LEARNS]
