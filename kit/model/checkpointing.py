@@ -31,7 +31,7 @@ def is_wide(inputs: int, outputs: int) -> bool:
 
 
 def enable_checkpointing(model: Any, how: Checkpointing) -> None:
-    """Let the decoder layers of a model of transformers checkpoint in training. Call this before adapters come."""
+    """Let the decoder layers of a model of transformers checkpoint in training. Call this when it has its adapters."""
     if not how:
         return
     # The other, reentrant way loses gradients of arguments that are passed by name.
@@ -39,6 +39,9 @@ def enable_checkpointing(model: Any, how: Checkpointing) -> None:
     if how == "selective":
         options["context_fn"] = _contexts
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    # For the reentrant way, transformers has just let the embedding's output need a gradient. Without that nothing before
+    # the first adapter is computed backward.
+    model.disable_input_require_grads()
 
 
 def _contexts() -> tuple[Any, Any]:

@@ -238,11 +238,11 @@ def build_model(
             model = packed_on_meta(model, getattr(torch, plan.compute_dtype))
     add_rows(model, settings)
     model.config.use_cache = False
-    assert settings.gradient_checkpointing != "auto"
-    enable_checkpointing(model, settings.gradient_checkpointing)
     _switch_off_repacking(model)
     base = model
     model = attach_adapter(model, settings, seed)
+    assert settings.gradient_checkpointing != "auto"
+    enable_checkpointing(base, settings.gradient_checkpointing)
     freeze_unreached_parts(base)
     if settings.method == "full":  # everything was loaded in float32
         _cast_frozen(model, getattr(torch, plan.compute_dtype))
