@@ -112,7 +112,6 @@ ROWS = [
         30.3,
         4699,
         "not explained: 96 % of the datasheet's arithmetic by these counts",
-        "what compiled layers keep was counted in the kit's graphs",
     ),
     Row(
         "torchtune 8B LoRA",
