@@ -70,9 +70,7 @@ def test_losses_and_gradients_are_those_without_checkpointing_bit_for_bit(case):
     assert sum(again[True][name] for name in products) >= sum(without[name] for name in products) + 6 * 4  # layers
     if case == "attention with dropout":
         return  # it is computed again, since it draws random numbers
-    # peft lets the first layer's input have a gradient where layers checkpoint: of q, k and v, which share it.
-    without["product"] += 0 if CASES[case]["method"] == "full" else 3
-    assert again["selective"] == without
+    assert again["selective"] == without  # nothing before the first adapter is computed backward either
 
 
 def test_what_is_as_narrow_as_an_adapter_is_not_kept():
@@ -88,6 +86,9 @@ class Layer(torch.nn.Module):
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs):
         self.checkpoint = gradient_checkpointing_kwargs
+
+    def disable_input_require_grads(self):
+        """As of a model of transformers."""
 
     def forward(self, x):
         return torch.utils.checkpoint.checkpoint(lambda x: self.change(self.linear(x)).exp(), x, **self.checkpoint)
