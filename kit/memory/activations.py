@@ -87,8 +87,8 @@ def _fused(workload: Workload) -> int:
     """What compiled layers do not keep, as counted in graphs of inductor (benchmarks/results/2026-11-24-compile.md).
 
     That is one of the feed-forward part's four tensors, the float32 copies of the norms, in place of which their inputs
-    are kept, and under autocast the casts of each norm's result. Of adapters in layers that are bf16 throughout, as other
-    kits have them, the norms' results are not kept either: so say the runs that torchtune published.
+    are kept, and under autocast the casts of each norm's result. Of adapters in layers that are bf16 throughout, as
+    other kits have them, the norms' results are not kept either: so say the runs that torchtune published.
     """
     h = workload.shape.hidden_size
     if workload.method != "full" and workload.pure_bf16:

@@ -39,8 +39,8 @@ def enable_checkpointing(model: Any, how: Checkpointing) -> None:
     if how == "selective":
         options["context_fn"] = _contexts
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-    # For the reentrant way, transformers has just let the embedding's output need a gradient. Without that nothing before
-    # the first adapter is computed backward.
+    # For the reentrant way, transformers has just let the embedding's output need a gradient. Without that, nothing
+    # before the first adapter is computed backward.
     model.disable_input_require_grads()
 
 
