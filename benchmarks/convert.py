@@ -1,10 +1,11 @@
 """Counts what `kit convert` does with a folder of example files of other kits.
 
-    python benchmarks/convert.py FOLDER [--list REASON]
+    python benchmarks/convert.py FOLDER [--list REASON] [--keys 150]
 
 FOLDER has a folder for each kit, with its YAML files below. A file is converted whole, with named drops (all that it
 asks for is dropped), or refused. A file "fine-tunes on text" unless it is refused for its kind: rewards, images, sound,
-classes, or because it trains nothing.
+classes, or because it trains nothing. ``--keys N`` types the N most frequent keys as flags, with their usual
+value.
 """
 
 import argparse
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import yaml
 
+from kit.config.command_line import read_command_line
+from kit.config.validation import FLAGS
 from kit.errors import UserError
 from kit.tools.convert.convert import convert
 
@@ -46,12 +49,40 @@ def is_training_file(path: Path) -> bool:
     return isinstance(values, dict) and "compute_environment" not in values
 
 
+def answers_to_keys(folder: Path, num_keys: int) -> None:
+    """Print what is said to each of the most frequent keys, and how many of each kind of answer there are."""
+    values: dict[str, Counter[str]] = {}
+    for path in folder.rglob("*.y*ml"):
+        if is_training_file(path):
+            for key, value in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+                if value is not None:
+                    values.setdefault(str(key), Counter())[str(value)] += 1
+    kinds: Counter[str] = Counter()
+    for key in sorted(values, key=lambda key: -values[key].total())[:num_keys]:
+        value = values[key].most_common(1)[0][0]
+        fix = next(iter(_fixes(key, value)), "")
+        known = key in FLAGS
+        kind = "accepted" if known else "guess" if "did you mean" in fix else "nothing" if "--help" in fix else "hint"
+        kinds[kind] += 1
+        print(f"{kind:8} {values[key].total():4} {key} = {value[:40]!r}: {fix[:100]}")
+    print(dict(kinds))
+
+
+def _fixes(key: str, value: str) -> list[str]:
+    request = read_command_line(["--model_name_or_path=m", "--dataset=d", f"--{key}={value}"])
+    return [problem.fix for problem in request.problems if problem.where == f"--{key}"]
+
+
 def main() -> None:
     """Print the table, and the reasons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--list", help="also list the files whose reason has this word")
+    parser.add_argument("--keys", type=int, help="type this many of the most frequent keys as flags instead")
     flags = parser.parse_args()
+    if flags.keys:
+        answers_to_keys(flags.folder, flags.keys)
+        return
     print("| kit | files | whole | named drops | refused |\n|---|---|---|---|---|")
     dropped: Counter[str] = Counter()
     refused: Counter[str] = Counter()

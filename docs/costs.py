@@ -148,7 +148,7 @@ ROWS = [
     ),
     Row(
         "hints, also for words of other kits",
-        "config/hints config/other_kits config/other_files",
+        "config/hints config/other_kits config/other_words config/other_files",
         "what to type instead of a flag of TRL, axolotl or DeepSpeed; files of other kits recognised",
     ),
     Row(

@@ -14,13 +14,13 @@ from kit.tools.convert.convert import Converted, convert
 from kit.tools.convert.draft import Group, shown
 from kit.visible import one_line
 
-HELP = "make a recipe of a file of axolotl, LLaMA-Factory, torchtune, TRL or alignment-handbook"
+HELP = "make a recipe of a file of axolotl, LLaMA-Factory, torchtune, TRL, ms-swift and others"
 
 
 def run(argv: list[str]) -> int:
     """Convert a file and print the recipe, or write it and print what became of the keys. Raises ``UserError``."""
     parser = Parser(prog="kit convert", description=HELP, epilog="Any flag of a recipe wins: --max_length 4096")
-    parser.add_argument("file", help="a YAML file of that kit", type=Path)
+    parser.add_argument("file", help="a YAML or JSON file of that kit, or a shell script with its command", type=Path)
     parser.add_argument("--out", help="write the recipe to this file, which must not exist", type=Path)
     parser.add_argument("--num_processes", help="processes of the run there; the global batch depends on it", type=int)
     parser.add_argument("--drop", help="keys, separated by commas, to leave out although that changes what is learned")

@@ -1,13 +1,24 @@
 """Names of settings in other kits, each with what to use instead in this kit.
 
-They are those of transformers' ``TrainingArguments``, TRL, axolotl, LLaMA-Factory, torchtune and Unsloth.
+They are those of transformers' ``TrainingArguments``, TRL, axolotl, LLaMA-Factory, torchtune and Unsloth. What has no
+counterpart here stands by subject in ``other_words``, with the versions that were read.
 """
 
+import re
 from typing import Any
 
-REWARDS = (
-    "not offered: nothing learns from rewards, or from answers that the model generates; objective lists what does"
+from kit.config.other_words import (
+    ADAPTERS,
+    GENERATE,
+    KERNELS,
+    OFFLOADING,
+    ONE_LOOP,
+    OPTIMISERS,
+    REWARDS,
+    VISION,
+    WORDS,
 )
+
 PARALLEL = "docs/parallelism.md has the reason, and what does its work here"
 _DEEPSPEED = f"DeepSpeed is not offered; use --config fsdp; {PARALLEL}"
 _DIMENSIONS = {"tensor": "tp", "context": "cp", "sequence": "sp", "pipeline": "pp", "expert": "ep"}
@@ -29,18 +40,11 @@ FLOAT32 = "float32: `accelerate launch --mixed_precision no` without --config, o
 FP16 = f"fp16 needs loss scaling, which skips steps. On most GPUs bf16 is as fast; on a T4 or V100, {FLOAT32}"
 GGUF = "a GGUF file holds weights for inference; take the model that it was made from"
 _MIXTURE = "use dataset: a list of {path: ..., weight: ...}"
-_OPTIMISERS = "not offered: optim lists the optimisers; adamw_8bit takes the least memory"
-_LORA = "not offered: adapters are LoRA, also with use_rslora or use_dora"
-KERNELS = "not offered: layers run as transformers has them; the loss is computed in chunks, without all logits at once"
-OFFLOADING = "not offered: use gradient_checkpointing, or --config fsdp_offload"
 FP8 = "not offered: fp8 needs layers of another library"
-ONE_LOOP = "not offered: one loop, on Accelerate"
 _TOKENIZER = "the tokenizer is that of the model, as it is; use new_tokens to add tokens, chat_template for a template"
-_VISION = "text only: towers for images and sound stay as they are (docs/models.md)"
 _UPLOAD = "a run uploads nothing; afterwards `hf upload OWNER/NAME runs/NAME/final` does"
 _LOGIN = "the hub's token is never a setting: `hf auth login`, or the variable HF_TOKEN"
 _MERGE = "not a setting of a run; afterwards `kit export runs/NAME/final --output_dir merged` merges an adapter"
-_GENERATE = "a run generates only for predict_with_generate, greedily; other programs open final/"
 _NF4 = "use method: qlora; its 4-bit weights are always NF4 with double quantisation"
 _FROM_CONFIG = "leave it out: it is read from the model's config"
 _IN_A_RUN = "leave it out: the kit does it in every run"
@@ -84,7 +88,7 @@ _ANSWERS = {
     "use --attn_implementation flash_attention_3, with --packing": "flash_attention_3 use_flash_attention_3",
     "use --attn_implementation flash_attention_2; the default needs no package": """
         flash_attn flash_attention use_flash_attention_2 use_flash_attn flash_attention_2""",
-    _VISION: """
+    VISION: """
         freeze_vision_tower freeze_multi_modal_projector freeze_language_model freeze_mm_modules media_dir
         finetune_vision_layers finetune_language_layers image_size image_resize_algorithm processor_kwargs""",
     # --- the method
@@ -106,7 +110,7 @@ _ANSWERS = {
     "use lora_modules_to_save": "modules_to_save additional_target",
     "use use_rslora": "peft_use_rslora rslora",
     "use use_dora": "peft_use_dora dora",
-    _LORA: """
+    ADAPTERS: """
         loftq_config loftq_bits init_lora_weights peft_init_lora_weights lora_bias lora_task_type task_type bias
         lora_fan_in_fan_out relora_steps module_dropout layers_to_transform peft_layers_to_transform layers_pattern
         loraplus_lr_ratio loraplus_lr_embedding use_vera use_oft lora_alpha_pattern lora_rank_pattern""",
@@ -198,12 +202,11 @@ _ANSWERS = {
     "use adam_epsilon": "adam_eps adam_epsilon2 eps",
     "use max_grad_norm": "clip_grad_norm gradient_clipping grad_clip gradient_clip_val max_norm",
     "use router_aux_loss_coef": "moe_aux_loss_coef aux_loss_coef",
-    _OPTIMISERS: """
+    OPTIMISERS: """
         optim_args optim_target_modules optimizer_in_bwd use_galore use_apollo use_badam use_muon
         use_adam_mini adam_beta3
         dion_lr dion_momentum embedding_lr embedding_learning_rate lr_groups lr_quadratic_warmup""",
     "not offered: no noise is added to embeddings": "neftune_noise_alpha neft_alpha noisy_embedding_alpha",
-    "not offered: nothing is learned from the probabilities of another model": "kd_ratio",
     _OWN_LOSS: """
         loss custom_loss loss_function use_eaft_loss use_asft_loss asft_alpha eaft_alpha use_eaft
         compute_loss_func""",
@@ -249,9 +252,6 @@ _ANSWERS = {
         cut_cross_entropy
         dpo_use_liger_kernel use_liger_loss
         use_kernels use_kernel lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel tiled_mlp plugins
-        flash_optimum flex_attn_compile_kwargs gemma4_hybrid_attn_impl use_dsv4_kernels use_glm_dsa_kernels
-        dsv4_fp4_grouped_mode pretrain_multipack_attn expert_parallel_num_nvl_bytes expert_parallel_token_capacity
-        expert_parallel_backend llama4_linearized_experts heads_k_stride
         chunked_cross_entropy use_v1_kernels kernel_config use_scattermoe use_sonicmoe fused_attn_kernel""",
     # --- evaluation, output
     "use eval_on_start": "eval_on_begin eval_before_training sanity_check",
@@ -273,7 +273,7 @@ _ANSWERS = {
         compute_accuracy do_predict eval_causal_lm_metrics do_causal_lm_eval compute_metrics metrics
         generate_during_eval dpo_generate_during_eval""",
     "use max_new_tokens": "generation_max_length max_gen_length eval_max_new_tokens",
-    _GENERATE: """
+    GENERATE: """
         eval_num_beams num_beams temperature top_p top_k do_sample infer_backend infer_dtype use_cache
         use_kv_cache eval_table_size generate_samples""",
     "use output_dir": "out_dir save_dir logging_dir output_path output output_folder log_dir save_path",
@@ -329,13 +329,6 @@ _ANSWERS = {
     "use debug_distributed": "debug",
     "use profile_steps, which begins after the first two steps": "profiler profiler_steps profiler_steps_start",
     _IN_A_RUN: "do_train low_cpu_mem_usage",
-    "leave it out: another way of loading, which is not used here": """
-        experimental_skip_move_to_device torchdistx_path max_memory gpu_memory_limit sample_packing_eff_est
-        total_num_tokens base_model_ignore_patterns custom_sharded_layers use_distributed_state_dict low_cpu_ram
-        fsdp_reshard_after_forward memory_efficient_fsdp_wrap""",
-    "leave it out: it is for a service that starts runs": """
-        cloud provider gpu node_count volumes secrets branch dockerfile_commands memory timeout memory_preprocess
-        timeout_preprocess use_ray ray_num_workers ray_run_name ray_storage_path resources_per_worker""",
     "leave it out: the first checkpoint is that of save_steps": "save_first_step",
     _TRAINER: """
         prediction_loss_only eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
@@ -360,16 +353,18 @@ _FAMILIES = {
         "not offered: report_to lists the trackers; metrics.jsonl and report.html have the curves",
     ),
     **dict.fromkeys(("bnb_4bit", "bnb"), _NF4),
-    **dict.fromkeys(("galore", "apollo", "badam", "qgalore", "dion", "muon", "lomo"), _OPTIMISERS),
-    **dict.fromkeys(("pissa", "oft", "relora", "loftq", "vera"), _LORA),
+    **dict.fromkeys(("galore", "apollo", "badam", "qgalore", "dion", "muon", "lomo"), OPTIMISERS),
+    **dict.fromkeys(("pissa", "oft", "relora", "loftq", "vera"), ADAPTERS),
     **dict.fromkeys(("liger", "flash_attn"), KERNELS),
-    **dict.fromkeys(("image", "video", "audio"), _VISION),
+    **dict.fromkeys(("image", "video", "audio"), VISION),
     **dict.fromkeys(("export", "gptq", "awq"), _MERGE),
     **dict.fromkeys(("fp8", "nvfp4"), FP8),
     **dict.fromkeys(("megatron", "use_megatron", "use_mca", "hyper_parallel", "kt", "use_kt", "tpu"), ONE_LOOP),
-    "sglang": _GENERATE,
+    "sglang": GENERATE,
 }
-OTHER_KITS = {word: answer for answer, words in _ANSWERS.items() for word in words.split()} | {
+OTHER_KITS = {
+    word: answer for table in (WORDS, _ANSWERS) for answer, words in table.items() for word in words.split()
+} | {
     "hub_token": _LOGIN,
     **_NOT_OFFERED,
 }
@@ -424,6 +419,10 @@ def other_kits_word(name: str, value: Any = True) -> str:
         return "leave it out: it has no value"
     if text in ("false", "no", "off") and name not in _FALSE_ASKS:
         return _LEFT_OUT
+    if name == "loss" and re.search(r"crossentropy|cross_entropy|cewithchunked", text):
+        return "leave it out: it is the loss of objective sft, the default"
+    if name == "special_tokens" and set(re.findall(r"(\w+)'?\"?:", text)) == {"pad_token"}:
+        return "leave it out: padding is never learned from"
     if name in ("assistant_only_loss", "completion_only_loss", "train_on_responses_only") and text == "false":
         return "use train_on: all"
     if name in _CHOOSE_OBJECTIVE and text in _OBJECTIVES:

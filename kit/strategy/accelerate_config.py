@@ -8,12 +8,13 @@ kit saves by itself. The environment variables that a launcher sets are validate
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from kit.config.hints import other_kind
+from kit.config.other_files import kit_of
 from kit.config.other_kits import FP16, other_kits_word
 from kit.config.recipe_file import read_yaml
 from kit.durable import read_small
@@ -69,11 +70,20 @@ class AccelerateConfig:
     compiles: bool = False  # whether it has a ``dynamo_config``, which asks for compiled layers
 
 
+def _refuse_deepspeed(path: Path, values: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` for a JSON of DeepSpeed."""
+    if kit_of(values, ()) == "DeepSpeed":
+        expected = "an Accelerate config; `kit convert` with this file says which does the same"
+        fix = "--config fsdp; or --config fsdp_offload; or --config ddp"
+        raise UserError(Problem("--config", f"{path} is a file of DeepSpeed", expected, fix))
+
+
 def read_config(path: Path) -> AccelerateConfig:
     """Read and validate an Accelerate config file. Raises ``UserError`` with every problem of the file."""
     values, lines = read_yaml(path)
     if problem := other_kind(values, "config", path):
         raise UserError(problem)
+    _refuse_deepspeed(path, values)
     if not {*_CONFIG_KEYS, *_OTHER_KEYS} & set(values) and any(map(other_kits_word, map(str, values))):
         fix = f"--recipe {shlex.quote(str(path))} instead of --config"
         raise UserError(Problem("--config", f"{path} has only keys of a recipe", "an Accelerate config", fix))

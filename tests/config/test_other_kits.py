@@ -26,6 +26,14 @@ def test_each_training_argument_of_transformers_is_a_flag_or_is_answered():
     assert [name for name in names if name not in FLAGS and not is_other_kits_word(name)] == []
 
 
+# Some words had the answer of a setting with a similar name.
+GUESSED = """
+    dataset_val train_dataset use_dft_loss max_epochs lora_model_dir batch_size_val truncation_strategy teacher_model
+    split_dataset_ratio boft_dropout num_iterations lora_ga_scale init_weights freeze_vit cached_dataset
+    stopping_strategy profiler_repeat use_pose seq_kd dataset_shuffle moe_aux_loss_coeff early_stop_interval use_distributed_optimizer
+""".split()
+
+
 # The 40 most frequent keys of the examples of axolotl and LLaMA-Factory that are no settings here, and what was asked.
 FREQUENT = """
     saves_per_epoch wandb_name wandb_log_model wandb_watch wandb_entity wandb_project evals_per_epoch special_tokens
@@ -37,7 +45,7 @@ FREQUENT = """
 """.split()
 
 
-@pytest.mark.parametrize("word", FREQUENT)
+@pytest.mark.parametrize("word", FREQUENT + GUESSED)
 def test_a_known_word_is_never_answered_with_a_guess_by_spelling(word):
     answer = problems([f"--{word}", "1"])[f"--{word}"]
     assert "-> " in answer and "did you mean" not in answer and "unknown flag" not in answer
@@ -72,6 +80,12 @@ def test_a_known_word_is_never_answered_with_a_guess_by_spelling(word):
         ("precompute_ref_log_probs", "false", "leave it out"),
         ("loss_weights", "0", "leave it out"),
         ("disable_dropout", "false", "use lora_dropout"),
+        ("loss", "torchtune.modules.loss.LinearCrossEntropyLoss", "the loss of objective sft"),
+        ("loss", "torchtune.rlhf.loss.RSOLoss", "the loss is code"),
+        ("special_tokens", "{pad_token: <pad>}", "padding is never learned from"),
+        ("special_tokens", "{pad_token: <pad>, eos_token: <end>}", "use new_tokens"),
+        ("quantize_moe_experts", "true", "use --method qlora"),
+        ("use_muon", "false", "leave it out"),
     ],
 )
 def test_a_value_that_asks_for_nothing_is_no_request(recipe_file, word, value, answer):

@@ -284,6 +284,12 @@ def corrected(old, new):
     return edit
 
 
+@case("kit/strategy/accelerate_config.py:_refuse_deepspeed")
+def a_file_of_deepspeed(world):
+    world.write("zero.json", '{"zero_optimization": {"stage": 3}}')
+    return "finetune --config zero.json --global_batch_size 32"
+
+
 @case("kit/strategy/accelerate_config.py:read_config#1", then="not a setting of this kit")
 def a_recipe_of_another_kit_as_a_config(world):
     world.write("axo.yaml", "sequence_len: 256")

@@ -66,7 +66,7 @@ def convert(draft: Draft, path: Path) -> None:
     _take_schedule(draft)
     trainer.take_common(draft)
     take_data(draft)
-    trainer.take_evaluation(draft)
+    trainer.take_evaluation(draft, KIT, ("save_strategy", "epoch"))
     _take_special_tokens(draft)
     _take_plugins(draft)
     if is_true(draft.take("shuffle_merged_datasets", True)) is False:
@@ -74,8 +74,6 @@ def convert(draft: Draft, path: Path) -> None:
     draft.default("save_total_limit", 4, KIT)
     draft.default("weight_decay", 0.0, KIT)
     draft.default("lr_scheduler_type", "cosine", KIT)
-    if "save_steps" not in draft.values:
-        draft.default("save_strategy", "epoch", KIT)
 
 
 def _refuse_other_training(draft: Draft) -> None:

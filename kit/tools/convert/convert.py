@@ -4,11 +4,11 @@
 read by ``kit.tools.convert.words``.
 """
 
+import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
@@ -17,17 +17,22 @@ from kit.config.other_files import kit_of
 from kit.config.recipe import Recipe
 from kit.config.recipe_file import read_yaml
 from kit.config.validation import check_recipe
+from kit.durable import read_small
 from kit.errors import Problem, UserError, first_line
-from kit.tools.convert import axolotl, llama_factory, torchtune, trl, words
+from kit.tools.convert import axolotl, llama_factory, llama_factory_v1, swift, torchtune, training_arguments, trl, words
 from kit.tools.convert.draft import Draft, Group, is_nothing, shown
+from kit.tools.convert.shell import Command, read_command
 from kit.tools.convert.write import recipe_text
 
-KITS: dict[str, ModuleType] = {
-    "axolotl": axolotl,
-    "LLaMA-Factory": llama_factory,
-    "TRL": trl,
-    "transformers": trl,
-    "torchtune": torchtune,
+KITS: dict[str, Callable[[Draft, Path], None]] = {
+    "axolotl": axolotl.convert,
+    "LLaMA-Factory": llama_factory.convert,
+    "LLaMA-Factory v1": llama_factory_v1.convert,
+    "torchtune": torchtune.convert,
+    "TRL": trl.convert,
+    "ms-swift": swift.convert,
+    "transformers": training_arguments.convert,
+    "DeepSpeed": training_arguments.convert_deepspeed,
 }
 CHANGES = "changes what is learned"
 _KEYS = frozenset(Recipe.model_fields)
@@ -63,14 +68,21 @@ def convert(
     if path.is_dir():
         fix = f"kit export {shlex.quote(str(path))} --output_dir model makes a model of a checkpoint"
         raise UserError(Problem(str(path), "a folder", "a configuration file of another kit", fix))
-    values, lines = read_yaml(path)
-    kit = kit_of(values, _KEYS)
+    if path.suffix in (".sh", ".bash"):
+        command = _read_script(path)
+        values, lines, kit = command.flags, command.lines, command.kit
+        num_processes = num_processes or command.num_processes
+        source = Path(*re.sub(r"\.py\b", "", command.program).split())  # its last word names the objective
+    else:
+        source = path
+        values, lines = read_yaml(path)
+        kit = kit_of(values, _KEYS)
     if kit not in KITS:
         raise UserError(_unknown(path, values, kit))
     draft = Draft(
         {key: value for key, value in values.items() if not is_nothing(value)}, num_processes or 1, typed=flags or {}
     )
-    _read(draft, KITS[kit], path)
+    _read(draft, KITS[kit], path, source)
     for name, value in draft.typed.items():
         draft.put(name, value, "typed")
     problems = draft.problems or _not_dropped(draft, path, lines, drop)
@@ -81,10 +93,22 @@ def convert(
     return Converted(kit, draft, config)
 
 
-def _read(draft: Draft, module: ModuleType, path: Path) -> None:
-    """Read all keys. A value that is no number becomes a problem."""
+def _read_script(path: Path) -> Command:
     try:
-        module.convert(draft, path)
+        return read_command(read_small(path, errors="replace"), str(path))
+    except OSError as error:
+        raise UserError(Problem(str(path), error.strerror or "cannot be read", "a shell script")) from None
+
+
+def _read(draft: Draft, read: Callable[[Draft, Path], None], path: Path, source: Path) -> None:
+    """Read all keys. A value that is no number becomes a problem.
+
+    Args:
+        path: the file, for messages.
+        source: where the kit looks for other files, and what says by its folders which trainer reads it.
+    """
+    try:
+        read(draft, source)
         words.take_rest(draft)
     except (ValueError, TypeError, AttributeError) as error:
         found = f"a value of a wrong kind ({first_line(error)})"

@@ -96,8 +96,6 @@ def convert(draft: Draft, path: Path) -> None:
     if draft.values["method"] != "full" and "adapter_name_or_path" not in draft.values:
         draft.default("lora_r", 8, KIT)
         draft.default("lora_alpha", 2 * int(number(draft.values["lora_r"])), f"{KIT}, twice the rank")
-    if "save_strategy" not in draft.values:
-        draft.default("save_steps", 500, KIT)
 
 
 def _take_objective(draft: Draft, stage: str) -> None:

@@ -1,6 +1,6 @@
 """Keys of transformers' ``TrainingArguments``, which axolotl, LLaMA-Factory, TRL and ms-swift hand on.
 
-Their defaults are those of transformers 5.14 (``training_args.py``); each kit's module has what it sets instead.
+Their defaults are those of transformers 5.23 (``training_args.py``); each kit's module has what it sets instead.
 """
 
 import math
@@ -95,8 +95,14 @@ def _take_shape(draft: Draft) -> None:
             draft.drop(f"lr_scheduler_kwargs.{key}", value, Group.LEARNS, "no schedule here has it")
 
 
-def take_evaluation(draft: Draft) -> None:
-    """Read when to evaluate and when to save. Call it when the data are known."""
+def take_evaluation(draft: Draft, kit: str = "transformers", save: tuple[str, Any] = ("save_steps", 500)) -> None:
+    """Read when to evaluate and when to save. Call it when the data are known.
+
+    Args:
+        save: our setting for when ``kit`` saves if its file does not say.
+    """
+    if all(is_nothing(draft.given.get(key)) for key in ("save_strategy", "save_steps", "saves_per_epoch")):
+        draft.default(*save, kit)
     has_data = any(draft.values.get(name) for name in ("eval_dataset", "eval_split_size"))
     for kind in ("eval", "save"):
         strategy = draft.take_first(f"{kind}_strategy", *(["evaluation_strategy"] if kind == "eval" else []))

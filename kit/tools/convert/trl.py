@@ -95,7 +95,10 @@ def _take_data(draft: Draft) -> None:
     train, test = draft.take("dataset_train_split", "train"), draft.take("dataset_test_split", "test")
     config = draft.take("dataset_config")
     if isinstance(mixture, dict):
-        put_data(draft, "dataset", [_of_mixture(draft, each) for each in mixture.get("datasets", [])])
+        parts = [_of_mixture(draft, each) for each in mixture.get("datasets", [])]
+        put_data(draft, "dataset", parts)
+        if any("%" in str(part.split) for part in parts):
+            draft.notes["dataset"] = "a weight takes a share of the rows: there a random one, here the first"
         size = mixture.get("test_split_size")
         if not is_nothing(size):
             draft.put("eval_split_size", size)
@@ -119,7 +122,6 @@ def _of_mixture(draft: Draft, entry: dict[str, Any]) -> Data:
         draft.drop("dataset_mixture.weight", share, Group.LEARNS, "a part comes once in an epoch")
     elif share < 1 and "[" not in split:
         split = f"{split}[:{100 * share:g}%]"
-        draft.notes["dataset"] = "a weight takes a share of the rows: there a random one, here the first"
     config = entry.get("config", entry.get("name"))
     return Data(str(entry.get("id") or entry.get("path")), None if config == "default" else config, split)
 

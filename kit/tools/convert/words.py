@@ -24,9 +24,6 @@ _REASONS = {
         "a run continues where it was interrupted, in an output_dir of its own": """
             resume_from_checkpoint overwrite_output_dir""",
         "a silent rank ends the run after ddp_timeout, 1800 seconds": "ddp_timeout",
-        "text is all that is read": """
-            image_max_pixels video_max_pixels video_fps video_maxlen freeze_vision_tower freeze_multi_modal_projector
-            freeze_mm_modules""",
         "it is about generating": "max_new_tokens predict_with_generate",
     },
 }
@@ -49,6 +46,7 @@ _NEEDLESS = (
     "the devices",
     "the hub's",
     "the tokenizer is",
+    "use chat_template_kwargs",
     "tokenised data",
     "a run uploads",
     "not a setting of a run",
@@ -69,6 +67,7 @@ _NEEDLESS = (
     "use resume_from_checkpoint",
     "use run_name",
     "use project",
+    "text only",
     "use packing: best fit",
     "use logging_steps: 1",
     "use output_dir",

@@ -1,5 +1,8 @@
 """A file is recognised, or the message says what it is; a value of a wrong kind is a message, not a traceback."""
 
+import re
+import sys
+
 import pytest
 
 from kit.errors import UserError
@@ -34,7 +37,7 @@ def test_a_file_that_is_not_there_is_a_message(tmp_path):
         convert(tmp_path / "nowhere.yaml")
 
 
-@pytest.mark.parametrize("module", sorted({module.__name__ for module in KITS.values()}))
-def test_each_table_names_the_version_and_the_commit_it_was_read_from(module):
-    doc = next(each.__doc__ for each in KITS.values() if each.__name__ == module)
-    assert " commit " in doc and "of 202" in doc
+@pytest.mark.parametrize("kit", KITS)
+def test_each_table_names_what_it_was_read_from(kit):
+    module = sys.modules[KITS[kit].__module__]
+    assert re.search(r"[Rr]ead\s+from (.*\d\.\d+|commit)", module.__doc__, re.DOTALL)

@@ -47,7 +47,10 @@ def test_an_optimiser_of_the_same_maths_is_taken(optim):
 )
 def test_a_value_means_what_it_says(given, values):
     draft = read(given)
-    assert draft.values == values and not draft.given
+    said = {
+        name: value for name, value in draft.values.items() if not draft.notes.get(name, "").startswith("the default")
+    }
+    assert said == values and not draft.given
 
 
 @pytest.mark.parametrize(

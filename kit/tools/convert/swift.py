@@ -1,0 +1,179 @@
+"""ms-swift's YAML and command lines, read from commit 3602360 of 2026-08-22: ``swift/arguments`` and
+``swift/trainers/arguments.py``.
+
+Its hub is ModelScope: ids may have another name at Hugging Face's.
+"""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from kit.config import other_kits
+from kit.tools.convert import trainer
+from kit.tools.convert.axolotl_data import put_template
+from kit.tools.convert.data import Data, first_rows, put_data
+from kit.tools.convert.draft import Draft, Group, as_list, is_true, number
+from kit.tools.convert.modules import put_targets
+
+KIT = "ms-swift"
+RENAMES = {
+    "model": "model_name_or_path",
+    "model_revision": "model_revision",
+    "lora_rank": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "modules_to_save": "lora_modules_to_save",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+    "adapters": "adapter_name_or_path",
+    "learning_rate": "learning_rate",
+    "lr": "learning_rate",
+    "num_train_epochs": "num_train_epochs",
+    "output_dir": "output_dir",
+    "new_special_tokens": "new_tokens",
+    "beta": "beta",
+    "freeze_parameters": "freeze",
+}
+_OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo")
+_TEMPLATES = {"llama3": "llama3", "chatml": "chatml", "gemma": "gemma"}
+_LONGER = {"delete": "drop", "left": "keep_end", "right": "truncate", "split": "split"}
+_IMAGES = re.compile(r"(?i)[-_/.](vl|omni|audio|vision|v|ocr)\b|ovis|internvl|llava|janus|pixtral|minicpm-[ov]")
+_FAR = 8192  # tokens; without max_length ms-swift takes what the model can
+
+
+def convert(draft: Draft, path: Path) -> None:
+    """Read all keys of the file that have another name or form than here."""
+    _refuse_other_training(draft)
+    _take_method(draft)
+    draft.rename(RENAMES)
+    micro = draft.take("micro_batch_size")
+    if micro is not None:  # Megatron names the global batch
+        total = draft.take("global_batch_size", 16)
+        draft.put("global_batch_size", int(number(total)))
+        draft.put("per_device_train_batch_size", int(number(micro)))
+        draft.rename({"lr_warmup_fraction": "warmup_steps"})
+        draft.take("gradient_accumulation_steps")
+        _take_floor(draft)
+    else:
+        each = int(number(draft.given.get("per_device_train_batch_size", 1)))
+        trainer.take_batch(draft, 1, max(1, math.ceil(16 / each / draft.num_processes)))
+    draft.rename({"attn_impl": "attn_implementation"})
+    draft.values.pop("attn_implementation", None)
+    deepspeed = draft.given.get("deepspeed")
+    draft.given.pop("ENV", None)
+    trainer.take_common(draft)
+    draft.config = draft.config or ("fsdp" if deepspeed else "")
+    _take_data(draft)
+    trainer.take_evaluation(draft)
+    _take_what_is_learned(draft)
+    _put_defaults(draft)
+
+
+def _refuse_other_training(draft: Draft) -> None:
+    objective = draft.take("rlhf_type")
+    if objective in _OBJECTIVES:
+        draft.put("objective", objective)
+    elif objective is not None:
+        draft.refuse("rlhf_type", objective, other_kits.REWARDS)
+    for key in ("reward_model", "reward_funcs", "teacher_model", "num_labels"):
+        if (value := draft.take(key)) is not None and objective in (None, *_OBJECTIVES):
+            draft.refuse(key, value, other_kits.other_kits_word(key))
+    task = draft.take("task_type", "causal_lm")
+    if task != "causal_lm":
+        draft.refuse("task_type", task, "causal language models only")
+    model = str(draft.given.get("model", ""))
+    if _IMAGES.search(model):
+        draft.refuse("model", model, "a model of images or sound, and this kit reads only text")
+
+
+def _take_method(draft: Draft) -> None:
+    method = draft.take_first("tuner_type", "train_type", "sft_type")
+    method = "lora" if method is None else method
+    bits, how = draft.take("quant_bits"), draft.take("quant_method", "bnb")
+    if method not in ("lora", "full"):
+        draft.drop("tuner_type", method, Group.LEARNS, "methods are full, lora and qlora; with --drop, lora")
+        method = "lora"
+    if bits is not None and how == "bnb" and number(bits) == 4:
+        method = "qlora" if method == "lora" else method
+    elif bits is not None:
+        draft.drop("quant_bits", f"{bits}, {how}", Group.SPEED, "the base stays in bf16: more memory")
+    draft.put("method", method)
+    targets, expression = draft.take("target_modules", "all-linear"), draft.take("target_regex")
+    if method != "full":
+        put_targets(draft, expression if expression is not None else targets, "target_modules")
+    else:
+        for key in ("lora_rank", "lora_alpha", "lora_dropout", "modules_to_save"):
+            draft.take(key)
+
+
+def _take_floor(draft: Draft) -> None:
+    """Megatron's ``min_lr``, where its cosine ends."""
+    if (floor := draft.take("min_lr")) is not None and number(floor) > 0:
+        draft.put("lr_scheduler_type", "cosine_with_min_lr")
+        draft.put("min_lr_rate", number(floor) / number(draft.values.get("learning_rate", 1e-4)), "min_lr by lr")
+
+
+def _take_data(draft: Draft) -> None:
+    for name, ours in (("dataset", "dataset"), ("val_dataset", "eval_dataset")):
+        given = [str(each) for each in as_list(draft.take(name))]
+        if any("self-cognition" in each for each in given):
+            draft.drop(name, "self-cognition", Group.LEARNS, "its rows have placeholders for names")
+        put_data(draft, ours, [_data_of(each) for each in given])
+        if any("#" in each for each in given):
+            draft.notes[ours] = "#N draws N rows at random there; here they are the first"
+    draft.take("model_name")
+    share = draft.take("split_dataset_ratio", 0)
+    if number(share) > 0 and "eval_dataset" not in draft.values:
+        draft.put("eval_split_size", share)
+    if (columns := draft.take("columns")) is not None and isinstance(columns, dict):
+        names = {"query": "instruction", "response": "output"}
+        pairs = [f"{theirs}={names.get(str(field), field)}" for theirs, field in columns.items()]
+        draft.put("dataset_columns", ",".join(pairs))
+
+
+def _data_of(given: str) -> Data:
+    """``id:subset#500``, of which ms-swift draws 500 rows and this kit takes the first."""
+    given = given.removeprefix("HF::").removeprefix("MS::")
+    path, _, rows = given.partition("#")
+    path, _, subset = path.partition(":")
+    split = first_rows(None, int(rows)) if rows.isdigit() else None
+    return Data(path, subset.split("/")[0] or None, split)
+
+
+def _take_what_is_learned(draft: Draft) -> None:
+    system, scale = draft.take("system"), draft.take("loss_scale", "default")
+    if system is not None:
+        draft.drop("system", system, Group.LEARNS, "the system message stands in the data, or in a chat template")
+    scales = {"default": "assistant", "last_round": "last", "all": "all"}
+    if scale not in scales:
+        draft.drop("loss_scale", scale, Group.LEARNS, "train_on: assistant, last or all; with --drop, assistant")
+    elif scale != "default":
+        draft.put("train_on", scales[scale], "loss_scale")
+    name = draft.take("template")
+    if name is not None:
+        put_template(draft, str(name), _TEMPLATES, {str(name): re.sub(r"[_\d.]+$", "", str(name))})
+    strategy, length = draft.take("truncation_strategy"), draft.take("max_length")
+    draft.put("max_length", int(number(length or _FAR)), "" if length else "as far as the model goes")
+    draft.put("excess_length_strategy", _LONGER.get(str(strategy), "drop"), "" if strategy else f"the default of {KIT}")
+    if is_true(draft.take("enable_dft_loss")):
+        draft.put("objective", "dft")
+
+
+def _put_defaults(draft: Draft) -> None:
+    objective = draft.values.get("objective", "sft")
+    defaults: dict[str, Any] = {
+        "learning_rate": 1e-5 if draft.values["method"] == "full" else 1e-4,
+        "num_train_epochs": 3,
+        "weight_decay": 0.1,
+        "adam_beta2": 0.95,
+        "warmup_steps": 0,
+        "gradient_checkpointing": True,
+        "lr_scheduler_type": "cosine",
+    }
+    if draft.values["method"] != "full" and "adapter_name_or_path" not in draft.values:
+        defaults |= {"lora_r": 8, "lora_alpha": 32, "lora_dropout": 0.05}
+    if objective == "simpo":
+        defaults["simpo_gamma"] = 1
+    for name, value in defaults.items():
+        draft.default(name, value, KIT)

@@ -1,0 +1,89 @@
+"""Files and command lines of ms-swift become recipes that load, or say by key what they cannot."""
+
+import pytest
+
+from kit.errors import UserError
+
+FILE = {
+    "model": "Qwen/Qwen2.5-7B-Instruct",
+    "tuner_type": "lora",
+    "dataset": ["a/b#500", "a/c:main#20", "mine.jsonl"],
+    "split_dataset_ratio": 0.01,
+    "max_length": 4096,
+    "learning_rate": 1e-4,
+    "gradient_accumulation_steps": 8,
+    "eval_steps": 50,
+    "deepspeed": "zero2",
+}
+
+
+def test_a_file_becomes_a_recipe_with_the_defaults_of_that_kit(converted):
+    result, recipe = converted(FILE, num_processes=2)
+    assert (result.kit, result.config, recipe.method) == ("ms-swift", "fsdp", "lora")
+    assert [(entry.path, entry.config, entry.split) for entry in recipe.dataset] == [
+        ("a/b", None, "train[:500]"),
+        ("a/c", "main", "train[:20]"),
+        ("mine.jsonl", None, None),
+    ]
+    assert (recipe.lora_r, recipe.lora_alpha, recipe.lora_dropout) == (8, 32, 0.05)
+    assert (recipe.weight_decay, recipe.adam_beta2, recipe.num_train_epochs) == (0.1, 0.95, 3)
+    assert (recipe.global_batch_size, recipe.eval_split_size, recipe.eval_steps) == (16, 0.01, 50)
+    assert "at random there" in result.text([])
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        ({"gradient_accumulation_steps": None}, "global_batch_size", 16),
+        ({"tuner_type": "full"}, "method", "full"),
+        ({"quant_bits": 4, "quant_method": "bnb"}, "method", "qlora"),
+        ({"truncation_strategy": "left"}, "excess_length_strategy", "keep_end"),
+        ({}, "excess_length_strategy", "drop"),
+        ({"rlhf_type": "kto"}, "objective", "kto"),
+        ({"rlhf_type": "simpo"}, "simpo_gamma", 1),
+        ({"enable_dft_loss": True}, "objective", "dft"),
+        ({"loss_scale": "last_round"}, "train_on", "last"),
+        ({"lr": 1e-4, "min_lr": 1e-5, "micro_batch_size": 1, "global_batch_size": 8}, "min_lr_rate", 0.1),
+    ],
+)
+def test_a_key_means_what_its_value_says(converted, given, name, value):
+    assert getattr(converted(FILE | given)[1], name) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"system": "Be brief."}, "system"),
+        ({"tuner_type": "adalora"}, "tuner_type"),
+        ({"loss_scale": "react"}, "loss_scale"),
+        ({"dataset": "swift/self-cognition#5"}, "dataset"),
+    ],
+)
+def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(converted, given, key):
+    with pytest.raises(UserError, match=f"--drop {key} leaves it out"):
+        converted(FILE | given)
+    converted(FILE | given, drop=[key])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rlhf_type": "grpo"}, "rewards"),
+        ({"task_type": "seq_cls"}, "causal language models only"),
+        ({"model": "Qwen/Qwen2.5-VL-7B-Instruct"}, "only text"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(converted, given, says):
+    with pytest.raises(UserError, match=says):
+        converted(FILE | given)
+
+
+def test_a_script_is_read_like_a_file(converted):
+    script = "NPROC_PER_NODE=4 swift sft --model m \\\n  --dataset mine.jsonl --tuner_type lora --lora_rank 4\n"
+    result, recipe = converted(script, name="train.sh")
+    assert (result.kit, result.config, recipe.lora_r, recipe.dataset) == ("ms-swift", "ddp", 4, "mine.jsonl")
+
+
+def test_the_program_of_a_script_says_what_trl_trains(converted):
+    _, recipe = converted("trl dpo --model_name_or_path m --dataset_name a/b --beta 0.2", name="train.sh")
+    assert (recipe.objective, recipe.beta, recipe.learning_rate) == ("dpo", 0.2, 1e-6)
