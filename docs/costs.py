@@ -180,8 +180,8 @@ ROWS = [
     ),
     Row(
         "kernels of some GPUs",
-        "strategy/kernels",
-        "a reason, before weights are read, where FlashAttention 3 cannot run",
+        "strategy/kernels model/fp8_linear",
+        "`--fp8`; a reason, before weights are read, where fp8 or FlashAttention 3 cannot run",
     ),
     Row("exports and merges", "export/checkpoint", "a checkpoint as a model, an adapter merged into its base"),
     Row("drift of a merge", "export/drift", "`--measure_drift`"),

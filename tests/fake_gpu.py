@@ -67,6 +67,7 @@ class Case:
     micro_batches: int = 3  # of the longer of the two measured steps; the other one has 1
     packing: bool = False
     checkpointing: bool = True
+    fp8: bool = False
     objective: str = "sft"
     precompute_reference: bool = False
     fault: str = ""  # a name of ``fake_faults.FAULTS``
@@ -231,6 +232,7 @@ def main() -> None:
     for name in ("length", "rows", "micro_batches"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Case, name))
     parser.add_argument("--packing", action="store_true")
+    parser.add_argument("--fp8", action="store_true")
     parser.add_argument("--no-checkpointing", dest="checkpointing", action="store_false")
     parser.add_argument("--objective", default="sft", choices=DECLARED)
     parser.add_argument("--precompute_reference", action="store_true")

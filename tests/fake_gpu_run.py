@@ -81,6 +81,7 @@ class Simulation:
             "per_device_train_batch_size": case.rows,
             "global_batch_size": case.rows * case.world * case.micro_batches,
             "gradient_checkpointing": case.checkpointing,
+            "fp8": case.fp8,
             "objective": case.objective,
             "output_dir": tempfile.mkdtemp(),
         }

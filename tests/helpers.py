@@ -287,11 +287,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def with_gpus(monkeypatch, *names_and_majors):
-    """Let torch report these GPUs, each as its name and its major compute capability: 8 and above have bf16."""
+def with_gpus(monkeypatch, *gpus):
+    """Let torch report these GPUs, each as its name and its compute capability, which may have no minor number."""
     import torch
 
-    gpus = [SimpleNamespace(name=name, major=major, total_memory=2**34) for name, major in names_and_majors]
+    gpus = [
+        SimpleNamespace(name=name, major=major, minor=sum(minor), total_memory=2**34) for name, major, *minor in gpus
+    ]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpus[0].name)

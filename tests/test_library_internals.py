@@ -52,6 +52,15 @@ def test_the_files_that_rely_on_an_internal_exist():
     assert not [path for path in RELIANT if not (ROOT / path).exists()]
 
 
+@needed_by("kit/model/fp8_linear.py")
+def test_rows_of_8_bit_floats_with_a_scale_each_are_multiplied_on_a_cpu_too():
+    """torch._scaled_mm takes the second factor by columns, and scales of shape [N, 1] and [1, m]."""
+    left, right = torch.eye(16, 32).to(torch.float8_e4m3fn), torch.ones(48, 32).to(torch.float8_e4m3fn)
+    scales = torch.full((16, 1), 2.0), torch.arange(48.0)[None]
+    found = torch._scaled_mm(left, right.t(), *scales, out_dtype=torch.bfloat16, use_fast_accum=True)
+    assert torch.equal(found, (2 * torch.arange(48.0)).bfloat16().expand(16, 48))
+
+
 class Layer(nn.Linear):
     """A layer to be sharded, with a method besides ``forward``."""
 

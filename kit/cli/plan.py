@@ -97,6 +97,7 @@ def _show_plan(
     where += f", {base.num_machines} machines" if base.num_machines > 1 else ""
     where += f", host memory {gib(ask.gpu.host)}" if math.isfinite(ask.gpu.host) else ""
     where += "" if ask.gpu.bf16 else "; in float32, since it has no bf16"
+    where += "; fp8 needs compute capability 8.9, and its time is taken for that of bf16" if base.fp8 else ""
     shape = question.shape
     title = f"{shape.name}, {shape.num_parameters:,} parameters; {rows_of(base)}"
     if recommended is None:

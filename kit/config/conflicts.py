@@ -260,6 +260,9 @@ def _conflicts_of_method(settings: MethodSettings) -> list[Conflict]:
     if settings.use_dora and settings.method == "qlora":
         fix = "--method lora; or --use_dora false"
         conflicts.append(Conflict(("use_dora", "method"), "given with method qlora", fix))
+    if settings.fp8 and settings.method == "qlora":
+        fix = "--fp8 false; or --method lora"
+        conflicts.append(Conflict(("fp8", "method"), "true, with a base of 4 bits, which is multiplied in bf16", fix))
     return conflicts
 
 

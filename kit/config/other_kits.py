@@ -40,7 +40,7 @@ FLOAT32 = "float32: `accelerate launch --mixed_precision no` without --config, o
 FP16 = f"fp16 needs loss scaling, which skips steps. On most GPUs bf16 is as fast; on a T4 or V100, {FLOAT32}"
 GGUF = "a GGUF file holds weights for inference; take the model that it was made from"
 _MIXTURE = "use dataset: a list of {path: ..., weight: ...}"
-FP8 = "not offered: fp8 needs layers of another library"
+FP8 = "use --fp8 true, with --torch_compile true; it has no further settings"
 _TOKENIZER = "the tokenizer is that of the model, as it is; use new_tokens to add tokens, chat_template for a template"
 _UPLOAD = "a run uploads nothing; afterwards `hf upload OWNER/NAME runs/NAME/final` does"
 _LOGIN = "the hub's token is never a setting: `hf auth login`, or the variable HF_TOKEN"
@@ -301,7 +301,7 @@ _ANSWERS = {
         dtype torch_dtype precision float32 upcast_layernorm upcast_lmhead_output bf16_full_eval
         fp16_full_eval""",
     "it belongs in the Accelerate config (--config)": "mixed_precision",
-    FP8: "fp8",
+    FP8: "fp8_config fp8_backend fp8_enable_fsdp_float8_all_gather",
     "strategy comes from the Accelerate config: --config fsdp": """
         fsdp fsdp_config fsdp_version fsdp_transformer_layer_cls_to_wrap fsdp_final_state_dict_type device_map
         distributed_type accelerator_config parallelism_config dist_config ddp distributed_backend""",
@@ -358,7 +358,7 @@ _FAMILIES = {
     **dict.fromkeys(("liger", "flash_attn"), KERNELS),
     **dict.fromkeys(("image", "video", "audio"), VISION),
     **dict.fromkeys(("export", "gptq", "awq"), _MERGE),
-    **dict.fromkeys(("fp8", "nvfp4"), FP8),
+    "nvfp4": "not offered: products of 4 bits; fp8 is",
     **dict.fromkeys(("megatron", "use_megatron", "use_mca", "hyper_parallel", "kt", "use_kt", "tpu"), ONE_LOOP),
     "sglang": GENERATE,
 }

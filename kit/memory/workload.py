@@ -50,6 +50,7 @@ class Workload:
     save_only_model: bool = False
     num_checkpoints: int | None = 3  # on the disk at once; None: all are kept, of a number that depends on the data
     fuses: bool = False  # compiled layers, which keep fewer tensors
+    fp8: bool = False  # changes neither what is held nor, as far as formulas know, how long it takes
     # What this kit does not do. With these the same formulas describe other kits' published runs.
     pure_bf16: bool = False  # weights, gradients and optimiser states in bf16, without a float32 copy
     # whole: all logits at once; kept chunks: bf16 logits of all chunks, for the backward pass
@@ -83,6 +84,7 @@ class Workload:
             packing=recipe.packing,
             gradient_checkpointing=recipe.gradient_checkpointing != "auto" and recipe.gradient_checkpointing,
             fuses=bool(recipe.torch_compile),  # a plan is for a GPU, where `auto` compiles
+            fp8=recipe.fp8,
             objective=recipe.objective,
             precompute_reference=recipe.precompute_reference or bool(recipe.adapter_name_or_path),
             lora_r=recipe.lora_r,

@@ -40,6 +40,7 @@ from kit.model.attention import (
 from kit.model.checkpointing import enable_checkpointing
 from kit.model.files import MAX_MODULES
 from kit.model.four_bit import four_bit_config, packed_on_meta, quantising_on
+from kit.model.fp8_linear import install_fp8_linear
 from kit.model.freeze import check_freeze
 from kit.model.locate import check_weight_files, commit_of, hint_trust, hub_options, locate_model
 from kit.model.loss_head import install_loss_head
@@ -249,6 +250,8 @@ def build_model(
         install_shared_casts(model)
         if not settings.gradient_checkpointing:  # with it there are the copies of one layer at a time
             install_trained_linear(model)
+    if settings.fp8:
+        install_fp8_linear(base)
     router_coef = aux_loss_coef(base, router_aux_loss_coef)
     install_loss_head(base, router_aux_loss_coef=router_coef, device_memory=plan.device_memory)
     turn_off_cudnn_if_masked(config, attention, packing, router_loss=router_coef > 0)

@@ -8,6 +8,8 @@ backward pass x and A x are kept.
 peft's modules stay, so names, saving, merging and export are peft's. Its own forward answers wherever the function does
 not apply: with dropout, DoRA, a bias in the adapter, several active adapters or none, merged ones, other layers than
 ``Linear`` and ``Linear4bit``, and under FSDP1, which gathers A and B only while their own modules run.
+
+With ``fp8`` the products with W are those of ``kit.model.fp8_linear``; those with A and B stay in bf16.
 """
 
 from types import MethodType
@@ -16,6 +18,8 @@ from typing import Any
 import torch
 from peft.import_utils import is_bnb_4bit_available
 from peft.tuners import lora
+
+from kit.model.fp8_linear import input_gradient
 
 
 class _LoraLinear(torch.autograd.Function):
@@ -30,6 +34,7 @@ class _LoraLinear(torch.autograd.Function):
         y.view(-1, y.shape[-1]).addmm_(low, b.t(), alpha=scale)
         ctx.save_for_backward(x, low, a, b, weight)
         ctx.scale = scale
+        ctx.is_fp8 = getattr(base, "is_fp8", False)
         # Of 4 bits. Under FSDP2 ``base`` has just put them into a new object, in the place of ``weight``.
         ctx.tables = getattr(base.weight, "quant_state", None)
         return y
@@ -41,7 +46,10 @@ class _LoraLinear(torch.autograd.Function):
         dlow = dy @ b  # [N, r]
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = dy @ _matrix(weight, ctx.tables).to(dy.dtype)
+            if ctx.is_fp8 and dy.dtype == torch.bfloat16:
+                dx = input_gradient(dy, weight)
+            else:
+                dx = dy @ _matrix(weight, ctx.tables).to(dy.dtype)
             dx = dx.addmm_(dlow, a, alpha=ctx.scale).view(x.shape)
         # beta=0: of the first argument only the shape counts.
         da = torch.addmm(a, dlow.t(), x.reshape(-1, x.shape[-1]), beta=0, alpha=ctx.scale)

@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from kit.config.settings.method import MethodSettings
 from kit.errors import Problem
 from kit.model.four_bit import quantised_on_meta
+from kit.model.fp8_linear import check_fp8, describe_fp8
 from kit.model.reach import unreached_parts
 from kit.model.targets import fused_experts, is_fused_expert, lost_on_reload, modules_taken_for_experts
 
@@ -56,6 +57,8 @@ def check_parts(settings: MethodSettings, meta_model: Any, router_aux_loss_coef:
     if settings.method == "full" and _is_only_a_part(meta_model.config):
         found = f"final/ of a full run could not be opened: transformers knows {name} only as a part of another model"
         problems.append(Problem("method", found, fix="--method lora"))
+    if settings.fp8:
+        problems += check_fp8(meta_model)
     if settings.method == "qlora" and not _count(quantised_on_meta(meta_model)).of_kind("4-bit"):
         found = f"qlora would quantise none of the weights of {name}"
         linear = {type(module).__name__ for module in meta_model.modules() if isinstance(module, torch.nn.Linear)}
@@ -84,6 +87,8 @@ def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: f
     num_fused = count.of_kind("fused experts")
     percent_fused = f"{num_fused / count.num_base:.0%}"
     lines = ["; ".join(_counts(model, count, settings.method))]
+    if settings.fp8:
+        lines.append(describe_fp8(base))
     unquantised = 1 - count.of_kind("4-bit") / count.num_base
     if settings.method == "qlora" and unquantised > _LARGE_SHARE:
         which = f" ({percent_fused} are fused experts, which bitsandbytes does not load)" if num_fused else ""

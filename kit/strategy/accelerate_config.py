@@ -44,7 +44,7 @@ _MEGATRON = (
     "Megatron-LM trains models written for it, this kit those of transformers; use --config fsdp (docs/parallelism.md)"
 )
 _TPU = "TPUs need torch_xla, with which this kit was never run; use GPUs, or --config single with use_cpu: true"
-_FP8 = "fp8 needs layers of another library in place of the model's, and their scales in every checkpoint; use bf16"
+_FP8 = "fp8 is a setting of the recipe: --fp8 true, with mixed_precision: bf16 in the config"
 _OTHER_KINDS = {"DEEPSPEED": _DEEPSPEED, "MEGATRON_LM": _MEGATRON, "XLA": _TPU, "TPU": _TPU}
 _OTHER_KEYS = {"deepspeed_config": _DEEPSPEED, "megatron_lm_config": _MEGATRON, "fp8_config": _FP8} | dict.fromkeys(
     "tpu_name tpu_zone tpu_vm command_file commands".split(), _TPU

@@ -1,7 +1,7 @@
-"""Kernels that a run may ask for by name and that only some GPUs have.
+"""Kernels that a run may ask for by name and that only some GPUs have: FlashAttention 3, and products of 8 bits.
 
 Promises: a run that asks for one that a GPU of it does not have ends with the reason, before weights are read. No other
-takes its place.
+takes its place. A CPU rehearses products of 8 bits, at whatever speed.
 """
 
 from importlib.util import find_spec
@@ -10,6 +10,7 @@ from kit.config.recipe import Recipe
 from kit.errors import Problem
 from kit.strategy.topology import Topology, gpus_of
 
+_FP8_FROM = (8, 9)  # compute capability
 _HOPPER = 9  # major compute capability; FlashAttention 3 is written for this one only
 
 
@@ -18,16 +19,21 @@ def check_kernels(recipe: Recipe, topology: Topology) -> list[Problem]:
     problems = []
     if recipe.attn_implementation == "flash_attention_3" and (found := _why_not_flash_attention_3(topology)):
         problems.append(Problem("attn_implementation", f"flash_attention_3, {found}", fix="--attn_implementation auto"))
+    if recipe.fp8 and (reason := _why_not_fp8(topology)):
+        problems.append(Problem("fp8", reason[0], fix=reason[1]))
     return problems
 
 
 def describe_kernels(recipe: Recipe) -> list[str]:
     """Return a line for each of these kernels that the run uses."""
-    if recipe.attn_implementation != "flash_attention_3":
-        return []
-    return [
-        "attention: FlashAttention 3, of the package flash_attn_interface; no result of this kit was measured with it"
-    ]
+    lines = []
+    if recipe.attn_implementation == "flash_attention_3":
+        of_package = "of the package flash_attn_interface; no result of this kit was measured with it"
+        lines.append(f"attention: FlashAttention 3, {of_package}")
+    if recipe.fp8 and not recipe.torch_compile:
+        found = "in simulations rounding to 8 bits then doubles what a step reads and writes"
+        lines.append(f"warning: fp8 without --torch_compile true: {found}")
+    return lines
 
 
 def _why_not_flash_attention_3(topology: Topology) -> str:
@@ -42,3 +48,22 @@ def _why_not_flash_attention_3(topology: Topology) -> str:
         # What pip installs under this name is empty.
         return "whose package is not installed: it is built from the folder hopper of Dao-AILab/flash-attention"
     return ""
+
+
+def _why_not_fp8(topology: Topology) -> tuple[str, str] | None:
+    """Why this run cannot have products of 8 bits, and what to do; None if it can."""
+    lowest = ".".join(map(str, _FP8_FROM))
+    without = "--fp8 false"
+    if topology.device_type != "cpu" and not gpus_of(topology):
+        name = "ROCm, whose 8-bit numbers may be others" if topology.device_type == "cuda" else topology.device_type
+        return f"needs NVIDIA GPUs, and the run is on {name}", without
+    for gpu in gpus_of(topology):
+        if (gpu.major, gpu.minor) < _FP8_FROM:
+            found = f"needs GPUs of compute capability {lowest} or above, and {gpu.name} has {gpu.major}.{gpu.minor}"
+            return found, without
+    if topology.strategy.name == "fsdp1":
+        return "under FSDP1, with which it was never run", f"--config fsdp; or {without}"
+    if topology.mixed_precision != "bf16":
+        found = "needs mixed_precision: bf16, and the run computes in float32"
+        return found, f"--config {topology.strategy.config}; or {without}"
+    return None

@@ -112,6 +112,7 @@ def _key_of_model(prepared: "Prepared", recipe: "Recipe") -> list[Any]:
         plain.config.get_text_config()._attn_implementation,
         [metadata.version(name) for name in ("torch", "transformers", "peft")],
         *(["compiled"] if recipe.torch_compile else []),  # fused operations do not round in between
+        *(["fp8"] if recipe.fp8 else []),
     ]
 
 

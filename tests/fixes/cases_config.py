@@ -461,7 +461,17 @@ def varlen_without_packing(world):
     return "finetune --attn_implementation varlen"
 
 
-@case("kit/strategy/kernels.py:check_kernels")
+@case("kit/strategy/kernels.py:check_kernels#2")
+def fp8_in_float32(world):
+    return "finetune --fp8"
+
+
+@case("kit/config/conflicts.py:_conflicts_of_method#6")
+def fp8_with_a_base_of_4_bits(world):
+    return "finetune --config single --method qlora --fp8"
+
+
+@case("kit/strategy/kernels.py:check_kernels#1")
 def flash_attention_3_on_a_cpu(world):
     return "finetune --attn_implementation flash_attention_3 --packing"
 

@@ -20,7 +20,7 @@ CHANGES = {
     "use_rslora": True,
     "use_dora": True,
 }
-OF_FULL = {"method", "freeze", "train_only", "adapter_name_or_path"}  # these make no new adapter
+OF_FULL = {"method", "fp8", "freeze", "train_only", "adapter_name_or_path"}  # these make no new adapter
 
 
 def adapted(recipe):

@@ -17,6 +17,8 @@ CASES = [
     {"method": "full", "topology": "hybrid", "world": 16},
 ]
 REST = [
+    {"method": "lora", "fp8": True, "topology": "fsdp2", "world": 8},
+    {"method": "full", "fp8": True, "topology": "ddp", "world": 8},
     *({"method": method, "topology": "single", "world": 1} for method in METHODS),
     *({"method": method, "topology": "ddp", "world": 8} for method in METHODS),
     *({"method": method, "topology": "fsdp2", "world": world} for method in METHODS for world in (8, 64)),

@@ -128,8 +128,8 @@ REFUSED = [
     (FSDP + "  fsdp_reshard_after_foward: false\n", 5, ["did you mean 'fsdp_reshard_after_forward'?"]),
     (FSDP + "  fsdp_min_num_params: 100\n", 5, ["fsdp_min_num_params"]),
     ("mixed_precision: fp16\n", 1, ["'fp16'", "no or bf16", "loss scaling", "T4", "--mixed_precision no"]),
-    ("mixed_precision: fp8\n", 1, ["'fp8'", "no or bf16", "layers of another library"]),
-    (DDP + "fp8_config:\n  backend: TE\n", 3, ["fp8_config: not offered", "use bf16"]),
+    ("mixed_precision: fp8\n", 1, ["'fp8'", "no or bf16", "--fp8 true"]),
+    (DDP + "fp8_config:\n  backend: TE\n", 3, ["fp8_config: not offered", "--fp8 true"]),
     ("\ndistributed_type: DEEPSPEED\n", 2, ["DeepSpeed's ZeRO", "--config fsdp"]),
     ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n", 1, ["DeepSpeed's ZeRO", "--config fsdp"]),
     (

@@ -12,14 +12,14 @@ from kit.errors import UserError
 from kit.model.attention import packed_kernel, use_flash_attention_3
 from kit.strategy import kernels
 from kit.strategy.kernels import check_kernels, describe_kernels
-from kit.strategy.strategies import SINGLE
+from kit.strategy.strategies import FSDP1, FSDP2, SINGLE
 from kit.strategy.topology import Topology
 
 
-def topology_of(precision="bf16", device="cuda", num_processes=1):
+def topology_of(precision="bf16", device="cuda", num_processes=1, strategy=SINGLE):
     return Topology(
-        strategy=SINGLE,
-        config_name="single",
+        strategy=strategy,
+        config_name=strategy.config,
         num_processes=num_processes,
         mixed_precision=precision,
         device_type=device,
@@ -83,3 +83,28 @@ class TestFlashAttention3:
         with pytest.raises(UserError, match="installed but broken"):
             use_flash_attention_3()
         assert current_flash_attention_impl() is None
+
+
+class TestFp8:
+    @pytest.mark.parametrize(
+        ("gpu", "changes", "reason"),
+        [
+            (("H100", 9, 0), {}, ""),
+            (("RTX 4090", 8, 9), {"strategy": FSDP2}, ""),
+            (("A100", 8, 0), {}, "compute capability 8.9 or above, and A100 has 8.0"),
+            (("L40S", 8, 9), {"strategy": FSDP1}, "under FSDP1"),
+            (("H100", 9, 0), {"precision": "no"}, "needs mixed_precision: bf16"),
+            (None, {"device": "mps"}, "the run is on mps"),
+            (None, {"device": "cpu"}, ""),  # rehearses
+        ],
+    )
+    def test_it_is_refused_where_it_cannot_run(self, recipe, monkeypatch, gpu, changes, reason):
+        with_gpus(monkeypatch, *([gpu] if gpu else []))
+        problems = check_kernels(recipe(fp8=True), topology_of(**changes))
+        assert bool(problems) == bool(reason) and all(reason in problem.found for problem in problems)
+        assert check_kernels(recipe(), topology_of(**changes)) == []
+
+    def test_uncompiled_it_is_a_warning(self, recipe):
+        (line,) = describe_kernels(recipe(fp8=True))
+        assert line.startswith("warning: fp8 without --torch_compile true")
+        assert describe_kernels(recipe(fp8=True, torch_compile=True)) == []

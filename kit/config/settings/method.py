@@ -20,6 +20,9 @@ class MethodSettings(ModelSettings):
     method: Literal["full", "lora", "qlora"] = _identity(
         "lora", "full: all weights; lora: adapters; qlora: adapters on a 4-bit base"
     )
+    fp8: bool = _identity(
+        False, "round what the layers multiply to 8 bits: GPUs of compute capability 8.9; it changes what is learned"
+    )
     lora_r: int = _identity(16, "rank of the adapters", ge=1)
     lora_alpha: float = _identity(32, "scale of the adapters: alpha / r, or alpha / sqrt(r) with --use_rslora", gt=0)
     lora_dropout: float = _identity(0.0, "dropout before the adapters", "probability", ge=0, lt=1)

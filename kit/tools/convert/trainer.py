@@ -172,7 +172,11 @@ def take_precision(draft: Draft) -> None:
     for key, value in given:
         if value is None or (key in ("torch_dtype", "dtype") and str(value) in ("auto", "bfloat16", "float32")):
             continue  # computed in bf16, with float32 weights where they train
-        if (key == "fp8" and is_true(value)) or str(value) in ("float16", "fp16"):
+        if key == "fp8" and is_true(value):
+            draft.drop(
+                key, value, Group.SPEED, "computed in bf16; --fp8 true, with --torch_compile true, multiplies in 8 bits"
+            )
+        elif str(value) in ("float16", "fp16"):
             draft.drop(key, value, Group.SPEED, "computed in bf16")
         elif key == "bf16" and is_false(value):
             draft.drop(

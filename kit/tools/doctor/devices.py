@@ -1,4 +1,4 @@
-"""What the devices can do: the driver, GPUs and their memory, bf16, a 4-bit product, attention.
+"""What the devices can do: the driver, GPUs and their memory, bf16, fp8, a 4-bit product, attention.
 
 Each check computes something small on the device that the run would use, and compares it with float32 on the CPU.
 """
@@ -24,8 +24,9 @@ from kit.strategy.topology import Topology
 from kit.tools.doctor.result import Result, of_problems, ok
 
 _NVIDIA = "/proc/driver/nvidia/version"
-# Largest relative errors (Frobenius norm): bf16 keeps 8 bits, NF4 of normally distributed weights is 9 % off.
-_BF16_ERROR, _NF4_ERROR = 0.02, 0.15
+# Largest relative errors (Frobenius norm): bf16 keeps 8 bits, e4m3 keeps 4, NF4 of normally distributed weights is 9 %
+# off.
+_BF16_ERROR, _FP8_ERROR, _NF4_ERROR = 0.02, 0.06, 0.15
 # What a device has beside the run's state: CUDA's context, and activations, at the very least.
 _TIGHT = 0.8
 
@@ -114,6 +115,17 @@ def check_bf16(topology: Topology, config: str | None, method: str) -> Result:
     left, right = _random(0, 256, 256), _random(1, 256, 256)
     product = left.to(topology.device_type, torch.bfloat16) @ right.to(topology.device_type, torch.bfloat16)
     return _compared("bf16", "a product", _error(product, left @ right), _BF16_ERROR, "install torch again")
+
+
+def check_fp8(recipe: Recipe, topology: Topology) -> Result:
+    """Fail if the run cannot have ``fp8``, or a product of 8 bits is wrong."""
+    from kit.model.fp8_linear import product
+
+    if problems := [problem for problem in check_kernels(recipe, topology) if problem.where == "fp8"]:
+        return of_problems("fp8", problems, "")
+    left, right = (_random(seed, 256, 256) for seed in (0, 1))
+    found = product(*(matrix.to(topology.device_type, torch.bfloat16) for matrix in (left, right)))
+    return _compared("fp8", "a product", _error(found, left @ right.t()), _FP8_ERROR, "install torch again")
 
 
 def check_four_bit(method: str, optim: str, device: str) -> Result:

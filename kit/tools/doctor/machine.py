@@ -37,6 +37,8 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
 
     report.run("driver", lambda: devices.check_driver(topology))
     report.run("bf16", lambda: devices.check_bf16(topology, config_file, recipe.method))
+    if recipe.fp8:
+        report.run("fp8", lambda: devices.check_fp8(recipe, topology))
     report.run("4-bit product", lambda: devices.check_four_bit(recipe.method, recipe.optim, topology.device_type))
 
     from kit.memory.fit import memory_problems, planned_workload, resolve_auto

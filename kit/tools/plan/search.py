@@ -105,6 +105,8 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
     """
     found = []
     for method in METHODS:
+        if base.fp8 and method == "qlora":  # it is refused
+            continue
         for way in strategies(replace(base, method=method)):
             if only in (None, way.config):
                 found.append(tuned(way, gpu, global_batch_size) or try_out(least(way, global_batch_size), gpu))

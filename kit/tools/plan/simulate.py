@@ -134,6 +134,7 @@ def _settings(workload: Workload, recipe: Recipe | None) -> dict[str, Any]:
         "model_name_or_path": str(workload.shape.folder and workload.shape.folder.resolve()),
         "dataset": "random",
         "method": workload.method,
+        "fp8": workload.fp8,
         "max_length": workload.length,
         "packing": workload.packing,
         "per_device_train_batch_size": workload.rows,

@@ -1,0 +1,218 @@
+"""Products of 8 bits are near those of float32, a token's is its own, and elsewhere every bit stays as it was."""
+
+from collections import Counter
+from copy import deepcopy
+
+import pytest
+import torch
+from helpers import matrix
+from model_helpers import BF16, FP32, build, problems
+from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kit.config.recipe import Recipe
+from kit.model.fp8_linear import describe_fp8, fp8_layers, install_fp8_linear, product
+from kit.model.lora_linear import install_lora_linear
+from kit.model.trained_linear import install_trained_linear
+
+TINY = "recipes/tiny/model"
+
+
+def random(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def error(one, other):
+    """The relative error (Frobenius norm)."""
+    return float((one.double() - other.double()).norm() / other.double().norm())
+
+
+class TestProduct:
+    def test_it_is_off_by_the_rounding_of_its_factors(self):
+        left, right = random(40, 64), random(48, 64, seed=1)
+        found = product(left, right)
+        assert found.dtype == torch.bfloat16 and 0.02 < error(found, left.double() @ right.double().t()) < 0.05
+
+    def test_what_8_bits_can_hold_is_multiplied_without_error(self):
+        def exact(rows, seed):
+            values = torch.randint(-8, 9, (rows, 32), generator=torch.Generator().manual_seed(seed))
+            return (values * 2.0 ** torch.arange(-rows, rows, 2)[:, None]).bfloat16()
+
+        left, right = exact(16, 0), exact(32, 1)
+        assert torch.equal(product(left, right), (left.double() @ right.double().t()).bfloat16())
+
+    def test_a_token_has_the_product_that_it_has_alone(self):
+        left, right = random(40, 64) * 10.0 ** torch.arange(-20, 20)[:, None].bfloat16(), random(48, 64, seed=1)
+        assert torch.equal(product(left, right)[7:11], product(left[7:11].clone(), right))
+
+    @pytest.mark.parametrize("num_tokens", [0, 1, 3])
+    def test_any_number_of_tokens_has_one(self, num_tokens):
+        found = product(random(num_tokens, 32), random(16, 32, seed=1))
+        assert found.shape == (num_tokens, 16) and found.dtype == torch.bfloat16
+
+    @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+    def test_no_size_of_numbers_overflows(self, scale):
+        left, right = random(16, 32) * scale, random(16, 32, seed=1)
+        assert error(product(left, right), left.double() @ right.double().t()) < 0.05
+
+    def test_rows_of_zeros_give_zeros_and_what_is_not_finite_stays_so(self):
+        left, right = random(16, 32), random(16, 32, seed=1)
+        left[0] = 0
+        left[1, 3], left[2, 3] = torch.inf, torch.nan
+        found = product(left, right)
+        assert not found[0].any() and not found[1:3].isfinite().any() and found[3:].isfinite().all()
+
+
+def models(**config):
+    """A small Llama as it is, and a copy with products of 8 bits."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "vocab_size": 96} | config
+    plain = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes))
+    ours = deepcopy(plain)
+    install_fp8_linear(ours)
+    return plain, ours
+
+
+def trained(model, autocast=True):
+    """The hidden states, and all gradients."""
+    ids = torch.arange(60).view(3, 20)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    (hidden.float() * random(64)).mean().backward()
+    return [hidden.detach(), *(p.grad for p in model.model.parameters())]
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_hidden_states_and_gradients_are_near_those_of_float32(has_bias):
+    plain, ours = models(attention_bias=has_bias, mlp_bias=has_bias)
+    exact, found = trained(plain, autocast=False), trained(ours)
+    errors = [error(one, other) for one, other in zip(found, exact, strict=True)]
+    assert 0.02 < errors[0] < 0.08 and max(errors) < 0.15, errors
+
+
+def test_without_bf16_every_bit_is_that_of_torch():
+    plain, ours = (trained(model, autocast=False) for model in models())
+    assert all(torch.equal(one, other) for one, other in zip(plain, ours, strict=True))
+
+
+def test_no_more_is_kept_for_the_backward_pass():
+    def kept_bytes(model):
+        kept = {}
+
+        def pack(tensor):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            trained(model)
+        return sum(kept.values())
+
+    plain, ours = models()
+    install_trained_linear(plain)
+    assert kept_bytes(ours) == kept_bytes(plain)
+
+
+def test_sizes_that_do_not_fit_the_head_and_what_selects_experts_stay_in_bf16():
+    model, _ = models(intermediate_size=172)
+    model.model.layers[1].mlp.gate = torch.nn.Linear(64, 16)
+    takes, stays = fp8_layers(model)
+    assert {name.rpartition(".")[2] for name, _ in takes} == {"q_proj", "k_proj", "v_proj", "o_proj"} and len(
+        takes
+    ) == 8
+    assert len(stays) == 8 and "lm_head" in stays and "model.layers.1.mlp.gate" in stays
+    line = "fp8: products of 8 linear layers; in bf16: down_proj, gate, gate_proj, lm_head, up_proj (8 layers)"
+    assert describe_fp8(model) == line
+
+
+def of_recipe(**settings):
+    return Recipe(model_name_or_path=TINY, dataset="x.jsonl", max_length=64, **settings)
+
+
+def passed(model, autocast=True):
+    """The losses of one batch, and all gradients."""
+    inputs = torch.arange(80).reshape(2, 40) * 7 % 1000
+    positions = torch.arange(0, 80, 3)
+    torch.manual_seed(0)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
+        losses = model(input_ids=inputs, target_positions=positions, targets=positions)
+    losses.sum().backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [losses.detach(), *gradients]
+
+
+def with_adapters_in_use(model):
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data = random(*parameter.shape).float() / 100
+    return model
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.05])  # with dropout, peft's forward calls the frozen layer
+def test_a_frozen_base_has_them_too_and_adapters_learn_about_the_same(dropout):
+    exact = with_adapters_in_use(build(of_recipe(method="lora", lora_dropout=dropout), FP32))
+    ours = with_adapters_in_use(build(of_recipe(method="lora", lora_dropout=dropout, fp8=True), BF16))
+    found, expected = passed(ours), passed(exact, autocast=False)
+    assert 1e-3 < error(found[0], expected[0]) < 0.05
+    assert max(error(one, other) for one, other in zip(found[1:], expected[1:], strict=True)) < 0.3
+    layers = [module for name, module in ours.named_modules() if name.endswith("base_layer")]
+    assert layers and all(layer.is_fp8 for layer in layers)
+    assert not any(hasattr(module, "is_fp8") for name, module in ours.named_modules() if "lora_" in name)
+
+
+@pytest.mark.parametrize("checkpointing", [True, "selective"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_checkpointed_layers_have_the_same_bits(method, checkpointing):
+    plain = with_adapters_in_use(build(of_recipe(method=method, fp8=True), BF16))
+    recipe = of_recipe(method=method, fp8=True, gradient_checkpointing=checkpointing)
+    ours = with_adapters_in_use(build(recipe, BF16))
+    assert all(torch.equal(one, other) for one, other in zip(passed(ours), passed(plain), strict=True))
+
+
+class Counted(TorchDispatchMode):
+    """Counts matrix products by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[func._overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_outputs_and_gradients_of_inputs_are_such_products_and_gradients_of_weights_are_not(is_adapted):
+    _, model = models(num_hidden_layers=1)
+    if is_adapted:
+        get_peft_model(model, LoraConfig(target_modules="all-linear"))
+        install_lora_linear(model)
+    with Counted() as counted:
+        trained(model)
+    num_layers = 7
+    # With adapters, those that read the embeddings, which are frozen, give them no gradient.
+    assert counted.calls["_scaled_mm"] == (2 * num_layers - 3 if is_adapted else 2 * num_layers)
+    # Of an adapter, x A and dy B, of which the first is added in place, and the gradients of A and B.
+    assert counted.calls["mm"] == (2 * num_layers if is_adapted else num_layers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_adapted", matrix([True], rest=[True, False]))
+def test_a_layer_compiles_to_one_graph_with_the_same_bits(is_adapted):
+    _, plain = models(num_hidden_layers=1)
+    if is_adapted:
+        get_peft_model(plain, LoraConfig(target_modules="all-linear"))
+        with_adapters_in_use(plain)
+    compiled = deepcopy(plain)
+    for model in (plain, compiled):
+        install_fp8_linear(model)  # a copy's methods are bound to the model that it was made from
+        install_lora_linear(model)
+    compiled.model.layers[0].compile(backend="aot_eager", fullgraph=True)
+    for one, other in zip(trained(compiled), trained(plain), strict=True):
+        assert one is other is None or torch.equal(one, other)
+
+
+def test_a_model_without_such_a_layer_is_refused(monkeypatch):
+    monkeypatch.setattr("kit.model.fp8_linear._MULTIPLE", 1000)
+    assert "no linear layer whose sizes are multiples" in problems(of_recipe(fp8=True))
+    assert problems(of_recipe()) == ""
