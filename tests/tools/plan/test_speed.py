@@ -107,6 +107,13 @@ def test_the_host_bounds_the_step_of_a_small_model_and_larger_micro_batches_or_c
     assert step(replace(BASE, method="lora"), H100).bound == "arithmetic"
 
 
+@pytest.mark.parametrize(("method", "counted"), [("lora", 102), ("full", 40)])  # by benchmarks/ladder.py --layer METHOD
+def test_launches_of_a_compiled_layer_are_within_a_twentieth_of_those_of_its_graphs(method, counted):
+    workload = replace(BASE, method=method, strategy=SINGLE, num_gpus=1, fuses=True)
+    small, large = (step(replace(workload, shape=replace(BASE.shape, num_layers=n)), H100) for n in (2, 3))
+    assert large.launches - small.launches == pytest.approx(counted, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("name", "method", "checkpointing", "counted"),
     [  # by kit.tools.plan.simulate: one GPU, one row of 4,096 tokens
