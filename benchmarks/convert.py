@@ -40,8 +40,17 @@ def _reason(where: str, found: str) -> str:
     return re.sub(r"^\S*/|\[\d+\]", "", where) + f": {found}"
 
 
+# What refuses a file for its kind: it is not about fine-tuning on text.
+_OTHER_KINDS = (
+    r"rewards|only text|images|causal language|trains nothing|known kit|ebft|bradley_terry|stepwise|rwd\.|diffusion"
+)
+_WORDING = r"datasets\.type|dataset\._component_|dataset\.\w+\.query|train_dataset\.input"  # of an instruction's input
+
+
 def is_training_file(path: Path) -> bool:
     """Whether a file is a mapping that is not an Accelerate config or a list of data sets."""
+    if path.suffix == ".sh":
+        return bool(re.search(r"\b(sft|rlhf|pt|dpo|kto)\b", path.read_text(errors="replace")))
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):
@@ -83,20 +92,34 @@ def main() -> None:
     if flags.keys:
         answers_to_keys(flags.folder, flags.keys)
         return
-    print("| kit | files | whole | named drops | refused |\n|---|---|---|---|---|")
+    print("| kit | files | on text | whole | but for the wording of an input | other named drops | refused, on text |")
+    print("|---|---|---|---|---|---|---|")
     dropped: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for kit in sorted(path for path in flags.folder.iterdir() if path.is_dir()):
         counts: Counter[str] = Counter()
-        files = [path for path in sorted(kit.rglob("*.y*ml")) if is_training_file(path)]
+        files = [path for path in sorted([*kit.rglob("*.y*ml"), *kit.rglob("*.sh")]) if is_training_file(path)]
         for path in files:
             how, why = outcome(path)
+            if how == "refused" and any(re.search(_OTHER_KINDS, each) for each in why):
+                how = "other kind"
+            elif how == "named drops" and all(re.fullmatch(_WORDING, each) for each in why):
+                how = "wording"
             counts[how] += 1
             why = [re.sub(r"\[\d+\]|\.\w+_demo\b|\.identity\b", "", each) for each in why]
-            (refused if how == "refused" else dropped).update({f"{kit.name} {each}" for each in why})
+            (dropped if how in ("wording", "named drops") else refused).update(
+                f"{kit.name} {each}" for each in set(why)
+            )
             if flags.list and any(flags.list in each for each in why):
                 print(path, how, why)
-        print(f"| {kit.name} | {len(files)} | {counts['whole']} | {counts['named drops']} | {counts['refused']} |")
+        on_text = len(files) - counts["other kind"]
+        cells = [
+            kit.name,
+            len(files),
+            on_text,
+            *(counts[how] for how in ("whole", "wording", "named drops", "refused")),
+        ]
+        print(f"| {' | '.join(map(str, cells))} |")
     for name, reasons in (("dropped", dropped), ("refused", refused)):
         print(f"\n{name}:")
         for reason, number in reasons.most_common():

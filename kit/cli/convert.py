@@ -64,6 +64,10 @@ def run(argv: list[str]) -> int:
 
 def _free_name(out: Path) -> Path:
     """A name like ``out`` that no file has."""
+    if out.is_dir():
+        out = out / "my.yaml"
+        if not out.exists():
+            return out
     names = (out.with_name(f"{out.stem}-{number}{out.suffix}") for number in count(2))
     return next(name for name in names if not name.exists() and not name.with_suffix(".jinja").exists())
 

@@ -58,6 +58,22 @@ def test_a_flag_of_a_recipe_wins_over_the_file(theirs):
     assert (load_recipe("ours.yaml").max_length, load_recipe("ours.yaml").seed) == (512, 1)
 
 
+def test_a_data_set_that_is_typed_replaces_that_of_the_file_with_all_that_describes_it(theirs):
+    data = [{"path": "a/b", "split": "train[:5]", "type": "chat_template", "field_messages": "turns", "name": "main"}]
+    path = theirs(datasets=data, test_datasets=data, evals_per_epoch=1)
+    assert main(["convert", path, "--out", "ours.yaml", "--dataset", "mine.jsonl"]) == 0
+    recipe = load_recipe("ours.yaml")
+    assert (recipe.dataset, recipe.dataset_split, recipe.dataset_columns) == ("mine.jsonl", "train", {})
+    assert not recipe.has_evaluation and recipe.dataset_config is None
+
+
+def test_no_credential_of_the_file_reaches_the_recipe(theirs, capsys):
+    path = theirs(wandb_api_key="0123456789abcdef0123456789abcdef01234567", hub_model_id="hf_" + "aB3" * 12)
+    assert main(["convert", path]) == 0
+    out = capsys.readouterr().out
+    assert "0123456789abcdef" not in out and "aB3aB3" not in out and "***" in out
+
+
 def test_an_existing_file_is_never_written_over(theirs, tmp_path, capsys):
     (tmp_path / "ours.yaml").write_text("mine")
     assert main(["convert", theirs(), "--out", "ours.yaml"]) == 2
@@ -97,11 +113,14 @@ def test_a_chat_template_in_the_file_is_written_beside_the_recipe(theirs, tmp_pa
         (["theirs.yml", "--sequence_len", "5"], "--sequence_len: unknown flag"),
         (["theirs.yml", "--num_processes", "0"], "expected whole number from 1"),
         (["theirs.yml", "--max_length", "3"], "max_length"),
+        (["theirs.yml", "--out", "."], "--out my.yaml"),
+        (["script.sh"], "model_name_or_path: found m$i, which another program fills in"),
         (["."], "kit export"),
     ],
 )
-def test_what_is_wrong_is_said_with_status_2(theirs, words, says, capsys):
+def test_what_is_wrong_is_said_with_status_2(theirs, words, says, tmp_path, capsys):
     theirs()
+    (tmp_path / "script.sh").write_text("for i in 1 2; do swift sft --model m$i --dataset x; done\n")
     assert main(["convert", *words]) == 2
     err = capsys.readouterr().err
     assert says in err and "Traceback" not in err

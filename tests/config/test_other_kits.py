@@ -30,7 +30,8 @@ def test_each_training_argument_of_transformers_is_a_flag_or_is_answered():
 GUESSED = """
     dataset_val train_dataset use_dft_loss max_epochs lora_model_dir batch_size_val truncation_strategy teacher_model
     split_dataset_ratio boft_dropout num_iterations lora_ga_scale init_weights freeze_vit cached_dataset
-    stopping_strategy profiler_repeat use_pose seq_kd dataset_shuffle moe_aux_loss_coeff early_stop_interval use_distributed_optimizer
+    stopping_strategy profiler_repeat use_pose seq_kd dataset_shuffle moe_aux_loss_coeff early_stop_interval
+    use_distributed_optimizer
 """.split()
 
 

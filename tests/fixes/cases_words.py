@@ -69,6 +69,12 @@ def a_key_that_changes_what_is_learned(world):
     return "kit convert theirs.yaml"
 
 
+@case("kit/tools/convert/convert.py:_unfilled", values={"NAME": "model"})
+def a_model_that_the_shell_fills_in(world):
+    world.write("train.sh", "swift sft --model $1 --dataset chats.jsonl")
+    return "kit convert train.sh"
+
+
 @case("kit/tools/convert/convert.py:_unknown", edit=lambda world, problem, command: as_command(problem.fix))
 def a_recipe_of_ours(world):
     world.write("ours.yaml", "model_name_or_path: model", "dataset: chats.jsonl", "max_length: 256")

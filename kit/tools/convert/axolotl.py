@@ -125,14 +125,19 @@ def _take_method(draft: Draft) -> None:
             put_targets(draft, targets)
     draft.take("full_finetune")
     patterns = draft.take("unfrozen_parameters")
-    if patterns is not None:
+    if patterns is not None and adapter is not None:
+        reason = "beside an adapter, lora_modules_to_save names whole modules that train"
+        draft.drop("unfrozen_parameters", patterns, Group.LEARNS, reason)
+    elif patterns is not None:
         put_patterns(draft, "unfrozen_parameters", patterns, "train_only")
 
 
 def _take_schedule(draft: Draft) -> None:
     given = draft.given
     if (share := draft.take("cosine_min_lr_ratio")) is not None:
-        if number(given.get("cosine_constant_lr_ratio") or 0) or number(share) >= 1:
+        if number(share) == 1:
+            given["lr_scheduler_type"] = "constant_with_warmup"  # a cosine that ends where it begins
+        elif number(given.get("cosine_constant_lr_ratio") or 0):
             draft.drop("cosine_min_lr_ratio", share, Group.LEARNS, "no schedule here has it")
         else:
             draft.put("min_lr_rate", share)
@@ -147,6 +152,8 @@ def _take_schedule(draft: Draft) -> None:
 def _take_special_tokens(draft: Draft) -> None:
     """A padding token is never learned; the end of a text is."""
     tokens = draft.take("special_tokens", {})
+    if isinstance(draft.values.get("new_tokens"), dict):  # old files have `tokens` as a mapping of them
+        tokens = {**draft.values.pop("new_tokens"), **tokens}
     if not isinstance(tokens, dict):
         draft.drop("special_tokens", tokens, Group.LEARNS, "found no mapping of tokens")
         return
@@ -168,6 +175,8 @@ def _take_plugins(draft: Draft) -> None:
         name = re.sub(r"^axolotl\.integrations\.", "", str(plugin)).split(".")[0]
         if name in _PLUGINS_OF_SPEED.split():
             draft.drop("plugins", name, Group.SPEED, other_kits.KERNELS)
+        elif name == "swanlab":
+            draft.drop("plugins", name, Group.NEEDLESS, other_kits.other_kits_word("use_swanlab"))
         else:
             draft.drop("plugins", name, Group.LEARNS, f"not known here: {shown(plugin)}")
 

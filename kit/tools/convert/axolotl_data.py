@@ -160,7 +160,9 @@ def put_template(draft: Draft, name: str, same: dict[str, str], of_models: dict[
 def _data_of(draft: Draft, where: str, entry: dict[str, Any]) -> Data:
     """One data set, and what of it cannot be done here."""
     kind, files = _type_of(entry), as_list(entry.get("data_files"))
-    path = str(entry.get("path", ""))
+    path = entry.get("path", "")
+    if not isinstance(path, str):
+        draft.refuse(f"{where}.path", path, "a data set is a path or an id")
     if files and path in ("json", "csv", "parquet", "arrow", "text"):
         path = ",".join(files) if len(files) > 1 else str(files[0])
     elif files:

@@ -16,9 +16,9 @@ import yaml
 from kit.config.other_files import kit_of
 from kit.config.recipe import Recipe
 from kit.config.recipe_file import read_yaml
-from kit.config.validation import check_recipe
+from kit.config.validation import NAME, check_recipe, problems_with_secrets
 from kit.durable import read_small
-from kit.errors import Problem, UserError, first_line
+from kit.errors import Problem, UserError, first_line, raise_if
 from kit.tools.convert import axolotl, llama_factory, llama_factory_v1, swift, torchtune, training_arguments, trl, words
 from kit.tools.convert.draft import Draft, Group, is_nothing, shown
 from kit.tools.convert.shell import Command, read_command
@@ -83,9 +83,11 @@ def convert(
         {key: value for key, value in values.items() if not is_nothing(value)}, num_processes or 1, typed=flags or {}
     )
     _read(draft, KITS[kit], path, source)
+    if "dataset" in draft.typed:
+        _leave_data_of_the_file(draft)
     for name, value in draft.typed.items():
         draft.put(name, value, "typed")
-    problems = draft.problems or _not_dropped(draft, path, lines, drop)
+    problems = draft.problems or _not_dropped(draft, path, lines, drop) + _unfilled(draft)
     if problems:
         raise UserError(*problems)
     raise_if_invalid(draft)
@@ -110,9 +112,19 @@ def _read(draft: Draft, read: Callable[[Draft, Path], None], path: Path, source:
     try:
         read(draft, source)
         words.take_rest(draft)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         found = f"a value of a wrong kind ({first_line(error)})"
         raise UserError(*draft.problems, Problem(str(path), found, "the file as that kit takes it")) from None
+
+
+def _leave_data_of_the_file(draft: Draft) -> None:
+    """Remove what describes the data of the file, which ``--dataset`` replaces."""
+    names = [f"dataset_{key}" for key in ("config", "split", "revision", "columns")]
+    if "eval_dataset" in draft.values:
+        names += [name for name in draft.values if name.startswith(("eval_", "early_", "per_device_eval"))]
+        names.append("keep_best")
+    for name in names:
+        draft.values.pop(name, None)
 
 
 def _unknown(path: Path, values: Mapping[str, Any], kit: str) -> Problem:
@@ -139,8 +151,18 @@ def _not_dropped(draft: Draft, path: Path, lines: Mapping[str, int], drop: Colle
     return problems
 
 
+def _unfilled(draft: Draft) -> list[Problem]:
+    """A problem for each value that only a shell, or another file, fills in: ``m$i``, ``${name}``, ``$(date)``."""
+    return [
+        Problem(name, f"found {shown(value)}, which another program fills in", fix=f"--{name} {NAME}")
+        for name, value in draft.values.items()
+        if name not in draft.typed and re.search(r"\$[\w({]", str(value))
+    ]
+
+
 def raise_if_invalid(draft: Draft) -> None:
     """Validate the recipe as a run does. Raises ``UserError`` with all problems."""
+    raise_if(problems_with_secrets(draft.values, {}))
     values = yaml.load(recipe_text(draft, []), yaml.BaseLoader) or {}
     _, problems = check_recipe(values, {key: key for key in values})
     if problems:

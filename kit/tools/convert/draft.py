@@ -1,15 +1,19 @@
 """What the file of another kit becomes: settings with a comment each, and what was left out, in three groups.
 
-Promises: every key of the file ends in one of four places, so nothing is lost in silence: a setting, a group of what
-was left out, a problem, or it asked for nothing (null, empty, or a switch that is off).
+Promises: no credential of the file reaches the recipe; every key of the file ends in one of four places, so nothing
+is lost in silence: a setting, a group of what was left out, a problem, or it asked for nothing (null, empty, or a
+switch that is off).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from kit.errors import Problem
+
+_SECRET = re.compile(r"api_?key|(hub|hf|auth|access)_token|secret|passw", re.IGNORECASE)  # keys that hold credentials
 
 
 class Group(Enum):
@@ -95,6 +99,7 @@ class Draft:
         if name not in self.typed:
             first, dot, rest = key.partition(".")
             key = f"{self.names.get(first, first)}{dot}{rest}"
+            value = "***" if _SECRET.search(key) else value
             self.left_out.append(LeftOut(key, value, group, reason))
 
     def needless(self, key: str, reason: str) -> None:

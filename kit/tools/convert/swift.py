@@ -62,6 +62,9 @@ def convert(draft: Draft, path: Path) -> None:
     draft.values.pop("attn_implementation", None)
     deepspeed = draft.given.get("deepspeed")
     draft.given.pop("ENV", None)
+    if (optimiser := draft.take("optimizer")) is not None:
+        draft.given["optim"] = optimiser
+        draft.names["optim"] = "optimizer"
     trainer.take_common(draft)
     draft.config = draft.config or ("fsdp" if deepspeed else "")
     _take_data(draft)

@@ -97,6 +97,9 @@ def _take_model(draft: Draft) -> None:
         method = "lora"
     draft.put("method", method)
     draft.put("model_name_or_path", draft.take("checkpointer.checkpoint_dir", ""), "or its hub id")
+    if str(draft.given.get("checkpointer._component_", "")).endswith("FullModelMetaCheckpointer"):
+        reason = "weights in Meta's format; --model_name_or_path with the hub id, or a folder with safetensors"
+        draft.refuse("checkpointer._component_", "FullModelMetaCheckpointer", reason, "model_name_or_path")
     draft.rename({"output_dir": "output_dir"})
     if method == "full":
         return

@@ -128,6 +128,9 @@ def take_evaluation(draft: Draft, kit: str = "transformers", save: tuple[str, An
             draft.put("keep_best", True, "the run prints how to export the best checkpoint")
         draft.rename({"per_device_eval_batch_size": "per_device_eval_batch_size"})
         draft.rename({"eval_on_start": "eval_on_start"})
+    limit = draft.take("save_total_limit")
+    if limit is not None:
+        draft.put("save_total_limit", max(0, int(number(limit))), "0: all" if number(limit) < 1 else "")
     best = draft.take("metric_for_best_model")
     if best not in (None, "loss", "eval_loss"):
         draft.drop("metric_for_best_model", best, Group.LEARNS, "best is what has the lowest eval_loss")

@@ -5,6 +5,7 @@ from typing import Any
 import yaml
 
 from kit.config.recipe import Recipe
+from kit.secrets import redacted
 from kit.tools.convert.draft import Draft, Group, shown
 from kit.visible import one_line
 
@@ -31,7 +32,7 @@ def recipe_text(draft: Draft, header: list[str]) -> str:
         if left_out:
             lines += ["", f"# Left out: {kind.value}."]
             lines += [_shown_left_out(each.key, each.value, each.reason) for each in left_out]
-    return "\n".join(lines) + "\n"
+    return redacted("\n".join(lines) + "\n")
 
 
 def _shown_left_out(key: str, value: Any, reason: str) -> str:

@@ -17,6 +17,7 @@ from kit.tools.convert.convert import KITS, convert
         ("some: 1\n", "no file of a known kit"),
         ("model_name_or_path: m\ndataset: d\n", "kit train --recipe"),
         ("base_model: m\nsequence_len: [many]\ndatasets: [{path: d, type: chat_template}]\n", "max_length"),
+        ("base_model: m\nmicro_batch_size: 1e400\n", "a value of a wrong kind"),
         ("base_model: m\nmicro_batch_size: many\n", "a value of a wrong kind"),
         ("base_model: m\ndatasets: 3\nsequence_len: 8\nval_set_size: {}\n", "datasets"),
         ("stage: sft\nfinetuning_type: [lora]\ncutoff_len: 5\n", "trains nothing"),

@@ -108,6 +108,7 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
         ({"model": {"_component_": "torchtune.models.llama3_2_vision.llama3_2_vision_11b"}}, "only text"),
         ({"dataset": {"_component_": "torchtune.datasets.multimodal.the_cauldron_dataset"}}, "no builder"),
         ({"optimizer": None}, "trains nothing"),
+        ({"checkpointer": {"_component_": "torchtune.training.FullModelMetaCheckpointer"}}, "Meta's format"),
         ({"batch_size": "many"}, "a value of a wrong kind"),
     ],
 )

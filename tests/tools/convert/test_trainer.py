@@ -40,6 +40,7 @@ def test_an_optimiser_of_the_same_maths_is_taken(optim):
         ({"saves_per_epoch": 2, "max_steps": 30}, {"max_steps": 30, "save_steps": 15}),
         ({"save_strategy": "no", "save_steps": 100}, {}),
         ({"save_strategy": False}, {}),  # `no` in YAML
+        ({"save_total_limit": -1}, {"save_total_limit": 0}),
         ({"report_to": "none", "run_name": "x"}, {}),
         ({"report_to": "wandb", "run_name": "x"}, {"report_to": ["wandb"], "run_name": "x"}),
         ({"tf32": False, "bf16": True, "torch_dtype": "bfloat16"}, {}),
