@@ -107,7 +107,7 @@ def main() -> None:
         )
     parts = [*describe_parts(model, recipe, recipe.router_aux_loss_coef), *describe_serving(model, folder.final)]
     stops = new_stops(model, checked.stop_tokens)
-    optimizer = build_optimizer(model, recipe, recipe.peak_learning_rate)
+    optimizer = build_optimizer(model, recipe, recipe.peak_learning_rate, recipe.seed)
     rates = keep_rate_factors(optimizer, recipe.peak_learning_rate)
     guard.set_model(model, optimizer)
     layers = CompiledLayers(model, layer_classes(topology, model)) if recipe.torch_compile else None

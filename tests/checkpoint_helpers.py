@@ -19,7 +19,9 @@ ABOUT = {"identity": {"seed": 1}, "strategy": {"type": "single"}, "versions": {}
 
 def build(folder, **settings):
     recipe = Recipe(model_name_or_path=str(folder), dataset="x.jsonl", learning_rate=1e-2, **settings)
-    model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"), seed=recipe.seed)
+    trained_dtype = "bfloat16" if recipe.optim == "adamw_bf16" else "float32"
+    plan = LoadPlan(compute_dtype="float32", trained_dtype=trained_dtype, device="cpu")
+    model = build_model(recipe, open_config(recipe), plan, seed=recipe.seed)
     return model, build_optimizer(model, recipe, recipe.peak_learning_rate)
 
 

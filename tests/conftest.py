@@ -131,7 +131,8 @@ def build(model_folder):
 
     def build(method="full", optim="adamw_torch", compute_dtype="float32", **changes):
         recipe = make(model_name_or_path=str(model_folder), method=method, optim=optim, **changes)
-        plan = LoadPlan(compute_dtype=compute_dtype, device="cpu")
+        trained_dtype = "bfloat16" if optim == "adamw_bf16" else "float32"
+        plan = LoadPlan(compute_dtype=compute_dtype, trained_dtype=trained_dtype, device="cpu")
         model = build_model(recipe, open_config(recipe), plan, packing=recipe.packing, seed=recipe.seed)
         return model, AcceleratedOptimizer(build_optimizer(model, recipe, recipe.peak_learning_rate))
 

@@ -14,9 +14,20 @@ from kit.memory.formulas import TENSORS
 from kit.tools.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
 from kit.tools.plan.hardware import GPUS, USUAL, Gpu
 from kit.tools.plan.lengths import Lengths, measure_lengths, read_training_data
-from kit.tools.plan.search import Option, ScaledStep, fewest, options, recommend, scaling, strategies, try_out
+from kit.tools.plan.search import (
+    Option,
+    ScaledStep,
+    fewest,
+    in_bf16,
+    options,
+    recommend,
+    scaling,
+    strategies,
+    try_out,
+)
 from kit.tools.plan.table import (
     NOTE,
+    about_bf16,
     all_recipes,
     changes,
     command,
@@ -71,7 +82,8 @@ def run(argv: list[str]) -> int:
     if "json" in ask.switches:
         show(json.dumps(_record(ask, question, found, recommended, simulated, lengths, scaled), indent=1))
         return 0
-    _show_plan(ask, question, found, recommended, lengths)
+    smaller = in_bf16(base, ask.gpu, question.recipe.global_batch_size, found, question.only)
+    _show_plan(ask, question, found, recommended, lengths, smaller)
     if simulated:
         show(fitted(["", *simulated]))
     if "explain" in ask.switches:
@@ -89,8 +101,13 @@ def _show_plan(
     found: list[Option],
     recommended: tuple[Option, str] | None,
     lengths: Lengths | None,
+    smaller: Option | None,
 ) -> None:
-    """Show all ways, and of the recommended one memory, time and the command to type."""
+    """Show all ways, and of the recommended one memory, time and the command to type.
+
+    Args:
+        smaller: a way with weights in bf16, where none of full fine-tuning fits.
+    """
     assert ask.gpu is not None
     base = ask.workload(question)
     where = f"{base.num_gpus} x {ask.gpu.name}, {gib(ask.gpu.memory)} each"
@@ -101,11 +118,16 @@ def _show_plan(
     shape = question.shape
     title = f"{shape.name}, {shape.num_parameters:,} parameters; {rows_of(base)}"
     if recommended is None:
-        show(fitted([title, where, "", *ways(found), "", f"Nothing fits. {_fix(found)}"]))
+        show(fitted([title, where, "", *ways(found), "", f"Nothing fits. {_fix(found)}", *about_bf16(smaller)]))
         return
     option, reason = recommended
     lines = [title, where, "", f"Recommended: {option.workload.method} with {option.workload.config}: {reason}."]
-    lines += [*needs(option), *time_lines(option, question.recipe.max_steps, ask.price, lengths), ""]
+    lines += [
+        *about_bf16(smaller),
+        *needs(option),
+        *time_lines(option, question.recipe.max_steps, ask.price, lengths),
+        "",
+    ]
     show(joined([fitted(lines), *to_type(command(option, question))]))
     machines = on_machines(option)
     lines = ["", *machines] if machines else []

@@ -35,7 +35,7 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
     conflicts = _conflicts_of_batch(recipe) + _conflicts_of_datasets(recipe)
     if recipe.streaming:
         conflicts += _conflicts_of_streaming(recipe)
-    conflicts += _conflicts_of_attention(recipe) + _conflicts_of_objective(recipe)
+    conflicts += _conflicts_of_attention(recipe) + _conflicts_of_objective(recipe) + _conflicts_of_bf16(recipe)
     conflicts += _conflicts_of_strategies(recipe) + _conflicts_of_schedule(recipe)
     return conflicts + _conflicts_of_evaluation(recipe) + _conflicts_of_method(recipe)
 
@@ -264,6 +264,16 @@ def _conflicts_of_method(settings: MethodSettings) -> list[Conflict]:
         fix = "--fp8 false; or --method lora"
         conflicts.append(Conflict(("fp8", "method"), "true, with a base of 4 bits, which is multiplied in bf16", fix))
     return conflicts
+
+
+def _conflicts_of_bf16(recipe: Recipe) -> list[Conflict]:
+    """Conflicts of weights in bf16 with the method."""
+    if recipe.optim != "adamw_bf16" or recipe.method == "full":
+        return []
+    found = (
+        f"adamw_bf16 with method {recipe.method}, whose adapters are small: bf16 would cost accuracy and save nothing"
+    )
+    return [Conflict(("optim", "method"), found, "--optim adamw_torch_fused; or --method full")]
 
 
 # What has no effect unless another setting is there: its name, that setting, and how to say it.

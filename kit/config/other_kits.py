@@ -38,6 +38,10 @@ _DPO_VARIANT = "not offered; use dpo_loss, which lists the losses of objective d
 _PRECISION = "precision comes from the Accelerate config: mixed_precision"
 FLOAT32 = "float32: `accelerate launch --mixed_precision no` without --config, or mixed_precision: no in a copy of it"
 FP16 = f"fp16 needs loss scaling, which skips steps. On most GPUs bf16 is as fast; on a T4 or V100, {FLOAT32}"
+_PURE_BF16 = (
+    "not offered: weights in bf16 lose each update below 2^-9 of a weight; use optim: adamw_bf16, whose weights and "
+    "moments are in bf16 too, and which rounds at random"
+)
 GGUF = "a GGUF file holds weights for inference; take the model that it was made from"
 _MIXTURE = "use dataset: a list of {path: ..., weight: ...}"
 FP8 = "use --fp8 true, with --torch_compile true; it has no further settings"
@@ -295,7 +299,8 @@ _ANSWERS = {
     # --- processes and precision
     "use seed": "random_state data_seed random_seed",
     "use deterministic": "full_determinism",
-    f"{_PRECISION}: bf16, as in --config single": "bf16 bfloat16 pure_bf16",
+    f"{_PRECISION}: bf16, as in --config single": "bf16 bfloat16",
+    _PURE_BF16: "pure_bf16",
     f"{_PRECISION}; {FP16}": "fp16 float16 half",
     _PRECISION: """
         dtype torch_dtype precision float32 upcast_layernorm upcast_lmhead_output bf16_full_eval
@@ -425,6 +430,8 @@ def other_kits_word(name: str, value: Any = True) -> str:
         return "leave it out: padding is never learned from"
     if name in ("assistant_only_loss", "completion_only_loss", "train_on_responses_only") and text == "false":
         return "use train_on: all"
+    if name in ("bf16", "bfloat16") and text == "full":
+        return _PURE_BF16
     if name in _CHOOSE_OBJECTIVE and text in _OBJECTIVES:
         return _OBJECTIVES[text]
     if name in ("stage", "trainer", "task") and text != "true":

@@ -119,11 +119,19 @@ def setting_changes(
     if device.is_cpu or counts(held.total):
         changes += [_set(*flag) for flag in ways_to_share(topology, recipe, device.is_cpu)]
     shrinkable = not loading and phase is not REFERENCE and counts(moments)  # which has no state yet
-    if shrinkable and not has_8_bit_moments(recipe.optim) and takes_optimizer(topology.strategy, "adamw_8bit"):
+    in_bf16 = recipe.optim == "adamw_bf16"
+    has_8_bits = has_8_bit_moments(recipe.optim)
+    if shrinkable and not has_8_bits and not in_bf16 and takes_optimizer(topology.strategy, "adamw_8bit"):
         changes.append(_set("optim", "adamw_8bit", "other rounding; a quarter of the state"))
     if shrinkable and recipe.optim == "adamw_8bit" and not device.is_cpu:
         changes.append(_set("optim", "paged_adamw_8bit", "speed: CPU memory takes what is too much"))
-    if counts(held.trainable + held.gradients + held.gradients_to_come + moments) and recipe.method == "full":
+    trained = held.trainable + held.gradients + held.gradients_to_come + moments
+    can_be_bf16 = topology.mixed_precision == "bf16" and takes_optimizer(topology.strategy, "adamw_bf16")
+    # Weights and state of the 8-bit optimisers take as much.
+    in_float32 = recipe.method == "full" and not in_bf16 and not has_8_bits
+    if counts(trained) and in_float32 and can_be_bf16 and not loading:
+        changes.append(_set("optim", "adamw_bf16", "rounding of weights and moments to bf16, at random; half of each"))
+    if counts(trained) and recipe.method == "full":
         changes.append(_set("method", "lora", "training of adapters only: no gradients and state of the rest"))
     if counts(held.frozen) and recipe.method == "lora" and not recipe.use_dora:
         changes.append(_set("method", "qlora", "rounding of frozen weights to 4 bits, and speed"))

@@ -18,6 +18,8 @@ from kit.memory.sizes import (
     GRADIENT_BYTES,
     NF4_PACKED_BYTES,
     NF4_TABLE_BYTES,
+    UPDATED_BYTES,
+    UPDATED_TOGETHER,
     WEIGHT_BYTES,
     has_8_bit_moments,
     moment_bytes,
@@ -134,6 +136,8 @@ def _held(workload: Workload) -> "Counter[str]":
     held.update(_frozen(workload, workload.num_shards))
     if _accumulates(workload):
         held[GRADIENTS] = int(_gradients(workload))
+    if workload.strategy == DDP and workload.pure_bf16:  # its buckets, in which these gradients do not lie
+        held[GRADIENTS] += 2 * workload.trainable_parameters
     return held
 
 
@@ -143,12 +147,13 @@ def _gradients(workload: Workload) -> float:
         return 0
     unreduced = workload.sharded and workload.sync_each_batch is False
     shards = 1 if unreduced else workload.num_shards
-    return (2 if workload.pure_bf16 else GRADIENT_BYTES) * workload.trainable_parameters / shards
+    size = GRADIENT_BYTES if unreduced else workload.gradient_bytes
+    return size * workload.trainable_parameters / shards
 
 
 def _accumulates(workload: Workload) -> bool:
-    """Whether gradients are there while a micro-batch begins. Those of DDP lie in its buckets all the time."""
-    return workload.micro_batches > 1 or workload.strategy == DDP
+    """Whether gradients are there while a micro-batch begins. Those in DDP's buckets lie there all the time."""
+    return workload.micro_batches > 1 or (workload.strategy == DDP and not workload.pure_bf16)
 
 
 # --- what comes and goes
@@ -156,10 +161,11 @@ def _accumulates(workload: Workload) -> bool:
 
 def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
     """Bytes beside those of ``_held``, in each moment in which a step may have its peak."""
+    shape = workload.shape
     to_come = Counter() if _accumulates(workload) else Counter({GRADIENTS: _gradients(workload)})
     if workload.sharded:
         yield "gathering", _gathering(workload)
-        if workload.passes and not workload.shape.tied:
+        if workload.passes and not shape.tied:
             yield "gathering after a pass without gradients", _gathering_again(workload)
     for parts in _loss_head(workload):
         yield "loss head", parts
@@ -170,6 +176,9 @@ def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
     if workload.optim == "adamw_torch" and not workload.strategy.offloads:
         # On a GPU torch computes the roots of all second moments before it updates the first weight.
         to_come = to_come + Counter({ACTIVATIONS: WEIGHT_BYTES * workload.trainable_parameters // workload.num_shards})
+    if workload.pure_bf16 and not workload.strategy.offloads:
+        largest = max(shape.embedding_parameters, shape.hidden_size * shape.intermediate_size) // workload.num_shards
+        to_come = to_come + Counter({ACTIVATIONS: UPDATED_BYTES * min(UPDATED_TOGETHER, largest)})
     yield "optimiser step", to_come
 
 

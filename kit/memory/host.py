@@ -4,7 +4,7 @@ Promises: host memory is that of its worst moment, which is either loading or tr
 which takes the most.
 """
 
-from kit.memory.sizes import GRADIENT_BYTES, checkpoint_bytes, copied_bytes, final_bytes
+from kit.memory.sizes import checkpoint_bytes, copied_bytes, final_bytes
 from kit.memory.workload import Workload
 
 PROCESS_BYTES = 3 * 2**30  # Python and the libraries of one rank: assumed
@@ -24,7 +24,7 @@ def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
     if workload.sharded:  # rank 0 reads all weights, and sends them to all others, whichever copy they share
         loading["loading"] = whole
     if workload.strategy.offloads:
-        gradients = GRADIENT_BYTES * workload.trainable_parameters / workload.num_shards
+        gradients = workload.gradient_bytes * workload.trainable_parameters / workload.num_shards
         training["offloaded weights and optimiser"] = int(num_here * (share + gradients))
     if workload.async_save:
         copies = copied_bytes(_checkpoint(workload), num_here, workload.num_gpus, workload.num_replicas)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config.recipe import Recipe
 from kit.memory.sizes import (
-    GRADIENT_BYTES,
     NF4_BYTES,
     WEIGHT_BYTES,
     checkpoint_bytes,
@@ -19,6 +18,7 @@ from kit.memory.sizes import (
     has_8_bit_moments,
     moment_bytes,
     num_checkpoints,
+    trained_bytes,
 )
 from kit.strategy.topology import Topology
 
@@ -44,11 +44,11 @@ def needs_of_run(
     """Return the needs of a run.
 
     - State of a rank: frozen weights in the compute dtype (``NF4_BYTES`` each if quantised), and for each trainable
-      weight 4 bytes of itself, 4 of its gradient and those of its moments; divided by the ranks if they are sharded.
+      weight its bytes, as many of its gradient and those of its moments; divided by the ranks if they are sharded.
     - Loading: ranks that keep weights on the CPU hold all of them while they read, with ``load_on_rank0`` rank 0 only.
       Others read into their device.
     - Host memory of training: the state where it is on the CPU, and one copy of a checkpoint if saves are asynchronous.
-    - Checkpoint: 4 bytes of each trainable weight and those of its moments; divided over the ranks, on one disk.
+    - Checkpoint: each trainable weight and its moments; divided over the ranks, on one disk.
 
     Args:
         model: on meta, with its adapters, quantised if the run quantises it.
@@ -58,8 +58,10 @@ def needs_of_run(
     num_parameters = sum(p.numel() for p in model.parameters())
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = frozen_bytes(model, compute_bytes(topology.mixed_precision == "bf16"))
-    trained_bytes = WEIGHT_BYTES + GRADIENT_BYTES + moment_bytes(has_8_bit_moments(recipe.optim))
-    state = (frozen + trainable * trained_bytes) // topology.num_shards
+    size = trained_bytes(recipe.optim)
+    state = (
+        frozen + trainable * (2 * size + moment_bytes(has_8_bit_moments(recipe.optim), size))
+    ) // topology.num_shards
 
     on_cpu = topology.device_type == "cpu"
     reads_into_cpu = on_cpu or (topology.strategy.shards and (recipe.method != "qlora" or topology.load_on_rank0))

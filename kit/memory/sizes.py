@@ -8,8 +8,10 @@ import math
 
 from kit.config.settings.output import OutputSettings
 
-WEIGHT_BYTES = 4  # of a trained weight: float32, whatever the compute dtype
-GRADIENT_BYTES = 4
+WEIGHT_BYTES = 4  # of a trained weight: float32, whatever the compute dtype; see ``trained_bytes``
+GRADIENT_BYTES = 4  # of gradients that are added up
+# Of adamw_bf16: elements of a weight that it updates together, and bytes of the float32 copies and random bits of each.
+UPDATED_TOGETHER, UPDATED_BYTES = 1 << 23, 36
 # NF4 with double quantisation: half a byte a weight; a scale in 8 bits for 64 weights, and one of float32 for 256 of
 # these scales.
 NF4_PACKED_BYTES = 1 / 2
@@ -32,6 +34,11 @@ def compute_bytes(bf16: bool) -> int:
     return 2 if bf16 else 4
 
 
+def trained_bytes(optim: str) -> int:
+    """Return the bytes of a trained weight, as the optimiser ``optim`` holds it."""
+    return 2 if optim == "adamw_bf16" else WEIGHT_BYTES
+
+
 def moment_bytes(in_8_bits: bool, weight_bytes: int = WEIGHT_BYTES) -> int:
     """Return the bytes of AdamW's two moments of one weight: in 8 bits, or in the dtype of the weight."""
     return 2 * (1 if in_8_bits else weight_bytes)
@@ -44,8 +51,9 @@ def has_8_bit_moments(optim: str) -> bool:
 
 def checkpoint_bytes(num_trainable: int, optim: str, save_only_model: bool) -> int:
     """Return the bytes of a checkpoint: the weights that train and, unless it has weights only, their moments."""
-    moments = 0 if save_only_model else moment_bytes(has_8_bit_moments(optim))
-    return num_trainable * (WEIGHT_BYTES + moments)
+    size = trained_bytes(optim)
+    moments = 0 if save_only_model else moment_bytes(has_8_bit_moments(optim), size)
+    return num_trainable * (size + moments)
 
 
 def final_bytes(method: str, num_parameters: int, num_trainable: int, dtype_bytes: int = FINAL_BYTES) -> int:

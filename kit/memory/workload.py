@@ -3,16 +3,16 @@
 Plain numbers, so that thousands of them can be tried in a second.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.objective import DECLARED, Declared, ObjectiveName
 from kit.memory.shape import Shape
-from kit.memory.sizes import compute_bytes, num_checkpoints
+from kit.memory.sizes import GRADIENT_BYTES, compute_bytes, num_checkpoints
 from kit.model.checkpointing import Checkpointing
-from kit.strategy.strategies import SINGLE, Strategy
+from kit.strategy.strategies import DDP, SINGLE, Strategy
 
 
 def machines_with_copies(num_gpus: int, gpus_per_machine: int) -> int:
@@ -51,8 +51,8 @@ class Workload:
     num_checkpoints: int | None = 3  # on the disk at once; None: all are kept, of a number that depends on the data
     fuses: bool = False  # compiled layers, which keep fewer tensors
     fp8: bool = False  # changes neither what is held nor, as far as formulas know, how long it takes
+    pure_bf16: bool = False  # weights and optimiser states in bf16, without a float32 copy: adamw_bf16
     # What this kit does not do. With these the same formulas describe other kits' published runs.
-    pure_bf16: bool = False  # weights, gradients and optimiser states in bf16, without a float32 copy
     # whole: all logits at once; kept chunks: bf16 logits of all chunks, for the backward pass
     loss: Literal["chunks", "whole", "kept chunks"] = "chunks"
 
@@ -91,12 +91,28 @@ class Workload:
             lora_targets=targets,
             lora_dropout=recipe.lora_dropout > 0,
             optim=recipe.optim,
+            pure_bf16=recipe.optim == "adamw_bf16",
             eager=recipe.attn_implementation == "eager" or (shape.eager and recipe.attn_implementation == "auto"),
             sync_each_batch=recipe.sync_each_batch,
             async_save=recipe.async_save,
             save_only_model=recipe.save_only_model,
             num_checkpoints=num_checkpoints(recipe, recipe.max_steps, recipe.num_train_epochs),
         )
+
+    def with_method(self, method: Literal["full", "lora", "qlora"]) -> "Workload":
+        """Return this workload with another method. Adapters are trained in float32."""
+        if method == "full" or self.optim != "adamw_bf16":
+            return replace(self, method=method)
+        return replace(self, method=method, optim="adamw_torch_fused", pure_bf16=False)
+
+    def in_bf16(self) -> "Workload":
+        """Return this workload with weights and moments in bf16."""
+        return replace(self, optim="adamw_bf16", pure_bf16=True)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a gradient: float32 where micro-batches are added up, and under DDP; else as its weight."""
+        return 2 if self.pure_bf16 and self.micro_batches == 1 and self.strategy != DDP else GRADIENT_BYTES
 
     @property
     def config(self) -> str:

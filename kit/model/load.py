@@ -2,7 +2,7 @@
 
 The dtypes are the same under every strategy:
 
-- Trainable weights are float32 (the optimiser's master copy).
+- Trainable weights are float32 (the optimiser's master copy), or all bfloat16 with ``optim: adamw_bf16``.
 - Frozen weights have the compute dtype of the topology: bfloat16 with ``mixed_precision: bf16``, else float32.
 - 4-bit weights are NF4 with double quantisation. Their storage dtype is the compute dtype, because sharding silently
   corrupts any other storage.
@@ -247,6 +247,7 @@ def build_model(
     freeze_unreached_parts(base)
     if settings.method == "full":  # everything was loaded in float32
         _cast_frozen(model, getattr(torch, plan.compute_dtype))
+        _cast_trained(model, getattr(torch, plan.trained_dtype))
         install_shared_casts(model)
         if not settings.gradient_checkpointing:  # with it there are the copies of one layer at a time
             install_trained_linear(model)
@@ -274,6 +275,13 @@ def _cast_frozen(model: Any, dtype: torch.dtype) -> None:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad and not belongs_to_selector(name):
             parameter.data = parameter.data.to(dtype)
+
+
+def _cast_trained(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Cast the trained weights. ``AdamWBF16`` reads them as flat tensors, so a cast one is contiguous."""
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype != dtype:
+            parameter.data = parameter.data.to(dtype, memory_format=torch.contiguous_format)
 
 
 def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str) -> Any:

@@ -7,6 +7,7 @@ sharding and collectives run on the CPU (a rehearsal).
 import copy
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from kit.strategy.fsdp import (
     fsdp1_adapter_policy,
     fsdp_plugin,
     is_sharded_layer,
+    kept_in_bf16,
     num_replicas,
     replica_groups,
 )
@@ -136,6 +138,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
     stays_on_cpu = plugin is not None and (recipe.method != "qlora" or topology.load_on_rank0)
     return accelerator, LoadPlan(
         compute_dtype="bfloat16" if topology.mixed_precision == "bf16" else "float32",
+        trained_dtype="bfloat16" if recipe.optim == "adamw_bf16" else "float32",
         device="cpu" if stays_on_cpu else str(accelerator.device),
         quantise_on=str(accelerator.device),
         device_memory=gpu_memory(topology),
@@ -231,7 +234,8 @@ def prepare(
         # Accelerate refuses to prepare a model for FSDP2 without an optimiser. This one is dropped below.
         optimizer = torch.optim.SGD([next(model.parameters())], lr=0.0)
     sender = Sender(model, optimizer) if topology.load_on_rank0 else None
-    model, optimizer = accelerator.prepare(model, optimizer)
+    with kept_in_bf16(model) if topology.strategy.name == "fsdp2" else nullcontext():
+        model, optimizer = accelerator.prepare(model, optimizer)
     if sender is not None:
         sender.send(model, optimizer, accelerator.device, topology.strategy.offloads)
     # With FSDP1 the unit is the wrapper around the layer, so `is_sharded_layer` looks at wrappers.

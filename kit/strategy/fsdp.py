@@ -2,6 +2,8 @@
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kit.strategy.topology import Topology
@@ -76,6 +78,22 @@ def force_fsdp(accelerator: "Accelerator", plugin: Any, groups: Any = None) -> N
     if groups is not None:
         AcceleratorState._shared_state["parallelism_config"] = groups
         AcceleratorState._shared_state["device_mesh"] = groups.get_device_mesh("cpu")
+
+
+@contextmanager
+def kept_in_bf16(model: "torch.nn.Module") -> Iterator[None]:
+    """In the ``with`` block, in which the model is sharded, hide from Accelerate that its weights in bf16 are trained.
+
+    It would make float32 of them for FSDP2.
+    """
+    import torch
+
+    names = {name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.bfloat16}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and name not in names)
+    yield
+    for name, parameter in model.named_parameters():  # FSDP2 has put its own in their places
+        parameter.requires_grad_(parameter.requires_grad or name in names)
 
 
 def num_replicas(model: "torch.nn.Module") -> int:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from kit.strategy.topology import strategy_name
+from kit.strategy.weights import own_part
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,7 @@ def clip_grad_norm(accelerator: "Accelerator", model: "torch.nn.Module", max_nor
     import torch
     from torch.distributed.fsdp import FSDPModule
 
-    if isinstance(model, FSDPModule):
+    if isinstance(model, FSDPModule) or trains_in_bf16(model):
         with torch.no_grad():
             return _clip_shards([p.grad for p in model.parameters() if p.grad is not None], max_norm)
     # FSDP1 requires exactly the list of all its parameters.
@@ -33,7 +34,9 @@ def clip_grad_norm(accelerator: "Accelerator", model: "torch.nn.Module", max_nor
 
 
 def _clip_shards(gradients: "list[Any]", max_norm: float) -> "torch.Tensor":
-    """Clip the gradients of FSDP2 as torch does, with every bit the same, but by this rank's shards.
+    """Clip gradients, those of FSDP2 too, as torch does, with every bit the same, but by this rank's shards.
+
+    torch's norms of gradients in bf16 are in bf16, these in float32.
 
     The host spends a dozen milliseconds on an operation on some hundred DTensors, and one on that on their shards.
     """
@@ -41,9 +44,9 @@ def _clip_shards(gradients: "list[Any]", max_norm: float) -> "torch.Tensor":
 
     if not gradients:
         return torch.zeros(())
-    shards = [gradient.to_local() for gradient in gradients]
-    squares = torch.stack(torch._foreach_norm(shards)) ** 2  # of each gradient's norm
-    for dim, placement in enumerate(gradients[0].placements):  # all have the same
+    shards = [own_part(gradient) for gradient in gradients]
+    squares = torch.stack(torch._foreach_norm(shards, dtype=torch.float32)) ** 2  # of each gradient's norm
+    for dim, placement in enumerate(getattr(gradients[0], "placements", ())):  # all have the same
         if placement.is_shard():
             torch.distributed.all_reduce(squares, group=gradients[0].device_mesh.get_group(dim))
     norm = torch.linalg.vector_norm(squares**0.5)
@@ -67,8 +70,40 @@ def accumulating(accelerator: "Accelerator", model: "torch.nn.Module", is_last: 
     if isinstance(model, FSDPModule):
         model.set_requires_all_reduce(is_last)
     reduces = is_last or accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
-    with nullcontext() if reduces else accelerator.no_sync(model):
+    in_bf16 = trains_in_bf16(model)
+    averages = in_bf16 and keeps_gradients(model)  # DDP's buckets have the dtype of the weights
+    with nullcontext() if reduces and not averages else accelerator.no_sync(model):
         yield
+    if in_bf16 and (averages or not is_last):
+        hold_in_float32(model)
+    if averages and is_last:
+        _average(model)
+
+
+def trains_in_bf16(model: "torch.nn.Module") -> bool:
+    """Return whether the trained weights are in bf16, of which there is no copy in float32."""
+    import torch
+
+    return next((p.dtype == torch.bfloat16 for p in model.parameters() if p.requires_grad), False)
+
+
+def hold_in_float32(model: "torch.nn.Module") -> None:
+    """Make float32 of the gradients in bf16, so that those of further micro-batches are added up in float32."""
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.grad is not None and parameter.grad.dtype != torch.float32:
+            parameter.grad_dtype = None  # any
+            parameter.grad = parameter.grad.float()
+
+
+def _average(model: "torch.nn.Module") -> None:
+    """Average the gradients over the ranks. Called by all ranks."""
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            torch.distributed.all_reduce(parameter.grad.div_(torch.distributed.get_world_size()))
 
 
 def rebuild_ddp_buckets(
@@ -86,7 +121,7 @@ def rebuild_ddp_buckets(
             is learned.
         check: called when there are gradients. DDP itself ends with a traceback where one is missing.
     """
-    if strategy_name(accelerator) != "ddp":
+    if strategy_name(accelerator) != "ddp" or trains_in_bf16(model):  # whose gradients never lie in buckets
         return
     for _ in range(2):  # DDP rebuilds its buckets in the second forward pass
         value = loss()
@@ -104,7 +139,7 @@ def clear_gradients(accelerator: "Accelerator", model: "torch.nn.Module") -> Non
     """
     import torch
 
-    if strategy_name(accelerator) != "ddp":
+    if strategy_name(accelerator) != "ddp" or trains_in_bf16(model):
         return model.zero_grad(set_to_none=True)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     if gradients:

@@ -190,6 +190,7 @@ def resolve_config(
         problems += _package_problems(request.recipe)
     if request.recipe and config:
         problems += _method_problems(request.recipe, request.recipe.optim, config.strategy)
+        problems += _precision_problems(request.recipe, config)
         if wanted and checks_batch:
             problems += config.groups.problems(wanted) + _batch_problems(request.recipe, wanted)
     raise_if(problems)
@@ -256,6 +257,8 @@ def _method_problems(settings: MethodSettings, optim: str, strategy: Strategy) -
     if not takes_optimizer(strategy, optim):
         found = f"{optim} under {strategy.title}"
         fix = "--optim adamw_torch; or --config ddp, which keeps yours: bitsandbytes cannot read sharded parameters"
+        if optim == "adamw_bf16":
+            fix = "--config fsdp: the flat parameters of FSDP1 do not say where in a weight a shard begins"
         problems.append(Problem("optim", found, "adamw_torch or adamw_torch_fused", fix))
     if strategy.name != "fsdp1":
         return problems
@@ -270,6 +273,15 @@ def _method_problems(settings: MethodSettings, optim: str, strategy: Strategy) -
         found = f"under FSDP1 with method {settings.method}: it trains modules whole"
         problems.append(Problem(name, found, fix="--config fsdp"))
     return problems
+
+
+def _precision_problems(settings: OptimSettings, config: AccelerateConfig) -> list[Problem]:
+    """A problem if weights in bf16 are to be trained in float32: products of bf16 weights are products in bf16."""
+    if settings.optim != "adamw_bf16" or config.mixed_precision == "bf16":
+        return []
+    found = f"adamw_bf16 with mixed_precision {config.mixed_precision}: weights in bf16 give products in bf16"
+    fix = f"--config {config.strategy.config}, whose precision is bf16; or --optim adamw_torch"
+    return [Problem("optim", found, fix=fix)]
 
 
 def _package_problems(recipe: Recipe) -> list[Problem]:

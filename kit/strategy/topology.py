@@ -167,7 +167,13 @@ def strategy_name(accelerator: "Accelerator") -> StrategyName:
 
 
 def takes_optimizer(strategy: Strategy, optim: str) -> bool:
-    """Return whether the strategy supports the optimiser; those of bitsandbytes cannot read sharded parameters."""
+    """Return whether the strategy supports the optimiser.
+
+    Those of bitsandbytes cannot read sharded parameters; adamw_bf16 must know where in a weight a shard begins, which
+    FSDP1's flat parameters do not say.
+    """
+    if optim == "adamw_bf16":
+        return strategy.name != "fsdp1"
     return "8bit" not in optim or not strategy.shards
 
 

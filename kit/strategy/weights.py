@@ -3,6 +3,7 @@
 Promises: every function here works under all strategies, so code outside ``kit.strategy`` need not know which one runs.
 """
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -191,6 +192,20 @@ def own_part(tensor: Any) -> "torch.Tensor":
     if hasattr(tensor, "local_shards"):  # FSDP1 gives a rank one shard, or none of a small tensor
         return next((shard.tensor for shard in tensor.local_shards()), torch.empty(0))
     return tensor.to_local() if hasattr(tensor, "placements") else tensor
+
+
+def own_start(tensor: Any) -> int:
+    """Return the position in a whole tensor, flattened, of the first element of ``own_part``.
+
+    FSDP1's flat shards have no such position.
+    """
+    if not hasattr(tensor, "placements"):
+        return 0
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    assert not any(offsets[1:]), "FSDP2 shards the first dimension"
+    return int(offsets[0]) * math.prod(tensor.shape[1:])
 
 
 def gathered_weights(model: "torch.nn.Module") -> "list[torch.nn.Parameter]":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kit.strategy.weights import own_part
+from kit.train.bf16_adamw import AdamWBF16
 
 if TYPE_CHECKING:
     from kit.config.settings.optimisation import OptimSettings
@@ -33,12 +34,13 @@ class AdamW(torch.optim.AdamW):
 
 
 def build_optimizer(
-    model: torch.nn.Module, settings: "OptimSettings", peak_learning_rate: float
+    model: torch.nn.Module, settings: "OptimSettings", peak_learning_rate: float, seed: int = 0
 ) -> torch.optim.Optimizer:
     """Build AdamW for the trainable weights. Weights of one dimension (norms, biases) get no weight decay.
 
     Args:
         peak_learning_rate: the rate of a group that names no ``lr``; see ``keep_rate_factors`` for one that does.
+        seed: of an optimiser that draws random bits.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -52,6 +54,8 @@ def build_optimizer(
         # None: on a GPU torch updates all weights in a few calls, on a CPU one after another. False: always the latter.
         fused = True if settings.optim == "adamw_torch_fused" else None
         return AdamW(groups, lr=peak_learning_rate, betas=betas, eps=epsilon, fused=fused)
+    if settings.optim == "adamw_bf16":
+        return AdamWBF16(groups, seed=seed, lr=peak_learning_rate, betas=betas, eps=epsilon)
     import bitsandbytes.optim
 
     paged = settings.optim.startswith("paged")

@@ -24,6 +24,7 @@ from kit.errors import UserError
         ("untied", {"method": "qlora"}),
         ("untied", {"method": "full", "optim": "adamw_8bit"}),
         ("tied", {"method": "full", "optim": "paged_adamw_8bit"}),
+        ("tied", {"method": "full", "optim": "adamw_bf16"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )

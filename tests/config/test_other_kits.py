@@ -56,6 +56,9 @@ def test_a_known_word_is_never_answered_with_a_guess_by_spelling(word):
     ("word", "value", "answer"),
     [
         ("load_in_4bit", "true", "use --method qlora"),
+        ("bf16", "full", "use optim: adamw_bf16"),
+        ("pure_bf16", "true", "lose each update below 2^-9 of a weight; use optim: adamw_bf16"),
+        ("pure_bf16", "false", "leave it out"),
         ("load_in_4bit", "false", "leave it out"),
         ("train_on_inputs", "False", "leave it out"),
         ("wandb_project", "", "leave it out: it has no value"),

@@ -564,6 +564,11 @@ def freeze_and_train_only(world):
     return "finetune --method full --freeze model.embed* --train_only model.layers.1.*"
 
 
+@case("kit/config/conflicts.py:_conflicts_of_bf16")
+def weights_of_adapters_in_bf16(world):
+    return "finetune --config single --method lora --optim adamw_bf16"
+
+
 @case("kit/config/conflicts.py:_conflicts_of_method#3")
 def freeze_with_adapters(world):
     return "finetune --freeze model.embed*"

@@ -64,7 +64,7 @@ def flags(shortage, recipe, topology):
         ({"global_batch_size": 10, "per_device_train_batch_size": 5}, "", LORA, GPU, 2,
          "batch_size_1 checkpointing fsdp offload | qlora max_length_1024"),
         # All weights: where the optimiser's state weighs, it can be smaller, or gone.
-        ({"method": "full"}, "", FULL, GPU, 1, "batch_size_2 checkpointing fsdp offload | 8bit lora max_length_1024"),
+        ({"method": "full"}, "", FULL, GPU, 1, "batch_size_2 checkpointing fsdp offload | 8bit bf16 lora max_length_1024"),
         # Shards take no bitsandbytes optimiser.
         ({"method": "full", "optim": "adamw_8bit"}, "", FULL, GPU, 1,
          "batch_size_2 checkpointing | paged lora max_length_1024"),
@@ -72,18 +72,18 @@ def flags(shortage, recipe, topology):
          "batch_size_2 checkpointing | lora max_length_1024"),
         # Sharded already: more GPUs, over which the 6 micro-batches of a step can be dealt, or the CPU's memory.
         ({"method": "full"}, "", Held(trainable=20 * GIB, optimizer=40 * GIB, sharded=True), GPU, 2,
-         "batch_size_2 checkpointing num_processes_6 offload | lora max_length_1024"),
+         "batch_size_2 checkpointing num_processes_6 offload | bf16 lora max_length_1024"),
         ({"method": "full", "per_device_train_batch_size": 12}, "",
          Held(trainable=20 * GIB, optimizer=40 * GIB, sharded=True), GPU, 2,
-         "batch_size_6 checkpointing offload | lora max_length_1024"),
+         "batch_size_6 checkpointing offload | bf16 lora max_length_1024"),
         # Gradients of the whole model, kept from micro-batch to micro-batch.
         ({"method": "full", "sync_each_batch": False}, "", Held(trainable=GIB, gradients=30 * GIB, sharded=True),
          GPU, 2,
-         "sync batch_size_2 checkpointing num_processes_6 offload | lora max_length_1024"),
+         "sync batch_size_2 checkpointing num_processes_6 offload | bf16 lora max_length_1024"),
         # What is waiting in CPU memory already is not in the way on the GPU.
         ({"method": "full"}, "", Held(sharded=True), GPU, 2, "batch_size_2 checkpointing | max_length_1024"),
         # Nothing but weights and state: activations are not to blame.
-        ({"method": "full"}, "the optimiser's step", FULL, GPU, 1, "fsdp offload | 8bit lora"),
+        ({"method": "full"}, "the optimiser's step", FULL, GPU, 1, "fsdp offload | 8bit bf16 lora"),
         ({}, "loading", Held(), GPU, 1, "fsdp offload | qlora"),
         ({"method": "full"}, "loading", Held(), GPU, 1, "fsdp offload | lora"),
         ({}, "evaluation", LORA, GPU, 1, "eval_size_2 fsdp offload | qlora max_length_1024"),
@@ -91,19 +91,19 @@ def flags(shortage, recipe, topology):
         # The reference before the first step: in batches of an evaluation, without gradients or state.
         ({"method": "full", "objective": "dpo"}, "the reference's forward passes",
          Held(trainable=20 * GIB, optimizer_to_come=40 * GIB), GPU, 1,
-         "eval_size_2 fsdp offload | lora max_length_1024"),
+         "eval_size_2 fsdp offload | bf16 lora max_length_1024"),
         # A CPU: more processes take more of the same memory.
         ({}, "", Held(), CPU, 1, "batch_size_2 checkpointing | max_length_1024"),
         ({}, "", Held(), CPU, 2, "batch_size_2 checkpointing num_processes_1 | max_length_1024"),
-        ({"method": "full"}, "", FULL, CPU, 1, "batch_size_2 checkpointing | 8bit lora max_length_1024"),
+        ({"method": "full"}, "", FULL, CPU, 1, "batch_size_2 checkpointing | 8bit bf16 lora max_length_1024"),
         ({"method": "full", "optim": "adamw_8bit"}, "", FULL, CPU, 1,
          "batch_size_2 checkpointing | lora max_length_1024"),
         # A save: its copies count only where they weigh, and not on a GPU.
-        ({"method": "full"}, "saving", SAVED, CPU, 1, "async | lora"),
-        ({"method": "full", "async_save": False}, "saving", SAVED, CPU, 1, "| lora"),
+        ({"method": "full"}, "saving", SAVED, CPU, 1, "async | bf16 lora"),
+        ({"method": "full", "async_save": False}, "saving", SAVED, CPU, 1, "| bf16 lora"),
         ({}, "saving", Held(to_save=GIB), CPU, 1, ""),
-        ({"method": "full"}, "saving", SAVED, GPU, 1, "fsdp offload | lora"),
-        ({"method": "full"}, "writing the final model", SAVED, CPU, 1, "| lora"),
+        ({"method": "full"}, "saving", SAVED, GPU, 1, "fsdp offload | bf16 lora"),
+        ({"method": "full"}, "writing the final model", SAVED, CPU, 1, "| bf16 lora"),
     ],
 )  # fmt: skip
 def test_only_what_applies_is_suggested_the_cheapest_first(changes, phase, held, device, num_processes, expected):
@@ -116,6 +116,7 @@ def test_only_what_applies_is_suggested_the_cheapest_first(changes, phase, held,
         "offload": "--config fsdp_offload",
         "generate": "--predict_with_generate false",
         "8bit": "--optim adamw_8bit",
+        "bf16": "--optim adamw_bf16",
         "paged": "--optim paged_adamw_8bit",
         "lora": "--method lora",
         "qlora": "--method qlora",

@@ -38,6 +38,8 @@ def interrupt_after(run, step, copy):
             ("single", 1, {"method": "qlora", "gradient_checkpointing": True}),
             ("fsdp", 2, {}),
             ("single", 1, {"packing": True}),
+            ("fsdp", 2, {"method": "full", "lora_dropout": 0.0, "optim": "adamw_bf16"}),
+            ("ddp", 2, {"method": "full", "lora_dropout": 0.0, "optim": "adamw_bf16"}),
         ],
     ),
 )

@@ -82,9 +82,10 @@ def accelerator(accelerate_starts_afresh):
 def sharded(accelerate_starts_afresh, alone_in_a_group, monkeypatch, model):
     """Returns a function that shards the model with FSDP2 over this process alone, as a run with these flags does."""
     monkeypatch.setattr("kit.strategy.accelerator.join_group", lambda *_: None)
-    topology = Topology(strategy=FSDP2, config_name="fsdp", num_processes=1, mixed_precision="no", device_type="cpu")
 
-    def shard(**flags):
+    def shard(mixed_precision="no", load_on_rank0=False, **flags):
+        about = {"mixed_precision": mixed_precision, "load_on_rank0": load_on_rank0}
+        topology = Topology(strategy=FSDP2, config_name="fsdp", num_processes=1, device_type="cpu", **about)
         recipe = Recipe(model_name_or_path="m", dataset="d", output_dir="o", **flags)
         accelerator, _ = start(recipe, topology)
         return prepare(accelerator, topology, model, torch.optim.SGD(model.parameters(), 0.1))

@@ -182,3 +182,17 @@ def test_only_a_run_without_bf16_and_tf32_computes_in_float32(mixed_precision, m
     monkeypatch.setattr("torch.get_float32_matmul_precision", lambda: matmul)
     accelerator = SimpleNamespace(mixed_precision=mixed_precision)
     assert Prepared(accelerator, Ranks(), None, None, None).computes_in_float32 is expected
+
+
+@pytest.mark.parametrize("load_on_rank0", [False, True])
+def test_weights_in_bf16_stay_so_when_they_are_sharded(sharded, model, load_on_rank0):
+    """Accelerate would make float32 of those that are trained."""
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    model.to(torch.bfloat16)
+    prepared = sharded(mixed_precision="bf16", load_on_rank0=load_on_rank0)
+    after = dict(prepared.model.named_parameters())
+    assert {name: p.requires_grad for name, p in after.items()} == before
+    assert {p.dtype for p in after.values()} == {torch.bfloat16}
+    prepared.model(torch.ones(3, 4)).sum().backward()
+    gradients = {name: p.grad for name, p in after.items() if p.grad is not None}
+    assert gradients.keys() == {name for name, trains in before.items() if trains}

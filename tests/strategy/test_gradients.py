@@ -139,3 +139,52 @@ def test_the_gradients_of_ddp_become_zero_where_they_lie(alone_in_a_group, model
 
 def test_only_the_buckets_of_ddp_are_kept(alone_in_a_group, model):
     assert keeps_gradients(DistributedDataParallel(model)) and not keeps_gradients(model)
+
+
+def in_bf16(model):
+    return model.to(torch.bfloat16)
+
+
+def add_up(accelerator, model, sizes):
+    """The gradient of the head's bias after micro-batches of these sizes, each of which adds its size."""
+    for i, size in enumerate(sizes, start=1):
+        with accumulating(accelerator, model, is_last=i == len(sizes)):
+            model(torch.ones(size, 4, dtype=torch.bfloat16)).sum().backward()
+    return next(p.grad for name, p in model.named_parameters() if name.endswith("head.bias"))
+
+
+def test_micro_batches_of_weights_in_bf16_are_added_up_in_float32(accelerator, model):
+    """In bf16, 1 added to 256 is 256."""
+    gradient = add_up(accelerator, in_bf16(model), [256, 1, 1, 1])
+    assert gradient.dtype == torch.float32 and gradient.tolist() == [259.0, 259.0]
+    clear_gradients(accelerator, model)
+    gradient = add_up(accelerator, model, [3])
+    assert gradient.dtype == torch.bfloat16 and gradient.tolist() == [3.0, 3.0]  # of one there is nothing to add up
+
+
+def test_so_are_those_of_shards_in_bf16(alone_in_a_group, model):
+    fully_shard(in_bf16(model), mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    accelerator = SimpleNamespace(gradient_state=SimpleNamespace(plugin_kwargs={"sync_each_batch": True}))
+    gradient = add_up(accelerator, model, [256, 1, 1, 1])
+    assert gradient.dtype == torch.float32 and gradient.full_tensor().tolist() == [259.0, 259.0]
+
+
+def test_ddp_averages_gradients_of_weights_in_bf16_in_float32(alone_in_a_group, model, monkeypatch):
+    gradient_state = SimpleNamespace(plugin_kwargs={})
+    accelerator = SimpleNamespace(gradient_state=gradient_state, no_sync=DistributedDataParallel.no_sync)
+    wrapped = DistributedDataParallel(in_bf16(model), gradient_as_bucket_view=True)
+    reduced = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: reduced.append(tensor.dtype) or tensor.mul_(2))
+    for sizes in ([256, 1, 1], [5]):
+        assert add_up(accelerator, wrapped, sizes).tolist() == [2.0 * sum(sizes)] * 2
+        wrapped.zero_grad()
+    num_trained = sum(p.requires_grad for p in model.parameters())
+    assert reduced == [torch.float32] * 2 * num_trained  # each once a step
+
+
+def test_the_norm_of_gradients_in_bf16_is_in_float32(accelerator, model):
+    for parameter in in_bf16(model).parameters():
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    norm = clip_grad_norm(accelerator, model, 1.0)
+    assert norm.dtype == torch.float32 and norm.item() == pytest.approx(count**0.5, rel=1e-6)

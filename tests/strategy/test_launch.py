@@ -429,6 +429,17 @@ def test_8_bit_optimisers_are_refused_where_parameters_are_sharded(resolve, conf
     assert resolve("--config", "ddp", "--optim", "adamw_8bit").strategy == DDP
 
 
+def test_weights_in_bf16_need_products_in_bf16_and_weights_that_know_their_place(resolve):
+    error = refusal(resolve, "--config", "fsdp1", "--method", "full", "--optim", "adamw_bf16")
+    assert "adamw_bf16 under FSDP1" in str(error) and "--config fsdp:" in str(error)
+    error = refusal(resolve, "--method", "full", "--optim", "adamw_bf16")
+    assert "adamw_bf16 with mixed_precision no" in str(error) and "-> --config single" in str(error)
+    error = refusal(resolve, "--config", "single", "--method", "lora", "--optim", "adamw_bf16")
+    assert "adapters are small" in str(error)
+    for config in ("single", "ddp", "fsdp", "fsdp_offload"):
+        resolve("--config", config, "--method", "full", "--optim", "adamw_bf16")
+
+
 @pytest.mark.parametrize("flag", ["new_tokens", "trainable_tokens"])
 def test_rows_alone_are_refused_under_fsdp1(resolve, flag):
     """It flattens modules, which then train whole or not at all."""

@@ -40,7 +40,7 @@ from kit.data.feed.order import Order
 from kit.data.samples.halves import PREFERENCE
 from kit.model.attention import without_search_for_packs
 from kit.model.load import attention_of, build_model, open_config
-from kit.strategy.gradients import all_gradients
+from kit.strategy.gradients import all_gradients, hold_in_float32, trains_in_bf16
 from kit.strategy.launcher import set_rank_0_variables
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
@@ -156,7 +156,7 @@ class FakeRun:
             seed=recipe.seed,
             router_aux_loss_coef=recipe.router_aux_loss_coef,
         )
-        optimizer = build_optimizer(model, recipe, recipe.peak_learning_rate)
+        optimizer = build_optimizer(model, recipe, recipe.peak_learning_rate, recipe.seed)
         self.prepared = kit.strategy.accelerator.prepare(accelerator, topology, model, optimizer)
         del model, optimizer
         label_storages(self._meter, self.prepared)
@@ -193,6 +193,8 @@ class FakeRun:
         optimizer.step()
         if not accumulates:
             optimizer.zero_grad()
+        elif trains_in_bf16(model):
+            hold_in_float32(model)
         self._meter.hold(all_gradients(model), GRADIENTS)
         self._buckets_are_rebuilt = True
 

@@ -107,10 +107,27 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
     for method in METHODS:
         if base.fp8 and method == "qlora":  # it is refused
             continue
-        for way in strategies(replace(base, method=method)):
+        for way in strategies(base.with_method(method)):
             if only in (None, way.config):
                 found.append(tuned(way, gpu, global_batch_size) or try_out(least(way, global_batch_size), gpu))
     return found
+
+
+def in_bf16(
+    base: Workload, gpu: Gpu, global_batch_size: int, found: Iterable[Option], only: str | None = None
+) -> Option | None:
+    """Return the best way of full fine-tuning with weights and moments in bf16, where none of ``found`` fits.
+
+    None where one does, where ``base`` is that already or trains adapters, on a GPU without bf16, and if nothing fits.
+    The other arguments are those of ``options``.
+    """
+    fits = any(option.fits for option in found if option.workload.method == "full")
+    if base.method != "full" or base.pure_bf16 or fits or not gpu.bf16:
+        return None
+    ways = strategies(replace(base, optim="adamw_torch_fused").in_bf16())
+    tried = (tuned(way, gpu, global_batch_size) for way in ways if only in (None, way.config))
+    fitting = [option for option in tried if option]
+    return _best(fitting) if fitting else None
 
 
 def least(workload: Workload, global_batch_size: int) -> Workload:

@@ -70,7 +70,7 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
         raise UserError(Problem("--simulate", "adapter_name_or_path, whose weights would be read", "leave it out"))
     if workload.fuses:  # what a graph keeps is decided by a compiler for the GPU
         raise UserError(Problem("--simulate", "torch_compile, whose graphs are made on a GPU", "--torch_compile false"))
-    assert workload.loss != "kept chunks" and not workload.pure_bf16  # the kit does not do that
+    assert workload.loss != "kept chunks" and workload.pure_bf16 == (workload.optim == "adamw_bf16")
     # Unless each micro-batch does the same, what a further one adds is the difference of two steps. With sharded
     # weights the first one after passes without gradients finds embedding and head gathered.
     same = workload.strategy == SINGLE or (
@@ -117,9 +117,11 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
     return Simulated(
         components=last["components"]["cpu"],
         saved=last["moments"]["cpu"]["backward"],
-        collectives={name: whole(count, last["collectives"][name]) for name, count in one["collectives"].items()},
+        collectives={
+            name: whole(count, last["collectives"].get(name, 0)) for name, count in one["collectives"].items()
+        },
         collective_bytes={
-            name: whole(size, last["collective_bytes"][name]) for name, size in one["collective_bytes"].items()
+            name: whole(size, last["collective_bytes"].get(name, 0)) for name, size in one["collective_bytes"].items()
         },
         **{name: whole(one[name], last[name]) for name in ("flops", "launches", "elementwise_bytes")},
         seconds=time.perf_counter() - began,

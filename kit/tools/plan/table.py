@@ -157,6 +157,16 @@ def needs(option: Option) -> list[str]:
     return [*lines, f"each machine: {gib(host)} of memory, {gib(disk)} of disk{all_kept}"]
 
 
+def about_bf16(option: Option | None) -> list[str]:
+    """A line about a way with weights and moments in bf16, if there is one."""
+    if option is None:
+        return []
+    return [
+        f"full fits with --optim adamw_bf16: {option.workload.config}, {gib(option.memory.peak)} of each GPU. Weights "
+        "and moments are then in bf16, rounded at random, which changes what is learned: docs/performance.md"
+    ]
+
+
 def parts(memory: Memory) -> list[str]:
     """What fills a GPU at the peak, the host's memory and the disk, a line each."""
     lines = [f"a GPU at its peak ({memory.moment}), {gib(memory.peak)}:"]
@@ -237,6 +247,7 @@ def changes(option: Option, question: Question) -> dict[str, str | int | bool]:
     own, recipe = option.workload, question.recipe
     typed = {key: getattr(recipe, key) for key in question.typed if key not in ("method", "dataset")}
     chosen = {
+        "optim": own.optim,
         "per_device_train_batch_size": own.rows,
         "gradient_checkpointing": own.gradient_checkpointing,
     }

@@ -12,6 +12,7 @@ from kit.tools.plan.hardware import GPUS, parse_gpu
 from kit.tools.plan.models import find_shape
 from kit.tools.plan.search import (
     fewest,
+    in_bf16,
     options,
     recommend,
     scaling,
@@ -68,6 +69,20 @@ def test_only_ways_that_make_sense_are_tried():
         ("lora", DDP),
     ]
     assert {o.workload.strategy for o in options(replace(BASE, num_gpus=8), GPU, 32, only="fsdp")} == {FSDP2}
+
+
+def test_weights_in_bf16_are_named_only_where_full_fine_tuning_does_not_fit():
+    base, gpu = replace(BASE, method="full", num_gpus=8), parse_gpu("16GiB")
+    found = [option for option in options(base, gpu, 8) if not option.workload.strategy.offloads]
+    assert not any(option.fits for option in found if option.workload.method == "full")
+    smaller = in_bf16(base, gpu, 8, found)
+    assert smaller.fits and smaller.workload.strategy == FSDP2 and smaller.workload.optim == "adamw_bf16"
+    large = parse_gpu("80GiB")
+    assert in_bf16(base, large, 8, options(base, large, 8)) is None
+    assert in_bf16(replace(base, method="lora"), gpu, 8, found) is None
+    assert in_bf16(base.in_bf16(), gpu, 8, found) is None
+    adapters = base.in_bf16().with_method("lora")
+    assert not adapters.pure_bf16 and adapters.optim == "adamw_torch_fused"
 
 
 def test_hybrid_sharding_has_a_copy_on_each_of_several_whole_machines():
