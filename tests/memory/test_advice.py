@@ -64,7 +64,8 @@ def flags(shortage, recipe, topology):
         ({"global_batch_size": 10, "per_device_train_batch_size": 5}, "", LORA, GPU, 2,
          "batch_size_1 checkpointing fsdp offload | qlora max_length_1024"),
         # All weights: where the optimiser's state weighs, it can be smaller, or gone.
-        ({"method": "full"}, "", FULL, GPU, 1, "batch_size_2 checkpointing fsdp offload | 8bit bf16 lora max_length_1024"),
+        ({"method": "full"}, "", FULL, GPU, 1,
+         "batch_size_2 checkpointing fsdp offload | 8bit bf16 lora max_length_1024"),
         # Shards take no bitsandbytes optimiser.
         ({"method": "full", "optim": "adamw_8bit"}, "", FULL, GPU, 1,
          "batch_size_2 checkpointing | paged lora max_length_1024"),
