@@ -67,11 +67,11 @@ def test_a_data_set_that_is_typed_replaces_that_of_the_file_with_all_that_descri
     assert not recipe.has_evaluation and recipe.dataset_config is None
 
 
-def test_no_credential_of_the_file_reaches_the_recipe(theirs, capsys):
+def test_no_credential_of_the_file_reaches_the_recipe(theirs, tmp_path, capsys):
     path = theirs(wandb_api_key="0123456789abcdef0123456789abcdef01234567", hub_model_id="hf_" + "aB3" * 12)
-    assert main(["convert", path]) == 0
-    out = capsys.readouterr().out
-    assert "0123456789abcdef" not in out and "aB3aB3" not in out and "***" in out
+    assert main(["convert", path, "--out", "ours.yaml"]) == 0
+    for text in ((tmp_path / "ours.yaml").read_text(), capsys.readouterr().out):
+        assert "0123456789abcdef" not in text and "aB3aB3" not in text and "***" in text
 
 
 def test_an_existing_file_is_never_written_over(theirs, tmp_path, capsys):

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.tools.convert.convert import KITS, convert
 
@@ -42,3 +43,9 @@ def test_a_file_that_is_not_there_is_a_message(tmp_path):
 def test_each_table_names_what_it_was_read_from(kit):
     module = sys.modules[KITS[kit].__module__]
     assert re.search(r"[Rr]ead\s+from (.*\d\.\d+|commit)", module.__doc__, re.DOTALL)
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_each_key_that_a_table_renames_becomes_a_setting_that_exists(kit):
+    module = sys.modules[KITS[kit].__module__]
+    assert set(getattr(module, "RENAMES", {}).values()) <= set(Recipe.model_fields)
