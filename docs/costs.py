@@ -66,7 +66,8 @@ ROWS = [
     ),
     Row(
         "any causal model of transformers",
-        "model/load model/trained_linear model/checkpointing model/locate model/files model/tokenizer model/plan "
+        "model/load model/trained_linear model/checkpointing model/activation_offload model/locate model/files "
+        "model/tokenizer model/plan "
         "model/parts model/reach",
         "checks of a model before its weights are read; families with parts that text does not reach",
     ),

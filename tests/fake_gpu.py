@@ -68,6 +68,7 @@ class Case:
     packing: bool = False
     checkpointing: bool = True
     fp8: bool = False
+    activation_offload: bool = False
     objective: str = "sft"
     precompute_reference: bool = False
     fault: str = ""  # a name of ``fake_faults.FAULTS``
@@ -234,6 +235,7 @@ def main() -> None:
     parser.add_argument("--packing", action="store_true")
     parser.add_argument("--fp8", action="store_true")
     parser.add_argument("--no-checkpointing", dest="checkpointing", action="store_false")
+    parser.add_argument("--activation_offload", action="store_true")
     parser.add_argument("--objective", default="sft", choices=DECLARED)
     parser.add_argument("--precompute_reference", action="store_true")
     parser.add_argument("--fault", default="", help="inject a fault of fake_faults.py")

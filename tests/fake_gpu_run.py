@@ -82,6 +82,7 @@ class Simulation:
             "global_batch_size": case.rows * case.world * case.micro_batches,
             "gradient_checkpointing": case.checkpointing,
             "fp8": case.fp8,
+            "activation_offload": case.activation_offload,
             "objective": case.objective,
             "output_dir": tempfile.mkdtemp(),
         }

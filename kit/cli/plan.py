@@ -250,6 +250,7 @@ def _record(
             "per_device_train_batch_size": own.rows,
             "max_length": own.length,
             "gradient_checkpointing": own.gradient_checkpointing,
+            "activation_offload": own.activation_offload,
             "fits": option.fits,
             "spare": option.spare,
             "peak": option.memory.peak,

@@ -284,6 +284,7 @@ _NEEDS = {
     "eval_dataset_config": ("eval_dataset", "eval_dataset"),
     "eval_dataset_revision": ("eval_dataset", "eval_dataset"),
     "max_new_tokens": ("predict_with_generate", "predict_with_generate"),
+    "activation_offload": ("gradient_checkpointing", "gradient_checkpointing"),
     "shuffle_buffer_size": ("streaming", "streaming"),
     "metric_for_best_model": ("picks_best", "keep_best or early_stopping_patience"),
     "run_name": ("report_to", "report_to"),

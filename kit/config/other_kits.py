@@ -246,8 +246,8 @@ _ANSWERS = {
     "use gradient_checkpointing: selective": "selective_checkpointing",
     "leave it out: checkpointing is never reentrant": """
         gradient_checkpointing_kwargs activation_checkpointing_kwargs use_reentrant_gc use_reentrant""",
-    OFFLOADING: """
-        activation_offloading enable_activation_offloading cpu_offload offload layer_offloading offload_folder""",
+    "use activation_offload, with gradient_checkpointing": "activation_offloading enable_activation_offloading",
+    OFFLOADING: "cpu_offload offload layer_offloading offload_folder",
     "use torch_compile": "compile use_compile compile_model enable_compile",
     "use torch_compile: layers are compiled by inductor, in its default mode": """
         torch_compile_backend torch_compile_mode torch_compile_options dynamo_backend dynamo_mode""",

@@ -16,7 +16,9 @@ frozen in bf16, adapters                  12h + 4q + 4k + 8f + 2r for each adapt
 ========================================  ========================================================
 
 With gradient checkpointing a layer keeps its input, h, until its backward pass computes all that again. The selective
-one keeps also the results of its linear modules and of attention, 2h + 2q + 2k + 2f values and 4H bytes.
+one keeps also the results of its linear modules and of attention, 2h + 2q + 2k + 2f values and 4H bytes. With
+``activation_offload`` the input is in host memory; that of the last layer, and in the backward pass that of the layer
+before, are on the GPU too.
 """
 
 from kit.memory.workload import Workload
@@ -57,15 +59,21 @@ def held(workload: Workload) -> int:
     """Bytes per token that one layer holds until its backward pass begins, with the checkpointing of ``workload``."""
     if not workload.gradient_checkpointing:
         return kept(workload)
+    own = stream(workload) - offloaded(workload)
     if workload.gradient_checkpointing is True:
-        return stream(workload)
+        return own
     shape, plain = workload.shape, workload.compute_bytes
     values = sum(each.outputs for each in shape.linears if is_wide(each.inputs, each.outputs))
     if workload.method != "full":  # of a high rank; its part is added to the module's result in place
         adapted = list(shape.adapted(workload.lora_targets))
         values += sum(workload.lora_r for each in adapted if is_wide(each.inputs, workload.lora_r))
     attention = 0 if workload.eager else plain * shape.query_size + 4 * shape.num_heads
-    return stream(workload) + plain * values + attention
+    return own + plain * values + attention
+
+
+def offloaded(workload: Workload) -> int:
+    """Bytes per token of the input that one layer keeps in host memory, see ``kit.model.activation_offload``."""
+    return stream(workload) if workload.activation_offload and workload.gradient_checkpointing else 0
 
 
 def _scores(workload: Workload) -> int:

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from kit.strategy.topology import Topology
 
 _SMALL = 0.05  # share of the peak; a component below it is not worth reducing
-_OF_TRAINING = ("gradient_checkpointing", "async_save", "optim")  # settings that help only where a step is taken
+_OF_TRAINING = (
+    "gradient_checkpointing",
+    "activation_offload",
+    "async_save",
+    "optim",
+)  # settings that help only where a step is taken
 # What happens to samples longer than ``max_length``, by ``excess_length_strategy``.
 _LONGER_SAMPLES = {
     "truncate": "are cut",
@@ -116,6 +121,9 @@ def setting_changes(
             cost = "a little more compute; the same maths"
             changes.append(_set("gradient_checkpointing", "selective", cost))
         changes.append(_set("gradient_checkpointing", "true", "about a third more compute; the same maths"))
+    offloads = recipe.activation_offload or not recipe.gradient_checkpointing or topology.device_type != "cuda"
+    if activations and not (evaluating or phase is COMPARING) and not offloads:
+        changes.append(_set("activation_offload", "true", "host memory, and copies to it; the same maths"))
     if device.is_cpu or counts(held.total):
         changes += [_set(*flag) for flag in ways_to_share(topology, recipe, device.is_cpu)]
     shrinkable = not loading and phase is not REFERENCE and counts(moments)  # which has no state yet

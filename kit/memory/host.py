@@ -4,6 +4,7 @@ Promises: host memory is that of its worst moment, which is either loading or tr
 which takes the most.
 """
 
+from kit.memory.activations import offloaded
 from kit.memory.sizes import checkpoint_bytes, copied_bytes, final_bytes
 from kit.memory.workload import Workload
 
@@ -26,6 +27,9 @@ def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
     if workload.strategy.offloads:
         gradients = workload.gradient_bytes * workload.trainable_parameters / workload.num_shards
         training["offloaded weights and optimiser"] = int(num_here * (share + gradients))
+    if inputs := workload.tokens * offloaded(workload):
+        pinned = 1 << (inputs - 1).bit_length()  # torch rounds each up to a power of two
+        training["inputs of layers"] = num_here * workload.shape.num_layers * pinned
     if workload.async_save:
         copies = copied_bytes(_checkpoint(workload), num_here, workload.num_gpus, workload.num_replicas)
         training["copies of a save"] = copies

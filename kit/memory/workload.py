@@ -36,6 +36,7 @@ class Workload:
     micro_batches: int = 1  # of a step, on each GPU
     packing: bool = False
     gradient_checkpointing: Checkpointing = False
+    activation_offload: bool = False  # of the inputs of layers that are checkpointed, to host memory
     objective: ObjectiveName = "sft"
     precompute_reference: bool = False  # before the first step, where the method would allow to do it in each step
     lora_r: int = 16
@@ -83,6 +84,7 @@ class Workload:
             micro_batches=max(1, recipe.global_batch_size // (recipe.micro_batch_size * num_gpus)),
             packing=recipe.packing,
             gradient_checkpointing=recipe.gradient_checkpointing != "auto" and recipe.gradient_checkpointing,
+            activation_offload=recipe.activation_offload,
             fuses=bool(recipe.torch_compile),  # a plan is for a GPU, where `auto` compiles
             fp8=recipe.fp8,
             objective=recipe.objective,

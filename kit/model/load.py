@@ -27,6 +27,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.errors import Problem, UserError, first_line, out_of_memory
+from kit.model.activation_offload import install_activation_offload
 from kit.model.adapter import attach_adapter, check_adapter
 from kit.model.attention import (
     NOT_CAUSAL,
@@ -244,6 +245,8 @@ def build_model(
     model = attach_adapter(model, settings, seed)
     assert settings.gradient_checkpointing != "auto"
     enable_checkpointing(base, settings.gradient_checkpointing)
+    if settings.activation_offload and settings.gradient_checkpointing:
+        install_activation_offload(base)
     freeze_unreached_parts(base)
     if settings.method == "full":  # everything was loaded in float32
         _cast_frozen(model, getattr(torch, plan.compute_dtype))

@@ -24,7 +24,7 @@ Opening = TypeVar("Opening", bound=MethodSettings)
 Rendering = TypeVar("Rendering", bound=DataSettings)
 MAX_STEP = 2**53  # a float holds each whole number up to it
 # How the model is computed, not what it is: settings of whoever opens the model, not of the run.
-_OF_WHO_OPENS = ("trust_remote_code", "attn_implementation", "gradient_checkpointing")
+_OF_WHO_OPENS = ("trust_remote_code", "attn_implementation", "gradient_checkpointing", "activation_offload")
 
 
 def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:

@@ -87,6 +87,8 @@ def resolve(
     if trains:
         notes = describe_auto(recipe, topology)
         recipe = resolve_compile(recipe, config.compiles, topology)
+        recipe, more = _without_offload(recipe, topology)
+        notes += more
         say(*(notes if OWN_TORCHRUN not in os.environ else []))
         problems += compile_problems(topology) if recipe.torch_compile else []
     raise_if(problems)
@@ -103,6 +105,14 @@ def resolve(
         recipe = recipe.model_copy(update={"logging_steps": 1})
     forget_launcher(topology)
     return recipe, topology
+
+
+def _without_offload(recipe: Recipe, topology: Topology) -> tuple[Recipe, list[str]]:
+    """Return the recipe without ``activation_offload`` where no GPU of CUDA computes, and a line that says so."""
+    if not recipe.activation_offload or topology.device_type == "cuda":
+        return recipe, []
+    line = f"activation_offload: no effect on {topology.device_type}, which computes in the host's memory"
+    return recipe.model_copy(update={"activation_offload": False}), [line]
 
 
 def _on_machines() -> str:

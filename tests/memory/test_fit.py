@@ -96,7 +96,9 @@ def test_the_fix_is_one_that_fits(config, gpus):
     for gib, fix in (
         (80.0, "--gradient_checkpointing selective:"),
         (44.0, "--gradient_checkpointing true:"),
-        (20.0, "--per_device_train_batch_size 1:"),
+        (21.0, "--gradient_checkpointing true --activation_offload true:"),
+        (19.0, "--gradient_checkpointing true --per_device_train_batch_size 1:"),
+        (17.5, "--gradient_checkpointing true --activation_offload true --per_device_train_batch_size 1:"),
         (8, "kit plan"),
     ):
         gpus(gib)

@@ -46,6 +46,26 @@ def test_the_peak_is_that_of_the_simulation(row):
         assert planned == pytest.approx(simulated, rel=0.02)  # 5 % are promised
 
 
+@pytest.mark.parametrize(
+    ("shape", "method", "strategy", "rows", "how", "without", "simulated"),
+    [
+        ("llama-8b", "lora", SINGLE, 2, True, 17.386, 16.564),
+        ("llama-8b", "lora", SINGLE, 2, "selective", 28.541, 27.573),
+        ("llama-8b", "full", FSDP2, 2, True, 17.968, 17.936),
+        ("llama-1b", "lora", FSDP2, 16, True, None, 5.354),
+    ],
+)
+def test_offloaded_inputs_are_on_the_gpu_two_at_a_time(shape, method, strategy, rows, how, without, simulated):
+    num_gpus = 8 if strategy.shards else 1
+    offloaded = workload(
+        shape, method, strategy, num_gpus, 2048, rows, gradient_checkpointing=how, activation_offload=True
+    )
+    assert predict(offloaded).tensors / GIB == pytest.approx(simulated, rel=0.025)
+    if without:
+        plain = predict(replace(offloaded, activation_offload=False)).tensors / GIB
+        assert plain == pytest.approx(without, rel=0.02)
+
+
 def test_adamw_torch_holds_the_roots_of_all_second_moments_for_a_moment():
     """Simulated on fake GPUs with ``foreach``: 24,716,021,052 bytes."""
     memory = predict(workload("llama-1b", "full", length=64, optim="adamw_torch"))

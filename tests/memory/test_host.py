@@ -37,6 +37,12 @@ def test_each_machine_copies_its_own_shards_under_hybrid_sharding():
     assert predict(hybrid).disk == predict(BASE).disk
 
 
+def test_offloaded_inputs_of_layers_are_pinned_in_blocks_of_a_power_of_two():
+    offloaded = replace(BASE, length=3000, gradient_checkpointing=True, activation_offload=True)
+    assert predict(offloaded).host["inputs of layers"] == 8 * 32 * 2**25  # 3,000 x 8,192 bytes are 23.4 MiB
+    assert "inputs of layers" not in predict(replace(offloaded, gradient_checkpointing=False)).host
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_offloaded_weights_gradients_and_optimiser_wait_on_the_machine(replicas):
     memory = predict(replace(BASE, strategy=replace(OFFLOAD, replicates=replicas > 1), num_replicas=replicas))

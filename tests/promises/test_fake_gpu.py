@@ -27,6 +27,7 @@ SHARDED, SHARDED_REST = ([case for case in cases if case["topology"] == "fsdp2"]
 OFFLOAD = [{"method": method, "topology": "offload", "world": 8} for method in ("full", "lora", "qlora")]
 PACKED = [{"method": method, "packing": True} for method in METHODS]
 ADAPTERS = [LARGE | {"method": method, "topology": "single", "world": 1} for method in ("qlora", "lora")]
+LONG = {"length": 512, "micro_batches": 2}
 PADDED = {"rows": 2, "micro_batches": 2}  # every other row is a quarter shorter
 # Pairs and answers with a label. In full training the reference is given; else its passes are part of a step.
 PREFERENCES = [
@@ -42,6 +43,11 @@ PREFERENCES_REST = [
     PADDED | {"objective": "kto", "topology": "hybrid", "world": 16},
     {"objective": "kto", "packing": True, "micro_batches": 2},
 ]
+
+
+def num_launches(report: dict) -> int:
+    """Kernels that a further micro-batch launches."""
+    return many(report)["launches"] - report["step of 1 micro-batch"]["launches"]
 
 
 def ran(report: dict) -> dict:
@@ -71,6 +77,20 @@ def test_the_host_waits_for_the_gpu_once_a_step(fake_gpu, case):
     report = ran(fake_gpu(**PADDED, **case))
     assert num_per_micro_batch(report, "syncs") == 0, report["per micro-batch"]["syncs"]
     assert num_per_step(report, "syncs") <= 1, report["step of 1 micro-batch"]["syncs"]
+
+
+@pytest.mark.parametrize("case", matrix(CASES[:1], rest=REST))
+def test_offloaded_inputs_of_layers_wait_in_pinned_memory_and_the_host_for_none_of_them(fake_gpu, case):
+    plain, offloaded = (ran(fake_gpu(**LONG, **case, activation_offload=offloads)) for offloads in (False, True))
+    size, layers = 2 * 512 * 128, 4
+    if (case["method"], case["topology"]) in (("full", "single"), ("full", "ddp")):
+        size *= 2  # float32
+    assert many(offloaded)["peaks"]["cpu"] - many(plain)["peaks"]["cpu"] == pytest.approx(layers * size, rel=0.1)
+    assert many(offloaded).get("pageable") == many(plain).get("pageable")
+    assert many(offloaded)["syncs"] == many(plain)["syncs"]
+    copies = num_launches(offloaded) - num_launches(plain)
+    assert copies == 2 * layers - 1  # the last one is used where it is
+    assert many(offloaded)["peaks"]["cuda"] < many(plain)["peaks"]["cuda"]
 
 
 @pytest.mark.parametrize("case", matrix(CASES, rest=REST))

@@ -393,6 +393,14 @@ def test_variables_of_torchrun_do_not_change_the_launch(resolve):
     assert not [name for name in caught.value.env if name.startswith("PET_")]
 
 
+def test_without_cuda_it_is_said_that_nothing_is_offloaded(resolve, capsys):
+    flags = ("--config", "single", "--gradient_checkpointing", "true", "--activation_offload", "true")
+    resolve(*flags)
+    assert "activation_offload: no effect on cpu, which computes in the host's memory\n" in capsys.readouterr().out
+    resolve(*flags, gpus=1)
+    assert "activation_offload" not in capsys.readouterr().out
+
+
 def test_a_public_address_is_a_warning(resolve, config_file, monkeypatch, capsys):
     monkeypatch.setattr("kit.strategy.network.address_of", lambda name: "9.9.9.9")
     path = config_file("distributed_type: MULTI_GPU\nnum_machines: 2\nmain_process_ip: gpu-a\n")

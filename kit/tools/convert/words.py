@@ -17,6 +17,8 @@ _REASONS = {
             experts_implementation gptq_disable_exllama""",
         "the default mode of inductor is taken": """
             torch_compile_mode torch_compile_backend torch_compile_options""",
+        "activation_offload does that of layers' inputs, with gradient_checkpointing": """
+            activation_offloading enable_activation_offloading""",
         "all gradients are kept until the step, which is the same maths": "optimizer_in_bwd",
         "micro-batches hold samples of similar length, so there is little padding": "padding_free dpo_padding_free",
     },

@@ -44,7 +44,7 @@ from kit.strategy.gradients import all_gradients, hold_in_float32, trains_in_bf1
 from kit.strategy.launcher import set_rank_0_variables
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
-from kit.tools.plan.fake_tensors import offload_to_host, take_kernels_of_cuda, teach_fake_tensors
+from kit.tools.plan.fake_tensors import keep_inputs_on_host, offload_to_host, take_kernels_of_cuda, teach_fake_tensors
 from kit.tools.plan.labels import label_storages
 from kit.tools.plan.meter import Meter, Tally
 from kit.tools.plan.storages import GRADIENTS
@@ -275,6 +275,7 @@ def main() -> None:
     meter = Meter(open_config(recipe).get_text_config().vocab_size)
     teach_fake_tensors(meter)
     take_kernels_of_cuda()
+    keep_inputs_on_host(meter)
     if topology.strategy.offloads:
         offload_to_host(meter)
     if request["plain"]:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM
 from transformers.quantizers import AutoHfQuantizer
 
+import kit.model.activation_offload
 import kit.model.attention
 from kit.tools.plan.meter import Meter
 
@@ -70,6 +71,16 @@ def offload_to_host(meter: Meter) -> None:
 
     param.all_gather_inputs = property(all_gather_inputs)
     param.to_sharded_dtensor = to_sharded_dtensor
+
+
+def keep_inputs_on_host(meter: Meter) -> None:
+    """Let layers' inputs that ``activation_offload`` copies out count as the host's, as in ``offload_to_host``."""
+
+    def empty_on_host(tensor: Any) -> Any:
+        with meter.on_host():
+            return torch.empty_like(tensor)
+
+    kit.model.activation_offload.empty_on_host = empty_on_host
 
 
 def take_kernels_of_cuda() -> None:

@@ -97,8 +97,8 @@ def strategies(base: Workload) -> list[Workload]:
 def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None = None) -> list[Option]:
     """Return all ways to run ``base``: each method with each strategy that makes sense, in the order of ``METHODS``.
 
-    Each has the settings that are best (see ``tuned``). One that never fits has those that take the least memory:
-    gradient checkpointing, and micro-batches of one row.
+    Each has the settings that are best (see ``tuned``), with ``activation_offload`` where it does not fit without. One
+    that never fits has those that take the least memory: gradient checkpointing, and micro-batches of one row.
 
     Args:
         only: the config of the strategy; None: all.
@@ -109,7 +109,9 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
             continue
         for way in strategies(base.with_method(method)):
             if only in (None, way.config):
-                found.append(tuned(way, gpu, global_batch_size) or try_out(least(way, global_batch_size), gpu))
+                offloaded = replace(way, activation_offload=True)
+                best = tuned(way, gpu, global_batch_size) or tuned(offloaded, gpu, global_batch_size)
+                found.append(best or try_out(least(way, global_batch_size), gpu))
     return found
 
 
@@ -186,10 +188,11 @@ def _reason(best: Option, method: Method, same: list[Option]) -> str:
     if own.strategy.replicates:
         parts.append(f"each machine holds a copy, sharded over its {own.num_shards} GPUs")
     if own.strategy.offloads:
-        needed = sum(best.memory.host.values()) / 2**30
-        parts.append(f"weights and optimiser wait in {needed:,.0f} GiB of host memory, which each machine must have")
+        host = sum(best.memory.host.values()) / 2**30
+        parts.append(f"weights and optimiser wait in {host:,.0f} GiB of host memory, which each machine must have")
     if own.gradient_checkpointing:
-        parts.append(f"it needs {'' if own.gradient_checkpointing is True else 'selective '}gradient checkpointing")
+        needed = f"{'' if own.gradient_checkpointing is True else 'selective '}gradient checkpointing"
+        parts.append(f"it needs {needed}{' and activation_offload' if own.activation_offload else ''}")
     else:
         parts.append("it fits without gradient checkpointing, which costs time")
     return "; ".join(parts)

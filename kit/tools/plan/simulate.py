@@ -142,6 +142,7 @@ def _settings(workload: Workload, recipe: Recipe | None) -> dict[str, Any]:
         "per_device_train_batch_size": workload.rows,
         "global_batch_size": workload.rows * workload.num_gpus * workload.micro_batches,
         "gradient_checkpointing": workload.gradient_checkpointing,
+        "activation_offload": workload.activation_offload,
         "objective": workload.objective,
         "precompute_reference": workload.declared.has_reference and workload.precompute_reference,
         "lora_r": workload.lora_r,

@@ -8,7 +8,7 @@ Nothing here was measured on a GPU by this project, so every result is a range.
 import math
 from dataclasses import dataclass, replace
 
-from kit.memory.activations import kept
+from kit.memory.activations import kept, offloaded
 from kit.memory.formulas import chunk_tokens
 from kit.memory.operations import forward_operations_per_token, operations_per_token
 from kit.memory.workload import Workload
@@ -59,7 +59,7 @@ class Step:
     products: float  # matrix products and attention
     elementwise: float  # norms, activations, casts, the loss
     optimiser: float  # and 4-bit weights that are converted for products
-    sent: float  # collectives
+    sent: float  # collectives, or copies of layers' inputs to the host and back
     host: float  # offloaded weights and optimiser
     launches: float  # of kernels, a number
     passes_share: float = 0.0  # of the shortest time: the passes without gradients, which all numbers above contain
@@ -109,7 +109,8 @@ def step(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | No
         products=tokens * operations_per_token(workload, supervised, seen) / (gpu.tflops * 1e12),
         elementwise=tokens * _elementwise_bytes(workload, supervised) / bandwidth,
         optimiser=_optimiser_bytes(workload) / bandwidth,
-        sent=collective_seconds(workload, gpu),
+        # They take different links, and both are hidden behind the computation as far as they can be.
+        sent=max(collective_seconds(workload, gpu), _offloading_seconds(workload)),
         host=_host_seconds(workload),
         launches=_launches(workload),
     )
@@ -235,6 +236,12 @@ def _conversion_bytes(workload: Workload, passes: int) -> float:
         return 0.0
     # Each pass reads 4 bits, writes bf16, and the product reads it.
     return passes * workload.micro_batches * 4.5 * workload.shape.num_layers * workload.shape.layer_linear_weights
+
+
+def _offloading_seconds(workload: Workload) -> float:
+    """Seconds in which the inputs of layers are copied to the host and back, all but the last one's way back."""
+    size = workload.tokens * offloaded(workload) * (2 * workload.shape.num_layers - 1)
+    return workload.micro_batches * size / HOST_LINK
 
 
 def _host_seconds(workload: Workload) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.scripts import command_of
+from kit.memory.activations import offloaded
 from kit.memory.fit import checkpointing_word
 from kit.memory.formulas import ASSUMED, Memory, limits_of_rows
 from kit.memory.workload import Workload
@@ -98,7 +99,7 @@ def ways(found: list[Option]) -> list[str]:
                 _in_gib(option.memory.peak),
                 _in_gib(option.spare),
                 str(own.rows),
-                checkpointing_word(own.gradient_checkpointing),
+                checkpointing_word(own.gradient_checkpointing) + ("+host" if offloaded(own) else ""),
                 _range(option.step.tokens_per_second) if option.step else "-",
                 _in_gib(sum(option.memory.host.values())),
             ]
@@ -109,6 +110,8 @@ def ways(found: list[Option]) -> list[str]:
         f"free: beside {MARGIN:.0%} of the GPU that stay unused, since the formulas may be wrong; below 0: missing.",
         "host: memory of each machine.",
     ]
+    if any(offloaded(option.workload) for option in found):
+        notes.append("+host: with activation_offload, layers' inputs wait in the host's memory.")
     if found[0].workload.sequences == 2:
         notes.append("micro-batch: of pairs, each of two sequences.")
     if any(option.spare >= 0 and option.missing_host for option in found):
@@ -250,6 +253,7 @@ def changes(option: Option, question: Question) -> dict[str, str | int | bool]:
         "optim": own.optim,
         "per_device_train_batch_size": own.rows,
         "gradient_checkpointing": own.gradient_checkpointing,
+        "activation_offload": own.activation_offload,
     }
     return typed | {key: value for key, value in chosen.items() if key in typed or value != getattr(recipe, key)}
 
@@ -394,6 +398,7 @@ def _at_a_glance(option: Option) -> str:
         return f"does not fit: {missing(option)} missing on {own.num_gpus} x, {own.config}"
     kind = "selective " if own.gradient_checkpointing == "selective" else ""
     how = f" with {kind}checkpointing" if own.gradient_checkpointing else ""
+    how += " and activation_offload" if offloaded(own) else ""
     host = f", host {gib(sum(option.memory.host.values()))}" if own.strategy.offloads else ""
     return f"fits{how}: {own.num_gpus} x, {own.config}, {gib(option.memory.peak)}{host}"
 

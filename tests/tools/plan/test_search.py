@@ -152,6 +152,12 @@ def test_checkpointing_is_left_out_where_there_is_room():
     assert option.workload.gradient_checkpointing is True and "needs gradient checkpointing" in reason
 
 
+def test_layers_inputs_are_offloaded_where_nothing_else_fits():
+    option, reason = recommend(options(BASE, parse_gpu("18GiB"), 32), "lora")
+    assert option.workload.activation_offload and "needs gradient checkpointing and activation_offload" in reason
+    assert not recommend(options(BASE, GPU, 32), "lora")[0].workload.activation_offload
+
+
 def test_more_rows_with_checkpointing_are_taken_only_where_they_are_clearly_faster():
     """On links so slow that gathering the weights less often pays for computing layers again."""
     base = replace(BASE, method="full", strategy=FSDP2, num_gpus=8, length=4096)
