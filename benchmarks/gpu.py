@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from gpu_bench import Bench, Figure, Skipped  # noqa: E402
 from gpu_checks import CHECKS  # noqa: E402
-from gpu_speed import LEDGER, beside_trl, cases, ledger, measure, verdict  # noqa: E402
+from gpu_speed import LEDGER, LOSSY, beside_trl, cases, ledger, measure, verdict  # noqa: E402
 
 from kit.tools.plan.hardware import this_machine  # noqa: E402
 
@@ -212,7 +212,7 @@ def _table_of_runs(done: dict[str, Any]) -> list[str]:
             continue
         low, high = found.get("planned_tokens_per_second", (None, None))
         planned_bytes = found.get("planned_bytes")
-        plain = done.get(f"{case.size}-{case.method}-{case.kind}-plain")
+        plain = None if case.lever in LOSSY else done.get(f"{case.size}-{case.method}-{case.kind}-plain")
         cells = [
             case.size,
             case.method,

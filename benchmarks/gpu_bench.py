@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,6 +111,7 @@ def train(output: Path, num_rows: int, config: str = "single", num_processes: in
     command = [sys.executable, str(ROOT / "recipes/finetune.py"), "--config", config]
     command += ["--num_processes", str(num_processes), *words]
     log = output.with_suffix(".log")
+    shutil.rmtree(output, ignore_errors=True)  # rows of a run before would count as those of this one
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
     try:

@@ -32,6 +32,17 @@ LEVERS: dict[str, dict[str, Any]] = {
     "compile": {"gradient_checkpointing": "false", "torch_compile": "true"},
     "all": {"gradient_checkpointing": "auto", "torch_compile": "true"},
 }
+# Of some runs only. What is not installed, or has no hardware here, is skipped with the run's own reason.
+OTHER_LEVERS: dict[str, dict[str, Any]] = {
+    "offload": {"gradient_checkpointing": "true", "activation_offload": "true"},
+    "fa3": {"gradient_checkpointing": "false", "attn_implementation": "flash_attention_3"},
+}
+# These change what is learned, so their losses are not compared.
+LOSSY: dict[str, dict[str, Any]] = {
+    "fp8": {"gradient_checkpointing": "false", "torch_compile": "true", "fp8": "true"},
+    "bf16-weights": {"gradient_checkpointing": "true", "optim": "adamw_bf16"},
+}
+FLAGS = LEVERS | OTHER_LEVERS | LOSSY
 LARGEST_DIFFERENCE = 0.01  # of a loss, from that of the plain run
 
 
@@ -53,6 +64,8 @@ class Case:
 def cases() -> list[Case]:
     """All runs: each lever alone for adapters on the large model, and without and with all of them elsewhere."""
     found = [Case("8b", "lora", kind, lever) for kind in ("packed", "padded") for lever in LEVERS]
+    found += [Case("8b", "lora", "packed", lever) for lever in ("offload", "fa3", "fp8")]
+    found += [Case("3b", "full", "packed", lever) for lever in ("fp8", "bf16-weights")]
     found += [
         Case(size, method, kind, lever)
         for size in SIZES
@@ -87,7 +100,7 @@ def measure(bench: Bench, case: Case) -> dict[str, Any]:
         "lr_scheduler_type": "constant",
     }
     num_steps = WARM_UP_STEPS + (1 if bench.rehearse else 20)
-    rows = train(output, num_steps, **flags | LEVERS[case.lever])
+    rows = train(output, num_steps, **flags | FLAGS[case.lever])
     timed = rows[WARM_UP_STEPS:]
     useful = statistics.median(row["tokens_per_second"] for row in timed)
     padding = statistics.mean(row.get("padding_share", 0.0) for row in timed)
