@@ -44,7 +44,6 @@ def _reason(where: str, found: str) -> str:
 _OTHER_KINDS = (
     r"rewards|only text|images|causal language|trains nothing|known kit|ebft|bradley_terry|stepwise|rwd\.|diffusion"
 )
-_WORDING = r"datasets\.type|dataset\._component_|dataset\.\w+\.query|train_dataset\.input"  # of an instruction's input
 
 
 def is_training_file(path: Path) -> bool:
@@ -92,8 +91,8 @@ def main() -> None:
     if flags.keys:
         answers_to_keys(flags.folder, flags.keys)
         return
-    print("| kit | files | on text | whole | but for the wording of an input | other named drops | refused, on text |")
-    print("|---|---|---|---|---|---|---|")
+    print("| kit | files | on text | whole | named drops | refused, on text |")
+    print("|---|---|---|---|---|---|")
     dropped: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for kit in sorted(path for path in flags.folder.iterdir() if path.is_dir()):
@@ -103,13 +102,9 @@ def main() -> None:
             how, why = outcome(path)
             if how == "refused" and any(re.search(_OTHER_KINDS, each) for each in why):
                 how = "other kind"
-            elif how == "named drops" and all(re.fullmatch(_WORDING, each) for each in why):
-                how = "wording"
             counts[how] += 1
             why = [re.sub(r"\[\d+\]|\.\w+_demo\b|\.identity\b", "", each) for each in why]
-            (dropped if how in ("wording", "named drops") else refused).update(
-                f"{kit.name} {each}" for each in set(why)
-            )
+            (dropped if how == "named drops" else refused).update(f"{kit.name} {each}" for each in set(why))
             if flags.list and any(flags.list in each for each in why):
                 print(path, how, why)
         on_text = len(files) - counts["other kind"]
@@ -117,7 +112,7 @@ def main() -> None:
             kit.name,
             len(files),
             on_text,
-            *(counts[how] for how in ("whole", "wording", "named drops", "refused")),
+            *(counts[how] for how in ("whole", "named drops", "refused")),
         ]
         print(f"| {' | '.join(map(str, cells))} |")
     for name, reasons in (("dropped", dropped), ("refused", refused)):

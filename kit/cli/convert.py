@@ -11,6 +11,7 @@ from kit.config.scripts import command_of
 from kit.console import Parser, show
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 from kit.tools.convert.convert import Converted, convert
+from kit.tools.convert.data import BARE
 from kit.tools.convert.draft import Group, shown
 from kit.visible import one_line
 
@@ -41,7 +42,9 @@ def run(argv: list[str]) -> int:
     _check_drop(converted, drop)
     template = _template_file(converted, given.out)
     if template is not None:
-        converted.draft.put("chat_template", template.name, f"that of {given.file.name}")
+        is_bare = converted.draft.template == BARE
+        note = "without tags: the whole text stands in prompt_format" if is_bare else f"that of {given.file.name}"
+        converted.draft.put("chat_template", template.name, note)
     recipe = given.out or Path("RECIPE.yaml")
     command = f"{command_of('finetune.py')} --config {converted.config} --recipe {shlex.quote(str(recipe))}"
     if converted.draft.num_processes > 1:
@@ -83,8 +86,8 @@ def _check_drop(converted: Converted, drop: list[str]) -> None:
 
 
 def _template_file(converted: Converted, out: Path | None) -> Path | None:
-    """The file for the chat template that stands in the other kit's file; None if none does."""
-    if not converted.draft.template:
+    """The file for the chat template that the recipe needs; None if it needs none, or names another one."""
+    if not converted.draft.template or "chat_template" in converted.draft.typed:
         return None
     if out is None:
         raise UserError(Problem("--out", "missing", "a file: the chat template is written beside it", "--out my.yaml"))

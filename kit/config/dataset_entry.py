@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StringConstraints
 
 from kit.config.fields import column_mapping, option
+from kit.config.prompt_format import FORM, checked_format
 
 DATA_SUFFIXES = tuple(
     f".{kind}{packed}"
@@ -35,6 +36,9 @@ class DatasetEntry(BaseModel):
     revision: str | None = _data(None, "branch, tag or commit of a hub id")
     columns: Annotated[dict[str, str] | None, BeforeValidator(column_mapping)] = _data(
         None, "names of columns", expected="column=field, separated by commas, each column once"
+    )
+    prompt_format: Annotated[str, StringConstraints(strip_whitespace=False), AfterValidator(checked_format)] | None = (
+        _data(None, "the question of rows with instruction and input; default: a blank line between", expected=FORM)
     )
     weight: float | None = _data(None, "share of the training data, relative to the other weights", ge=0)
 
@@ -71,8 +75,24 @@ def list_as_typed(entries: Sequence[DatasetEntry]) -> str:
     paths = [entry.path for entry in entries]
     if all(list(each) == ["path"] for each in given) and not any("," in path or path[0] == "[" for path in paths):
         return ",".join(paths)
-    # Lines of any length: a line break would end a recipe's line.
-    return yaml.safe_dump(given, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9).strip()
+    return in_one_line(given)
+
+
+class _OneLine(yaml.SafeDumper):
+    """Writes a string with line breaks in double quotes, with ``\\n``."""
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\n" in text else None)
+
+
+_OneLine.add_representer(str, _quoted)
+
+
+def in_one_line(value: Any) -> str:
+    """Return a value as YAML in a single line of any length: a line break would end a recipe's line."""
+    text = yaml.dump(value, None, _OneLine, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
+    return text.strip().removesuffix("\n...").strip()
 
 
 def flag_of_list(name: str, entries: Sequence[DatasetEntry]) -> str:

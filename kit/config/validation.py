@@ -131,6 +131,8 @@ def _inside_entry(shown: str, item: Any) -> Problem | None:
         found = "unknown key" if keys else f"found {_short.repr(item['input'])}"
         return Problem(where, found, ", ".join(fields), did_you_mean(str(keys[0]), fields) if keys else "")
     found = "missing" if item["type"] == "missing" else f"found {_short.repr(item['input'])}"
+    if item["type"] == "value_error" and (reason := str(item["ctx"]["error"])):
+        found += f", which has {reason}"
     return Problem(where, found, expected(fields[keys[0]]))
 
 

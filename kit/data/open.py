@@ -425,7 +425,9 @@ def _other_columns(dataset: Dataset) -> Problem | None:
             conditions += [condition] if condition else []
             if columns is None:
                 break
-        entries.append(DatasetEntry(path=part.name, columns=columns, split=entry.split))
+        entries.append(
+            DatasetEntry(path=part.name, columns=columns, split=entry.split, prompt_format=entry.prompt_format)
+        )
     if not others:
         return None
     fix = FIX_FILES
@@ -440,7 +442,7 @@ def _first_sample(dataset: Dataset) -> Sample:
     """The sample of the first row that fits its format; empty if there is none, or if that row does not."""
     for _, _, row in read_rows(dataset.source.parts, dataset.columns):
         if isinstance(row, dict):
-            sample = to_sample(row, dataset.fields)
+            sample = to_sample(row, dataset.fields, dataset.entry.prompt_format)
             return sample if isinstance(sample, dict) else {}
     return {}
 

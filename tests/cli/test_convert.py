@@ -106,6 +106,18 @@ def test_a_chat_template_in_the_file_is_written_beside_the_recipe(theirs, tmp_pa
     assert (tmp_path / "ours.jinja").read_text().startswith("{% for m")
 
 
+def test_alpaca_rows_get_a_template_without_tags_unless_another_one_or_other_data_are_typed(theirs, tmp_path):
+    path = theirs(datasets=[{"path": "rows.jsonl", "type": "alpaca"}])
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "input": "b", "output": "c"}\n')
+    assert main(["convert", path, "--out", "ours.yaml"]) == 0
+    recipe = load_recipe("ours.yaml")
+    assert recipe.chat_template == "ours.jinja" and (tmp_path / "ours.jinja").is_file()
+    assert recipe.dataset_entries[0].prompt_format.endswith("### Response:\n")
+    for i, (typed, template) in enumerate(((["--chat_template", "chatml"], "chatml"), (["--dataset", "other"], None))):
+        assert main(["convert", path, "--out", f"{i}.yaml", *typed]) == 0
+        assert load_recipe(f"{i}.yaml").chat_template == template and not (tmp_path / f"{i}.jinja").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

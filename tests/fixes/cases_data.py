@@ -455,7 +455,13 @@ def a_folder_of_two_formats(world):
     return "finetune --dataset two"
 
 
-@case("kit/data/samples/dataset.py:_open_dataset", edit=shell)
+@case("kit/data/samples/dataset.py:_open_dataset#2")
+def a_wording_of_rows_without_an_instruction(world):
+    wording = '[{path: chats.jsonl, prompt_format: "{instruction}"}]'
+    return f"finetune --model_name_or_path model --max_length 512 --dataset {shlex.quote(wording)}"
+
+
+@case("kit/data/samples/dataset.py:_open_dataset#1", edit=shell)
 def rows_inside_of_an_object(world):
     chats = [{"prompt": row["question"], "completion": row["answer"]} for row in PAIRS]
     world.write("wrapped.json", json.dumps({"version": 1, "data": chats}))

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kit.config.prompt_format import question, reads_input
 from kit.config.settings.objective import Rows
 from kit.data.chat.lists import are_messages, are_printed_messages, explain_string, list_of, system_message
 from kit.data.chat.messages import SPEAKERS, Message, check_text, read_kwargs, read_messages, read_tools
@@ -78,11 +79,13 @@ def format_of(fields: Mapping[str, str]) -> Format:
     return _BY_FIRST_COLUMN[next(iter(fields))]
 
 
-def to_sample(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any] | list[Problem]:
+def to_sample(
+    row: Mapping[str, Any], fields: Mapping[str, str], prompt_format: str | None = None
+) -> dict[str, Any] | list[Problem]:
     """Convert a row to a sample in our form, or return its problems.
 
-    ``fields`` is the result of ``columns.choose_fields``. ``Problem.where`` is a field of the row, such as
-    ``messages[2].role``, or empty if the problem is the row itself.
+    ``fields`` is the result of ``columns.choose_fields``, ``prompt_format`` that of the data set. ``Problem.where`` is
+    a field of the row, such as ``messages[2].role``, or empty if the problem is the row itself.
     """
     format = format_of(fields)
     values = {ours: row.get(theirs) for ours, theirs in fields.items()}
@@ -92,8 +95,24 @@ def to_sample(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, An
             found = f"{NO_COLUMN}{' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
             return [Problem("", found, " and ".join(needed) + " in every row")]
     problems = Problems()
+    if prompt_format is not None:
+        values = _with_question(values, prompt_format, problems)
     sample = format.make(values, problems)
     return list(problems) or sample
+
+
+def _with_question(values: Mapping[str, Any], prompt_format: str, problems: Problems) -> dict[str, Any]:
+    """The values of a row with its input put into the instruction. What is no text is left to be refused later."""
+    instruction, more = values.get("instruction"), values.get("input")
+    if isinstance(instruction, list) or are_messages(instruction):
+        expected = "a string, which prompt_format of the data set puts between other words"
+        problems.append(Problem("instruction", "a list of messages", expected))
+    if not isinstance(instruction, str) or not instruction.strip() or not isinstance(more, str | None):
+        return dict(values)
+    more = more if more and more.strip() else ""
+    if more and not reads_input(prompt_format):
+        problems.append(Problem("input", "a text", "none, because prompt_format of the data set has no {input}"))
+    return {**values, "instruction": question(prompt_format, instruction, more), "input": None}
 
 
 def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:

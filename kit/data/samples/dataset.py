@@ -12,8 +12,8 @@ from typing import Any
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.objective import Rows
 from kit.data.chat.columns import choose_fields
-from kit.data.chat.columns_flag import Listed, columns_flag
-from kit.data.chat.formats import IGNORE
+from kit.data.chat.columns_flag import Listed, columns_flag, list_flag
+from kit.data.chat.formats import IGNORE, format_of
 from kit.data.chat.unused import read_keys
 from kit.data.chat.watched import is_watched
 from kit.data.read.sources import Source, json_fix, open_source, read_rows
@@ -45,8 +45,9 @@ class Dataset:
 
     @property
     def key(self) -> list[Any]:
-        """What of the columns decides what is learned, for keys of the cache and fingerprints."""
-        return [*sorted(self.fields.items()), *read_keys(self.ignored)]
+        """What of the entry decides what is learned, for keys of the cache and fingerprints."""
+        wording = [("prompt_format", self.entry.prompt_format)] if self.entry.prompt_format is not None else []
+        return [*sorted(self.fields.items()), *read_keys(self.ignored), *wording]
 
     @cached_property
     def columns(self) -> list[str]:
@@ -108,4 +109,11 @@ def _open_dataset(among: Listed, streaming: bool, wanted: Rows, is_evaluation: b
             found = f"one object with {', '.join(source.columns)}"
             raise UserError(Problem(source.name, found, "a row for each sample", fix)) from None
         raise error
+    if entry.prompt_format is not None and "instruction" not in fields:
+        found = f"prompt_format, but no column is read as instruction: its rows have {format_of(fields)}"
+        without = tuple(
+            each.model_copy(update={"prompt_format": None}) if each is entry else each for each in among.entries
+        )
+        fix = f"{list_flag(among.flag, without)} reads them as they are"
+        raise UserError(Problem(source.name, found, "rows with an instruction, or a column mapped to it", fix))
     return Dataset(entry, source, fields, is_evaluation, among)

@@ -174,7 +174,7 @@ class Encoder:
             unused_problems = unused.check(row)
             if source.parts[part].has_schema:  # then only some columns were read
                 unused.counts.update(unread)
-            sample = to_sample(row, dataset.fields)
+            sample = to_sample(row, dataset.fields, dataset.entry.prompt_format)
             if isinstance(sample, list):
                 refuse(part, number, sample)
             elif unused_problems:
@@ -229,7 +229,7 @@ class Encoder:
 
     def whole(self, dataset: Dataset, row: dict[str, Any]) -> list[Halves]:
         """Encode a row without cutting it, to show what ``encode`` made of it; empty if it cannot be used."""
-        sample = to_sample(without_keys(row, read_keys(dataset.ignored)), dataset.fields)
+        sample = to_sample(without_keys(row, read_keys(dataset.ignored)), dataset.fields, dataset.entry.prompt_format)
         if isinstance(sample, list):
             return []
         (result,) = self._encode_all([sample])

@@ -6,7 +6,7 @@ was compared by rendering; those in ``OF_MODELS`` are copies of what the models 
 
 from typing import Any
 
-from kit.tools.convert.data import Data, put_data
+from kit.tools.convert.data import ALPACA, BARE, Data, put_data
 from kit.tools.convert.draft import Draft, Group, as_list, is_nothing, is_true, number
 
 TEMPLATES = {"chatml": "chatml", "llama3": "llama3", "gemma3": "gemma", "gemma3n": "gemma", "phi_35": "phi3"}
@@ -42,7 +42,10 @@ OF_MODELS = {
 # Types of rows. Each is columns of theirs to our fields, where the names differ.
 _TEXTS = ("completion", "pretrain")
 _ALPACA = ("alpaca", "alpaca_chat", "alpaca_instruct")
-_INPUT = "rows with an `input`: axolotl writes it under '### Input:', here it follows the instruction"
+_WORDINGS = {
+    "alpaca": ALPACA,
+    "alpaca:chat": "SYSTEM: " + ALPACA.partition("\n")[0] + "\nUSER: {instruction}[\n{input}]\nASSISTANT:",
+}
 # Of objectives over pairs: the type after the template's name, with the columns that it reads.
 _PAIRS = {
     "ultra": {},
@@ -124,15 +127,15 @@ def _take_template(draft: Draft, sections: list[dict[str, Any]], types: list[str
     jinja = draft.take("chat_template_jinja") or next(
         (entry["chat_template_jinja"] for entry in sections if entry.get("chat_template_jinja")), None
     )
-    if jinja is not None:
+    if any(kind in _ALPACA for kind in types):
+        draft.template = BARE  # these rows are written without the model's template
+    elif jinja is not None:
         if "\n" in str(jinja) or "{" in str(jinja):
             draft.template = str(jinja)
         else:
             draft.put("chat_template", jinja)
     elif named:
         put_template(draft, named[0].removeprefix("tokenizer_default_fallback_"), TEMPLATES, OF_MODELS)
-    elif any(kind in _ALPACA for kind in types):
-        draft.put("chat_template", "alpaca", "type alpaca")
     own = {"alpaca" if kind in _ALPACA else "template" for kind in types if kind not in _TEXTS}
     if len(own) > 1:
         draft.drop("datasets.type", " and ".join(types), Group.LEARNS, "one chat template is for all data sets")
@@ -172,7 +175,9 @@ def _data_of(draft: Draft, where: str, entry: dict[str, Any]) -> Data:
             draft.drop(f"{where}.{key}", value, Group.LEARNS, "not known here")
     columns = _columns_of(draft, where, entry, kind)
     name = entry.get("name")
-    return Data(path, str(name) if name is not None else None, entry.get("split"), entry.get("revision"), columns)
+    config = str(name) if name is not None else None
+    wording = _WORDINGS.get(str(entry.get("type"))) if draft.values.get("objective", "sft") == "sft" else None
+    return Data(path, config, entry.get("split"), entry.get("revision"), columns, wording)
 
 
 def _columns_of(draft: Draft, where: str, entry: dict[str, Any], kind: str) -> dict[str, str]:
@@ -184,8 +189,9 @@ def _columns_of(draft: Draft, where: str, entry: dict[str, Any], kind: str) -> d
     if kind in _TEXTS:
         return {str(entry.get("field") or entry.get("text_column") or "text"): "text"}
     if kind in _ALPACA:
-        reason = _INPUT if full == "alpaca" else "the text around the instruction is another one; with --drop, Alpaca's"
-        draft.drop("datasets.type", full, Group.LEARNS, reason)
+        if full not in _WORDINGS:
+            reason = "this wording is not known here; write it as prompt_format. With --drop, the instruction alone"
+            draft.drop("datasets.type", full, Group.LEARNS, reason)
         return {}
     if kind == "chat_template":
         return _columns_of_chat(draft, where, entry)

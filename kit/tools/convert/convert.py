@@ -20,6 +20,7 @@ from kit.config.validation import NAME, check_recipe, problems_with_secrets
 from kit.durable import read_small
 from kit.errors import Problem, UserError, first_line, raise_if
 from kit.tools.convert import axolotl, llama_factory, llama_factory_v1, swift, torchtune, training_arguments, trl, words
+from kit.tools.convert.data import BARE
 from kit.tools.convert.draft import Draft, Group, is_nothing, shown
 from kit.tools.convert.shell import Command, read_command
 from kit.tools.convert.write import recipe_text
@@ -125,6 +126,8 @@ def _leave_data_of_the_file(draft: Draft) -> None:
         names.append("keep_best")
     for name in names:
         draft.values.pop(name, None)
+    if draft.template == BARE:  # that of rows with a prompt_format
+        draft.template = ""
 
 
 def _unknown(path: Path, values: Mapping[str, Any], kit: str) -> Problem:

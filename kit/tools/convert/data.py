@@ -7,12 +7,28 @@ from typing import Any
 from kit.config.dataset_entry import DatasetEntry, with_own_names
 from kit.tools.convert.draft import Draft
 
+# The prompt of Stanford Alpaca, as axolotl and torchtune write it.
+ALPACA = (
+    "Below is an instruction that describes a task[, paired with an input that provides further context]. "
+    "Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}[\n\n### Input:\n{input}]\n\n### Response:\n"
+)
+# The chat template of rows whose whole text stands in their prompt_format.
+BARE = """\
+{%- if messages | map(attribute='role') | list not in [['user'], ['user', 'assistant']] -%}
+{{- raise_exception('a question and its answer are expected, without a system message') -}}
+{%- endif -%}
+{{- bos_token + messages[0]['content'] -}}
+{%- if messages | length == 2 -%}{{- messages[1]['content'] + eos_token -}}{%- endif -%}
+"""
+
 
 @dataclass(frozen=True)
 class Data:
     """One data set: where it is, and which column is what.
 
-    ``columns`` maps a column to the kit's field; a column that has the field's name may be left out.
+    ``columns`` maps a column to the kit's field; a column that has the field's name may be left out. ``prompt_format``
+    is that of its rows with an instruction.
     """
 
     path: str
@@ -20,13 +36,19 @@ class Data:
     split: str | None = None
     revision: str | None = None
     columns: dict[str, str] = field(default_factory=dict)
+    prompt_format: str | None = None
 
     def entry(self) -> DatasetEntry:
         """As an entry of the list ``dataset``."""
         columns = {theirs: ours for theirs, ours in self.columns.items() if theirs != ours}
         split = None if self.split == "train" else self.split
         return DatasetEntry(
-            path=self.path, config=self.config, split=split, revision=self.revision, columns=columns or None
+            path=self.path,
+            config=self.config,
+            split=split,
+            revision=self.revision,
+            columns=columns or None,
+            prompt_format=self.prompt_format,
         )
 
 
@@ -38,7 +60,7 @@ def put_data(draft: Draft, name: str, data: list[Data]) -> None:
     if not entries:
         return
     first = entries[0]
-    if len(entries) > 1 or (name == "eval_dataset" and first.columns):
+    if len(entries) > 1 or first.prompt_format is not None or (name == "eval_dataset" and first.columns):
         fields = [_shown_entry(entry) for entry in with_own_names(entries)]
         draft.put(name, fields)
         return

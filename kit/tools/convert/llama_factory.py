@@ -65,7 +65,7 @@ OF_MODELS = {
     "seed_oss": "seed-oss",
 }
 _OBJECTIVES = {"sft": "sft", "dpo": "dpo", "kto": "kto", "pt": "sft"}
-_INPUT = "rows with an `input`: LLaMA-Factory joins it by one line break, this kit by a blank line"
+_WORDING = "{instruction}[\n{input}]"
 
 
 def convert(draft: Draft, path: Path) -> None:
@@ -227,12 +227,9 @@ def _data_of(draft: Draft, name: str, info: dict[str, Any], folder: Path, limit:
             draft.refuse("dataset", name, f"it has {kind}, and this kit reads only text")
     split = info.get("split")
     rows = min(int(number(each)) for each in (limit, info.get("num_samples")) if each is not None) if limit else None
-    return Data(
-        path,
-        info.get("subset"),
-        first_rows(split, rows) if rows else split,
-        columns=_columns_of(draft, name, info, columns),
-    )
+    ours = _columns_of(draft, name, info, columns)
+    wording = _WORDING if "input" in ours.values() else None
+    return Data(path, info.get("subset"), first_rows(split, rows) if rows else split, None, ours, wording)
 
 
 def _columns_of(draft: Draft, name: str, info: dict[str, Any], columns: dict[str, str]) -> dict[str, str]:
@@ -247,7 +244,6 @@ def _columns_of(draft: Draft, name: str, info: dict[str, Any], columns: dict[str
         if list(texts) == ["prompt"]:
             return {texts["prompt"]: "text"}
         if "query" in texts:
-            draft.drop(f"dataset.{name}.query", texts["query"], Group.LEARNS, _INPUT)
             more[texts["query"]] = "input"
         if tag is not None:
             more |= {tag: "label"} | ({texts["response"]: "completion"} if "response" in texts else {})

@@ -21,7 +21,7 @@ RENAMES = {
     "learning_rate": "learning_rate",
     "custom_chat_template": "chat_template",
 }
-_INPUT = "rows with an `input`: there it follows the instruction at once, here after a blank line"
+_WORDING = "{instruction}[{input}]"
 
 
 def convert(draft: Draft, path: Path) -> None:
@@ -101,18 +101,15 @@ def _data_of(draft: Draft, name: str, given: str, path: Path, ours: str) -> list
 
 def _entry(draft: Draft, where: str, entry: dict[str, Any], base: Path) -> Data:
     kind, source = entry.get("converter", "alpaca"), str(entry.get("path", ""))
-    columns: dict[str, str] = {}
-    if kind == "alpaca":
-        draft.drop("train_dataset.input", source, Group.LEARNS, _INPUT)
-    elif kind == "pair":
+    if kind == "pair":
         draft.put("objective", "dpo")
         draft.put("beta", draft.take("pref_beta", 0.1))
-    elif kind != "sharegpt":
+    elif kind not in ("alpaca", "sharegpt"):
         draft.refuse(where, kind, "alpaca, sharegpt and pair are read")
     split, size = entry.get("split"), entry.get("size")
     is_local = entry.get("source") == "local"
     return Data(
         str(base / source) if is_local else source,
         split=first_rows(split, int(number(size))) if size else split,
-        columns=columns,
+        prompt_format=_WORDING if kind == "alpaca" else None,
     )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kit.tools.convert.data import Data, put_data
+from kit.tools.convert.data import ALPACA, BARE, Data, put_data
 from kit.tools.convert.draft import Draft, Group, is_nothing, is_true, number
 
 _FAR = 8192  # tokens; where torchtune cuts nothing, a longer sample stops the start here
@@ -15,7 +15,9 @@ TEMPLATES = {
     "phi3": "phi3",
     "phi4": "phi4",
 }
-_PLAIN = ("llama2", "gemma", "gemma2", "mistral", "code_llama2")
+# The wording of Alpaca after a tokenizer that writes [INST] by default. That of Gemma writes nothing.
+_IN_TAGS = "[[INST]] " + ALPACA + " [[/INST]] "
+_TAGGED, _BARE = ("llama2", "mistral"), "gemma"
 _ALPACA = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
 # Builders of two columns, or of one list: their source, and its columns by our fields.
 _PAIRS = {
@@ -47,19 +49,22 @@ def take_data(draft: Draft) -> None:
     else:
         draft.put("max_length", _FAR)
         draft.put("excess_length_strategy", "error", "max_seq_len: null cuts nothing")
+    has_default = "tokenizer.prompt_template" not in draft.given  # null: none
     if (prompt := draft.take("tokenizer.prompt_template")) is not None:
         draft.drop(
             "tokenizer.prompt_template", prompt, Group.LEARNS, "write it as a file, and give --chat_template FILE"
         )
     draft.put("shuffle", is_true(draft.take("shuffle", True)))
     draft.put("dataset_columns", "")
-    train = _data_of(draft, "dataset", family[0] if family else "")
+    name = family[0] if family else ""
+    wording = _IN_TAGS if name in _TAGGED and has_default else ALPACA
+    train = _data_of(draft, "dataset", name, wording)
     del draft.values["dataset_columns"]
     put_data(draft, "dataset", [train])
     validates = draft.take("run_val_every_n_steps")
     builder = draft.given.get("dataset_val._component_")
     if validates is not None and builder is not None:
-        put_data(draft, "eval_dataset", [_data_of(draft, "dataset_val", family[0] if family else "")])
+        put_data(draft, "eval_dataset", [_data_of(draft, "dataset_val", name, wording)])
         draft.put("eval_steps", int(number(validates)))
     for key in [key for key in draft.given if key.startswith("dataset_val.")]:
         draft.given.pop(key)
@@ -70,8 +75,8 @@ def take_data(draft: Draft) -> None:
     draft.put("train_on", draft.values.get("train_on", "assistant"))
 
 
-def _data_of(draft: Draft, name: str, family: str) -> Data:
-    """One data set."""
+def _data_of(draft: Draft, name: str, family: str, wording: str) -> Data:
+    """One data set. ``wording``: the prompt format of its builder for Alpaca's rows."""
     given = {
         key.removeprefix(f"{name}."): draft.given.pop(key) for key in list(draft.given) if key.startswith(f"{name}.")
     }
@@ -96,7 +101,7 @@ def _data_of(draft: Draft, name: str, family: str) -> Data:
     for key, value in given.items():
         if not is_nothing(value) and value is not False:
             draft.drop(f"{name}.{key}", value, Group.LEARNS, "not known here")
-    return Data(path, config, split, columns=columns)
+    return Data(path, config, split, columns=columns, prompt_format=wording if builder in _ALPACA else None)
 
 
 def _columns_of(
@@ -106,13 +111,10 @@ def _columns_of(
     template = TEMPLATES.get(family)
     where = f"{name}._component_"
     if builder in _ALPACA:
-        if template:
-            reason = "torchtune writes Alpaca's words into the user message; with --drop, the instruction alone"
-            draft.put("chat_template", template, f"as the tokenizer of {family}")
+        if template is None and family in (*_TAGGED, _BARE):
+            draft.template = BARE
         else:
-            reason = "rows with an `input`: torchtune writes it under '### Input:', here it follows the instruction"
-            draft.put("chat_template", "alpaca", "the tokenizer writes no tags of its own")
-        draft.drop(where, builder, Group.LEARNS, reason)
+            _put_template(draft, family, template)
         return {theirs: ours for ours, theirs in column_map.items()}, _ALPACA[builder]
     if builder in _TEXTS:
         source, column = _TEXTS[builder]
@@ -146,5 +148,5 @@ def _put_template(draft: Draft, family: str, template: str | None) -> None:
     if template:
         draft.put("chat_template", template, f"as the tokenizer of {family}")
     else:
-        reason = "torchtune writes messages without tags; with --drop, the model's own chat template"
+        reason = "no template here gives the text of this tokenizer; with --drop, the model's own"
         draft.drop("tokenizer._component_", family, Group.LEARNS, reason)

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import yaml
-
+from kit.config.dataset_entry import in_one_line
 from kit.config.recipe import Recipe
 from kit.secrets import redacted
 from kit.tools.convert.draft import Draft, Group, shown
@@ -53,5 +52,4 @@ def _scalar(value: Any) -> str:
     """A value in YAML, in one line."""
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9).strip()
-    return text.removesuffix("\n...").strip()
+    return in_one_line(value)

@@ -350,7 +350,7 @@ def _find_lost(data: Data, num: int, others: list[int]) -> list[_Lost]:
 
 def _label(dataset: Dataset, row: dict[str, Any]) -> bool | None:
     """The label of a row that can be used; None if its format has none."""
-    sample = to_sample(without_keys(row, read_keys(dataset.ignored)), dataset.fields)
+    sample = to_sample(without_keys(row, read_keys(dataset.ignored)), dataset.fields, dataset.entry.prompt_format)
     return None if isinstance(sample, list) else sample.get("label")
 
 

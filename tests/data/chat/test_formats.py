@@ -53,6 +53,43 @@ def test_alpaca_becomes_messages(row, messages):
     assert sample_of(row) == {"messages": messages}
 
 
+FORMAT = "Task: {instruction}[ with {input}]"
+
+
+@pytest.mark.parametrize(
+    ("row", "question"),
+    [
+        ({"instruction": "a", "input": "b"}, "Task: a with b"),
+        ({"instruction": "a", "input": " "}, "Task: a"),
+        ({"instruction": "a"}, "Task: a"),
+    ],
+)
+def test_a_prompt_format_words_the_question_of_answers_and_of_pairs(row, question):
+    for answers in ({"output": "c"}, {"chosen": "c", "rejected": "d"}, {"completion": "c", "label": True}):
+        fields = {name: name for name in [*list(answers)[:1], *row, *answers]}
+        if "label" in answers:
+            fields = {"label": "label", **fields}
+        elif "output" in answers:
+            fields = {"instruction": "instruction", **fields}
+        sample = to_sample(row | answers, fields, FORMAT)
+        assert sample.get("messages", sample.get("prompt"))[0] == {"role": "user", "content": question}
+
+
+@pytest.mark.parametrize(
+    ("row", "format", "where"),
+    [
+        ({"instruction": [USER], "output": "c"}, FORMAT, "instruction"),
+        ({"instruction": '[{"role": "user", "content": "Hi"}]', "output": "c"}, FORMAT, "instruction"),
+        ({"instruction": "", "output": "c"}, FORMAT, "instruction"),
+        ({"instruction": 7, "output": "c"}, FORMAT, "instruction"),
+        ({"instruction": "a", "input": 7, "output": "c"}, FORMAT, "input"),
+        ({"instruction": "a", "input": "b", "output": "c"}, "{instruction}", "input"),
+    ],
+)
+def test_a_row_that_a_prompt_format_cannot_word_is_refused(row, format, where):
+    assert where in [problem.where for problem in to_sample(row, {name: name for name in row}, format)]
+
+
 @pytest.mark.parametrize("given", [{"a": 1, "b": None}, '{"a": 1}'])
 def test_values_for_the_template_are_kept(given):
     for row in (

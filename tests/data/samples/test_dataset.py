@@ -46,3 +46,17 @@ def test_another_objective_is_named_only_if_no_data_set_to_train_on_contradicts_
     assert fixes(objective="dpo", dataset="chat.jsonl", eval_dataset="pairs.jsonl") == [("chat.jsonl", sft)]
     ((name, fix),) = fixes(objective="dpo", dataset="pairs.jsonl", eval_dataset="pairs.jsonl,chat.jsonl")
     assert name == "chat.jsonl" and fix == f"--eval_dataset pairs.jsonl {left_out}"
+
+
+def test_the_wording_of_rows_decides_what_is_learned(tmp_path):
+    write(tmp_path / "train.jsonl", {"instruction": "a", "input": "b", "output": "c"})
+    entry = {"path": str(tmp_path / "train.jsonl")}
+    keys = [opened(dataset=[entry | more]).key for more in ({}, {"prompt_format": "{instruction}"})]
+    assert keys[0] == opened(dataset=entry["path"]).key != keys[1]
+
+
+def test_a_wording_of_rows_without_an_instruction_is_refused(tmp_path):
+    write(tmp_path / "train.jsonl", chat("a", "b"))
+    write(tmp_path / "more.jsonl", chat("a", "b"))
+    ((_, fix),) = fixes(dataset=[{"path": "more.jsonl"}, {"path": "train.jsonl", "prompt_format": "{instruction}"}])
+    assert fix == "--dataset more.jsonl,train.jsonl reads them as they are"

@@ -95,7 +95,7 @@ def test_a_key_means_what_its_value_says(converted, given, name, value):
         ({"chat_template": "metharme"}, "chat_template"),
         ({"datasets": [CHAT | {"roles_to_train": ["human"]}]}, "datasets[0].roles_to_train"),
         ({"datasets": [CHAT | {"train_on_eos": "last"}]}, "datasets[0].train_on_eos"),
-        ({"datasets": [{"path": "a.jsonl", "type": "alpaca"}], "chat_template": None}, "datasets.type"),
+        ({"datasets": [{"path": "a.jsonl", "type": "alpaca:phi"}], "chat_template": None}, "datasets.type"),
         ({"a_key_of_tomorrow": 3}, "a_key_of_tomorrow"),
         ({"lora_target_linear": None, "lora_target_modules": r"layers\.[13]\.q_proj"}, "lora_target_modules"),
     ],

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kit.config.prompt_format import question
 from kit.errors import UserError
 
 FILE = {
@@ -95,6 +96,12 @@ def test_a_key_means_what_its_value_says(of_file, given, name, value):
     assert getattr(of_file(given)[1], name) == value
 
 
+def test_an_input_follows_its_instruction_after_a_line_break(of_file):
+    (entry,) = of_file({"dataset": "plain"})[1].dataset_entries
+    assert question(entry.prompt_format, "Add.", "2, 2") == "Add.\n2, 2"
+    assert question(entry.prompt_format, "Hi", "") == "Hi"
+
+
 def test_several_data_sets_are_one_list(of_file):
     _, recipe = of_file({"dataset": "mine, hub"})
     assert [entry.path for entry in recipe.dataset] == ["data/mine.json", "a/b"]
@@ -104,7 +111,6 @@ def test_several_data_sets_are_one_list(of_file):
 @pytest.mark.parametrize(
     ("given", "key"),
     [
-        ({"dataset": "plain"}, "dataset.plain.query"),
         ({"template": "breeze"}, "template"),
         ({"finetuning_type": "oft"}, "finetuning_type"),
         ({"use_galore": True}, "use_galore"),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kit.config.prompt_format import question
 from kit.errors import UserError
 
 FILE = {
@@ -44,11 +45,15 @@ def test_quantised_and_full_and_pairs(of_file):
     assert of_file({"train_dataset": "data/pairs.yaml"})[1].objective == "dpo"
 
 
+def test_an_input_follows_its_instruction_at_once(of_file):
+    (entry,) = of_file({"train_dataset": "data/alpaca.yaml"})[1].dataset_entries
+    assert question(entry.prompt_format, "Add: ", "2, 2") == "Add: 2, 2"
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"optim_config": {"name": "muon"}}, "--drop optim_config"),
-        ({"train_dataset": "data/alpaca.yaml"}, "--drop train_dataset.input"),
         ({"train_dataset": "data/nowhere.yaml"}, "not found from here"),
         ({"model_class": "vlm"}, "causal language models only"),
     ],

@@ -2,6 +2,8 @@
 
 import pytest
 
+from kit.config.prompt_format import question
+from kit.tools.convert.data import BARE
 from kit.tools.convert.draft import Draft
 from kit.tools.convert.torchtune_data import take_data
 
@@ -39,3 +41,27 @@ def test_a_tokenizer_without_tags_joins_a_pair_as_plain_text():
     draft = read("instruct_dataset", "gemma", source="a/b")
     assert draft.values["dataset_columns"] == "input=prompt,output=completion"
     assert "chat_template" not in draft.values
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "template", "before", "after"),
+    [
+        ("llama3", "llama3", "", ""),
+        ("qwen3", "chatml", "", ""),
+        ("gemma", None, "", ""),
+        ("llama2", None, "[INST] ", " [/INST] "),
+        ("mistral", None, "[INST] ", " [/INST] "),
+    ],
+)
+def test_an_alpaca_row_has_its_words_in_what_the_tokenizer_writes(tokenizer, template, before, after):
+    draft = read("alpaca_cleaned_dataset", tokenizer)
+    assert not draft.left_out and draft.values.get("chat_template") == template
+    assert (draft.template == BARE) is (template is None)
+    (entry,) = draft.values["dataset"]
+    words = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+    expected = f"{before}{words}\n\n### Instruction:\nHi\n\n### Response:\n{after}"
+    assert question(entry["prompt_format"], "Hi", "") == expected
+
+
+def test_a_tokenizer_whose_text_is_not_known_is_dropped_by_name():
+    assert [each.key for each in read("alpaca_dataset", "llama4").left_out] == ["tokenizer._component_"]
