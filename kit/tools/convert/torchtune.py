@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.config import other_kits
+from kit.tools.convert import trainer
 from kit.tools.convert.draft import Draft, Group, is_false, is_nothing, is_true, number
 from kit.tools.convert.torchtune_data import take_data
 
@@ -195,7 +196,7 @@ def _take_rest(draft: Draft) -> None:
             "dtype", "fp32", Group.SPEED, "float32: put `accelerate launch --mixed_precision no` before the script"
         )
     else:
-        draft.drop("dtype", "bf16", Group.SPEED, "weights that train are kept in float32: more memory, less rounding")
+        trainer.put_weights_in_bf16(draft, "dtype", "bf16")
     draft.take("device")
     draft.rename({"log_every_n_steps": "logging_steps"})
     draft.take("save_adapter_weights_only")

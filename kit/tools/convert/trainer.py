@@ -179,6 +179,9 @@ def take_precision(draft: Draft) -> None:
             draft.drop(
                 key, value, Group.SPEED, "computed in bf16; --fp8 true, with --torch_compile true, multiplies in 8 bits"
             )
+        elif key == "bf16" and value == "full":
+            draft.given["pure_bf16"] = True
+            draft.names["pure_bf16"] = "bf16"
         elif str(value) in ("float16", "fp16"):
             draft.drop(key, value, Group.SPEED, "computed in bf16")
         elif key == "bf16" and is_false(value):
@@ -187,7 +190,17 @@ def take_precision(draft: Draft) -> None:
             )
         elif key == "tf32" and is_true(value):
             draft.put("tf32", True)
-    draft.speed("pure_bf16", "weights and states are kept in float32: more memory, smaller rounding errors")
+
+
+def put_weights_in_bf16(draft: Draft, key: str, value: Any) -> None:
+    """Take AdamW in bf16 for a model that trains whole. Adapters, and other optimisers, keep weights in float32."""
+    settings = {**draft.values, **draft.typed}
+    is_adamw = settings.get("optim", _FUSED).startswith("adamw_torch")
+    is_as_there = not any(each.key.startswith("optim") for each in draft.left_out)
+    if settings.get("method") == "full" and is_adamw and is_as_there:
+        draft.put("optim", "adamw_bf16", f"{key}: {value}; here rounded at random, so that small updates are not lost")
+    else:
+        draft.drop(key, value, Group.SPEED, "weights that train are kept in float32: more memory, less rounding")
 
 
 def take_memory(draft: Draft) -> None:
@@ -249,4 +262,6 @@ def take_common(draft: Draft) -> None:
     take_memory(draft)
     take_precision(draft)
     take_schedule(draft)
+    if draft.is_on("pure_bf16"):
+        put_weights_in_bf16(draft, "pure_bf16", True)
     take_output(draft)

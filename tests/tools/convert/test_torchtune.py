@@ -45,6 +45,8 @@ FILE = {
     "dtype": "bf16",
 }
 
+NO_ADAPTER = dict.fromkeys(("lora_rank", "lora_alpha", "lora_attn_modules", "apply_lora_to_mlp"))
+
 
 def changed(**parts):
     return FILE | {key: FILE.get(key, {}) | part if isinstance(part, dict) else part for key, part in parts.items()}
@@ -79,6 +81,8 @@ def test_a_file_becomes_a_recipe_with_the_defaults_of_that_kit(converted):
         ({"optimizer": {"_component_": "bitsandbytes.optim.PagedAdamW"}}, "optim", "adamw_torch_fused"),
         ({"output_dir": "${checkpointer.checkpoint_dir}/tuned"}, "output_dir", "/models/llama/tuned"),
         ({"loss": {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.2}}, "beta", 0.2),
+        ({"model": {"_component_": "torchtune.models.llama3.llama3_8b", **NO_ADAPTER}}, "optim", "adamw_bf16"),
+        ({}, "optim", "adamw_torch_fused"),
     ],
 )  # fmt: skip
 def test_a_key_means_what_its_value_says(converted, parts, name, value):

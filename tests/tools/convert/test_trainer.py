@@ -81,3 +81,24 @@ def test_a_metric_that_is_not_there_would_keep_another_checkpoint():
     draft = Draft({"metric_for_best_model": "rouge"}, values={"eval_split_size": 5})
     take_evaluation(draft)
     assert [each.group for each in draft.left_out] == [Group.LEARNS]
+
+
+@pytest.mark.parametrize(
+    ("given", "method", "typed", "optim"),
+    [
+        ({"pure_bf16": True}, "full", {}, "adamw_bf16"),
+        ({"bf16": "full", "optim": "adamw_torch_fused"}, "full", {}, "adamw_bf16"),
+        ({"pure_bf16": False}, "full", {}, None),
+        ({"pure_bf16": True}, "lora", {}, None),
+        ({"pure_bf16": True}, "full", {"method": "lora"}, None),
+        ({"pure_bf16": True, "optim": "paged_adamw_8bit"}, "full", {}, "paged_adamw_8bit"),
+        ({"pure_bf16": True, "optim": "sgd"}, "full", {}, None),
+    ],
+)
+def test_weights_in_bf16_stay_so_where_adamw_trains_them_all(given, method, typed, optim):
+    draft = Draft(dict(given), values={"method": method}, typed=typed)
+    take_common(draft)
+    assert draft.values.get("optim") == optim
+    assert (Group.SPEED in [each.group for each in draft.left_out]) is (
+        given.get("pure_bf16", True) and optim != "adamw_bf16"
+    )
