@@ -11,9 +11,12 @@ Nothing is unpickled. Code that comes with a model runs only with ``trust_remote
 """
 
 import copy
+import json
 import os
+import re
+import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +25,15 @@ import xxhash
 from safetensors import SafetensorError
 from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
+from kit.durable import read_small
 from kit.errors import Problem, UserError, first_line, out_of_memory
 from kit.model.activation_offload import install_activation_offload
 from kit.model.adapter import attach_adapter, check_adapter
@@ -107,6 +115,14 @@ def build_meta_model(settings: MethodSettings, config: Any, packing: bool = Fals
     reason = _why_not_causal(config)
     if reason:
         raise UserError(Problem("model_name_or_path", f"{found}: {reason}"))
+    reads_images = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    brings_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if reads_images and not brings_class and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type]
+        found = f"{settings.model_name_or_path} is a {name}, which reads images: transformers has no class for its text"
+        raise UserError(
+            Problem("model_name_or_path", found, "a model of text alone, whose config names a class ...ForCausalLM")
+        )
     attention = attention_of(settings, config, packing)
     try:
         model = _on_meta(settings, config, attention)
@@ -114,6 +130,9 @@ def build_meta_model(settings: MethodSettings, config: Any, packing: bool = Fals
         try:
             other = _on_meta(settings, config, "eager")
         except Exception:
+            if isinstance(error, ImportError) and (missing := re.search(r"requires the (\S+) library", str(error))):
+                found = f"a part of {settings.model_name_or_path} needs {missing[1]}, which is not installed"
+                raise UserError(Problem("model_name_or_path", found, fix=f"pip install {missing[1]}")) from None
             raise UserError(Problem("model_name_or_path", f"{found}: {first_line(error)}")) from None
         found = f"{type(other).__name__} has no {attention} attention here"
         raise UserError(Problem("attn_implementation", found, fix="--attn_implementation eager")) from None
@@ -185,9 +204,13 @@ def check_model(
         needs_weights: whether a folder without weights is a problem; one with pickled weights only always is.
     """
     problems = check_weight_files(settings, needs_weights)
-    if getattr(config, "quantization_config", None):
+    if quantised := getattr(config, "quantization_config", None):
+        how = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        found = f"a quantised checkpoint{f' ({how})' if how else ''}"
         fix = "give the model that it was made from: --method qlora quantises that"
-        problems.append(Problem("model_name_or_path", "a quantised checkpoint", "the original one", fix))
+        if original := _original_of(settings):
+            fix = f"--model_name_or_path {shlex.quote(original)}, which it names; --method qlora quantises that"
+        problems.append(Problem("model_name_or_path", found, "the model that it was made from", fix))
     reason = why_not_varlen(config) if settings.attn_implementation in _VARLEN_NAMES else ""
     if reason:
         found = f"{settings.attn_implementation}, but {reason}"
@@ -210,6 +233,26 @@ def check_model(
     check_method = check_freeze if settings.method == "full" else check_adapter
     problems += check_parts(settings, meta_model, router_aux_loss_coef)
     return problems + check_method(settings, meta_model)
+
+
+def _original_of(settings: ModelSettings) -> str:
+    """The hub id of the model that a quantised one names as its original; empty if it names none.
+
+    It stands in its README.md as ``base_model``, or in its config as the folder that was read.
+    """
+    folder = Path(os.path.expanduser(settings.model_name_or_path))
+    if not folder.is_dir():
+        return ""
+    with suppress(OSError, ValueError, AttributeError):
+        card = re.match(r"---\n(.*?\n)---", read_small(folder / "README.md"), re.DOTALL)
+        named = re.search(r"^base_model:\s*(?:\n?\s*-\s*)?([\w./-]+)$", card[1], re.MULTILINE) if card else None
+        if named:
+            return named[1]
+    with suppress(OSError, ValueError, AttributeError):
+        name = json.loads(read_small(folder / "config.json")).get("_name_or_path")
+        if isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) and Path(name).name != folder.name:
+            return name
+    return ""
 
 
 def build_model(

@@ -8,10 +8,11 @@ import torch
 from helpers import ROOT
 from model_helpers import BF16, FP32, build, problems
 from safetensors.torch import load_file
-from transformers import BertConfig, BertGenerationConfig, T5Config, XLNetConfig
+from transformers import AutoConfig, BertConfig, BertGenerationConfig, T5Config, XLNetConfig
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
+from kit.model import load
 from kit.model.load import attention_of, build_meta_model, open_config
 from kit.model.tokenizer import open_tokenizer
 
@@ -99,6 +100,46 @@ def test_pickled_weights_are_refused_and_named(recipe, changed):
 def test_a_quantised_checkpoint_is_refused(recipe, changed):
     folder = changed(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
     assert "a quantised checkpoint" in problems(recipe(folder))
+
+
+@pytest.mark.parametrize(
+    ("card", "name", "original"),
+    [
+        ("---\nlicense: mit\nbase_model: org/whole\n---\nText\n", "other/model", "org/whole"),
+        ("---\nbase_model:\n- org/whole\n---\n", None, "org/whole"),
+        ("base_model: org/no\n", "org/whole", "org/whole"),
+        ("", "/models/whole", ""),
+        ("", 7, ""),
+    ],
+)
+def test_a_quantised_checkpoint_is_refused_with_the_model_that_it_names(recipe, changed, card, name, original):
+    folder = changed(quantization_config={"quant_method": "gptq", "bits": 4}, _name_or_path=name)
+    (folder / "README.md").write_text(card)
+    text = problems(recipe(folder))
+    assert "a quantised checkpoint (gptq)" in text and "--method qlora quantises that" in text
+    assert (f"--model_name_or_path {original}, which it names" in text) is bool(original)
+    assert ("--model_name_or_path" in text) is bool(original)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_a_model_of_images_is_refused_as_one(recipe, changed, family):
+    mine = recipe(changed())
+    with pytest.raises(UserError) as caught:
+        build_meta_model(mine, AutoConfig.for_model(family))
+    assert "ForConditionalGeneration, which reads images" in str(caught.value)
+    assert "a model of text alone" in str(caught.value) and "Unrecognized" not in str(caught.value)
+
+
+def test_a_model_that_needs_a_package_names_it(recipe, changed, monkeypatch):
+    def needs_timm(*_):
+        raise ImportError("\nTimmWrapperModel requires the timm library but it was not found in your environment.")
+
+    monkeypatch.setattr(load, "_on_meta", needs_timm)
+    mine = recipe(changed())
+    with pytest.raises(UserError) as caught:
+        build_meta_model(mine, open_config(mine))
+    (problem,) = caught.value.problems
+    assert problem.found.endswith("needs timm, which is not installed") and problem.fix == "pip install timm"
 
 
 def test_a_length_beyond_the_models_positions_is_refused_with_the_longest(recipe):

@@ -12,7 +12,13 @@ from typing import Any
 from kit.data.strict_json import RepeatedKey, parse
 from kit.errors import Problem, Problems, UserError, did_you_mean, kind, raise_if
 
-ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
+CALLERS = ("function_call", "tool_call")  # roles of turns whose text is a call: of ShareGPT, and of ms-swift
+ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {
+    "developer": "system",
+    "function": "tool",
+    "tool_response": "tool",
+    **dict.fromkeys(CALLERS, "assistant"),
+}
 # The names of an answer's reasoning: transformers' own, gpt-oss's, and that of several APIs.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 # The names of roles in ShareGPT and the formats derived from it.
@@ -22,7 +28,6 @@ SPEAKERS = ROLES | {
     "chatgpt": "assistant",
     "bot": "assistant",
     "model": "assistant",
-    "function_call": "assistant",
     "function_response": "tool",
     "observation": "tool",
     "ipython": "tool",
@@ -111,7 +116,7 @@ def _plain(message: Any, roles: Mapping[str, str]) -> Message | None:
         speaker, content = message.get("from"), message.get("value")
     else:
         return None
-    if type(speaker) is not str or speaker == "function_call" or type(content) is not str:
+    if type(speaker) is not str or speaker in CALLERS or type(content) is not str:
         return None
     role = roles.get(speaker)
     if not role or check_text("", content):
@@ -141,7 +146,7 @@ def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) 
             found = kind(speaker) if role_key in written else "missing"
         problems.append(Problem(f"{at}.{role_key}", found, ", ".join(roles), did_you_mean(str(speaker), roles)))
     message: Message = {"role": role, "content": content}
-    if speaker == "function_call" and content:  # ShareGPT puts the call where other messages have their text
+    if speaker in CALLERS and content:  # the call stands where other messages have their text
         calls, calls_at = content, content_at
         content = None
     if given.get("function_call"):  # the older name of OpenAI, for a single call
@@ -265,7 +270,7 @@ def unread_call_keys(message: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     A key is named with the key of the message that holds the calls: ``tool_calls.result``.
     """
     holders = ["tool_calls", "function_call"]
-    if message.get("role", message.get("from")) == "function_call":
+    if message.get("role", message.get("from")) in CALLERS:
         holders.append("content" if "role" in message else "value")
     for holder in holders:
         try:

@@ -15,7 +15,7 @@ from typing import Any
 from kit.data.chat.columns_flag import columns_flag
 from kit.data.chat.formats import FORMATS, IGNORE, IGNORED, format_of, to_sample
 from kit.data.chat.lists import listed
-from kit.data.chat.messages import ARGUMENTS, REASONING, SPEAKERS, unread_call_keys
+from kit.data.chat.messages import ARGUMENTS, CALLERS, REASONING, SPEAKERS, unread_call_keys
 from kit.data.chat.template import Jinja
 from kit.data.chat.watched import MESSAGE_KEYS, SUBJECTS, subject_of_key
 from kit.errors import Problem
@@ -258,7 +258,7 @@ def _unused_keys(column: str, messages: Any) -> Iterator[tuple[str, str, str]]:
         if not isinstance(message, dict) or not ("role" in message or "from" in message):  # strings may hold any JSON
             continue
         speaker = message.get("role", message.get("from"))
-        if len(message) > 2 or speaker == "function_call":
+        if len(message) > 2 or speaker in CALLERS:
             for key, found, fix in _unused_keys_of(message, speaker):
                 yield f"{column}.{key}", found, fix
         parts = message.get("content", message.get("value"))
@@ -278,7 +278,7 @@ def _unused_keys_of(message: Mapping[str, Any], speaker: Any) -> Iterator[tuple[
     if ("role" in message or "content" in message) and ("from" in message or "value" in message):
         for key, found in _other_names(message):
             yield key, found, ""
-    if "tool_calls" in message or "function_call" in message or speaker == "function_call":
+    if "tool_calls" in message or "function_call" in message or speaker in CALLERS:
         for key, value in unread_call_keys(message):
             if not _is_empty(value):
                 yield key, *_effect_of_call_key(value)

@@ -43,6 +43,16 @@ def test_sharegpt_keeps_what_is_trained_on_and_takes_the_system_column():
     assert sample_of({"conversations": said, "system": None}) == {"messages": expected[1:]}
 
 
+@pytest.mark.parametrize("role", ["tool_call", "function_call"])
+def test_a_turn_of_its_own_role_that_holds_a_call_is_a_call_of_the_assistant(role):
+    call = {"role": role, "content": json.dumps({"name": "add", "arguments": {"a": 1}})}
+    row = {"messages": [USER, call, {"role": "tool_response", "content": "2"}, ANSWER]}
+    calling = {"role": "assistant", "content": "", "tool_calls": [ADD]}
+    assert sample_of(row)["messages"] == [USER, calling, {"role": "tool", "content": "2"}, ANSWER]
+    row["messages"][1] = {"role": role, "content": "add 1"}
+    assert [problem.where for problem in sample_of(row)] == ["messages[1].content"]
+
+
 @pytest.mark.parametrize("value", [json.dumps({"name": "add", "arguments": {"a": 1}}), [ADD], json.dumps([ADD])])
 def test_sharegpt_function_calls_become_tool_calls(value):
     row = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "function_call", "value": value}]}
