@@ -22,7 +22,7 @@ from kit.visible import one_line, visible
 
 # Messages of libraries that no user can act on: deprecations, and remarks on what the kit does on purpose.
 _SILENCED_MESSAGES = (
-    ".*is_gradient_checkpointing.*deprecated.*",
+    ".*gradient_checkpointing.*deprecated.*",
     ".*torch.distributed is disabled, unavailable or uninitialized.*",
     ".*Please use DTensor instead.*",
     ".*FSDP.state_dict_type.*",
@@ -30,6 +30,7 @@ _SILENCED_MESSAGES = (
 )
 _SILENCED_LOGGERS = (
     "bitsandbytes",
+    "torch._higher_order_ops.wrap",  # that layers which keep some results are compiled
     "torch.distributed.device_mesh",  # that a mesh which another rank sent has no process groups here
     "torch.distributed.elastic",
     "torch.distributed.fsdp._state_dict_utils",

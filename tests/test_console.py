@@ -162,5 +162,6 @@ def test_warnings_that_no_user_can_act_on_are_hidden_and_others_are_not():
         warnings.simplefilter("always")
         console.silence_libraries()
         warnings.warn("`is_gradient_checkpointing` is deprecated", FutureWarning, stacklevel=1)
+        warnings.warn("`gradient_checkpointing_enable` is deprecated", FutureWarning, stacklevel=1)
         warnings.warn("your disk is nearly full", UserWarning, stacklevel=1)
     assert [str(warning.message) for warning in caught] == ["your disk is nearly full"]

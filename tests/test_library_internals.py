@@ -452,7 +452,9 @@ def test_varlen_attention_takes_scale_window_and_shared_heads():
 
 
 @needed_by("kit/console.py")
-@pytest.mark.parametrize("name", ["bitsandbytes", "torch.distributed.fsdp._state_dict_utils"])
+@pytest.mark.parametrize(
+    "name", ["bitsandbytes", "torch._higher_order_ops.wrap", "torch.distributed.fsdp._state_dict_utils"]
+)
 def test_loggers_that_are_silenced_are_those_of_their_modules(name):
     """Their remarks are silenced by the names of the loggers; under another name users would read them again."""
     module = importlib.import_module(name)
