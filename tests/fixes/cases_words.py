@@ -134,6 +134,21 @@ def a_plan_of_no_model(world):
     return "kit plan --max_length 512"
 
 
+@case("kit/tools/plan/ask.py:_lacks#1")
+def a_plan_of_fp8_for_a_gpu_without_it(world):
+    return f"{PLAN} --gpu a100 --fp8 true"
+
+
+@case("kit/tools/plan/ask.py:_lacks#2")
+def a_plan_of_bf16_for_a_gpu_without_it(world):
+    return "kit plan --recipe llama-8b-full --gpu t4 --optim adamw_bf16"
+
+
+@case("kit/tools/plan/ask.py:_lacks#3")
+def a_plan_of_flash_attention_3_for_another_gpu(world):
+    return f"{PLAN} --gpu a100 --packing true --attn_implementation flash_attention_3"
+
+
 @case("kit/tools/plan/ask.py:_split#1")
 def the_number_of_gpus_by_another_word(world):
     return f"{PLAN} --gpu h100 --num_gpus 4"

@@ -3,6 +3,7 @@
 The flags of ``recipes/finetune.py`` mean what they mean there. Those of ``OWN`` are of this command.
 """
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ SWITCHES = {
     "simulate": "run the recommended way on fake tensors, and compare",
     "json": "print everything as JSON",
 }
+
+_HOPPER = re.compile("H[12]00")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +120,9 @@ def read_ask(argv: list[str]) -> Ask:
         word.startswith(("--model", "--adapter")) for word in rest
     )
     if names_recipe or names_model:
-        questions = [_question(own, rest, names_recipe, num, per_machine, problems)]
+        question = _question(own, rest, names_recipe, num, per_machine, problems)
+        questions = [question]
+        problems += _lacks(question.recipe, gpu) if question and gpu else []
     else:
         if rest:
             word = rest[0].partition("=")[0]
@@ -139,6 +144,20 @@ def read_ask(argv: list[str]) -> Ask:
         picture=files.get("picture"),
         switches=switches,
     )
+
+
+def _lacks(recipe: Recipe, gpu: Gpu) -> list[Problem]:
+    """A problem for each setting with which a run on ``gpu`` would be refused."""
+    problems = []
+    if recipe.fp8 and not gpu.fp8:
+        problems.append(Problem("--fp8", f"true, and {gpu.name} has no 8-bit products", fix="--fp8 false"))
+    if recipe.optim == "adamw_bf16" and not gpu.bf16:
+        found = f"adamw_bf16, and {gpu.name} has no bf16"
+        problems.append(Problem("--optim", found, fix="--optim adamw_torch_fused"))
+    if recipe.attn_implementation == "flash_attention_3" and gpu.is_known and not _HOPPER.search(gpu.name):
+        found = f"flash_attention_3, which needs Hopper GPUs (H100, H200), and not {gpu.name}"
+        problems.append(Problem("--attn_implementation", found, fix="--attn_implementation auto"))
+    return problems
 
 
 def _split(argv: list[str], problems: Problems) -> tuple[dict[str, str], set[str], list[str]]:

@@ -37,6 +37,7 @@ class Gpu:
     # 10^12 operations per second, dense, sums in float32: of bf16, or of float32 without it. None: unknown
     tflops: float | None = None
     bf16: bool = True  # else everything is computed in float32
+    fp8: bool = True  # whether it may have 8-bit products; of one that is not in the table nothing is known
     bandwidth: float | None = None  # bytes per second of its memory
     link: float = PCIE4  # bytes per second in one direction to the other GPUs of the machine
     network: float = NETWORK  # bytes per second in one direction to other machines
@@ -49,41 +50,48 @@ class Gpu:
 
 
 def _gpu(
-    name: str, gib: float, tflops: float, gigabytes_per_second: float, link: float = PCIE4, bf16: bool = True
+    name: str,
+    gib: float,
+    tflops: float,
+    gigabytes_per_second: float,
+    link: float = PCIE4,
+    bf16: bool = True,
+    fp8: bool = True,
 ) -> Gpu:
     bandwidth = gigabytes_per_second * GB
-    return Gpu(name=name, memory=int(gib * GIB), tflops=tflops, bf16=bf16, bandwidth=bandwidth, link=link)
+    memory = int(gib * GIB)
+    return Gpu(name=name, memory=memory, tflops=tflops, bf16=bf16, fp8=fp8, bandwidth=bandwidth, link=link)
 
 
 # Memory: what CUDA reports, which is less than the name says: ECC and the driver take some. Arithmetic and bandwidth:
 # NVIDIA's datasheets and architecture whitepapers (GA102, AD102, GB202: "BF16 Tensor TFLOPS with FP32 Accumulate"); of
 # those without bf16 "single precision" of the datasheets of Tesla T4 and V100; of the MI300X AMD's datasheet.
 GPUS = {
-    "t4": _gpu("T4", 14.6, 8.1, 320, PCIE3, bf16=False),
-    "v100": _gpu("V100 SXM2 16 GB", 15.7, 15.7, 900, NVLINK2, bf16=False),
-    "v100-32": _gpu("V100 SXM2 32 GB", 31.7, 15.7, 900, NVLINK2, bf16=False),
-    "v100-pcie": _gpu("V100 PCIe 16 GB", 15.7, 14, 900, PCIE3, bf16=False),
-    "rtx3060": _gpu("RTX 3060 12 GB", 11.6, 25.5, 360),
-    "rtx3090": _gpu("RTX 3090", 23.6, 71, 936),
+    "t4": _gpu("T4", 14.6, 8.1, 320, PCIE3, bf16=False, fp8=False),
+    "v100": _gpu("V100 SXM2 16 GB", 15.7, 15.7, 900, NVLINK2, bf16=False, fp8=False),
+    "v100-32": _gpu("V100 SXM2 32 GB", 31.7, 15.7, 900, NVLINK2, bf16=False, fp8=False),
+    "v100-pcie": _gpu("V100 PCIe 16 GB", 15.7, 14, 900, PCIE3, bf16=False, fp8=False),
+    "rtx3060": _gpu("RTX 3060 12 GB", 11.6, 25.5, 360, fp8=False),
+    "rtx3090": _gpu("RTX 3090", 23.6, 71, 936, fp8=False),
     "rtx4060ti": _gpu("RTX 4060 Ti 16 GB", 15.6, 44, 288),
     "rtx4080": _gpu("RTX 4080", 15.6, 97.5, 717),
     "rtx4090": _gpu("RTX 4090", 23.6, 165.2, 1008),
     "rtx5080": _gpu("RTX 5080", 15.5, 112.6, 960, PCIE5),
     "rtx5090": _gpu("RTX 5090", 31.3, 209.5, 1792, PCIE5),
-    "a10": _gpu("A10", 22.0, 125, 600),
-    "a40": _gpu("A40", 44.4, 149.7, 696),
-    "a6000": _gpu("RTX A6000", 47.4, 154.8, 768),
+    "a10": _gpu("A10", 22.0, 125, 600, fp8=False),
+    "a40": _gpu("A40", 44.4, 149.7, 696, fp8=False),
+    "a6000": _gpu("RTX A6000", 47.4, 154.8, 768, fp8=False),
     "rtx6000ada": _gpu("RTX 6000 Ada", 47.4, 364.2, 960),
     "rtxpro6000": _gpu("RTX PRO 6000 Blackwell", 94.9, 503.8, 1792, PCIE5),
     "l4": _gpu("L4", 22.0, 121, 300),
     "l40s": _gpu("L40S", 44.4, 362, 864),
-    "a100-40": _gpu("A100 40 GB", 39.4, 312, 1555, NVLINK3),
-    "a100": _gpu("A100 80 GB", 79.1, 312, 2039, NVLINK3),
+    "a100-40": _gpu("A100 40 GB", 39.4, 312, 1555, NVLINK3, fp8=False),
+    "a100": _gpu("A100 80 GB", 79.1, 312, 2039, NVLINK3, fp8=False),
     "h100-pcie": _gpu("H100 PCIe", 79.1, 756, 2000, PCIE5),
     "h100": _gpu("H100 SXM", 79.1, 989.4, 3350, NVLINK4),
     "h200": _gpu("H200 SXM", 139.7, 989.4, 4800, NVLINK4),
     "b200": _gpu("B200", 178.3, 2250, 8000, NVLINK5),
-    "mi300x": _gpu("MI300X", 191.9, 1307.4, 5300, INFINITY3),
+    "mi300x": _gpu("MI300X", 191.9, 1307.4, 5300, INFINITY3, fp8=False),
 }
 _OTHER_NAMES = {
     **{key.replace("-", ""): key for key in GPUS},
