@@ -7,7 +7,6 @@ Promises: the result is "exact" only if steps were done after a checkpoint was l
 and no temporary file is left behind, not even after Ctrl-C.
 """
 
-import json
 import math
 import os
 import shutil
@@ -16,15 +15,13 @@ from pathlib import Path
 
 from kit.cli.compare_runs import compare_runs
 from kit.cli.starts import ScriptFailed, ScriptRunner, workplace
-from kit.config.command_line import Request, read_command_line, read_flags
+from kit.config.command_line import read_command_line, read_flags
 from kit.config.other_kits import is_other_kits_word
 from kit.config.recipe import Recipe
 from kit.config.validation import FLAGS
 from kit.console import show, show_error
-from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, raise_if
-from kit.run.record import read_metrics
-from kit.strategy.topology import ActualStrategy
+from kit.run.record import read_metrics, read_run
 from kit.visible import joined
 
 HELP = "kill a short run with your flags, continue it, and compare bit for bit"
@@ -57,7 +54,6 @@ class Options:
     keep: Path | None  # folder to run in and to keep; None: a temporary one
     flags: dict[str, str]  # flags of the script, without output_dir
     overridden: list[str]  # the user's flags that this command overrides
-    request: Request  # of the script, with ``flags``
 
 
 def run(argv: list[str]) -> int:
@@ -142,7 +138,7 @@ def read_options(argv: list[str]) -> Options:
             "max_eval_samples": str(min(recipe.max_eval_samples or MAX_EVAL_SAMPLES, MAX_EVAL_SAMPLES)),
         }
     overridden = [name for name, value in given.items() if name in Recipe.model_fields and flags.get(name) != value]
-    return Options(steps, kill_after, folder, flags, overridden, request)
+    return Options(steps, kill_after, folder, flags, overridden)
 
 
 def _verify(options: Options, folder: Path, temporary: Path) -> int:
@@ -151,10 +147,8 @@ def _verify(options: Options, folder: Path, temporary: Path) -> int:
     starts = ScriptRunner(options.flags, folder, temporary)
 
     starts.run(f"{options.steps} steps without interruption", whole)
-    info = json.loads(read_small(whole / "run.json"))
-    assert options.request.recipe is not None
-    strategy = ActualStrategy.from_record(info["strategy"])
-    show(f"    {strategy.describe(options.request.recipe)}")
+    recipe, strategy = read_run(whole / "run.json")  # what the run took, of which some settings were auto
+    show(f"    {strategy.describe(recipe)}")
     if not options.keep:  # no longer needed, and large
         shutil.rmtree(whole / "checkpoints")
 
@@ -173,7 +167,7 @@ def _verify(options: Options, folder: Path, temporary: Path) -> int:
     starts.run("the command of the killed run again", continued)
     comparison = compare_runs(whole, continued, before_kill)
     show(joined(["", *comparison.table, "", *comparison.verdict.splitlines()]))
-    nondeterministic = strategy.device != "cpu" and not info["recipe"]["deterministic"]
+    nondeterministic = strategy.device != "cpu" and not recipe.deterministic
     if comparison.result == "differs" and nondeterministic:
         show("    -> on a GPU, kernels may sum in another order each time: try --deterministic true")
     return 0 if comparison.result == "exact" else 1

@@ -114,7 +114,7 @@ class ActualStrategy:
         return {key: values[key] for key in RECORD_KEYS}
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe in one line how the run is distributed, and its global batch."""
+        """Describe in one line how the run is distributed, what its layers keep, its optimiser and its global batch."""
         micro_batch = recipe.micro_batch_size
         accumulation = recipe.global_batch_size // (micro_batch * self.num_processes)
         device = ""
@@ -131,6 +131,12 @@ class ActualStrategy:
             copies = f", {self.num_replicas} copies" if self.num_replicas > 1 else ""
             parts.append(f"{self.sharded_layers.count} x {'/'.join(self.sharded_layers.classes)} sharded{copies}")
         parts.append(f"{self.trainable_parameters:,} trainable parameters ({recipe.method})")
+        if recipe.gradient_checkpointing:
+            kind = "selective " if recipe.gradient_checkpointing == "selective" else ""
+            offload = " with activation_offload" if recipe.activation_offload else ""
+            parts.append(f"{kind}gradient checkpointing{offload}")
+        if not recipe.optim.startswith("adamw_torch"):
+            parts.append(recipe.optim)
         parts.append(f"global batch {recipe.global_batch_size} = {self.num_processes} x {micro_batch} x {accumulation}")
         return ", ".join(parts)
 

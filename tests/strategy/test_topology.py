@@ -41,6 +41,18 @@ def recipe(**settings):
             {"global_batch_size": 8},
             "DDP, 2 processes, bf16, 1,234,567 trainable parameters (lora), global batch 8 = 2 x 1 x 4",
         ),
+        (
+            ALONE,
+            {"method": "full", "gradient_checkpointing": "selective", "optim": "adamw_bf16"},
+            "Single on CPU, 1 process, bf16, 1,234,567 trainable parameters (full), selective gradient checkpointing, "
+            "adamw_bf16, global batch 32 = 1 x 1 x 32",
+        ),
+        (
+            {"type": DDP, "sharded_layers": None, "device": "NVIDIA H100"},
+            {"gradient_checkpointing": True, "activation_offload": True},
+            "DDP, 2 processes, bf16, 1,234,567 trainable parameters (lora), gradient checkpointing with "
+            "activation_offload, global batch 32 = 2 x 1 x 16",
+        ),
     ],
 )
 def test_one_line_says_what_runs(strategy, settings, line):
