@@ -20,7 +20,8 @@ folder, steps = Path(flags["output_dir"]), int(flags["max_steps"])
 strategy = {"type": "single", "num_processes": 1, "mixed_precision": "no", "device": "H100", "rehearsal": False}
 strategy |= {"sharded_layers": None, "trainable_parameters": 1, "config": "single"}
 strategy |= {"offload": False, "num_threads": 1}
-(folder / "run.json").write_text(json.dumps({"strategy": strategy, "recipe": {"deterministic": False}}))
+recipe = {"model_name_or_path": "m", "dataset": "d", "gradient_checkpointing": "selective"}
+(folder / "run.json").write_text(json.dumps({"strategy": strategy, "recipe": recipe}))
 first = max([0, *(int(path.name[5:]) for path in folder.glob("checkpoints/step-*"))]) if CONTINUES else 0
 kept = (folder / "metrics.jsonl").read_text().splitlines(True)[:first] if first else []
 with open(folder / "metrics.jsonl", "w", 1) as metrics:
@@ -104,6 +105,7 @@ def test_runs_that_differ_on_a_gpu_get_the_hint_that_helps(temporary, script, ca
     out = capsys.readouterr().out
     assert "differs from step 1 on" in out and "Step 1 is before the kill: two runs differ" in out
     assert out.endswith("try --deterministic true\n")
+    assert "(lora), selective gradient checkpointing, " in out, "as the run took it, whose flags did not say so"
     script(fake(loss="1 / step"))
     assert main(["verify-resume", "--steps=3"]) == 0
     assert "deterministic" not in capsys.readouterr().out
