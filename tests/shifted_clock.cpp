@@ -5,12 +5,18 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+// Read once, before there are threads: getenv crashes while another thread sets a variable.
+static long ahead = 0;
+__attribute__((constructor)) static void read_ahead() {
+  const char *text = std::getenv("CLOCK_AHEAD");
+  ahead = text ? std::atol(text) : 0;
+}
+
 extern "C" {
 
 int clock_gettime(clockid_t clock, timespec *out) noexcept {
   long status = syscall(SYS_clock_gettime, clock, out);
-  const char *ahead = std::getenv("CLOCK_AHEAD");
-  if (status == 0 && ahead && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) out->tv_sec += std::atol(ahead);
+  if (status == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) out->tv_sec += ahead;
   return static_cast<int>(status);
 }
 
