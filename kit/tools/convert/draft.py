@@ -115,7 +115,7 @@ class Draft:
     def refuse(self, key: str, value: Any, reason: str, name: str = "") -> None:
         """Add a problem that no ``--drop`` can help, unless ``name``, a setting that would settle it, was typed."""
         if name not in self.typed:
-            found = f"{reason}" if value is None else f"found {shown(value)}: {reason}"
+            found = reason if value is None else f"found {shown(value)}: {reason}"
             self.problems.append(Problem(key, found))
 
 
