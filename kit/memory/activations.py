@@ -95,9 +95,9 @@ def _fused(workload: Workload) -> int:
     """What compiled layers do not keep, as counted in graphs of inductor (benchmarks/results/2026-11-24-compile.md).
 
     That is one of the feed-forward part's four tensors, the float32 copies of the norms, in place of which their inputs
-    are kept, and under autocast the casts of each norm's result. Other kits' compiled adapters are fitted instead: with
-    4h less for each norm the plan is within 4 % of what torchtune published for 8B, with the 2h of our own graphs within
-    11 %. Why is not known.
+    are kept, and under autocast the casts of each norm's result. Other kits' compiled adapters are fitted: with 4h less
+    for each norm the plan is within 4 % of what torchtune published for 8B, with the 2h of our graphs within 11 %. Why
+    is not known.
     """
     h = workload.shape.hidden_size
     if workload.method != "full" and workload.pure_bf16 and workload.optim != "adamw_bf16":

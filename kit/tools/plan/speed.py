@@ -224,7 +224,7 @@ def _optimiser_bytes(workload: Workload) -> float:
     """Bytes that the optimiser and the conversion of 4-bit weights move in a step."""
     # AdamW reads weight, gradient and two moments, and writes all but the gradient; the norm and its scaling take 12.
     # In bf16 it is some forty operations: 340 bytes, counted on fake tensors.
-    size = 340.0 if workload.pure_bf16 and workload.optim == "adamw_bf16" else 40.0
+    size = 340.0 if workload.optim == "adamw_bf16" else 40.0
     moved = 0.0 if workload.strategy.offloads else size * workload.trainable_parameters / workload.num_shards
     passes = (3 if workload.gradient_checkpointing is True else 2) + workload.passes
     return moved + _conversion_bytes(workload, passes)
