@@ -100,7 +100,7 @@ def _fused(workload: Workload) -> int:
     is not known.
     """
     h = workload.shape.hidden_size
-    if workload.method != "full" and workload.pure_bf16 and workload.optim != "adamw_bf16":
+    if workload.method != "full" and workload.pure_bf16:
         norm, casts = 4 * h, 0
     elif workload.method != "full":
         norm, casts = 2 * h if workload.bf16 else 0, 0
