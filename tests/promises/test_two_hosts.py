@@ -7,10 +7,13 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 from fake_cuda import compiler
 from helpers import ROOT, matrix
 from two_hosts import TwoHosts, why_not
+
+from kit.strategy.meeting import _KEEP_ALIVE_SECONDS
 
 pytestmark = pytest.mark.slow
 long = pytest.mark.long
@@ -270,8 +273,18 @@ def test_launchers_listen_in_their_network_and_execute_nothing_of_a_stranger(hos
         time.sleep(0.1)
     for host in hosts.both:
         assert {line.split()[3].rpartition(":")[0] for line in sockets(host, "-l")} == {host.address}
+    # Each launcher looks every few seconds, and the first one that does ends its rank. The ranks then save together
+    # and end, if they can, and the other launcher may have nothing left to look for. So the ranks wait until both
+    # have looked.
+    ranks = [rank for run in runs for rank in psutil.Process(run.process.pid).children(recursive=True)]
+    assert len(ranks) == 2
+    for rank in ranks:
+        rank.suspend()
     stranger = hosts.beta.start([sys.executable, "-c", STRANGER, str(tmp_path / "executed")])
     assert stranger.process.wait(START) == 0
+    time.sleep(_KEEP_ALIVE_SECONDS + 2)
+    for rank in ranks:
+        rank.resume()
     assert wait(runs, START) == [1, 1]
     for run in runs:
         assert "does not hold what the launchers of a run write: " in error_of(run) and "posix.system" in error_of(run)
