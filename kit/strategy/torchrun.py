@@ -17,6 +17,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -250,5 +251,15 @@ def _end_of_thread() -> int:
 _ends_as: list[FailureNote] = []  # the note of another machine that was read: none or one
 
 
+def launch(argv: list[str]) -> NoReturn:
+    """Run ``main``, and end this process with its exit status."""
+    status = main(argv)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    # Not sys.exit: a thread that comes back from a call of the store, while the interpreter ends, aborts the process.
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    launch(sys.argv[1:])

@@ -98,3 +98,27 @@ def test_restarts_are_torchruns_own(torchrun, tmp_path):
     _, err = process.communicate(timeout=120)
     assert process.returncode == 3 and not err
     assert (tmp_path / "starts").read_text() == "xxxx"
+
+
+ENDS_WHILE_THREADS_CALL_A_STORE = """
+import threading, time
+from torch.distributed import TCPStore
+from kit.strategy import torchrun
+
+def ask(store):
+    while True:
+        store.check(["note"])
+
+kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+for _ in range(4):
+    store = TCPStore("127.0.0.1", kept.port, is_master=False, wait_for_workers=False)
+    threading.Thread(target=ask, args=(store,), daemon=True).start()
+time.sleep(0.3)
+torchrun.main = lambda argv: 2
+torchrun.launch([])
+"""
+
+
+def test_a_launcher_whose_threads_ask_the_store_ends_with_its_own_status():
+    done = subprocess.run([sys.executable, "-c", ENDS_WHILE_THREADS_CALL_A_STORE], capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (2, b"")
