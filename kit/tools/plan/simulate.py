@@ -50,8 +50,9 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
     """Run a step of ``workload`` on fake tensors. Progress goes to standard error.
 
     It is the step of the objective: of pairs, of answers with a label, and with the reference's passes. It has one
-    micro-batch, and finds the optimiser's state and the gradients that others have left. Where micro-batches differ, as
-    under DDP and hybrid sharding, whose last one adds up the copies' gradients, there are two steps, of one and of two.
+    micro-batch, and finds the optimiser's state and the gradients that others have left. If the workload's has several,
+    a step of two follows: what it has more is what each further one adds. Where micro-batches differ, as under DDP and
+    hybrid sharding, whose last one adds up the copies' gradients, the peak is that of two.
     With ``loss="whole"`` the loss is computed as transformers does, from the logits of all positions.
 
     Args:
@@ -71,8 +72,8 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
     if workload.fuses:  # what a graph keeps is decided by a compiler for the GPU
         raise UserError(Problem("--simulate", "torch_compile, whose graphs are made on a GPU", "--torch_compile false"))
     assert workload.loss != "kept chunks" and workload.pure_bf16 == (workload.optim == "adamw_bf16")
-    # Unless each micro-batch does the same, what a further one adds is the difference of two steps. With sharded
-    # weights the first one after passes without gradients finds embedding and head gathered.
+    # Whether a step of one micro-batch shows the peak. With sharded weights the first micro-batch after passes without
+    # gradients finds embedding and head gathered.
     same = workload.strategy == SINGLE or (
         workload.sharded
         and workload.sync_each_batch is not False
@@ -86,7 +87,7 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
         "device_memory": workload.device_memory,
         "primes": same,
         "accumulates": workload.micro_batches > 1,
-        "steps": [1] if same else [1, min(2, workload.micro_batches)],
+        "steps": [1] if workload.micro_batches == 1 and same else [1, min(2, workload.micro_batches)],
         "plain": workload.loss == "whole",
     }
     began = time.perf_counter()
@@ -110,13 +111,15 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
         raise TrainingError(f"the simulation failed: {answer['error']}")
     one, last = answer["steps"][0], answer["steps"][-1]
 
+    peak = one if same else last
+
     def whole(first: int, second: int) -> int:
-        """What a step of all micro-batches has of what one has, or two."""
-        return first * workload.micro_batches if same else first + (workload.micro_batches - 1) * (second - first)
+        """What a step of all micro-batches has of what one has, or two: each further one adds the same."""
+        return first + (workload.micro_batches - 1) * (second - first)
 
     return Simulated(
-        components=last["components"]["cpu"],
-        saved=last["moments"]["cpu"]["backward"],
+        components=peak["components"]["cpu"],
+        saved=peak["moments"]["cpu"]["backward"],
         collectives={
             name: whole(count, last["collectives"].get(name, 0)) for name, count in one["collectives"].items()
         },

@@ -21,6 +21,13 @@ METHODS = ("full", "lora", "qlora")
 TINY = Workload(shape=find_shape(str(ROOT / "recipes/tiny/model")), method="lora", length=64, micro_batches=2)
 
 
+@pytest.mark.slow
+def test_the_update_is_counted_once_in_a_step_of_several_micro_batches():
+    one, three = (simulate(replace(TINY, micro_batches=number)) for number in (1, 3))
+    assert 2 * one.launches < three.launches < 3 * one.launches - 100  # 56 weights of adapters, clipped and updated
+    assert three.flops == 3 * one.flops
+
+
 def test_what_cannot_be_simulated_is_refused():
     with pytest.raises(UserError, match=r"no config\.json"):
         simulate(replace(TINY, shape=replace(TINY.shape, folder=None)))
