@@ -176,7 +176,8 @@ def verify(path: Path, part: slice = ALL) -> list[str]:
         manifest = json.loads(read_small(path / MANIFEST))
         own_digest = manifest.pop("xxh3_128")
         expected = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in manifest["files"].items()}
-        if STATE not in expected or not all(isinstance(manifest[name], dict) for name in PARTS):
+        parts = [*(manifest[name] for name in PARTS), manifest.get("rounding", {})]  # older ones lack the last
+        if STATE not in expected or not all(isinstance(part, dict) for part in parts):
             return [f"{MANIFEST} is damaged (expected {STATE} among its files, and the objects {', '.join(PARTS)})"]
         if outside := [name for name in expected if Path(name).name != name]:
             return [f"{MANIFEST} names a file that is not in its folder: {outside[0]!r}"]

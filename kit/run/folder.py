@@ -24,7 +24,7 @@ from kit.data.samples.bad_rows import SKIPPED_FILE, write_listed
 from kit.durable import read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
-from kit.run.identity import changes
+from kit.run.identity import changes, rounding
 from kit.run.output_dir import check_owner, outputs, unfinished, unfinished_elsewhere
 from kit.run.record import RUN_FILE, versions, write_record
 from kit.run.resume import choose, choose_together, wanted_checkpoint
@@ -208,6 +208,7 @@ class RunFolder:
             plan: what was planned, see ``kit.memory.fit.plan_record``; None or empty: nothing.
         """
         about: dict[str, Any] = {"identity": self.identity, "strategy": strategy.record(), "versions": versions()}
+        about["rounding"] = rounding(self._recipe)
         recipe = {"recipe_name": self._recipe_name, "recipe": self._recipe.model_dump(mode="json")}
         about["total_steps"] = total_steps
         before = "" if self._recipe.overwrite_output_dir else self._seen[0]
@@ -230,7 +231,7 @@ class RunFolder:
     @property
     def about(self) -> dict[str, Any]:
         """The entries of ``run.json`` that each manifest has too."""
-        return {key: self._record[key] for key in ("identity", "strategy", "versions", "total_steps")}
+        return {key: self._record[key] for key in ("identity", "strategy", "versions", "rounding", "total_steps")}
 
     def end(self, step: int, stopped: bool, early: str = "") -> None:
         """Write to ``run.json`` that the run finished after ``step`` steps, or that a signal stopped it there.

@@ -26,6 +26,12 @@ def identity(
     return {**{key: values[key] for key in IDENTITY}, **fingerprints, "permutation": permutation}
 
 
+def rounding(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings with which the same steps round differently, so that a resume with others is no exact one."""
+    return recipe.model_dump(mode="json", include=set(_ROUNDING))
+
+
+_ROUNDING = ("per_device_train_batch_size", "torch_compile", "attn_implementation", "tf32")
 # The fingerprint has the version of the code that reads rows, too.
 OTHER_DATA = "the samples that dataset gives are others, or this version of the kit reads them otherwise"
 OTHER_MODEL = "the weights at model_name_or_path are others"
@@ -58,12 +64,14 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return a line that names what changed since a checkpoint and affects rounding; an empty list if nothing did.
 
     Args:
-        old: the checkpoint's manifest; its ``strategy`` and ``versions`` are used.
-        new: ``strategy`` and ``versions`` of this start.
+        old: the checkpoint's manifest; its ``strategy``, ``versions`` and ``rounding`` are used.
+        new: the same of this start.
     """
     keys = ("type", "num_processes", "num_replicas", "mixed_precision", "device", "num_threads")
     strategy = {"num_replicas": 1, **old.get("strategy", {})}  # earlier runs had no hybrid sharding
     pairs = [(key, strategy.get(key), new["strategy"][key]) for key in keys]
     pairs += [(name, old.get("versions", {}).get(name), new["versions"][name]) for name in VERSIONED_PACKAGES]
+    rounding = old.get("rounding", new["rounding"])  # earlier runs did not record it
+    pairs += [(name, rounding.get(name), value) for name, value in new["rounding"].items()]
     changed = ", ".join(f"{name} {was} -> {now}" for name, was, now in pairs if was != now)
     return [f"note: changed since that checkpoint: {changed}; steps from here on round differently"] if changed else []

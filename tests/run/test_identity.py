@@ -6,7 +6,7 @@ import pytest
 from helpers import ROOT
 
 from kit.config.recipe import IDENTITY, Recipe
-from kit.run.identity import changes, differences, identity
+from kit.run.identity import changes, differences, identity, rounding
 from kit.run.record import versions
 
 
@@ -79,15 +79,17 @@ def test_fewer_samples_are_reported_once(recipe):
     assert differences(identity(recipe(), "abc", "base"), fewer) == ["max_train_samples: None -> 5"]
 
 
-def test_what_makes_other_roundings_is_reported_and_nothing_else():
+def test_what_makes_other_roundings_is_reported_and_nothing_else(recipe):
     strategy = {"type": "ddp", "num_processes": 2, "mixed_precision": "bf16", "device": "cpu", "num_threads": 1}
-    new = {"strategy": strategy | {"num_replicas": 1}, "versions": versions()}
+    settings = {"rounding": rounding(recipe())}
+    new = {"strategy": strategy | {"num_replicas": 1}, "versions": versions(), **settings}
     assert changes({"strategy": strategy, "versions": versions()}, new) == []  # from before hybrid sharding
     strategy["num_replicas"] = 1
     old = {"strategy": strategy | {"config": "ddp"}, "versions": versions()}
-    assert changes(old, {"strategy": strategy | {"config": "mine"}, "versions": versions()}) == []
+    assert changes(old, {"strategy": strategy | {"config": "mine"}, "versions": versions(), **settings}) == []
     new = {"strategy": strategy | {"mixed_precision": "no"}, "versions": versions() | {"torch": "9", "kit": "9"}}
-    (text,) = changes(old, new)
+    (text,) = changes(old | settings, new | {"rounding": rounding(recipe(torch_compile=True, seed=7))})
+    assert "torch_compile False -> True;" in text and "seed" not in text
     assert "mixed_precision bf16 -> no" in text and f"torch {versions()['torch']} -> 9" in text and "kit" not in text
 
 
