@@ -9,6 +9,7 @@ from typing import Any
 
 from kit.checkpoint.manifest import digest_of, read_manifest
 from kit.config.launch_flags import Launch
+from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
 from kit.console import silence_libraries
 from kit.data.feed.order import ARGSORT
@@ -201,7 +202,7 @@ def check_bitsandbytes(method: str, optim: str) -> list[Problem]:
     """Return a problem if the settings need bitsandbytes, and it is installed but cannot be imported."""
     if method == "qlora":
         key = "method"
-    elif "8bit" in optim:
+    elif OPTIMISERS[optim].bitsandbytes:
         key = "optim"
     else:
         return []

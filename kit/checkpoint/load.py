@@ -49,7 +49,21 @@ def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
     for name, holder, key in _optimizer_values(optimizer_state["state"]):
         holder[key] = scalars[name] if name in scalars else tensors[f"optimizer.{name}"]
     options = StateDictOptions(strict=False, ignore_frozen_params=True)
+    paged = _paged_moments(optimizer)
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state, options=options)
+    for parameter, moments in paged.items():
+        optimizer.state[parameter].update(moments)
+
+
+def _paged_moments(optimizer: Any) -> dict[Any, dict[str, torch.Tensor]]:
+    """The moments of each parameter that lie in paged memory, into which a checkpoint was read.
+
+    bitsandbytes would copy them to the GPU when it takes the state.
+    """
+    return {
+        parameter: {key: value for key, value in state.items() if getattr(value, "is_paged", False)}
+        for parameter, state in optimizer.state.items()
+    }
 
 
 def load_weights(model: torch.nn.Module, path: Path) -> None:

@@ -35,7 +35,7 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
     conflicts = _conflicts_of_batch(recipe) + _conflicts_of_datasets(recipe)
     if recipe.streaming:
         conflicts += _conflicts_of_streaming(recipe)
-    conflicts += _conflicts_of_attention(recipe) + _conflicts_of_objective(recipe) + _conflicts_of_bf16(recipe)
+    conflicts += _conflicts_of_attention(recipe) + _conflicts_of_objective(recipe) + _conflicts_of_optimiser(recipe)
     conflicts += _conflicts_of_strategies(recipe) + _conflicts_of_schedule(recipe)
     return conflicts + _conflicts_of_evaluation(recipe) + _conflicts_of_method(recipe)
 
@@ -266,8 +266,14 @@ def _conflicts_of_method(settings: MethodSettings) -> list[Conflict]:
     return conflicts
 
 
-def _conflicts_of_bf16(recipe: Recipe) -> list[Conflict]:
-    """Conflicts of weights in bf16 with the method."""
+def _conflicts_of_optimiser(recipe: Recipe) -> list[Conflict]:
+    """Conflicts of the optimiser with the method and the rate."""
+    if recipe.optim.startswith("lion") and recipe.learning_rate is None:
+        found = (
+            f"{recipe.optim} without a learning_rate: the defaults are for AdamW, and lion moves each weight further"
+        )
+        fix = f"--learning_rate {recipe.peak_learning_rate / 5:g}, or another rate 3 to 10 times below AdamW's"
+        return [Conflict(("learning_rate", "optim"), found, fix)]
     if recipe.optim != "adamw_bf16" or recipe.method == "full":
         return []
     found = (

@@ -10,6 +10,7 @@ from typing import Any
 
 from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.config.fields import choices
+from kit.config.optimisers import optimiser_of_other_kits
 from kit.config.other_kits import objective_of_other_kits
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, Recipe
 from kit.durable import read_small
@@ -63,6 +64,8 @@ def hint_for_value(name: str, value: str) -> str:
         return _other_flag(value, name, {"method": METHODS}) or objective_of_other_kits(value)
     if name == "dpo_loss":
         return _other_flag(value, name, {"objective": OBJECTIVES}) or objective_of_other_kits(value)
+    if name == "optim":
+        return optimiser_of_other_kits(value)
     return _other_flag(value, name, {"objective": OBJECTIVES}) if name == "method" else ""
 
 

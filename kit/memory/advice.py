@@ -11,7 +11,7 @@ from kit.config.recipe import IDENTITY
 from kit.errors import Problem, UserError
 from kit.memory.fit import fits, planned_workload
 from kit.memory.shortage import Shortage, find_shortage
-from kit.memory.sizes import format_bytes, has_8_bit_moments
+from kit.memory.sizes import format_bytes
 from kit.phases import COMPARING, EVALUATING, GENERATING, LOADING, REFERENCE
 from kit.strategy.topology import gpu_memory, takes_optimizer, ways_to_share
 from kit.visible import Layout, joined
@@ -30,6 +30,18 @@ _OF_TRAINING = (
     "async_save",
     "optim",
 )  # settings that help only where a step is taken
+# The same AdamW whose state CUDA moves to host memory, and the same optimiser with its state in 8 bits.
+_PAGED = {
+    "adamw_torch": "paged_adamw_32bit",
+    "adamw_torch_fused": "paged_adamw_32bit",
+    "adamw_8bit": "paged_adamw_8bit",
+}
+_IN_8_BITS = {
+    "adamw_torch": "adamw_8bit",
+    "adamw_torch_fused": "adamw_8bit",
+    "paged_adamw_32bit": "paged_adamw_8bit",
+    "lion_32bit": "lion_8bit",
+}
 # What happens to samples longer than ``max_length``, by ``excess_length_strategy``.
 _LONGER_SAMPLES = {
     "truncate": "are cut",
@@ -127,16 +139,14 @@ def setting_changes(
     if device.is_cpu or counts(held.total):
         changes += [_set(*flag) for flag in ways_to_share(topology, recipe, device.is_cpu)]
     shrinkable = not loading and phase is not REFERENCE and counts(moments)  # which has no state yet
-    in_bf16 = recipe.optim == "adamw_bf16"
-    has_8_bits = has_8_bit_moments(recipe.optim)
-    if shrinkable and not has_8_bits and not in_bf16 and takes_optimizer(topology.strategy, "adamw_8bit"):
-        changes.append(_set("optim", "adamw_8bit", "other rounding; a quarter of the state"))
-    if shrinkable and recipe.optim == "adamw_8bit" and not device.is_cpu:
-        changes.append(_set("optim", "paged_adamw_8bit", "speed: CPU memory takes what is too much"))
+    paged, smaller = _PAGED.get(recipe.optim), _IN_8_BITS.get(recipe.optim)
+    if shrinkable and paged and topology.device_type == "cuda" and takes_optimizer(topology.strategy, paged):
+        changes.append(_set("optim", paged, "speed: CPU memory takes what is too much"))
+    if shrinkable and smaller and takes_optimizer(topology.strategy, smaller):
+        changes.append(_set("optim", smaller, "other rounding; a quarter of the state"))
     trained = held.trainable + held.gradients + held.gradients_to_come + moments
     can_be_bf16 = topology.mixed_precision == "bf16" and takes_optimizer(topology.strategy, "adamw_bf16")
-    # Weights and state of the 8-bit optimisers take as much.
-    in_float32 = recipe.method == "full" and not in_bf16 and not has_8_bits
+    in_float32 = recipe.method == "full" and recipe.optim in _IN_8_BITS and recipe.optim != "lion_32bit"
     if counts(trained) and in_float32 and can_be_bf16 and not loading:
         changes.append(_set("optim", "adamw_bf16", "rounding of weights and moments to bf16, at random; half of each"))
     if counts(trained) and recipe.method == "full":

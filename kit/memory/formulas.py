@@ -21,7 +21,6 @@ from kit.memory.sizes import (
     UPDATED_BYTES,
     UPDATED_TOGETHER,
     WEIGHT_BYTES,
-    has_8_bit_moments,
     moment_bytes,
 )
 from kit.memory.workload import Workload
@@ -125,7 +124,7 @@ def _trained(workload: Workload) -> dict[str, float]:
     """Bytes of the trainable weights and their optimiser on one GPU; of offloaded ones, of one GPU's share."""
     number = workload.trainable_parameters / workload.num_shards
     size = 2 if workload.pure_bf16 else WEIGHT_BYTES
-    return {TRAINABLE: size * number, OPTIMISER: moment_bytes(has_8_bit_moments(workload.optim), size) * number}
+    return {TRAINABLE: size * number, OPTIMISER: moment_bytes(workload.optim, size) * number}
 
 
 def _held(workload: Workload) -> "Counter[str]":

@@ -15,7 +15,6 @@ from kit.memory.sizes import (
     compute_bytes,
     copied_bytes,
     final_bytes,
-    has_8_bit_moments,
     moment_bytes,
     num_checkpoints,
     trained_bytes,
@@ -59,9 +58,7 @@ def needs_of_run(
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = frozen_bytes(model, compute_bytes(topology.mixed_precision == "bf16"))
     size = trained_bytes(recipe.optim)
-    state = (
-        frozen + trainable * (2 * size + moment_bytes(has_8_bit_moments(recipe.optim), size))
-    ) // topology.num_shards
+    state = (frozen + trainable * (2 * size + moment_bytes(recipe.optim, size))) // topology.num_shards
 
     on_cpu = topology.device_type == "cpu"
     reads_into_cpu = on_cpu or (topology.strategy.shards and (recipe.method != "qlora" or topology.load_on_rank0))

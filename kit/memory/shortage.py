@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
+from kit.config.optimisers import OPTIMISERS
 from kit.errors import causes, out_of_memory
-from kit.memory.sizes import GRADIENT_BYTES, UNITS, format_bytes, has_8_bit_moments, moment_bytes
+from kit.memory.sizes import GRADIENT_BYTES, UNITS, format_bytes
 from kit.phases import BY_FUNCTION, COMPARING, EVALUATING, FORWARD, LOADING, SAVING, TRAINING, Phase
 from kit.strategy.gradients import keeps_gradients
 from kit.strategy.weights import gathered_weights, own_shards, rank_and_world
@@ -154,7 +155,7 @@ def find_shortage(
         return None
     phase, module = _phase_and_module(error)
     device = _device(cause)
-    held = components(model, optimizer, device.is_cpu, has_8_bit_moments(settings.optim))
+    held = components(model, optimizer, device.is_cpu, settings.optim)
     in_background = (_IN_BACKGROUND in _calls(frame) for frame in sys._current_frames().values())
     return Shortage(
         phase,
@@ -246,13 +247,13 @@ def _device(error: BaseException) -> Device:
 
 
 def components(
-    model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, on_cpu: bool, in_8_bits: bool
+    model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, on_cpu: bool, optim: str
 ) -> Held:
     """Measure what this process holds, by component; of a sharded tensor only its own shard.
 
     Args:
         on_cpu: measure the CPU's memory; else the GPU's.
-        in_8_bits: whether the optimiser keeps the state of large tensors in 8 bits.
+        optim: the setting, for the size of states that are not yet there.
     """
     if model is None:
         return Held()
@@ -280,7 +281,7 @@ def components(
         gradients=num_bytes(p if p.grad is None else p.grad for p in graded),
         optimizer=num_bytes(moments),
         gradients_to_come=num_bytes(trainable) - num_bytes(graded),
-        optimizer_to_come=sum(_moments(p, in_8_bits) for p in stateless if is_here(p)),
+        optimizer_to_come=sum(_moments(p, optim) for p in stateless if is_here(p)),
         gathered=gathered,
         # What every rank holds whole, only one of them copies and writes.
         to_save=num_bytes([*trainable, *moments], anywhere=True) // (1 if shards is not None else rank_and_world()[1]),
@@ -302,10 +303,10 @@ def _own(tensor: Any) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def _moments(parameter: torch.Tensor, in_8_bits: bool) -> int:
-    """Bytes of AdamW's two moments for ``parameter``; bitsandbytes quantises them from 4096 elements on."""
-    in_8_bits = in_8_bits and parameter.numel() >= 4096
-    return parameter.numel() * moment_bytes(in_8_bits, parameter.element_size())
+def _moments(parameter: torch.Tensor, optim: str) -> int:
+    """Bytes of the moments to be made for ``parameter``; bitsandbytes quantises those of 4,096 elements or more."""
+    in_8_bits = OPTIMISERS[optim].in_8_bits and parameter.numel() >= 4096
+    return OPTIMISERS[optim].num_moments * parameter.numel() * (1 if in_8_bits else parameter.element_size())
 
 
 def _quantisation(model: torch.nn.Module) -> Iterator[torch.Tensor]:

@@ -6,6 +6,7 @@ The only home of these numbers: formulas (``kit.memory.formulas``), needs by the
 
 import math
 
+from kit.config.optimisers import OPTIMISERS
 from kit.config.settings.output import OutputSettings
 
 WEIGHT_BYTES = 4  # of a trained weight: float32, whatever the compute dtype; see ``trained_bytes``
@@ -39,21 +40,16 @@ def trained_bytes(optim: str) -> int:
     return 2 if optim == "adamw_bf16" else WEIGHT_BYTES
 
 
-def moment_bytes(in_8_bits: bool, weight_bytes: int = WEIGHT_BYTES) -> int:
-    """Return the bytes of AdamW's two moments of one weight: in 8 bits, or in the dtype of the weight."""
-    return 2 * (1 if in_8_bits else weight_bytes)
-
-
-def has_8_bit_moments(optim: str) -> bool:
-    """Return whether the optimiser ``optim`` keeps its moments in 8 bits."""
-    return "8bit" in optim
+def moment_bytes(optim: str, weight_bytes: int) -> int:
+    """Return the bytes of the moments of one weight, which the optimiser ``optim`` keeps in 8 bits or as the weight."""
+    known = OPTIMISERS[optim]
+    return known.num_moments * (1 if known.in_8_bits else weight_bytes)
 
 
 def checkpoint_bytes(num_trainable: int, optim: str, save_only_model: bool) -> int:
     """Return the bytes of a checkpoint: the weights that train and, unless it has weights only, their moments."""
     size = trained_bytes(optim)
-    moments = 0 if save_only_model else moment_bytes(has_8_bit_moments(optim), size)
-    return num_trainable * (size + moments)
+    return num_trainable * (size + (0 if save_only_model else moment_bytes(optim, size)))
 
 
 def final_bytes(method: str, num_parameters: int, num_trainable: int, dtype_bytes: int = FINAL_BYTES) -> int:

@@ -24,6 +24,7 @@ import xxhash
 
 from kit.config.command_line import Request, read_flags
 from kit.config.conflicts import describe_unused, fix_of_batch
+from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.recipe_file import find_file
 from kit.config.settings.method import MethodSettings
@@ -299,7 +300,7 @@ def _package_problems(recipe: Recipe) -> list[Problem]:
     needed: list[tuple[str, str]] = [("report_to", package) for package in recipe.report_to]
     if recipe.attn_implementation == "flash_attention_2":
         needed += [("attn_implementation", "flash_attn")]
-    of_bitsandbytes = [("method", recipe.method == "qlora"), ("optim", "8bit" in recipe.optim)]
+    of_bitsandbytes = [("method", recipe.method == "qlora"), ("optim", bool(OPTIMISERS[recipe.optim].bitsandbytes))]
     wanting = [(key, "bitsandbytes") for key, wants in of_bitsandbytes if wants]
     needed += wanting if sys.platform == "darwin" else wanting[:1]  # one installation is enough for both
     # pyproject.toml leaves bitsandbytes out on a Mac, and flash-attn is written for CUDA.

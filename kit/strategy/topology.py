@@ -6,6 +6,7 @@ Plain Python.
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
 from kit.config.settings.optimisation import OptimSettings
 from kit.errors import Problem, kind
@@ -180,7 +181,7 @@ def takes_optimizer(strategy: Strategy, optim: str) -> bool:
     """
     if optim == "adamw_bf16":
         return strategy.name != "fsdp1"
-    return "8bit" not in optim or not strategy.shards
+    return not (OPTIMISERS[optim].bitsandbytes and strategy.shards)
 
 
 def check_router_loss(topology: Topology, coefficient: float) -> list[Problem]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kit.config.optimisers import OPTIMISERS
 from kit.strategy.weights import own_part
 from kit.train.bf16_adamw import AdamWBF16
 
@@ -36,7 +37,7 @@ class AdamW(torch.optim.AdamW):
 def build_optimizer(
     model: torch.nn.Module, settings: "OptimSettings", peak_learning_rate: float, seed: int = 0
 ) -> torch.optim.Optimizer:
-    """Build AdamW for the trainable weights. Weights of one dimension (norms, biases) get no weight decay.
+    """Build the optimiser of the trainable weights. Weights of one dimension (norms, biases) get no weight decay.
 
     Args:
         peak_learning_rate: the rate of a group that names no ``lr``; see ``keep_rate_factors`` for one that does.
@@ -58,8 +59,9 @@ def build_optimizer(
         return AdamWBF16(groups, seed=seed, lr=peak_learning_rate, betas=betas, eps=epsilon)
     import bitsandbytes.optim
 
-    paged = settings.optim.startswith("paged")
-    return bitsandbytes.optim.AdamW8bit(groups, lr=peak_learning_rate, betas=betas, eps=epsilon, is_paged=paged)
+    name = OPTIMISERS[settings.optim].bitsandbytes
+    options = {} if name.startswith("Lion") else {"eps": epsilon}
+    return getattr(bitsandbytes.optim, name)(groups, lr=peak_learning_rate, betas=betas, **options)
 
 
 def can_skip(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:

@@ -3,7 +3,9 @@
 import pickle
 import shutil
 
+import bitsandbytes.optim
 import pytest
+import torch
 from checkpoint_helpers import build, same, save_checkpoint, train
 from helpers import forge
 
@@ -24,6 +26,8 @@ from kit.errors import UserError
         ("untied", {"method": "qlora"}),
         ("untied", {"method": "full", "optim": "adamw_8bit"}),
         ("tied", {"method": "full", "optim": "paged_adamw_8bit"}),
+        ("untied", {"method": "lora", "optim": "paged_adamw_32bit"}),
+        ("untied", {"method": "full", "optim": "lion_8bit"}),
         ("tied", {"method": "full", "optim": "adamw_bf16"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
@@ -57,6 +61,30 @@ def test_saving_and_loading_an_optimiser_that_has_not_stepped_leaves_it_so(folde
     again, other_optimizer = build(folders["untied"], method="full", optim=optim)
     load_checkpoint(again, other_optimizer, path)
     assert not other_optimizer.state and same(again.state_dict(), model.state_dict())
+
+
+@pytest.mark.slow
+def test_moments_in_paged_memory_stay_there(folders, tmp_path, monkeypatch):
+    """A GPU alone has paged memory; here a mark stands in for it."""
+
+    class Paged(torch.Tensor):
+        is_paged = True
+
+    def get_state_buffer(self, p, dtype):
+        return torch.zeros_like(p, dtype=dtype).as_subclass(Paged)
+
+    monkeypatch.setattr(bitsandbytes.optim.PagedAdamW32bit, "get_state_buffer", get_state_buffer)
+    monkeypatch.setattr(bitsandbytes.optim.PagedAdamW32bit, "prefetch_state", lambda self, p: None)
+    model, optimizer = build(folders["untied"], method="lora", optim="paged_adamw_32bit")
+    train(model, optimizer, [0])
+    path = save_checkpoint(model, optimizer, tmp_path, {"step": 1})
+    again, other_optimizer = build(folders["untied"], method="lora", optim="paged_adamw_32bit")
+    load_checkpoint(again, other_optimizer, path)
+    states, loaded = list(optimizer.state.values()), list(other_optimizer.state.values())
+    assert len(states) == len(loaded) > 0
+    for state, found in zip(states, loaded, strict=True):
+        assert isinstance(found["state1"], Paged) and isinstance(found["state2"], Paged)
+        assert torch.equal(found["state1"], state["state1"]) and torch.equal(found["state2"], state["state2"])
 
 
 @pytest.mark.slow

@@ -564,7 +564,12 @@ def freeze_and_train_only(world):
     return "finetune --method full --freeze model.embed* --train_only model.layers.1.*"
 
 
-@case("kit/config/conflicts.py:_conflicts_of_bf16")
+@case("kit/config/conflicts.py:_conflicts_of_optimiser#1")
+def lion_at_the_rate_of_adamw(world):
+    return "finetune --config single --method lora --optim lion_8bit"
+
+
+@case("kit/config/conflicts.py:_conflicts_of_optimiser#2")
 def weights_of_adapters_in_bf16(world):
     return "finetune --config single --method lora --optim adamw_bf16"
 

@@ -68,12 +68,16 @@ def flags(shortage, recipe, topology):
          "batch_size_1 checkpointing fsdp offload | qlora max_length_1024"),
         # All weights: where the optimiser's state weighs, it can be smaller, or gone.
         ({"method": "full"}, "", FULL, GPU, 1,
-         "batch_size_2 checkpointing fsdp offload | 8bit bf16 lora max_length_1024"),
+         "batch_size_2 checkpointing fsdp offload | paged32 8bit bf16 lora max_length_1024"),
         # Shards take no bitsandbytes optimiser.
         ({"method": "full", "optim": "adamw_8bit"}, "", FULL, GPU, 1,
          "batch_size_2 checkpointing | paged lora max_length_1024"),
         ({"method": "full", "optim": "paged_adamw_8bit"}, "", FULL, GPU, 1,
          "batch_size_2 checkpointing | lora max_length_1024"),
+        ({"method": "full", "optim": "paged_adamw_32bit"}, "", FULL, GPU, 1,
+         "batch_size_2 checkpointing | paged bf16 lora max_length_1024"),
+        ({"method": "full", "optim": "lion_32bit", "learning_rate": 1e-6}, "", FULL, GPU, 1,
+         "batch_size_2 checkpointing | lion lora max_length_1024"),
         # Sharded already: more GPUs, over which the 6 micro-batches of a step can be dealt, or the CPU's memory.
         ({"method": "full"}, "", Held(trainable=20 * GIB, optimizer=40 * GIB, sharded=True), GPU, 2,
          "batch_size_2 checkpointing num_processes_6 offload | bf16 lora max_length_1024"),
@@ -87,7 +91,7 @@ def flags(shortage, recipe, topology):
         # What is waiting in CPU memory already is not in the way on the GPU.
         ({"method": "full"}, "", Held(sharded=True), GPU, 2, "batch_size_2 checkpointing | max_length_1024"),
         # Nothing but weights and state: activations are not to blame.
-        ({"method": "full"}, "the optimiser's step", FULL, GPU, 1, "fsdp offload | 8bit bf16 lora"),
+        ({"method": "full"}, "the optimiser's step", FULL, GPU, 1, "fsdp offload | paged32 8bit bf16 lora"),
         ({}, "loading", Held(), GPU, 1, "fsdp offload | qlora"),
         ({"method": "full"}, "loading", Held(), GPU, 1, "fsdp offload | lora"),
         ({}, "evaluation", LORA, GPU, 1, "eval_size_2 fsdp offload | qlora max_length_1024"),
@@ -123,6 +127,8 @@ def test_only_what_applies_is_suggested_the_cheapest_first(changes, phase, held,
         "8bit": "--optim adamw_8bit",
         "bf16": "--optim adamw_bf16",
         "paged": "--optim paged_adamw_8bit",
+        "paged32": "--optim paged_adamw_32bit",
+        "lion": "--optim lion_8bit",
         "lora": "--method lora",
         "qlora": "--method qlora",
         "batch_size": "--per_device_train_batch_size",
@@ -279,7 +285,7 @@ def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
         monkeypatch.setattr(memory, "_phase_and_module", lambda error, phase=phase: (phase, "LlamaDecoderLayer"))
         text = str(explain(RuntimeError(ON_CPU), None, None, recipe, topology))
         lines = text.splitlines()
-        assert len(lines) <= 22 and max(map(len, lines)) <= 125, text
+        assert len(lines) <= 23 and max(map(len, lines)) <= 125, text
         for flag in re.findall(r"^ +(--\w+ \S+)", text, re.M):
             if changed := changed_by(flag, recipe):
                 assert not find_conflicts(changed), flag

@@ -282,8 +282,7 @@ def test_the_rank_is_the_one_that_failed(monkeypatch):
 )
 def test_components_are_what_the_model_really_holds(build, method, compute_dtype, optim):
     model, optimizer = build(method, optim, compute_dtype, lora_r=64)
-    in_8_bits = optim == "adamw_8bit"
-    before = components(model, optimizer, True, in_8_bits)
+    before = components(model, optimizer, True, optim)
     weights = list(model.named_parameters())
     num_trainable = sum(p.numel() for _, p in weights if p.requires_grad)
     assert (before.trainable, before.gradients, before.optimizer) == (4 * num_trainable, 0, 0)
@@ -299,14 +298,14 @@ def test_components_are_what_the_model_really_holds(build, method, compute_dtype
     assert before.frozen == frozen
 
     backward(model)
-    after = components(model, optimizer, True, in_8_bits)
+    after = components(model, optimizer, True, optim)
     assert (after.gradients, after.gradients_to_come) == (before.gradients_to_come, 0) == (4 * num_trainable, 0)
     optimizer.step()
     optimizer.zero_grad()
-    after = components(model, optimizer, True, in_8_bits)
+    after = components(model, optimizer, True, optim)
     assert (after.frozen, after.trainable, after.gradients) == (frozen, 4 * num_trainable, 0)
     assert after.gradients_to_come == 4 * num_trainable and after.optimizer_to_come == 0
-    if in_8_bits:  # a byte each, a scale per 256, and two tables
+    if optim == "adamw_8bit":  # a byte each, a scale per 256, and two tables
         large = [p.numel() for _, p in weights if p.requires_grad and p.numel() >= 4096]
         small = [p.numel() for _, p in weights if p.requires_grad and p.numel() < 4096]
         assert large and after.optimizer == 2 * sum(n + -(-n // 256) * 4 for n in large) + 8 * sum(small) + 2 * 256 * 4
@@ -317,7 +316,7 @@ def test_components_are_what_the_model_really_holds(build, method, compute_dtype
         assert before.optimizer_to_come == 8 * num_trainable
     assert after.to_save == after.trainable + after.optimizer
     # Nothing of it is on a GPU, but what is saved is copied to CPU memory from either.
-    assert components(model, optimizer, False, in_8_bits) == Held(to_save=after.to_save)
+    assert components(model, optimizer, False, optim) == Held(to_save=after.to_save)
 
 
 def test_the_table_adds_up_to_the_peak(build):
@@ -331,7 +330,7 @@ def test_the_table_adds_up_to_the_peak(build):
     sizes = {name: float(text.split()[0]) * units[text.split()[1]] for name, text in rows if text.split()[1] in units}
     parts = ["frozen weights", "trainable weights", "gradients", "optimiser state", "the rest"]
     assert sum(sizes[part] for part in parts) == pytest.approx(sizes["peak of this process"], rel=0.01)
-    held = components(model, optimizer, True, False)
+    held = components(model, optimizer, True, "adamw_torch")
     assert sizes["frozen weights"] == pytest.approx(held.frozen, rel=0.01)
     assert sizes["gradients"] == pytest.approx(held.trainable, rel=0.01)
 
@@ -430,7 +429,7 @@ def stepping(prepared, *args, **kwargs):
     try:
         return train_step(prepared, *args, **kwargs)
     except RuntimeError as error:
-        held = memory.components(model, optimizer, True, False)
+        held = memory.components(model, optimizer, True, "adamw_torch")
         text = str(advice.explain(error, model, optimizer, recipe, topology))
         record = [held.frozen, held.trainable, held.gradients, held.optimizer, held.gathered, held.sharded, text]
         (out / f"held-{{accelerator.process_index}}.json").write_text(json.dumps(record))
@@ -475,7 +474,7 @@ before = data_bytes()
 ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
 print("buckets", data_bytes() - before)
 for _ in range(2):
-    held = components(ddp, None, True, False)
+    held = components(ddp, None, True, "adamw_torch")
     print("held", held.trainable, held.gradients, held.gradients_to_come)
     ddp(torch.ones(1, 4096)).sum().backward()
 """

@@ -10,10 +10,11 @@ from helpers import matrix, source_as_extended
 from safetensors.torch import load_file
 from torch import nn
 
+from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
 from kit.train import optim
 
-KINDS = ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"]
+KINDS = sorted({*OPTIMISERS} - {"adamw_bf16"})
 
 
 def recipe(**changes):

@@ -28,11 +28,20 @@ class OptimSettings(BaseModel):
     )
     num_train_epochs: float = _option(1.0, "passes over the data, unless max_steps is set", "epochs", gt=0)
     max_steps: int | None = _option(None, "optimiser steps; overrides num_train_epochs", "steps", ge=1)
-    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "adamw_bf16"] = _identity(
+    optim: Literal[
+        "adamw_torch",
         "adamw_torch_fused",
-        "optimiser; 8-bit ones need bitsandbytes; adamw_bf16 holds all in bf16, which changes what is learned",
+        "adamw_bf16",
+        "adamw_8bit",
+        "paged_adamw_8bit",
+        "paged_adamw_32bit",
+        "lion_8bit",
+        "lion_32bit",
+    ] = _identity(
+        "adamw_torch_fused",
+        "optimiser; those of 8 bits, paged ones and lion need bitsandbytes; adamw_bf16 holds all in bf16",
     )
-    # Each optimiser is Adam's, whose update moves a weight by about the rate: one above 1 is a slip, as 1e4 for 1e-4.
+    # The update of each optimiser moves a weight by about the rate: one above 1 is a slip, as 1e4 for 1e-4.
     learning_rate: float | None = _identity(None, f"peak rate; default, full/adapters: {describe_rates()}", gt=0, le=1)
     lr_scheduler_type: Literal[
         "constant",

@@ -19,7 +19,17 @@ from kit.config.recipe_file import read_yaml
 from kit.config.validation import NAME, check_recipe, problems_with_secrets
 from kit.durable import read_small
 from kit.errors import Problem, UserError, first_line, raise_if
-from kit.tools.convert import axolotl, llama_factory, llama_factory_v1, swift, torchtune, training_arguments, trl, words
+from kit.tools.convert import (
+    axolotl,
+    llama_factory,
+    llama_factory_v1,
+    swift,
+    torchtune,
+    trainer,
+    training_arguments,
+    trl,
+    words,
+)
 from kit.tools.convert.data import BARE
 from kit.tools.convert.draft import Draft, Group, is_nothing, shown
 from kit.tools.convert.shell import Command, read_command
@@ -88,6 +98,7 @@ def convert(
         _leave_data_of_the_file(draft)
     for name, value in draft.typed.items():
         draft.put(name, value, "typed")
+    trainer.take_optimiser_that_shards(draft)
     problems = draft.problems or _not_dropped(draft, path, lines, drop) + _unfilled(draft)
     if problems:
         raise UserError(*problems)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.config import other_kits
+from kit.config.optimisers import OPTIMISERS
 from kit.tools.convert import trainer
 from kit.tools.convert.draft import Draft, Group, is_false, is_nothing, is_true, number
 from kit.tools.convert.torchtune_data import take_data
@@ -123,8 +124,9 @@ def _take_model(draft: Draft) -> None:
 def _take_optimiser(draft: Draft) -> None:
     component = str(draft.take("optimizer._component_"))
     name = component.rpartition(".")[2]
-    known = {"AdamW": "adamw_torch_fused", "AdamW8bit": "adamw_8bit", "PagedAdamW8bit": "paged_adamw_8bit"}
-    if name in ("PagedAdamW", "PagedAdamW32bit", "AdamW4bit", "CPUOffloadOptimizer", "AdamWFp8"):
+    known = {each.bitsandbytes: name for name, each in OPTIMISERS.items() if each.bitsandbytes}
+    known |= {"AdamW": "adamw_torch_fused", "PagedAdamW": "paged_adamw_32bit", "Lion": "lion_32bit"}
+    if name in ("AdamW4bit", "CPUOffloadOptimizer", "AdamWFp8"):
         draft.drop("optimizer._component_", component, Group.SPEED, "the same AdamW, with more memory for its states")
         draft.put("optim", known["AdamW"])
     elif name in known:

@@ -9,25 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from kit.config.fields import choices
+from kit.config.optimisers import OPTIMISERS, OTHER_NAMES, optimiser_of_other_kits
 from kit.config.recipe import Recipe
 from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, is_true, number, shown
 
 _FUSED = "adamw_torch_fused"
-OPTIMISERS = {
-    **{name: name for name in ("adamw_torch", _FUSED, "adamw_8bit", "paged_adamw_8bit")},
-    "adamw_hf": "adamw_torch",
-    "adamw": _FUSED,
-    "adamw_bnb_8bit": "adamw_8bit",
-    "adamw_torch_8bit": "adamw_8bit",
-    "adamw_apex_fused": _FUSED,
+# The same optimiser with smaller or paged states, or with another way of rounding: it takes more memory here.
+_BIGGER_HERE = {
+    **dict.fromkeys("adamw_torch_4bit ao_adamw_4bit ao_adamw_8bit ao_adamw_fp8 optimi_adamw".split(), _FUSED),
+    **dict.fromkeys(("flash_adamw", "adamw_torch_xla"), _FUSED),
+    "paged_lion_32bit": "lion_32bit",
+    "paged_lion_8bit": "lion_8bit",
 }
-# The same AdamW with smaller or paged states, or with another way of rounding: it takes more memory here.
-_BIGGER_HERE = (
-    "paged_adamw paged_adamw_32bit adamw_torch_4bit ao_adamw_4bit ao_adamw_8bit ao_adamw_fp8 optimi_adamw".split()
-)
-_BIGGER_HERE += ["flash_adamw", "adamw_torch_xla"]
 _SHAPES = choices(Recipe.model_fields["lr_scheduler_type"].annotation)
-_OPTIMISER_LIST = ", ".join(choices(Recipe.model_fields["optim"].annotation))
 _SHARING = ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size")
 _TRACKERS = ("tensorboard", "wandb", "trackio")
 
@@ -63,13 +57,19 @@ def take_schedule(draft: Draft) -> None:
         draft.put("warmup_steps", 0)
     _take_shape(draft)
     optim = draft.take("optim")
+    if optim is None:
+        return
+    optim = OTHER_NAMES.get(optim, optim)
     if optim in _BIGGER_HERE:
-        draft.put("optim", _FUSED)
-        draft.drop("optim", optim, Group.SPEED, f"{_FUSED} learns the same with more memory for its states")
-    elif optim is not None and optim not in OPTIMISERS:
-        draft.drop("optim", optim, Group.LEARNS, f"optim has {_OPTIMISER_LIST}; with --drop, {_FUSED}")
-    elif optim is not None:
-        draft.put("optim", OPTIMISERS[optim])
+        draft.put("optim", _BIGGER_HERE[optim])
+        draft.drop(
+            "optim", optim, Group.SPEED, f"{_BIGGER_HERE[optim]} learns the same, with more memory for its states"
+        )
+    elif optim in OPTIMISERS:
+        draft.put("optim", optim)
+    else:
+        reason = optimiser_of_other_kits(str(optim)) or f"optim has {', '.join(OPTIMISERS)}"
+        draft.drop("optim", optim, Group.LEARNS, f"{reason}; with --drop, {_FUSED}")
 
 
 def _take_shape(draft: Draft) -> None:
@@ -190,6 +190,21 @@ def take_precision(draft: Draft) -> None:
             )
         elif key == "tf32" and is_true(value):
             draft.put("tf32", True)
+
+
+def take_optimiser_that_shards(draft: Draft) -> None:
+    """Replace an optimiser of bitsandbytes, which cannot read sharded weights, where the config shards them."""
+    optim = draft.values.get("optim", "")
+    if not draft.config.startswith("fsdp") or "optim" in draft.typed or not OPTIMISERS[optim or _FUSED].bitsandbytes:
+        return
+    draft.values.pop("optim")
+    draft.notes.pop("optim", None)
+    if optim.startswith("lion"):
+        draft.drop("optim", optim, Group.LEARNS, f"bitsandbytes cannot read sharded weights; with --drop, {_FUSED}")
+        return
+    reason = f"bitsandbytes cannot read sharded weights; {_FUSED} has more memory for its states, which it shares out"
+    draft.put("optim", _FUSED)
+    draft.drop("optim", optim, Group.SPEED, reason)
 
 
 def put_weights_in_bf16(draft: Draft, key: str, value: Any) -> None:

@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
 from kit.console import silence_libraries
 from kit.errors import Problem, UserError, first_line, raise_if
 from kit.memory.needs import RunNeeds
-from kit.memory.sizes import format_bytes, has_8_bit_moments
+from kit.memory.sizes import format_bytes
 from kit.strategy.kernels import check_kernels
 from kit.strategy.precision import check_precision, describe_precision
 from kit.strategy.topology import Topology
@@ -132,7 +133,7 @@ def check_four_bit(method: str, optim: str, device: str) -> Result:
     """Quantise a matrix, multiply by it, and compare. It fails a run that needs bitsandbytes, and only warns others."""
     silence_libraries()
     name = "4-bit product"
-    needed = method == "qlora" or has_8_bit_moments(optim)
+    needed = method == "qlora" or bool(OPTIMISERS[optim].bitsandbytes)
     if find_spec("bitsandbytes") is None and not needed:
         return ok(name, "bitsandbytes is not installed, and not needed")
     try:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from kit.config.optimisers import OPTIMISERS
 from kit.memory.fit import CHECKPOINTING, MARGIN, choose
 from kit.memory.formulas import Memory, predict
 from kit.memory.workload import Workload, machines_with_copies
@@ -85,7 +86,7 @@ def strategies(base: Workload) -> list[Workload]:
     if base.num_gpus == 1:
         return [one]
     found = [replace(one, strategy=DDP)]
-    if "8bit" in base.optim:  # these optimisers cannot read sharded weights
+    if OPTIMISERS[base.optim].bitsandbytes:  # these optimisers cannot read sharded weights
         return found
     found.append(replace(one, strategy=FSDP2))
     machines = machines_with_copies(base.num_gpus, base.gpus_per_machine)

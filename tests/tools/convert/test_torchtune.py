@@ -78,7 +78,7 @@ def test_a_file_becomes_a_recipe_with_the_defaults_of_that_kit(converted):
         ({"compile": True}, "torch_compile", True),
         ({"enable_activation_checkpointing": True}, "gradient_checkpointing", True),
         ({"optimizer": {"_component_": "bitsandbytes.optim.PagedAdamW8bit"}}, "optim", "paged_adamw_8bit"),
-        ({"optimizer": {"_component_": "bitsandbytes.optim.PagedAdamW"}}, "optim", "adamw_torch_fused"),
+        ({"optimizer": {"_component_": "bitsandbytes.optim.PagedAdamW"}}, "optim", "paged_adamw_32bit"),
         ({"output_dir": "${checkpointer.checkpoint_dir}/tuned"}, "output_dir", "/models/llama/tuned"),
         ({"loss": {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.2}}, "beta", 0.2),
         ({"model": {"_component_": "torchtune.models.llama3.llama3_8b", **NO_ADAPTER}}, "optim", "adamw_bf16"),

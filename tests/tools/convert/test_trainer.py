@@ -2,8 +2,9 @@
 
 import pytest
 
+from kit.config.optimisers import OPTIMISERS, OTHER_NAMES
 from kit.tools.convert.draft import Draft, Group
-from kit.tools.convert.trainer import OPTIMISERS, take_batch, take_common, take_evaluation
+from kit.tools.convert.trainer import take_batch, take_common, take_evaluation, take_optimiser_that_shards
 
 
 def read(values, **of_draft):
@@ -26,9 +27,28 @@ def test_processes_that_shared_a_sample_count_once():
     assert draft.values["global_batch_size"] == 12
 
 
-@pytest.mark.parametrize("optim", OPTIMISERS)
+@pytest.mark.parametrize("optim", [*OPTIMISERS, *OTHER_NAMES])
 def test_an_optimiser_of_the_same_maths_is_taken(optim):
-    assert read({"optim": optim}).values["optim"] == OPTIMISERS[optim]
+    assert read({"optim": optim}).values["optim"] == OTHER_NAMES.get(optim, optim)
+
+
+@pytest.mark.parametrize(
+    ("optim", "typed", "taken", "group"),
+    [
+        ("adamw_bnb_8bit", {}, "adamw_torch_fused", Group.SPEED),
+        ("paged_adamw_32bit", {}, "adamw_torch_fused", Group.SPEED),
+        ("lion_8bit", {}, None, Group.LEARNS),
+        ("adamw_torch", {}, "adamw_torch", None),
+        (None, {}, None, None),
+        ("adamw_8bit", {"optim": "adamw_8bit"}, "adamw_8bit", None),
+    ],
+)
+def test_an_optimiser_that_cannot_be_sharded_is_replaced_where_weights_are(optim, typed, taken, group):
+    draft = Draft({"optim": optim, "fsdp": "full_shard"}, typed=typed)
+    take_common(draft)
+    take_optimiser_that_shards(draft)
+    assert draft.values.get("optim") == taken
+    assert [each.group for each in draft.left_out if each.key == "optim"] == ([group] if group else [])
 
 
 @pytest.mark.parametrize(

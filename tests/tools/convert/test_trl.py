@@ -47,7 +47,7 @@ def test_a_file_becomes_a_recipe_with_the_defaults_of_that_kit(converted):
         ({"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-5}}, "min_lr_rate", 0.5),
         ({"beta": 0.05, "assistant_only_loss": None}, "objective", "dpo"),
         ({"beta": 0.05, "loss_type": "ipo"}, "dpo_loss", "ipo"),
-        ({"optim": "paged_adamw_32bit"}, "optim", "adamw_torch_fused"),
+        ({"optim": "paged_adamw"}, "optim", "paged_adamw_32bit"),
         ({"report_to": ["tensorboard", "wandb"]}, "report_to", ["tensorboard", "wandb"]),
     ],
 )

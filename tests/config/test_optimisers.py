@@ -1,0 +1,40 @@
+"""The setting lists the optimisers of the table; those of other kits are refused by name, with what to use."""
+
+import re
+
+import pytest
+from transformers.training_args import OptimizerNames
+
+from kit.config.conflicts import find_conflicts
+from kit.config.fields import choices
+from kit.config.optimisers import OPTIMISERS, OTHER_NAMES, optimiser_of_other_kits
+from kit.config.recipe import Recipe
+from kit.config.validation import check_recipe
+
+
+def test_the_setting_lists_the_table():
+    assert choices(Recipe.model_fields["optim"].annotation) == list(OPTIMISERS)
+
+
+THEIRS = "muonclip lion_pytorch galore_adamw_8bit q_galore adam_mini came_pytorch optimi_adamw ao_adamw_4bit".split()
+
+
+@pytest.mark.parametrize("name", sorted({each.value for each in OptimizerNames} | {*THEIRS, *OTHER_NAMES}))
+def test_each_optimiser_of_transformers_is_offered_or_named_with_what_to_use(name):
+    answer = optimiser_of_other_kits(name)
+    assert (name in OPTIMISERS) != bool(answer)
+    if answer:
+        assert set(re.findall(r"\w*(?:adamw|lion)_\w+", answer)) <= set(OPTIMISERS) and "use " in answer
+
+
+def test_the_message_has_the_reason_in_place_of_a_guess_by_spelling():
+    values = {"model_name_or_path": "m", "dataset": "x.jsonl", "optim": "galore_adamw"}
+    (problem,) = check_recipe(values, {key: key for key in values})[1]
+    assert "projects whole gradients" in problem.fix and "method: lora" in problem.fix
+
+
+def test_lion_has_no_default_rate():
+    recipe = Recipe(model_name_or_path="m", dataset="x.jsonl", optim="lion_8bit")
+    (conflict,) = find_conflicts(recipe)
+    rate = float(re.search(r"--learning_rate (\S+),", conflict.fix)[1])
+    assert not find_conflicts(recipe.model_copy(update={"learning_rate": rate}))
