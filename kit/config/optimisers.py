@@ -41,7 +41,7 @@ OTHER_NAMES = {
 IN_BACKWARD = "a step clips by the norm of all gradients and is skipped if one is not finite, so none is updated before"
 _SMALL = "use adamw_8bit or, with method full, adamw_bf16"
 _NOT_OFFERED = {
-    f"it projects whole gradients, and a shard has none; use method: lora, or {_SMALL[4:]}": "galore q_galore qgalore apollo",
+    f"it projects whole gradients, and a shard has none; {_SMALL}": "galore q_galore qgalore apollo",
     f"its state has means of whole rows and columns, and a shard has none; {_SMALL}": "adafactor came",
     f"it needs a package that is not used here; {_SMALL}": "adam_mini optimi muonclip dist_muon dion",
     "it trains other weights than it evaluates; use lr_scheduler_type: constant": "schedule_free",

@@ -30,7 +30,7 @@ def test_each_optimiser_of_transformers_is_offered_or_named_with_what_to_use(nam
 def test_the_message_has_the_reason_in_place_of_a_guess_by_spelling():
     values = {"model_name_or_path": "m", "dataset": "x.jsonl", "optim": "galore_adamw"}
     (problem,) = check_recipe(values, {key: key for key in values})[1]
-    assert "projects whole gradients" in problem.fix and "method: lora" in problem.fix
+    assert "projects whole gradients" in problem.fix and "use adamw_8bit" in problem.fix
 
 
 def test_lion_has_no_default_rate():
