@@ -253,12 +253,8 @@ _ends_as: list[FailureNote] = []  # the note of another machine that was read: n
 
 def launch(argv: list[str]) -> NoReturn:
     """Run ``main``, and end this process with its exit status."""
-    status = main(argv)
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
-            stream.flush()
     # Not sys.exit: a thread that comes back from a call of the store, while the interpreter ends, aborts the process.
-    os._exit(status)
+    os._exit(main(argv))
 
 
 if __name__ == "__main__":
