@@ -68,14 +68,15 @@ def announce_wait(what: str) -> None:
         show_error(one_line(f"{what} ..."))
 
 
-def show(text: str, has_colours: bool = False) -> None:
+def show(text: str, has_colours: bool = False, end: str = "\n") -> None:
     """Print the output of a command. If the reader has closed the pipe, as ``head`` does, the output is discarded.
 
     Args:
         has_colours: ``text`` holds colours of the kit's own, so whoever made it has made all else visible.
+        end: what follows ``text``; empty if more of the line is printed later.
     """
     try:
-        print(_printable(text if has_colours else visible(text), sys.stdout), flush=True)
+        print(_printable(text if has_colours else visible(text), sys.stdout), end=end, flush=True)
     except BrokenPipeError:
         # The interpreter flushes once more at exit, which would fail again.
         _discard_output()

@@ -7,7 +7,6 @@
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -21,7 +20,6 @@ if __name__ == "__main__":
 from kit import phases
 from kit.config.command_line import read_command_line
 from kit.config.dataset_entry import DatasetEntry, flag_of_list
-from kit.config.recipe import Recipe
 from kit.console import say
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
@@ -33,7 +31,6 @@ model_name_or_path adapter_name_or_path eval_dataset eval_dataset_split dataset_
 max_eval_samples per_device_eval_batch_size predict_with_generate max_new_tokens config num_processes
 """.split()
 IN_ORDER = ("model_name_or_path", "eval_dataset")  # what words without a flag are taken to mean
-CHECKPOINT = "model_name_or_path"  # the flag that may name one
 
 
 def main() -> None:
@@ -53,6 +50,7 @@ def main() -> None:
     from kit.failures.guard import Guard
     from kit.model.load import build_model
     from kit.run.answers import few_texts, unended
+    from kit.run.opening import CHECKPOINT, first_adapter, to_open
     from kit.run.resume import verify_together
     from kit.strategy.accelerator import prepare, start
     from kit.train.head_proof import prove_head
@@ -111,53 +109,6 @@ def main() -> None:
     for answer in result.answers:
         say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")
     say(json.dumps({"model": scored, "strategy": prepared.strategy.type.name, **result.metrics}))
-
-
-def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
-    """Find out what ``model_name_or_path`` is, and how to open it.
-
-    Returns:
-        The recipe that opens it; and the checkpoint to load into that model, None if it is not a checkpoint. Of its
-        files only the names, the sizes and the state are checked.
-    """
-    from kit.checkpoint.manifest import MANIFEST, NONE
-    from kit.run.record import RUN_FILE, with_model_of_checkpoint, with_template_of_run
-
-    model = Path(os.path.realpath(os.path.expanduser(recipe.model_name_or_path)))
-    adapter = Path(os.path.realpath(os.path.expanduser(recipe.adapter_name_or_path or model)))
-    is_checkpoint = os.path.isfile(model / MANIFEST)
-    runs = [each.parent / RUN_FILE for each in (adapter, model) if each.name == "final"]
-    if run_file := next(filter(os.path.isfile, runs), None):
-        recipe = with_template_of_run(recipe, run_file)
-        in_final = {"new_tokens": None, "trainable_tokens": None, "lora_modules_to_save": None}
-        recipe = recipe.model_copy(update=in_final)
-    if (is_checkpoint or os.path.isfile(model / "adapter_config.json")) and recipe.adapter_name_or_path:
-        raise UserError(Problem("adapter_name_or_path", f"{model} brings its own weights", "a base model with it"))
-    if is_checkpoint:
-        recipe = with_model_of_checkpoint(recipe, model, CHECKPOINT, part=NONE)
-        return with_template_of_run(recipe, model.parents[1] / RUN_FILE), model
-    if not recipe.adapter_name_or_path:
-        method = "full"
-    else:
-        method = "qlora" if recipe.method == "qlora" else "lora"
-    return recipe.model_copy(update={"method": method}), None
-
-
-def first_adapter(scored: str) -> str | None:
-    """Return the adapter that a preference run began with, its reference; None for new adapters and other models.
-
-    Args:
-        scored: may be ``final/`` or a checkpoint of that run.
-    """
-    from kit.run.record import RUN_FILE, read_run
-
-    path = Path(os.path.realpath(os.path.expanduser(scored)))
-    folders = {"final": path.parent, "checkpoints": path.parent.parent}
-    name = "final" if path.name == "final" else path.parent.name
-    if name not in folders or not (folders[name] / RUN_FILE).is_file():
-        return None
-    run, _ = read_run(folders[name] / RUN_FILE)
-    return run.adapter_name_or_path if run.declared.has_reference else None
 
 
 if __name__ == "__main__":

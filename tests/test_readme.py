@@ -72,6 +72,10 @@ def test_every_flag_named_in_the_pages_exists():
         "config_file",
         "rates",  # of kit rates
         "sweep_steps",
+        "base",  # of kit chat
+        "system",
+        "plain",
+        "temperature",
         "nproc_per_node",
         "nnodes",
         "rdzv_backend",
@@ -107,7 +111,6 @@ def test_every_flag_named_in_the_pages_exists():
         "enable",
         "lora",
         "outfile",
-        "base",
     }
     theirs |= {*OWN, *SWITCHES}  # of kit plan
     theirs |= {"mixed_precision", "max_lora_rank"}  # of accelerate launch, of vLLM

@@ -23,9 +23,8 @@ from kit.console import guard_libraries, show, show_error
 from kit.errors import Problem, UserError, did_you_mean
 
 SCRIPTS = "train score export".split()
-COMMANDS = "recipes convert doctor plan inspect prepare rates report cache verify-resume".split()
-SLOW_TO_IMPORT = "doctor inspect prepare rates".split()
-_CHAT = "docs/questions.md#talk-to-the-result has a few lines of Python that do"
+COMMANDS = "chat recipes convert doctor plan inspect prepare rates report cache verify-resume".split()
+SLOW_TO_IMPORT = "chat doctor inspect prepare rates".split()
 # Words of other kits, and what does their work. No guess by spelling can find these.
 ANSWERS = {
     **dict.fromkeys(("finetune", "sft", "fit", "run", "launch", "start", "resume"), "kit train"),
@@ -36,7 +35,8 @@ ANSWERS = {
     **dict.fromkeys(("estimate", "memory"), "kit plan"),
     **dict.fromkeys(("preview", "view", "show", "data"), "kit inspect"),
     **dict.fromkeys(("preprocess", "tokenize"), "kit prepare"),
-    **dict.fromkeys(("chat", "serve", "generate", "infer", "inference"), _CHAT),
+    **dict.fromkeys(("talk", "generate", "infer", "inference"), "kit chat"),
+    "serve": "docs/questions.md#the-hub-vllm-ollama-gguf has what servers take",
     **dict.fromkeys(("sweep", "tune", "lr-find", "find-lr", "lr"), "kit rates"),
     "push": "hf upload OWNER/NAME runs/NAME/final uploads a model",
     "upload": "hf upload OWNER/NAME runs/NAME/final uploads a model",

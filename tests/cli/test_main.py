@@ -28,8 +28,8 @@ WORDS = {
     "finetune": "kit train",
     "eval": "kit score",
     "merge_lora": "kit export",
-    "chat": "docs/questions.md#talk-to-the-result",
-    "serve": "docs/questions.md#talk-to-the-result",
+    "generate": "kit chat",
+    "serve": "docs/questions.md#the-hub-vllm-ollama-gguf",
     "push": "hf upload",
 }
 

@@ -1,0 +1,59 @@
+"""What a path opens that names the result of a run: its folder, ``final/``, an adapter or a checkpoint."""
+
+import os
+from pathlib import Path
+
+from kit.checkpoint.manifest import MANIFEST, NONE
+from kit.config.recipe import Recipe
+from kit.errors import Problem, UserError
+from kit.run.record import RUN_FILE, read_run, with_model_of_checkpoint, with_template_of_run
+
+CHECKPOINT = "model_name_or_path"  # the flag that may name one
+
+
+def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
+    """Find out what ``model_name_or_path`` is, and how to open it.
+
+    Returns:
+        The recipe that opens it; and the checkpoint to load into that model, None if it is not a checkpoint. Of its
+        files only the names, the sizes and the state are checked.
+    """
+    model = Path(os.path.realpath(os.path.expanduser(recipe.model_name_or_path)))
+    adapter = Path(os.path.realpath(os.path.expanduser(recipe.adapter_name_or_path or model)))
+    is_checkpoint = os.path.isfile(model / MANIFEST)
+    runs = [each.parent / RUN_FILE for each in (adapter, model) if each.name == "final"]
+    if run_file := next(filter(os.path.isfile, runs), None):
+        recipe = with_template_of_run(recipe, run_file)
+        in_final = {"new_tokens": None, "trainable_tokens": None, "lora_modules_to_save": None}
+        recipe = recipe.model_copy(update=in_final)
+    if (is_checkpoint or os.path.isfile(model / "adapter_config.json")) and recipe.adapter_name_or_path:
+        raise UserError(Problem("adapter_name_or_path", f"{model} brings its own weights", "a base model with it"))
+    if is_checkpoint:
+        recipe = with_model_of_checkpoint(recipe, model, CHECKPOINT, part=NONE)
+        return with_template_of_run(recipe, model.parents[1] / RUN_FILE), model
+    if not recipe.adapter_name_or_path:
+        method = "full"
+    else:
+        method = "qlora" if recipe.method == "qlora" else "lora"
+    return recipe.model_copy(update={"method": method}), None
+
+
+def first_adapter(scored: str) -> str | None:
+    """Return the adapter that a preference run began with, its reference; None for new adapters and other models.
+
+    Args:
+        scored: may be ``final/`` or a checkpoint of that run.
+    """
+    run_file = run_of(scored)
+    if run_file is None:
+        return None
+    run, _ = read_run(run_file)
+    return run.adapter_name_or_path if run.declared.has_reference else None
+
+
+def run_of(path: str) -> Path | None:
+    """Return ``run.json`` of the run in whose folder ``path`` lies as ``final/`` or a checkpoint; None for others."""
+    opened = Path(os.path.realpath(os.path.expanduser(path)))
+    folders = {"final": opened.parent, "checkpoints": opened.parent.parent}
+    folder = folders.get("final" if opened.name == "final" else opened.parent.name)
+    return folder / RUN_FILE if folder and (folder / RUN_FILE).is_file() else None

@@ -1,0 +1,56 @@
+"""``kit chat`` answers as the evaluation of its run does, and a base without its adapter."""
+
+import shutil
+import subprocess
+import sys
+from ast import literal_eval
+
+import pytest
+from data_helpers import chat, write
+from helpers import ROOT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_greedy_answers_are_those_of_the_evaluation(finetune, model_folder, tmp_path, method):
+    questions = ["red green blue", "small cat", "seven birds"]
+    held_out = tmp_path / "eval.jsonl"
+    write(held_out, *[chat(question, "eight") for question in questions])
+    run = finetune.ok("run", method=method, max_steps=4)
+    flags = {"eval_dataset": held_out, "predict_with_generate": "true", "max_new_tokens": 12}
+    scored = finetune.score("scored", model_name_or_path=run.folder / "final", **flags)
+    expected = [
+        literal_eval(line.removeprefix("answered ")) for line in scored.output.splitlines() if "answered " in line
+    ]
+    assert len(expected) == 3 and any(expected)
+
+    def talk(*words):
+        command = [sys.executable, "-m", "kit.cli.main", "chat", *words, "--max_new_tokens", "12"]
+        text = "\n".join(questions)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=180, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert talk(str(run.folder)) == "".join(f"{answer}\n" for answer in expected)
+    both = talk(str(run.folder), "--base")
+    assert both.count("tuned: ") == both.count("base: ") == 3
+    assert all(f"tuned: {answer}\n" in both for answer in expected)
+
+
+@pytest.mark.slow
+def test_a_model_without_a_template_takes_plain_text(model_folder, tmp_path):
+    plain = tmp_path / "plain"
+    shutil.copytree(model_folder, plain, ignore=shutil.ignore_patterns("chat_template.jinja"))
+
+    def talk(*words):
+        command = [sys.executable, "-m", "kit.cli.main", "chat", str(plain), "--max_new_tokens", "4", *words]
+        done = subprocess.run(command, input="red green", capture_output=True, text=True, timeout=180, cwd=ROOT)
+        return done.returncode, done.stdout, done.stderr
+
+    status, _, said = talk()
+    assert status == 2 and "--plain, and what you type is the prompt" in said
+    assert talk("--plain")[0] == 0
+    assert talk("--plain", "--temperature", "1", "--top_p", "0.9")[0] == 0
+    status, _, said = talk("--plain", "--config", "ddp")
+    assert status == 2 and "--config single" in said
+    assert talk("--plain", "--config", "single")[0] == 0
