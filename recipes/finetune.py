@@ -46,6 +46,7 @@ def main() -> None:
     from kit.failures.guard import Guard
     from kit.failures.signals import Stopped, StopRequest
     from kit.model.compile import CompiledLayers
+    from kit.model.embedding_noise import EmbeddingNoise
     from kit.model.load import build_model
     from kit.model.parts import describe_parts
     from kit.run.log import Log
@@ -184,6 +185,8 @@ def main() -> None:
         if step == first_step:
             rebuild_gradient_buckets(prepared, batch)
         seed_everything(recipe.seed, step, prepared.ranks.index)
+        alpha = recipe.neftune_noise_alpha
+        noise = EmbeddingNoise(alpha, recipe.seed, step) if alpha else None
         rate = learning_rate(recipe, recipe.peak_learning_rate, step, total_steps)
         # forward, backward, clip, update: kit/train/step.py
         result = train_step(
@@ -192,6 +195,7 @@ def main() -> None:
             batch,
             rate,
             recipe.max_grad_norm,
+            noise=noise,
             # If the last save failed, stop: the save that follows raises the error on all ranks.
             stop=stop.is_made or saver.has_failed,
             before_update=partial(check_replicas, done),

@@ -110,6 +110,10 @@ def _conflicts_of_streaming(recipe: Recipe) -> list[Conflict]:
     if isinstance(recipe.dataset, list) and len(recipe.dataset) > 1 and recipe.dataset[0].weight is None:
         fix = f"{flag_of_list('dataset', _weighted(recipe.dataset, 1))}, or other weights: a stream's size is not known"
         conflicts.append(Conflict(("streaming", "dataset"), "several data sets without weights", fix))
+    if isinstance(recipe.dataset, list) and any(entry.max_samples for entry in recipe.dataset):
+        without = [entry.model_copy(update={"max_samples": None}) for entry in recipe.dataset]
+        fix = f"{flag_of_list('dataset', without)}: a run reads no more of a stream than its steps need"
+        conflicts.append(Conflict(("streaming", "dataset"), "max_samples of a data set, which are drawn of all", fix))
     if isinstance(recipe.dataset, list) and recipe.mixing == "tokens":
         fix = "--mixing samples: a stream's lengths are not known beforehand"
         conflicts.append(Conflict(("streaming", "mixing"), "with mixing tokens", fix))

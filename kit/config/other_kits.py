@@ -210,9 +210,11 @@ _ANSWERS = {
         optim_args optim_target_modules optimizer_in_bwd use_galore use_apollo use_badam use_muon
         use_adam_mini adam_beta3
         dion_lr dion_momentum embedding_lr embedding_learning_rate lr_groups lr_quadratic_warmup""",
-    "not offered: no noise is added to embeddings": "neftune_noise_alpha neft_alpha noisy_embedding_alpha",
+    "use neftune_noise_alpha": "neft_alpha noisy_embedding_alpha neftune_alpha noise_alpha",
+    "use objective: eaft": "eaft use_eaft_loss use_eaft",
+    "leave it out: objective eaft looks at the 20 most probable tokens": "eaft_k",
     _OWN_LOSS: """
-        loss custom_loss loss_function use_eaft_loss use_asft_loss asft_alpha eaft_alpha use_eaft
+        loss custom_loss loss_function use_asft_loss asft_alpha
         compute_loss_func""",
     # --- preferences
     **{f"use objective: {name}": name for name in ("dpo", "orpo", "simpo", "cpo", "kto")},
@@ -387,7 +389,7 @@ _LEFT_OUT = "leave it out: it is off without it"
 # What the values of these mean here.
 _CHOOSE_OBJECTIVE = "stage trainer task training_objective rl loss_type pref_loss dpo_loss_type".split()
 _OBJECTIVES = {
-    **{name: f"use objective: {name}" for name in ("sft", "dft", "dpo", "orpo", "simpo", "cpo", "kto")},
+    **{name: f"use objective: {name}" for name in ("sft", "dft", "eaft", "dpo", "orpo", "simpo", "cpo", "kto")},
     **{
         name: f"use objective: dpo, with dpo_loss: {name}"
         for name in ("sigmoid", "ipo", "hinge", "robust", "sigmoid_norm")

@@ -34,7 +34,7 @@ from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import PACKING_VERSION, Mixture, Order
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream, check_beginning, first_piece
-from kit.data.feed.subsets import hold_out, leak_notes, limited_evaluation, limited_training, without_repeats
+from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited_evaluation, limited_training, without_repeats
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
@@ -207,12 +207,15 @@ def open_data(
     problems.raise_if_any()
 
     evaluation = Samples(eval_stores) if eval_stores else None
+    if evaluation is not None:
+        limits = [dataset.entry.max_samples for dataset in datasets if dataset.is_evaluation]
+        evaluation = drawn(evaluation, limits, seed, notes)
     max_eval_samples = eval_settings.max_eval_samples
     train_datasets = [dataset for dataset in datasets if not dataset.is_evaluation]
     if settings.streaming:
         evaluation = limited_evaluation(evaluation, max_eval_samples, notes)
         return Stream(settings, seed, train_datasets, encoder, vocab_size, evaluation, template, tuple(notes))
-    train = Samples(train_stores)
+    train = drawn(Samples(train_stores), [dataset.entry.max_samples for dataset in train_datasets], seed, notes)
     if settings.dedup:
         train = without_repeats(train, notes)
     if eval_settings.eval_split_size:
@@ -413,7 +416,7 @@ def _other_columns(dataset: Dataset) -> Problem | None:
     source, entry, among = dataset.source, dataset.entry, dataset.among
     format = format_of(dataset.fields)
     needed = [theirs for ours, theirs in dataset.fields.items() if ours in format.columns]
-    if among is None or len(source.parts) > MAX_FILES or entry.weight is not None:
+    if among is None or len(source.parts) > MAX_FILES or entry.weight is not None or entry.max_samples:
         return None
     entries, others, conditions = [], [], []
     for part in source.parts:

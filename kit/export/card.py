@@ -103,9 +103,13 @@ def model_card(
 def _objective_lines(recipe: Recipe) -> list[str]:
     """What was minimised, and on what data; nothing for the cross-entropy of answers."""
     settings = recipe.objective_settings
-    if recipe.objective == "sft" and not settings["label_smoothing_factor"]:
+    if recipe.objective == "sft" and not any(settings.values()):
         return []
-    shown = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in settings.items()]
+    shown = [
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in settings.items()
+        if value or recipe.declared.rows != "answers"
+    ]
     lines = [f"- objective: {', '.join([recipe.objective, *shown])}"]
     if recipe.declared.rows == "pairs":
         lines += ["- learned from pairs of a chosen and a rejected answer to the same prompt"]

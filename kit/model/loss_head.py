@@ -37,6 +37,7 @@ from torch.utils.checkpoint import checkpoint
 from kit.errors import Problem, UserError
 from kit.model.attention import VARLEN, needs_mask, without_search_for_packs
 from kit.model.chunks import chunk_size
+from kit.model.embedding_noise import changed_embeddings
 
 # Arguments with the bounds of packed samples. Only variable-length attention uses them; others use position_ids.
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -59,9 +60,10 @@ def install_loss_head(
     ``model(input_ids, ..., target_positions=P, targets=Y)`` returns the cross-entropy of each target in nats,
     float32 [S]. P int64 [S] holds the flat positions ``b * T + t``, and Y int64 [S] the ids that they predict. Calls
     without ``targets`` work as before. In a packed call ``token_mask`` [B, T] is 0 for padding, which the auxiliary
-    loss leaves out. Two more arguments of a call with ``targets``:
+    loss leaves out. More arguments of a call with ``targets``:
 
     - ``target_values``, a ``TargetValues``: the model returns its values, float32 [S] or [S, K], instead of the losses.
+    - ``change_embeddings``: a function of the input embeddings, [B, T, d], whose result is computed with instead.
     - ``with_router_loss=True``: the model returns a pair, of the losses or values, and of the auxiliary loss of the
       routers times its coefficient, []; None if the model has no such loss.
 
@@ -100,12 +102,14 @@ def install_loss_head(
         token_mask: Any = None,
         target_values: TargetValues | None = None,
         with_router_loss: bool = False,
+        change_embeddings: Callable[[torch.Tensor], torch.Tensor] | None = None,
         **kwargs: Any,
     ) -> Any:
         if targets is None:
             return plain_model_forward(*args, **kwargs)
         wanted = _Wanted(targets, target_positions, target_values, with_router_loss)
-        losses, router_loss = model_losses(self, wanted, token_mask, args, kwargs)
+        with changed_embeddings(self, change_embeddings):
+            losses, router_loss = model_losses(self, wanted, token_mask, args, kwargs)
         return (losses, router_loss) if with_router_loss else losses
 
     head.forward = MethodType(head_forward, head)

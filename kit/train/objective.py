@@ -5,6 +5,7 @@ batch, divided by a number that every rank knows before the step; or several suc
 on how the batch is divided into micro-batches and ranks. A mean of means would.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -143,6 +144,29 @@ class SmoothedLoss(SupervisedLoss):
         return F.cross_entropy(logits, micro_batch.targets[rows], reduction="none", label_smoothing=factor)
 
 
+class ZLoss(SmoothedLoss):
+    """Adds ``z_loss_coef`` times (log Z)^2 to the loss of each target; Z is the sum of the exponentiated logits.
+
+    It keeps the logits from drifting: Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, section 5.
+    """
+
+    def target_values(self, micro_batch: "MicroBatch", logits: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Return the cross-entropy and the term beside it, float32 [C, 2]; see ``Objective.target_values``."""
+        added = self.settings.z_loss_coef * logits.logsumexp(dim=-1) ** 2
+        return torch.stack([super().target_values(micro_batch, logits, rows), added], dim=1)
+
+    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """See ``Objective.terms``; the last number is the sum of what is added."""
+        terms, by_dataset = super().terms(losses.sum(dim=1), micro_batch)
+        added = in_float64(losses[:, 1].detach()) @ in_float64(micro_batch.weights)
+        return terms, torch.cat([by_dataset, added[None]])
+
+    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+        """Return the metrics, ``loss`` with what is added, and ``z_loss``, that part alone."""
+        (divisor,) = self.divisors(batch)
+        return super().metrics(sums, batch) | {"z_loss": sums[-1] / divisor}
+
+
 class DynamicFineTuning(SupervisedLoss):
     """Cross-entropy times the probability p that the model gives to the token, through which no gradient passes.
 
@@ -154,10 +178,28 @@ class DynamicFineTuning(SupervisedLoss):
         return super().terms(losses * (-losses.detach()).exp(), micro_batch)
 
 
+class EntropyAdaptive(SupervisedLoss):
+    """Cross-entropy times (H / ln K) ** ``eaft_alpha``, through which no gradient passes.
+
+    H is the entropy of the K = 20 most probable tokens, whose probabilities are divided by their sum. So a token that
+    contradicts what the model is sure of teaches little: Diao et al. 2026, https://arxiv.org/abs/2601.02151, section 4.
+    """
+
+    num_entropy_tokens: ClassVar[int] = 20
+
+    def target_values(self, micro_batch: "MicroBatch", logits: torch.Tensor, rows: slice) -> torch.Tensor:
+        """See ``Objective.target_values``."""
+        largest = logits.detach().topk(min(self.num_entropy_tokens, logits.shape[-1]), dim=-1).values  # [C, K]
+        entropy = torch.special.entr(largest.softmax(dim=-1)).sum(dim=-1)
+        weights = (entropy / math.log(largest.shape[-1])) ** self.settings.eaft_alpha
+        return F.cross_entropy(logits, micro_batch.targets[rows], reduction="none") * weights
+
+
 # By the name that the setting ``objective`` gives. DECLARED in kit/config/settings/objective.py has the same names.
 OBJECTIVES: dict[str, type[Objective]] = {
     "sft": SupervisedLoss,
     "dft": DynamicFineTuning,
+    "eaft": EntropyAdaptive,
     "dpo": DirectPreference,
     "orpo": OddsRatio,
     "simpo": SimplePreference,
@@ -169,5 +211,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
 def build_objective(settings: ObjectiveSettings, dataset_names: Sequence[str]) -> Objective:
     """Create the objective that the setting ``objective`` names, see ``Objective``."""
     named = OBJECTIVES[settings.objective]
-    made = SmoothedLoss if named is SupervisedLoss and settings.label_smoothing_factor else named
-    return made(dataset_names, settings)
+    if named is SupervisedLoss and settings.z_loss_coef:
+        named = ZLoss
+    elif named is SupervisedLoss and settings.label_smoothing_factor:
+        named = SmoothedLoss
+    return named(dataset_names, settings)

@@ -24,6 +24,7 @@ from kit.data.feed.batches import on_device
 from kit.data.feed.feed import by_file
 from kit.errors import Problem, TrainingError, UserError, listed
 from kit.model.adapter import module_adapted_by
+from kit.model.embedding_noise import EmbeddingNoise
 from kit.strategy.float64 import float64_device, in_float64
 from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, rebuild_ddp_buckets
 from kit.strategy.waiting import waited_seconds
@@ -75,6 +76,7 @@ def train_step(
     learning_rate: float,
     max_grad_norm: float,
     *,
+    noise: EmbeddingNoise | None = None,
     stop: bool = False,
     before_update: Callable[[], None] = lambda: None,
 ) -> StepResult:
@@ -85,6 +87,7 @@ def train_step(
     Args:
         learning_rate: of the schedule; each group of the optimiser gets its factor of it (``keep_rate_factors``).
         max_grad_norm: clip the global gradient norm to this; 0: do not clip.
+        noise: added to the input embeddings.
         stop: whether this rank was asked to stop. ``StepResult.stop`` says on all ranks whether any rank was.
         before_update: called after clipping, when the gradients are final.
 
@@ -109,7 +112,7 @@ def train_step(
     for i, micro_batch in enumerate(on_device(batch.micro_batches, accelerator.device), start=1):
         is_last = i == len(batch.micro_batches)
         with accumulating(accelerator, model, is_last):
-            losses, router_loss = model(**_inputs(objective, micro_batch), with_router_loss=True)
+            losses, router_loss = model(**_inputs(objective, micro_batch, noise), with_router_loss=True)
             if not losses.requires_grad:
                 raise _no_gradient()
             terms, of_micro_batch = objective.terms(losses, micro_batch)
@@ -178,13 +181,15 @@ def _begin_to_read(numbers: torch.Tensor) -> Callable[[], list[float]]:
     return read
 
 
-def _inputs(objective: "Objective", micro_batch: "MicroBatch") -> dict[str, Any]:
-    """The keyword arguments of the model for ``micro_batch``, with the objective's own function of the logits."""
-    if objective.target_values is None:
-        return micro_batch.model_inputs()
-    # In a `partial`, its tensors keep their dtype: FSDP casts those that it finds among the arguments to bf16.
-    target_values = functools.partial(objective.target_values, micro_batch)
-    return micro_batch.model_inputs() | {"target_values": target_values}
+def _inputs(objective: "Objective", micro_batch: "MicroBatch", noise: EmbeddingNoise | None) -> dict[str, Any]:
+    """The keyword arguments of the model for ``micro_batch``, with functions of its embeddings and its logits."""
+    inputs = micro_batch.model_inputs()
+    if noise is not None:
+        inputs["change_embeddings"] = functools.partial(noise.add, micro_batch.segments)
+    if objective.target_values is not None:
+        # In a `partial`, its tensors keep their dtype: FSDP casts those that it finds among the arguments to bf16.
+        inputs["target_values"] = functools.partial(objective.target_values, micro_batch)
+    return inputs
 
 
 def _check_gradients(prepared: "Prepared") -> None:

@@ -83,19 +83,19 @@ def test_an_existing_file_is_never_written_over(theirs, tmp_path, capsys):
 
 
 def test_what_changes_what_is_learned_is_listed_at_once_with_a_flag_that_works(theirs, tmp_path, capsys):
-    path = theirs(neftune_noise_alpha=5, optimizer="lion_pytorch")
+    path = theirs(min_sample_len=5, optimizer="lion_pytorch")
     assert main(["convert", path, "--out", "ours.yaml"]) == 2
     err = capsys.readouterr().err
-    assert "2 problems" in err and re.search(r"theirs.yml:\d neftune_noise_alpha: 5 changes what is learned", err)
+    assert "2 problems" in err and re.search(r"theirs.yml:\d min_sample_len: 5 changes what is learned", err)
     assert not (tmp_path / "ours.yaml").exists()
     fix = err.split("-> ")[1].partition(" leaves")[0]
     assert main(["convert", path, "--out", "ours.yaml", *shlex.split(fix)]) == 0
-    assert "neftune_noise_alpha: 5" in (tmp_path / "ours.yaml").read_text()
+    assert "min_sample_len: 5" in (tmp_path / "ours.yaml").read_text()
 
 
 def test_a_drop_that_drops_nothing_is_a_mistake(theirs, capsys):
-    assert main(["convert", theirs(neftune_noise_alpha=5), "--drop", "neftune_noise_alpha,neftune_noise_alfa"]) == 2
-    assert "did you mean 'neftune_noise_alpha'" in capsys.readouterr().err
+    assert main(["convert", theirs(min_sample_len=5), "--drop", "min_sample_len,min_sample_lem"]) == 2
+    assert "did you mean 'min_sample_len'" in capsys.readouterr().err
 
 
 def test_a_chat_template_in_the_file_is_written_beside_the_recipe(theirs, tmp_path):

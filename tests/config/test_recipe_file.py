@@ -248,7 +248,7 @@ def test_a_rate_is_for_the_objective_that_the_file_names(recipe_file, text, flag
 @pytest.mark.parametrize(
     ("text", "where", "found"),
     [
-        ("by_objective: dpo", "mine.yaml:3 by_objective", "expected sft, dft, dpo"),
+        ("by_objective: dpo", "mine.yaml:3 by_objective", "expected sft, dft, eaft, dpo"),
         ("by_objective: [dpo]", "mine.yaml:3 by_objective", "found ['dpo']"),
         ("by_objective:\n  dop: {seed: 1}", "mine.yaml:4 by_objective.dop", "did you mean 'dpo'"),
         ("by_objective:\n  dpo: 3", "mine.yaml:4 by_objective.dpo", "found '3'"),

@@ -394,6 +394,12 @@ def several_streams_without_weights(world):
 
 
 @case("kit/config/conflicts.py:_conflicts_of_streaming#8")
+def a_stream_of_drawn_rows(world):
+    two_files(world)
+    return f"{STREAM} --dataset '[{{path: a.jsonl, max_samples: 3}}]'"
+
+
+@case("kit/config/conflicts.py:_conflicts_of_streaming#9")
 def streams_mixed_by_tokens(world):
     two_files(world)
     data = "[{path: a.jsonl, weight: 1}, {path: more.jsonl, weight: 2}]"

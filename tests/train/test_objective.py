@@ -160,9 +160,9 @@ class Distillation(SupervisedLoss):
 def choose(name, teacher, rank=0):
     """Let ``--objective sft`` be distillation, or the example of docs/architecture.md. Runs in each child too."""
     extended = dict(vars(objectives))
-    exec(source_as_extended("kit/train/objective.py", "ZLoss"), extended)
+    exec(source_as_extended("kit/train/objective.py", "ConfidencePenalty"), extended)
     Distillation.teacher = teacher
-    OBJECTIVES["sft"] = {"z": extended["ZLoss"], "distillation": Distillation}[name]
+    OBJECTIVES["sft"] = {"confidence": extended["ConfidencePenalty"], "distillation": Distillation}[name]
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def teacher(tmp_path_factory):
     return str(make_model(tmp_path_factory.mktemp("teacher"), **changes))
 
 
-@pytest.fixture(params=["z", "distillation"])
+@pytest.fixture(params=["confidence", "distillation"])
 def choice(request, teacher, monkeypatch):
     """A function of a child's rank that chooses an objective, which is chosen here too."""
     monkeypatch.setitem(OBJECTIVES, "sft", None)
@@ -191,8 +191,24 @@ def distilled(logits, micro_batch):
     return (q * (q.log() - log_softmax(logits))).sum(dim=-1)
 
 
+def penalised(logits, micro_batch):
+    p = logits.softmax(dim=-1)
+    return cross_entropy(logits, micro_batch) + 0.1 * (p * p.log()).sum(dim=-1)
+
+
+def entropy_adaptive(logits, micro_batch):
+    p = logits.detach().softmax(dim=-1).topk(20, dim=-1).values
+    p /= p.sum(dim=-1, keepdim=True)
+    entropy = -(p * p.log()).sum(dim=-1) / math.log(20)
+    return cross_entropy(logits, micro_batch) * entropy**1.5
+
+
+def smoothed_with_z_loss(logits, micro_batch):
+    return smoothed(logits, micro_batch) + 1e-2 * logits.exp().sum(dim=-1).log() ** 2
+
+
 def with_z_loss(logits, micro_batch):
-    return cross_entropy(logits, micro_batch) + 1e-4 * logits.exp().sum(dim=-1).log() ** 2
+    return cross_entropy(logits, micro_batch) + 1e-2 * logits.exp().sum(dim=-1).log() ** 2
 
 
 def smoothed(logits, micro_batch):
@@ -256,19 +272,22 @@ def assert_step_is(expected_losses, recipe):
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_an_objective_of_the_logits_has_the_loss_and_gradients_of_full_logits(recipe, choice, method):
-    assert_step_is(distilled if OBJECTIVES["sft"] is Distillation else with_z_loss, recipe(method=method))
+    assert_step_is(distilled if OBJECTIVES["sft"] is Distillation else penalised, recipe(method=method))
 
 
 # Objectives over answers that are not the plain cross-entropy, and the class of each.
 OTHERS = [
     ({"objective": "dft"}, dynamic, "DynamicFineTuning"),
     ({"label_smoothing_factor": 0.2}, smoothed, "SmoothedLoss"),
+    ({"z_loss_coef": 1e-2}, with_z_loss, "ZLoss"),
+    ({"z_loss_coef": 1e-2, "label_smoothing_factor": 0.2}, smoothed_with_z_loss, "ZLoss"),
+    ({"objective": "eaft", "eaft_alpha": 1.5}, entropy_adaptive, "EntropyAdaptive"),
 ]
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize(("flags", "losses", "name"), OTHERS)
-def test_dft_and_smoothed_labels_are_the_equations_on_full_logits(recipe, flags, losses, name, method):
+def test_losses_of_tokens_are_the_equations_on_full_logits(recipe, flags, losses, name, method):
     mine = recipe(method=method, **flags)
     assert type(build_objective(mine, ["a"])).__name__ == name
     assert_step_is(losses, mine)
@@ -294,7 +313,7 @@ def test_evaluations_of_dft_and_smoothed_labels_are_the_cross_entropy(finetune, 
     plain = finetune.ok("plain", **flags)
     assert not any("objective" in row for row in plain.rows)
     first = next(row["eval_loss"] for row in plain.rows if "eval_loss" in row)
-    for own, _, name in OTHERS:
+    for own, _, name in OTHERS[:2]:
         run = finetune.ok(name, **flags, **own)
         assert next(row["eval_loss"] for row in run.rows if "eval_loss" in row) == first
         assert [row["objective"] for row in run.rows if "loss" in row] == [name] * 2

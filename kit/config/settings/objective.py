@@ -15,7 +15,7 @@ _identity = partial(option, "Objective", identity=True)
 # What a row of the data holds: a conversation whose answers are learned; two answers to one prompt, of which one is
 # better; or an answer with a label that says whether it is good.
 Rows = Literal["answers", "pairs", "rated"]
-ObjectiveName = Literal["sft", "dft", "dpo", "orpo", "simpo", "cpo", "kto"]
+ObjectiveName = Literal["sft", "dft", "eaft", "dpo", "orpo", "simpo", "cpo", "kto"]
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ class Declared:
 # - kto: TRL's script, and its documentation names 5e-7 to 5e-6 as the range; LLaMA-Factory's LoRA example, also for
 #   beta.
 DECLARED: Mapping[str, Declared] = {
-    "sft": Declared(settings=("label_smoothing_factor",)),
-    "dft": Declared(),
+    "sft": Declared(settings=("label_smoothing_factor", "z_loss_coef", "neftune_noise_alpha")),
+    "dft": Declared(settings=("neftune_noise_alpha",)),
+    "eaft": Declared(settings=("eaft_alpha", "neftune_noise_alpha")),
     "dpo": Declared("pairs", ("beta", "dpo_loss", "label_smoothing", "precompute_reference"), 0.1, True, (5e-7, 5e-6)),
     "orpo": Declared("pairs", ("beta",), 0.1, False, (5e-6, 5e-5)),
     "simpo": Declared("pairs", ("beta", "simpo_gamma"), 2.0, False, (5e-7, 5e-6)),
@@ -91,7 +92,7 @@ class ObjectiveSettings(BaseModel):
 
     objective: ObjectiveName = _identity(
         "sft",
-        "cross-entropy: sft, or dft, weighted by probability; of pairs: dpo, orpo, simpo, cpo; of rated answers: kto",
+        "cross-entropy: sft, dft by probability, eaft by entropy; pairs: dpo, orpo, simpo, cpo; rated answers: kto",
     )
     beta: float | None = _identity(
         None,
@@ -106,6 +107,13 @@ class ObjectiveSettings(BaseModel):
     )
     label_smoothing_factor: float = _identity(
         0.0, "of sft: the share of each target's probability that is spread evenly over the vocabulary", ge=0, lt=1
+    )
+    z_loss_coef: float = _identity(
+        0.0, "of sft: this times (log of the sum of exponentiated logits)^2 is added to each loss; PaLM: 1e-4", ge=0
+    )
+    eaft_alpha: float = _identity(1.0, "of eaft: the weight of a token is its relative entropy to this power", gt=0)
+    neftune_noise_alpha: float = _identity(
+        0.0, "of sft, dft, eaft: noise on the input embeddings in training, up to this / sqrt(tokens * size)", ge=0
     )
     simpo_gamma: float = _identity(0.5, "of simpo: how much larger the better answer's reward should be", ge=0)
     cpo_alpha: float = _identity(1.0, "of cpo: the weight of the cross-entropy of the chosen answers", ge=0)

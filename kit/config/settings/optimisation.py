@@ -42,7 +42,7 @@ class OptimSettings(BaseModel):
         "optimiser; those of 8 bits, paged ones and lion need bitsandbytes; adamw_bf16 holds all in bf16",
     )
     # The update of each optimiser moves a weight by about the rate: one above 1 is a slip, as 1e4 for 1e-4.
-    learning_rate: float | None = _identity(None, f"peak rate; default, full/adapters: {describe_rates()}", gt=0, le=1)
+    learning_rate: float | None = _identity(None, f"peak; default, full/adapters: {describe_rates()}", gt=0, le=1)
     lr_scheduler_type: Literal[
         "constant",
         "constant_with_warmup",

@@ -71,6 +71,8 @@ class MicroBatch:
     token_mask: torch.Tensor | None = None  # int64 [B, T]: 0 for padding, which routers' statistics leave out
     num_tokens: int = 0  # without padding
     squared_lengths: int = 0  # the sum over the sequences: what attention's cost grows with
+    # Of each sequence: its first position b * T + t, its tokens, and the number of its sample, equal on every topology.
+    segments: tuple[tuple[int, int, int], ...] = ()
     # Set if the samples are pairs or answers with a label. There are n sequences; of pair k, sequence 2 k is the chosen
     # one and 2 k + 1 the rejected one.
     sequence_ids: torch.Tensor | None = None  # int64 [S]: the sequence of each target
@@ -224,6 +226,7 @@ class Collator:
         dataset_ids = np.zeros((len(rows), length), np.int64)
         sequence_ids = np.zeros((len(rows), length), np.int64)
         num_sequences = 0
+        segments = []
         bounds = [0]  # of the segments in the flattened [B * T] tokens
         for b, row in enumerate(rows):
             start = 0
@@ -235,6 +238,7 @@ class Collator:
                 weights[b, start + 1 : end] = sample_weights[1:]
                 if i >= 0:
                     dataset_ids[b, start:end] = samples.dataset_ids[i]
+                    segments.append((b * length + start, len(ids), int(i)))
                 sequence_ids[b, start:end] = num_sequences
                 num_sequences += 1
                 bounds.append(b * length + end)
@@ -252,6 +256,7 @@ class Collator:
             dataset_ids=torch.from_numpy(dataset_ids[target_rows, t + 1]),
             num_tokens=sum(num_tokens),
             squared_lengths=squared_lengths,
+            segments=tuple(segments),
         )
         if samples.labels is not None:
             members, numbers = np.array(places, np.int64).reshape(-1, 2).T

@@ -32,7 +32,7 @@ PACKING_VERSION = 1
 ARGSORT, FEISTEL = "argsort", "feistel"
 FEISTEL_FROM = 1 << 24  # samples; with fewer, runs keep the order that they always had
 # Purposes of random numbers. Each purpose has random streams of its own.
-EPOCH, PASS, PACKS, SPLIT, MIX, LANE, PARTS, MISMATCH = range(8)
+EPOCH, PASS, PACKS, SPLIT, MIX, LANE, PARTS, MISMATCH, DRAW = range(9)
 
 
 def permutation(num: int, seed: int, kind: int, number: int = 0, dataset_id: int = 0) -> np.ndarray:

@@ -15,7 +15,7 @@ Promises:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -314,7 +314,7 @@ class StreamFeed:
             elements.append((dataset_id, lane, self._sub_streams[dataset_id][lane].take(lane)))
         rows = _Rows(elements, self._has_preferences)
         shares = self._collator.deal(rows.lengths, rows.items, num_ranks=1)
-        micro_batches = [self._collator.collate(rows, share) for (share,) in shares]
+        micro_batches = [rows.numbered(self._collator.collate(rows, share)) for (share,) in shares]
         counts = [sum(sub_stream.counts[name] for sub_stream in self._all_sub_streams) for name in COUNTS]
         return elements, micro_batches, counts
 
@@ -335,6 +335,13 @@ class _Rows:
         self.labels = np.ones(len(self._samples), bool) if has_preferences else None
         self.dataset_ids = np.repeat([dataset_id for dataset_id, _, _ in elements], sizes)
         self.items: list[Item] = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+        lanes = np.repeat([lane for _, lane, _ in elements], sizes)
+        self._numbers = lanes << 32 | np.concatenate([np.arange(size) for size in sizes])
+
+    def numbered(self, micro_batch: MicroBatch) -> MicroBatch:
+        """The micro-batch with numbers of its samples that do not depend on which lanes this rank has."""
+        segments = [(start, length, int(self._numbers[i])) for start, length, i in micro_batch.segments]
+        return replace(micro_batch, segments=tuple(segments))
 
     def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """See ``Samples.sequences``."""

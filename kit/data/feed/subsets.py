@@ -1,14 +1,40 @@
-"""Which of the samples a run uses: without repeats, without those held out for evaluation, or the first ones only.
+"""Which of the samples a run uses: some that are drawn, no repeats, none of those held out, or the first ones only.
 
 Promises: each choice depends only on the data and the recipe, so it is the same on every rank; a note says what is left
 out.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from kit.data.feed.order import SPLIT, permutation
+from kit.data.feed.order import DRAW, SPLIT, permutation
 from kit.data.samples.samples import Samples, duplicates
 from kit.errors import Problem, UserError
+
+
+def drawn(samples: Samples, limits: Sequence[float | None], seed: int, notes: list[str]) -> Samples:
+    """Draw rows of data sets, and add a note for each. What is drawn of a data set depends on ``seed`` and its size.
+
+    Args:
+        limits: of each data set the number of rows; below 1 their share, rounded; None: all.
+    """
+    if not any(limits):
+        return samples
+    rows, is_used = samples.rows(), np.ones(len(samples), bool)
+    for dataset_id, limit in enumerate(limits):
+        of_dataset = samples.dataset_ids == dataset_id
+        if limit is None or not of_dataset.any():
+            continue
+        first, last = rows[of_dataset][[0, -1]]  # rows of a data set follow one another
+        num_rows = int(last - first) + 1
+        num = int(limit) if limit >= 1 else max(1, round(limit * num_rows))
+        used = _is_first(permutation(num_rows, seed, DRAW), min(num, num_rows))
+        is_used[of_dataset] = used[rows[of_dataset] - first]
+        notes.append(f"{samples.dataset_names[dataset_id]}: {used.sum()} of {num_rows} rows drawn by seed {seed}")
+    if is_used.all():
+        return samples
+    return samples.select(np.flatnonzero(is_used), f"drawn {list(limits)} seed {seed}")
 
 
 def without_repeats(train: Samples, notes: list[str]) -> Samples:

@@ -88,6 +88,13 @@ def _refuse_other_training(draft: Draft) -> None:
         draft.put("objective", kind)
         if kind == "orpo":
             draft.rename({"orpo_alpha": "beta"})
+    if draft.is_on("use_eaft"):
+        draft.put("objective", "eaft")
+        if (num_tokens := draft.take("eaft_k", 20)) != 20:
+            draft.drop("eaft_k", num_tokens, Group.LEARNS, "here the 20 most probable tokens are looked at")
+    else:
+        draft.take("eaft_k")
+        draft.take("eaft_alpha")
     draft.rename({"rl_beta": "beta", "kto_desirable_weight": "desirable_weight"})
     draft.rename({"kto_undesirable_weight": "undesirable_weight", "dpo_label_smoothing": "label_smoothing"})
     for key in ("reward_model", "process_reward_model", "num_labels", "diffusion", "ebft", "trl", "vllm"):

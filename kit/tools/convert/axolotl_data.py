@@ -59,7 +59,7 @@ _KNOWN = set(
     path type name split revision data_files ds_type field text_column field_messages message_property_mappings
     message_field_role message_field_content field_chosen field_rejected roles roles_to_train train_on_eos train_on_eot
     field_tools field_thinking template_thinking_key chat_template chat_template_jinja trust_remote_code
-    message_field_training conversation skip input_format field_prompt
+    message_field_training conversation skip input_format field_prompt shards shards_idx
     """.split()
 )
 _ROLES = {"user": {"human", "user"}, "assistant": {"gpt", "assistant"}, "system": {"system"}, "tool": {"tool"}}
@@ -177,7 +177,9 @@ def _data_of(draft: Draft, where: str, entry: dict[str, Any]) -> Data:
     name = entry.get("name")
     config = str(name) if name is not None else None
     wording = _WORDINGS.get(str(entry.get("type"))) if draft.values.get("objective", "sft") == "sft" else None
-    return Data(path, config, entry.get("split"), entry.get("revision"), columns, wording)
+    shards = entry.get("shards")  # of which axolotl takes one, drawn by its seed
+    share = 1 / number(shards) if shards is not None and number(shards) > 1 else None
+    return Data(path, config, entry.get("split"), entry.get("revision"), columns, wording, share)
 
 
 def _columns_of(draft: Draft, where: str, entry: dict[str, Any], kind: str) -> dict[str, str]:

@@ -28,7 +28,7 @@ class Data:
     """One data set: where it is, and which column is what.
 
     ``columns`` maps a column to the kit's field; a column that has the field's name may be left out. ``prompt_format``
-    is that of its rows with an instruction.
+    is that of its rows with an instruction; ``max_samples`` rows are drawn, below 1 that share of them.
     """
 
     path: str
@@ -37,6 +37,7 @@ class Data:
     revision: str | None = None
     columns: dict[str, str] = field(default_factory=dict)
     prompt_format: str | None = None
+    max_samples: float | None = None
 
     def entry(self) -> DatasetEntry:
         """As an entry of the list ``dataset``."""
@@ -49,6 +50,7 @@ class Data:
             revision=self.revision,
             columns=columns or None,
             prompt_format=self.prompt_format,
+            max_samples=self.max_samples,
         )
 
 
@@ -60,7 +62,8 @@ def put_data(draft: Draft, name: str, data: list[Data]) -> None:
     if not entries:
         return
     first = entries[0]
-    if len(entries) > 1 or first.prompt_format is not None or (name == "eval_dataset" and first.columns):
+    needs_list = first.prompt_format is not None or first.max_samples is not None
+    if len(entries) > 1 or needs_list or (name == "eval_dataset" and first.columns):
         fields = [_shown_entry(entry) for entry in with_own_names(entries)]
         draft.put(name, fields)
         return
@@ -75,6 +78,8 @@ def put_data(draft: Draft, name: str, data: list[Data]) -> None:
 
 def _shown_entry(entry: DatasetEntry) -> dict[str, Any]:
     values = {key: value for key, value in entry.model_dump().items() if value not in (None, "")}
+    if values.get("max_samples", 0) >= 1:
+        values["max_samples"] = int(values["max_samples"])
     if "columns" in values:
         values["columns"] = columns_as_typed(values["columns"])
     return values

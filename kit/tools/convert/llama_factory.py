@@ -109,6 +109,11 @@ def _take_objective(draft: Draft, stage: str) -> None:
         draft.drop("pref_loss", loss, Group.LEARNS, "dpo_loss: sigmoid, ipo, hinge, robust; with --drop, sigmoid")
     if draft.is_on("use_dft_loss"):
         objective = "dft"
+    if draft.is_on("use_eaft_loss"):
+        objective = "eaft"
+        draft.put("eaft_alpha", draft.take("eaft_alpha", 1.0))
+    else:
+        draft.take("eaft_alpha")
     draft.put("objective", objective)
     beta, smoothing, gamma = draft.take("pref_beta", 0.1), draft.take("dpo_label_smoothing"), draft.take("simpo_gamma")
     if stage in ("dpo", "kto"):

@@ -12,7 +12,7 @@ from typing import Any
 from kit.config import other_kits
 from kit.tools.convert import trainer
 from kit.tools.convert.axolotl_data import put_template
-from kit.tools.convert.data import Data, first_rows, put_data
+from kit.tools.convert.data import Data, put_data
 from kit.tools.convert.draft import Draft, Group, as_list, is_true, number
 from kit.tools.convert.modules import put_targets
 
@@ -123,8 +123,6 @@ def _take_data(draft: Draft) -> None:
         if any("self-cognition" in each for each in given):
             draft.drop(name, "self-cognition", Group.LEARNS, "its rows have placeholders for names")
         put_data(draft, ours, [_data_of(each) for each in given])
-        if any("#" in each for each in given):
-            draft.notes[ours] = "#N draws N rows at random there; here they are the first"
     draft.take("model_name")
     share = draft.take("split_dataset_ratio", 0)
     if number(share) > 0 and "eval_dataset" not in draft.values:
@@ -136,12 +134,11 @@ def _take_data(draft: Draft) -> None:
 
 
 def _data_of(given: str) -> Data:
-    """``id:subset#500``, of which ms-swift draws 500 rows and this kit takes the first."""
+    """``id:subset#500``, of which 500 rows are drawn."""
     given = given.removeprefix("HF::").removeprefix("MS::")
     path, _, rows = given.partition("#")
     path, _, subset = path.partition(":")
-    split = first_rows(None, int(rows)) if rows.isdigit() else None
-    return Data(path, subset.split("/")[0] or None, split)
+    return Data(path, subset.split("/")[0] or None, max_samples=int(rows) if rows.isdigit() else None)
 
 
 def _take_what_is_learned(draft: Draft) -> None:

@@ -5,6 +5,7 @@
 The file does not say which script reads it. Keys that only some have say it, or a folder of that name.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +98,13 @@ def _take_data(draft: Draft) -> None:
     if isinstance(mixture, dict):
         parts = [_of_mixture(draft, each) for each in mixture.get("datasets", [])]
         put_data(draft, "dataset", parts)
-        if any("%" in str(part.split) for part in parts):
-            draft.notes["dataset"] = "a weight takes a share of the rows: there a random one, here the first"
         size = mixture.get("test_split_size")
         if not is_nothing(size):
             draft.put("eval_split_size", size)
     elif isinstance(mixer, dict):
         parts = [_of_mixture(draft, {"id": each, "weight": share}) for each, share in mixer.items()]
         first = [split for split in splits if "train" in str(split)]
-        put_data(draft, "dataset", [Data(part.path, split=first[0] if first else part.split) for part in parts])
+        put_data(draft, "dataset", [replace(part, split=first[0] if first else part.split) for part in parts])
         tests = [split for split in splits if "test" in str(split)]
         if tests and evaluates:
             put_data(draft, "eval_dataset", [Data(part.path, split=str(tests[0])) for part in parts])
@@ -120,10 +119,9 @@ def _of_mixture(draft: Draft, entry: dict[str, Any]) -> Data:
     split, share = str(entry.get("split", "train")), number(entry.get("weight", entry.get("fraction")) or 1)
     if share > 1:
         draft.drop("dataset_mixture.weight", share, Group.LEARNS, "a part comes once in an epoch")
-    elif share < 1 and "[" not in split:
-        split = f"{split}[:{100 * share:g}%]"
     config = entry.get("config", entry.get("name"))
-    return Data(str(entry.get("id") or entry.get("path")), None if config == "default" else config, split)
+    path = str(entry.get("id") or entry.get("path"))
+    return Data(path, None if config == "default" else config, split, max_samples=share if share < 1 else None)
 
 
 def _take_what_is_learned(draft: Draft, objective: str) -> None:

@@ -1,5 +1,6 @@
 """Parts of the data: repeats are left out once and for all, and by what is learned, not by the text."""
 
+import numpy as np
 import pytest
 from data_helpers import open_all, pairs, preference_pairs, rated_answers, write
 
@@ -78,3 +79,35 @@ def test_pairs_to_evaluate_on_that_are_in_the_training_data_are_counted(tmp_path
     assert any(
         "warning: 3 of 6 evaluation samples are in the training data: 3 token for token" in note for note in notes
     )
+
+
+def test_rows_of_a_data_set_are_drawn_by_seed_and_leave_the_others_whole(tmp_path, tokenizer):
+    for name in "ab":
+        write(tmp_path / f"{name}.jsonl", *pairs(20, name))
+
+    def origins(limit, seed=0):
+        opened = open_all(
+            tokenizer, dataset=[{"path": "a.jsonl", "max_samples": limit}, {"path": "b.jsonl"}], seed=seed
+        )
+        return [opened.train.origin(i) for i in range(len(opened.train))], opened
+
+    seven, opened = origins(7)
+    of_a = [int(origin.split(":")[1]) for origin in seven if origin.startswith("a.jsonl")]
+    assert len(of_a) == 7 and of_a == sorted(of_a) and of_a != list(range(1, 8)) and len(seven) == 27
+    assert "a: 7 of 20 rows drawn by seed 0" in opened.notes
+    assert origins(0.35)[0] == seven and origins(7, seed=1)[0] != seven
+    everything = origins(50)[1]
+    assert everything.fingerprint == origins(None)[1].fingerprint != opened.fingerprint
+
+
+def test_rows_to_evaluate_on_are_drawn_and_all_pieces_of_a_row_with_it(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *pairs(5))
+    write(tmp_path / "long.jsonl", *[{"text": f"{i} " * 40} for i in range(6)])
+    evaluation = open_all(
+        tokenizer,
+        dataset="long.jsonl",
+        eval_dataset=[{"path": "long.jsonl", "max_samples": 0.5}],
+        max_length=16,
+        excess_length_strategy="split",
+    ).evaluation
+    assert len(set(evaluation.rows())) == 3 and len(evaluation) == 3 * np.bincount(evaluation.rows())[0]

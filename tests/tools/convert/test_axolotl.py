@@ -91,7 +91,7 @@ def test_a_key_means_what_its_value_says(converted, given, name, value):
     [
         ({"optimizer": "lion_pytorch"}, "optimizer"),
         ({"lr_scheduler": "rex"}, "lr_scheduler"),
-        ({"neftune_noise_alpha": 5}, "neftune_noise_alpha"),
+        ({"min_sample_len": 5}, "min_sample_len"),
         ({"chat_template": "metharme"}, "chat_template"),
         ({"datasets": [CHAT | {"roles_to_train": ["human"]}]}, "datasets[0].roles_to_train"),
         ({"datasets": [CHAT | {"train_on_eos": "last"}]}, "datasets[0].train_on_eos"),
@@ -157,3 +157,14 @@ def test_texts_are_divided_as_there(converted):
 def test_data_sets_of_one_name_get_names_of_their_own(converted):
     _, recipe = converted(FILE | {"datasets": [CHAT, CHAT | {"split": "train[50%:]"}]})
     assert len({entry.name for entry in recipe.dataset}) == 2 and recipe.dataset[1].split == "train[50%:]"
+
+
+def test_losses_of_tokens_and_noise_are_taken_over(converted):
+    _, recipe = converted(FILE | {"use_eaft": True, "eaft_alpha": 1.0, "eaft_k": 20, "neftune_noise_alpha": 5})
+    assert (recipe.objective, recipe.eaft_alpha, recipe.neftune_noise_alpha) == ("eaft", 1.0, 5)
+    assert converted(FILE | {"use_eaft": False, "eaft_k": 20})[1].objective == "sft"
+
+
+def test_one_shard_of_n_is_a_share_of_the_rows(converted):
+    _, recipe = converted(FILE | {"datasets": [FILE["datasets"][0] | {"shards": 4}]})
+    assert recipe.dataset[0].max_samples == 0.25

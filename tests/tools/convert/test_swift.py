@@ -20,9 +20,9 @@ FILE = {
 def test_a_file_becomes_a_recipe_with_the_defaults_of_that_kit(converted):
     result, recipe = converted(FILE, num_processes=2)
     assert (result.kit, result.config, recipe.method) == ("ms-swift", "fsdp", "lora")
-    assert [(entry.path, entry.config, entry.split) for entry in recipe.dataset] == [
-        ("a/b", None, "train[:500]"),
-        ("a/c", "main", "train[:20]"),
+    assert [(entry.path, entry.config, entry.max_samples) for entry in recipe.dataset] == [
+        ("a/b", None, 500),
+        ("a/c", "main", 20),
         ("mine.jsonl", None, None),
     ]
     assert (recipe.lora_r, recipe.lora_alpha, recipe.lora_dropout) == (8, 32, 0.05)

@@ -78,7 +78,7 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
 def test_a_weight_below_1_takes_this_share_of_the_rows(converted):
     parts = [{"id": "a/b", "weight": 0.5}, {"id": "c/d", "weight": 1.0}]
     _, recipe = converted(FILE | {"dataset_mixture": {"datasets": parts, "test_split_size": 1000}})
-    assert [(entry.path, entry.split) for entry in recipe.dataset] == [("a/b", "train[:50%]"), ("c/d", None)]
+    assert [(entry.path, entry.max_samples) for entry in recipe.dataset] == [("a/b", 0.5), ("c/d", None)]
     assert recipe.eval_split_size == 1000
 
 

@@ -19,7 +19,7 @@ GROUPS = {
     "tensor_parallel_size": Group.SPEED,
     "optimizer_in_bwd": Group.SPEED,
     "pissa_init": Group.LEARNS,
-    "neftune_noise_alpha": Group.LEARNS,
+    "min_sample_len": Group.LEARNS,
     "galore_rank": Group.LEARNS,
     "kd_ratio": Group.LEARNS,
     "qat": Group.LEARNS,
