@@ -76,8 +76,7 @@ _ANSWERS = {
         tokenizer_use_fast
         use_fast_tokenizer tokenizer_legacy tokenizer_use_mistral_common tokenizer_kwargs eos_token pad_token bos_token
         unk_token eot_tokens padding_side split_special_tokens""",
-    "the system message is in the data, or in a chat template (use chat_template)": """
-        default_system default_system_message system_prompt system_message""",
+    "use system_prompt": "default_system default_system_message system_message new_system_prompt",
     _FROM_CONFIG: """
         model_type model_class model_config model_init_kwargs processor_type processor_config base_model_config
         is_encoder_decoder

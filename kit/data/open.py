@@ -29,6 +29,7 @@ from kit.data.chat.columns_flag import columns_flag, list_flag
 from kit.data.chat.formats import IGNORE, NO_COLUMN, Sample, format_of, to_sample
 from kit.data.chat.preferences import is_transcript
 from kit.data.chat.template import Jinja, resolve_template
+from kit.data.chat.tokens import encode_all
 from kit.data.feed.feed import Feed
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import PACKING_VERSION, Mixture, Order
@@ -37,7 +38,7 @@ from kit.data.feed.stream import Stream, check_beginning, first_piece
 from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited_evaluation, limited_training, without_repeats
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import Dataset
-from kit.data.samples.rows import Encoder, Piece
+from kit.data.samples.rows import Encoder, Piece, with_system
 from kit.data.samples.samples import FILES_OF_STORE, Samples, Store
 from kit.data.samples.tokenise import tokenise
 from kit.errors import Problem, Problems, UserError, listed
@@ -169,8 +170,11 @@ def open_data(
         max_length=settings.max_length,
         excess_length_strategy=settings.excess_length_strategy,
         wanted=wanted,
+        system_prompt=settings.system_prompt,
     )
     problems = Problems()
+    if settings.system_prompt:
+        problems += _system_problems(encoder, datasets)
     for dataset in datasets:
         is_evaluated = dataset.is_evaluation or bool(eval_settings.eval_split_size)
         generates = eval_settings.predict_with_generate and is_evaluated
@@ -246,6 +250,26 @@ def open_data(
         few = f"{num_items} {items} are fewer than global_batch_size {global_batch_size}"
         notes.append(f"{few}: every step sees some of them more than once")
     return Data(settings, train, evaluation, order, train_datasets, encoder, seed, (*_summary(train), *notes))
+
+
+def _system_problems(encoder: Encoder, datasets: Sequence[Dataset]) -> list[Problem]:
+    """Return a problem for each data set to train on that has no messages; else that of a template that takes none."""
+    assert encoder.system_prompt is not None
+    problems = []
+    for dataset in [each for each in datasets if not each.is_evaluation]:
+        sample = _first_sample(dataset)
+        with_message = with_system(sample | {"completion": ""}, encoder.system_prompt, encoder.prompts_as_chat)
+        if sample and not any(isinstance(with_message.get(name), list) for name in ("messages", "prompt")):
+            found = f"given, but {dataset.source.name} holds {format_of(dataset.fields)}, where no message can stand"
+            problems.append(Problem("system_prompt", found, "conversations", "leave out --system_prompt"))
+    question, answer = {"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}
+    conversation = [{"role": "system", "content": encoder.system_prompt}, question, answer]
+    if not problems:
+        (result,) = encode_all([{"messages": conversation}], encoder.tokenizer, encoder.template, True, "assistant")
+        if isinstance(result, Problem):
+            found = f"the chat template takes no such message: {result.where}: {result.found}"
+            problems.append(Problem("system_prompt", found, fix="leave out --system_prompt"))
+    return problems
 
 
 def _format_problems(dataset: Dataset, generates: bool, excess_length_strategy: str) -> list[Problem]:

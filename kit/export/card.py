@@ -4,6 +4,7 @@ Promises: the metadata are valid for the Hub, and name only what others can open
 credential. The code on the card runs as it stands, apart from the name of the folder.
 """
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -87,10 +88,12 @@ def model_card(
             lines += [
                 f"- the class below gives the base their rows; before `PeftModel.from_pretrained`, call `{resize}`"
             ]
+    if recipe.system_prompt:
+        lines += [f"- system message of conversations that had none: {_code(recipe.system_prompt)}"]
     if stops:
         lines += [f"- answers end with {' or '.join(map(_code, stops))}"]
     lines += ["", *_table(evaluations), *([""] if evaluations else [])]
-    code = _code_to_use(is_full, has_chat_template, bool(stops), recipe.trust_remote_code)
+    code = _code_to_use(is_full, has_chat_template, bool(stops), recipe.trust_remote_code, recipe.system_prompt)
     lines += ["```python", *code, "```", ""]
     if not is_full and not base:
         lines += [
@@ -238,12 +241,13 @@ def _plain(name: str) -> str:
     return name if re.fullmatch(r"[\w./(), -]+", name) else _code(name)
 
 
-def _code_to_use(is_full: bool, has_chat_template: bool, has_stops: bool, trust: bool) -> list[str]:
+def _code_to_use(is_full: bool, has_chat_template: bool, has_stops: bool, trust: bool, system: str | None) -> list[str]:
     """Lines of Python that open the model of a card, and generate.
 
     Args:
         has_stops: whether there are tokens that end answers, at which the base does not stop.
         trust: whether the model runs code of its own.
+        system: the message that stood before conversations in training.
     """
     class_name = "AutoModelForCausalLM" if is_full else "AutoPeftModelForCausalLM"
     opens_stops = has_stops and not is_full  # PEFT opens the base's generation_config.json, not the adapter's
@@ -259,8 +263,10 @@ def _code_to_use(is_full: bool, has_chat_template: bool, has_stops: bool, trust:
     if opens_stops:
         lines += ["model.generation_config = GenerationConfig.from_pretrained(folder)  # where it stops"]
     if has_chat_template:
+        messages = [{"role": "system", "content": system}] if system else []
+        messages += [{"role": "user", "content": "Hello!"}]
         lines += [
-            'messages = [{"role": "user", "content": "Hello!"}]',
+            f"messages = [{', '.join(map(json.dumps, messages))}]",
             "inputs = tokenizer.apply_chat_template(",
             '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True',
             ").to(model.device)",

@@ -140,12 +140,15 @@ def with_model_of_checkpoint(
 
 
 def with_template_of_run(settings: Rendering, run_file: Path) -> Rendering:
-    """Return ``settings`` with the chat template of a run and its variables, unless they set their own.
+    """Return ``settings`` with the system message of a run, its chat template and the variables of that.
+
+    What ``settings`` set themselves stays.
 
     Raises:
         UserError: ``run_file`` cannot be read.
     """
     run, _ = read_run(run_file)
+    settings = settings.model_copy(update={"system_prompt": settings.system_prompt or run.system_prompt})
     if settings.chat_template:
         return settings
     kwargs = settings.chat_template_kwargs or run.chat_template_kwargs

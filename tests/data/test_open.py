@@ -478,3 +478,40 @@ def test_the_same_fields_of_columns_in_other_files_are_named_for_pairs(tmp_path,
         open_all(tokenizer, objective="dpo", dataset="two")
     message = str(caught.value)
     assert "not all of its files have the same columns" in message and "better: chosen, worse: rejected" in message
+
+
+def test_a_system_prompt_stands_before_conversations_that_have_none(tmp_path, tokenizer):
+    own = [{"role": "system", "content": "Be kind."}]
+    turns = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    write(tmp_path / "train.jsonl", {"messages": turns}, {"messages": own + turns})
+    write(tmp_path / "written.jsonl", {"messages": [{"role": "system", "content": "Be brief."}, *turns]})
+    opened = open_all(tokenizer, chat_template="chatml", system_prompt="Be brief.", eval_dataset="written.jsonl")
+    texts = [tokenizer.decode(opened.train[i][0]) for i in range(2)]
+    assert texts[0] == tokenizer.decode(opened.evaluation[0][0]) and "Be brief." in texts[0]
+    assert "Be kind." in texts[1] and "Be brief." not in texts[1]
+    assert opened.train[0][1].tolist() == opened.evaluation[0][1].tolist()  # the message is not learned
+    assert opened.fingerprint != open_all(tokenizer, chat_template="chatml").fingerprint
+
+
+@pytest.mark.parametrize("answers", [[], [{"role": "assistant", "content": "two"}]])
+def test_a_system_prompt_stands_before_prompts_too(tmp_path, tokenizer, answers):
+    prompt = [
+        {"role": "user", "content": "one"},
+        *answers,
+        *([{"role": "user", "content": "three"}] if answers else []),
+    ]
+    pair = {name: [{"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
+    write(tmp_path / "train.jsonl", {"prompt": prompt, **pair}, {"prompt": prompt, **pair})
+    train = open_all(tokenizer, chat_template="chatml", system_prompt="Be brief.", objective="dpo").train
+    assert all("Be brief." in tokenizer.decode(ids) for ids, _ in train.sequences(0))
+
+
+def test_a_system_prompt_that_cannot_be_shown_is_refused(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", {"text": "some text to learn"})
+    with pytest.raises(UserError, match=r"system_prompt: given, but train\.jsonl holds text, where no message"):
+        open_all(tokenizer, system_prompt="Be brief.")
+    write(tmp_path / "train.jsonl", *pairs(2))
+    template = "{% for m in messages if m.role != 'system' %}{{ m.content + eos_token }}{% endfor %}"
+    (tmp_path / "mine.jinja").write_text(template)
+    with pytest.raises(UserError, match="system_prompt: the chat template takes no such message"):
+        open_all(tokenizer, system_prompt="Be brief.", chat_template="mine.jinja")

@@ -440,6 +440,22 @@ def a_share_that_takes_all_of_a_small_data_set(world):
     return "finetune --dataset a.jsonl,chats.jsonl --eval_split_size 60"
 
 
+@case("kit/data/open.py:_system_problems#1")
+def a_system_prompt_before_text(world):
+    rows(world, "a.jsonl", [{"text": "some text to learn"}] * 9)
+    return "finetune --model_name_or_path model --dataset a.jsonl --system_prompt brief"
+
+
+@case("kit/data/open.py:_system_problems#2")
+def a_system_prompt_that_the_template_does_not_show(world):
+    world.write(
+        "mine.jinja",
+        "{% for m in messages if m.role != 'system' %}{{ '<' + m.role + '>' }}{{ m.content + eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}",
+    )
+    return "finetune --chat_template mine.jinja --system_prompt brief"
+
+
 @case("kit/data/open.py:_check_masks", edit=lambda world, problem, command: f"{command} --train_on all")
 def a_template_without_prompts(world):  # the template that the fix speaks of is the user's
     text = "{% for m in messages if m.role == 'assistant' %}{{ m.content + eos_token }}{% endfor %}"

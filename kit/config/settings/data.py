@@ -41,6 +41,9 @@ class DataSettings(BaseModel):
     chat_template_kwargs: Annotated[dict[str, Any] | None, BeforeValidator(template_kwargs)] = _identity(
         None, "values for variables of the chat template: enable_thinking=false", expected=TEMPLATE_KWARGS
     )
+    system_prompt: str | None = _identity(
+        None, "system message of conversations that have none, in training and evaluation"
+    )
     train_on: Literal["assistant", "last", "all"] = _identity(
         "assistant", "assistant: every assistant turn, or the completion; last: the last turn only; all: every token"
     )

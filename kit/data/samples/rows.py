@@ -114,6 +114,7 @@ class Encoder:
     max_length: int  # tokens; of a pair, of each of its halves
     excess_length_strategy: str
     wanted: Rows = "answers"  # what the rows hold
+    system_prompt: str | None = None  # the system message of conversations that have none
 
     @property
     def pack_length(self) -> int:
@@ -125,7 +126,8 @@ class Encoder:
         state = json.loads(self.tokenizer.backend_tokenizer.to_str())
         del state["truncation"], state["padding"]  # earlier calls may have set these; they have no effect here
         settings = (self.template, self.prompts_as_chat, self.train_on, self.max_length, self.excess_length_strategy)
-        key = [CODE_VERSION, *settings, digest(state, self.tokenizer.special_tokens_map)]
+        key: list[Any] = [CODE_VERSION, *settings, digest(state, self.tokenizer.special_tokens_map)]
+        key += [("system_prompt", self.system_prompt)] if self.system_prompt else []
         return key if self.wanted == "answers" else [*key, self.wanted, PREFERENCE_VERSION]
 
     def about(self) -> dict[str, Any]:
@@ -218,6 +220,8 @@ class Encoder:
         """Encode samples, each to what it became: of a pair both halves, of any other sample the one that it has."""
         parts = [parts_to_encode(sample, self.wanted, self.prompts_as_chat) for sample in samples]
         every_part = list(chain.from_iterable(each for each in parts if not isinstance(each, Problem)))
+        if self.system_prompt:
+            every_part = [with_system(part, self.system_prompt, self.prompts_as_chat) for part in every_part]
         results = encode_all(every_part, self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
         if self.wanted == "answers":
             return [each if isinstance(each, Problem) else [(encoded,) for encoded in each] for each in results]
@@ -277,6 +281,22 @@ class Encoder:
         supervised = [sample for sample in cut if any(sample.weights[1:])]
         piece.counts["num_dropped_unsupervised"] += len(cut) - len(supervised)
         return [(sample,) for sample in supervised]
+
+
+def with_system(sample: Sample, text: str, prompts_as_chat: bool) -> Sample:
+    """Return a sample with ``text`` as its system message, if it is a conversation that has none.
+
+    With ``prompts_as_chat`` a prompt and a completion that are strings are a conversation too.
+    """
+    if prompts_as_chat and isinstance(sample.get("prompt"), str):
+        prompt = [{"role": "user", "content": sample["prompt"]}]
+        completion = [{"role": "assistant", "content": sample["completion"]}]
+        sample = {**sample, "prompt": prompt, "completion": completion}
+    name = "messages" if "messages" in sample else "prompt"
+    messages = sample.get(name)
+    if not isinstance(messages, list) or (messages and messages[0]["role"] == "system"):
+        return sample
+    return {**sample, name: [{"role": "system", "content": text}, *messages]}
 
 
 def _ends_without_answer(sample: Sample) -> bool:

@@ -5,11 +5,13 @@ Its hub is ModelScope: ids may have another name at Hugging Face's.
 """
 
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from kit.config import other_kits
+from kit.durable import read_small
 from kit.tools.convert import trainer
 from kit.tools.convert.axolotl_data import put_template
 from kit.tools.convert.data import Data, put_data
@@ -144,7 +146,7 @@ def _data_of(given: str) -> Data:
 def _take_what_is_learned(draft: Draft) -> None:
     system, scale = draft.take("system"), draft.take("loss_scale", "default")
     if system is not None:
-        draft.drop("system", system, Group.LEARNS, "the system message stands in the data, or in a chat template")
+        _put_system(draft, str(system))
     scales = {"default": "assistant", "last_round": "last", "all": "all"}
     if scale not in scales:
         draft.drop("loss_scale", scale, Group.LEARNS, "train_on: assistant, last or all; with --drop, assistant")
@@ -158,6 +160,16 @@ def _take_what_is_learned(draft: Draft) -> None:
     draft.put("excess_length_strategy", _LONGER.get(str(strategy), "drop"), "" if strategy else f"the default of {KIT}")
     if is_true(draft.take("enable_dft_loss")):
         draft.put("objective", "dft")
+
+
+def _put_system(draft: Draft, system: str) -> None:
+    """Set ``system_prompt`` from a text, in which \\n is a line break, or from the ``.txt`` file that it names."""
+    if not system.endswith(".txt"):
+        draft.put("system_prompt", system.replace("\\n", "\n"))
+    elif os.path.isfile(system):
+        draft.put("system_prompt", read_small(system), f"the text of {system}")
+    else:
+        draft.drop("system", system, Group.LEARNS, "there is no such file here", "system_prompt")
 
 
 def _put_defaults(draft: Draft) -> None:

@@ -89,7 +89,7 @@ def _data_of(draft: Draft, name: str, family: str, wording: str) -> Data:
         draft.put("train_on", "all", "train_on_input" if builder not in _ALPACA else f"the default of {builder}")
     system = given.pop("new_system_prompt", None)
     if system is not None:
-        draft.drop(f"{name}.new_system_prompt", system, Group.LEARNS, "the system message stands in the data")
+        draft.put("system_prompt", system, "of conversations that have none; there in place of theirs too")
     data_files, split = given.pop("data_files", None), given.pop("split", "train")
     config = given.pop("subset", None) or given.pop("name", None)
     columns, own_source = _columns_of(draft, name, builder, family, column_map, given)

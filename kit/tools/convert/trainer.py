@@ -225,9 +225,7 @@ def take_memory(draft: Draft) -> None:
         draft.put("gradient_checkpointing", True)
     elif checkpointing is not None and not is_false(checkpointing):
         draft.put("gradient_checkpointing", True)
-        draft.drop(
-            "gradient_checkpointing", checkpointing, Group.SPEED, "activations are computed again, not offloaded"
-        )
+        draft.put("activation_offload", True, f"gradient_checkpointing: {checkpointing}")
     draft.needless("gradient_checkpointing_kwargs", "checkpointing is never reentrant")
     kernel = draft.take("attn_implementation")
     if kernel is not None:

@@ -17,8 +17,6 @@ _REASONS = {
             experts_implementation gptq_disable_exllama""",
         "the default mode of inductor is taken": """
             torch_compile_mode torch_compile_backend torch_compile_options""",
-        "activation_offload does that of layers' inputs, with gradient_checkpointing": """
-            activation_offloading enable_activation_offloading""",
         "all gradients are kept until the step, which is the same maths": "optimizer_in_bwd",
         "micro-batches hold samples of similar length, so there is little padding": "padding_free dpo_padding_free",
     },
@@ -80,6 +78,12 @@ _NEEDLESS = (
 
 def take_rest(draft: Draft) -> None:
     """Read all keys of ``draft`` that are left."""
+    offload = draft.take_first("activation_offloading", "enable_activation_offloading")
+    if offload is not None and not is_false(offload):
+        if draft.values.get("gradient_checkpointing"):
+            draft.put("activation_offload", True, "of the inputs of layers")
+        else:
+            draft.drop("activation_offloading", offload, Group.SPEED, "without gradient_checkpointing all is kept")
     for key in list(draft.given):
         value = draft.given.pop(key)
         if is_nothing(value):

@@ -28,7 +28,6 @@ def test_a_file_becomes_a_recipe_with_the_defaults_of_that_kit(converted):
     assert (recipe.lora_r, recipe.lora_alpha, recipe.lora_dropout) == (8, 32, 0.05)
     assert (recipe.weight_decay, recipe.adam_beta2, recipe.num_train_epochs) == (0.1, 0.95, 3)
     assert (recipe.global_batch_size, recipe.eval_split_size, recipe.eval_steps) == (16, 0.01, 50)
-    assert "at random there" in result.text([])
 
 
 @pytest.mark.parametrize(
@@ -42,6 +41,7 @@ def test_a_file_becomes_a_recipe_with_the_defaults_of_that_kit(converted):
         ({"rlhf_type": "kto"}, "objective", "kto"),
         ({"rlhf_type": "simpo"}, "simpo_gamma", 1),
         ({"enable_dft_loss": True}, "objective", "dft"),
+        ({"system": "Be brief.\\nBe kind."}, "system_prompt", "Be brief.\nBe kind."),
         ({"loss_scale": "last_round"}, "train_on", "last"),
         ({"lr": 1e-4, "min_lr": 1e-5, "micro_batch_size": 1, "global_batch_size": 8}, "min_lr_rate", 0.1),
     ],
@@ -53,7 +53,7 @@ def test_a_key_means_what_its_value_says(converted, given, name, value):
 @pytest.mark.parametrize(
     ("given", "key"),
     [
-        ({"system": "Be brief."}, "system"),
+        ({"system": "prompt.txt"}, "system"),
         ({"tuner_type": "adalora"}, "tuner_type"),
         ({"loss_scale": "react"}, "loss_scale"),
         ({"dataset": "swift/self-cognition#5"}, "dataset"),

@@ -92,7 +92,6 @@ def test_a_key_means_what_its_value_says(converted, parts, name, value):
 @pytest.mark.parametrize(
     ("parts", "key"),
     [
-        ({"dataset": {"new_system_prompt": "Be brief."}}, "dataset.new_system_prompt"),
         ({"optimizer": {"_component_": "torch.optim.SGD"}}, "optimizer._component_"),
         ({"tokenizer": {"_component_": "torchtune.models.gemma.gemma_tokenizer"}}, "tokenizer._component_"),
     ],

@@ -14,7 +14,7 @@ GROUPS = {
     "hub_model_id": Group.NEEDLESS,
     "use_swanlab": Group.NEEDLESS,
     "liger_rope": Group.SPEED,
-    "activation_offloading": Group.SPEED,
+    "use_liger": Group.SPEED,
     "load_in_8bit": Group.SPEED,
     "tensor_parallel_size": Group.SPEED,
     "optimizer_in_bwd": Group.SPEED,
