@@ -1,4 +1,4 @@
-"""Train a tiny model of every causal family of the installed transformers, and compare with what the family computes.
+"""Train a tiny model of every family that the kit takes, and compare with what the family computes.
 
     python benchmarks/families.py                                     # all families, some half an hour on two cores
     python benchmarks/families.py llama gemma2 --topologies single    # some of them
@@ -43,7 +43,7 @@ import torch.nn.functional as F
 from peft import PeftModel
 from tiny_families import VOCABULARY, make_model
 from torch.distributed.fsdp import FSDPModule
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kit.config.recipe import Recipe
@@ -52,6 +52,7 @@ from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.ranks import Ranks
 from kit.errors import Problem, UserError, raise_if
 from kit.export.final import save_final
+from kit.model.classes import TEXT_OF_IMAGES, auto_class
 from kit.model.four_bit import four_bit_config
 from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.parts import aux_loss_coef
@@ -107,11 +108,13 @@ def labels_of(batch: MicroBatch, family: str) -> torch.Tensor:
 def reference(family: str, folder: Path) -> dict[str, Any]:
     """Return the family's own losses for each topology, and what the mask of padded rows changes."""
     make_model(family, folder)
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    plain = auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(folder, dtype=torch.float32).train()
     losses = {}
     for topology, world in TOPOLOGIES.items():
-        if topology == "fsdp2" and hasattr(plain.config, "output_router_logits"):
-            plain.config.output_router_logits = False  # FSDP refuses the routers' loss
+        if topology == "fsdp2":  # it refuses the routers' loss
+            for config in {id(c): c for c in (plain.config, plain.config.get_text_config())}.values():
+                if hasattr(config, "output_router_logits"):
+                    config.output_router_logits = False
         batches = [global_batch(Ranks(rank, world)).micro_batches[0] for rank in range(world)]
         weights = torch.tensor([len(batch.targets) for batch in batches], dtype=torch.float64)
         own = [
@@ -181,8 +184,9 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
     model = build_model(recipe, config, plan, packing=packing, seed=recipe.seed, router_aux_loss_coef=coefficient)
     if coefficient == 0:  # then its own loss shall not contain it either
         for module in model.modules():
-            if hasattr(getattr(module, "config", None), "output_router_logits"):
-                module.config.output_router_logits = False
+            for own in (config.get_text_config(), getattr(module, "config", None)):
+                if hasattr(own, "output_router_logits"):
+                    own.output_router_logits = False
     four_bit = any(isinstance(p, bitsandbytes.nn.Params4bit) for p in model.parameters())
     own_logits = model.get_base_model().uses_own_logits if method != "full" else model.uses_own_logits
     prepared = prepare(accelerator, asked, model, build_optimizer(model, recipe, recipe.peak_learning_rate))
@@ -252,15 +256,17 @@ def _inputs() -> dict[str, torch.Tensor]:
 def reload(folder: Path, method: str) -> dict[str, Any]:
     """Open ``final/`` in plain transformers or peft, and compare its logits. Returns what is wrong."""
     expected = torch.load(folder / "logits.pt")
+    config = AutoConfig.from_pretrained(folder)
+    loader = auto_class(config)
     if method == "full":
-        model = AutoModelForCausalLM.from_pretrained(folder / "final", dtype=torch.float32)
+        model = loader.from_pretrained(folder / "final", dtype=torch.float32)
     else:
         options: dict[str, Any] = {}
         if method == "qlora":  # in the same 4 bits: which modules have them is not part of an adapter
             with torch.device("meta"):
-                meta_model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+                meta_model = loader.from_config(config)
             options["quantization_config"] = four_bit_config(torch.float32, meta_model)
-        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+        base = loader.from_pretrained(folder, dtype=torch.float32, **options)
         for module in base.modules():
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False
@@ -374,7 +380,7 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the children are forks
     kept = options.json and options.json.exists()
     rows = {r["family"]: r for r in json.loads(options.json.read_text())} if kept else {}
-    families = options.families or list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    families = options.families or sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *TEXT_OF_IMAGES})
     for i, family in enumerate(families):
         if family in rows and not options.families:
             continue

@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+from kit.model.classes import auto_class
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY, HIDDEN, LAYERS, HEADS, EXPERTS = 160, 32, 2, 4, 4
@@ -45,6 +48,8 @@ SIZES: list[tuple[str, Any]] = [
 ]
 # What a name does not show, per family: keys of the text model's config, and of its parts by the name of the part.
 _ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+_MROPE = {"text_config": {"rope_parameters": _ROPE["rope_parameters"] | {"mrope_section": [1, 1, 2]}}}
+_IMAGES_AS_TOKENS = {"vocabulary_map": {"<image>": 150, "<|extra_200|>": 151, "IMGIMGA": 152}}
 SPECIAL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE["rope_parameters"]}},
     "dbrx": {
@@ -56,6 +61,15 @@ SPECIAL: dict[str, dict[str, Any]] = {
     | {"layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"]}
     | {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": EXPERTS, "num_experts_per_tok": 2, "max_window_layers": 1},
+    **dict.fromkeys(
+        ("glm46v", "glm4v", "glmga", "glm_ocr", "paddleocr_vl", "qwen2_5_vl", "qwen2_5_omni_thinker"), _MROPE
+    ),
+    "glm4v_moe": {"text_config": {"rope_parameters": _ROPE["rope_parameters"] | {"mrope_section": [1, 1, 0]}}},
+    "chameleon": _IMAGES_AS_TOKENS,
+    "emu3": _IMAGES_AS_TOKENS,
+    "ernie4_5_vl_moe": {"text_config": {"rope_parameters": _ROPE["rope_parameters"] | {"mrope_section": [1, 1, 2]}}},
+    "mistral4": {"head_dim": 4},
+    "qwen2_vl": _MROPE | {"vision_config": {"embed_dim": HIDDEN}},
     "falcon_h1": {"mamba_d_head": 16},
     "flint": {"num_hidden_layers": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
@@ -79,7 +93,16 @@ SPECIAL: dict[str, dict[str, Any]] = {
 def tiny_config(family: str) -> Any:
     """Return a config of the family, small, without dropout, with the family's own structure."""
     config_class = CONFIG_MAPPING[family]
-    return config_class(**(_small(config_class().to_dict(), family) | SPECIAL.get(family, {})))
+    return config_class(**_merged(_small(config_class().to_dict(), family), SPECIAL.get(family, {})))
+
+
+def _merged(values: dict[str, Any], special: dict[str, Any]) -> dict[str, Any]:
+    """``values`` with those of ``special``, also in the configs of parts."""
+    merged = {
+        name: _merged(values[name], value) if name.endswith("_config") and isinstance(values.get(name), dict) else value
+        for name, value in special.items()
+    }
+    return values | merged
 
 
 def _small(values: dict[str, Any], family: str) -> dict[str, Any]:
@@ -111,11 +134,14 @@ def _size(name: str) -> int | None:
 def make_model(family: str, folder: Path) -> None:
     """Write a tiny random model of the family, with a tokenizer."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(tiny_config(family), dtype=torch.float32)
+    config = tiny_config(family)
+    whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(family)
+    config.architectures = [whole] if whole else None
+    model = auto_class(config).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for tensor in model.state_dict(keep_vars=True).values():
             if tensor.is_floating_point():  # biases, norms and buffers too, so that each of them counts
                 tensor.add_(torch.rand_like(tensor) * 0.1)
     model.save_pretrained(folder)
-    tiny_config(family).save_pretrained(folder)  # a text model made of a config for more may save only a part of it
+    config.save_pretrained(folder)  # a text model made of a config for more may save only a part of it
     AutoTokenizer.from_pretrained(ROOT / "recipes/tiny/model").save_pretrained(folder)

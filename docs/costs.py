@@ -68,7 +68,7 @@ ROWS = [
         "any causal model of transformers",
         "model/load model/trained_linear model/checkpointing model/activation_offload model/locate model/files "
         "model/tokenizer model/plan "
-        "model/parts model/reach",
+        "model/classes model/parts model/reach",
         "checks of a model before its weights are read; families with parts that text does not reach",
     ),
     Row(

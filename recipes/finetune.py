@@ -45,6 +45,7 @@ def main() -> None:
     from kit.export.stops import new_stops
     from kit.failures.guard import Guard
     from kit.failures.signals import Stopped, StopRequest
+    from kit.model.classes import auto_class
     from kit.model.compile import CompiledLayers
     from kit.model.embedding_noise import EmbeddingNoise
     from kit.model.load import build_model
@@ -222,7 +223,9 @@ def main() -> None:
     saver.wait()
     if not is_stopped:
         guard.enter(phases.WRITING_FINAL)
-        card = model_card(recipe, prepared.strategy, state, bool(tokenizer.chat_template), stops)
+        card = model_card(
+            recipe, prepared.strategy, state, bool(tokenizer.chat_template), stops, auto_class(config).__name__
+        )
         save_final(prepared, tokenizer, folder.final, card, config.dtype, stops)
     folder.end(state.step, is_stopped, state.early_stop_reason(recipe, total_steps))
     log.end(is_stopped, [*feed.closing_notes(), *(layers.closing_notes() if layers else [])])

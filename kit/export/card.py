@@ -39,6 +39,7 @@ def model_card(
     state: LoopState,
     has_chat_template: bool,
     stops: Mapping[str, int] = NO_STOPS,
+    loader: str = "AutoModelForCausalLM",
 ) -> str:
     """Return the model card: base, data, training settings, strategy, evaluation, and how to use the model.
 
@@ -46,6 +47,7 @@ def model_card(
         state: after the last step.
         has_chat_template: whether the tokenizer beside the card has one.
         stops: the tokens that end answers, but for those at which the base stops too, see ``new_stops``.
+        loader: the class of transformers that opens the base, see ``kit.model.classes``.
     """
     is_full = recipe.method == "full"
     base = _base_id(recipe.model_name_or_path)
@@ -93,7 +95,7 @@ def model_card(
     if stops:
         lines += [f"- answers end with {' or '.join(map(_code, stops))}"]
     lines += ["", *_table(evaluations), *([""] if evaluations else [])]
-    code = _code_to_use(is_full, has_chat_template, bool(stops), recipe.trust_remote_code, recipe.system_prompt)
+    code = _code_to_use(recipe, has_chat_template, bool(stops), loader)
     lines += ["```python", *code, "```", ""]
     if not is_full and not base:
         lines += [
@@ -241,28 +243,33 @@ def _plain(name: str) -> str:
     return name if re.fullmatch(r"[\w./(), -]+", name) else _code(name)
 
 
-def _code_to_use(is_full: bool, has_chat_template: bool, has_stops: bool, trust: bool, system: str | None) -> list[str]:
+def _code_to_use(recipe: Recipe, has_chat_template: bool, has_stops: bool, loader: str) -> list[str]:
     """Lines of Python that open the model of a card, and generate.
 
     Args:
         has_stops: whether there are tokens that end answers, at which the base does not stop.
-        trust: whether the model runs code of its own.
-        system: the message that stood before conversations in training.
+        loader: the class that opens the base.
     """
-    class_name = "AutoModelForCausalLM" if is_full else "AutoPeftModelForCausalLM"
+    is_full = recipe.method == "full"
+    by_peft = loader == "AutoModelForCausalLM" and not is_full  # PEFT's own classes open no model that reads images too
+    class_name = "AutoPeftModelForCausalLM" if by_peft else loader
     opens_stops = has_stops and not is_full  # PEFT opens the base's generation_config.json, not the adapter's
-    own = ["AutoModelForCausalLM"] if is_full else ["GenerationConfig"] if opens_stops else []
-    lines = ["from peft import AutoPeftModelForCausalLM"] if not is_full else []
+    own = ([] if by_peft else [loader]) + (["GenerationConfig"] if opens_stops else [])
+    lines = [] if is_full else [f"from peft import {class_name if by_peft else 'PeftModel'}"]
     lines += [f"from transformers import {', '.join(sorted([*own, 'AutoTokenizer']))}", ""]
-    more = ", trust_remote_code=True" if trust else ""
+    more = ", trust_remote_code=True" if recipe.trust_remote_code else ""
+    opened = "folder" if is_full or by_peft else json.dumps(_base_id(recipe.model_name_or_path) or "path/to/the/base")
     lines += [
         f'folder = "{PLACEHOLDER}"',
         f"tokenizer = AutoTokenizer.from_pretrained(folder{more})",
-        f'model = {class_name}.from_pretrained(folder, dtype="auto", device_map="auto"{more})',
+        f'model = {class_name}.from_pretrained({opened}, dtype="auto", device_map="auto"{more})',
     ]
+    if opened != "folder":
+        lines += ["model = PeftModel.from_pretrained(model, folder)"]
     if opens_stops:
         lines += ["model.generation_config = GenerationConfig.from_pretrained(folder)  # where it stops"]
     if has_chat_template:
+        system = recipe.system_prompt
         messages = [{"role": "system", "content": system}] if system else []
         messages += [{"role": "user", "content": "Hello!"}]
         lines += [

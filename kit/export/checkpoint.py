@@ -20,9 +20,10 @@ from kit.console import say
 from kit.data.chat.template import resolve_template
 from kit.errors import Problem, UserError, raise_if
 from kit.export.card import model_card
-from kit.export.final import check_learned, describe_serving, give_usual_mode, write_model
+from kit.export.final import check_learned, copy_processor, describe_serving, give_usual_mode, write_model
 from kit.export.stops import describe_stops, new_stops, open_generation_config, read_stops, write_stops
 from kit.model.adapter import attach_adapter
+from kit.model.classes import auto_class
 from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
@@ -57,7 +58,8 @@ def export_checkpoint(
     open_generation_config(settings, model)
     stops = new_stops(model, read_stop_tokens(run_file))
     tokenizer.chat_template = resolve_template(tokenizer, run.chat_template, run.chat_template_kwargs)
-    card = model_card(run, strategy, state, bool(tokenizer.chat_template), stops)
+    loader = auto_class(config).__name__
+    card = model_card(run, strategy, state, bool(tokenizer.chat_template), stops, loader)
     with _new_folder(output_dir) as folder:
         if settings.method == "full":
             model = build_model(settings, config, LoadPlan(compute_dtype="float32", device="cpu"))
@@ -104,6 +106,7 @@ def merge_adapter(settings: MethodSettings, run_file: Path, read: Read | None, o
         merged = adapted.merge_and_unload(safe_merge=True)
         merged.config.use_cache = True
         merged.save_pretrained(folder)
+        copy_processor(folder, config)
         write_stops(folder, merged, stops)
         tokenizer.save_pretrained(folder)
         give_usual_mode(folder)

@@ -6,12 +6,14 @@ temporary name and then renamed, so it is complete or absent.
 
 import copy
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.utils import cached_file
 
 from kit import durable
 from kit.console import say
@@ -25,6 +27,8 @@ from kit.strategy.weights import gather_trainable, rank_and_world, whole_state
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
+
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
 def save_final(
@@ -101,6 +105,7 @@ def write_model(
         if is_main:
             config.dtype = dtype or torch.float32  # `save_pretrained` puts that of the weights in training there
             config.save_pretrained(folder)
+            copy_processor(folder, config)
         config.use_cache = use_cache
         config.dtype = own_dtype
     elif is_main:
@@ -133,6 +138,24 @@ def _card_for_servers(model: Any) -> str:
 
 def _why_not_served(model: Any) -> str:
     return why_not_served(model.peft_config["default"]) if hasattr(model, "peft_config") else ""
+
+
+def copy_processor(folder: Path, config: Any) -> None:
+    """Copy to ``folder`` what says how images and sound become inputs, if the base reads them and has these files.
+
+    The tokenizer and its chat template, the rest of a processor, are written by the caller.
+
+    Args:
+        config: of the model, as it was opened.
+    """
+    if config.get_text_config() is config:
+        return
+    for name in _PROCESSOR_FILES:
+        with suppress(OSError):  # a hub that cannot be reached must not make the save fail
+            options = {"revision": getattr(config, "_commit_hash", None)}
+            source = cached_file(config.name_or_path, name, _raise_exceptions_for_missing_entries=False, **options)
+            if source is not None:
+                shutil.copyfile(source, folder / name)
 
 
 def give_usual_mode(folder: Path) -> None:

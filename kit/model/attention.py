@@ -30,9 +30,9 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from kit.errors import Problem, UserError, first_line
+from kit.model.classes import model_class
 
 # The name must contain "sdpa": then transformers applies its checks for sdpa, and refuses a model without support.
 VARLEN = "sdpa_varlen"
@@ -138,19 +138,14 @@ def supports_sdpa(config: Any) -> bool:
 
     Gemma 2 caps its attention scores, gpt-oss adds a sink to them, BLOOM and MPT a bias: sdpa would leave that out.
     """
-    return getattr(_model_class(config), "_supports_sdpa", True)
-
-
-def _model_class(config: Any) -> Any:
-    """The class in transformers for ``config``; None if the model's code is not in transformers."""
-    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return getattr(model_class(config), "_supports_sdpa", True)
 
 
 def why_not_varlen(config: Any) -> str:
     """Return why a model with this ``config`` cannot use packed attention; an empty string if it can."""
     if not supports_sdpa(config):
         return "a model class that takes eager attention only"
-    if not getattr(_model_class(config), "_supports_attention_backend", True):
+    if not getattr(model_class(config), "_supports_attention_backend", True):
         return "a model class with kernels of its own"
     if config.get_text_config() is not config:
         return "a model of more than text"

@@ -24,12 +24,8 @@ import torch
 import xxhash
 from safetensors import SafetensorError
 from torch.nn.modules.module import register_module_module_registration_hook
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-)
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
@@ -47,6 +43,7 @@ from kit.model.attention import (
     why_not_varlen,
 )
 from kit.model.checkpointing import enable_checkpointing
+from kit.model.classes import auto_class, why_no_text
 from kit.model.files import MAX_MODULES
 from kit.model.four_bit import four_bit_config, packed_on_meta, quantising_on
 from kit.model.fp8_linear import install_fp8_linear
@@ -115,14 +112,9 @@ def build_meta_model(settings: MethodSettings, config: Any, packing: bool = Fals
     reason = _why_not_causal(config)
     if reason:
         raise UserError(Problem("model_name_or_path", f"{found}: {reason}"))
-    reads_images = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    brings_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if reads_images and not brings_class and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type]
-        found = f"{settings.model_name_or_path} is a {name}, which reads images: transformers has no class for its text"
-        raise UserError(
-            Problem("model_name_or_path", found, "a model of text alone, whose config names a class ...ForCausalLM")
-        )
+    if reason := why_no_text(config):
+        expected = "a model of text alone, or of text and images of a family in docs/models.md"
+        raise UserError(Problem("model_name_or_path", f"{settings.model_name_or_path} is {reason}", expected))
     attention = attention_of(settings, config, packing)
     try:
         model = _on_meta(settings, config, attention)
@@ -178,7 +170,7 @@ def _on_meta(settings: ModelSettings, config: Any, attention: str) -> Any:
             raise ValueError(f"its config asks for more than {MAX_MODULES} modules")
 
     with torch.device("meta"), register_module_module_registration_hook(count):
-        return AutoModelForCausalLM.from_config(
+        return auto_class(config).from_config(
             copy.deepcopy(config), attn_implementation=attention, trust_remote_code=settings.trust_remote_code
         )
 
@@ -290,9 +282,9 @@ def build_model(
     enable_checkpointing(base, settings.gradient_checkpointing)
     if settings.activation_offload and settings.gradient_checkpointing:
         install_activation_offload(base)
-    freeze_unreached_parts(base)
+    towers = freeze_unreached_parts(base)
     if settings.method == "full":  # everything was loaded in float32
-        _cast_frozen(model, getattr(torch, plan.compute_dtype))
+        _cast_frozen(model, getattr(torch, plan.compute_dtype), towers, config.dtype or torch.float32)
         _cast_trained(model, getattr(torch, plan.trained_dtype))
         install_shared_casts(model)
         if not settings.gradient_checkpointing:  # with it there are the copies of one layer at a time
@@ -316,11 +308,16 @@ def _switch_off_repacking(model: Any) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def _cast_frozen(model: Any, dtype: torch.dtype) -> None:
-    """Cast the frozen weights, except those that select experts: rounding could change which one is selected."""
+def _cast_frozen(model: Any, dtype: torch.dtype, towers: tuple[str, ...], stored: torch.dtype) -> None:
+    """Cast the frozen weights, except those that select experts: rounding could change which one is selected.
+
+    Args:
+        towers: prefixes of the names of what no text reaches. It computes nothing, and is written again as it was read.
+        stored: the dtype of the model's files.
+    """
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad and not belongs_to_selector(name):
-            parameter.data = parameter.data.to(dtype)
+            parameter.data = parameter.data.to(stored if f"{name}.".startswith(towers) else dtype)
 
 
 def _cast_trained(model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -333,7 +330,6 @@ def _cast_trained(model: torch.nn.Module, dtype: torch.dtype) -> None:
 def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str) -> Any:
     """Read the weights, quantised for QLoRA. Raises ``UserError`` as ``build_model`` does."""
     compute = getattr(torch, plan.compute_dtype)
-    loader: Any = AutoModelForCausalLM
     options: dict[str, Any] = {"dtype": torch.float32 if settings.method == "full" else compute}
     if plan.device != "cpu" or settings.method == "qlora":  # without a map, transformers puts 4-bit weights on a GPU
         options["device_map"] = {"": plan.device}
@@ -344,7 +340,7 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
         options["quantization_config"] = four_bit_config(compute, _on_meta(settings, config, attention))
     try:
         with _nothing_unpickled(settings), quantising:
-            model, loaded = loader.from_pretrained(
+            model, loaded = auto_class(config).from_pretrained(
                 locate_model(settings.model_name_or_path, settings.model_revision),
                 config=config,
                 attn_implementation=attention,

@@ -239,6 +239,8 @@ class _ModelLosses:
         self._plain_forward = model.forward
         self._decoder = _decoder(model)
         self._needs_mask = needs_mask(model.config)
+        rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+        self._has_positions_of_images = "mrope_section" in rope
         self._router_aux_loss_coef = router_aux_loss_coef
 
     def __call__(
@@ -282,7 +284,12 @@ class _ModelLosses:
         # But the statistics of routers leave padding out.
         if not self._needs_mask and not routers:
             left_out.add("attention_mask")
-        return {name: value for name, value in kwargs.items() if value is not None and name not in left_out}
+        given = {name: value for name, value in kwargs.items() if value is not None and name not in left_out}
+        if self._has_positions_of_images and "position_ids" in given:
+            # [B, T] -> [4, B, T]: the place in the text, by which packs are found, and three axes of an image, which
+            # are all the place in the text here.
+            given["position_ids"] = given["position_ids"].expand(4, -1, -1)
+        return given
 
 
 def _weights_cast_once(device_type: str) -> Any:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kit.config.settings.method import MethodSettings
 from kit.errors import Problem
+from kit.model.classes import model_class
 from kit.model.four_bit import quantised_on_meta
 from kit.model.fp8_linear import check_fp8, describe_fp8
 from kit.model.reach import unreached_parts
@@ -32,9 +32,13 @@ def aux_loss_coef(model: Any, router_aux_loss_coef: float | None) -> float:
     """
     if router_aux_loss_coef is not None:
         return router_aux_loss_coef
-    if not has_router_loss(model) or not getattr(model.config.get_text_config(), "output_router_logits", False):
+    text = model.config.get_text_config()
+    if not has_router_loss(model) or not getattr(text, "output_router_logits", False):
         return 0.0
-    return float(getattr(model, "router_aux_loss_coef", None) or getattr(model, "aux_loss_coef", None) or 0.0)
+    names = ("router_aux_loss_coef", "aux_loss_coef")
+    own = next((value for name in names if (value := getattr(model, name, None))), None)
+    # A model of text and images reads it in the config of its text.
+    return float(own or (text is not model.config and getattr(text, "router_aux_loss_coef", None)) or 0.0)
 
 
 def has_router_loss(model: Any) -> bool:
@@ -70,9 +74,9 @@ def check_parts(settings: MethodSettings, meta_model: Any, router_aux_loss_coef:
 
 
 def _is_only_a_part(config: Any) -> bool:
-    """Whether transformers knows the config, but opens no causal model by its type (the text of Llama 3.2 Vision)."""
+    """Whether transformers knows the config, but opens no model by its type (the text of Llama 3.2 Vision)."""
     is_known = type(config).__module__.startswith("transformers.")
-    return is_known and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return is_known and model_class(config) is None
 
 
 def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: float | None = None) -> list[str]:

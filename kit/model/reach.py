@@ -69,12 +69,17 @@ def unreached_parts(model: Any) -> list[str]:
     return _outermost(names)
 
 
-def freeze_unreached_parts(model: Any) -> None:
-    """Freeze what no text reaches: it gets no gradients, for which DDP would wait."""
+def freeze_unreached_parts(model: Any) -> tuple[str, ...]:
+    """Freeze what no text reaches: it gets no gradients, for which DDP would wait.
+
+    Returns:
+        The names of these modules and parameters, with a dot at the end.
+    """
     prefixes = tuple(f"{name}." for name in unreached_parts(model))
     for name, parameter in model.named_parameters():
         if f"{name}.".startswith(prefixes):
             parameter.requires_grad_(False)
+    return prefixes
 
 
 def _outermost(names: list[str]) -> list[str]:

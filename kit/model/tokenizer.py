@@ -4,13 +4,17 @@ Promises: the same recipe gives the same ids on every rank and at every start; a
 text of another one.
 """
 
+import json
 import shlex
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import cached_file
 
 from kit.config.settings.method import MethodSettings
+from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, first_line, raise_if
 from kit.model.locate import hint_trust, hub_options, locate_model, tokenizer_of_adapter
 
@@ -34,11 +38,26 @@ def open_tokenizer(settings: MethodSettings) -> PreTrainedTokenizerBase:
     except BaseException as error:  # a panic of the tokenizers library, in Rust, is no Exception
         found = f"no tokenizer in {name}: {first_line(error)}"
         raise UserError(Problem(field, found, "tokenizer.json beside the weights", hint_trust(error))) from None
+    if tokenizer.chat_template is None and folder is None:
+        tokenizer.chat_template = _template_of_processor(name, settings)
     if not tokenizer.is_fast:
         raise UserError(Problem(field, "a slow tokenizer only", "a tokenizer.json"))
     _add(tokenizer, settings.new_tokens or [])
     _check_known(tokenizer, settings.trainable_tokens or [])
     return tokenizer
+
+
+def _template_of_processor(name: str, settings: MethodSettings) -> str | None:
+    """The chat template that older models of text and images have in a file of its own; None if there is none.
+
+    A ``chat_template.jinja`` has been read with the tokenizer.
+    """
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
+        commit = hub_options(settings, is_checked=True)["revision"]
+        file = cached_file(name, "chat_template.json", revision=commit, _raise_exceptions_for_missing_entries=False)
+        template = json.loads(read_small(file)).get("chat_template") if file else None
+        return template if isinstance(template, str) else None
+    return None
 
 
 def ids_of(tokenizer: Any, tokens: list[str] | None) -> list[int]:

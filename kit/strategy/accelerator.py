@@ -168,15 +168,23 @@ def check_strategy(topology: Topology, meta_model: "torch.nn.Module") -> list[Pr
 
 
 def check_adapter_units(topology: Topology, settings: MethodSettings, meta_model: "torch.nn.Module") -> list[Problem]:
-    """Check that FSDP1 can make a unit of each module that trains whole beside adapters.
+    """Check that FSDP1 can make a unit of each module that trains whole beside adapters or frozen towers.
 
     A weight that two modules share would be flattened into both units. ``meta_model`` is not changed.
     """
-    if topology.strategy.name != "fsdp1" or settings.method == "full" or not _is_tied(meta_model):
+    if topology.strategy.name != "fsdp1" or not _is_tied(meta_model):
         return []
     from kit.model.adapter import attach_adapter
+    from kit.model.reach import freeze_unreached_parts
 
     adapted: Any = attach_adapter(copy.deepcopy(meta_model), settings)
+    if settings.method == "full":
+        freeze_unreached_parts(adapted)
+        trains = [p.requires_grad for p in adapted.parameters()]
+        if all(trains) or not adapted.get_output_embeddings().weight.requires_grad:
+            return []
+        found = "fsdp1: frozen weights, and a head that is tied to the embedding: one weight cannot be in two units"
+        return [Problem("config", found, fix="--config fsdp")]
     head = adapted.get_base_model().get_output_embeddings()
     if not adapted.peft_config["default"].modules_to_save or not any(p.requires_grad for p in head.parameters()):
         return []

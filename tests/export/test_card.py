@@ -48,6 +48,16 @@ def test_the_snippet_loads_generation_settings_only_where_plain_loading_does_not
     assert "answers end" not in bare and "GenerationConfig" not in bare
 
 
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_model_of_text_and_images_is_opened_by_its_own_class(method):
+    recipe = Recipe(model_name_or_path="some/base", dataset="d.jsonl", max_length=8, method=method)
+    card = model_card(recipe, STRATEGY, state(), True, {}, "AutoModelForImageTextToText")
+    opened = "folder" if method == "full" else '"some/base"'
+    assert f"model = AutoModelForImageTextToText.from_pretrained({opened}, " in card
+    assert ("model = PeftModel.from_pretrained(model, folder)" in card) == (method == "lora")
+    assert "CausalLM" not in card
+
+
 def test_a_card_of_usual_names_has_no_marks_around_them():
     card = card_of(loop=state({"eval_loss/d": 1.0}, step=1))
     assert "\n# base-1.5B_v2, fine-tuned (lora)\n" in card and "\n- base: `some/base-1.5B_v2`\n" in card

@@ -26,6 +26,7 @@ UNTYPED = {
     "kit/model/parts.py:check_parts#3": _FAMILY,
     "kit/model/parts.py:check_parts#4": _FAMILY,
     "kit/model/tokenizer.py:open_tokenizer": "the text of kit/model/load.py:open_config, which has a case",
+    "kit/strategy/accelerator.py:check_adapter_units#1": "a model with towers: tests/strategy/test_accelerator.py",
     "kit/strategy/accelerator.py:check_strategy#2": _FAMILY,
     "kit/strategy/accelerator.py:check_strategy#3": _FAMILY,
     "kit/strategy/topology.py:check_router_loss": _FAMILY,
@@ -156,7 +157,7 @@ def another_number_than_the_launcher_started(world):
     return "finetune --config ddp --num_processes 4"
 
 
-@case("kit/strategy/accelerator.py:check_adapter_units", then="launcher")
+@case("kit/strategy/accelerator.py:check_adapter_units#2", then="launcher")
 def a_tied_embedding_that_trains_whole_under_fsdp1(world):
     as_rank(world)
     return f"finetune {TINY} --config fsdp1 --lora_modules_to_save embed_tokens"

@@ -8,7 +8,7 @@ import torch
 from helpers import ROOT
 from model_helpers import BF16, FP32, build, problems
 from safetensors.torch import load_file
-from transformers import AutoConfig, BertConfig, BertGenerationConfig, T5Config, XLNetConfig
+from transformers import BertConfig, BertGenerationConfig, T5Config, XLNetConfig
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
@@ -119,15 +119,6 @@ def test_a_quantised_checkpoint_is_refused_with_the_model_that_it_names(recipe, 
     assert "a quantised checkpoint (gptq)" in text and "--method qlora quantises that" in text
     assert (f"--model_name_or_path {original}, which it names" in text) is bool(original)
     assert ("--model_name_or_path" in text) is bool(original)
-
-
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_a_model_of_images_is_refused_as_one(recipe, changed, family):
-    mine = recipe(changed())
-    with pytest.raises(UserError) as caught:
-        build_meta_model(mine, AutoConfig.for_model(family))
-    assert "ForConditionalGeneration, which reads images" in str(caught.value)
-    assert "a model of text alone" in str(caught.value) and "Unrecognized" not in str(caught.value)
 
 
 def test_a_model_that_needs_a_package_names_it(recipe, changed, monkeypatch):

@@ -1,6 +1,9 @@
 """New tokens get ids of their own, the same at every start; what cannot be added or trained is named."""
 
+import json
+
 import pytest
+from model_helpers import TEMPLATE
 from transformers import AutoTokenizer
 
 from kit.config.settings.method import MethodSettings
@@ -50,3 +53,13 @@ def test_a_panic_of_the_tokenizers_library_is_a_problem_of_the_model(model_folde
     monkeypatch.setattr("kit.model.tokenizer.AutoTokenizer.from_pretrained", panic)
     with pytest.raises(UserError, match=r"model_name_or_path: no tokenizer in .*unwrap"):
         open_tokenizer(MethodSettings(model_name_or_path=str(model_folder)))
+
+
+def test_the_template_that_lies_beside_a_tokenizer_without_one_is_taken(recipe, changed):
+    folder = changed()
+    (folder / "chat_template.jinja").unlink()
+    assert open_tokenizer(recipe(folder)).chat_template is None
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    assert open_tokenizer(recipe(folder)).chat_template == TEMPLATE
+    (folder / "chat_template.json").write_text("[")
+    assert open_tokenizer(recipe(folder)).chat_template is None

@@ -10,7 +10,6 @@ from helpers import ROOT, matrix
 
 # Refusals by method or packing; every other cell of the family must be ok.
 NO_PACKS = {"packing": r"samples of a pack see each other .* --packing false"}
-PART = {"full": "final/ of a full run could not be opened", "packing": "final/ of a full run could not be opened"}
 KINDS = {
     "gemma3": {},  # vision tower, sliding window
     "mixtral": {},  # fused experts, routers with a loss
@@ -22,7 +21,9 @@ KINDS = {
     "deepseek_v3": {},  # persistent buffers, latent attention
     # Chunked attention, routers that are linear, a prefix of no module; a temperature that changes with the place.
     "llama4_text": {"packing": "losses of a sample depend on its pack"},
-    "mllama": PART,  # layers that text skips
+    "mllama": {},  # layers that text skips
+    "mistral3": {},  # text of a model of images
+    "qwen2_5_vl": {},  # positions of images
     "gpt2": {},  # Conv1D, learned positions
     "falcon": {"qlora": "qlora would quantise none of the weights"} | NO_PACKS,  # linear layers of its own
     "mamba": NO_PACKS,  # recurrent

@@ -10,6 +10,7 @@ from helpers import make_model, with_gpus
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.tiny_families import tiny_config
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
 from kit.data.feed.ranks import Ranks
@@ -171,6 +172,16 @@ def test_a_weight_in_two_units_of_fsdp1_is_refused_before_weights_are_read(tmp_p
     assert check_adapter_units(topology(FSDP2), settings, meta_model) == []
     full = settings.model_copy(update={"method": "full"})
     assert check_adapter_units(topology(FSDP1), full, meta_model) == []
+
+
+@pytest.mark.parametrize(("tied", "found"), [(True, ["config"]), (False, [])])
+def test_towers_beside_a_tied_head_are_refused_under_fsdp1(tied, found):
+    settings = MethodSettings(model_name_or_path="m", method="full")
+    config = tiny_config("mistral3")
+    config.tie_word_embeddings = config.text_config.tie_word_embeddings = tied
+    meta_model = build_meta_model(settings, config)
+    assert [problem.where for problem in check_adapter_units(topology(FSDP1), settings, meta_model)] == found
+    assert check_adapter_units(topology(FSDP2), settings, meta_model) == []
 
 
 @pytest.mark.parametrize(

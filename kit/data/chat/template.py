@@ -42,6 +42,7 @@ _SPECIAL = re.compile(
     r"<\|[^\s<>|]+\|>|<\uff5c[^\s<>]+\uff5c>|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>|\[/?[A-Z_]{4,}\]"
 )
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # noncharacters, which should not occur in any text
+_PROBE = "probe-text"  # of a message, to see whether a template shows it
 # Variables that are not for ``chat_template_kwargs``: the conversation itself gives them.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
 
@@ -273,13 +274,42 @@ class Template:
     ) -> Beginnings:
         """Return what is known of the renderings of the first messages; ``marks``: as ``render_marked`` has them."""
         compiled = self._marking if marks else self._compiled
-        return Beginnings(compiled, self.source, messages, self._given(tools, add_generation_prompt))
+        given = self._given(tools, add_generation_prompt)
+        return Beginnings(compiled, self.source, self._as_read(messages), given)
 
     def _render(self, compiled: jinja2.Template, messages: Messages, tools: Tools, add_generation_prompt: bool) -> str:
         try:
+            messages = self._as_read(messages)
             return render(compiled, {"messages": messages, **self._given(tools, add_generation_prompt)})
         except Exception as error:  # a template is a program: it may fail in any way
             raise self.refusal(f"the template fails ({error})") from None
+
+    def _as_read(self, messages: Messages) -> Messages:
+        """The messages as the template reads them: their text as a list of one part, if it shows no other."""
+        if not self._reads_parts_only:
+            return messages
+        return [
+            message | {"content": [{"type": "text", "text": message["content"]}]}
+            if isinstance(message.get("content"), str)
+            else message
+            for message in messages
+        ]
+
+    @cached_property
+    def _reads_parts_only(self) -> bool:
+        """Whether the text of a message shows only if it is given as a part, as templates of processors have it."""
+
+        def shows(content: Any) -> bool:
+            try:
+                messages = [{"role": "user", "content": content}]
+                return _PROBE in render(self._compiled, {"messages": messages, **self._given(None, False)})
+            except Exception:  # a template is a program: it may fail in any way
+                return False
+
+        date_was_asked = self.date_was_asked
+        parts_only = not shows(_PROBE) and shows([{"type": "text", "text": _PROBE}])
+        self.date_was_asked = date_was_asked
+        return parts_only
 
     def _given(self, tools: Tools, add_generation_prompt: bool) -> dict[str, Any]:
         """What the template is given besides the messages."""

@@ -223,3 +223,16 @@ def test_a_token_that_the_tokenizer_gives_is_no_value(tokenizer, tmp_path):
 def test_a_template_that_is_nested_too_deeply_is_refused(source, tokenizer):
     with pytest.raises(UserError, match="not a Jinja template"):
         Template(source, tokenizer)
+
+
+PARTS = "{% for m in messages %}{{ m.role }}: {% for part in m.content %}{{ part.text }}{% endfor %}|{% endfor %}"
+
+
+def test_a_template_that_shows_parts_only_is_given_the_text_as_a_part(tokenizer):
+    messages = [{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Yes"}]
+    parts = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+    rendered = Template(PARTS, tokenizer).render(messages, None)
+    assert rendered == "user: Hi there|assistant: Yes|"
+    assert rendered == tokenizer.apply_chat_template(parts, chat_template=PARTS, tokenize=False)
+    either = "{% for m in messages %}{{ m.content if m.content is string else 'parts' }}{% endfor %}"
+    assert Template(either, tokenizer).render(messages, None) == "Hi thereYes"
