@@ -213,7 +213,7 @@ def main() -> None:
             is_stopped = outcome.was_stopped
         is_last = done == total_steps or bool(state.early_stop_reason(recipe, total_steps))
         keep_as_best = outcome.is_best and recipe.keep_best
-        if is_last or is_stopped or keep_as_best or save_is_due(recipe, data, done):
+        if is_last or is_stopped or keep_as_best or save_is_due(recipe, data, total_steps, done):
             guard.enter(phases.SAVING, done)
             state.feed = feed.state()
             weights_only = recipe.save_only_model and not is_stopped  # a stopped run must be able to continue

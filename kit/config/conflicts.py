@@ -187,7 +187,7 @@ def _conflicts_of_strategies(recipe: Recipe) -> list[Conflict]:
             conflicts.append(Conflict((strategy, steps), f"steps without {steps}", f"--{steps} 100, or another number"))
         if when in ("no", "epoch") and num_steps:
             fix = f"--{steps} 0; or --{strategy} steps"
-            conflicts.append(Conflict((strategy, steps), f"{when}, with {steps} {num_steps}", fix))
+            conflicts.append(Conflict((strategy, steps), f"{when}, with {steps} {num_steps:g}", fix))
     return conflicts
 
 

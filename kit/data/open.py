@@ -173,6 +173,7 @@ def open_data(
         system_prompt=settings.system_prompt,
     )
     problems = Problems()
+    problems += _wording_problems(datasets)
     if settings.system_prompt:
         problems += _system_problems(encoder, datasets)
     for dataset in datasets:
@@ -250,6 +251,22 @@ def open_data(
         few = f"{num_items} {items} are fewer than global_batch_size {global_batch_size}"
         notes.append(f"{few}: every step sees some of them more than once")
     return Data(settings, train, evaluation, order, train_datasets, encoder, seed, (*_summary(train), *notes))
+
+
+def _wording_problems(datasets: Sequence[Dataset]) -> list[Problem]:
+    """Return a problem for each evaluation data set of instructions that lacks the wording of the training data."""
+    formats = {dataset.entry.prompt_format for dataset in datasets if not dataset.is_evaluation} - {None}
+    problems = []
+    for dataset in datasets:
+        unsaid = dataset.is_evaluation and "instruction" in dataset.fields and dataset.entry.prompt_format is None
+        if formats and unsaid and dataset.among:
+            update = {"prompt_format": min(filter(None, formats))}
+            entries = [
+                each.model_copy(update=update) if each is dataset.entry else each for each in dataset.among.entries
+            ]
+            found = "instructions without a prompt_format, while the training data have one"
+            problems.append(Problem(dataset.source.name, found, "the same wording", list_flag("eval_dataset", entries)))
+    return problems
 
 
 def _system_problems(encoder: Encoder, datasets: Sequence[Dataset]) -> list[Problem]:

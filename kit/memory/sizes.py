@@ -94,4 +94,6 @@ def _num_written(settings: OutputSettings, max_steps: int | None, num_epochs: fl
         return math.ceil(num_epochs) if max_steps is None else None
     if settings.save_strategy == "no" or not settings.save_steps:
         return 1
+    if settings.save_steps < 1:
+        return math.ceil(1 / settings.save_steps)
     return math.ceil(max_steps / settings.save_steps) if max_steps else None

@@ -89,12 +89,12 @@ def evaluation_is_due(settings: "EvalSettings", data: "Data | Stream", total_ste
     """Return whether an evaluation is due after ``step`` of ``total_steps``; 0 is before the first step."""
     if step in (0, total_steps):
         return step > 0 or settings.eval_on_start
-    return _is_due(settings.eval_strategy, settings.eval_steps, data, step)
+    return _is_due(settings.eval_strategy, count_steps(settings.eval_steps, total_steps), data, step)
 
 
-def save_is_due(settings: "OutputSettings", data: "Data | Stream", step: int) -> bool:
-    """Return whether a checkpoint is due after ``step`` steps, from 1, besides the one at the end of the run."""
-    return _is_due(settings.save_strategy, settings.save_steps, data, step)
+def save_is_due(settings: "OutputSettings", data: "Data | Stream", total_steps: int, step: int) -> bool:
+    """Return whether a checkpoint is due after ``step`` of ``total_steps``, besides the one at the end of the run."""
+    return _is_due(settings.save_strategy, count_steps(settings.save_steps, total_steps), data, step)
 
 
 def _is_due(strategy: str | None, num_steps: int, data: "Data | Stream", step: int) -> bool:

@@ -440,6 +440,13 @@ def a_share_that_takes_all_of_a_small_data_set(world):
     return "finetune --dataset a.jsonl,chats.jsonl --eval_split_size 60"
 
 
+@case("kit/data/open.py:_wording_problems")
+def instructions_to_evaluate_on_in_other_words(world):
+    for name in ("a.jsonl", "b.jsonl"):
+        rows(world, name, [{"instruction": f"{name} {i}", "output": "an answer"} for i in range(9)])
+    return "finetune --eval_dataset b.jsonl --dataset '[{path: a.jsonl, prompt_format: \"Q: {instruction}\"}]'"
+
+
 @case("kit/data/open.py:_system_problems#1")
 def a_system_prompt_before_text(world):
     rows(world, "a.jsonl", [{"text": "some text to learn"}] * 9)

@@ -125,7 +125,7 @@ def due(is_due, **settings):
     order = Order(np.full(30, 9), np.zeros(30, np.int16), 42, 4)
     data = Data(settings=recipe, train=None, evaluation=None, order=order, datasets=(), encoder=None, seed=42)
     assert data.total_steps(recipe) == 19
-    known = (recipe, data, 19) if is_due is evaluation_is_due else (recipe, data)
+    known = (recipe, data, 19)
     return [step for step in range(20) if is_due(*known, step)]
 
 
@@ -136,6 +136,7 @@ def due(is_due, **settings):
         ({"save_strategy": "no"}, []),
         ({"save_steps": 6}, [6, 12, 18]),
         ({"save_strategy": "steps", "save_steps": 6}, [6, 12, 18]),
+        ({"save_steps": 0.5}, [10]),  # of all 19, rounded up
         ({"save_strategy": "epoch"}, [8, 15]),  # 30 samples are complete after 7.5 steps, 60 after 15
     ],
 )

@@ -43,7 +43,13 @@ class EvalSettings(BaseModel):
     eval_strategy: Literal["no", "steps", "epoch"] | None = _option(
         None, "when to evaluate before the end: every eval_steps, after each epoch, or not; default: follows eval_steps"
     )
-    eval_steps: int = _option(0, "evaluate every N steps; 0: at the end only", "steps", ge=0)
+    eval_steps: Annotated[float, AfterValidator(share_or_count)] = _option(
+        0,
+        "evaluate every N steps; below 1 a share of all steps; 0: at the end only",
+        "steps",
+        ge=0,
+        expected=SHARE_OR_COUNT,
+    )
     eval_on_start: bool = _option(False, "evaluate before the first step too")
     metric_for_best_model: Literal["eval_loss", "eval_rewards/accuracies", "eval_rewards/margins"] = _option(
         "eval_loss", "what keep_best and early stopping follow; the others are of objectives over pairs"

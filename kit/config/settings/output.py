@@ -3,12 +3,14 @@
 from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator
 
 from kit.config.fields import (
+    SHARE_OR_COUNT,
     STRICT,
     comma_separated,
     option,
+    share_or_count,
 )
 
 _option = partial(option, "Output and checkpoints")
@@ -24,7 +26,13 @@ class OutputSettings(BaseModel):
     save_strategy: Literal["no", "steps", "epoch"] | None = _option(
         None, "when to save before the end: every save_steps, after each epoch, or not; default: follows save_steps"
     )
-    save_steps: int = _option(0, "save a checkpoint every N steps; 0: at the end only", "steps", ge=0)
+    save_steps: Annotated[float, AfterValidator(share_or_count)] = _option(
+        0,
+        "save every N steps; below 1 a share of all steps; 0: at the end only",
+        "steps",
+        ge=0,
+        expected=SHARE_OR_COUNT,
+    )
     save_total_limit: int = _option(2, "complete checkpoints to keep; 0: all", "checkpoints", ge=0)
     keep_best: bool = _option(False, "save whenever metric_for_best_model is the best so far, and keep that too")
     save_only_model: bool = _option(

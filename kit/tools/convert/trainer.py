@@ -141,13 +141,15 @@ def take_evaluation(draft: Draft, kit: str = "transformers", save: tuple[str, An
 
 
 def _put_share(draft: Draft, kind: str, share: float, given: str) -> None:
-    """Set when to evaluate or save by a share of all steps; without max_steps nobody knows yet how many there are."""
+    """Set when to evaluate or save by a share of all steps."""
     if steps := draft.values.get("max_steps"):
         draft.put(f"{kind}_steps", max(1, math.ceil(share * steps)), given)
         return
-    note = f"{given}; for another number: --{kind}_strategy steps --{kind}_steps N (--dry_run counts the steps)"
-    is_each_epoch = abs(share * number(draft.values.get("num_train_epochs", 1)) - 1) < 1e-6
-    draft.put(f"{kind}_strategy", "epoch", "" if is_each_epoch else note)
+    if abs(share * number(draft.values.get("num_train_epochs", 1)) - 1) < 1e-6:
+        draft.put(f"{kind}_strategy", "epoch")
+    elif share < 1:
+        # Rounded down: steps are rounded up.
+        draft.put(f"{kind}_steps", math.floor(share * 1e6) / 1e6, given)
 
 
 def take_output(draft: Draft) -> None:
