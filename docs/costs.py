@@ -90,8 +90,8 @@ ROWS = [
     ),
     Row(
         "the exact loss of the global batch",
-        "train/step train/objective train/optim train/bf16_adamw train/schedule train/loop_state strategy/gradients "
-        "model/embedding_noise",
+        "train/step train/objective train/optim train/bf16_adamw train/muon train/schedule train/loop_state "
+        "strategy/gradients model/embedding_noise",
         "the same loss on any topology; objectives, schedules, early stopping",
     ),
     Row(

@@ -11,7 +11,7 @@ class Optimiser(NamedTuple):
     """What is known of an optimiser by its name."""
 
     bitsandbytes: str = ""  # the class of that library; empty: torch, or this kit, computes it
-    num_moments: int = 2  # tensors of the size of a weight that it keeps
+    num_moments: int = 2  # tensors of the size of a weight that it keeps; muon has one of a matrix
     in_8_bits: bool = False  # the moments of weights of 4,096 elements or more; else they have the weight's dtype
     paged: bool = False  # CUDA moves moments to host memory where the GPU's does not suffice
 
@@ -23,6 +23,7 @@ OPTIMISERS = {
     "adamw_8bit": Optimiser("AdamW8bit", in_8_bits=True),
     "paged_adamw_8bit": Optimiser("PagedAdamW8bit", in_8_bits=True, paged=True),
     "paged_adamw_32bit": Optimiser("PagedAdamW32bit", paged=True),
+    "muon": Optimiser(),
     "lion_8bit": Optimiser("Lion8bit", num_moments=1, in_8_bits=True),
     "lion_32bit": Optimiser("Lion32bit", num_moments=1),
 }

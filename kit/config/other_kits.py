@@ -7,6 +7,7 @@ counterpart here stands by subject in ``other_words``, with the versions that we
 import re
 from typing import Any
 
+from kit.config.optimisers import IN_BACKWARD
 from kit.config.other_words import (
     ADAPTERS,
     GENERATE,
@@ -206,12 +207,14 @@ _ANSWERS = {
     "use max_grad_norm": "clip_grad_norm gradient_clipping grad_clip gradient_clip_val max_norm",
     "use router_aux_loss_coef": "moe_aux_loss_coef aux_loss_coef",
     OPTIMISERS: """
-        optim_args optim_target_modules optimizer_in_bwd use_galore use_apollo use_badam use_muon
+        optim_args optim_target_modules use_galore use_apollo use_badam
         use_adam_mini adam_beta3
         dion_lr dion_momentum embedding_lr embedding_learning_rate lr_groups lr_quadratic_warmup""",
     "use neftune_noise_alpha": "neft_alpha noisy_embedding_alpha neftune_alpha noise_alpha",
     "use objective: eaft": "eaft use_eaft_loss use_eaft",
     "leave it out: objective eaft looks at the 20 most probable tokens": "eaft_k",
+    "use optim: muon": "use_muon",
+    f"not offered: {IN_BACKWARD}": "optimizer_in_bwd",
     _OWN_LOSS: """
         loss custom_loss loss_function use_asft_loss asft_alpha
         compute_loss_func""",
@@ -359,7 +362,8 @@ _FAMILIES = {
         "not offered: report_to lists the trackers; metrics.jsonl and report.html have the curves",
     ),
     **dict.fromkeys(("bnb_4bit", "bnb"), _NF4),
-    **dict.fromkeys(("galore", "apollo", "badam", "qgalore", "dion", "muon", "lomo"), OPTIMISERS),
+    **dict.fromkeys(("galore", "apollo", "badam", "qgalore", "dion", "lomo"), OPTIMISERS),
+    "muon": "leave it out: optim: muon has the settings of torch's",
     **dict.fromkeys(("pissa", "oft", "relora", "loftq", "vera"), ADAPTERS),
     **dict.fromkeys(("liger", "flash_attn"), KERNELS),
     **dict.fromkeys(("image", "video", "audio"), VISION),

@@ -18,6 +18,7 @@ from kit.memory.sizes import (
     GRADIENT_BYTES,
     NF4_PACKED_BYTES,
     NF4_TABLE_BYTES,
+    ORTHOGONALISED_BYTES,
     UPDATED_BYTES,
     UPDATED_TOGETHER,
     WEIGHT_BYTES,
@@ -124,7 +125,8 @@ def _trained(workload: Workload) -> dict[str, float]:
     """Bytes of the trainable weights and their optimiser on one GPU; of offloaded ones, of one GPU's share."""
     number = workload.trainable_parameters / workload.num_shards
     size = 2 if workload.pure_bf16 else WEIGHT_BYTES
-    return {TRAINABLE: size * number, OPTIMISER: moment_bytes(workload.optim, size) * number}
+    moments = moment_bytes(workload.optim, workload.trainable_parameters, workload.trained_in_matrices, size)
+    return {TRAINABLE: size * number, OPTIMISER: moments / workload.num_shards}
 
 
 def _held(workload: Workload) -> "Counter[str]":
@@ -178,6 +180,9 @@ def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
     if workload.pure_bf16 and not workload.strategy.offloads:
         largest = max(shape.embedding_parameters, shape.hidden_size * shape.intermediate_size) // workload.num_shards
         to_come = to_come + Counter({ACTIVATIONS: UPDATED_BYTES * min(UPDATED_TOGETHER, largest)})
+    if workload.optim == "muon" and not workload.strategy.offloads and workload.method == "full":
+        largest = max(linear.num_weights for linear in shape.linears)
+        to_come = to_come + Counter({ACTIVATIONS: ORTHOGONALISED_BYTES * largest})
     yield "optimiser step", to_come
 
 

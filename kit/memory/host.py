@@ -55,4 +55,6 @@ def disk_bytes(workload: Workload) -> dict[str, int]:
 
 
 def _checkpoint(workload: Workload) -> int:
-    return checkpoint_bytes(workload.trainable_parameters, workload.optim, workload.save_only_model)
+    return checkpoint_bytes(
+        workload.trainable_parameters, workload.optim, workload.save_only_model, workload.trained_in_matrices
+    )

@@ -54,18 +54,22 @@ def needs_of_run(
         local_world: ranks of this machine.
         dtype: of the weights of a full model in ``final/``.
     """
+    from kit.model.targets import layer_matrices
+
     num_parameters = sum(p.numel() for p in model.parameters())
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = frozen_bytes(model, compute_bytes(topology.mixed_precision == "bf16"))
+    in_matrices = sum(p.numel() for p in layer_matrices(model)) if recipe.optim == "muon" else 0
     size = trained_bytes(recipe.optim)
-    state = (frozen + trainable * (2 * size + moment_bytes(recipe.optim, size))) // topology.num_shards
+    moments = moment_bytes(recipe.optim, trainable, in_matrices, size)
+    state = (frozen + trainable * 2 * size + moments) // topology.num_shards
 
     on_cpu = topology.device_type == "cpu"
     reads_into_cpu = on_cpu or (topology.strategy.shards and (recipe.method != "qlora" or topology.load_on_rank0))
     num_readers = 1 if topology.load_on_rank0 else local_world
     loading = num_readers * (frozen + trainable * WEIGHT_BYTES) if reads_into_cpu else 0
 
-    checkpoint = checkpoint_bytes(trainable, recipe.optim, recipe.save_only_model)
+    checkpoint = checkpoint_bytes(trainable, recipe.optim, recipe.save_only_model, in_matrices)
     host = local_world * state if on_cpu or topology.strategy.offloads else 0
     if recipe.async_save:
         host += copied_bytes(checkpoint, local_world, topology.num_processes, topology.num_replicas)

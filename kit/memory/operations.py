@@ -45,6 +45,18 @@ def operations_per_token(workload: Workload, supervised: float = 1.0, seen: floa
     return 2 * (layers + head) + 3 * attention + 6.0 * workload.adapter_parameters + again
 
 
+def orthogonalising_operations(workload: Workload) -> float:
+    """Return the operations of muon's iteration on the matrices of all layers, 0 for another optimiser.
+
+    Each of its five steps multiplies a matrix [n, m], n <= m, by its transpose, the product by itself, and that by the
+    matrix.
+    """
+    if workload.optim != "muon" or workload.method != "full":  # matrices of adapters are small
+        return 0.0
+    sizes = [sorted((linear.inputs, linear.outputs)) for linear in workload.shape.linears]
+    return 5.0 * workload.shape.num_layers * sum(4 * n * n * m + 2 * n**3 for n, m in sizes)
+
+
 def forward_operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:
     """Operations of one pass without gradients per token, adapters aside. Arguments as above."""
     return sum(_forward(workload, supervised, seen))

@@ -274,14 +274,19 @@ def components(
     states = optimizer.state if optimizer is not None else {}
     moments = [tensor for state in states.values() for tensor in state.values() if torch.is_tensor(tensor)]
     groups = optimizer.param_groups if optimizer is not None else []
-    stateless = [_own(p) for group in groups for p in group["params"] if not states.get(p)]
+    stateless = [
+        (_own(p), 1 if "ns_steps" in group else OPTIMISERS[optim].num_moments)  # muon has one of a matrix
+        for group in groups
+        for p in group["params"]
+        if not states.get(p)
+    ]
     return Held(
         frozen=num_bytes([*(p for p in parameters if not p.requires_grad), *_quantisation(model)]),
         trainable=num_bytes(trainable),
         gradients=num_bytes(p if p.grad is None else p.grad for p in graded),
         optimizer=num_bytes(moments),
         gradients_to_come=num_bytes(trainable) - num_bytes(graded),
-        optimizer_to_come=sum(_moments(p, optim) for p in stateless if is_here(p)),
+        optimizer_to_come=sum(_moments(p, number, optim) for p, number in stateless if is_here(p)),
         gathered=gathered,
         # What every rank holds whole, only one of them copies and writes.
         to_save=num_bytes([*trainable, *moments], anywhere=True) // (1 if shards is not None else rank_and_world()[1]),
@@ -303,10 +308,10 @@ def _own(tensor: Any) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def _moments(parameter: torch.Tensor, optim: str) -> int:
+def _moments(parameter: torch.Tensor, number: int, optim: str) -> int:
     """Bytes of the moments to be made for ``parameter``; bitsandbytes quantises those of 4,096 elements or more."""
     in_8_bits = OPTIMISERS[optim].in_8_bits and parameter.numel() >= 4096
-    return OPTIMISERS[optim].num_moments * parameter.numel() * (1 if in_8_bits else parameter.element_size())
+    return number * parameter.numel() * (1 if in_8_bits else parameter.element_size())
 
 
 def _quantisation(model: torch.nn.Module) -> Iterator[torch.Tensor]:

@@ -13,6 +13,7 @@ WEIGHT_BYTES = 4  # of a trained weight: float32, whatever the compute dtype; se
 GRADIENT_BYTES = 4  # of gradients that are added up
 # Of adamw_bf16: elements of a weight that it updates together, and bytes of the float32 copies and random bits of each.
 UPDATED_TOGETHER, UPDATED_BYTES = 1 << 23, 36
+ORTHOGONALISED_BYTES = 12  # of muon at most, for each weight of the matrix that it updates
 # NF4 with double quantisation: half a byte a weight; a scale in 8 bits for 64 weights, and one of float32 for 256 of
 # these scales.
 NF4_PACKED_BYTES = 1 / 2
@@ -40,16 +41,22 @@ def trained_bytes(optim: str) -> int:
     return 2 if optim == "adamw_bf16" else WEIGHT_BYTES
 
 
-def moment_bytes(optim: str, weight_bytes: int) -> int:
-    """Return the bytes of the moments of one weight, which the optimiser ``optim`` keeps in 8 bits or as the weight."""
+def moment_bytes(optim: str, num_weights: int, num_in_matrices: int, weight_bytes: int = WEIGHT_BYTES) -> int:
+    """Return the bytes of the moments of trained weights, which the optimiser ``optim`` keeps in 8 bits or as these.
+
+    Args:
+        num_in_matrices: weights among them of which muon keeps one moment: those of the layers' linear modules.
+    """
     known = OPTIMISERS[optim]
-    return known.num_moments * (1 if known.in_8_bits else weight_bytes)
+    number = known.num_moments * num_weights - (num_in_matrices if optim == "muon" else 0)
+    return number * (1 if known.in_8_bits else weight_bytes)
 
 
-def checkpoint_bytes(num_trainable: int, optim: str, save_only_model: bool) -> int:
+def checkpoint_bytes(num_trainable: int, optim: str, save_only_model: bool, num_in_matrices: int = 0) -> int:
     """Return the bytes of a checkpoint: the weights that train and, unless it has weights only, their moments."""
     size = trained_bytes(optim)
-    return num_trainable * (size + (0 if save_only_model else moment_bytes(optim, size)))
+    moments = 0 if save_only_model else moment_bytes(optim, num_trainable, num_in_matrices, size)
+    return num_trainable * size + moments
 
 
 def final_bytes(method: str, num_parameters: int, num_trainable: int, dtype_bytes: int = FINAL_BYTES) -> int:

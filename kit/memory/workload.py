@@ -189,6 +189,11 @@ class Workload:
         return -(-self.num_gpus // self.gpus_per_machine)
 
     @property
+    def trained_in_matrices(self) -> int:
+        """Trained weights of the layers' linear modules, or of adapters on them: what muon updates."""
+        return self.adapter_parameters or self.shape.num_layers * self.shape.layer_linear_weights
+
+    @property
     def adapter_parameters(self) -> int:
         """Parameters of all adapters; 0 for ``full``."""
         if self.method == "full":

@@ -49,6 +49,18 @@ def all_linear_targets(model: Any) -> list[str]:
     return targets
 
 
+def layer_matrices(model: Any) -> list[torch.nn.Parameter]:
+    """Return the weights that train of all linear modules, adapters among them, but for embeddings and output head.
+
+    Fused experts, [experts, out, in], are not among them, nor are routers that are no linear modules.
+    """
+    tables = [model.get_input_embeddings(), model.get_output_embeddings()]
+    left_out = {id(p) for table in tables if table is not None for p in table.parameters()}
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
+    weights: dict[int, Any] = {id(module.weight): module.weight for module in linear if module.weight.requires_grad}
+    return [weight for number, weight in weights.items() if number not in left_out]
+
+
 def kept_out_of_4_bit(model: Any) -> list[str]:
     """Return the names of the linear modules, besides the output head, that ``qlora`` leaves as they are.
 

@@ -270,6 +270,8 @@ def _method_problems(settings: MethodSettings, optim: str, strategy: Strategy) -
         fix = "--optim adamw_torch; or --config ddp, which keeps yours: bitsandbytes cannot read sharded parameters"
         if optim == "adamw_bf16":
             fix = "--config fsdp: the flat parameters of FSDP1 do not say where in a weight a shard begins"
+        elif optim == "muon":
+            fix = "--config fsdp: the flat parameters of FSDP1 have no matrices"
         problems.append(Problem("optim", found, "adamw_torch or adamw_torch_fused", fix))
     if strategy.name != "fsdp1":
         return problems

@@ -177,9 +177,9 @@ def takes_optimizer(strategy: Strategy, optim: str) -> bool:
     """Return whether the strategy supports the optimiser.
 
     Those of bitsandbytes cannot read sharded parameters; adamw_bf16 must know where in a weight a shard begins, which
-    FSDP1's flat parameters do not say.
+    FSDP1's flat parameters do not say; nor do they have muon's matrices.
     """
-    if optim == "adamw_bf16":
+    if optim in ("adamw_bf16", "muon"):
         return strategy.name != "fsdp1"
     return not (OPTIMISERS[optim].bitsandbytes and strategy.shards)
 

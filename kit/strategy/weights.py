@@ -166,9 +166,15 @@ def gather_tensor(tensor: Any, on_rank: int) -> "torch.Tensor | None":
         whole = torch.empty(tensor.size(), dtype=tensor.dtype, device=device) if rank == on_rank else None
         tensor.gather(on_rank, whole)
         return whole
-    if is_sharded(tensor):
-        tensor = tensor.detach().to(tensor.device_mesh.device_type).full_tensor()  # offloaded shards are on the CPU
+    tensor = whole_tensor(tensor)
     return tensor if rank == on_rank else None
+
+
+def whole_tensor(tensor: Any) -> "torch.Tensor":
+    """Return the whole of a tensor that FSDP2 shards, on each rank; any other tensor as it is. Called by all ranks."""
+    if not is_sharded(tensor):
+        return tensor
+    return tensor.detach().to(tensor.device_mesh.device_type).full_tensor()  # offloaded shards are on the CPU
 
 
 def rank_and_world() -> tuple[int, int]:

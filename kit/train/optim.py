@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kit.config.optimisers import OPTIMISERS
+from kit.model.targets import layer_matrices
 from kit.strategy.weights import own_part
 from kit.train.bf16_adamw import AdamWBF16
+from kit.train.muon import Muon, MuonWithAdamW
 
 if TYPE_CHECKING:
     from kit.config.settings.optimisation import OptimSettings
@@ -44,7 +46,7 @@ def build_optimizer(
         seed: of an optimiser that draws random bits.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in trainable if p.ndim > 1], "weight_decay": settings.weight_decay},
         {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
     ]
@@ -57,6 +59,13 @@ def build_optimizer(
         return AdamW(groups, lr=peak_learning_rate, betas=betas, eps=epsilon, fused=fused)
     if settings.optim == "adamw_bf16":
         return AdamWBF16(groups, seed=seed, lr=peak_learning_rate, betas=betas, eps=epsilon)
+    if settings.optim == "muon":
+        matrices = layer_matrices(model)
+        muon = Muon(matrices, lr=peak_learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw")
+        ids = {id(p) for p in matrices}
+        rest = [group | {"params": [p for p in group["params"] if id(p) not in ids]} for group in groups]
+        rest = [group for group in rest if group["params"]]
+        return MuonWithAdamW(muon, *([AdamW(rest, lr=peak_learning_rate, betas=betas, eps=epsilon)] if rest else []))
     import bitsandbytes.optim
 
     name = OPTIMISERS[settings.optim].bitsandbytes

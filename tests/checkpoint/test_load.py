@@ -28,6 +28,8 @@ from kit.errors import UserError
         ("tied", {"method": "full", "optim": "paged_adamw_8bit"}),
         ("untied", {"method": "lora", "optim": "paged_adamw_32bit"}),
         ("untied", {"method": "full", "optim": "lion_8bit"}),
+        ("tied", {"method": "full", "optim": "muon"}),
+        ("untied", {"method": "lora", "optim": "muon"}),
         ("tied", {"method": "full", "optim": "adamw_bf16"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),

@@ -236,6 +236,11 @@ def an_optimiser_of_8_bits_under_fsdp(world):
     return "finetune --config fsdp --optim adamw_8bit"
 
 
+@case("kit/strategy/launch.py:_method_problems#1")
+def muon_under_fsdp1(world):
+    return "finetune --config fsdp1 --method full --optim muon"
+
+
 @case("kit/strategy/launch.py:_precision_problems")
 def weights_in_bf16_in_float32(world):
     return "finetune --method full --optim adamw_bf16"

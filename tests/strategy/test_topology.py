@@ -73,6 +73,8 @@ def test_a_strategy_is_the_same_after_it_was_written_down(changes):
 def test_optimisers_of_bitsandbytes_are_for_whole_parameters():
     assert takes_optimizer(DDP, "adamw_8bit") and takes_optimizer(FSDP2, "adamw_torch")
     assert takes_optimizer(FSDP2, "adamw_bf16") and not takes_optimizer(FSDP1, "adamw_bf16")
+    assert takes_optimizer(FSDP2, "muon") and not takes_optimizer(FSDP1, "muon")
+    assert not takes_optimizer(FSDP2, "paged_adamw_32bit") and not takes_optimizer(FSDP2, "lion_32bit")
     assert not takes_optimizer(FSDP2, "adamw_8bit") and not takes_optimizer(FSDP1, "paged_adamw_8bit")
 
 

@@ -35,11 +35,12 @@ class OptimSettings(BaseModel):
         "adamw_8bit",
         "paged_adamw_8bit",
         "paged_adamw_32bit",
+        "muon",
         "lion_8bit",
         "lion_32bit",
     ] = _identity(
         "adamw_torch_fused",
-        "optimiser; those of 8 bits, paged ones and lion need bitsandbytes; adamw_bf16 holds all in bf16",
+        "optimiser; 8-bit, paged and lion need bitsandbytes; adamw_bf16 holds all in bf16; muon is for matrices",
     )
     # The update of each optimiser moves a weight by about the rate: one above 1 is a slip, as 1e4 for 1e-4.
     learning_rate: float | None = _identity(None, f"peak; default, full/adapters: {describe_rates()}", gt=0, le=1)

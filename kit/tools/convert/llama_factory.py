@@ -83,6 +83,8 @@ def convert(draft: Draft, path: Path) -> None:
     draft.rename({"model_name_or_path": "model_name_or_path"})
     draft.rename(RENAMES)
     trainer.take_batch(draft, 8, 1)
+    if draft.is_on("use_muon"):
+        draft.given["optim"] = "muon"
     trainer.take_common(draft)
     _take_data(draft, path, stage)
     trainer.take_evaluation(draft)

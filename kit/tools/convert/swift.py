@@ -65,8 +65,12 @@ def convert(draft: Draft, path: Path) -> None:
     deepspeed = draft.given.get("deepspeed")
     draft.given.pop("ENV", None)
     if (optimiser := draft.take("optimizer")) is not None:
-        draft.given["optim"] = optimiser
         draft.names["optim"] = "optimizer"
+        if optimiser == "muon":  # Megatron's
+            reason = "Megatron's has another momentum and scale; with --drop, adamw_torch_fused, unless --optim muon"
+            draft.drop("optim", optimiser, Group.LEARNS, reason, name="optim")
+        else:
+            draft.given["optim"] = optimiser
     trainer.take_common(draft)
     draft.config = draft.config or ("fsdp" if deepspeed else "")
     _take_data(draft)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.config import other_kits
-from kit.config.optimisers import OPTIMISERS
+from kit.config.optimisers import IN_BACKWARD, OPTIMISERS
 from kit.tools.convert import trainer
 from kit.tools.convert.draft import Draft, Group, is_false, is_nothing, is_true, number
 from kit.tools.convert.torchtune_data import take_data
@@ -181,6 +181,21 @@ def _take_loss(draft: Draft) -> None:
         draft.refuse("loss._component_", loss, other_kits.REWARDS)
 
 
+def _take_update_in_backward(draft: Draft) -> None:
+    """Leave out the update of each weight in the backward pass, and name smaller optimisers that this file can have."""
+    if not draft.is_on("optimizer_in_bwd"):
+        return
+    settings = {**draft.values, **draft.typed}
+    known = OPTIMISERS[settings["optim"]]
+    smaller = []
+    if not known.in_8_bits and not draft.config and settings["optim"] != "adamw_bf16":
+        smaller.append("--optim adamw_8bit")
+    if settings["method"] == "full" and not known.in_8_bits and settings["optim"] != "adamw_bf16":
+        smaller.append("--optim adamw_bf16")
+    reason = f"{IN_BACKWARD}; the same maths with more memory" + (f", or {' or '.join(smaller)}" if smaller else "")
+    draft.drop("optimizer_in_bwd", True, Group.SPEED, reason)
+
+
 def _take_rest(draft: Draft) -> None:
     """Switches of memory and speed, and what is about saving."""
     if draft.is_on("compile"):
@@ -199,6 +214,7 @@ def _take_rest(draft: Draft) -> None:
         )
     else:
         trainer.put_weights_in_bf16(draft, "dtype", "bf16")
+    _take_update_in_backward(draft)
     draft.take("device")
     draft.rename({"log_every_n_steps": "logging_steps"})
     draft.take("save_adapter_weights_only")

@@ -17,7 +17,6 @@ _REASONS = {
             experts_implementation gptq_disable_exllama""",
         "the default mode of inductor is taken": """
             torch_compile_mode torch_compile_backend torch_compile_options""",
-        "all gradients are kept until the step, which is the same maths": "optimizer_in_bwd",
         "micro-batches hold samples of similar length, so there is little padding": "padding_free dpo_padding_free",
     },
     Group.NEEDLESS: {

@@ -10,7 +10,11 @@ from dataclasses import dataclass, replace
 
 from kit.memory.activations import kept, offloaded
 from kit.memory.formulas import chunk_tokens
-from kit.memory.operations import forward_operations_per_token, operations_per_token
+from kit.memory.operations import (
+    forward_operations_per_token,
+    operations_per_token,
+    orthogonalising_operations,
+)
 from kit.memory.workload import Workload
 from kit.tools.plan.hardware import GB, Gpu
 
@@ -108,7 +112,7 @@ def step(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | No
         tokens=tokens,
         products=tokens * operations_per_token(workload, supervised, seen) / (gpu.tflops * 1e12),
         elementwise=tokens * _elementwise_bytes(workload, supervised) / bandwidth,
-        optimiser=_optimiser_bytes(workload) / bandwidth,
+        optimiser=_optimiser_bytes(workload) / bandwidth + _orthogonalising_seconds(workload, gpu),
         # They take different links, and both are hidden behind the computation as far as they can be.
         sent=max(collective_seconds(workload, gpu), _offloading_seconds(workload)),
         host=_host_seconds(workload),
@@ -228,6 +232,15 @@ def _optimiser_bytes(workload: Workload) -> float:
     moved = 0.0 if workload.strategy.offloads else size * workload.trainable_parameters / workload.num_shards
     passes = (3 if workload.gradient_checkpointing is True else 2) + workload.passes
     return moved + _conversion_bytes(workload, passes)
+
+
+def _orthogonalising_seconds(workload: Workload, gpu: Gpu) -> float:
+    """Seconds of muon's iteration, for which sharded matrices are gathered in bf16."""
+    if not (operations := orthogonalising_operations(workload)):
+        return 0.0
+    group = workload.num_shards
+    gathered = 2 * workload.trained_in_matrices * (group - 1) / group
+    return operations / (gpu.tflops or math.inf) / 1e12 + (gathered / _ring(workload, gpu) if group > 1 else 0.0)
 
 
 def _conversion_bytes(workload: Workload, passes: int) -> float:

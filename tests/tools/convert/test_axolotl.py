@@ -75,6 +75,7 @@ def test_what_axolotl_does_without_being_told_is_written_out(converted):
         ({"lora_target_linear": None, "lora_target_modules": r"model.layers.[\d]+.(mlp|self_attn).(up|q|down)_proj"},
          "lora_target_modules", ["up_proj", "q_proj", "down_proj"]),
         ({"optimizer": "adamw_torch_4bit"}, "optim", "adamw_torch_fused"),
+        ({"optimizer": "muon"}, "optim", "muon"),
         ({"cosine_min_lr_ratio": 0.1}, "min_lr_rate", 0.1),
         ({"cosine_min_lr_ratio": 1.0, "cosine_constant_lr_ratio": 0}, "lr_scheduler_type", "constant_with_warmup"),
         ({"tokens": {"pad_token": "<pad>"}}, "new_tokens", None),

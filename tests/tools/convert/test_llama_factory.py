@@ -69,6 +69,7 @@ def test_a_file_becomes_a_recipe_with_the_defaults_of_that_kit(of_file):
 @pytest.mark.parametrize(
     ("given", "name", "value"),
     [
+        ({"use_muon": True, "optim": "adamw_torch"}, "optim", "muon"),
         ({"quantization_bit": 4}, "method", "qlora"),
         ({"quantization_bit": 8}, "method", "lora"),
         ({"finetuning_type": "full"}, "method", "full"),

@@ -1,7 +1,10 @@
 """Files of torchtune become recipes that load and learn the same, or say by key what they cannot."""
 
+import re
+
 import pytest
 
+from kit.config.conflicts import find_conflicts
 from kit.errors import UserError
 
 FILE = {
@@ -100,6 +103,28 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
     with pytest.raises(UserError, match=f"--drop {key} leaves it out"):
         converted(changed(**parts))
     converted(changed(**parts), drop=[key])
+
+
+@pytest.mark.parametrize(
+    ("parts", "processes", "smaller"),
+    [
+        ({}, 1, {"adamw_8bit"}),
+        ({"model": {"_component_": "torchtune.models.llama3.llama3_8b", **NO_ADAPTER}}, 1, set()),  # adamw_bf16
+        ({"model": {"_component_": "torchtune.models.llama3.llama3_8b", **NO_ADAPTER}, "dtype": "fp32"}, 1,
+         {"adamw_8bit", "adamw_bf16"}),
+        ({"optimizer": {"_component_": "bitsandbytes.optim.PagedAdamW8bit"}}, 1, set()),
+        ({}, 2, set()),
+    ],
+)  # fmt: skip
+def test_an_update_in_the_backward_pass_is_left_out_with_the_smaller_optimisers_that_work(
+    converted, parts, processes, smaller
+):
+    result, recipe = converted(changed(optimizer_in_bwd=True, **parts), num_processes=processes)
+    (reason,) = (each.reason for each in result.draft.left_out if each.key == "optimizer_in_bwd")
+    assert "norm of all gradients" in reason
+    assert set(re.findall(r"--optim (\w+)", reason)) == smaller
+    for optim in smaller:
+        assert not find_conflicts(recipe.model_copy(update={"optim": optim}))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ GROUPS = {
     "use_liger": Group.SPEED,
     "load_in_8bit": Group.SPEED,
     "tensor_parallel_size": Group.SPEED,
-    "optimizer_in_bwd": Group.SPEED,
     "pissa_init": Group.LEARNS,
     "min_sample_len": Group.LEARNS,
     "galore_rank": Group.LEARNS,
