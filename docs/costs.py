@@ -161,7 +161,7 @@ ROWS = [
     ),
     Row(
         "the log",
-        "run/log run/throughput run/profile train/stopwatch strategy/waiting failures/underway console",
+        "run/log run/trackers run/throughput run/profile train/stopwatch strategy/waiting failures/underway console",
         "`metrics.jsonl`, trackers, progress, and where the time goes",
     ),
     Row("no secrets in files", "secrets", "a log and `run.json` without tokens and passwords"),

@@ -358,7 +358,11 @@ _FAMILIES = {
     "wandb": _WANDB,
     "trackio": "trackio's own variables reach it; use report_to, run_name and project",
     **dict.fromkeys(
-        ("swanlab", "use_swanlab", "use_mlflow", "mlflow", "use_comet", "comet", "use_otel", "otel"),
+        ("swanlab", "use_swanlab", "use_mlflow", "mlflow", "use_comet", "comet"),
+        "use report_to, run_name and project; a tracker's own variables reach it",
+    ),
+    **dict.fromkeys(
+        ("use_otel", "otel", "clearml", "aim", "dvclive"),
         "not offered: report_to lists the trackers; metrics.jsonl and report.html have the curves",
     ),
     **dict.fromkeys(("bnb_4bit", "bnb"), _NF4),

@@ -20,6 +20,7 @@ from kit.data.feed.ranks import Ranks
 from kit.run.answers import few_texts, unended
 from kit.run.record import METRICS_FILE, metrics_row
 from kit.run.throughput import Throughput, speed_text
+from kit.run.trackers import start_trackers, track
 from kit.secrets import redacted
 from kit.strategy.accelerator import sum_over_ranks
 from kit.train.loop_state import OF_THE_DATA
@@ -97,15 +98,8 @@ class Log:
             kept = _drop_lines_after(self.path, state.step, state.evaluated_step)
             if sys.stderr.isatty():
                 self.bar = bar("", "step", total_steps, state.step)
-        if recipe.report_to:
-            has_begun = (output_dir / "kit").exists()  # TensorBoard's folder; its settings are written only once
-            self._start_trackers()
-            for tracker in accelerator.trackers:
-                if tracker.name != "tensorboard" or not has_begun:
-                    tracker.store_init_configuration(_flat(recipe.model_dump()))
-                if tracker.name == "tensorboard":
-                    for row in kept:
-                        tracker.log(_numbers(row), step=row["step"])
+        if recipe.report_to and self.is_main:
+            start_trackers(accelerator, recipe, state.tracker_id, state.step, output_dir, kept)
 
     def step(
         self, batch: "GlobalBatch", result: "StepResult", learning_rate: float, spike: "LossSpike | None" = None
@@ -248,49 +242,18 @@ class Log:
         """Whether anything depends on ``metric_for_best_model``."""
         return self.recipe.keep_best or self.recipe.early_stopping_patience is not None
 
-    def _start_trackers(self) -> None:
-        """Start the trackers of ``report_to``, each with its project."""
-        accelerator, wanted, started = self.accelerator, self.accelerator.log_with, []
-        for tracker in wanted:
-            # TensorBoard's project is a folder in output_dir. It keeps one name, by which a resume finds it and
-            # ``overwrite_output_dir`` deletes it.
-            project = "kit" if str(tracker) == "tensorboard" else self.recipe.project
-            accelerator.log_with, accelerator.trackers = [tracker], []
-            accelerator.init_trackers(project, init_kwargs=self._tracker_options())
-            started += accelerator.trackers
-        accelerator.log_with, accelerator.trackers = wanted, started
-
-    def _tracker_options(self) -> dict[str, Any]:
-        """Options with which trackers name a run, and continue its curves after a resume."""
-        name = self.recipe.run_name
-        identifier = self.state.tracker_id
-        resumed = {"id": identifier, "resume": "allow"}
-        if name:
-            resumed["name"] = name
-        # trackio knows a run by its name only. The identifier keeps two runs of one name apart.
-        named = {"name": f"{name}-{identifier}" if name else identifier, "resume": "allow"}
-        # TensorBoard hides what was logged from `purge_step` on. The steps after the checkpoint are repeated. The
-        # evaluation of the checkpoint's own step may be repeated too. So that step is hidden as well, and __init__ logs
-        # its remaining rows again.
-        purged = {"purge_step": self.state.step}
-        return {"wandb": resumed, "trackio": named, "tensorboard": purged}
-
     def _write(self, row: dict[str, Any]) -> None:
         """Write a line of JSON, which has no NaN: such a value, as an objective's metric may have, is left out."""
         row = {key: value for key, value in row.items() if not (isinstance(value, float) and not math.isfinite(value))}
         with durable.open_to_append(self.path) as file:
             file.write(json.dumps(row) + "\n")
         if self.recipe.report_to:
-            self.accelerator.log(_numbers(row), step=int(row["step"]))
+            track(self.accelerator, row)
 
 
 def _shown(metrics: Mapping[str, Any], columns: Iterable[tuple[str, str, str]]) -> list[str]:
     """Name and value of each metric that there is. A column is a key, its name, and the format of its value."""
     return [f"{name} {metrics[key]:{digits}}" for key, name, digits in columns if key in metrics]
-
-
-def _numbers(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != "step" and isinstance(value, int | float)}
 
 
 def _drop_lines_after(path: Path, step: int, evaluated_step: int) -> list[dict[str, Any]]:
@@ -335,8 +298,3 @@ def _lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
 def _one_line(text: str) -> str:
     text = redacted(" ".join(text.split()))  # before the text is cut: half a credential would not be recognised
     return text if len(text) <= 160 else f"{text[:78]} ... {text[-78:]}"
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings as plain values; others as strings, because trackers do not take them."""
-    return {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in values.items()}

@@ -30,7 +30,7 @@ def test_every_setting_says_what_it_is_and_what_it_takes():
         ("packing", "true | false"),
         ("max_steps", "whole number from 1"),
         ("mixing", "samples | tokens"),
-        ("report_to", "list of tensorboard | wandb | trackio"),
+        ("report_to", "list of tensorboard | wandb | trackio | mlflow | swanlab | comet_ml"),
         ("warmup_steps", "whole number, or share below 1, from 0"),
         ("dataset_columns", "column=field, separated by commas, each column once"),
     ],
@@ -71,7 +71,14 @@ def test_values_for_a_template_are_json_or_string():
 
 
 def test_the_words_a_setting_allows_are_known_for_hints():
-    assert choices(Recipe.model_fields["report_to"].annotation) == ["tensorboard", "wandb", "trackio"]
+    assert choices(Recipe.model_fields["report_to"].annotation) == [
+        "tensorboard",
+        "wandb",
+        "trackio",
+        "mlflow",
+        "swanlab",
+        "comet_ml",
+    ]
     assert choices(Recipe.model_fields["seed"].annotation) == []
     assert is_optional(Recipe.model_fields["max_steps"]) and not is_optional(Recipe.model_fields["seed"])
 

@@ -22,6 +22,7 @@ UNTYPED = {
     "kit/strategy/rendezvous.py:join_group": "a port of the launcher, which another program takes",
     "kit/run/shared.py:_check_same_folder": "a disk that machines share",
     "kit/strategy/launch.py:_package_problems": "installs a package; on a Mac tests/strategy/test_launch.py types it",
+    "kit/run/trackers.py:start_trackers": "a tracker without a network: tests/run/test_trackers.py holds the flag",
     "kit/cli/chat.py:_own_flags#1": "of kit chat: tests/tools/test_chat.py types it",
     "kit/cli/chat.py:_own_flags#2": "to leave out a flag of kit chat",
     "kit/cli/chat.py:_own_flags#3": "of kit chat: the folder of a run",

@@ -23,7 +23,7 @@ _BIGGER_HERE = {
 }
 _SHAPES = choices(Recipe.model_fields["lr_scheduler_type"].annotation)
 _SHARING = ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size")
-_TRACKERS = ("tensorboard", "wandb", "trackio")
+_TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab", "comet_ml")
 
 
 def take_batch(draft: Draft, micro_batch: int, accumulation: int) -> None:
