@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.utils import cached_file
 
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
@@ -57,6 +58,8 @@ from kit.model.token_rows import add_rows
 from kit.model.trained_linear import install_shared_casts, install_trained_linear
 
 _VARLEN_NAMES = ("varlen", "flash_attention_3")  # of ``attn_implementation``
+# Of ``quant_method``: transformers needs a package of kernels to read them.
+_WITH_KERNELS_OF_ITS_OWN = {"gptq", "awq", "hqq", "aqlm", "auto-round", "eetq", "higgs", "spqr", "vptq"}
 _FINGERPRINT_BYTES = 1 << 20  # read at the beginning and at the end of each weight file
 
 
@@ -199,6 +202,8 @@ def check_model(
     if quantised := getattr(config, "quantization_config", None):
         how = quantised.get("quant_method") if isinstance(quantised, dict) else None
         found = f"a quantised checkpoint{f' ({how})' if how else ''}"
+        if how in _WITH_KERNELS_OF_ITS_OWN:
+            found += ", whose weights only kernels read that are not among the kit's libraries"
         fix = "give the model that it was made from: --method qlora quantises that"
         if original := _original_of(settings):
             fix = f"--model_name_or_path {shlex.quote(original)}, which it names; --method qlora quantises that"
@@ -232,18 +237,23 @@ def _original_of(settings: ModelSettings) -> str:
 
     It stands in its README.md as ``base_model``, or in its config as the folder that was read.
     """
-    folder = Path(os.path.expanduser(settings.model_name_or_path))
-    if not folder.is_dir():
-        return ""
+    name = os.path.expanduser(settings.model_name_or_path)
+    revision = hub_options(settings, is_checked=True)["revision"]
+
+    def read(file: str) -> str:
+        path = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
+        return read_small(path) if path else ""
+
     with suppress(OSError, ValueError, AttributeError):
-        card = re.match(r"---\n(.*?\n)---", read_small(folder / "README.md"), re.DOTALL)
+        card = re.match(r"---\n(.*?\n)---", read("README.md"), re.DOTALL)
         named = re.search(r"^base_model:\s*(?:\n?\s*-\s*)?([\w./-]+)$", card[1], re.MULTILINE) if card else None
         if named:
             return named[1]
     with suppress(OSError, ValueError, AttributeError):
-        name = json.loads(read_small(folder / "config.json")).get("_name_or_path")
-        if isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) and Path(name).name != folder.name:
-            return name
+        original = json.loads(read("config.json")).get("_name_or_path")
+        is_id = isinstance(original, str) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", original)
+        if is_id and Path(original).name != Path(name).name:
+            return str(original)
     return ""
 
 

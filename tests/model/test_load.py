@@ -121,6 +121,22 @@ def test_a_quantised_checkpoint_is_refused_with_the_model_that_it_names(recipe, 
     assert ("--model_name_or_path" in text) is bool(original)
 
 
+@pytest.mark.parametrize(("how", "needs_kernels"), [("awq", True), ("fp8", False), ("mxfp4", False)])
+def test_a_quantised_model_of_the_hub_is_refused_with_its_original_and_the_reason(
+    recipe, model_folder, changed, monkeypatch, how, needs_kernels
+):
+    folder = changed(quantization_config={"quant_method": how})
+    (folder / "README.md").write_text("---\nbase_model: org/whole\n---\n")
+    mine = recipe(folder)
+    config, meta_model = open_config(mine), build_meta_model(recipe(), open_config(recipe()))
+    monkeypatch.setattr(load, "cached_file", lambda name, file, **_: str(folder / file))
+    monkeypatch.setattr(load, "check_weight_files", lambda *_: [])
+    monkeypatch.setattr(load, "hub_options", lambda *_, **__: {"revision": "main"})
+    (problem,) = load.check_model(mine.model_copy(update={"model_name_or_path": "org/small"}), config, meta_model)
+    assert f"a quantised checkpoint ({how})" in problem.found and ("kernels" in problem.found) == needs_kernels
+    assert problem.fix.startswith("--model_name_or_path org/whole, which it names")
+
+
 def test_a_model_that_needs_a_package_names_it(recipe, changed, monkeypatch):
     def needs_timm(*_):
         raise ImportError("\nTimmWrapperModel requires the timm library but it was not found in your environment.")
