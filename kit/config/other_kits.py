@@ -51,6 +51,10 @@ _UPLOAD = "a run uploads nothing; afterwards `hf upload OWNER/NAME runs/NAME/fin
 _LOGIN = "the hub's token is never a setting: `hf auth login`, or the variable HF_TOKEN"
 _MERGE = "not a setting of a run; afterwards `kit export runs/NAME/final --output_dir merged` merges an adapter"
 _NF4 = "use method: qlora; its 4-bit weights are always NF4 with double quantisation"
+_INT8 = (
+    "not offered: bitsandbytes rounds activations to 8 bits but for columns that a whole micro-batch chooses, so "
+    "the loss would depend on what else is in it; use --method qlora, or lora"
+)
 _FROM_CONFIG = "leave it out: it is read from the model's config"
 _IN_A_RUN = "leave it out: the kit does it in every run"
 _TRAINER = "leave it out: it steers the Trainer of transformers, which is not used here"
@@ -99,7 +103,7 @@ _ANSWERS = {
     "use method: full": "full_finetuning full_finetune",
     "use method: lora": "use_peft use_lora peft",
     "use --method qlora": "load_in_4bit quantization_bit use_qlora",
-    "8-bit bases are not offered; use --method qlora": "load_in_8bit",
+    _INT8: "load_in_8bit",
     "use method: lora or qlora": "adapter adapter_type peft_type",
     "use --method full, lora or qlora": "finetuning_type train_type tuner_type training_type",
     _NF4: """

@@ -10,7 +10,8 @@ from kit.tools.convert.draft import Draft, Group, is_false, is_nothing
 # Words whose answer names another way to do something here, which a converted file does not need.
 _REASONS = {
     Group.SPEED: {
-        "the base stays in bf16: more memory": "load_in_8bit quantize_moe_experts",
+        "the base stays in bf16: more memory; with adapters, --method qlora takes less": "load_in_8bit",
+        "the base stays in bf16: more memory": "quantize_moe_experts",
         "auto takes the kernel that the model and packing can": """
             attn_implementation flash_attn flash_attention flash_attention_2 use_flash_attn use_flash_attention_2
             sdp_attention xformers_attention flex_attention eager_attention ring_attn_func attn_impl
