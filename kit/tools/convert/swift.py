@@ -128,6 +128,9 @@ def _take_data(draft: Draft) -> None:
         given = [str(each) for each in as_list(draft.take(name))]
         if any("self-cognition" in each for each in given):
             draft.drop(name, "self-cognition", Group.LEARNS, "its rows have placeholders for names")
+        if is_true(draft.given.get("streaming")) and any("#" in each for each in given):
+            draft.drop(name, ",".join(given), Group.LEARNS, "of a stream, max_steps says how many rows are read")
+            given = [each.partition("#")[0] for each in given]
         put_data(draft, ours, [_data_of(each) for each in given])
     draft.take("model_name")
     share = draft.take("split_dataset_ratio", 0)

@@ -54,6 +54,7 @@ def test_a_key_means_what_its_value_says(converted, given, name, value):
     ("given", "key"),
     [
         ({"system": "prompt.txt"}, "system"),
+        ({"streaming": True, "max_steps": 9, "split_dataset_ratio": 0, "dataset": "a/b#5"}, "dataset"),
         ({"tuner_type": "adalora"}, "tuner_type"),
         ({"loss_scale": "react"}, "loss_scale"),
         ({"dataset": "swift/self-cognition#5"}, "dataset"),
