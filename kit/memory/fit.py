@@ -127,7 +127,7 @@ def planned_workload(recipe: Recipe, topology: Topology, config: Any) -> Workloa
 
 def _not_described(settings: MethodSettings, topology: Topology, config: Any) -> str:
     """What of the run the formulas do not describe; empty if they describe all of it."""
-    found = [f"--{key}" for key in uncovered(settings)]
+    found: list[str] = []
     if topology.strategy.name == "fsdp1":
         found.append(topology.strategy.name)
     elif not topology.reshard_after_forward:
@@ -135,7 +135,8 @@ def _not_described(settings: MethodSettings, topology: Topology, config: Any) ->
     if topology.strategy.shards and settings.method == "qlora" and not topology.load_on_rank0:
         found.append("a whole model in 4 bits on each GPU while it is loaded")
     try:
-        shape_of(config.to_dict(), settings.model_name_or_path)
+        shape = shape_of(config.to_dict(), settings.model_name_or_path)
+        found += [f"--{key}" for key in uncovered(settings, shape)]
     except UserError:
         found.append(f"a model of type {config.to_dict().get('model_type')!r}")
     return ", ".join(found)

@@ -3,17 +3,19 @@
 Promises: the numbers of parameters are exact.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from kit.config.fields import matches
 
 
 @dataclass(frozen=True)
 class Linear:
     """A linear module of a decoder layer."""
 
-    name: str  # the last part of its name, as ``lora_target_modules`` takes it
+    name: str  # the last part of its name
     inputs: int
     outputs: int
     bias: bool = False
@@ -22,6 +24,11 @@ class Linear:
     def num_weights(self) -> int:
         """The number of its weights, without the bias."""
         return self.inputs * self.outputs
+
+    def full_name(self, layer: int) -> str:
+        """Its name in a model of the families that are known."""
+        block = "mlp" if self.name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj") else "self_attn"
+        return f"model.layers.{layer}.{block}.{self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +123,13 @@ class Shape:
     def adapter_parameters(self, rank: int, targets: tuple[str, ...] | None = None) -> int:
         """Parameters of the LoRA adapters of one layer. ``targets``: names of modules; None: all of them."""
         return sum(rank * (each.inputs + each.outputs) for each in self.adapted(targets))
+
+    def names_in_layers(self, targets: Sequence[str]) -> list[set[str]]:
+        """Return for each layer the ``name`` of each linear module that one of ``targets`` names."""
+        return [
+            {each.name for each in self.linears if any(matches(each.full_name(layer), target) for target in targets)}
+            for layer in range(self.num_layers)
+        ]
 
     def adapted(self, targets: tuple[str, ...] | None) -> Iterator[Linear]:
         """The linear modules of a layer that ``targets`` names; None: all."""

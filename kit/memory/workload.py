@@ -6,6 +6,7 @@ Plain numbers, so that thousands of them can be tried in a second.
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from kit.config.fields import matches
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.objective import DECLARED, Declared, ObjectiveName
@@ -71,7 +72,9 @@ class Workload:
         num_replicas: int = 1,
     ) -> "Workload":
         """Return what ``recipe`` would run. Unlike in a run, the micro-batch need not divide the global batch."""
-        targets = None if recipe.lora_target_modules == "all-linear" else tuple(recipe.lora_target_modules)
+        targets = None
+        if recipe.lora_target_modules != "all-linear":
+            targets = tuple(shape.names_in_layers(recipe.lora_target_modules)[0])
         return cls(
             shape=shape,
             method=recipe.method,
@@ -206,7 +209,14 @@ class Workload:
         return self.shape.num_parameters if self.method == "full" else self.adapter_parameters
 
 
-def uncovered(settings: MethodSettings) -> list[str]:
+def uncovered(settings: MethodSettings, shape: Shape) -> list[str]:
     """Return the settings that are given and change memory in a way that no formula of this package describes."""
     keys = "use_dora lora_modules_to_save trainable_tokens new_tokens freeze train_only adapter_name_or_path".split()
-    return [key for key in keys if getattr(settings, key)]
+    found = [key for key in keys if getattr(settings, key)]
+    targets = settings.lora_target_modules
+    if settings.method != "full" and targets != "all-linear":
+        first, *others = shape.names_in_layers(targets)
+        tables = [name for name in ("model.embed_tokens", "lm_head") if any(matches(name, each) for each in targets)]
+        if not first or tables or any(layer != first for layer in others):
+            found.append("lora_target_modules")
+    return found

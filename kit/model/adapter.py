@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from kit.config.fields import is_expression, matches
 from kit.config.settings.method import MethodSettings
 from kit.durable import read_small
-from kit.errors import Problem, UserError, did_you_mean, first_line
+from kit.errors import Problem, UserError, did_you_mean, first_line, listed
 from kit.model.freeze import freeze
 from kit.model.locate import ADAPTER_FILES, commit_of, open_adapter
-from kit.model.patterns import check_patterns
-from kit.model.targets import all_linear_targets, last_part, lost_on_reload, matches, split_targets
+from kit.model.patterns import check_patterns, take_without_end
+from kit.model.targets import all_linear_targets, full_names, last_part, lost_on_reload, split_targets
 from kit.model.token_rows import check_rows_and_modules, num_rows, rows_and_modules_options
 
 _FIELD = "adapter_name_or_path"
@@ -82,6 +83,8 @@ def _new_adapter(model: Any, settings: MethodSettings) -> Any:
         modules = all_linear_targets(model)
     else:
         modules, parameters = split_targets(model, list(settings.lora_target_modules))
+        modules = full_names(modules, [name for name, _ in model.named_modules()])
+        parameters = full_names(parameters, [name for name, _ in model.named_parameters()])
     config = LoraConfig(
         task_type="CAUSAL_LM",
         # The commit of a hub id; without it peft would open what the branch has become.
@@ -210,18 +213,25 @@ def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) 
 
 def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     problems = []
-    linear = {last_part(name) for name, module in meta_model.named_modules() if isinstance(module, torch.nn.Linear)}
-    expected = f"all-linear, or some of {', '.join(sorted(linear))}"
+    modules = dict(meta_model.named_modules())
+    linear = {last_part(name) for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
+    expected = f"all-linear, some of {', '.join(sorted(linear))}, or a regular expression"
     if settings.lora_target_modules != "all-linear":
+        expressions = [target for target in settings.lora_target_modules if is_expression(target)]
+        if expressions and take_without_end(expressions, [*modules, *dict(meta_model.named_parameters())]):
+            found = f"matching {listed(expressions)} with the names of {len(modules)} modules takes without end"
+            return [Problem("lora_target_modules", found, "names, or an expression without nested repetitions")]
         lost = lost_on_reload(meta_model)
         for target in split_targets(meta_model, list(settings.lora_target_modules))[0]:
-            targeted = [module for name, module in meta_model.named_modules() if matches(name, target)]
+            targeted = [module for name, module in modules.items() if matches(name, target)]
             lost_here = [name for name in lost if matches(name, target)]
             if not targeted:
                 found = f"no module {target!r}"
                 problems.append(Problem("lora_target_modules", found, expected, did_you_mean(target, linear)))
             elif _takes_no_adapter(settings, meta_model, target, targeted):
-                found = f"{target!r} is a {type(targeted[0]).__name__}, which takes no adapter"
+                other = next(module for module in targeted if not isinstance(module, torch.nn.Linear))
+                verb = "also matches" if is_expression(target) else "is"
+                found = f"{target!r} {verb} a {type(other).__name__}, which takes no adapter"
                 problems.append(Problem("lora_target_modules", found, expected))
             elif lost_here:
                 found = f"{target!r} is also {lost_here[0]}, whose saved adapter peft would not find again"

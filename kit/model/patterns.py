@@ -44,18 +44,27 @@ def check_patterns(config: dict[str, Any], path: Path, names: list[str]) -> list
     copies = config.get("layer_replication")
     if copies and (not isinstance(copies, list) or len(copies) > MAX_LAYERS):
         return [Problem(f"{path} layer_replication", "too many layers", f"at most {MAX_LAYERS} ranges")]
-    patterns = [pattern for pattern in _patterns(config) if any(char in pattern for char in "*+?{")]
-    if not patterns:
-        return []
-    # -I: no variable of the environment and no file in the working folder has an effect on the process.
-    command = [sys.executable, "-I", "-S", "-c", _TRY, str(CPU_SECONDS)]
-    forms = [form.replace("{}", pattern) for pattern in patterns for form in _FORMS]
-    done = subprocess.run(command, input=json.dumps([forms, names]), capture_output=True, text=True, check=False)
-    if done.returncode >= 0:  # peft reports patterns that are none
+    patterns = [pattern for pattern in _patterns(config) if _repeats(pattern)]
+    if not take_without_end([form.replace("{}", pattern) for pattern in patterns for form in _FORMS], names):
         return []
     shown = listed([repr(pattern[:80]) for pattern in patterns])
     found = f"matching {shown} with the names of {len(names)} modules takes more than {CPU_SECONDS} seconds"
     return [Problem(str(path), found, "names of modules, or a pattern without nested repetitions")]
+
+
+def take_without_end(patterns: list[str], names: list[str]) -> bool:
+    """Return whether it takes more than ``CPU_SECONDS`` to match ``patterns`` with ``names``."""
+    repeating = [pattern for pattern in patterns if _repeats(pattern)]
+    if not repeating:
+        return False
+    # -I: no variable of the environment and no file in the working folder has an effect on the process.
+    command = [sys.executable, "-I", "-S", "-c", _TRY, str(CPU_SECONDS)]
+    done = subprocess.run(command, input=json.dumps([repeating, names]), capture_output=True, text=True, check=False)
+    return done.returncode < 0  # peft reports patterns that are none
+
+
+def _repeats(pattern: str) -> bool:
+    return any(char in pattern for char in "*+?{")
 
 
 def _patterns(config: dict[str, Any]) -> Iterator[str]:

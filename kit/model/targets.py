@@ -11,6 +11,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, g
 from transformers.core_model_loading import WeightRenaming, apply_renamings
 from transformers.pytorch_utils import Conv1D
 
+from kit.config.fields import is_expression, matches
 from kit.model.reach import trace, unreached_parts
 
 # Names of modules that choose experts: an adapter on them would change which expert a token reaches.
@@ -119,13 +120,19 @@ def split_targets(model: Any, targets: list[str]) -> tuple[list[str], list[str]]
     return of_modules, of_parameters
 
 
+def full_names(targets: list[str], names: list[str]) -> list[str]:
+    """Return ``targets`` with those of ``names`` that an expression matches in its place.
+
+    So a saved adapter lists what was adapted, and whoever opens it needs no expression.
+    """
+    found: list[str] = []
+    for target in targets:
+        found += [name for name in names if matches(name, target)] if is_expression(target) else [target]
+    return list(dict.fromkeys(found))
+
+
 def _matches_any(target: str, names: list[str]) -> bool:
     return any(matches(name, target) for name in names)
-
-
-def matches(name: str, target: str) -> bool:
-    """Return whether ``target`` names a module, as peft reads it: its full name, or what its name ends with."""
-    return name == target or name.endswith(f".{target}")
 
 
 def fused_experts(model: Any) -> list[str]:

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
+from kit.config.fields import matches
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
 from kit.model.locate import ADAPTER_FILES, open_adapter
-from kit.model.targets import last_part, matches
+from kit.model.targets import last_part
 from kit.model.tokenizer import ids_of, open_tokenizer
 
 _NUM_NAMED = 8  # new tokens that are named to the user

@@ -1,5 +1,8 @@
 """The schema on its own: the flags that are promised, what follows from other settings, and JSON there and back."""
 
+import pytest
+from pydantic import ValidationError
+
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
 
@@ -28,6 +31,12 @@ def test_a_recipe_survives_the_journey_through_json():
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
     assert recipe.dataset_columns == {"q": "prompt", "a": "completion"}
     assert recipe.lora_target_modules == ["q_proj", "v_proj"]
+    # An expression is one, with its commas.
+    assert Recipe(**REQUIRED, lora_target_modules=r".*\.\d{1,2}\.q_proj").lora_target_modules == [
+        r".*\.\d{1,2}\.q_proj"
+    ]
+    with pytest.raises(ValidationError):
+        Recipe(**REQUIRED, lora_target_modules=".*(q_proj")
 
 
 def test_several_data_sets_are_named_from_a_flag_or_a_recipe_and_take_the_recipes_settings(tmp_path):

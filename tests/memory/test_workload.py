@@ -84,6 +84,30 @@ def test_the_reference_of_an_adapter_that_is_trained_on_is_computed_before_the_f
 
 def test_settings_that_no_formula_describes_are_named():
     recipe = load_recipe("llama-8b-lora")
-    assert uncovered(recipe) == []
+    shape = find_shape("llama-8b")
+    assert uncovered(recipe, shape) == []
     changed = recipe.model_copy(update={"use_dora": True, "new_tokens": ["<a>"]})
-    assert uncovered(changed) == ["use_dora", "new_tokens"]
+    assert uncovered(changed, shape) == ["use_dora", "new_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "names"),
+    [
+        (["q_proj", "mlp.up_proj"], {"q_proj", "up_proj"}),
+        ([r".*\.(mlp|self_attn)\.(up|q)_proj"], {"q_proj", "up_proj"}),
+        ([r"model\.layers\.\d+\.mlp\..*"], {"gate_proj", "up_proj", "down_proj"}),
+        ([r".*\.layers\.[02]\.mlp\.up_proj"], None),
+        (["model.layers.3.mlp.up_proj"], None),
+        (["q_proj", "lm_head"], None),
+        (["no_such"], None),
+    ],
+)
+def test_targets_are_planned_if_they_are_the_same_in_every_layer(targets, names):
+    """And are named as what no formula describes otherwise."""
+    recipe = load_recipe("llama-8b-lora").model_copy(update={"lora_target_modules": targets})
+    shape = find_shape("llama-8b")
+    if names is None:
+        assert uncovered(recipe, shape) == ["lora_target_modules"]
+    else:
+        assert uncovered(recipe, shape) == []
+        assert set(Workload.of(recipe, shape).lora_targets) == names

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from model_helpers import BF16, FP32, build, problems
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from benchmarks.tiny_families import tiny_config
@@ -79,6 +80,33 @@ def test_a_mistyped_target_module_gets_a_hint(recipe):
     assert "no module 'nothing_like_it'" in text and "down_proj" in text
     assert "'v_proj'" not in text
     assert problems(recipe(method="full", lora_target_modules="q_porj")) == ""  # not looked at
+
+
+EXPRESSION = r"model\.layers\.[02]\.(self_attn\.[qk]|mlp\.up)_proj"
+
+
+def test_an_expression_names_modules_as_peft_reads_it_and_the_saved_adapter_lists_them(recipe):
+    mine = recipe(lora_target_modules=EXPRESSION)
+    base = build_meta_model(mine, open_config(mine))
+    peft_own = get_peft_model(build_meta_model(mine, open_config(mine)), LoraConfig(target_modules=EXPRESSION))
+    adapted = attach_adapter(base, mine)
+    names = {name for name, module in adapted.named_modules() if hasattr(module, "lora_A")}
+    assert names == {name for name, module in peft_own.named_modules() if hasattr(module, "lora_A")}
+    assert len(names) == 2 * 3
+    assert "model.layers.2.mlp.up_proj" in adapted.peft_config["default"].target_modules
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("(q|v)_proj", "no module '(q|v)_proj'"),  # it must match the whole name
+        (r".*\.[02]\.self_attn.*", "also matches a LlamaAttention, which takes no adapter"),
+        (r"(.*)*(.*)*(.*)*!", "takes without end"),
+    ],
+)
+def test_an_expression_that_cannot_be_used_is_refused(recipe, monkeypatch, expression, message):
+    monkeypatch.setattr("kit.model.patterns.CPU_SECONDS", 1)
+    assert message in problems(recipe(lora_target_modules=expression))
 
 
 def test_a_target_that_takes_no_adapter_is_refused_by_name(recipe):

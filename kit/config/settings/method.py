@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from kit.config.fields import STRICT, TOKENS, comma_separated, module_names, option, token_list
+from kit.config.fields import STRICT, TARGETS, TOKENS, comma_separated, module_names, option, token_list
 from kit.config.settings.model import ModelSettings
 
 _identity = partial(option, "Method", identity=True)
@@ -28,7 +28,11 @@ class MethodSettings(ModelSettings):
     lora_dropout: float = _identity(0.0, "dropout before the adapters", "probability", ge=0, lt=1)
     lora_target_modules: Annotated[
         Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], BeforeValidator(module_names)
-    ] = _identity("all-linear", "all-linear (all but the head), or module names separated by commas")
+    ] = _identity(
+        "all-linear",
+        "all-linear (all but the head), module names separated by commas, or a regular expression of full names",
+        expected=TARGETS,
+    )
     lora_modules_to_save: Annotated[list[str] | None, BeforeValidator(comma_separated)] = _identity(
         None, "modules that train whole beside the adapters, separated by commas: lm_head,embed_tokens"
     )

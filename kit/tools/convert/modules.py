@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from kit.config.fields import is_expression
 from kit.tools.convert.draft import Draft, Group, as_list
 
 _LAYERS = r"\[\\d\]\+|\\d\+|\[0-9\]\+|\.\*"
@@ -13,17 +14,17 @@ def put_targets(draft: Draft, given: Any, key: str = "lora_target_modules") -> N
     if given in ("all", "all-linear", ["all"], ["all-linear"], ["ALL"]):
         draft.put("lora_target_modules", "all-linear")
         return
-    names = as_list(given) if not isinstance(given, str) or not re.search(r"[\\\[\]()|*+^$]", given) else None
-    if isinstance(given, str) and names is None:
-        names = _names_in_each_layer(given)
-        if names:
+    if isinstance(given, str) and is_expression(given):
+        if names := _names_in_each_layer(given):  # also in a text model, whose layers have other full names
             draft.put("lora_target_modules", names, "in every layer, as the expression says")
-            return
-        draft.drop(key, given, Group.LEARNS, "names of modules only; with --drop, all-linear")
-    elif names and not any(re.search(r"[\\\[\]()|*+^$]", str(name)) for name in names):
+        else:
+            draft.put("lora_target_modules", given)
+        return
+    names = as_list(given)
+    if names and not any(is_expression(str(name)) for name in names):
         draft.put("lora_target_modules", names)
     else:
-        draft.drop(key, given, Group.LEARNS, "names of modules only; with --drop, all-linear")
+        draft.drop(key, given, Group.LEARNS, "in a list, peft reads names; an expression is a string by itself")
 
 
 def _names_in_each_layer(expression: str) -> list[str]:

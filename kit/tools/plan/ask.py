@@ -255,7 +255,7 @@ def _question(
         problems.append(Problem("max_length", found, fix=f"--max_length {shape.max_positions}"))
     if recipe.adapter_name_or_path:
         recipe = _with_adapter(recipe)
-    problems += _uncovered(recipe)
+    problems += _uncovered(recipe, shape)
     if num_gpus and recipe.global_batch_size % (num_gpus * recipe.micro_batch_size):
         gpus = f"{num_gpus} GPU{'s' if num_gpus > 1 else ''}"
         found = f"{recipe.global_batch_size}, of micro-batches of {recipe.micro_batch_size} on {gpus}"
@@ -268,10 +268,10 @@ def _question(
     return Question(recipe=recipe, recipe_name=file, shape=shape, only=config, typed=typed)
 
 
-def _uncovered(settings: MethodSettings) -> list[Problem]:
+def _uncovered(settings: MethodSettings, shape: Shape) -> list[Problem]:
     """A problem for each setting that changes memory in a way that no formula here describes."""
     fix = "leave it out here, and add what it takes"
-    unknown = [key for key in uncovered(settings) if key != "adapter_name_or_path"]
+    unknown = [key for key in uncovered(settings, shape) if key != "adapter_name_or_path"]
     return [Problem(key, "the formulas do not know what it takes", fix=fix) for key in unknown]
 
 

@@ -79,6 +79,8 @@ def test_what_axolotl_does_without_being_told_is_written_out(converted):
         ({"cosine_min_lr_ratio": 0.1}, "min_lr_rate", 0.1),
         ({"cosine_min_lr_ratio": 1.0, "cosine_constant_lr_ratio": 0}, "lr_scheduler_type", "constant_with_warmup"),
         ({"tokens": {"pad_token": "<pad>"}}, "new_tokens", None),
+        ({"lora_target_linear": None, "lora_target_modules": r".*\.layers\.[13]\.self_attn\.q_proj"},
+         "lora_target_modules", [r".*\.layers\.[13]\.self_attn\.q_proj"]),
         ({"tokens": ["<a>"]}, "new_tokens", ["<a>"]),
         ({"batch_size": 8, "gradient_accumulation_steps": None}, "global_batch_size", 8),
         ({"lora_model_dir": "mine", "new_tokens": None}, "adapter_name_or_path", "mine"),
@@ -99,7 +101,6 @@ def test_a_key_means_what_its_value_says(converted, given, name, value):
         ({"datasets": [CHAT | {"train_on_eos": "last"}]}, "datasets[0].train_on_eos"),
         ({"datasets": [{"path": "a.jsonl", "type": "alpaca:phi"}], "chat_template": None}, "datasets.type"),
         ({"a_key_of_tomorrow": 3}, "a_key_of_tomorrow"),
-        ({"lora_target_linear": None, "lora_target_modules": r"layers\.[13]\.q_proj"}, "lora_target_modules"),
     ],
 )
 def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(converted, given, key):

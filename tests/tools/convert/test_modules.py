@@ -1,4 +1,4 @@
-"""Lists and simple expressions of modules become names; what says more is refused."""
+"""Lists and simple expressions of modules become names; what says more stays an expression."""
 
 import pytest
 
@@ -15,8 +15,8 @@ from kit.tools.convert.modules import put_patterns, put_targets
         (["self_attn.q_proj"], ["self_attn.q_proj"]),
         (r"model.layers.[\d]+.(mlp|self_attn).(up|q)_proj", ["up_proj", "q_proj"]),
         (r"^model\.layers\.\d+\.mlp\.down_proj$", ["down_proj"]),
-        (r"model\.layers\.[0-4]\.mlp\.down_proj", None),
-        (r"layers\.\d+\.mlp\.(?!gate)\w+", None),
+        (r"model\.layers\.[0-4]\.mlp\.down_proj", r"model\.layers\.[0-4]\.mlp\.down_proj"),
+        (r".*\.layers\.\d+\.mlp\.(?!gate)\w+", r".*\.layers\.\d+\.mlp\.(?!gate)\w+"),
         ([r"q_proj|v_proj"], None),
     ],
 )
