@@ -144,9 +144,9 @@ ROWS = [
     Row("advice after memory ran out", "memory/shortage memory/advice", "what filled the memory, and which flags help"),
     Row(
         "one declaration for each setting",
-        "config/fields config/recipe config/settings config/recipe_file config/command_line config/validation "
-        "config/dataset_entry config/prompt_format config/launch_flags config/json_schema config/conflicts "
-        "config/optimisers",
+        "config/fields config/expressions config/recipe config/settings config/recipe_file config/command_line "
+        "config/validation config/dataset_entry config/prompt_format config/launch_flags config/json_schema "
+        "config/conflicts config/optimisers",
         "YAML keys and flags, with `file:line` of each mistake, all at once; completion in editors",
     ),
     Row(

@@ -261,6 +261,10 @@ def _conflicts_of_method(settings: MethodSettings) -> list[Conflict]:
             found = "given with adapter_name_or_path: what that adapter trains is kept"
             fix = "leave it out; or leave out --adapter_name_or_path, and start from the adapter merged into its base"
             conflicts.append(Conflict((name, "adapter_name_or_path"), found, fix))
+    if settings.init_lora_weights == "orthogonal" and settings.lora_r % 2 and settings.method != "full":
+        found = f"orthogonal with lora_r {settings.lora_r}, which is odd: half of the rank is orthogonal to the other"
+        fix = f"--lora_r {settings.lora_r + 1}; or --init_lora_weights default"
+        conflicts.append(Conflict(("init_lora_weights", "lora_r"), found, fix))
     if settings.use_dora and settings.method == "qlora":
         fix = "--method lora; or --use_dora false"
         conflicts.append(Conflict(("use_dora", "method"), "given with method qlora", fix))
@@ -300,7 +304,10 @@ _NEEDS = {
     "run_name": ("report_to", "report_to"),
     "project": ("report_to", "report_to"),
 }
-_OF_ADAPTERS = "lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save use_rslora use_dora".split()
+_OF_ADAPTERS = """
+lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save init_lora_weights use_rslora use_dora
+loraplus_lr_ratio
+""".split()
 
 
 def describe_unused(recipe: Recipe, trains: bool = True) -> list[str]:
@@ -311,6 +318,14 @@ def describe_unused(recipe: Recipe, trains: bool = True) -> list[str]:
     needs = dict(_NEEDS)
     if trains and recipe.method == "full":
         needs |= dict.fromkeys(_OF_ADAPTERS, ("", "method lora or qlora"))
+    elif (
+        trains
+        and recipe.lora_target_modules == "all-linear"
+        and not any(
+            (recipe.lora_modules_to_save, recipe.trainable_tokens, recipe.new_tokens, recipe.adapter_name_or_path)
+        )
+    ):
+        needs["embedding_learning_rate"] = ("", "lora_modules_to_save, trainable_tokens or new_tokens")
     if recipe.precomputes_reference:  # in batches of that size
         del needs["per_device_eval_batch_size"]
     defaults = type(recipe).model_fields

@@ -12,6 +12,7 @@ from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.config.fields import choices
 from kit.config.optimisers import optimiser_of_other_kits
 from kit.config.other_kits import objective_of_other_kits
+from kit.config.other_words import INITIALISATIONS, TUNERS
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, Recipe
 from kit.durable import read_small
 from kit.errors import Problem, did_you_mean
@@ -66,7 +67,11 @@ def hint_for_value(name: str, value: str) -> str:
         return _other_flag(value, name, {"objective": OBJECTIVES}) or objective_of_other_kits(value)
     if name == "optim":
         return optimiser_of_other_kits(value)
-    return _other_flag(value, name, {"objective": OBJECTIVES}) if name == "method" else ""
+    if name == "init_lora_weights":
+        return INITIALISATIONS.get(re.sub(r"_niter_.*", "", value.strip().lower()), "")
+    if name != "method":
+        return ""
+    return _other_flag(value, name, {"objective": OBJECTIVES}) or TUNERS.get(value.strip().lower(), "")
 
 
 def other_kind(values: Mapping[str, Any], flag: str, path: Path) -> Problem | None:

@@ -116,12 +116,15 @@ _ANSWERS = {
         target_parameters""",
     "use lora_target_modules: all-linear, the default": "lora_target_linear target_all_linear",
     "use lora_modules_to_save": "modules_to_save additional_target",
+    "use init_lora_weights": "peft_init_lora_weights init_weights lora_init",
+    "use loraplus_lr_ratio": "lorap_lr_ratio",
+    "use embedding_learning_rate": "embedding_lr loraplus_lr_embedding lorap_emb_lr",
     "use use_rslora": "peft_use_rslora rslora",
     "use use_dora": "peft_use_dora dora",
     ADAPTERS: """
-        loftq_config loftq_bits init_lora_weights peft_init_lora_weights lora_bias lora_task_type task_type bias
+        loftq_config loftq_bits lora_bias lora_task_type task_type bias
         lora_fan_in_fan_out relora_steps module_dropout layers_to_transform peft_layers_to_transform layers_pattern
-        loraplus_lr_ratio loraplus_lr_embedding use_vera use_oft lora_alpha_pattern lora_rank_pattern""",
+        use_vera use_oft lora_alpha_pattern lora_rank_pattern""",
     "use train_only": """
         unfrozen_parameters freeze_trainable_modules freeze_trainable_layers freeze_extra_modules
         trainable_parameters""",
@@ -213,7 +216,7 @@ _ANSWERS = {
     OPTIMISERS: """
         optim_args optim_target_modules use_galore use_apollo use_badam
         use_adam_mini adam_beta3
-        dion_lr dion_momentum embedding_lr embedding_learning_rate lr_groups lr_quadratic_warmup""",
+        dion_lr dion_momentum lr_groups lr_quadratic_warmup""",
     "use neftune_noise_alpha": "neft_alpha noisy_embedding_alpha neftune_alpha noise_alpha",
     "use objective: eaft": "eaft use_eaft_loss use_eaft",
     "leave it out: objective eaft looks at the 20 most probable tokens": "eaft_k",

@@ -10,6 +10,28 @@ REWARDS = (
 )
 DISTILLATION = "not offered: nothing is learned from the probabilities of another model"
 ADAPTERS = "not offered: adapters are LoRA, also with use_rslora or use_dora"
+_CHANGES_BASE = (
+    "changes the base too, so its adapter is none of the model that it began with; make both with peft, and give them "
+    "as model_name_or_path and adapter_name_or_path: docs/models.md#initial-values-that-change-the-base"
+)
+_NEEDS_DATA = "not offered: needs passes over data before the adapters exist; use --init_lora_weights default"
+# What peft knows and this kit does not, with the reason.
+INITIALISATIONS = {
+    "pissa": f"not offered: {_CHANGES_BASE}",
+    "olora": f"not offered: {_CHANGES_BASE}",
+    "mica": "not offered: only a part of its adapter trains; use --init_lora_weights default",
+    "corda": _NEEDS_DATA,
+    "eva": _NEEDS_DATA,
+    "lora_ga": _NEEDS_DATA,
+    "loftq": "not offered: peft's needs a CUDA device and scipy, and a 4-bit base of its own; use --method qlora",
+}
+TUNERS = {
+    **dict.fromkeys(
+        "oft boft vera loha lokr ia3 hra fourierft vblora bone shira randlora c3a road".split(),
+        "not offered: not shown to be exact when sharded, in 4 bits and after a resume; use --method lora",
+    ),
+    "adalora": "not offered: its ranks follow a schedule and its loss has a regulariser of its own; use --method lora",
+}
 KERNELS = "not offered: layers run as transformers has them; the loss is computed in chunks, without all logits at once"
 OPTIMISERS = "not offered: optim lists the optimisers; adamw_8bit takes the least memory"
 OFFLOADING = "not offered: use gradient_checkpointing, or --config fsdp_offload"
@@ -44,7 +66,7 @@ WORDS = {
         adalora_orth_reg_weight adapter_act adapter_length boft_dropout boft_block_size boft_block_num
         boft_n_butterfly_factor fourier_n_frequency fourier_scaling reft_args reft_rank reft_layers reft_layer_key
         reft_intervention_type llamapro_num_new_blocks llamapro_num_groups lora_ga_batch_size lora_ga_iters
-        lora_ga_max_length lora_ga_direction lora_ga_scale lora_ga_stable_gamma lorap_lr_ratio init_weights lora_dtype
+        lora_ga_max_length lora_ga_direction lora_ga_scale lora_ga_stable_gamma lora_dtype
         use_swift_lora target_regex lisa_activated_layers lisa_n_layers lisa_step_interval lisa_layers_attribute
         jagged_restart_steps jagged_restart_warmup_steps jagged_restart_anneal_steps vit_lr aligner_lr
         embedding_lr_scale peft_layer_replication peft_autocast_adapter_dtype""",

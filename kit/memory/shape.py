@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from kit.config.fields import matches
+from kit.config.expressions import matches
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Plain numbers, so that thousands of them can be tried in a second.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kit.config.fields import matches
+from kit.config.expressions import matches
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.objective import DECLARED, Declared, ObjectiveName

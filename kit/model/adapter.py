@@ -13,17 +13,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from kit.config.fields import is_expression, matches
+from kit.config.expressions import TARGETS, is_expression, matches, take_without_end
 from kit.config.settings.method import MethodSettings
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, first_line, listed
 from kit.model.freeze import freeze
 from kit.model.locate import ADAPTER_FILES, commit_of, open_adapter
-from kit.model.patterns import check_patterns, take_without_end
+from kit.model.patterns import check_patterns
 from kit.model.targets import all_linear_targets, full_names, last_part, lost_on_reload, split_targets
 from kit.model.token_rows import check_rows_and_modules, num_rows, rows_and_modules_options
 
 _FIELD = "adapter_name_or_path"
+_CHANGING_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq", "mica")  # init_lora_weights of a saved adapter
 
 
 def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch.nn.Module:
@@ -94,6 +95,7 @@ def _new_adapter(model: Any, settings: MethodSettings) -> Any:
         lora_dropout=settings.lora_dropout,
         target_modules=modules,
         target_parameters=parameters or None,
+        init_lora_weights=True if settings.init_lora_weights == "default" else settings.init_lora_weights,
         use_rslora=settings.use_rslora,
         use_dora=settings.use_dora,
         **rows_and_modules_options(model, settings),
@@ -135,7 +137,9 @@ def check_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Check whether the adapters of ``settings``, new or from files, fit the model. Does not change ``meta_model``."""
     if settings.adapter_name_or_path:
         return _check_saved_adapter(settings, meta_model)
-    return _check_targets(settings, meta_model) + check_rows_and_modules(settings, meta_model)
+    return _check_expressions(settings, meta_model) or (
+        _check_targets(settings, meta_model) + check_rows_and_modules(settings, meta_model)
+    )
 
 
 def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
@@ -154,6 +158,7 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Prob
         base = config.base_model_name_or_path
         kind = config.peft_type.value
         use_dora = getattr(config, "use_dora", False)
+        initialisation = str(getattr(config, "init_lora_weights", True)).lower()
         # Not needed for a check of shapes: some initial values need the base's weights, and the base may have moved.
         config.init_lora_weights = False
         config.base_model_name_or_path = None
@@ -166,6 +171,10 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Prob
     if last_id >= num_rows(meta_model):
         found = f"{folder} trained the token of id {last_id}, this model has {num_rows(meta_model)} rows"
         return [Problem(_FIELD, found, "its tokenizer beside it", _base_flag(base))]
+    if initialisation.startswith(_CHANGING_BASES):
+        found = f"{folder} has init_lora_weights {initialisation}, by which peft changes the base whenever it is opened"
+        fix = "peft's save_pretrained(..., path_initial_model_for_weight_conversion=...) makes an ordinary LoRA of it"
+        return [Problem(_FIELD, found, fix=fix)]
     if use_dora and settings.method == "qlora":
         found = f"{folder} was made with use_dora, given with method qlora"
         return [Problem(_FIELD, found, fix="use --method lora")]
@@ -211,16 +220,23 @@ def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) 
     return [Problem(_FIELD, found, str(expected.get(name, "absent")), _base_flag(base))]
 
 
+def _check_expressions(settings: MethodSettings, meta_model: Any) -> list[Problem]:
+    """Check that regular expressions can be matched with the names in the model. Nothing else may match them before."""
+    targets = settings.lora_target_modules
+    expressions = [] if targets == "all-linear" else [target for target in targets if is_expression(target)]
+    names = [name for name, _ in [*meta_model.named_modules(), *meta_model.named_parameters()]]
+    if not expressions or not take_without_end(expressions, names):
+        return []
+    found = f"matching {listed(expressions)} with {len(names)} names takes without end"
+    return [Problem("lora_target_modules", found, TARGETS)]
+
+
 def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     problems = []
     modules = dict(meta_model.named_modules())
     linear = {last_part(name) for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
     expected = f"all-linear, some of {', '.join(sorted(linear))}, or a regular expression"
     if settings.lora_target_modules != "all-linear":
-        expressions = [target for target in settings.lora_target_modules if is_expression(target)]
-        if expressions and take_without_end(expressions, [*modules, *dict(meta_model.named_parameters())]):
-            found = f"matching {listed(expressions)} with the names of {len(modules)} modules takes without end"
-            return [Problem("lora_target_modules", found, "names, or an expression without nested repetitions")]
         lost = lost_on_reload(meta_model)
         for target in split_targets(meta_model, list(settings.lora_target_modules))[0]:
             targeted = [module for name, module in modules.items() if matches(name, target)]

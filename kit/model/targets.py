@@ -11,7 +11,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, g
 from transformers.core_model_loading import WeightRenaming, apply_renamings
 from transformers.pytorch_utils import Conv1D
 
-from kit.config.fields import is_expression, matches
+from kit.config.expressions import is_expression, matches
 from kit.model.reach import trace, unreached_parts
 
 # Names of modules that choose experts: an adapter on them would change which expert a token reaches.

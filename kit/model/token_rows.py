@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from kit.config.fields import matches
+from kit.config.expressions import matches
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.durable import read_small

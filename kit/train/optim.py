@@ -41,16 +41,22 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimiser of the trainable weights. Weights of one dimension (norms, biases) get no weight decay.
 
+    With ``loraplus_lr_ratio`` matrices B learn so many times as fast (LoRA+, Hayou et al. 2024,
+    https://arxiv.org/abs/2402.12354), and with them DoRA's vectors, as in peft. ``embedding_learning_rate`` is the rate
+    of all that trains of embedding and head, also of their adapters.
+
     Args:
         peak_learning_rate: the rate of a group that names no ``lr``; see ``keep_rate_factors`` for one that does.
         seed: of an optimiser that draws random bits.
     """
-    trainable = [p for p in model.parameters() if p.requires_grad]
+    rates = _rates(model, settings, peak_learning_rate)
+    by_group: dict[tuple[bool, float], list[torch.nn.Parameter]] = {}
+    for parameter, rate in rates.items():
+        by_group.setdefault((parameter.ndim <= 1, rate), []).append(parameter)
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in trainable if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": by_group[is_vector, rate], "weight_decay": 0.0 if is_vector else settings.weight_decay, "lr": rate}
+        for is_vector, rate in sorted(by_group)
     ]
-    groups = [group for group in groups if group["params"]]
     betas = (settings.adam_beta1, settings.adam_beta2)
     epsilon = settings.adam_epsilon
     if settings.optim.startswith("adamw_torch"):
@@ -61,7 +67,11 @@ def build_optimizer(
         return AdamWBF16(groups, seed=seed, lr=peak_learning_rate, betas=betas, eps=epsilon)
     if settings.optim == "muon":
         matrices = layer_matrices(model)
-        muon = Muon(matrices, lr=peak_learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw")
+        by_rate: dict[float, list[torch.nn.Parameter]] = {}
+        for parameter in matrices:
+            by_rate.setdefault(rates[parameter], []).append(parameter)
+        of_rates = [{"params": parameters, "lr": rate} for rate, parameters in by_rate.items()]
+        muon = Muon(of_rates, lr=peak_learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw")
         ids = {id(p) for p in matrices}
         rest = [group | {"params": [p for p in group["params"] if id(p) not in ids]} for group in groups]
         rest = [group for group in rest if group["params"]]
@@ -71,6 +81,23 @@ def build_optimizer(
     name = OPTIMISERS[settings.optim].bitsandbytes
     options = {} if name.startswith("Lion") else {"eps": epsilon}
     return getattr(bitsandbytes.optim, name)(groups, lr=peak_learning_rate, betas=betas, **options)
+
+
+def _rates(model: Any, settings: "OptimSettings", peak_learning_rate: float) -> dict[torch.nn.Parameter, float]:
+    """The peak rate of each trainable weight."""
+    ratio = settings.loraplus_lr_ratio or 1.0
+    rates = {
+        parameter: peak_learning_rate * (ratio if "lora_B" in name or "lora_magnitude_vector" in name else 1.0)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    if settings.embedding_learning_rate:
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        for table in (base.get_input_embeddings(), base.get_output_embeddings()):
+            for parameter in table.parameters() if table is not None else ():
+                if parameter.requires_grad:
+                    rates[parameter] = settings.embedding_learning_rate
+    return rates
 
 
 def can_skip(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:

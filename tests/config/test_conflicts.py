@@ -17,6 +17,7 @@ REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
         ({"predict_with_generate": True}, {"predict_with_generate"}),
         ({"method": "full", "adapter_name_or_path": "a"}, {"adapter_name_or_path"}),
         ({"method": "qlora", "use_dora": True}, {"use_dora"}),
+        ({"init_lora_weights": "orthogonal", "lora_r": 3}, {"init_lora_weights"}),
         ({"eval_steps": 5, "use_dora": True, "method": "qlora"}, {"eval_steps", "use_dora"}),
         ({"eval_steps": 5, "eval_split_size": 0.1}, set()),
         ({"save_strategy": "steps"}, {"save_strategy"}),
@@ -160,6 +161,10 @@ def test_what_is_typed_then_works():
         (
             {"method": "full", "lora_r": 8, "use_dora": True},
             ["note: no effect without method lora or qlora: lora_r, use_dora"],
+        ),
+        (
+            {"embedding_learning_rate": 1e-5},
+            ["note: no effect without lora_modules_to_save, trainable_tokens or new_tokens: embedding_learning_rate"],
         ),
         ({"lora_r": 8, "project": "mine"}, ["note: no effect without report_to: project"]),
         (

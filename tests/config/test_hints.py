@@ -95,3 +95,17 @@ def test_a_name_in_a_command_is_one_word_of_the_shell(tmp_path):
     assert hint_for_word("a b.yaml") == "--recipe 'a b.yaml'"
     assert other_kind({"fsdp_config": {}}, "recipe", config).fix == f"--config '{config}' instead of --recipe"
     assert hint_for_word("a-b/c_d.1.jsonl") == "--dataset a-b/c_d.1.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("init_lora_weights", "pissa_niter_16", "docs/models.md#initial-values-that-change-the-base"),
+        ("init_lora_weights", "eva", "needs passes over data"),
+        ("init_lora_weights", "loftq", "CUDA"),
+        ("method", "oft", "not shown to be exact"),
+        ("method", "adalora", "regulariser"),
+    ],
+)
+def test_what_peft_has_and_this_kit_does_not_is_refused_with_the_reason(name, value, hint):
+    assert hint in hint_for_value(name, value)

@@ -35,8 +35,9 @@ def test_a_recipe_survives_the_journey_through_json():
     assert Recipe(**REQUIRED, lora_target_modules=r".*\.\d{1,2}\.q_proj").lora_target_modules == [
         r".*\.\d{1,2}\.q_proj"
     ]
-    with pytest.raises(ValidationError):
-        Recipe(**REQUIRED, lora_target_modules=".*(q_proj")
+    for wrong in (".*(q_proj", r"(\w*\w*\.?)*!"):  # no expression, and one that takes without end
+        with pytest.raises(ValidationError):
+            Recipe(**REQUIRED, lora_target_modules=wrong)
 
 
 def test_several_data_sets_are_named_from_a_flag_or_a_recipe_and_take_the_recipes_settings(tmp_path):

@@ -26,7 +26,7 @@ ENDLESS = "([a-z_.0-9]+)+!"
     ],
 )
 def test_an_endless_pattern_is_refused(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(patterns, "CPU_SECONDS", 1)
+    monkeypatch.setattr("kit.config.expressions.CPU_SECONDS", 1)
     (problem,) = patterns.check_patterns(config, tmp_path / "adapter_config.json", NAMES)
     assert "takes more than 1 seconds" in problem.found and ENDLESS in problem.found
 
@@ -55,7 +55,7 @@ def test_a_saved_adapter_is_checked_before_peft_opens_it(model_folder, tmp_path,
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    monkeypatch.setattr(patterns, "CPU_SECONDS", 1)
+    monkeypatch.setattr("kit.config.expressions.CPU_SECONDS", 1)
     config = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
     get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), config).save_pretrained(tmp_path)
     path = tmp_path / "adapter_config.json"

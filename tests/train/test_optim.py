@@ -6,12 +6,15 @@ import sys
 
 import pytest
 import torch
-from helpers import matrix, source_as_extended
+from helpers import matrix
+from peft.optimizers import create_loraplus_optimizer
 from safetensors.torch import load_file
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
+from kit.model.adapter import attach_adapter
 from kit.train import optim
 
 KINDS = sorted({*OPTIMISERS} - {"adamw_bf16", "muon"})  # with tests of their own
@@ -110,6 +113,38 @@ def test_each_group_keeps_its_factor_of_the_schedule(kind):
         assert torch.allclose(fast, before[1] * (1 - rate / 3 * 0.5))
 
 
+def adapted(**changes):
+    """An adapted model with a trained embedding, and its recipe."""
+    config = LlamaConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9, pad_token_id=0
+    )
+    settings = recipe(learning_rate=1e-3, lora_r=2, **changes)
+    return attach_adapter(LlamaForCausalLM(config), settings), settings
+
+
+def rates_of(optimizer, model):
+    rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    return {name: rates[p] for name, p in model.named_parameters() if p.requires_grad}
+
+
+def test_lora_plus_gives_each_matrix_the_rate_that_peft_gives_it():
+    layers, settings = adapted(loraplus_lr_ratio=16.0, use_dora=True)
+    theirs = create_loraplus_optimizer(layers, torch.optim.AdamW, lr=1e-3, loraplus_lr_ratio=16.0)
+    assert rates_of(build_optimizer(layers, settings), layers) == rates_of(theirs, layers)
+
+
+def test_embedding_and_head_have_their_own_rate_with_any_method():
+    layers, settings = adapted(
+        embedding_learning_rate=1e-4, loraplus_lr_ratio=4, lora_modules_to_save="embed_tokens,lm_head"
+    )
+    for name, rate in rates_of(build_optimizer(layers, settings), layers).items():
+        of_table = "embed_tokens" in name or "lm_head" in name
+        assert rate == (1e-4 if of_table else 4e-3 if "lora_B" in name else 1e-3)
+    layers, settings = adapted(embedding_learning_rate=1e-4, method="full")
+    slow = {name for name, rate in rates_of(build_optimizer(layers, settings), layers).items() if rate == 1e-4}
+    assert slow == {"model.embed_tokens.weight", "lm_head.weight"}
+
+
 def test_groups_with_the_rate_of_the_schedule_have_every_bit_of_it_and_no_line():
     optimizer = build_optimizer(model(), recipe(learning_rate=0.3))
     assert optim.keep_rate_factors(optimizer, 0.3) == []
@@ -172,21 +207,17 @@ def test_parts_of_sharded_weights_get_every_bit_of_torchs_own_update(kind, monke
         torch.distributed.destroy_process_group()
 
 
-def follow_page(rank):
-    """In the child: ``build_optimizer`` with the lines that docs/architecture.md adds for rates by group."""
-    exec(source_as_extended("kit/train/optim.py", "lora_B"), vars(optim))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "processes"), matrix([("fsdp", 2), ("ddp", 2), ("single", 1), ("fsdp1", 2)], rest=[("fsdp_hybrid", 4)])
 )
 def test_rates_by_group_hold_under_each_strategy_and_after_a_resume(finetune, fp32, config, processes):
-    """The example of docs/architecture.md: matrices B of LoRA with 16 times the rate. Adam's first step is the rate."""
+    """Matrices B of LoRA with 16 times the rate. Adam's first step is the rate."""
     flags = {"config": fp32[config], "method": "lora", "max_steps": 4, "learning_rate": 1e-4, "warmup_steps": 0}
+    flags |= {"loraplus_lr_ratio": 16}
     flags |= {"save_steps": 1, "save_total_limit": 0}
-    whole = finetune.ok("whole", processes, prepare=follow_page, **flags)
-    assert re.search(r"^learning rate: that of the schedule x 16 for [\d,]+, x 1 for [\d,]+ train", whole.output, re.M)
+    whole = finetune.ok("whole", processes, **flags)
+    assert re.search(r"^learning rate: that of the schedule x 1 for [\d,]+, x 16 for [\d,]+ train", whole.output, re.M)
     assert whole.rows[0]["learning_rate"] == 1e-4
     after_one = {}
     for path in (whole.folder / "checkpoints/step-00000001").glob("*.safetensors"):
@@ -197,7 +228,7 @@ def test_rates_by_group_hold_under_each_strategy_and_after_a_resume(finetune, fp
     shutil.rmtree(finetune.folder / "half/final")
     for step in (3, 4):
         shutil.rmtree(finetune.folder / f"half/checkpoints/step-0000000{step}")
-    half = finetune.ok("half", processes, prepare=follow_page, **flags)
+    half = finetune.ok("half", processes, **flags)
     assert "continuing after step 2 of 4" in half.output
     finals = [load_file(run.folder / "final/adapter_model.safetensors") for run in (whole, half)]
     assert all(torch.equal(finals[1][name], tensor) for name, tensor in finals[0].items())

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from kit.config.fields import STRICT, TARGETS, TOKENS, comma_separated, module_names, option, token_list
+from kit.config.expressions import TARGETS, module_names
+from kit.config.fields import STRICT, TOKENS, comma_separated, option, token_list
 from kit.config.settings.model import ModelSettings
 
 _identity = partial(option, "Method", identity=True)
@@ -38,6 +39,9 @@ class MethodSettings(ModelSettings):
     )
     trainable_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _identity(
         None, "tokens that exist, whose rows of embedding and head train beside the adapters", expected=TOKENS
+    )
+    init_lora_weights: Literal["default", "gaussian", "orthogonal"] = _identity(
+        "default", "how adapters begin: default and gaussian with B = 0, orthogonal with B A = 0"
     )
     use_rslora: bool = _identity(False, "rank-stabilised scaling")
     use_dora: bool = _identity(False, "weight-decomposed adapters")

@@ -44,6 +44,12 @@ class OptimSettings(BaseModel):
     )
     # The update of each optimiser moves a weight by about the rate: one above 1 is a slip, as 1e4 for 1e-4.
     learning_rate: float | None = _identity(None, f"peak; default, full/adapters: {describe_rates()}", gt=0, le=1)
+    loraplus_lr_ratio: float | None = _identity(
+        None, "LoRA+: the rate of the adapters' matrices B, as a multiple of learning_rate", ge=1, le=1000
+    )
+    embedding_learning_rate: float | None = _identity(
+        None, "peak rate of what trains of the embedding and the output head; default: learning_rate", gt=0, le=1
+    )
     lr_scheduler_type: Literal[
         "constant",
         "constant_with_warmup",

@@ -9,7 +9,7 @@ from kit.config import other_kits
 from kit.tools.convert import trainer
 from kit.tools.convert.axolotl_data import take_data
 from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_true, number, shown
-from kit.tools.convert.modules import put_patterns, put_targets
+from kit.tools.convert.modules import put_initialisation, put_patterns, put_targets
 
 KIT = "axolotl"
 RENAMES = {
@@ -125,6 +125,7 @@ def _take_method(draft: Draft) -> None:
         draft.put("method", "qlora" if in_4bit or adapter == "qlora" else "lora")
         draft.default("lora_dropout", draft.take("lora_dropout", 0.0), KIT)
         draft.notes.pop("lora_dropout", None)
+        put_initialisation(draft, draft.take("peft_init_lora_weights"), "peft_init_lora_weights")
         targets = draft.take("lora_target_modules")
         if draft.is_on("lora_target_linear"):
             draft.put("lora_target_modules", "all-linear")

@@ -11,7 +11,7 @@ from kit.tools.convert import trainer
 from kit.tools.convert.axolotl_data import put_template
 from kit.tools.convert.data import Data, first_rows, put_data
 from kit.tools.convert.draft import Draft, Group, as_list, is_true, number
-from kit.tools.convert.modules import put_targets
+from kit.tools.convert.modules import put_initialisation, put_targets
 
 KIT = "LLaMA-Factory"
 RENAMES = {
@@ -151,6 +151,10 @@ def _take_method(draft: Draft) -> None:
     draft.put("method", method)
     if (targets := draft.take("lora_target")) is not None and method != "full":
         put_targets(draft, targets, "lora_target")
+    if draft.is_on("pissa_init"):
+        steps = number(draft.take("pissa_iter", 16))
+        put_initialisation(draft, "pissa" if steps == -1 else f"pissa_niter_{steps:g}", "pissa_init")
+        draft.take("pissa_convert")
     if method == "full":
         for key in ("lora_rank", "lora_alpha", "lora_dropout"):
             draft.take(key)

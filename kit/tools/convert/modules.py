@@ -3,7 +3,8 @@
 import re
 from typing import Any
 
-from kit.config.fields import is_expression
+from kit.config.expressions import is_expression
+from kit.config.hints import hint_for_value
 from kit.tools.convert.draft import Draft, Group, as_list
 
 _LAYERS = r"\[\\d\]\+|\\d\+|\[0-9\]\+|\.\*"
@@ -27,18 +28,28 @@ def put_targets(draft: Draft, given: Any, key: str = "lora_target_modules") -> N
         draft.drop(key, given, Group.LEARNS, "in a list, peft reads names; an expression is a string by itself")
 
 
+def put_initialisation(draft: Draft, given: Any, key: str) -> None:
+    """Set how adapters begin, from peft's ``init_lora_weights`` or another kit's name for it."""
+    name = str(given).lower()
+    if given is None or name in ("true", "default", "lora-true"):
+        return
+    if name in ("gaussian", "orthogonal"):
+        draft.put("init_lora_weights", name)
+    else:
+        reason = hint_for_value("init_lora_weights", name) or "not known here"
+        draft.drop(key, given, Group.LEARNS, f"{reason}; with --drop, default")
+
+
 def _names_in_each_layer(expression: str) -> list[str]:
     """``model.layers.[\\d]+.(mlp|self_attn).(up|down)_proj`` as ``up_proj``, ``down_proj``; empty if it says more.
 
     Kept are expressions of which a number stands for any layer. The groups before the last dot name the blocks that
     hold the modules.
     """
-    parts = re.split(rf"(?:{_LAYERS})\\?\.", expression.strip("^$"), maxsplit=1)
-    if len(parts) != 2:
-        return []
-    last = re.split(r"\\?\.(?![^(]*\))", parts[1])[-1]
-    found = re.fullmatch(r"(?:\(([\w|]+)\))?(\w*)", last)
-    if not found:
+    parts = re.split(rf"\blayers\\?\.(?:{_LAYERS})\\?\.", expression.strip("^$"))
+    block = r"(?:\(_checkpoint_wrapped_module\\?\.\)\?)?(?:\w+|\([\w|]+\))\\?\."
+    found = re.fullmatch(rf"(?:{block})*(?:\(([\w|]+)\))?(\w*)", parts[-1])
+    if len(parts) != 2 or not found or re.search(r"[|()\[\]]", parts[0]):
         return []
     return [f"{start}{found[2]}" for start in (found[1] or "").split("|")]
 

@@ -16,7 +16,7 @@ from kit.tools.convert import trainer
 from kit.tools.convert.axolotl_data import put_template
 from kit.tools.convert.data import Data, put_data
 from kit.tools.convert.draft import Draft, Group, as_list, is_true, number
-from kit.tools.convert.modules import put_targets
+from kit.tools.convert.modules import put_initialisation, put_targets
 
 KIT = "ms-swift"
 RENAMES = {
@@ -111,6 +111,7 @@ def _take_method(draft: Draft) -> None:
     targets, expression = draft.take("target_modules", "all-linear"), draft.take("target_regex")
     if method != "full":
         put_targets(draft, expression if expression is not None else targets, "target_modules")
+        put_initialisation(draft, draft.take("init_weights"), "init_weights")
     else:
         for key in ("lora_rank", "lora_alpha", "lora_dropout", "modules_to_save"):
             draft.take(key)

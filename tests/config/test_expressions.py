@@ -1,0 +1,31 @@
+"""Expressions are told from names, match as in peft, and are refused if matching them takes without end."""
+
+import pytest
+
+from kit.config import expressions
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ("all-linear", "all-linear"),
+        ("q_proj, mlp.up_proj", ["q_proj", "mlp.up_proj"]),
+        (r".*\.\d{1,2}\.q_proj", [r".*\.\d{1,2}\.q_proj"]),  # its comma does not separate
+        (["q_proj", r".*\.mlp\..*"], ["q_proj", r".*\.mlp\..*"]),
+    ],
+)
+def test_a_string_with_a_character_that_no_name_has_is_one_expression(value, names):
+    assert expressions.module_names(value) == names
+
+
+@pytest.mark.parametrize("value", [".*(q_proj", r"(\w*\w*\.?)*!", ["q_proj", "*"]])
+def test_what_cannot_be_matched_is_refused_at_once(value, monkeypatch):
+    monkeypatch.setattr(expressions, "CPU_SECONDS", 1)
+    with pytest.raises(ValueError):
+        expressions.module_names(value)
+
+
+def test_a_name_matches_what_ends_with_it_and_an_expression_the_whole_name():
+    name = "model.layers.1.mlp.up_proj"
+    assert expressions.matches(name, "up_proj") and not expressions.matches(name, "proj")
+    assert expressions.matches(name, r".*up_proj") and not expressions.matches(name, "(up)_proj")
