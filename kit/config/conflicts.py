@@ -261,16 +261,16 @@ def _conflicts_of_method(settings: MethodSettings) -> list[Conflict]:
             found = "given with adapter_name_or_path: what that adapter trains is kept"
             fix = "leave it out; or leave out --adapter_name_or_path, and start from the adapter merged into its base"
             conflicts.append(Conflict((name, "adapter_name_or_path"), found, fix))
-    if settings.init_lora_weights == "orthogonal" and settings.lora_r % 2 and settings.method != "full":
-        found = f"orthogonal with lora_r {settings.lora_r}, which is odd: half of the rank is orthogonal to the other"
-        fix = f"--lora_r {settings.lora_r + 1}; or --init_lora_weights default"
-        conflicts.append(Conflict(("init_lora_weights", "lora_r"), found, fix))
     if settings.use_dora and settings.method == "qlora":
         fix = "--method lora; or --use_dora false"
         conflicts.append(Conflict(("use_dora", "method"), "given with method qlora", fix))
     if settings.fp8 and settings.method == "qlora":
         fix = "--fp8 false; or --method lora"
         conflicts.append(Conflict(("fp8", "method"), "true, with a base of 4 bits, which is multiplied in bf16", fix))
+    if settings.init_lora_weights == "orthogonal" and settings.lora_r % 2 and settings.method != "full":
+        found = f"orthogonal with lora_r {settings.lora_r}, which is odd: half of the rank is orthogonal to the other"
+        fix = f"--lora_r {settings.lora_r + 1}; or --init_lora_weights default"
+        conflicts.append(Conflict(("init_lora_weights", "lora_r"), found, fix))
     return conflicts
 
 

@@ -171,13 +171,13 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Prob
     if last_id >= num_rows(meta_model):
         found = f"{folder} trained the token of id {last_id}, this model has {num_rows(meta_model)} rows"
         return [Problem(_FIELD, found, "its tokenizer beside it", _base_flag(base))]
+    if use_dora and settings.method == "qlora":
+        found = f"{folder} was made with use_dora, given with method qlora"
+        return [Problem(_FIELD, found, fix="use --method lora")]
     if initialisation.startswith(_CHANGING_BASES):
         found = f"{folder} has init_lora_weights {initialisation}, by which peft changes the base whenever it is opened"
         fix = "peft's save_pretrained(..., path_initial_model_for_weight_conversion=...) makes an ordinary LoRA of it"
         return [Problem(_FIELD, found, fix=fix)]
-    if use_dora and settings.method == "qlora":
-        found = f"{folder} was made with use_dora, given with method qlora"
-        return [Problem(_FIELD, found, fix="use --method lora")]
     return _check_shapes(folder, config, "" if base == settings.model_name_or_path else base, meta_model)
 
 

@@ -590,6 +590,11 @@ def new_tokens_for_an_adapter(world):
     return "finetune --new_tokens '<a>' --adapter_name_or_path nowhere"
 
 
+@case("kit/config/conflicts.py:_conflicts_of_method#7")
+def an_odd_rank_that_begins_orthogonal(world):
+    return "finetune --init_lora_weights orthogonal --lora_r 3"
+
+
 @case("kit/config/conflicts.py:_conflicts_of_method#5")
 def dora_on_four_bits(world):
     return "finetune --method qlora --use_dora"

@@ -15,6 +15,7 @@ UNTYPED = {
     "kit/cli/convert.py:_template_file#1": "tests/cli/test_convert.py types it with the file",
     "kit/cli/convert.py:_template_file#2": "--out as in run, which has a case",
     "kit/model/adapter.py:_check_saved_adapter#1": "the flag of _check_shapes, which has a case",
+    "kit/model/adapter.py:_check_saved_adapter#3": "a call in the program that made the adapter",
     "kit/model/locate.py:locate_model#1": "only the user knows the model that a GGUF file was made from",
     "kit/model/locate.py:open_adapter": "weights to convert: pickled ones are never opened",
     "kit/tools/api.py:_flag_value": "a call from Python: tests/tools/test_api.py",
