@@ -73,7 +73,6 @@ def test_every_flag_named_in_the_pages_exists():
         "rates",  # of kit rates
         "sweep_steps",
         "base",  # of kit chat
-        "system",
         "plain",
         "temperature",
         "nproc_per_node",

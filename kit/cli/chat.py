@@ -9,22 +9,21 @@ from kit.console import announce_wait, show
 from kit.errors import Problem, UserError, raise_if
 
 HELP = "talk to the model of a run, and beside it to its base"
-USAGE = """usage: kit chat RUN [--base] [--system TEXT] [--plain] [--temperature T] [--top_p P] [--flag value ...]
+USAGE = """usage: kit chat RUN [--base] [--plain] [--temperature T] [--top_p P] [--flag value ...]
 
 Talk to the model of a run, and beside it to its base, in the terminal. RUN is the folder of a run, its final/, one of
 its checkpoints, an adapter, or any model. Prompts are rendered, and answers end, as in the evaluation of the run; by
 default answers are greedy too.
 
   --base             answer with the base as well: the model without the adapter, or what the run began with
-  --system TEXT      the system message
   --plain            no chat template: what you type is the prompt, for a model trained on prompts as plain text
   --temperature T    sample with this temperature, from 0.01 (default: greedy)
   --top_p P          with a temperature: sample from the likeliest tokens that together have this probability
 
-Takes the flags of recipes/finetune.py, such as --max_new_tokens (default here: 512), --seed, --chat_template, --method
-qlora (a base in 4 bits) and --model_name_or_path (the base of an adapter, where it is no longer at its path).
-In the terminal: /new begins a new conversation, /exit or Ctrl-D ends, Ctrl-C ends an answer. Without a terminal each
-line of standard input is a conversation of its own, and only the answers are printed.
+Takes the flags of recipes/finetune.py, such as --max_new_tokens (default here: 512), --system_prompt (default: that of
+the run), --seed, --chat_template, --method qlora (a base in 4 bits) and --model_name_or_path (the base of an adapter,
+where it is no longer at its path). In the terminal: /new begins a new conversation, /exit or Ctrl-D ends, Ctrl-C ends an
+answer. Without a terminal each line of standard input is a conversation, and only the answers are printed.
 Exit status: 0, or 2 if you can fix something."""
 MAX_NEW_TOKENS = 512
 _WITHOUT_VALUE = ("base", "plain")
@@ -35,7 +34,6 @@ class Asked:
     """The flags of this command alone."""
 
     with_base: bool
-    system: str | None
     plain: bool
     temperature: float | None  # None: greedy
     top_p: float
@@ -63,7 +61,7 @@ def _own_flags(argv: list[str]) -> tuple[Asked, list[str]]:
     positional = [] if argv[0].startswith("--") else [argv[0]]
     words = [word if word.lstrip("-") not in _WITHOUT_VALUE else f"{word}=true" for word in argv[len(positional) :]]
     flags, problems, _ = read_flags(words, ("model_name_or_path",))
-    own = {name: flags.pop(name, None) for name in ("base", "plain", "system", "temperature", "top_p")}
+    own = {name: flags.pop(name, None) for name in ("base", "plain", "temperature", "top_p")}
     numbers = {"temperature": (0.01, 10.0), "top_p": (0.001, 1.0)}
     found: dict[str, float | None] = {}
     for name, (least, most) in numbers.items():
@@ -79,8 +77,10 @@ def _own_flags(argv: list[str]) -> tuple[Asked, list[str]]:
     for name in _WITHOUT_VALUE:
         if own[name] not in (None, "true", "false"):
             problems.append(Problem(f"--{name}", f"found {own[name]!r}", "no value"))
-    if own["system"] is not None and own["plain"] == "true":
-        problems.append(Problem("--system", "with --plain, which renders no messages", fix="leave out one of the two"))
+    if "system_prompt" in flags and own["plain"] == "true":
+        problems.append(
+            Problem("--system_prompt", "with --plain: no messages are rendered", fix="leave out one of the two")
+        )
     source = positional[0] if positional else None
     if source is not None and "model_name_or_path" in flags:
         flags.setdefault("adapter_name_or_path", opened(source))
@@ -91,7 +91,6 @@ def _own_flags(argv: list[str]) -> tuple[Asked, list[str]]:
     raise_if(problems)
     asked = Asked(
         with_base=own["base"] == "true",
-        system=own["system"],
         plain=own["plain"] == "true",
         temperature=found["temperature"],
         top_p=found["top_p"] if found["top_p"] is not None else 1.0,

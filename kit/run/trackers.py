@@ -30,7 +30,9 @@ def start_trackers(
     output_dir: Path,
     kept: Iterable[Mapping[str, Any]],
 ) -> None:
-    """Start the trackers of ``report_to``, each with its project, and give them the settings of the run. Called by the main process.
+    """Start the trackers of ``report_to``, each with its project, and give them the settings of the run.
+
+    Called by the main process.
 
     Args:
         identifier: of the run, the same for all its starts.

@@ -6,7 +6,7 @@ greedy answer is the one that the evaluation generates. Runs in one process.
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ class Speaker:
     stops: list[int]  # ids of the tokens that end an answer
     positions: int | None  # the longest text that it can read, in tokens; None: its config sets no limit
     options: dict[str, Any]  # of ``generate``
+    beginning: list[Message]  # of each conversation: the system message, if there is one
     aside: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while it answers
 
     def prompt_ids(self, messages: list[Message]) -> list[int]:
@@ -134,11 +135,11 @@ def talk(request: Request, asked: "Asked") -> None:
     forget_launcher(topology)
     speakers = list(_speakers(planned.recipe, topology, asked))
     if sys.stdin.isatty():
-        _in_terminal(speakers, asked.system)
+        _in_terminal(speakers)
     else:
         for line in sys.stdin:
             if question := line.rstrip("\n"):
-                _ask(speakers, [[*_system(asked.system), _user(question)] for _ in speakers])
+                _ask(speakers, [[*each.beginning, _user(question)] for each in speakers])
 
 
 def _speakers(recipe: Recipe, topology: Topology, asked: "Asked") -> Iterator[Speaker]:
@@ -156,7 +157,8 @@ def _speakers(recipe: Recipe, topology: Topology, asked: "Asked") -> Iterator[Sp
     yield tuned
     if base is not None:
         plain = recipe.model_copy(update={"model_name_or_path": base, "method": "full"})
-        yield replace(_open(plain, topology, asked, None, run_file, "base"), template=tuned.template)
+        same = {"template": tuned.template, "beginning": tuned.beginning}
+        yield replace(_open(plain, topology, asked, None, run_file, "base"), **same)
     elif asked.with_base:
         model = tuned.prepared.model
         yield replace(tuned, name="base", aside=lambda: adapters_off(model))
@@ -191,17 +193,16 @@ def _open(
         how |= {"top_p": asked.top_p, "top_k": 0}
         torch.manual_seed(recipe.seed)
     options = {**how, "max_new_tokens": recipe.max_new_tokens}
-    return Speaker(name, prepared, tokenizer, template, sorted(ends), num_positions(config), options)
+    beginning = [{"role": "system", "content": recipe.system_prompt}] if recipe.system_prompt else []
+    return Speaker(name, prepared, tokenizer, template, sorted(ends), num_positions(config), options, beginning)
 
 
-def _in_terminal(speakers: list[Speaker], system: str | None) -> None:
-    import contextlib
-
-    with contextlib.suppress(ImportError):
+def _in_terminal(speakers: list[Speaker]) -> None:
+    with suppress(ImportError):
         import readline  # noqa: F401  arrow keys and history in ``input``
 
     say(HELP)
-    conversations: list[list[Message]] = [_system(system) for _ in speakers]
+    conversations: list[list[Message]] = [list(each.beginning) for each in speakers]
     while True:
         try:
             question = input("> ")
@@ -211,7 +212,7 @@ def _in_terminal(speakers: list[Speaker], system: str | None) -> None:
         if question.strip() == "/exit":
             return
         if question.strip() == "/new":
-            conversations = [_system(system) for _ in speakers]
+            conversations = [list(each.beginning) for each in speakers]
         elif question.strip():
             for conversation in conversations:
                 conversation.append(_user(question))
@@ -239,10 +240,6 @@ def _ask(speakers: list[Speaker], conversations: list[list[Message]]) -> list[st
         answers.append(speaker.answer(conversation, lambda text: show(text, end="")))
         show("")
     return answers
-
-
-def _system(text: str | None) -> list[Message]:
-    return [{"role": "system", "content": text}] if text is not None else []
 
 
 def _user(text: str) -> Message:
