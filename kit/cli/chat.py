@@ -22,8 +22,8 @@ default answers are greedy too.
 
 Takes the flags of recipes/finetune.py, such as --max_new_tokens (default here: 512), --system_prompt (default: that of
 the run), --seed, --chat_template, --method qlora (a base in 4 bits) and --model_name_or_path (the base of an adapter,
-where it is no longer at its path). In the terminal: /new begins a new conversation, /exit or Ctrl-D ends, Ctrl-C ends an
-answer. Without a terminal each line of standard input is a conversation, and only the answers are printed.
+where it is no longer at its path). In the terminal /new begins a new conversation, /exit or Ctrl-D ends, Ctrl-C ends
+an answer. Without a terminal each line of standard input is a conversation, and only the answers are printed.
 Exit status: 0, or 2 if you can fix something."""
 MAX_NEW_TOKENS = 512
 _WITHOUT_VALUE = ("base", "plain")
