@@ -19,6 +19,7 @@ CHANGES = {
     "new_tokens": ["<a>"],
     "use_rslora": True,
     "use_dora": True,
+    "init_lora_weights": "gaussian",
 }
 OF_FULL = {"method", "fp8", "freeze", "train_only", "adapter_name_or_path"}  # these make no new adapter
 

@@ -27,6 +27,8 @@ def test_each_setting_of_the_identity_is_compared(recipe, setting):
     others |= {
         "min_lr_rate": 0.1,
         "learning_rate": 0.5,
+        "embedding_learning_rate": 0.5,
+        "init_lora_weights": "gaussian",
         "lr_scheduler_type": "linear",
         "mixing": "tokens",
         "train_on": "last",
