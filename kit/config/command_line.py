@@ -107,6 +107,7 @@ def read_command_line(
     for flag, other in (("eval_dataset", "eval_split_size"), ("eval_split_size", "eval_dataset")):
         if flag in flags and other not in flags:  # a flag wins over the recipe's other source of evaluation data
             values.pop(other, None)
+    file_optim = values.get("optim", "")
     values |= flags
     where |= {name: flag_of[name] for name in flags}
     problems += fill_in_base(values, where)
@@ -122,6 +123,8 @@ def read_command_line(
                 problems.append(Problem(flag, "missing", meaning, f"--{flag} {NAME}"))
             values[other] = NAME
     recipe, more = check_recipe(values, where, uncertain)
+    if recipe and trains and "learning_rate" in where and "learning_rate" not in flags:
+        more += _problems_with_rate_of_file(recipe, where, str(file_optim))
     secrets = problems_with_secrets({f"--{key}": value for key, value in launch_flags.items()}, {})
     secrets += problems_with_secrets(values, where)
     if secrets:
@@ -130,6 +133,15 @@ def read_command_line(
     if recipe and recipe.declared.rows != "answers" and recipe.objective not in name.split("-"):
         name = f"{name}-{recipe.objective}"  # it often follows a run of the same recipe that has learned the answers
     return Request(launch, recipe, name, problems + more, notes)
+
+
+def _problems_with_rate_of_file(recipe: Recipe, where: dict[str, str], file_optim: str) -> list[Problem]:
+    """Return a problem if the flag ``optim`` is a lion, and the recipe file has a rate for AdamW."""
+    if not recipe.optim.startswith("lion") or file_optim.startswith("lion") or recipe.learning_rate is None:
+        return []
+    found = f"{recipe.learning_rate:g}, which is for {file_optim or 'AdamW'}: {recipe.optim} moves each weight further"
+    fix = f"--learning_rate {recipe.learning_rate / 5:g}, or another rate 3 to 10 times below AdamW's"
+    return [Problem(where["learning_rate"], found, fix=fix)]
 
 
 def _name_of(model: str) -> str:

@@ -141,6 +141,10 @@ def _conflicts_of_objective(recipe: Recipe) -> list[Conflict]:
         fix = "--metric_for_best_model eval_loss"
         found = f"{metric}, which objective {objective} does not have"
         conflicts.append(Conflict(("metric_for_best_model", "objective"), found, fix))
+    begins_orthogonal = recipe.init_lora_weights == "orthogonal" and not recipe.adapter_name_or_path
+    if begins_orthogonal and recipe.method != "full" and declared.has_reference:
+        found = f"orthogonal, with objective {objective}: B A is 0 only up to rounding, and the reference is the base"
+        conflicts.append(Conflict(("init_lora_weights", "objective"), found, "--init_lora_weights default"))
     if declared.rows == "answers":
         return conflicts
     if recipe.train_on == "all":

@@ -115,7 +115,7 @@ def _hint_for_value(name: str, info: FieldInfo, item: Any) -> str:
     if not isinstance(value, str):
         return ""
     without_minus = re.fullmatch(r"([\d.]+)e\+?(\d+)", value.lower())
-    if item["type"] == "less_than_equal" and without_minus:
+    if item["type"] == "less_than_equal" and item["ctx"]["le"] == 1 and without_minus:  # a rate without its minus
         return f"did you mean {without_minus[1]}e-{without_minus[2]}?"
     return hint_for_value(name, value) or did_you_mean(value, choices(info.annotation))
 

@@ -437,27 +437,32 @@ def accuracies_without_pairs(world):
 
 
 @case("kit/config/conflicts.py:_conflicts_of_objective#5")
+def a_reference_that_the_adapter_begins_beside(world):
+    return pairs(world, "--objective dpo --method lora --init_lora_weights orthogonal")
+
+
+@case("kit/config/conflicts.py:_conflicts_of_objective#6")
 def prompts_that_are_learned_from_pairs(world):
     return pairs(world, "--objective orpo --train_on all")
 
 
-@case("kit/config/conflicts.py:_conflicts_of_objective#6")
+@case("kit/config/conflicts.py:_conflicts_of_objective#7")
 def pairs_in_pieces(world):
     return pairs(world, "--objective cpo --excess_length_strategy split")
 
 
-@case("kit/config/conflicts.py:_conflicts_of_objective#7")
+@case("kit/config/conflicts.py:_conflicts_of_objective#8")
 def a_stream_of_rated_answers(world):
     world.write("rated.jsonl", *[RATED, RATED.replace("true", "false")] * 4)
     return f"{STREAM} --dataset rated.jsonl --objective kto"
 
 
-@case("kit/config/conflicts.py:_conflicts_of_objective#8")
+@case("kit/config/conflicts.py:_conflicts_of_objective#9")
 def a_stream_with_a_reference_that_changes(world):
     return pairs(world, "--streaming --max_steps 2 --global_batch_size 2 --objective dpo --method full")
 
 
-@case("kit/config/conflicts.py:_conflicts_of_objective#8")
+@case("kit/config/conflicts.py:_conflicts_of_objective#9")
 def a_stream_with_a_reference_computed_before(world):
     return pairs(world, "--streaming --max_steps 2 --global_batch_size 2 --objective dpo --precompute_reference")
 
@@ -573,6 +578,11 @@ def freeze_and_train_only(world):
 @case("kit/config/conflicts.py:_conflicts_of_optimiser#1")
 def lion_at_the_rate_of_adamw(world):
     return "finetune --config single --method lora --optim lion_8bit"
+
+
+@case("kit/config/command_line.py:_problems_with_rate_of_file")
+def lion_at_the_rate_of_a_recipe(world):
+    return "finetune --recipe tiny --config single --optim lion_8bit"
 
 
 @case("kit/config/conflicts.py:_conflicts_of_optimiser#2")

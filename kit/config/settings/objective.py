@@ -109,11 +109,19 @@ class ObjectiveSettings(BaseModel):
         0.0, "of sft: the share of each target's probability that is spread evenly over the vocabulary", ge=0, lt=1
     )
     z_loss_coef: float = _identity(
-        0.0, "of sft: this times (log of the sum of exponentiated logits)^2 is added to each loss; PaLM: 1e-4", ge=0
+        0.0,
+        "of sft: this times (log of the sum of exponentiated logits)^2 is added to each loss; PaLM: 1e-4",
+        ge=0,
+        le=1,
     )
-    eaft_alpha: float = _identity(1.0, "of eaft: the weight of a token is its relative entropy to this power", gt=0)
+    eaft_alpha: float = _identity(
+        1.0, "of eaft: the weight of a token is its relative entropy to this power", gt=0, le=100
+    )
     neftune_noise_alpha: float = _identity(
-        0.0, "of sft, dft, eaft: noise on the input embeddings in training, up to this / sqrt(tokens * size)", ge=0
+        0.0,
+        "of sft, dft, eaft: noise on the input embeddings in training, up to this / sqrt(tokens * size)",
+        ge=0,
+        le=1000,
     )
     simpo_gamma: float = _identity(0.5, "of simpo: how much larger the better answer's reward should be", ge=0)
     cpo_alpha: float = _identity(1.0, "of cpo: the weight of the cross-entropy of the chosen answers", ge=0)

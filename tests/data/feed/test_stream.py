@@ -185,6 +185,29 @@ def test_data_sets_are_mixed_by_weight(tmp_path, tokenizer):
     assert 0.7 < share < 0.8
 
 
+def numbers(feed, step):
+    """The number of each sample that a rank has in a step, which seeds its noise, by its tokens."""
+    found = {}
+    for micro_batch in feed.take(step).micro_batches:
+        ids = micro_batch.input_ids.flatten()
+        found |= {number: tuple(ids[start : start + size].tolist()) for start, size, number in micro_batch.segments}
+    return found
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_sample_of_a_mixture_has_one_number_on_every_topology(packing, tmp_path, tokenizer):
+    make_files(tmp_path, 2, rows_each=40)
+    mix = "[{path: part-0.jsonl, weight: 3}, {path: part-1.jsonl, weight: 1}]"
+    runs = []
+    for world, size in [(1, 8), (1, 2), (4, 1)]:
+        ranks = feeds(tokenizer, world, size, dataset=mix, packing=packing)
+        runs.append([[numbers(feed, step) for feed in ranks] for step in range(4)])
+    merged = [[{number: ids for rank in step for number, ids in rank.items()} for step in run] for run in runs]
+    assert merged[0] == merged[1] == merged[2]
+    # No two samples of a step have the same number.
+    assert all(len(each) == sum(map(len, step)) >= BATCH for each, step in zip(merged[2], runs[2], strict=True))
+
+
 @pytest.mark.slow
 def test_bad_rows_at_the_beginning_stop_the_run_and_later_ones_are_skipped(tmp_path, tokenizer):
     make_files(tmp_path, 1, rows_each=6000)
