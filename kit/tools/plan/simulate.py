@@ -154,6 +154,8 @@ def _settings(workload: Workload, recipe: Recipe | None) -> dict[str, Any]:
         "attn_implementation": "eager" if workload.eager else values.get("attn_implementation", "auto"),
         "sync_each_batch": workload.sync_each_batch,
     }
+    if workload.loss == "whole":  # transformers has no such term
+        own["z_loss_coef"] = 0.0
     return values | own
 
 
