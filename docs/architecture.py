@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE = [
     ["visible", "interrupt"],
     ["errors", "secrets", "durable", "phases"],
-    ["console", "lock", "cache", "hub"],
+    ["console", "lock", "cache", "hub", "answers"],
     ["config"],
     ["data", "model"],
     ["strategy"],

@@ -99,7 +99,11 @@ ROWS = [
         "train/preference train/reference train/precompute data/chat/preferences data/feed/mismatched",
         "objectives over pairs of answers and over answers with a label, and their reference",
     ),
-    Row("evaluation", "evaluate run/answers run/opening", "token-weighted loss, and exact match of generated answers"),
+    Row(
+        "evaluation",
+        "evaluate answers run/answers run/opening",
+        "token-weighted loss, and exact match of generated answers",
+    ),
     Row("equal copies on all ranks", "train/replicas", "`--check_replicas`"),
     Row(
         "the strategy asked for is the one that runs",

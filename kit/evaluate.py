@@ -1,10 +1,10 @@
-"""Loss, rewards of preferences, and exact match of last answers over an evaluation set.
+"""Loss, rewards of preferences, and metrics of last answers over an evaluation set.
 
 Promises: each sample counts exactly once, on any number of ranks.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import xxhash
 from accelerate.utils import gather_object
 
+from kit.answers import METRICS, bounds_of_mean, exact_match
 from kit.console import progress
 from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches, on_device
 from kit.data.feed.feed import GlobalBatch
@@ -45,7 +46,7 @@ class Answer:
     @property
     def exact(self) -> bool:
         """Whether the answer equals the reference, apart from whitespace at both ends."""
-        return self.text.strip() == self.reference.strip()
+        return bool(exact_match(self.text, self.reference))
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,9 @@ class Evaluation:
     Attributes:
         metrics: the same on every rank. ``eval_loss`` (nats per supervised token), ``eval_perplexity``,
             ``eval_tokens`` (supervised tokens); with several data sets also ``eval_loss/<name>`` and
-            ``eval_tokens/<name>``; with generation ``eval_exact_match`` (a share from 0 to 1): of
-            a conversation only the last answer is generated, of a pair the chosen answer is expected. For preferences
+            ``eval_tokens/<name>``; with generation ``eval_exact_match`` and the others of the
+            setting ``metrics``, each the mean over the answers, from 0 to 1: of a conversation only the last answer is
+            generated, of a pair the chosen answer is expected. For preferences
             ``eval_loss`` is the objective's, there is no perplexity, and all metrics of a step are there, each with
             ``eval_`` before its name.
         answers: the first ``NUM_SHOWN`` answers, if answers were generated.
@@ -64,12 +66,14 @@ class Evaluation:
             ``num_unended_answers`` of those whose reference fits into ``max_new_tokens``; ``num_expected_texts``, the
             different references; ``num_most_frequent_text``, the references that are the most frequent one.
         stops: the special tokens that end references; EOS only if there is no other.
+        intervals: of each metric of the answers, the bounds of its mean (``kit.answers.bounds_of_mean``).
     """
 
     metrics: dict[str, float]
     answers: list[Answer] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     stops: list[str] = field(default_factory=list)
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def evaluate(
@@ -108,10 +112,12 @@ def evaluate(
         special = {tokenizer.eos_token_id, *tokenizer.added_tokens_decoder} - {None}
         # What ends an answer: EOS, and what ends a reference; a chat template may use another token than EOS.
         stops = {tokenizer.eos_token_id, *ends} & special
-        answers, num_exact, num_unended = _answers(
-            prepared, samples, stops, batch_size, settings.max_new_tokens, tokenizer, progress
+        names = ["exact_match", *(name for name in settings.metrics if name != "exact_match")]
+        answers, values, num_unended = _answers(
+            prepared, samples, stops, batch_size, settings.max_new_tokens, tokenizer, progress, names
         )
-        metrics["eval_exact_match"] = num_exact / len(samples)
+        metrics |= {f"eval_{name}": float(column.mean()) for name, column in zip(names, values.T, strict=True)}
+        intervals = {f"eval_{name}": bounds_of_mean(column) for name, column in zip(names, values.T, strict=True)}
         counts = {
             "num_answers": len(samples),
             "num_unended_answers": num_unended,
@@ -119,7 +125,7 @@ def evaluate(
             "num_most_frequent_text": int(frequencies.max()),
         }
         named = stops - {tokenizer.eos_token_id} or stops
-        return Evaluation(metrics, answers, counts, tokenizer.convert_ids_to_tokens(sorted(named)))
+        return Evaluation(metrics, answers, counts, tokenizer.convert_ids_to_tokens(sorted(named)), intervals)
     finally:
         model.train(was_training)
 
@@ -202,12 +208,13 @@ def _answers(
     max_new_tokens: int,
     tokenizer: Any,
     progress: Progress,
-) -> tuple[list[Answer], float, int]:
+    names: Sequence[str],
+) -> tuple[list[Answer], np.ndarray, int]:
     """Answer every prompt greedily.
 
     Returns:
-        The first ``NUM_SHOWN`` answers; the number of exact ones, and of those that did not end though their reference
-        fits into ``max_new_tokens``, both over all ranks.
+        The first ``NUM_SHOWN`` answers; the metrics ``names`` of each answer, float64 [samples, metrics]; and over all
+        ranks the number of answers that did not end though their reference fits into ``max_new_tokens``.
     """
     accelerator, ranks = prepared.accelerator, prepared.ranks
     mine = np.arange(ranks.index, len(samples), ranks.count)
@@ -215,7 +222,9 @@ def _answers(
     # sharded weights.
     mine = mine[np.argsort(samples.lengths[mine], kind="stable")]
     num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / batch_size)
-    sums = torch.zeros(2, dtype=torch.float64, device=float64_device(accelerator.device))  # exact, unended
+    num_unended = torch.zeros((), dtype=torch.float64, device=float64_device(accelerator.device))
+    own = np.zeros((len(mine), len(names)))
+    rows = {i: row for row, i in enumerate(mine.tolist())}
     shown: list[tuple[int, Answer]] = []
     with torch.no_grad(), without_cudnn_attention(), generating(accelerator, prepared.model) as generate:
         for call in progress(range(num_calls), "evaluation answers", num_calls):
@@ -226,13 +235,15 @@ def _answers(
             texts, ended = _generate(generate, prompts, stops, max_new_tokens, tokenizer, accelerator.device)
             for i, (prompt, reference), text, ends in zip(ids, pairs, texts, ended, strict=False):
                 answer = Answer(tokenizer.decode(prompt), tokenizer.decode(reference, skip_special_tokens=True), text)
-                sums[0] += answer.exact
-                sums[1] += not ends and len(reference) <= max_new_tokens
+                own[rows[i]] = [METRICS[name](answer.text, answer.reference) for name in names]
+                num_unended += not ends and len(reference) <= max_new_tokens
                 if i < NUM_SHOWN:
                     shown.append((i, answer))
-    num_exact, num_unended = ranks.sum(sums).tolist()
+    values = np.zeros((len(samples), len(names)))
+    for ids_of_rank, of_rank in gather_object([(mine, own)]):
+        values[ids_of_rank] = of_rank
     answers = [answer for _, answer in sorted(gather_object(shown), key=lambda pair: pair[0])]
-    return answers, num_exact, int(num_unended)
+    return answers, values, int(ranks.sum(num_unended).item())
 
 
 def _references(samples: Samples) -> tuple[set[int], np.ndarray]:

@@ -108,7 +108,8 @@ def main() -> None:
         say(f"warning: {doubt}")
     for answer in result.answers:
         say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")
-    say(json.dumps({"model": scored, "strategy": prepared.strategy.type.name, **result.metrics}))
+    intervals = {"intervals": result.intervals} if result.intervals else {}
+    say(json.dumps({"model": scored, "strategy": prepared.strategy.type.name, **result.metrics} | intervals))
 
 
 if __name__ == "__main__":

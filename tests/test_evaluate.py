@@ -52,7 +52,8 @@ class InTurn:
     def __init__(self, monkeypatch, count=1):
         self.count, self.rank = count, 0
         self.total, self.calls = [], {}
-        monkeypatch.setattr(evaluate_module, "gather_object", lambda items: items)
+        self.num_gathers, self.gathered = {}, {}
+        monkeypatch.setattr(evaluate_module, "gather_object", self.gather)
         monkeypatch.setattr(evaluate_module, "generating", self.generating)
 
     def prepared(self, model):
@@ -63,6 +64,13 @@ class InTurn:
         self.total.append(tensor.clone())
         # A rank alone may have counted nothing; together they never have.
         return tensor.clamp(min=1) if self.count > 1 else tensor
+
+    def gather(self, items):
+        """Those of the ranks so far; the last rank gets what each would get."""
+        number = self.num_gathers[self.rank] = self.num_gathers.get(self.rank, 0) + 1
+        of_all = self.gathered.setdefault(number, [])
+        of_all += items
+        return of_all
 
     def generating(self, accelerator, model):
         self.calls[self.rank] = 0
@@ -206,13 +214,20 @@ def knowing(setting):
 @pytest.mark.parametrize(("processes", "batch"), [(1, 1), (1, 5), (2, 4), (3, 5), (4, 61)])
 def test_exact_match_is_the_share_of_right_answers(run, knowing, processes, batch):
     model = knowing(wrong={0, 3, 7, 31, 59})
-    ranks, results = run(
+    _, results = run(
         processes, model=model, predict_with_generate=True, per_device_eval_batch_size=batch, max_new_tokens=500
     )
-    right = sum(total[0].item() for total in ranks.total if total.shape == (2,))
-    assert right == 61 - 5
-    if processes == 1:
-        assert results[0].metrics["eval_exact_match"] == 56 / 61
+    assert results[-1].metrics["eval_exact_match"] == 56 / 61
+    low, high = results[-1].intervals["eval_exact_match"]
+    assert 0.8 < low < 56 / 61 < high < 1
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_other_metrics_of_answers_are_means_over_all_samples(run, knowing, processes):
+    model = knowing(wrong={0, 3, 7, 31, 59}, wrong_text="red 1")
+    _, results = run(processes, model=model, predict_with_generate=True, metrics=["token_f1"], max_new_tokens=500)
+    found = results[-1].metrics
+    assert found["eval_exact_match"] == 56 / 61 < found["eval_token_f1"] < 1 and "eval_number" not in found
 
 
 def test_an_answer_ends_with_eos_or_with_the_token_that_ends_the_reference(setting, run, knowing):

@@ -136,7 +136,9 @@ def _conflicts_of_objective(recipe: Recipe) -> list[Conflict]:
         fix = "--label_smoothing 0.1, the share of pairs that are the wrong way round; or --dpo_loss sigmoid"
         conflicts.append(Conflict(("dpo_loss", "label_smoothing"), "robust without label_smoothing", fix))
     metric = recipe.metric_for_best_model
-    has_metric = metric == "eval_loss" or declared.rows == "pairs" or (objective, metric) == ("kto", _MARGINS)
+    has_metric = (
+        not metric.startswith("eval_rewards/") or declared.rows == "pairs" or (objective, metric) == ("kto", _MARGINS)
+    )
     if not has_metric:
         fix = "--metric_for_best_model eval_loss"
         found = f"{metric}, which objective {objective} does not have"
@@ -244,6 +246,13 @@ def _conflicts_of_evaluation(recipe: Recipe) -> list[Conflict]:
         found = "given without early_stopping_patience"
         fix = "--early_stopping_patience 3, or another number of evaluations"
         conflicts.append(Conflict(("early_stopping_threshold", "early_stopping_patience"), found, fix))
+    metric = recipe.metric_for_best_model
+    computed = ["exact_match", *recipe.metrics] if recipe.predict_with_generate else []
+    if metric != "eval_loss" and "/" not in metric and metric.removeprefix("eval_") not in computed:
+        found = f"{metric}, which these evaluations do not compute"
+        names = ",".join(dict.fromkeys([*recipe.metrics, metric.removeprefix("eval_")]))
+        keys = ("metric_for_best_model", "predict_with_generate", "metrics")
+        conflicts.append(Conflict(keys, found, f"--predict_with_generate true --metrics {names}"))
     return conflicts
 
 
@@ -302,6 +311,7 @@ _NEEDS = {
     "eval_dataset_config": ("eval_dataset", "eval_dataset"),
     "eval_dataset_revision": ("eval_dataset", "eval_dataset"),
     "max_new_tokens": ("predict_with_generate", "predict_with_generate"),
+    "metrics": ("predict_with_generate", "predict_with_generate"),
     "activation_offload": ("gradient_checkpointing", "gradient_checkpointing"),
     "shuffle_buffer_size": ("streaming", "streaming"),
     "metric_for_best_model": ("picks_best", "keep_best or early_stopping_patience"),

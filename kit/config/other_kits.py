@@ -285,7 +285,7 @@ _ANSWERS = {
     "use early_stopping_patience": "early_stopping early_stopping_steps patience",
     "use loss_spike_ratio, or max_nonfinite_steps": "loss_watchdog_threshold loss_watchdog_patience",
     "use predict_with_generate": """
-        compute_accuracy do_predict eval_causal_lm_metrics do_causal_lm_eval compute_metrics metrics
+        compute_accuracy do_predict eval_causal_lm_metrics do_causal_lm_eval compute_metrics
         generate_during_eval dpo_generate_during_eval""",
     "use max_new_tokens": "generation_max_length max_gen_length eval_max_new_tokens",
     GENERATE: """

@@ -171,6 +171,8 @@ class Log:
         """Log an evaluation after ``step`` steps: its metrics, and its answers if there are any."""
         row: dict[str, Any] = {"step": step, **evaluation.metrics, **evaluation.counts}
         row |= {"tokens_seen": self.state.tokens_seen, "seconds": self.state.elapsed_seconds}
+        if evaluation.intervals:
+            row["intervals"] = evaluation.intervals
         if evaluation.answers:
             row["answers"] = [
                 {**{name: redacted(text) for name, text in asdict(answer).items()}, "exact": answer.exact}
@@ -178,8 +180,11 @@ class Log:
             ]
         if self.is_main:
             self._write(row)
-        exact = evaluation.metrics.get("eval_exact_match")
-        share = "" if exact is None else f", last answers exact {exact:.1%}"
+        share = ", ".join(
+            f"{name.removeprefix('eval_').replace('_', ' ')} {evaluation.metrics[name]:.1%} ({low:.1%} to {high:.1%})"
+            for name, (low, high) in evaluation.intervals.items()
+        )
+        share = f", last answers {share}" if share else ""
         say(f"evaluation after {step} steps: {', '.join(_shown(evaluation.metrics, _SHOWN))}{share}")
         doubts = []
         metric = self.recipe.metric_for_best_model

@@ -27,6 +27,7 @@ from kit.config.conflicts import describe_unused, fix_of_batch
 from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.recipe_file import find_file
+from kit.config.settings.evaluation import METRIC_PACKAGES
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.console import say
@@ -300,6 +301,7 @@ def _precision_problems(settings: OptimSettings, config: AccelerateConfig) -> li
 def _package_problems(recipe: Recipe) -> list[Problem]:
     """Problems with optional packages that the recipe needs and that are not installed."""
     needed: list[tuple[str, str]] = [("report_to", package) for package in recipe.report_to]
+    needed += [("metrics", METRIC_PACKAGES[name]) for name in recipe.metrics if name in METRIC_PACKAGES]
     if recipe.attn_implementation == "flash_attention_2":
         needed += [("attn_implementation", "flash_attn")]
     of_bitsandbytes = [("method", recipe.method == "qlora"), ("optim", bool(OPTIMISERS[recipe.optim].bitsandbytes))]

@@ -565,6 +565,11 @@ def a_threshold_without_patience(world):
     return "finetune --early_stopping_threshold 0.1 --eval_dataset chats.jsonl --eval_steps 2"
 
 
+@case("kit/config/conflicts.py:_conflicts_of_evaluation#5")
+def the_best_by_a_metric_that_is_not_computed(world):
+    return "finetune --metric_for_best_model eval_token_f1 --keep_best --eval_split_size 5"
+
+
 @case("kit/config/conflicts.py:_conflicts_of_method#1", then="adapter_name_or_path")
 def an_adapter_with_method_full(world):
     return "finetune --method full --adapter_name_or_path nowhere"

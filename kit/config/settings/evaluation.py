@@ -3,17 +3,19 @@
 from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, BaseModel, BeforeValidator
 
 from kit.config.fields import (
     SHARE_OR_COUNT,
     STRICT,
+    comma_separated,
     option,
     share_or_count,
 )
 from kit.config.settings.data import ENTRIES, Entries
 
 _option = partial(option, "Evaluation")
+METRIC_PACKAGES = {"chrf": "sacrebleu", "rouge_l": "rouge_score"}  # what one of ``metrics`` needs
 
 
 class EvalSettings(BaseModel):
@@ -51,9 +53,16 @@ class EvalSettings(BaseModel):
         expected=SHARE_OR_COUNT,
     )
     eval_on_start: bool = _option(False, "evaluate before the first step too")
-    metric_for_best_model: Literal["eval_loss", "eval_rewards/accuracies", "eval_rewards/margins"] = _option(
-        "eval_loss", "what keep_best and early stopping follow; the others are of objectives over pairs"
-    )
+    metric_for_best_model: Literal[
+        "eval_loss",
+        "eval_rewards/accuracies",
+        "eval_rewards/margins",
+        "eval_exact_match",
+        "eval_number",
+        "eval_token_f1",
+        "eval_chrf",
+        "eval_rouge_l",
+    ] = _option("eval_loss", "what keep_best and early stopping follow; rewards are of objectives over pairs")
     early_stopping_patience: int | None = _option(
         None, "end the run after N evaluations in a row without a better metric_for_best_model", "evaluations", ge=1
     )
@@ -64,6 +73,12 @@ class EvalSettings(BaseModel):
     )
     predict_with_generate: bool = _option(
         False, "also generate each sample's last answer greedily, and report the share of exact matches"
+    )
+    metrics: Annotated[
+        list[Literal["exact_match", "number", "token_f1", "chrf", "rouge_l"]], BeforeValidator(comma_separated)
+    ] = _option(
+        ["exact_match"],
+        "of generated answers, separated by commas: exact_match, number (the last one), token_f1, chrf, rouge_l",
     )
     max_new_tokens: int = _option(128, "longest generated answer", "tokens", ge=1)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from kit.tools.report.chart import NUM_COLOURS, Chart, Mark, Series, series
+from kit.tools.report.measures import OF_ANSWERS
 from kit.tools.report.metrics import Columns, finite_number
 from kit.tools.report.preference_curves import preference_charts, preference_charts_over
 from kit.tools.report.remarks import predicted_bytes
@@ -110,6 +111,7 @@ def _curves(run: ReportedRun) -> list[_Curve]:
         _Curve(f"training loss{what}", "training", training, "loss", is_fitted=True),
         _Curve(f"evaluation loss{_measure(run)}", "evaluation", evaluations, "eval_loss", is_fitted=True),
         _Curve("exact match, % of the answers", "exact", evaluations, "eval_exact_match", 100),
+        *(_Curve(f"{each.name}, %", each.name, evaluations, each.key, 100) for each in OF_ANSWERS[1:]),
         _Curve("learning rate", "rate", training, "learning_rate"),
         _Curve(
             "gradient norm before clipping",

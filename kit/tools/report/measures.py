@@ -15,7 +15,7 @@ class Measure(NamedTuple):
 
     def text(self, value: float) -> str:
         """Return a value as text."""
-        if self in (ACCURACY, EXACT):
+        if self in (ACCURACY, *OF_ANSWERS):
             return f"{value:.1%}"
         return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
@@ -30,5 +30,12 @@ LOSS = Measure("eval_loss", "evaluation loss", "lowest")
 ACCURACY = Measure("eval_rewards/accuracies", "accuracy", "highest")  # share of the pairs
 MARGIN = Measure("eval_rewards/margins", "margin", "highest")
 EXACT = Measure("eval_exact_match", "exact match", "highest")  # share of the answers
-MEASURES = (LOSS, ACCURACY, MARGIN, EXACT)
-FOLLOWED = {measure.key: measure for measure in (LOSS, ACCURACY, MARGIN)}  # by the values of metric_for_best_model
+OF_ANSWERS = (
+    EXACT,
+    Measure("eval_number", "right number", "highest"),
+    Measure("eval_token_f1", "token F1", "highest"),
+    Measure("eval_chrf", "chrF", "highest"),
+    Measure("eval_rouge_l", "ROUGE-L", "highest"),
+)
+MEASURES = (LOSS, ACCURACY, MARGIN, *OF_ANSWERS)
+FOLLOWED = {measure.key: measure for measure in MEASURES}  # by the values of metric_for_best_model

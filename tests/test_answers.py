@@ -1,0 +1,54 @@
+"""Metrics of answers are those that their names promise."""
+
+import pytest
+
+from kit.answers import METRICS, bounds_of_mean, exact_match, number, token_f1
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "value"),
+    [
+        ("so 1,200 cars\n#### 72", "7 + 65 = 72\n#### 72", 1),
+        ("It costs $1,234.50.", "#### 1234.5", 1),
+        ("72 of 100", "#### 72", 0),
+        ("-3", "#### 3", 0),
+        ("none", "#### 3", 0),
+        ("none", "none", 0),
+        ("", "", 0),
+    ],
+)
+def test_the_last_numbers_are_compared(answer, expected, value):
+    assert number(answer, expected) == value
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "value"),
+    [
+        ("The cat sat.", "a cat sat", 1),
+        ("cat cat", "cat", 2 / 3),
+        ("dog", "cat", 0),
+        ("", "cat", 0),
+        ("the", "A", 1),
+    ],
+)
+def test_words_in_both_texts_count_without_articles_and_punctuation(answer, expected, value):
+    assert token_f1(answer, expected) == pytest.approx(value)
+
+
+def test_whitespace_at_the_ends_does_not_matter():
+    assert exact_match(" yes\n", "yes") == 1 and exact_match("Yes", "yes") == 0
+
+
+@pytest.mark.parametrize("name", ["chrf", "rouge_l"])
+def test_metrics_of_libraries_go_from_0_to_1(name):
+    pytest.importorskip({"chrf": "sacrebleu", "rouge_l": "rouge_score"}[name])
+    metric = METRICS[name]
+    assert metric("the cat sat", "the cat sat") == pytest.approx(1) and metric("xyz", "qrst") == 0
+    assert 0 < metric("the cat lay", "the cat sat") < 1
+
+
+def test_bounds_hold_the_mean_and_are_the_same_at_each_call():
+    values = [1.0] * 60 + [0.0] * 40
+    low, high = bounds_of_mean(values)
+    assert (low, high) == bounds_of_mean(values) and 0.49 < low < 0.53 < 0.67 < high < 0.71  # 0.6 +- 1.96 x 0.049
+    assert bounds_of_mean([1.0]) == (1.0, 1.0)
