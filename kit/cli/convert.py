@@ -113,6 +113,10 @@ def _report(converted: Converted, out: Path, command: str) -> list[str]:
             keys = ", ".join(f"{each.key}: {shown(each.value)}" for each in same[:3])
             more = f" and {len(same) - 3} more" if len(same) > 3 else ""
             lines.append(f"  {one_line(keys)}{more}  ({reason})")
-    if draft.num_processes == 1:
+    if draft.num_processes == 1 and converted.config.startswith("fsdp"):
+        lines.append(
+            "the weights were sharded: give --num_processes N, since the global batch depends on it; now it is 1"
+        )
+    elif draft.num_processes == 1:
         lines.append("one process: give --num_processes N if it ran on more, since the global batch depends on it")
     return [*lines, "", command]

@@ -25,7 +25,8 @@ KITS = {
     "ms-swift": """
         train_type tuner_type target_modules split_dataset_ratio dataset_shuffle val_dataset rlhf_type quant_method
         lazy_tokenize load_from_cache_file template model_author model_name custom_register_path external_plugins
-        freeze_vit freeze_llm padding_free sequence_parallel_size torch_dtype""",
+        freeze_vit freeze_llm padding_free sequence_parallel_size torch_dtype loss_scale truncation_strategy
+        target_regex init_weights lorap_lr_ratio""",
     "TRL": """
         dataset_mixture dataset_mixer dataset_name dataset_train_split dataset_test_split max_seq_length torch_dtype
         use_peft gradient_accumulation_steps hub_model_id push_to_hub do_eval eval_steps warmup_ratio
@@ -54,6 +55,8 @@ def kit_of(values: Mapping[str, Any], ours: Collection[str], is_sure: bool = Fal
         return "torchtune"
     if "zero_optimization" in values:
         return "DeepSpeed"
+    if {"tuner_type", "model"} <= set(values):
+        return "ms-swift"
     if {"dataset_mixture", "dataset_mixer"} & set(values):
         return "TRL"
     given = set(values) - set(ours)

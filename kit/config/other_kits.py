@@ -317,7 +317,7 @@ _ANSWERS = {
         dtype torch_dtype precision float32 upcast_layernorm upcast_lmhead_output bf16_full_eval
         fp16_full_eval""",
     "it belongs in the Accelerate config (--config)": "mixed_precision",
-    FP8: "fp8_config fp8_backend fp8_enable_fsdp_float8_all_gather",
+    FP8: "fp8_recipe fp8_format fp8_config fp8_backend fp8_enable_fsdp_float8_all_gather",
     "strategy comes from the Accelerate config: --config fsdp": """
         fsdp fsdp_config fsdp_version fsdp_transformer_layer_cls_to_wrap fsdp_final_state_dict_type device_map
         distributed_type accelerator_config parallelism_config dist_config ddp distributed_backend""",

@@ -41,6 +41,9 @@ VISION = "text only: towers for images and sound stay as they are (docs/models.m
 LOADING = "leave it out: another way of loading, which is not used here"
 ROWS = "not offered: docs/data.md has the formats and columns that are read"
 SERVICE = "leave it out: it is for a service that starts runs"
+OWN_CODE = (
+    "not offered: code of other kits is not run; docs/data.md and docs/models.md have the data and models that are read"
+)
 WEIGHTS = "leave it out: weights are read from model_name_or_path, and written as safetensors"
 OWN_QUANTISATION = "not offered: a base is in bf16, or with --method qlora in 4 bits"
 
@@ -75,14 +78,19 @@ WORDS = {
         flash_optimum flex_attn_compile_kwargs gemma4_hybrid_attn_impl use_dsv4_kernels use_glm_dsa_kernels
         dsv4_fp4_grouped_mode pretrain_multipack_attn expert_parallel_num_nvl_bytes expert_parallel_token_capacity
         expert_parallel_backend llama4_linearized_experts heads_k_stride experts_impl attention_backend use_flex
+        cross_entropy_fusion_impl
         sdpa_varlen large_head_attention cross_entropy_loss_fusion gradient_accumulation_fusion apply_rope_fusion
         bias_activation_fusion moe_permute_fusion moe_grouped_gemm moe_shared_expert_overlap moe_token_dispatcher_type
         chunked_cross_entropy_num_chunks tiled_mlp_num_shards tiled_mlp_use_original_mlp use_logits_to_keep
         dpo_use_logits_to_keep""",
-    OFFLOADING: "fsdp_cpu_offload offload_params offload_model offload_optimizer",
+    OFFLOADING: """
+        fsdp_cpu_offload offload_params offload_model offload_optimizer optimizer_cpu_offload
+        optimizer_offload_fraction""",
     ONE_LOOP: """
         recompute_granularity recompute_method recompute_num_layers train_iters no_save_optim no_save_rng finetune
-        overlap_grad_reduce overlap_param_gather use_distributed_optimizer cp_mode""",
+        overlap_grad_reduce overlap_param_gather use_distributed_optimizer cp_mode recompute_modules
+        linear_decoupled_in_proj decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers
+        expert_tensor_parallel_size""",
     GENERATE: """
         generation_max_new_tokens gradio_max_new_tokens gradio_temperature gradio_title gradio_share
         gradio_server_name gradio_server_port num_generation_samples generation_do_sample generation_temperature
@@ -106,7 +114,8 @@ WORDS = {
     SERVICE: """
         cloud provider gpu node_count volumes secrets branch dockerfile_commands memory timeout memory_preprocess
         timeout_preprocess use_ray ray_num_workers ray_run_name ray_storage_path resources_per_worker ray_init_kwargs
-        device_groups colocate_groups custom_register_path external_plugins ENV""",
+        device_groups colocate_groups ENV""",
+    OWN_CODE: "custom_register_path external_plugins",
     WEIGHTS: """
         checkpointer safe_serialization max_shard_size create_checkpoint_symlink tokenizer_save_jinja_files
         local_repo_path ms_hub_token om_hub_token use_flash_ckpt""",

@@ -67,6 +67,34 @@ def test_a_data_set_that_is_typed_replaces_that_of_the_file_with_all_that_descri
     assert not recipe.has_evaluation and recipe.dataset_config is None
 
 
+def test_rows_that_the_file_holds_out_go_with_its_data_but_a_share_stays(theirs, capsys):
+    assert (
+        main(["convert", theirs(val_set_size=500, evals_per_epoch=1), "--out", "a.yaml", "--dataset", "m.jsonl"]) == 0
+    )
+    assert not load_recipe("a.yaml").has_evaluation
+    assert "eval_split_size: 500" in capsys.readouterr().out
+    assert (
+        main(["convert", theirs(val_set_size=0.1, evals_per_epoch=1), "--out", "b.yaml", "--dataset", "m.jsonl"]) == 0
+    )
+    assert load_recipe("b.yaml").eval_split_size == 0.1
+    flags = ["--dataset", "m.jsonl", "--eval_split_size", "9"]
+    assert main(["convert", theirs(val_set_size=500, evals_per_epoch=1), "--out", "c.yaml", *flags]) == 0
+    recipe = load_recipe("c.yaml")
+    assert (recipe.eval_split_size, recipe.eval_strategy) == (9, "epoch")
+
+
+def test_names_for_a_tracker_go_with_it(theirs, capsys):
+    path = theirs(wandb_project="p", wandb_name="n")
+    assert main(["convert", path, "--out", "ours.yaml", "--report_to", "none"]) == 0
+    recipe = load_recipe("ours.yaml")
+    assert (recipe.report_to, recipe.project, recipe.run_name) == ([], "kit", None)
+
+
+def test_a_file_that_sharded_says_that_the_processes_are_missing(theirs, capsys):
+    assert main(["convert", theirs(fsdp_config={"reshard_after_forward": True}), "--out", "ours.yaml"]) == 0
+    assert "the weights were sharded: give --num_processes N" in capsys.readouterr().out
+
+
 def test_no_credential_of_the_file_reaches_the_recipe(theirs, tmp_path, capsys):
     path = theirs(wandb_api_key="0123456789abcdef0123456789abcdef01234567", hub_model_id="hf_" + "aB3" * 12)
     assert main(["convert", path, "--out", "ours.yaml"]) == 0

@@ -8,7 +8,7 @@ from typing import Any
 from kit.config import other_kits
 from kit.tools.convert import trainer
 from kit.tools.convert.axolotl_data import take_data
-from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_true, number, shown
+from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, is_true, number, shown
 from kit.tools.convert.modules import put_initialisation, put_patterns, put_targets
 
 KIT = "axolotl"
@@ -23,8 +23,6 @@ RENAMES = {
     "peft_use_rslora": "use_rslora",
     "peft_use_dora": "use_dora",
     "dataset_exact_deduplication": "dedup",
-    "wandb_project": "project",
-    "wandb_name": "run_name",
     "tokens": "new_tokens",
     "output_dir": "output_dir",
 }
@@ -34,6 +32,15 @@ _OF_TRAINER = {
     "eval_batch_size": "per_device_eval_batch_size",
     "optimizer": "optim",
     "lr_scheduler": "lr_scheduler_type",
+}
+# Each tracker's switch begins with use_; the keys of its project and of the run's name there, by its name here.
+_TRACKERS = {
+    "wandb": ("wandb", "wandb_project", "wandb_name"),
+    "mlflow": ("mlflow", "mlflow_experiment_name", "mlflow_run_name"),
+    "swanlab": ("swanlab", "swanlab_project", "swanlab_experiment_name"),
+    "comet": ("comet_ml", "comet_project_name", ""),
+    "trackio": ("trackio", "trackio_project_name", "trackio_run_name"),
+    "tensorboard": ("tensorboard", "", ""),
 }
 _PLUGINS_OF_SPEED = "cut_cross_entropy liger kernels expert_parallel"
 _OTHER_TRAINING = "grpo gdpo ebft bt reinforce rloo ppo nash online_dpo xpo gspo"
@@ -51,18 +58,11 @@ def convert(draft: Draft, path: Path) -> None:
         micro = number(draft.given.get("per_device_train_batch_size", 1))
         draft.given["gradient_accumulation_steps"] = max(1, int(number(total) // micro))
     trainer.take_batch(draft, 1, 1)
-    tracks_wandb = draft.take("use_wandb") not in (None, False) or draft.given.get("wandb_project") is not None
-    if draft.is_on("use_tensorboard"):
-        draft.given["report_to"] = ["tensorboard"] + ["wandb"] * tracks_wandb
-    elif tracks_wandb:
-        draft.given["report_to"] = ["wandb"]
-    else:
-        draft.take_first("wandb_name", "trackio_run_name")
+    _take_trackers(draft)
     draft.rename(RENAMES)
     draft.put("packing", is_true(draft.values.get("packing", False)))
     if not draft.values.get("dedup", True):
         del draft.values["dedup"]
-    draft.take("trackio_project_name")
     _take_schedule(draft)
     trainer.take_common(draft)
     take_data(draft)
@@ -74,6 +74,18 @@ def convert(draft: Draft, path: Path) -> None:
     draft.default("save_total_limit", 4, KIT)
     draft.default("weight_decay", 0.0, KIT)
     draft.default("lr_scheduler_type", "cosine", KIT)
+
+
+def _take_trackers(draft: Draft) -> None:
+    """Read the switches and names of trackers. Those of wandb and swanlab are on where a project is named."""
+    for name, (tracker, project, run_name) in _TRACKERS.items():
+        switch = draft.take(f"use_{name}")
+        if is_true(switch) or (
+            switch is None and name in ("wandb", "swanlab") and not is_nothing(draft.given.get(project))
+        ):
+            trainer.take_tracker(draft, tracker, project, run_name)
+        else:
+            draft.take_first(project, run_name)
 
 
 def _refuse_other_training(draft: Draft) -> None:
@@ -153,6 +165,12 @@ def _take_schedule(draft: Draft) -> None:
     constant = draft.take("cosine_constant_lr_ratio")
     if constant is not None and number(constant):
         draft.drop("cosine_constant_lr_ratio", constant, Group.LEARNS, "no schedule here has it")
+    if (scale := draft.take("embedding_lr_scale")) is not None:
+        rate = draft.typed.get("learning_rate", draft.values.get("learning_rate"))
+        if rate is None:
+            draft.drop("embedding_lr_scale", scale, Group.LEARNS, "a share of learning_rate, which is missing")
+        else:
+            draft.put("embedding_learning_rate", number(scale) * number(rate), f"{shown(scale)} x {shown(rate)}")
     if (epsilon := draft.take("adam_eps")) is not None:
         draft.put("adam_epsilon", epsilon)
 
@@ -184,7 +202,7 @@ def _take_plugins(draft: Draft) -> None:
         if name in _PLUGINS_OF_SPEED.split():
             draft.drop("plugins", name, Group.SPEED, other_kits.KERNELS)
         elif name == "swanlab":
-            draft.drop("plugins", name, Group.NEEDLESS, other_kits.other_kits_word("use_swanlab"))
+            continue  # its keys were read
         else:
             draft.drop("plugins", name, Group.LEARNS, f"not known here: {shown(plugin)}")
 

@@ -141,6 +141,12 @@ def _take_template(draft: Draft, sections: list[dict[str, Any]], types: list[str
         draft.drop("datasets.type", " and ".join(types), Group.LEARNS, "one chat template is for all data sets")
 
 
+def own_template(draft: Draft) -> str:
+    """Why a template of the model's family is not written down."""
+    typed = draft.typed.get("model_name_or_path")
+    return f"that of {typed} is taken" if typed else f"{draft.values['model_name_or_path']} brings its own"
+
+
 def put_template(draft: Draft, name: str, same: dict[str, str], of_models: dict[str, str]) -> None:
     """Set our template of the same text, or leave it to the model if its family brings this one.
 
@@ -154,7 +160,7 @@ def put_template(draft: Draft, name: str, same: dict[str, str], of_models: dict[
     if name in same:
         draft.put("chat_template", same[name])
     elif any(word in model for word in of_models.get(name, "").split()):
-        draft.drop("chat_template", name, Group.NEEDLESS, f"{draft.values['model_name_or_path']} brings its own")
+        draft.drop("chat_template", name, Group.NEEDLESS, own_template(draft))
     else:
         reason = "no template here gives this text; with --drop, that of the model. Or --chat_template FILE"
         draft.drop("chat_template", name, Group.LEARNS, reason, "chat_template")

@@ -31,7 +31,7 @@ from kit.tools.convert import (
     words,
 )
 from kit.tools.convert.data import BARE
-from kit.tools.convert.draft import Draft, Group, is_nothing, shown
+from kit.tools.convert.draft import Draft, Group, is_nothing, number, shown
 from kit.tools.convert.shell import Command, read_command
 from kit.tools.convert.write import recipe_text
 
@@ -96,9 +96,13 @@ def convert(
     _read(draft, KITS[kit], path, source)
     if "dataset" in draft.typed:
         _leave_data_of_the_file(draft)
+    if draft.typed.get("report_to") == "none":
+        for name in ("run_name", "project"):  # no one reads them
+            draft.values.pop(name, None)
     for name, value in draft.typed.items():
         draft.put(name, value, "typed")
     trainer.take_optimiser_that_shards(draft)
+    trainer.fit_micro_batch(draft)
     problems = draft.problems or _not_dropped(draft, path, lines, drop) + _unfilled(draft)
     if problems:
         raise UserError(*problems)
@@ -132,9 +136,14 @@ def _read(draft: Draft, read: Callable[[Draft, Path], None], path: Path, source:
 def _leave_data_of_the_file(draft: Draft) -> None:
     """Remove what describes the data of the file, which ``--dataset`` replaces."""
     names = [f"dataset_{key}" for key in ("config", "split", "revision", "columns")]
-    if "eval_dataset" in draft.values:
+    held_out = "eval_dataset" if "eval_dataset" in draft.values else "eval_split_size"
+    value = draft.values.get(held_out)
+    # A share of any data can be held out; a number of rows may be all of them.
+    if value is not None and (held_out == "eval_dataset" or number(value) >= 1) and held_out not in draft.typed:
         names += [name for name in draft.values if name.startswith(("eval_", "early_", "per_device_eval"))]
-        names.append("keep_best")
+        names += ["keep_best", "metric_for_best_model"]
+        reason = "of the data that --dataset replaces; --eval_split_size 0.1 or --eval_dataset FILE evaluates"
+        draft.drop(held_out, value, Group.NEEDLESS, reason)
     for name in names:
         draft.values.pop(name, None)
     if draft.template == BARE:  # that of rows with a prompt_format

@@ -8,9 +8,9 @@ from typing import Any
 from kit.config import other_kits
 from kit.durable import read_small
 from kit.tools.convert import trainer
-from kit.tools.convert.axolotl_data import put_template
+from kit.tools.convert.axolotl_data import own_template, put_template
 from kit.tools.convert.data import Data, first_rows, put_data
-from kit.tools.convert.draft import Draft, Group, as_list, is_true, number
+from kit.tools.convert.draft import Draft, Group, as_list, is_nothing, is_true, number
 from kit.tools.convert.modules import put_initialisation, put_targets
 
 KIT = "LLaMA-Factory"
@@ -82,7 +82,12 @@ def convert(draft: Draft, path: Path) -> None:
     _take_method(draft)
     draft.rename({"model_name_or_path": "model_name_or_path"})
     draft.rename(RENAMES)
+    trainer.take_switches_off(draft)
     trainer.take_batch(draft, 8, 1)
+    if draft.is_on("use_swanlab"):
+        trainer.take_tracker(draft, "swanlab", "swanlab_project", "swanlab_run_name")
+    if draft.is_on("use_unsloth_gc"):
+        draft.given["gradient_checkpointing"] = "use_unsloth_gc"  # it keeps the inputs of layers in the CPU's memory
     if draft.is_on("use_muon"):
         draft.given["optim"] = "muon"
     trainer.take_common(draft)
@@ -194,7 +199,7 @@ def _put_template(draft: Draft, name: str) -> None:
     if name == "qwen3_nothink" and "2507" not in model:
         draft.put("chat_template", "chatml", "qwen3_nothink")
     elif name == "qwen3" and "qwen3" in model and "2507" not in model:
-        draft.drop("template", name, Group.NEEDLESS, f"{draft.values['model_name_or_path']} brings its own")
+        draft.drop("template", name, Group.NEEDLESS, own_template(draft))
     else:
         put_template(draft, name, TEMPLATES, OF_MODELS)
 
@@ -237,10 +242,13 @@ def _data_of(draft: Draft, name: str, info: dict[str, Any], folder: Path, limit:
         if kind in columns:
             draft.refuse("dataset", name, f"it has {kind}, and this kit reads only text")
     split = info.get("split")
-    rows = min(int(number(each)) for each in (limit, info.get("num_samples")) if each is not None) if limit else None
+    drawn = [int(number(each)) for each in (info.get("num_samples"), limit) if each is not None]
     ours = _columns_of(draft, name, info, columns)
     wording = _WORDING if "input" in ours.values() else None
-    return Data(path, info.get("subset"), first_rows(split, rows) if rows else split, None, ours, wording)
+    if is_nothing(info.get("num_samples")):
+        split = first_rows(split, drawn[0]) if drawn else split
+        return Data(path, info.get("subset"), split, None, ours, wording)
+    return Data(path, info.get("subset"), split, None, ours, wording, min(drawn))  # num_samples are drawn
 
 
 def _columns_of(draft: Draft, name: str, info: dict[str, Any], columns: dict[str, str]) -> dict[str, str]:

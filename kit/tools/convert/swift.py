@@ -69,8 +69,10 @@ def convert(draft: Draft, path: Path) -> None:
         if optimiser == "muon":  # Megatron's
             reason = "Megatron's has another momentum and scale; with --drop, adamw_torch_fused, unless --optim muon"
             draft.drop("optim", optimiser, Group.LEARNS, reason, name="optim")
-        else:
+        elif optimiser != "lorap":  # lorap_lr_ratio says all of it
             draft.given["optim"] = optimiser
+    if "swanlab" in as_list(draft.given.get("report_to")):
+        trainer.take_tracker(draft, "swanlab", "swanlab_project", "swanlab_exp_name")
     trainer.take_common(draft)
     draft.config = draft.config or ("fsdp" if deepspeed else "")
     _take_data(draft)
@@ -93,7 +95,10 @@ def _refuse_other_training(draft: Draft) -> None:
         draft.refuse("task_type", task, "causal language models only")
     model = str(draft.given.get("model", ""))
     if _IMAGES.search(model):
-        draft.refuse("model", model, "a model of images or sound, and this kit reads only text")
+        reason = (
+            "a model of images or sound, and this kit reads only text; if its data are text, name them as --dataset"
+        )
+        draft.refuse("model", model, reason, "dataset")
 
 
 def _take_method(draft: Draft) -> None:

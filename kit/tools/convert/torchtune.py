@@ -32,6 +32,12 @@ SPEED = {
         data_parallel_replicate_dim""",
     other_kits.FP8: "enable_fp8_training",
 }
+_TRACKERS = {
+    "WandBLogger": "wandb",
+    "TensorBoardLogger": "tensorboard",
+    "CometLogger": "comet_ml",
+    "MLFlowLogger": "mlflow",
+}
 _LOSSES = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss", "CrossEntropyLoss", "SFTLoss")
 _LINEAR = {"output_proj": "o_proj"}  # torchtune's name of the last linear layer of attention
 _FUSED = ("phi3", "phi4")  # families whose models here have q, k and v in one layer
@@ -52,7 +58,8 @@ def convert(draft: Draft, path: Path) -> None:
     take_data(draft)
     if not draft.is_on("profiler.enabled"):
         draft.take("profiler._component_")
-    for start in ("profiler", "metric_logger", "ref_checkpointer", "tensor_parallel_plan"):
+    _take_tracker(draft)
+    for start in ("profiler", "ref_checkpointer", "tensor_parallel_plan"):
         _keep_component(draft, start)
     for table, leave_out in ((NEEDLESS, draft.needless), (SPEED, draft.speed)):
         for reason, words in table.items():
@@ -79,6 +86,18 @@ def _keep_component(draft: Draft, start: str) -> None:
         draft.take(key)
     if component is not None:
         draft.given[start] = str(component).rpartition(".")[2]
+
+
+def _take_tracker(draft: Draft) -> None:
+    name = str(draft.given.get("metric_logger._component_", "")).rpartition(".")[2]
+    if name in _TRACKERS:
+        draft.put("report_to", [_TRACKERS[name]])
+        draft.rename({"metric_logger.project": "project", "metric_logger.experiment_name": "project"})
+        draft.rename({"metric_logger.name": "run_name", "metric_logger.run_name": "run_name"})
+    elif name:
+        draft.drop("metric_logger", name, Group.NEEDLESS, "metrics.jsonl and report.html have the curves")
+    for key in [key for key in draft.given if key.startswith("metric_logger.")]:
+        draft.take(key)
 
 
 def _resolve(values: dict[str, Any]) -> None:

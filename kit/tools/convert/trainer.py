@@ -43,6 +43,17 @@ def take_batch(draft: Draft, micro_batch: int, accumulation: int) -> None:
     draft.put("per_device_train_batch_size", micro_batch)
 
 
+def fit_micro_batch(draft: Draft) -> None:
+    """Make the micro-batch one that divides the global batch, where fewer processes read data there than train here."""
+    total, micro = draft.values.get("global_batch_size"), draft.values.get("per_device_train_batch_size")
+    if {"global_batch_size", "per_device_train_batch_size"} & set(draft.typed) or not (total and micro):
+        return
+    each, rest = divmod(int(number(total)), draft.num_processes)
+    if rest == 0 and each % int(number(micro)):
+        note = f"{shown(micro)} there; the maths is the same"
+        draft.put("per_device_train_batch_size", math.gcd(each, int(number(micro))), note)
+
+
 def take_schedule(draft: Draft) -> None:
     """Read the length of the run, the schedule of the rate and the optimiser."""
     steps = draft.take("max_steps")
@@ -152,9 +163,31 @@ def _put_share(draft: Draft, kind: str, share: float, given: str) -> None:
         draft.put(f"{kind}_steps", math.floor(share * 1e6) / 1e6, given)
 
 
+def take_tracker(draft: Draft, tracker: str, project: str = "", run_name: str = "") -> None:
+    """Read a tracker's own keys, for ``take_output``.
+
+    Args:
+        tracker: as ``report_to`` names it.
+        project: the key of its project.
+        run_name: the key of the run's name there.
+    """
+    draft.given["report_to"] = [*as_list(draft.given.get("report_to")), tracker]
+    for ours, theirs in (("project", project), ("run_name", run_name)):
+        if theirs and (value := draft.take(theirs)) is not None:
+            draft.given.setdefault(ours, value)
+
+
+def take_switches_off(draft: Draft) -> None:
+    """Read ``--no_X``, which transformers' parser has for each switch that is on by default, as X: false."""
+    for key in [key for key, value in draft.given.items() if key.startswith("no_") and value is True]:
+        del draft.given[key]
+        draft.given[key.removeprefix("no_")] = False
+
+
 def take_output(draft: Draft) -> None:
     """Read what is logged, and where."""
-    trackers = [name for name in as_list(draft.take("report_to")) if name not in ("none", "all")]
+    names = dict.fromkeys(as_list(draft.take("report_to")))
+    trackers = [name for name in names if name not in ("none", "all")]
     if known := [name for name in trackers if name in _TRACKERS]:
         draft.put("report_to", known)
     for name in trackers:
@@ -243,8 +276,11 @@ def take_topology(draft: Draft) -> None:
     text = str(fsdp_config).lower().replace(" ", "").replace("fsdp_", "")
     if "activation_checkpointing':true" in text:
         draft.put("gradient_checkpointing", True, "activation_checkpointing of fsdp_config")
+    if "activation_cpu_offload':true" in text:
+        draft.put("gradient_checkpointing", True)
+        draft.put("activation_offload", True, "activation_cpu_offload of fsdp_config")
     if fsdp is not None or fsdp_config:
-        offloads = "offload" in str(fsdp) or re.search(r"(offload_params|cpu_offload)'?:'?true", text)
+        offloads = "offload" in str(fsdp) or re.search(r"(offload_params|(?<!activation_)cpu_offload)'?:'?true", text)
         draft.config = "fsdp_offload" if offloads else "fsdp"
     if deepspeed is not None:
         draft.config = _config_of_deepspeed(deepspeed)

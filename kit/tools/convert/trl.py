@@ -23,11 +23,13 @@ RENAMES = {
     "output_dir": "output_dir",
     "packing": "packing",
 }
+_LOSSES_OF_SFT = ("nll", "chunked_nll", "dft")
 _DEFAULT_RATES = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6}
 
 
 def convert(draft: Draft, path: Path = Path()) -> None:
     """Read all keys of the file that have another name or form than here."""
+    trainer.take_switches_off(draft)
     objective = _take_objective(draft, path)
     _take_method(draft)
     draft.rename(RENAMES)
@@ -49,13 +51,14 @@ def _take_objective(draft: Draft, path: Path) -> str:
     """The objective by the keys of its trainer, or by the folders above the file."""
     folders = [part.lower() for part in path.resolve().parts[-4:]]
     named = next((name for name in ("orpo", "dpo", "kto", "cpo", "sft") if name in folders), None)
-    by_keys = "dpo" if {"beta", "loss_type", "max_prompt_length"} & set(draft.given) else "sft"
+    loss = draft.take("loss_type")
+    loss = loss[0] if isinstance(loss, list) and len(loss) == 1 else loss
+    prefers = loss not in (None, *_LOSSES_OF_SFT) or {"beta", "max_prompt_length"} & set(draft.given)
+    by_keys = "dpo" if prefers else "sft"
     objective = named if named and (named != "sft" or by_keys == "sft") else by_keys
     draft.put("objective", objective, "the folder says so" if named == objective else "")
-    loss = draft.take("loss_type")
     losses = {"sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo", "robust": "robust", "sigmoid_norm": "sigmoid_norm"}
-    loss = loss[0] if isinstance(loss, list) and len(loss) == 1 else loss
-    if objective == "sft" and loss in ("nll", "chunked_nll", "dft"):
+    if objective == "sft" and loss in _LOSSES_OF_SFT:
         draft.put("objective", "dft" if loss == "dft" else "sft")
     elif loss in losses and objective == "dpo":
         draft.put("dpo_loss", losses[loss])

@@ -106,6 +106,8 @@ def _take_word(draft: Draft, key: str, value: object) -> None:
     if same and group is Group.LEARNS and same[1] not in draft.values and not isinstance(value, dict):
         draft.put(same[1], value)
     elif not (is_false(value) and not answer):  # a switch that is off
+        if group is Group.NEEDLESS:
+            answer = re.sub(r"^use (--)?", "here it is ", answer)
         draft.drop(key, value, group, answer or "not known here")
 
 

@@ -1,5 +1,6 @@
 """Writes a draft as the text of a recipe: settings in the order of ``--help``, with their comments."""
 
+import re
 from typing import Any
 
 from kit.config.dataset_entry import in_one_line
@@ -52,4 +53,6 @@ def _scalar(value: Any) -> str:
     """A value in YAML, in one line."""
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    if isinstance(value, str) and re.fullmatch(r"-?\d+(\.\d+)?|true|false", value):
+        return value  # recipes are read as text, so a number that was typed needs no quotes
     return in_one_line(value)

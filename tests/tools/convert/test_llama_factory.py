@@ -24,6 +24,7 @@ FILE = {
 INFO = {
     "mine": {"file_name": "mine.json", "formatting": "sharegpt", "columns": {"messages": "turns", "system": "system"}},
     "plain": {"file_name": "plain.json"},
+    "drawn": {"file_name": "drawn.json", "num_samples": 50},
     "hub": {"hf_hub_url": "a/b", "subset": "main", "columns": {"prompt": "question", "response": "answer"}},
     "pairs": {
         "file_name": "pairs.json",
@@ -101,6 +102,19 @@ def test_an_input_follows_its_instruction_after_a_line_break(of_file):
     (entry,) = of_file({"dataset": "plain"})[1].dataset_entries
     assert question(entry.prompt_format, "Add.", "2, 2") == "Add.\n2, 2"
     assert question(entry.prompt_format, "Hi", "") == "Hi"
+
+
+@pytest.mark.parametrize(("limit", "rows"), [(None, 50), (500, 50), (20, 20)])
+def test_rows_that_dataset_info_draws_are_drawn(of_file, limit, rows):
+    _, recipe = of_file({"dataset": "drawn", "max_samples": limit})
+    assert (recipe.dataset[0].max_samples, recipe.dataset[0].split) == (rows, None)
+
+
+def test_swanlab_and_offloaded_checkpoints_are_taken_over(of_file):
+    given = {"use_swanlab": True, "swanlab_project": "p", "swanlab_run_name": "n", "use_unsloth_gc": True}
+    _, recipe = of_file(given)
+    assert (recipe.report_to, recipe.project, recipe.run_name) == (["swanlab"], "p", "n")
+    assert (recipe.gradient_checkpointing, recipe.activation_offload) == (True, True)
 
 
 def test_several_data_sets_are_one_list(of_file):

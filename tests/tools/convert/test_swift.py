@@ -79,6 +79,34 @@ def test_what_cannot_be_done_is_refused_by_name(converted, given, says):
         converted(FILE | given)
 
 
+def test_lora_plus_and_swanlab_are_taken_over(converted):
+    given = {"optimizer": "lorap", "lorap_lr_ratio": 16, "report_to": "swanlab", "swanlab_project": "p"}
+    result, recipe = converted({**FILE, **given, "swanlab_exp_name": "n"})
+    assert result.kit == "ms-swift"
+    assert (recipe.loraplus_lr_ratio, recipe.report_to, recipe.project) == (16, ["swanlab"], "p")
+    assert recipe.run_name == "n"
+
+
+def test_a_model_of_images_trains_on_data_that_were_named_as_text(converted):
+    given = FILE | {"model": "Qwen/Qwen2.5-VL-3B-Instruct"}
+    with pytest.raises(UserError, match="--dataset"):
+        converted(given)
+    assert converted(given, flags={"dataset": "texts.jsonl"})[1].dataset == "texts.jsonl"
+
+
+def test_code_of_the_file_is_not_left_out_unsaid(converted):
+    with pytest.raises(UserError, match="code of other kits is not run"):
+        converted(FILE | {"external_plugins": "mine.py"})
+
+
+def test_the_micro_batch_divides_what_each_process_gets_of_the_global_batch(converted):
+    given = FILE | {"micro_batch_size": 16, "global_batch_size": 16, "tensor_model_parallel_size": 4}
+    _, recipe = converted(given, num_processes=4)
+    assert (recipe.global_batch_size, recipe.per_device_train_batch_size) == (16, 4)
+    _, recipe = converted(given, num_processes=4, flags={"per_device_train_batch_size": "2"})
+    assert recipe.per_device_train_batch_size == 2
+
+
 def test_a_script_is_read_like_a_file(converted):
     script = "NPROC_PER_NODE=4 swift sft --model m \\\n  --dataset mine.jsonl --tuner_type lora --lora_rank 4\n"
     result, recipe = converted(script, name="train.sh")

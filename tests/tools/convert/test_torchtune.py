@@ -55,6 +55,16 @@ def changed(**parts):
     return FILE | {key: FILE.get(key, {}) | part if isinstance(part, dict) else part for key, part in parts.items()}
 
 
+@pytest.mark.parametrize(
+    ("logger", "trackers", "project"),
+    [("WandBLogger", ["wandb"], "p"), ("CometLogger", ["comet_ml"], "p"), ("DiskLogger", [], "kit")],
+)
+def test_a_logger_becomes_the_tracker_that_it_writes_to(converted, logger, trackers, project):
+    component = f"torchtune.training.metric_logging.{logger}"
+    _, recipe = converted(FILE | {"metric_logger": {"_component_": component, "project": "p", "log_dir": "out"}})
+    assert (recipe.report_to, recipe.project) == (trackers, project)
+
+
 def test_a_file_becomes_a_recipe_with_the_defaults_of_that_kit(converted):
     result, recipe = converted(FILE)
     assert (result.kit, result.config, recipe.method) == ("torchtune", "single", "lora")

@@ -4,7 +4,14 @@ import pytest
 
 from kit.config.optimisers import OPTIMISERS, OTHER_NAMES
 from kit.tools.convert.draft import Draft, Group
-from kit.tools.convert.trainer import take_batch, take_common, take_evaluation, take_optimiser_that_shards
+from kit.tools.convert.trainer import (
+    take_batch,
+    take_common,
+    take_evaluation,
+    take_optimiser_that_shards,
+    take_switches_off,
+    take_topology,
+)
 
 
 def read(values, **of_draft):
@@ -90,6 +97,19 @@ def test_a_value_means_what_it_says(given, values):
 )
 def test_the_config_does_what_sharding_did(given, config):
     assert read(given).config == config
+
+
+def test_activations_that_fsdp_offloads_are_offloaded():
+    draft = Draft({"fsdp": "full_shard", "fsdp_config": {"activation_cpu_offload": True, "reshard": True}})
+    take_topology(draft)
+    assert draft.config == "fsdp"
+    assert draft.values == {"gradient_checkpointing": True, "activation_offload": True}
+
+
+def test_a_switch_with_no_before_it_is_off():
+    draft = Draft({"no_remove_unused_columns": True, "no_cuda": False})
+    take_switches_off(draft)
+    assert draft.given == {"remove_unused_columns": False, "no_cuda": False}
 
 
 def test_a_deepspeed_file_that_is_there_is_read(tmp_path):

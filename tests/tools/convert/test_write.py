@@ -16,6 +16,13 @@ def test_values_with_any_character_survive_and_comments_stay_comments():
     assert all(len(line) <= 210 for line in text.splitlines())
 
 
+def test_a_number_that_was_typed_stands_as_it_was_typed():
+    lines = recipe_text(
+        Draft({}, values={"max_steps": "3", "packing": "true", "learning_rate": "1e-5"}), []
+    ).splitlines()
+    assert [line for line in lines if line] == ["packing: true", "max_steps: 3", "learning_rate: 1e-5"]
+
+
 def test_settings_stand_in_the_order_of_the_help_and_each_group_of_what_was_left_out_has_a_title():
     draft = Draft({}, values={"seed": 1, "model_name_or_path": "m", "dataset": "d"})
     draft.drop("a", 1, Group.SPEED, "why")
