@@ -248,7 +248,7 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
         gathered = head + (_gathered_layer(workload) if shape.tied else head)
     if workload.method != "full":
         # Caps: logits in float32, divided, through tanh, multiplied, and the gradient.
-        per_logit = plain + 20 if shape.caps_logits else plain + 4 + plain
+        per_logit = max(plain + 4 + plain, workload.logit_bytes) + (16 - plain if shape.caps_logits else 0)
         yield Counter({ACTIVATIONS: kept_bytes + copies, LOGITS: per_logit * logits, GATHERED: gathered})
         return
     forward = copies + (head if autocast else 0)
@@ -258,7 +258,9 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     logits_left = 2 * logits if autocast else 0
     sums = 4 * shape.embedding_parameters + (head if autocast else 0)
     yield Counter({ACTIVATIONS: kept_bytes + copies + sums + head, LOGITS: logits_left, GATHERED: gathered})
-    yield Counter({ACTIVATIONS: kept_bytes + copies + sums, LOGITS: 12 * logits, GATHERED: gathered})
+    yield Counter(
+        {ACTIVATIONS: kept_bytes + copies + sums, LOGITS: max(12, workload.logit_bytes) * logits, GATHERED: gathered}
+    )
 
 
 def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:

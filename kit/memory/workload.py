@@ -22,6 +22,13 @@ def machines_with_copies(num_gpus: int, gpus_per_machine: int) -> int:
     return machines if gpus_per_machine > 1 and not rest else 1
 
 
+def _logit_bytes(recipe: Recipe) -> int:
+    """Bytes of a logit, as fake tensors show them: in float32 its log-softmax and gradients, and log Z's of z-loss."""
+    if recipe.z_loss_coef:
+        return 20
+    return 12 if recipe.label_smoothing_factor or recipe.objective == "eaft" else 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """One way to run a recipe."""
@@ -52,6 +59,8 @@ class Workload:
     save_only_model: bool = False
     num_checkpoints: int | None = 3  # on the disk at once; None: all are kept, of a number that depends on the data
     fuses: bool = False  # compiled layers, which keep fewer tensors
+    # Bytes of a logit of a chunk, where autograd differentiates a loss of its own; 0: plain cross-entropy.
+    logit_bytes: int = 0
     fp8: bool = False  # changes neither what is held nor, as far as formulas know, how long it takes
     pure_bf16: bool = False  # weights and optimiser states in bf16, without a float32 copy: adamw_bf16
     # What this kit does not do. With these the same formulas describe other kits' published runs.
@@ -89,6 +98,7 @@ class Workload:
             gradient_checkpointing=recipe.gradient_checkpointing != "auto" and recipe.gradient_checkpointing,
             activation_offload=recipe.activation_offload,
             fuses=bool(recipe.torch_compile),  # a plan is for a GPU, where `auto` compiles
+            logit_bytes=_logit_bytes(recipe),
             fp8=recipe.fp8,
             objective=recipe.objective,
             precompute_reference=recipe.precompute_reference or bool(recipe.adapter_name_or_path),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from helpers import ROOT
 
+from kit.config.recipe import Recipe
 from kit.memory.formulas import CONTEXT, FRAGMENTATION, NCCL, TENSORS, chunk_tokens, predict
 from kit.memory.workload import Workload
 from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD, SINGLE
@@ -64,6 +65,22 @@ def test_offloaded_inputs_are_on_the_gpu_two_at_a_time(shape, method, strategy, 
     if without:
         plain = predict(replace(offloaded, activation_offload=False)).tensors / GIB
         assert plain == pytest.approx(without, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("settings", "simulated"),
+    [
+        ({}, 3_566_464_112),
+        ({"label_smoothing_factor": 0.1}, 3_954_172_040),
+        ({"objective": "eaft"}, 3_954_168_968),
+        ({"z_loss_coef": 1e-4}, 4_742_188_172),
+    ],
+)
+def test_a_loss_that_autograd_differentiates_holds_more_of_each_logit(settings, simulated):
+    """Simulated with a frozen head and chunks of 768 positions, as a GPU of 48 GiB has."""
+    recipe = Recipe(model_name_or_path="m", dataset="d", max_length=2048, gradient_checkpointing=True, **settings)
+    planned = predict(replace(Workload.of(recipe, find_shape("llama-1b")), device_memory=48 * GIB, micro_batches=1))
+    assert planned.tensors == pytest.approx(simulated, rel=0.01)
 
 
 def test_adamw_torch_holds_the_roots_of_all_second_moments_for_a_moment():
