@@ -117,6 +117,7 @@ def test_every_flag_named_in_the_pages_exists():
     theirs |= {"learning_rte"}  # the mistake that is answered
     theirs |= {"simulate"}  # of kit plan
     theirs |= {"drop"}  # of kit convert
+    theirs |= {"public", "with_run", "base_model"}  # of kit push
     theirs |= {"older_than", "keep"}  # of kit cache
     theirs |= {"require", "no"}  # of pip: --require-hashes, --no-deps
     theirs |= {"layers", "hidden", "shard_bytes", "folder", "shape", "topology", "world", "length"}  # of benchmarks

@@ -23,7 +23,7 @@ from kit.console import guard_libraries, show, show_error
 from kit.errors import Problem, UserError, did_you_mean
 
 SCRIPTS = "train score export".split()
-COMMANDS = "chat recipes convert doctor plan inspect prepare rates report cache verify-resume".split()
+COMMANDS = "chat push recipes convert doctor plan inspect prepare rates report cache verify-resume".split()
 SLOW_TO_IMPORT = "chat doctor inspect prepare rates".split()
 # Words of other kits, and what does their work. No guess by spelling can find these.
 ANSWERS = {
@@ -38,8 +38,7 @@ ANSWERS = {
     **dict.fromkeys(("talk", "generate", "infer", "inference"), "kit chat"),
     "serve": "docs/questions.md#the-hub-vllm-ollama-gguf has what servers take",
     **dict.fromkeys(("sweep", "tune", "lr-find", "find-lr", "lr"), "kit rates"),
-    "push": "hf upload OWNER/NAME runs/NAME/final uploads a model",
-    "upload": "hf upload OWNER/NAME runs/NAME/final uploads a model",
+    **dict.fromkeys(("upload", "publish", "share"), "kit push"),
 }
 
 

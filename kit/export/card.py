@@ -72,11 +72,11 @@ def model_card(
     num, precision = strategy.num_processes, strategy.mixed_precision
     lines = ["---", *about.to_yaml().splitlines(), "---", "", f"# {_plain(title)}", ""]
     lines += [f"- base: {_code(base)}" if base else f"- base: a folder named {_code(base_name)}, not from the Hub"]
-    lines += [_licence_line("base", licence)]
+    lines += [licence_line("base", licence)]
     for entry in entries:
         known = f", {_code(ids[entry.name])}" if ids.get(entry.name, entry.name) != entry.name else ""
         data_licence = _licence_of(ids[entry.name], "dataset", entry.revision) if entry.name in ids else {}
-        lines += [f"- data: {_code(entry.name)}{known}", _licence_line("data", data_licence)]
+        lines += [f"- data: {_code(entry.name)}{known}", licence_line("data", data_licence)]
     lines += _objective_lines(recipe)
     lines += [f"- {state.step} steps of {recipe.global_batch_size} {items}"]
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
@@ -164,14 +164,19 @@ def _licence_of(name: str, kind: Literal["model", "dataset"], revision: str | No
         return {}
     with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
         about = ModelCard(str(read_small(Path(path))), ignore_metadata_errors=True).data.to_dict()
-        found = {key: about[key] for key in ("license", "license_name", "license_link") if key in about}
-        is_usual = all(isinstance(value, str) for value in found.values())
-        if is_usual and _LICENCE.fullmatch(found.get("license", "")):
-            return found
+        return licence_in(about)
     return {}
 
 
-def _licence_line(what: str, licence: Mapping[str, str]) -> str:
+def licence_in(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the metadata of a card say of the licence; empty if that is nothing, or in an unknown form."""
+    found = {key: about[key] for key in ("license", "license_name", "license_link") if key in about}
+    is_usual = all(isinstance(value, str) for value in found.values())
+    return found if is_usual and _LICENCE.fullmatch(found.get("license", "")) else {}
+
+
+def licence_line(what: str, licence: Mapping[str, str]) -> str:
+    """Return the line of the card that names ``licence``, see ``licence_in``, or says that there is none here."""
     if not licence:
         return f"- licence of the {what}: not in the files here; look it up before you publish"
     name = licence.get("license_name", licence["license"])

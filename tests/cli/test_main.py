@@ -30,7 +30,7 @@ WORDS = {
     "merge_lora": "kit export",
     "generate": "kit chat",
     "serve": "docs/questions.md#the-hub-vllm-ollama-gguf",
-    "push": "hf upload",
+    "upload": "kit push",
 }
 
 

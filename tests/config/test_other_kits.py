@@ -124,7 +124,7 @@ def test_a_value_that_asks_for_nothing_is_no_request(recipe_file, word, value, a
         ("torch_compile_backend", "use torch_compile: layers"),
         ("noisy_embedding_alpha", "use neftune_noise_alpha"),
         ("use_eaft", "use objective: eaft"),
-        ("hub_model_id", "hf upload"),
+        ("hub_model_id", "kit push"),
         ("hub_token", "hf auth login"),
         ("num_labels", "no labels or classes"),
         ("use_liger_kernel", "computed in chunks"),

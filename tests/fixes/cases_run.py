@@ -30,6 +30,15 @@ UNTYPED = {
     "kit/tools/chat.py:_open": "of kit chat: tests/tools/test_chat.py types it",
     "kit/tools/chat.py:_speakers": "to leave out a flag of kit chat",
     "kit/tools/chat.py:talk": "of kit chat: tests/tools/test_chat.py types it",
+    **{
+        f"kit/tools/push.py:{site}": "of kit push, about a hub: tests/tools/test_push.py types those of one command"
+        for site in (
+            "_answers#1 _answers#2 _answers#3 _answers#4 _base_of _check_complete#1 _check_complete#2 "
+            "_check_credentials _check_name#1 _check_name#2 _check_name#3 _check_name#4 _check_name#5 "
+            "_check_repository#1 _check_repository#2 _check_repository#3 _licence_on_hub _model_folder#1 "
+            "_model_folder#2 _read_json _record_of_run"
+        ).split()
+    },
     "kit/cli/rates.py:_length": "of kit rates: tests/cli/test_rates.py types it",
     "kit/cli/rates.py:_taken": "of kit rates: tests/cli/test_rates.py types it",
     "kit/strategy/launch_problems.py:launch_problems#1": "typed under accelerate launch: tests/strategy/test_launch.py",

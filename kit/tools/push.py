@@ -1,0 +1,439 @@
+"""Upload a model folder to the hub: ``kit push``.
+
+Promises: all that can be checked is checked before anything is uploaded. Only files of the model are uploaded, in one
+commit, and none that holds a credential. Files on this machine are not changed. What the hub has already is not
+uploaded again.
+"""
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import huggingface_hub
+import yaml
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, ModelInfo, constants
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
+from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+
+from kit.checkpoint.manifest import MANIFEST
+from kit.console import show
+from kit.durable import read_small
+from kit.errors import Problem, UserError, causes, first_line, listed
+from kit.export.card import PLACEHOLDER, licence_in, licence_line
+from kit.model.serving import why_not_served
+from kit.run.opening import run_of
+from kit.run.record import METRICS_FILE, RUN_FILE
+from kit.secrets import secret_spans
+
+if TYPE_CHECKING:
+    from kit.cli.push import Asked
+
+NO_BASE = "none"
+_WEIGHTS = re.compile(r"(?:adapter_)?model(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?")
+_OTHERS = (  # of a folder that ``from_pretrained`` opens
+    "README.md LICENSE* NOTICE* config.json adapter_config.json generation_config.json tokenizer* added_tokens.json "
+    "special_tokens_map.json vocab.json vocab.txt merges.txt *.tiktoken spiece.model sentencepiece*.model "
+    "chat_template.jinja chat_template.json processor_config.json preprocessor_config.json "
+    "video_preprocessor_config.json configuration_*.py modeling_*.py modular_*.py tokenization_*.py"
+).split()
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "*.tiktoken", "*.model")
+_VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)  # that vLLM's --max-lora-rank takes; the first is its default
+_KINDS = {False: "a full model", True: "an adapter"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is uploaded."""
+
+    folder: Path
+    files: list[str]  # in ``folder``
+    of_run: list[Path]  # files of the run's record
+    adapter: dict[str, Any] | None  # adapter_config.json; None: a full model
+    card: ModelCard
+    base: str | None  # hub id; None: it is not on the hub
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it needs its base."""
+        return self.adapter is not None
+
+
+def push(asked: "Asked") -> None:
+    """Check the model, the name and the rights, say what is uploaded, and upload it.
+
+    Raises:
+        UserError: the model is not complete, the hub refuses it, or cannot be reached.
+    """
+    model = open_model(asked)
+    name = asked.name or _usual_name(model.folder)
+    show(_summary(model, name if "/" in name else f"YOU/{name}", asked))
+    try:
+        _upload(HfApi(), model, name, asked)
+    except _Unreachable as error:
+        if not asked.dry_run:
+            raise UserError(error.problem) from None
+        show(f"name, rights and base are not checked: {error.problem.found}")
+
+
+def _upload(api: HfApi, model: Model, name: str, asked: "Asked") -> None:
+    repo, old = _check_name(api, name, model, asked)
+    card = finished_card(model, repo, _licence_on_hub(api, model, asked))
+    if asked.public and not getattr(model.card.data, "license", None):
+        show("warning: the card names no licence; the base's card has none")
+    if asked.dry_run:
+        what = "a commit to the repository that is there" if old else "a new repository"
+        show(f"checked; without --dry_run this makes {what}: {_url(repo)}")
+        return
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    operations = _operations(model, card, {file.rfilename for file in old.siblings or ()} if old else set())
+    with _answers(asked, repo):
+        api.create_repo(repo, private=not asked.public, exist_ok=True)
+        info = api.create_commit(repo, operations, commit_message=f"kit push: {_KINDS[model.is_adapter]}")
+    is_same = old is not None and old.sha == info.oid
+    show(f"{'nothing to upload, it is all there' if is_same else 'uploaded'}: {_url(repo)}")
+
+
+def _usual_name(folder: Path) -> str:
+    """The name of the run, or of the folder, in the characters that the hub takes."""
+    path = Path(os.path.realpath(folder))
+    name = path.parent.name if path.name == "final" else path.name
+    return re.sub(r"[^\w.]+|\.\.+", "-", name, flags=re.ASCII).strip("-.")[:96] or "model"
+
+
+def _summary(model: Model, repo: str, asked: "Asked") -> str:
+    """What is uploaded, and what of the folder is not."""
+    of_base = f" of {model.base}" if model.base else ""
+    what = f"{_KINDS[model.is_adapter]}{of_base} in {model.folder}"
+    lines = [f"{what}, to {_url(repo)}{'' if asked.public else ', private'}:"]
+    files = [(name, model.folder / name) for name in model.files] + [
+        (f"run/{path.name}", path) for path in model.of_run
+    ]
+    lines += [f"  {path.stat().st_size:>16,} bytes  {name}" for name, path in files]
+    others = sorted({path.name for path in model.folder.iterdir()} - set(model.files))
+    if others:
+        lines += [f"not uploaded, as it is no part of the model: {listed(others)}"]
+    return "\n".join(lines)
+
+
+def _url(repo: str) -> str:
+    return f"{constants.ENDPOINT}/{repo}"
+
+
+def _give_rights() -> str:
+    return f"give it write access: {constants.ENDPOINT}/settings/tokens; or `hf auth login` with another"
+
+
+# --- the folder
+
+
+def open_model(asked: "Asked") -> Model:
+    """Find the model that ``asked`` names, and check that it is complete and holds no credential.
+
+    Raises:
+        UserError: it is not, or there is none, with what to do.
+    """
+    folder = _model_folder(asked)
+    files = sorted(
+        path.name for path in folder.iterdir() if path.is_file() and (_WEIGHTS.fullmatch(path.name) or _is_other(path))
+    )
+    _check_complete(folder, files)
+    adapter = _read_json(folder / "adapter_config.json") if "adapter_config.json" in files else None
+    try:
+        card = ModelCard(read_small(folder / "README.md"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(Problem(str(folder / "README.md"), f"no model card ({first_line(error)})")) from None
+    of_run = _record_of_run(folder) if asked.with_run else []
+    _check_credentials([*(folder / name for name in files), *of_run])
+    return Model(folder, files, of_run, adapter, card, _base_of(card, adapter, asked))
+
+
+def _model_folder(asked: "Asked") -> Path:
+    folder = Path(asked.source)
+    if (folder / RUN_FILE).is_file():
+        if (folder / "final").is_dir():
+            return folder / "final"
+        raise UserError(Problem("RUN", f"{folder} has no final/ yet", "a run that has ended", _export(folder)))
+    if (folder / MANIFEST).is_file():
+        found = f"{folder} is a checkpoint, which only this kit opens"
+        raise UserError(Problem("RUN", found, "a model", _export_command(folder)))
+    if not folder.is_dir():
+        raise UserError(Problem("RUN", f"no folder {folder}", "the folder of a run, its final/, or an exported model"))
+    return folder
+
+
+def _export(run: Path) -> str:
+    """The commands that upload the newest checkpoint of a run instead; empty if it has none."""
+    complete = sorted(path for path in (run / "checkpoints").glob("step-*") if (path / MANIFEST).is_file())
+    return _export_command(complete[-1]) if complete else ""
+
+
+def _export_command(checkpoint: Path) -> str:
+    return f"`kit export {shlex.quote(str(checkpoint))} --output_dir model`, then `kit push model OWNER/NAME`"
+
+
+def _is_other(path: Path) -> bool:
+    return any(fnmatch(path.name, pattern) for pattern in _OTHERS)
+
+
+def _check_complete(folder: Path, files: list[str]) -> None:
+    """Raise ``UserError`` if a file that opens the model is missing or shorter than it says."""
+    found = ""
+    if not {"config.json", "adapter_config.json"} & set(files):
+        raise UserError(Problem("RUN", f"{folder} holds no model: no config.json, no adapter_config.json"))
+    stem = "adapter_model" if "adapter_config.json" in files else "model"
+    index = f"{stem}.safetensors.index.json"
+    needed = {f"{stem}.safetensors"}
+    if index in files:
+        needed = set(_read_json(folder / index).get("weight_map", {}).values()) or needed
+    missing = sorted({*needed, "tokenizer_config.json"} - set(files))
+    if missing:
+        found = f"no {listed(missing)}"
+    else:
+        found = next((f"{name} {fault}" for name in sorted(needed) if (fault := _fault(folder / name))), "")
+    if found:
+        fix = _export(folder.parent) if folder.name == "final" else ""
+        problem = Problem(str(folder), f"half a model: {found}", "a complete one", fix or "export or copy it again")
+        raise UserError(problem)
+    if "README.md" not in files:
+        found = "no README.md, the model card, as after a merge"
+        fix = f"write {folder / 'README.md'}: what it is, its data, recipe and metrics"
+        raise UserError(Problem(str(folder), found, fix=fix))
+
+
+def _fault(path: Path) -> str:
+    """What is wrong with the length of a safetensors file, which begins with the length of its header."""
+    with path.open("rb") as file:
+        num_header = int.from_bytes(file.read(8), "little")
+        size = path.stat().st_size
+        try:
+            header = json.loads(file.read(min(num_header, size)))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return "is damaged: no header"
+    expected = 8 + num_header + max(ends, default=0)
+    return "" if size == expected else f"has {size:,} bytes, and should have {expected:,}"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(read_small(path))
+    except (OSError, ValueError) as error:
+        raise UserError(Problem(str(path), f"no JSON ({first_line(error)})", fix="export it again")) from None
+    return values if isinstance(values, dict) else {}
+
+
+def _record_of_run(folder: Path) -> list[Path]:
+    run_file = run_of(str(folder))
+    if run_file is None:
+        raise UserError(Problem("--with_run", f"{folder} is not in the folder of a run", fix="leave it out"))
+    return [path for path in (run_file, run_file.with_name(METRICS_FILE)) if path.is_file()]
+
+
+def _check_credentials(paths: list[Path]) -> None:
+    """Raise ``UserError`` for files with a credential. Weights are numbers, and vocabularies are nobody's text."""
+    problems = []
+    for path in paths:
+        if path.suffix != ".safetensors" and not any(fnmatch(path.name, pattern) for pattern in _VOCABULARIES):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            if spans := secret_spans(text):
+                line = text.count("\n", 0, spans[0][0]) + 1
+                fix = "take it out of the file, and renew it if others have seen it"
+                problems.append(Problem(f"{path}:{line}", "a credential", "nothing that gives access", fix))
+    if problems:
+        raise UserError(*problems)
+
+
+def _base_of(card: ModelCard, adapter: dict[str, Any] | None, asked: "Asked") -> str | None:
+    """The hub id of the base: as typed, as on the card, or as in the adapter's config."""
+    if asked.base_model == NO_BASE and adapter is None:
+        return None
+    given = getattr(card.data, "base_model", None)
+    found = asked.base_model or (given[0] if isinstance(given, list) and given else given)
+    if not found and adapter is not None and not os.path.exists(str(adapter.get("base_model_name_or_path"))):
+        found = adapter.get("base_model_name_or_path")
+    fix = f"{asked.again(base_model='ID')}, with the hub id of the base as ID"
+    if adapter is None:
+        fix += f"; or --base_model {NO_BASE}, if it is not on the hub"
+    if not isinstance(found, str) or not _is_id(found):
+        where = "--base_model" if asked.base_model else "the base"
+        text = f"{asked.base_model!r} is no hub id" if asked.base_model else "a local folder, which others do not have"
+        raise UserError(Problem(where, text, "its id on the hub", fix))
+    return found
+
+
+def _is_id(name: str) -> bool:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return name.count("/") <= 1 and not name.startswith((".", "/", "~"))
+
+
+# --- the card
+
+
+def finished_card(model: Model, repo: str, licence: dict[str, Any]) -> str:
+    """Return the card for the hub: with the base's id and licence, and how to load and serve the model from there."""
+    card, base = model.card, model.base
+    text = card.text
+    if base:
+        card.data["base_model"] = base
+        if folder := re.search(r"(?m)^- base: a folder named `([^`\n]+)`", text):
+            begin, new = f"{folder[1]}, ", f"{base.rpartition('/')[2]}, "
+            text = text.replace(f"\n# {begin}", f"\n# {new}", 1)
+            if str(card.data.get("model_name")).startswith(begin):
+                card.data["model_name"] = new + card.data["model_name"].removeprefix(begin)
+        text = re.sub(r"(?m)^- base: .*$", lambda _: f"- base: `{base}`", text, count=1)
+        text = text.replace('"path/to/the/base"', json.dumps(base))
+        text = re.sub(r"(?m)^The adapter needs its base: .*\n+", "", text)
+    if licence:
+        for key, value in licence.items():
+            card.data[key] = value
+        line = licence_line("base", licence)
+        text = re.sub(r"(?m)^- licence of the base: .*$", lambda _: line, text, count=1)
+    text = text.replace(json.dumps(PLACEHOLDER), json.dumps(repo))
+    fetched = f"hf download {repo} --local-dir adapter\nkit export adapter "
+    text = re.sub(rf"(?m)^(?:python recipes/export\.py|kit export) {re.escape(PLACEHOLDER)} ", fetched, text)
+    command = _serve_command(model, repo)
+    if command and "vllm serve" not in text:
+        text = f"{text.rstrip()}\n\nTo serve it:\n\n```bash\n{command}\n```\n"
+    card.text = text
+    return f"---\n{card.data.to_yaml()}\n---\n{text}"
+
+
+def _serve_command(model: Model, repo: str) -> str:
+    """The command that serves the model from the hub; empty if vLLM does not take such an adapter."""
+    if model.adapter is None:
+        return f"vllm serve {repo}"
+    names = ("trainable_token_indices", "modules_to_save", "use_dora", "use_rslora")
+    if "vLLM" in why_not_served(SimpleNamespace(**{name: model.adapter.get(name) for name in names})):
+        return ""
+    rank = max([model.adapter.get("r", 0), *(model.adapter.get("rank_pattern") or {}).values()])
+    limit = next((each for each in _VLLM_RANKS if rank <= each), rank)
+    more = f" --max-lora-rank {limit}" if limit > _VLLM_RANKS[0] else ""
+    return f"vllm serve {model.base} --enable-lora --lora-modules {repo.rpartition('/')[2]}={repo}{more}"
+
+
+# --- the hub
+
+
+class _Unreachable(Exception):
+    """There is no network, or nobody is logged in."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+
+def _check_name(api: HfApi, name: str, model: Model, asked: "Asked") -> tuple[str, ModelInfo | None]:
+    """Return the id of the repository, and what the hub knows of it; None if there is none yet.
+
+    Raises:
+        UserError: it may not be written, or it is something else.
+        _Unreachable: the hub cannot be asked.
+    """
+    if not _is_id(name):
+        raise UserError(Problem("NAME", f"{name!r} is no hub id", "OWNER/NAME", asked.again(name="NAME")))
+    if not huggingface_hub.get_token():
+        fix = "`hf auth login`, or set HF_TOKEN: a token with write access"
+        raise _Unreachable(Problem("the hub", f"no token for {constants.ENDPOINT}", fix=fix))
+    with _answers(asked, name):
+        me = api.whoami()
+    mine, own = me["name"], name.rpartition("/")[2]
+    owner = name.partition("/")[0] if "/" in name else mine
+    repo = f"{owner}/{own}"
+    roles = {mine: "admin"} | {org["name"]: org.get("roleInOrg", "write") for org in me.get("orgs", [])}
+    if me.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise UserError(Problem("the hub", f"the token of {mine} may only read", "one that may write", _give_rights()))
+    if roles.get(owner) in (None, "read"):
+        why = "has no such member" if owner not in roles else "lets you only read"
+        raise UserError(Problem("OWNER", f"{owner}: {why} ({mine})", fix=asked.again(name=f"{mine}/{own}")))
+    with _answers(asked, repo):
+        try:
+            info = api.model_info(repo)
+        except RepositoryNotFoundError:
+            taken = next((kind for kind in ("dataset", "space") if api.repo_exists(repo, repo_type=kind)), None)
+            if taken:
+                fix = asked.again(name=f"{repo}-model")
+                raise UserError(Problem("NAME", f"{repo} is a {taken}", "a new name, or a model's", fix)) from None
+            return repo, None
+    _check_repository(repo, info, model, asked)
+    return repo, info
+
+
+def _check_repository(repo: str, info: ModelInfo, model: Model, asked: "Asked") -> None:
+    if not info.private and not asked.public:
+        found = f"{repo} is public: everyone would see the model"
+        raise UserError(Problem("NAME", found, "a private one, or --public", asked.again(public=True)))
+    if info.private and asked.public:
+        found = f"{repo} is private, and stays so until you change it at {_url(repo)}/settings"
+        raise UserError(Problem("--public", found, fix=asked.again(public=False)))
+    names = {file.rfilename for file in info.siblings or ()}
+    if {"config.json", "adapter_config.json"} & names and ("adapter_config.json" in names) != model.is_adapter:
+        found = f"{repo} holds {_KINDS[not model.is_adapter]}, and this is {_KINDS[model.is_adapter]}"
+        other = f"{repo}-{_KINDS[model.is_adapter].split()[1]}"
+        raise UserError(Problem("NAME", found, "another name", asked.again(name=other)))
+
+
+def _licence_on_hub(api: HfApi, model: Model, asked: "Asked") -> dict[str, Any]:
+    """The licence that the base's card on the hub names, as metadata.
+
+    Raises:
+        UserError: the hub has no such base.
+        _Unreachable: the hub cannot be asked.
+    """
+    if model.base is None:
+        return {}
+    with _answers(asked, model.base):
+        try:
+            data = api.model_info(model.base).card_data
+        except RepositoryNotFoundError:
+            fix = asked.again(base_model="ID")
+            raise UserError(Problem("the base", f"the hub shows you no model {model.base}", "its id", fix)) from None
+    return licence_in(data.to_dict()) if data else {}
+
+
+@contextmanager
+def _answers(asked: "Asked", name: str) -> Iterator[None]:
+    """Turn errors of requests about the repository ``name`` into ``UserError``, or ``_Unreachable``."""
+    try:
+        yield
+    except (UserError, _Unreachable):
+        raise
+    except Exception as error:  # connection errors, whose classes depend on the HTTP library in use
+        found = next((each for each in causes(error) if isinstance(each, HfHubHTTPError)), None)
+        reason = first_line(causes(error)[1] if isinstance(error, RuntimeError) and error.__cause__ else error)
+        status = getattr(getattr(found, "response", None), "status_code", None)
+        again = f"`{asked.again()}` again uploads only what is missing"
+        if status == 401:
+            fix = "`hf auth login` again, or unset HF_TOKEN"
+            raise UserError(Problem("the hub", "it refuses your token", fix=fix)) from None
+        if status == 403:
+            raise UserError(Problem("the hub", f"your token may not write {name}", fix=_give_rights())) from None
+        if found is not None or isinstance(error, ValueError):
+            raise UserError(Problem("the hub", f"it refuses {name} ({reason})", fix=again)) from None
+        offline = "HF_HUB_OFFLINE is set" if isinstance(error, OfflineModeIsEnabled) else reason
+        problem = Problem("the hub", f"{constants.ENDPOINT} cannot be reached ({offline})", fix=again)
+        raise _Unreachable(problem) from None
+
+
+def _operations(model: Model, card: str, old: set[str]) -> list[Any]:
+    """What the commit adds, and the weights of an earlier model of other shards, which it deletes."""
+    made: dict[str, Callable[[], bytes]] = {"README.md": card.encode}
+    if model.adapter is not None:
+        config = json.dumps(model.adapter | {"base_model_name_or_path": model.base}, indent=2)
+        made["adapter_config.json"] = config.encode
+    sources = {name: made[name]() if name in made else str(model.folder / name) for name in model.files}
+    sources |= {f"run/{path.name}": str(path) for path in model.of_run}
+    stale = sorted(name for name in old - set(sources) if _WEIGHTS.fullmatch(name))
+    adds = [CommitOperationAdd(name, source) for name, source in sources.items()]
+    return [*adds, *(CommitOperationDelete(name) for name in stale)]
