@@ -76,6 +76,11 @@ ROWS = [
         "model/adapter model/lora_linear model/patterns model/targets model/serving",
         "`lora`, with targets that peft can open again; which adapters servers refuse",
     ),
+    Row(
+        "bases of FP8 and MXFP4",
+        "model/dequantise",
+        "training from files of 8 or 4 bits as from the plain model; a refusal of those that cannot be read so",
+    ),
     Row("4-bit weights", "model/four_bit", "`qlora`, also where the model does not fit on one GPU"),
     Row(
         "new tokens, and rows that train",

@@ -21,6 +21,7 @@ from kit.memory.fit import explain_auto, memory_problems, plan_record, planned_w
 from kit.memory.workload import Workload
 from kit.model.attention import describe_long_rows
 from kit.model.compile import check_compile
+from kit.model.dequantise import describe_dequantised
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
 from kit.model.locate import open_adapter
 from kit.model.parts import aux_loss_coef
@@ -148,6 +149,7 @@ def check(
             if not problems:  # it needs adapters that fit
                 problems += check_adapter_units(topology, recipe, meta_model)
             notes += describe_precision(topology, launch.config, recipe.method) + describe_kernels(recipe)
+            notes += describe_dequantised(config)
             if not recipe.packing:  # packs are refused
                 size = recipe.per_device_train_batch_size
                 rows = size if size == "auto" else size * recipe.declared.sequences_per_sample

@@ -47,6 +47,7 @@ def main() -> None:
     from kit.failures.signals import Stopped, StopRequest
     from kit.model.classes import auto_class
     from kit.model.compile import CompiledLayers
+    from kit.model.dequantise import class_that_dequantises
     from kit.model.embedding_noise import EmbeddingNoise
     from kit.model.load import build_model
     from kit.model.parts import describe_parts
@@ -223,9 +224,8 @@ def main() -> None:
     saver.wait()
     if not is_stopped:
         guard.enter(phases.WRITING_FINAL)
-        card = model_card(
-            recipe, prepared.strategy, state, bool(tokenizer.chat_template), stops, auto_class(config).__name__
-        )
+        opened_by = auto_class(config).__name__, class_that_dequantises(config)
+        card = model_card(recipe, prepared.strategy, state, bool(tokenizer.chat_template), stops, *opened_by)
         save_final(prepared, tokenizer, folder.final, card, config.dtype, stops)
     folder.end(state.step, is_stopped, state.early_stop_reason(recipe, total_steps))
     log.end(is_stopped, [*feed.closing_notes(), *(layers.closing_notes() if layers else [])])

@@ -40,6 +40,7 @@ def model_card(
     has_chat_template: bool,
     stops: Mapping[str, int] = NO_STOPS,
     loader: str = "AutoModelForCausalLM",
+    dequantised_by: str = "",
 ) -> str:
     """Return the model card: base, data, training settings, strategy, evaluation, and how to use the model.
 
@@ -48,6 +49,7 @@ def model_card(
         has_chat_template: whether the tokenizer beside the card has one.
         stops: the tokens that end answers, but for those at which the base stops too, see ``new_stops``.
         loader: the class of transformers that opens the base, see ``kit.model.classes``.
+        dequantised_by: the class of transformers that opens the files of a quantised base as they were trained on.
     """
     is_full = recipe.method == "full"
     base = _base_id(recipe.model_name_or_path)
@@ -95,7 +97,7 @@ def model_card(
     if stops:
         lines += [f"- answers end with {' or '.join(map(_code, stops))}"]
     lines += ["", *_table(evaluations), *([""] if evaluations else [])]
-    code = _code_to_use(recipe, has_chat_template, bool(stops), loader)
+    code = _code_to_use(recipe, has_chat_template, bool(stops), loader, dequantised_by)
     lines += ["```python", *code, "```", ""]
     if not is_full and not base:
         lines += [
@@ -248,26 +250,33 @@ def _plain(name: str) -> str:
     return name if re.fullmatch(r"[\w./(), -]+", name) else _code(name)
 
 
-def _code_to_use(recipe: Recipe, has_chat_template: bool, has_stops: bool, loader: str) -> list[str]:
+def _code_to_use(
+    recipe: Recipe, has_chat_template: bool, has_stops: bool, loader: str, dequantised_by: str
+) -> list[str]:
     """Lines of Python that open the model of a card, and generate.
 
     Args:
         has_stops: whether there are tokens that end answers, at which the base does not stop.
         loader: the class that opens the base.
+        dequantised_by: the class of the settings that open a quantised base as plain weights; else empty.
     """
     is_full = recipe.method == "full"
     by_peft = loader == "AutoModelForCausalLM" and not is_full  # PEFT's own classes open no model that reads images too
     class_name = "AutoPeftModelForCausalLM" if by_peft else loader
     opens_stops = has_stops and not is_full  # PEFT opens the base's generation_config.json, not the adapter's
     own = ([] if by_peft else [loader]) + (["GenerationConfig"] if opens_stops else [])
+    if is_full:
+        dequantised_by = ""
+    own += [dequantised_by] if dequantised_by else []
     lines = [] if is_full else [f"from peft import {class_name if by_peft else 'PeftModel'}"]
     lines += [f"from transformers import {', '.join(sorted([*own, 'AutoTokenizer']))}", ""]
     more = ", trust_remote_code=True" if recipe.trust_remote_code else ""
+    as_trained = f", quantization_config={dequantised_by}(dequantize=True)" if dequantised_by else ""
     opened = "folder" if is_full or by_peft else json.dumps(_base_id(recipe.model_name_or_path) or "path/to/the/base")
     lines += [
         f'folder = "{PLACEHOLDER}"',
         f"tokenizer = AutoTokenizer.from_pretrained(folder{more})",
-        f'model = {class_name}.from_pretrained({opened}, dtype="auto", device_map="auto"{more})',
+        f'model = {class_name}.from_pretrained({opened}, dtype="auto", device_map="auto"{more}{as_trained})',
     ]
     if opened != "folder":
         lines += ["model = PeftModel.from_pretrained(model, folder)"]

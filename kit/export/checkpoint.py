@@ -24,6 +24,7 @@ from kit.export.final import check_learned, copy_processor, describe_serving, gi
 from kit.export.stops import describe_stops, new_stops, open_generation_config, read_stops, write_stops
 from kit.model.adapter import attach_adapter
 from kit.model.classes import auto_class
+from kit.model.dequantise import class_that_dequantises
 from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
@@ -59,7 +60,8 @@ def export_checkpoint(
     stops = new_stops(model, read_stop_tokens(run_file))
     tokenizer.chat_template = resolve_template(tokenizer, run.chat_template, run.chat_template_kwargs)
     loader = auto_class(config).__name__
-    card = model_card(run, strategy, state, bool(tokenizer.chat_template), stops, loader)
+    dequantised_by = class_that_dequantises(config)
+    card = model_card(run, strategy, state, bool(tokenizer.chat_template), stops, loader, dequantised_by)
     with _new_folder(output_dir) as folder:
         if settings.method == "full":
             model = build_model(settings, config, LoadPlan(compute_dtype="float32", device="cpu"))

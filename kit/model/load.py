@@ -7,10 +7,11 @@ The dtypes are the same under every strategy:
 - 4-bit weights are NF4 with double quantisation. Their storage dtype is the compute dtype, because sharding silently
   corrupts any other storage.
 
+A base whose files are of FP8 or MXFP4 is read as plain weights, see ``kit.model.dequantise``.
+
 Nothing is unpickled. Code that comes with a model runs only with ``trust_remote_code``.
 """
 
-import copy
 import json
 import os
 import re
@@ -45,6 +46,7 @@ from kit.model.attention import (
 )
 from kit.model.checkpointing import enable_checkpointing
 from kit.model.classes import auto_class, why_no_text
+from kit.model.dequantise import dequantising, is_read_plain, plain_config, quantisation_of
 from kit.model.files import MAX_MODULES
 from kit.model.four_bit import four_bit_config, packed_on_meta, quantising_on
 from kit.model.fp8_linear import install_fp8_linear
@@ -174,7 +176,7 @@ def _on_meta(settings: ModelSettings, config: Any, attention: str) -> Any:
 
     with torch.device("meta"), register_module_module_registration_hook(count):
         return auto_class(config).from_config(
-            copy.deepcopy(config), attn_implementation=attention, trust_remote_code=settings.trust_remote_code
+            plain_config(config), attn_implementation=attention, trust_remote_code=settings.trust_remote_code
         )
 
 
@@ -199,8 +201,9 @@ def check_model(
         needs_weights: whether a folder without weights is a problem; one with pickled weights only always is.
     """
     problems = check_weight_files(settings, needs_weights)
-    if quantised := getattr(config, "quantization_config", None):
-        how = quantised.get("quant_method") if isinstance(quantised, dict) else None
+    quantised = quantisation_of(config)
+    if quantised and not is_read_plain(config):
+        how = str(quantised.get("quant_method") or "") if isinstance(quantised, dict) else ""
         found = f"a quantised checkpoint{f' ({how})' if how else ''}"
         if how in _WITH_KERNELS_OF_ITS_OWN:
             found += ", whose weights only kernels read that are not among the kit's libraries"
@@ -348,11 +351,13 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
     quantising = quantising_on(quantise_on) if quantises_elsewhere else nullcontext()
     if settings.method == "qlora":
         options["quantization_config"] = four_bit_config(compute, _on_meta(settings, config, attention))
+    name = settings.model_name_or_path
+    plain_files = dequantising(config, name) if quantisation_of(config) else nullcontext()
     try:
-        with _nothing_unpickled(settings), quantising:
+        with _nothing_unpickled(settings), quantising, plain_files:
             model, loaded = auto_class(config).from_pretrained(
                 locate_model(settings.model_name_or_path, settings.model_revision),
-                config=config,
+                config=plain_config(config),
                 attn_implementation=attention,
                 use_safetensors=True,
                 output_loading_info=True,

@@ -49,6 +49,15 @@ def test_the_snippet_loads_generation_settings_only_where_plain_loading_does_not
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_quantised_base_is_opened_as_it_was_trained_on(method):
+    recipe = Recipe(model_name_or_path="some/base", dataset="d.jsonl", max_length=8, method=method)
+    card = model_card(recipe, STRATEGY, state(), True, {}, "AutoModelForCausalLM", "FineGrainedFP8Config")
+    opens = "quantization_config=FineGrainedFP8Config(dequantize=True))" in card
+    imports = "from transformers import AutoTokenizer, FineGrainedFP8Config" in card
+    assert (opens, imports) == ((method == "lora"),) * 2
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_model_of_text_and_images_is_opened_by_its_own_class(method):
     recipe = Recipe(model_name_or_path="some/base", dataset="d.jsonl", max_length=8, method=method)
     card = model_card(recipe, STRATEGY, state(), True, {}, "AutoModelForImageTextToText")

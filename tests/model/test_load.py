@@ -121,7 +121,7 @@ def test_a_quantised_checkpoint_is_refused_with_the_model_that_it_names(recipe, 
     assert ("--model_name_or_path" in text) is bool(original)
 
 
-@pytest.mark.parametrize(("how", "needs_kernels"), [("awq", True), ("fp8", False), ("mxfp4", False)])
+@pytest.mark.parametrize(("how", "needs_kernels"), [("awq", True), ("compressed-tensors", False), ("mxfp4", False)])
 def test_a_quantised_model_of_the_hub_is_refused_with_its_original_and_the_reason(
     recipe, model_folder, changed, monkeypatch, how, needs_kernels
 ):
