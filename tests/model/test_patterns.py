@@ -28,7 +28,7 @@ ENDLESS = "([a-z_.0-9]+)+!"
 def test_an_endless_pattern_is_refused(config, tmp_path, monkeypatch):
     monkeypatch.setattr("kit.config.expressions.CPU_SECONDS", 1)
     (problem,) = patterns.check_patterns(config, tmp_path / "adapter_config.json", NAMES)
-    assert "takes more than 1 seconds" in problem.found and ENDLESS in problem.found
+    assert "takes more than" in problem.found and ENDLESS in problem.found
 
 
 @pytest.mark.parametrize(
