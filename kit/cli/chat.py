@@ -104,7 +104,7 @@ def opened(source: str) -> str:
 
     Raises ``UserError`` if the folder of a run has neither.
     """
-    from kit.checkpoint.manifest import MANIFEST
+    from kit.checkpoint.manifest import list_checkpoints
     from kit.run.record import RUN_FILE
 
     folder = Path(os.path.expanduser(source))
@@ -112,7 +112,7 @@ def opened(source: str) -> str:
         return source
     if (folder / "final").is_dir():
         return str(folder / "final")
-    checkpoints = sorted(path for path in (folder / "checkpoints").glob("step-*") if (path / MANIFEST).is_file())
+    checkpoints = list_checkpoints(folder / "checkpoints")
     if not checkpoints:
         raise UserError(Problem("RUN", f"{source} has no final/ yet, and no checkpoint", "a run that has saved"))
     return str(checkpoints[-1])

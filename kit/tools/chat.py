@@ -1,7 +1,7 @@
 """Conversations with a model: in the terminal, or one for each line of standard input.
 
-Promises: prompts have the tokens that an evaluation of the run gives the model, and answers end where its answers do; a
-greedy answer is the one that the evaluation generates. Runs in one process.
+Promises: prompts have the tokens that an evaluation of the run gives the model; in the same precision a greedy answer
+is the one that ``kit score`` generates. A damaged checkpoint is refused. Runs in one process.
 """
 
 import sys
@@ -27,8 +27,9 @@ from kit.model.adapter import adapters_off
 from kit.model.attention import without_cudnn_attention
 from kit.model.load import build_meta_model, build_model, check_model, num_positions, open_config
 from kit.model.tokenizer import open_tokenizer
-from kit.run.opening import run_of, to_open
+from kit.run.opening import CHECKPOINT, run_of, to_open
 from kit.run.record import read_run, read_stop_tokens
+from kit.run.resume import verify_together
 from kit.strategy.accelerator import Prepared, prepare, start
 from kit.strategy.launch import forget_launcher, plan_launch
 from kit.strategy.strategies import SINGLE
@@ -143,22 +144,23 @@ def talk(request: Request, asked: "Asked") -> None:
 
 
 def _speakers(recipe: Recipe, topology: Topology, asked: "Asked") -> Iterator[Speaker]:
-    """Open the model, and with ``--base`` its base. All is checked before weights are read."""
+    """Open the model, and with ``--base`` its base."""
     name = recipe.adapter_name_or_path or recipe.model_name_or_path
     run_file = run_of(name)
     opened, checkpoint = to_open(recipe)
-    base = None
+    base: Recipe | None = None
     if asked.with_base and opened.method == "full":
         if run_file is None:
             found = f"{name} is a whole model, and not in the folder of a run that says what it was trained from"
             raise UserError(Problem("--base", found, "an adapter, or what lies in a run's folder", "leave it out"))
-        base = read_run(run_file)[0].model_name_or_path
+        run, _ = read_run(run_file)
+        began_with = {"model_name_or_path": run.model_name_or_path, "model_revision": run.model_revision}
+        base = recipe.model_copy(update={**began_with, "method": "full"})
     tuned = _open(opened, topology, asked, checkpoint, run_file, "tuned" if asked.with_base else "")
     yield tuned
     if base is not None:
-        plain = recipe.model_copy(update={"model_name_or_path": base, "method": "full"})
         same = {"template": tuned.template, "beginning": tuned.beginning}
-        yield replace(_open(plain, topology, asked, None, run_file, "base"), **same)
+        yield replace(_open(base, topology, asked, None, run_file, "base"), **same)
     elif asked.with_base:
         model = tuned.prepared.model
         yield replace(tuned, name="base", aside=lambda: adapters_off(model))
@@ -179,6 +181,9 @@ def _open(
             raise UserError(Problem("chat_template", found, "a chat template", fix))
         template = Drafters(source, tokenizer, "assistant").of(False, {})[0]
     accelerator, plan = start(recipe, topology)
+    if checkpoint:
+        faults = verify_together(accelerator, checkpoint)
+        raise_if(Problem(CHECKPOINT, f"{checkpoint}: {fault}") for fault in faults)
     plan = replace(plan, trained_dtype=plan.compute_dtype)  # nothing is trained
     prepared = prepare(accelerator, topology, build_model(recipe, config, plan))
     if checkpoint:

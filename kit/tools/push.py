@@ -24,7 +24,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, Mo
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
-from kit.checkpoint.manifest import MANIFEST
+from kit.checkpoint.manifest import MANIFEST, list_checkpoints
 from kit.console import show
 from kit.durable import read_small
 from kit.errors import Problem, UserError, causes, first_line, listed
@@ -173,7 +173,7 @@ def _model_folder(asked: "Asked") -> Path:
 
 def _export(run: Path) -> str:
     """The commands that upload the newest checkpoint of a run instead; empty if it has none."""
-    complete = sorted(path for path in (run / "checkpoints").glob("step-*") if (path / MANIFEST).is_file())
+    complete = list_checkpoints(run / "checkpoints")
     return _export_command(complete[-1]) if complete else ""
 
 

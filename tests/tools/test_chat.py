@@ -35,6 +35,15 @@ def test_greedy_answers_are_those_of_the_evaluation(finetune, model_folder, tmp_
     both = talk(str(run.folder), "--base")
     assert both.count("tuned: ") == both.count("base: ") == 3
     assert all(f"tuned: {answer}\n" in both for answer in expected)
+    (checkpoint,) = (run.folder / "checkpoints").iterdir()
+    assert talk(str(checkpoint)) == talk(str(run.folder))
+    shard = next(checkpoint.glob("*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1  # of the same length
+    shard.write_bytes(content)
+    command = [sys.executable, "-m", "kit.cli.main", "chat", str(checkpoint)]
+    done = subprocess.run(command, input="red", capture_output=True, text=True, timeout=180, cwd=ROOT)
+    assert done.returncode == 2 and shard.name in done.stderr
 
 
 @pytest.mark.slow
