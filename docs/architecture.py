@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE = [
     ["visible", "interrupt"],
     ["errors", "secrets", "durable", "phases"],
-    ["console", "lock", "cache", "hub", "answers"],
+    ["console", "lock", "cache", "hub", "stores", "answers"],
     ["config"],
     ["data", "model"],
     ["strategy"],

@@ -44,6 +44,11 @@ ROWS = [
     ),
     Row("archives as data", "data/read/archives", "files in archives and compressed files, without unpacking them"),
     Row(
+        "data of other stores",
+        "data/read/remote stores",
+        "`s3://`, `gs://`, `hf://` and other addresses as data, copied once; messages about what a store refuses",
+    ),
+    Row(
         "the hub",
         "data/read/hub hub run/asking",
         "hub ids as data; messages about gated, absent and offline repositories; one request a machine",

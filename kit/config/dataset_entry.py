@@ -65,7 +65,7 @@ class DatasetEntry(BaseModel):
         is_pattern = beginning != path.name
         is_stem = is_pattern or path.name.lower().endswith(DATA_SUFFIXES)
         word = beginning.strip("-_.").split(".")[0] if is_stem else ""
-        if not word and (is_pattern or os.path.isdir(path)):
+        if not word and (is_pattern or "://" in self.path or os.path.isdir(path)):
             while re.search(r"[*?\[]", path.name):
                 path = path.parent
             word = path.name

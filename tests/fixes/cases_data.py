@@ -10,6 +10,12 @@ from fixes.harness import case
 
 DAMAGE = "it is damage, or another machine's"
 UNTYPED: dict[str, str] = {
+    "kit/stores.py:open_filesystem#1": "installs a package",
+    "kit/stores.py:open_filesystem#2": "needs a store: tests/data/read/test_remote.py has such addresses",
+    **{
+        f"kit/stores.py:problem_of#{i}": "rights, logins and networks: tests/test_stores.py raises each"
+        for i in range(1, 6)
+    },
     "kit/data/chat/fixes.py:Fixes.added#1": "says that no fix is known",
     "kit/data/chat/fixes.py:Fixes.added#4": "says that no fix is known",
     "kit/data/feed/lanes.py:SubStream._raise_if_bad": "of a run under way: tests/data/feed/test_stream.py types it",
@@ -18,6 +24,7 @@ UNTYPED: dict[str, str] = {
     "kit/data/read/hub.py:_other_commit": "needs the hub: tests/data/read/test_hub.py types it",
     "kit/data/read/hub.py:_choice#1": "needs the hub: tests/data/read/test_hub.py types it",
     "kit/data/read/hub.py:_choice#2": "needs the hub: tests/data/read/test_hub.py types it",
+    "kit/data/read/remote.py:Remote._changed": "wait until nothing writes there",
     "kit/data/read/tables.py:num_parquet_rows": "write another file",
     "kit/data/samples/halves.py:joined": "write other rows: tests/data/samples/test_halves.py does",
     "kit/data/samples/tokenise.py:_make": "wait until nothing writes to the file",
@@ -596,7 +603,7 @@ def a_folder_without_that_split(world):
 
 
 @case(
-    "kit/data/read/sources.py:_in_folder#4",
+    "kit/data/read/sources.py:_check_links",
     edit=lambda world, problem, _: "finetune --dataset " + shlex.quote(re.search('"(.*?)"', problem.fix)[1]),
 )
 def a_link_out_of_a_folder(world):

@@ -12,7 +12,7 @@ _option = partial(option, "Data")
 _identity = partial(option, "Data", identity=True)
 
 Entries = Annotated[str | Annotated[list[DatasetEntry], Field(min_length=1)], BeforeValidator(dataset_entries)]
-ENTRIES = "file, glob, folder or hub id, or a list of {path: ..., weight: ...}"
+ENTRIES = "file, glob, folder, address or hub id, or a list of {path: ..., weight: ...}"
 
 
 class DataSettings(BaseModel):
@@ -20,7 +20,9 @@ class DataSettings(BaseModel):
 
     model_config = STRICT
 
-    dataset: Entries = _option(..., "file, glob, folder or hub id; several with weights as a list", expected=ENTRIES)
+    dataset: Entries = _option(
+        ..., "file, glob, folder, address or hub id; several with weights as a list", expected=ENTRIES
+    )
     dataset_config: str | None = _option(None, "config of a hub id: main for openai/gsm8k")
     dataset_split: str = _option("train", "split of a hub id or a folder with splits")
     dataset_revision: str | None = _option(None, "branch, tag or commit of a hub id; default: the newest commit")

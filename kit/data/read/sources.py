@@ -1,4 +1,4 @@
-"""Finds what the name of a data set stands for: files, a folder, an archive, or a data set of the hub.
+"""Finds what the name of a data set stands for: files, a folder, an archive, an address, or a data set of the hub.
 
 Promises:
 
@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from os.path import commonpath
 from pathlib import Path
@@ -37,11 +37,13 @@ from kit.data.read.parts import (
     first_bytes,
     origin,
 )
+from kit.data.read.remote import Remote, look_up
 from kit.data.read.repairs import as_lines, in_other_form, in_utf8, is_utf16
 from kit.data.read.slices import sliced, split_of
 from kit.data.read.tables import TableFile, num_parquet_rows
 from kit.data.read.text import NOT_JSON, NOT_UTF8, SPREAD, Ending
 from kit.errors import Problem, Problems, UserError, did_you_mean, did_you_mean_path
+from kit.stores import is_address
 
 SUFFIXES = [*JSON_SUFFIXES, *DELIMITERS, ".txt", ".parquet", ".arrow"]
 KNOWN = f"{', '.join(SUFFIXES)}, compressed ({', '.join(DECOMPRESSORS)}) or not; .zip, .tar, .tgz"
@@ -58,6 +60,7 @@ FIX_FILE = "correct the file there, or copy it again: what follows cannot be rea
 MAX_SKIPPED_SHARE = 0.1
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # bad rows before the first good one that end the search for it
+_Files = tuple[dict[Path, Path], list[Path]]  # of a folder, by the path in it: data files, and the others
 SAMPLED_BYTES = 1 << 14  # of each piece of a file that ``Source.sampled_digest`` reads
 
 
@@ -137,23 +140,34 @@ def open_source(
       split (``train/0.jsonl``, ``data/train-00000.parquet``), only those of ``split``. If only some are, the folder is
       refused;
     - a pattern such as ``data/*.jsonl``, with ``**`` for any folders: the files that match it;
+    - an address that fsspec can open (``s3://bucket/data/*.jsonl``), of any of these: it is copied to the cache first;
     - a hub id, with its ``config``; ``openai/gsm8k:main`` names both. ``revision`` is its branch, tag or commit.
 
     ``split`` may be a slice such as ``train[:10%]``, whatever the name stands for. Of a file only the slice counts.
 
     Files are sorted by path. ``flag`` is the recipe's key, for messages; ``digest`` computes the digest of a file's
-    content. With ``streaming`` a data set of the hub is downloaded while it is used, and the digest of files covers
-    their names and sizes instead of their content.
+    content. With ``streaming`` a data set of the hub is downloaded while it is used, and the digest of local files
+    covers their names and sizes instead of their content.
 
     Raises ``UserError`` if nothing is found, or if what is found cannot be read or has no usable row.
     """
     path = Path(os.path.expanduser(name))
+    remote = look_up(name, flag) if is_address(name) else None
+    by_size = streaming and not remote  # what was just copied is hashed in no time
     try:
+        if remote and remote.is_saved:
+            path = remote.fetch_folder()
         saved = is_saved(path)
-        with_config = None if path.exists() else HUB_ID_WITH_CONFIG.fullmatch(name)
+        with_config = None if path.exists() or remote else HUB_ID_WITH_CONFIG.fullmatch(name)
         if with_config:
             name, config = with_config[1], _one_config(with_config[2], config, flag)
-        files = {} if saved or with_config else _find_files(name, path, split_of(split), flag)
+        in_folder = _data_files(path) if path.is_dir() and not saved else ({}, [])
+        if remote and not saved:
+            if remote.is_folder:
+                in_folder = _sorted_out({Path(relative): Path(relative) for relative in remote.infos})
+            files = _fetch(remote, in_folder, split_of(split))
+        else:
+            files = {} if saved or with_config else _find_files(name, path, split_of(split), flag)
         if revision and (saved or files):
             fix = "leave it out: in a list of data sets, `revision` may stand in the entry of a hub id"
             raise UserError(Problem(f"{flag}_revision", f"{revision!r}, but {name!r} is no hub id", fix=fix))
@@ -161,10 +175,10 @@ def open_source(
         if saved:
             found = open_saved(name, path, split_of(split), flag)
         elif files:
-            others = list(map(str, _data_files(path)[1])) if path.is_dir() else []
-            found = _open_files(name, files, flag, streaming, others)
+            others = list(map(str, in_folder[1]))
+            found = _open_files(name, files, flag, by_size, others)
             notes = _unread(found, others)
-            if not path.exists():  # a pattern
+            if not path.exists() and not remote:  # a pattern
                 notes += _links(found, files)
         else:
             found = open_hub(name, split, flag, config, streaming, revision)
@@ -174,7 +188,7 @@ def open_source(
                 raise UserError(Problem(f"{flag}_split", f"{split!r}: a stream has no slices", "a whole split", fix))
             found = replace(found, parts=sliced(found.parts, split, flag), marks=[*found.marks, split])
         stamps = tuple((file, file_stamp(file)) for file in found.files)
-        contents = [file.stat().st_size if streaming else digest(file) for file in found.files]
+        contents = [file.stat().st_size if by_size else digest(file) for file in found.files]
     except OSError as error:
         raise UserError(Problem(flag, f"{name!r} cannot be read ({error.strerror or error})")) from None
     columns = _columns(found.name, found.parts, flag)
@@ -197,7 +211,7 @@ def hub_id(name: str, split: str, flag: str) -> str | None:
     Raises ``UserError`` if ``name`` is neither. ``flag`` is the recipe's key, for messages.
     """
     path = Path(os.path.expanduser(name))
-    if is_saved(path):
+    if is_address(name) or is_saved(path):
         return None
     with_config = None if path.exists() else HUB_ID_WITH_CONFIG.fullmatch(name)
     if with_config:
@@ -213,7 +227,10 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
     if path.is_file():
         return {name: path}
     if path.is_dir():
-        return _in_folder(name, path, split, flag)
+        files, others = _data_files(path)
+        chosen = _in_folder(name, files, others, split, flag)
+        _check_links(name, flag, path, files, chosen, split)
+        return {f"{name.rstrip('/')}/{relative.as_posix()}": files[relative] for relative in chosen}
     if path.exists():
         raise UserError(Problem(flag, f"{name!r} is neither a file nor a folder", "a file that can be read twice"))
     if re.search(r"[*?\[]", name):
@@ -226,17 +243,23 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
         path = path.parent
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     found = f"no file or folder {name!r}" + ("" if path.parent.is_dir() else f", nor a folder {str(path.parent)!r}")
-    expected = f"a file ({KNOWN}), a folder, a pattern, or a hub id"
+    expected = f"a file ({KNOWN}), a folder, a pattern, an address, or a hub id"
     fix = did_you_mean_path(str(path), siblings)
-    if "://" in name:
-        found = f"{name!r} is an address"
-        fix = "copy it to this machine, and give its path; a data set of the hub, by its id"
     raise UserError(Problem(flag, found, expected, fix))
 
 
-def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
-    """The data files in and below a folder, each under the name to show; only those of ``split`` if all name one."""
-    files, others = _data_files(path)
+def _fetch(remote: Remote, in_folder: _Files, split: str) -> dict[str, Path]:
+    """The files of an address on this machine, each under the name to show; of a folder only those of ``split``."""
+    names = list(remote.infos)
+    shown = names
+    if remote.is_folder:
+        names = [each.as_posix() for each in _in_folder(remote.address, *in_folder, split, remote.field)]
+        shown = [f"{remote.address.rstrip('/')}/{each}" for each in names]
+    return dict(zip(shown, remote.fetch(names), strict=True))
+
+
+def _in_folder(name: str, files: dict[Path, Path], others: list[Path], split: str, flag: str) -> list[Path]:
+    """The data files in and below a folder, by their path in it; only those of ``split`` if all name one."""
     if not files:
         expected = f"a folder written by datasets' save_to_disk, or with files that end in {KNOWN}"
         endings = Counter(other.suffix.lower() for other in others)
@@ -261,13 +284,18 @@ def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
         splits = [word for word in SPLITS if word in split_of.values()]
         found, hint = f"{name} has no file of split {split!r}", did_you_mean(split, splits)
         raise UserError(Problem(f"{flag}_split", found, ", ".join(splits), hint))
+    return chosen
+
+
+def _check_links(name: str, flag: str, path: Path, files: dict[Path, Path], chosen: list[Path], split: str) -> None:
+    """Raise ``UserError`` if one of the ``chosen`` files of a folder is a link out of it."""
+    name = name.rstrip("/")
     if leaving := [relative for relative in chosen if leaves(files[relative], path)]:
         first = leaving[0]
         found = f"{name}/{first} is a link to {os.path.realpath(files[first])}, which is not in this folder"
         known = _name_of(name, chosen, split.lower())
         fix = f"if you know what is there: {known}" if known else "put copies of the files in place of the links"
         raise UserError(Problem(flag, found, "files in it; nothing else of this machine is learned unseen", fix))
-    return {f"{name}/{relative.as_posix()}": files[relative] for relative in chosen}
 
 
 def _name_of(name: str, chosen: Sequence[Path], split: str) -> str:
@@ -289,15 +317,20 @@ def _name_of(name: str, chosen: Sequence[Path], split: str) -> str:
     return ""
 
 
-def _data_files(path: Path) -> tuple[dict[Path, Path], list[Path]]:
+def _data_files(path: Path) -> _Files:
     """The data files in and below a folder by their path in it, and the other files. Hidden files are neither."""
+    found = {file.relative_to(path): file for file in sorted(_walk(path))}
+    return _sorted_out(found, {relative for relative, file in found.items() if not file.is_file()})
+
+
+def _sorted_out(found: dict[Path, Path], broken: Set[Path] = frozenset()) -> _Files:
+    """Sort the files of a folder into data files and others. ``broken``: links to nothing."""
     files = {}
     others = []
-    for file in sorted(_walk(path)):
-        relative = file.relative_to(path)
-        if file.name in NOT_DATA or any(part.startswith(".") for part in relative.parts):
+    for relative, file in found.items():
+        if relative.name in NOT_DATA or any(part.startswith(".") for part in relative.parts):
             continue
-        if (split_name(file.name)[0] in SUFFIXES or is_archive(file.name)) and file.is_file():
+        if (split_name(relative.name)[0] in SUFFIXES or is_archive(relative.name)) and relative not in broken:
             files[relative] = file
         else:
             others.append(relative)

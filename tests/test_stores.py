@@ -1,0 +1,82 @@
+"""Requests to a store are made again if that can help, and what a store refuses is said with what to do."""
+
+import pytest
+
+from kit import stores
+from kit.errors import UserError
+from kit.stores import is_address, open_filesystem, problem_of, retried
+
+
+class NoCredentialsError(Exception):
+    """As botocore has it."""
+
+
+@pytest.mark.parametrize("name", ["s3://b/x", "memory://x", "abfs+x://y", "HTTPS://x"])
+def test_an_address_has_a_protocol(name):
+    assert is_address(name)
+    assert not any(map(is_address, ["a/b", "/a", "openai/gsm8k:main", "C:/x", "./s3:/x", "x/s3://y"]))
+
+
+@pytest.mark.parametrize(("error", "num_calls"), [(ConnectionError(), 4), (TimeoutError(), 4), (PermissionError(), 1),
+                         (FileNotFoundError(), 1), (OSError(28, "full"), 1), (NoCredentialsError(), 1)])  # fmt: skip
+def test_only_what_may_pass_is_tried_again(error, num_calls, monkeypatch):
+    pauses, calls = [], []
+    monkeypatch.setattr("time.sleep", pauses.append)
+
+    def work():
+        calls.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        retried(work)
+    assert len(calls) == num_calls
+    assert pauses == [1.0, 2.0, 4.0][: num_calls - 1]
+
+
+def test_a_second_attempt_may_succeed(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    results = iter([ConnectionError(), 7])
+
+    def work():
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    assert retried(work) == 7
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (NoCredentialsError("none"), "dataset: 's3://b/x': no credentials (none)\n    -> log in as for"),
+        (
+            PermissionError("Forbidden"),
+            "dataset: 's3://b/x': not allowed (Forbidden)\n    -> give the account that right",
+        ),
+        (FileNotFoundError("x"), "dataset: nothing at 's3://b/x', or no such bucket"),
+        (OSError(28, "No space"), "no room left (No space)\n    -> make room"),
+        (TimeoutError("slow"), "cannot be reached (TimeoutError: slow)\n    -> check the network, then type the same"),
+        (TimeoutError("slow"), "AWS_ENDPOINT_URL"),
+    ],
+)
+def test_each_cause_has_its_message(error, message):
+    assert message in str(problem_of(error, "s3://b/x", "dataset"))
+
+
+def test_a_package_that_is_not_installed_is_named_with_its_extra(monkeypatch):
+    def missing(address, **options):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr("fsspec.url_to_fs", missing)
+    with pytest.raises(UserError, match="needs a package that is not installed") as caught:
+        open_filesystem("s3://b/x", "dataset")
+    assert 'pip install "accelerate-recipes[s3]"' in str(caught.value)
+    with pytest.raises(UserError, match="Install s3fs"):
+        open_filesystem("sftp://b/x", "dataset")
+
+
+def test_a_path_is_that_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert open_filesystem("a b/c/", "mirror_to")[1] == str(tmp_path / "a b/c")
+    assert stores.CONNECT_SECONDS < 60
