@@ -66,7 +66,7 @@ ROWS = [
     ),
     Row(
         "packing, with samples kept apart",
-        "data/feed/packing model/attention train/isolation",
+        "data/feed/packing model/attention model/packs train/isolation",
         "short samples without padding; the check that no sample sees another",
     ),
     Row(

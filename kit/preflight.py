@@ -145,7 +145,7 @@ def check(
             problems += check_strategy(topology, meta_model)
             problems += check_kernels(recipe, topology)
             if recipe.torch_compile:
-                problems += check_compile(meta_model, layer_classes(topology, meta_model))
+                problems += check_compile(meta_model, layer_classes(topology, meta_model), recipe.packing)
             if not problems:  # it needs adapters that fit
                 problems += check_adapter_units(topology, recipe, meta_model)
             notes += describe_precision(topology, launch.config, recipe.method) + describe_kernels(recipe)

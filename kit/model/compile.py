@@ -18,6 +18,7 @@ import torch
 from kit.console import say
 from kit.errors import Problem, UserError, first_line
 from kit.model.attention import LazyMask
+from kit.model.packs import layers_along_rows
 
 BACKEND = "inductor"
 # Graphs of one run that are expected at most: of training, evaluation and the reference, each for one row and for more,
@@ -38,8 +39,16 @@ def uncompiled() -> Iterator[None]:
         _switched_off = before
 
 
-def check_compile(model: torch.nn.Module, class_names: Collection[str]) -> list[Problem]:
-    """Return a problem if no class of decoder layers is known for ``model``, which may be on meta."""
+def check_compile(model: torch.nn.Module, class_names: Collection[str], packing: bool) -> list[Problem]:
+    """Return a problem if the decoder layers of ``model``, which may be on meta, cannot be compiled.
+
+    Args:
+        class_names: of the decoder layers.
+        packing: whether batches are packed.
+    """
+    if class_names and packing and (layers := layers_along_rows(model)):
+        found = f"{type(layers[0]).__name__} with packing: its samples are batches of other shapes in each step"
+        return [Problem("torch_compile", found, fix="--torch_compile false; or --packing false")]
     if class_names:
         return []
     found = f"{type(model).__name__} does not say what its decoder layers are"

@@ -38,6 +38,7 @@ from kit.errors import Problem, UserError
 from kit.model.attention import VARLEN, needs_mask, without_search_for_packs
 from kit.model.chunks import chunk_size
 from kit.model.embedding_noise import changed_embeddings
+from kit.model.packs import install_packs, masks_of_packs
 
 # Arguments with the bounds of packed samples. Only variable-length attention uses them; others use position_ids.
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -106,6 +107,7 @@ def install_loss_head(
         **kwargs: Any,
     ) -> Any:
         if targets is None:
+            model_losses.begin_packs(None, self.device)
             return plain_model_forward(*args, **kwargs)
         wanted = _Wanted(targets, target_positions, target_values, with_router_loss)
         with changed_embeddings(self, change_embeddings):
@@ -238,6 +240,7 @@ class _ModelLosses:
     def __init__(self, model: Any, router_aux_loss_coef: float) -> None:
         self._plain_forward = model.forward
         self._decoder = _decoder(model)
+        self._packs = install_packs(model)
         self._needs_mask = needs_mask(model.config)
         rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
         self._has_positions_of_images = "mrope_section" in rope
@@ -249,9 +252,13 @@ class _ModelLosses:
         """Return the loss of each target, float32 [S], or its values; and the routers' loss, if it is asked for."""
         routers = wanted.router_loss and self._router_aux_loss_coef > 0
         uses_bounds = model.config._attn_implementation == VARLEN
-        searches_for_packs = kwargs.get("cu_seq_lens_q") is not None and not uses_bounds
+        segment_lengths = kwargs.pop("segment_lengths", None)
+        masks = without_search_for_packs()
+        if segment_lengths is not None and not uses_bounds:
+            masks = masks_of_packs(model, kwargs["position_ids"])
+        self.begin_packs(segment_lengths, wanted.targets.device)
         kwargs = self._decoder_arguments(kwargs, uses_bounds, routers)
-        with nullcontext() if searches_for_packs else without_search_for_packs():
+        with masks:
             if model.uses_own_logits:
                 options = {"output_router_logits": True} if routers else {}
                 with _routers_see(model, token_mask):
@@ -270,6 +277,11 @@ class _ModelLosses:
         hidden = hidden.flatten(0, 1).index_select(0, wanted.target_positions)
         losses = model.get_output_embeddings()(hidden, targets=wanted.targets, target_values=wanted.target_values)
         return losses, self._router_loss(aux_loss)
+
+    def begin_packs(self, segment_lengths: tuple[int, ...] | None, device: torch.device) -> None:
+        """Give the samples of the next forward pass to the layers that see one at a time; None: it is not packed."""
+        if self._packs:
+            self._packs.begin(segment_lengths, device)
 
     def _router_loss(self, aux_loss: Any) -> torch.Tensor | None:
         """The auxiliary loss times its coefficient. Families that may have experts give None or 0 if they have none."""

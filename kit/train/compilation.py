@@ -72,6 +72,6 @@ def _example(recipe: "Recipe") -> MicroBatch:
         batch,
         position_ids=positions.view(num_rows, length),
         cu_seq_lens=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),
-        max_seq_len=longer,
+        segment_lengths=tuple(lengths),
         token_mask=torch.ones_like(input_ids),
     )

@@ -54,7 +54,7 @@ def check_isolation(prepared: "Prepared", vocab_size: int) -> None:
             dataset_ids=torch.zeros_like(target_positions),
             position_ids=torch.cat([torch.arange(length) for length in lengths])[None],
             cu_seq_lens=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),
-            max_seq_len=max(lengths),
+            segment_lengths=tuple(lengths),
         )
         return model(**pack.to(accelerator.device).model_inputs())
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import kit.model.compile
 from kit.errors import UserError
@@ -113,6 +113,15 @@ def test_a_compiler_that_fails_is_one_line_with_a_way_out(monkeypatch):
 
 
 def test_a_model_whose_layers_are_not_known_is_refused():
-    assert not check_compile(llama(), CLASSES)
-    (problem,) = check_compile(llama(), ())
+    assert not check_compile(llama(), CLASSES, packing=True)
+    (problem,) = check_compile(llama(), (), packing=False)
     assert "LlamaForCausalLM does not say" in problem.found and problem.fix == "--torch_compile false"
+
+
+def test_packing_with_layers_that_see_one_sample_at_a_time_is_refused():
+    config = AutoConfig.for_model("lfm2", hidden_size=32, num_hidden_layers=2, layer_types=["conv"] * 2)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    (problem,) = check_compile(model, ["Lfm2DecoderLayer"], packing=True)
+    assert "Lfm2ShortConv with packing" in problem.found
+    assert not check_compile(model, ["Lfm2DecoderLayer"], packing=False)

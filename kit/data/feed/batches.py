@@ -67,7 +67,7 @@ class MicroBatch:
     # Set if each row is a pack. There are n segments in all; the padding of a row is a segment too.
     position_ids: torch.Tensor | None = None  # int64 [B, T]: from 0 in each segment
     cu_seq_lens: torch.Tensor | None = None  # int32 [n + 1]: bounds of the segments over the B * T tokens
-    max_seq_len: int | None = None  # tokens of the longest segment
+    segment_lengths: tuple[int, ...] | None = None  # [n], tokens of each, for the host
     token_mask: torch.Tensor | None = None  # int64 [B, T]: 0 for padding, which routers' statistics leave out
     num_tokens: int = 0  # without padding
     squared_lengths: int = 0  # the sum over the sequences: what attention's cost grows with
@@ -79,6 +79,11 @@ class MicroBatch:
     labels: torch.Tensor | None = None  # bool [n]: whether the answer is a good one; of pairs true
     references: torch.Tensor | None = None  # float64 [n]: the reference's log-probability of each; None: not known yet
     kl: torch.Tensor | None = None  # float64 []: of kto, an estimate over the global batch
+
+    @property
+    def max_seq_len(self) -> int | None:
+        """Tokens of the longest segment."""
+        return None if self.segment_lengths is None else max(self.segment_lengths)
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return a copy with all tensors on ``device``; from pinned memory the host does not wait for it."""
@@ -121,6 +126,7 @@ class MicroBatch:
             "cu_seq_lens_k": self.cu_seq_lens,
             "max_length_q": self.max_seq_len,
             "max_length_k": self.max_seq_len,
+            "segment_lengths": self.segment_lengths,
             "token_mask": self.token_mask,
         }
 
@@ -273,7 +279,7 @@ class Collator:
             micro_batch,
             position_ids=torch.from_numpy(position_ids),
             cu_seq_lens=torch.tensor(bounds, dtype=torch.int32),
-            max_seq_len=int(np.diff(bounds).max()),
+            segment_lengths=tuple(np.diff(bounds).tolist()),
             token_mask=torch.from_numpy(attention_mask),
         )
 

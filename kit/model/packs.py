@@ -1,0 +1,140 @@
+"""Keep the samples of a pack apart in layers that know only rows: recurrent layers, convolutions, and their masks.
+
+transformers keeps them apart in attention: by the positions, which begin again with each sample. Two things are left:
+
+- A layer with a state or a convolution along the row (Mamba, gated delta rule, short convolution) runs on from one
+  sample into the next. Here such a layer gets each sample as a row of its own. Samples of similar length make one
+  batch, padded on the right, which a causal layer does not see; less than half of a batch is padding.
+- Some families make their masks without the positions (gpt-oss). Here the bounds of the samples are added to the mask.
+
+``kit.train.isolation`` proves on the model that is trained that the samples do not see each other. A layer that is not
+named here is therefore refused, not trained wrong.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, and_masks, packed_sequence_mask_function
+
+# How the classes of such layers end. Each maps [B, T, h] to [B, T, h] and reads nothing else that has an entry for each
+# token.
+_ENDINGS = tuple(
+    "BambaMixer DeltaAttention FalconH1Mixer GatedDeltaNet Mamba2Mixer MambaLayer MambaMixer ShortConv".split()
+)
+
+
+class _Batch(NamedTuple):
+    """Samples of similar length, n of them, the longest with L tokens."""
+
+    tokens: torch.Tensor  # int64 [n, L]: their places in the flat row; beyond a sample's end, that of its last token
+    kept: torch.Tensor  # int64 [m]: which of the n * L outputs are those of tokens
+
+
+class Packs:
+    """The samples of the micro-batch that a model computes, for its layers. It has none of a padded micro-batch.
+
+    The backward pass may compute a layer again (checkpointing), so the samples stay until the next forward pass.
+    """
+
+    def __init__(self) -> None:
+        """Begin without samples."""
+        self._batches: list[_Batch] = []
+        self._order: torch.Tensor | None = None  # int64 [B * T]: where each token's output is, after all batches
+
+    def begin(self, lengths: tuple[int, ...] | None, device: torch.device) -> None:
+        """Take the samples of the next forward pass.
+
+        Args:
+            lengths: tokens of each, padding included as a sample, one after the other over all B * T tokens; None: the
+                micro-batch is not packed.
+        """
+        self._batches, self._order = [], None
+        if lengths is None:
+            return
+        starts = [0]
+        for length in lengths:
+            starts.append(starts[-1] + length)
+        by_size: dict[int, list[int]] = {}  # the samples of up to 1, 2, 4, 8, ... tokens
+        for i, length in enumerate(lengths):
+            by_size.setdefault((length - 1).bit_length(), []).append(i)
+        flat = []
+        for _, samples in sorted(by_size.items()):
+            longest = max(lengths[i] for i in samples)
+            steps = torch.arange(longest)
+            ends = torch.tensor([lengths[i] for i in samples])[:, None]  # [n, 1]
+            places = torch.tensor([starts[i] for i in samples])[:, None] + steps.minimum(ends - 1)  # [n, L]
+            kept = (steps < ends).flatten().nonzero()[:, 0]
+            flat.append(places.flatten()[kept])
+            self._batches.append(_Batch(_on(places, device), _on(kept, device)))
+        self._order = _on(torch.cat(flat).argsort(), device)
+
+    def apart(self, forward: Callable[..., torch.Tensor], hidden: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return what a layer computes of hidden states [B, T, h], each sample as a row of its own."""
+        if self._order is None:
+            return forward(hidden, **kwargs)
+        flat = hidden.flatten(0, 1)
+        outputs = [forward(flat[each.tokens], **kwargs).flatten(0, 1)[each.kept] for each in self._batches]
+        return torch.cat(outputs)[self._order].view_as(hidden)
+
+
+def layers_along_rows(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the recurrent layers and convolutions of ``model`` that ``install_packs`` knows."""
+    return [each for each in model.modules() if type(each).__name__.endswith(_ENDINGS)]
+
+
+def install_packs(model: torch.nn.Module) -> Packs | None:
+    """Let the recurrent layers and convolutions of ``model`` see one sample of a pack at a time.
+
+    Returns:
+        What must know the samples of each forward pass; None if the model has no such layer.
+    """
+    layers = layers_along_rows(model)
+    if not layers:
+        return None
+    packs = Packs()
+
+    def bind(layer: Any) -> None:
+        plain_forward = layer.forward
+
+        def forward(self: Any, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+            return packs.apart(plain_forward, hidden_states, **kwargs)
+
+        layer.forward = MethodType(forward, layer)
+
+    for layer in layers:
+        bind(layer)
+    return packs
+
+
+@contextmanager
+def masks_of_packs(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
+    """In the ``with`` block, let no token attend to another sample, also if the family does not look at positions.
+
+    Args:
+        position_ids: [B, T], which begin at 0 with each sample.
+    """
+    name = model.config._attn_implementation
+    plain = ALL_MASK_ATTENTION_FUNCTIONS[name]
+    same_sample = packed_sequence_mask_function((position_ids == 0).cumsum(-1))
+
+    num_tokens = position_ids.shape[1]
+
+    def masks(**kwargs: Any) -> Any:
+        if (kwargs["q_length"], kwargs["kv_length"]) != (num_tokens, num_tokens):
+            return plain(**kwargs)  # of something else than the tokens, such as patches of bytes (BLT)
+        mask_function = and_masks(kwargs.pop("mask_function"), same_sample)
+        return plain(**{**kwargs, "mask_function": mask_function, "allow_is_causal_skip": False})
+
+    ALL_MASK_ATTENTION_FUNCTIONS[name] = masks  # stands before the registered one, which stays
+    try:
+        yield
+    finally:
+        del ALL_MASK_ATTENTION_FUNCTIONS[name]
+
+
+def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``tensor`` on ``device``, without a wait of the host."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

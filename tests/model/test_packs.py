@@ -1,0 +1,119 @@
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from kit.data.feed.batches import Collator
+from kit.model.checkpointing import enable_checkpointing
+from kit.model.loss_head import install_loss_head
+from kit.model.packs import Packs
+
+LENGTHS = (13, 5, 24, 9, 6)
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+FAMILIES = {
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "gpt_oss": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+
+
+def make_model(family, checkpointing=False):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES, **FAMILIES[family]))
+    for parameter in model.parameters():  # larger than at the start, so that samples that mix differ by much
+        torch.nn.init.normal_(parameter, std=0.2)
+    if checkpointing:
+        enable_checkpointing(model, True)
+    install_loss_head(model)
+    return model.train()
+
+
+class Samples:
+    """Rows of random tokens for the collator; all but the first token of each are learned."""
+
+    def __init__(self):
+        rng = np.random.default_rng(1)
+        self.ids = [rng.integers(1, 64, length) for length in LENGTHS]
+        self.lengths = self.row_lengths = np.array(LENGTHS)
+        self.dataset_ids = np.zeros(len(LENGTHS), np.int64)
+        self.labels = self.references = None
+
+    def sequences(self, i):
+        return [(self.ids[i], np.ones(len(self.ids[i])))]
+
+
+def losses(model, items, packing):
+    """Of each target, in the order of the samples; ``items`` are the samples of each row."""
+    batch = Collator(9, pad_token_id=0, packing=packing, max_length=64).collate(Samples(), [np.array(i) for i in items])
+    found = model(**batch.model_inputs())
+    order = torch.from_numpy(np.concatenate([np.full(LENGTHS[i] - 1, i) for item in items for i in item]))
+    return found[order.argsort(stable=True)]
+
+
+def gradients(model):
+    found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_samples_have_in_a_pack_the_losses_and_gradients_that_they_have_alone(family):
+    model = make_model(family)
+    alone = losses(model, [[0], [1], [2], [3], [4]], packing=False)
+    alone.sum().backward()
+    expected = gradients(model)
+    for is_checkpointed in (False, True):
+        model = make_model(family, is_checkpointed)
+        packed = losses(model, [[2, 4, 0], [3, 1]], packing=True)  # the second row ends with padding
+        packed.sum().backward()
+        torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(gradients(model), expected, atol=1e-3, rtol=1e-4)
+
+
+def test_after_a_pack_rows_are_computed_as_before_it():
+    model = make_model("qwen3_5_text").eval()
+    ids = torch.from_numpy(Samples().ids[2])[None]
+    with torch.no_grad():
+        logits, padded = model(ids).logits, losses(model, [[2], [0]], packing=False)
+        losses(model, [[2, 0]], packing=True)
+        assert torch.equal(losses(model, [[2], [0]], packing=False), padded)
+        losses(model, [[2, 0]], packing=True)
+        assert torch.equal(model(ids).logits, logits)
+
+
+def test_a_layer_computes_less_than_twice_the_tokens():
+    packs, shapes = Packs(), []
+
+    def layer(hidden):
+        shapes.append(hidden.shape)
+        return hidden * 2
+
+    lengths = (1000, 3, 40, 1, 33, 700, 64, 5)
+    hidden = torch.randn(2, sum(lengths) // 2, 4)
+    packs.begin(lengths, hidden.device)
+    assert torch.equal(packs.apart(layer, hidden), hidden * 2)
+    assert sum(n * length for n, length, _ in shapes) < 2 * sum(lengths)
+    assert len(shapes) == 5  # 1; 3; 5; 33, 40 and 64; 700 and 1000
