@@ -200,7 +200,16 @@ ROWS = [
         "strategy/kernels model/fp8_linear",
         "`--fp8`; a reason, before weights are read, where fp8 or FlashAttention 3 cannot run",
     ),
-    Row("exports and merges", "export/checkpoint", "a checkpoint as a model, an adapter merged into its base"),
+    Row(
+        "exports that are what was trained",
+        "export/checkpoint export/source export/proof",
+        "a checkpoint as a model, a merged adapter; each opened again and compared, or not kept",
+    ),
+    Row(
+        "GGUF and Ollama",
+        "export/gguf export/llama_cpp_worker export/ollama",
+        "files of llama.cpp's converter, compared with transformers; a Modelfile",
+    ),
     Row("drift of a merge", "export/drift", "`--measure_drift`"),
 ]
 

@@ -229,6 +229,20 @@ def _rank(
     runpy.run_path(path, run_name="__main__")
 
 
+# A stand-in of llama.cpp's: beside it, ``mode`` is why it fails, and ``log.jsonl`` gets what it was asked.
+FAKE_CONVERTER = """
+import json, sys, pathlib
+folder, words = pathlib.Path(sys.argv[1]), sys.argv[2:]
+log = pathlib.Path(__file__).with_name("log.jsonl")
+log.open("a").write(json.dumps(sys.argv[1:]) + "\\n")
+mode = pathlib.Path(__file__).with_name("mode").read_text()
+if mode:
+    sys.exit(mode)
+assert (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file()
+pathlib.Path(words[words.index("--outfile") + 1]).write_bytes(b"GGUF")
+"""
+
+
 def export(source: Path, output: Path, *flags: str) -> None:
     """``recipes/export.py`` in this process: its mistakes are raised."""
     import runpy

@@ -7,7 +7,7 @@ credential. The code on the card runs as it stands, apart from the name of the f
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +18,11 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.data.read.sources import hub_id
 from kit.durable import read_small
 from kit.errors import UserError
+from kit.run.record import metrics_rows
 from kit.secrets import redacted
 from kit.strategy.topology import ActualStrategy
 from kit.train.loop_state import OF_THE_DATA, LoopState
@@ -41,6 +43,7 @@ def model_card(
     stops: Mapping[str, int] = NO_STOPS,
     loader: str = "AutoModelForCausalLM",
     dequantised_by: str = "",
+    merged: str = "",
 ) -> str:
     """Return the model card: base, data, training settings, strategy, evaluation, and how to use the model.
 
@@ -50,8 +53,9 @@ def model_card(
         stops: the tokens that end answers, but for those at which the base stops too, see ``new_stops``.
         loader: the class of transformers that opens the base, see ``kit.model.classes``.
         dequantised_by: the class of transformers that opens the files of a quantised base as they were trained on.
+        merged: the dtype in which the adapter was merged into its base; empty: it was not, or there is none.
     """
-    is_full = recipe.method == "full"
+    is_plain = recipe.method == "full" or bool(merged)  # a model that needs no other
     base = _base_id(recipe.model_name_or_path)
     base_name = (base or Path(os.path.expanduser(recipe.model_name_or_path)).name).rpartition("/")[2]
     how = recipe.method if recipe.objective == "sft" else f"{recipe.objective}, {recipe.method}"
@@ -62,7 +66,7 @@ def model_card(
     evaluations = _evaluations(state)
     # Hub ids only: the Hub links what it finds here.
     about = ModelCardData(
-        library_name="transformers" if is_full else "peft",
+        library_name="transformers" if is_plain else "peft",
         pipeline_tag="text-generation",
         base_model=base,
         datasets=list(dict.fromkeys(ids.values())) or None,
@@ -72,9 +76,7 @@ def model_card(
     )
     items = "packs" if recipe.packing else _ROWS[recipe.declared.rows]
     num, precision = strategy.num_processes, strategy.mixed_precision
-    lines = ["---", *about.to_yaml().splitlines(), "---", "", f"# {_plain(title)}", ""]
-    lines += [f"- base: {_code(base)}" if base else f"- base: a folder named {_code(base_name)}, not from the Hub"]
-    lines += [licence_line("base", licence)]
+    lines = [*_heading(about, title), _base_line(base, base_name), licence_line("base", licence)]
     for entry in entries:
         known = f", {_code(ids[entry.name])}" if ids.get(entry.name, entry.name) != entry.name else ""
         data_licence = _licence_of(ids[entry.name], "dataset", entry.revision) if entry.name in ids else {}
@@ -87,7 +89,7 @@ def model_card(
     if recipe.new_tokens:
         tokens = ", ".join(map(_code, recipe.new_tokens))
         lines += [f"- new tokens: {tokens}"]
-        if not is_full:
+        if not is_plain:
             resize = "base.resize_token_embeddings(len(tokenizer))"
             lines += [
                 f"- the class below gives the base their rows; before `PeftModel.from_pretrained`, call `{resize}`"
@@ -96,15 +98,85 @@ def model_card(
         lines += [f"- system message of conversations that had none: {_code(recipe.system_prompt)}"]
     if stops:
         lines += [f"- answers end with {' or '.join(map(_code, stops))}"]
+    if merged:
+        lines += [_merged_line(merged)]
+        if evaluations:
+            lines += ["- the evaluation is that of the adapter on its base, before the merge"]
     lines += ["", *_table(evaluations), *([""] if evaluations else [])]
-    code = _code_to_use(recipe, has_chat_template, bool(stops), loader, dequantised_by)
+    system = recipe.system_prompt
+    code = _code_to_use(recipe, is_plain, system, has_chat_template, bool(stops), loader, dequantised_by)
     lines += ["```python", *code, "```", ""]
-    if not is_full and not base:
+    if not is_plain and not base:
         lines += [
             "The adapter needs its base: `base_model_name_or_path` in `adapter_config.json` is the folder that has it.",
             "",
         ]
     return redacted("\n".join(lines))
+
+
+def card_without_run(
+    settings: MethodSettings, has_chat_template: bool, stops: Mapping[str, int], loader: str, merged: str
+) -> str:
+    """Return the card of a model whose run is not known: its base with the licence, and how to use it.
+
+    Args:
+        settings: open the base. The other arguments are those of ``model_card``; ``merged`` may be empty.
+    """
+    base = _base_id(settings.model_name_or_path)
+    base_name = (base or Path(os.path.expanduser(settings.model_name_or_path)).name).rpartition("/")[2]
+    licence = _licence_of(settings.model_name_or_path, "model", settings.model_revision)
+    title = f"{base_name}, fine-tuned"
+    about = ModelCardData(library_name="transformers", pipeline_tag="text-generation", base_model=base, **licence)
+    lines = [*_heading(about, title), _base_line(base, base_name), licence_line("base", licence)]
+    lines += ["- data and training: not known, no record of a run was beside it"]
+    if stops:
+        lines += [f"- answers end with {' or '.join(map(_code, stops))}"]
+    lines += [_merged_line(merged), ""] if merged else [""]
+    code = _code_to_use(settings, True, None, has_chat_template, bool(stops), loader, "")
+    return redacted("\n".join([*lines, "```python", *code, "```", ""]))
+
+
+def gguf_card(card: str, files: Sequence[str], compared: Sequence[str], has_modelfile: bool) -> str:
+    """Return the card of GGUF files.
+
+    Args:
+        card: of the model that they were made from.
+        compared: lines that say how they were compared with it.
+        has_modelfile: whether there is one for Ollama.
+    """
+    made = ModelCard(card)
+    about = made.data.to_dict()
+    about["tags"] = [*(about.get("tags") or []), "gguf"]
+    about.pop("library_name", None)
+    text = re.sub(r"```python\n.*?```\n", "", made.text, flags=re.DOTALL).rstrip()
+    lines = ["", "", "Written by llama.cpp's converter, and compared with the model in transformers:", ""]
+    lines += [f"- {_plain(line.strip())}" for line in compared]
+    lines += ["", "```bash", *(f"llama-server --jinja -m {file}" for file in files)]
+    lines += ["ollama create mine -f Modelfile && ollama run mine"] * has_modelfile
+    return f"---\n{ModelCardData(**about).to_yaml()}\n---\n{text}" + "\n".join([*lines, "```", ""])
+
+
+def state_of(folder: Path) -> LoopState:
+    """Return the state after the last step of the run in ``folder``, as far as its ``metrics.jsonl`` says it."""
+    state = LoopState()
+    for row in metrics_rows(folder):
+        state.step = max(state.step, row["step"])
+        metrics = {name: value for name, value in row.items() if name.startswith("eval_")}
+        if "eval_loss" in metrics:
+            state.end_evaluation(row["step"], metrics)
+    return state
+
+
+def _heading(about: ModelCardData, title: str) -> list[str]:
+    return ["---", *about.to_yaml().splitlines(), "---", "", f"# {_plain(title)}", ""]
+
+
+def _base_line(base: str | None, base_name: str) -> str:
+    return f"- base: {_code(base)}" if base else f"- base: a folder named {_code(base_name)}, not from the Hub"
+
+
+def _merged_line(dtype: str) -> str:
+    return f"- the adapter is merged into its base, in {dtype}: the model needs nothing else"
 
 
 def _objective_lines(recipe: Recipe) -> list[str]:
@@ -251,28 +323,40 @@ def _plain(name: str) -> str:
 
 
 def _code_to_use(
-    recipe: Recipe, has_chat_template: bool, has_stops: bool, loader: str, dequantised_by: str
+    settings: MethodSettings,
+    is_plain: bool,
+    system: str | None,
+    has_chat_template: bool,
+    has_stops: bool,
+    loader: str,
+    dequantised_by: str,
 ) -> list[str]:
     """Lines of Python that open the model of a card, and generate.
 
     Args:
+        settings: open the base.
+        is_plain: whether the model is one without an adapter.
+        system: the system message of the conversation.
         has_stops: whether there are tokens that end answers, at which the base does not stop.
         loader: the class that opens the base.
         dequantised_by: the class of the settings that open a quantised base as plain weights; else empty.
     """
-    is_full = recipe.method == "full"
-    by_peft = loader == "AutoModelForCausalLM" and not is_full  # PEFT's own classes open no model that reads images too
+    by_peft = (
+        loader == "AutoModelForCausalLM" and not is_plain
+    )  # PEFT's own classes open no model that reads images too
     class_name = "AutoPeftModelForCausalLM" if by_peft else loader
-    opens_stops = has_stops and not is_full  # PEFT opens the base's generation_config.json, not the adapter's
+    opens_stops = has_stops and not is_plain  # PEFT opens the base's generation_config.json, not the adapter's
     own = ([] if by_peft else [loader]) + (["GenerationConfig"] if opens_stops else [])
-    if is_full:
+    if is_plain:
         dequantised_by = ""
     own += [dequantised_by] if dequantised_by else []
-    lines = [] if is_full else [f"from peft import {class_name if by_peft else 'PeftModel'}"]
+    lines = [] if is_plain else [f"from peft import {class_name if by_peft else 'PeftModel'}"]
     lines += [f"from transformers import {', '.join(sorted([*own, 'AutoTokenizer']))}", ""]
-    more = ", trust_remote_code=True" if recipe.trust_remote_code else ""
+    more = ", trust_remote_code=True" if settings.trust_remote_code else ""
     as_trained = f", quantization_config={dequantised_by}(dequantize=True)" if dequantised_by else ""
-    opened = "folder" if is_full or by_peft else json.dumps(_base_id(recipe.model_name_or_path) or "path/to/the/base")
+    opened = (
+        "folder" if is_plain or by_peft else json.dumps(_base_id(settings.model_name_or_path) or "path/to/the/base")
+    )
     lines += [
         f'folder = "{PLACEHOLDER}"',
         f"tokenizer = AutoTokenizer.from_pretrained(folder{more})",
@@ -283,7 +367,6 @@ def _code_to_use(
     if opens_stops:
         lines += ["model.generation_config = GenerationConfig.from_pretrained(folder)  # where it stops"]
     if has_chat_template:
-        system = recipe.system_prompt
         messages = [{"role": "system", "content": system}] if system else []
         messages += [{"role": "user", "content": "Hello!"}]
         lines += [

@@ -80,6 +80,7 @@ def write_model(
     card: str,
     dtype: torch.dtype | None,
     stops: Mapping[str, int] = NO_STOPS,
+    shard_bytes: int | None = None,
 ) -> None:
     """Fill ``folder`` with a full model, or with an adapter if ``model`` has one. Called by all ranks.
 
@@ -90,6 +91,7 @@ def write_model(
         card: text of the model card.
         dtype: dtype of a full model's weights; None: float32. Adapters stay in float32, in which they were trained.
         stops: the tokens that end answers, with their ids; ``generation_config.json`` gets those that it lacks.
+        shard_bytes: the largest file of a full model's weights; None: ``MAX_SHARD_BYTES``.
 
     Raises:
         TrainingError: all second matrices (lora_B) of the adapter are zero, so nothing was trained.
@@ -101,7 +103,7 @@ def write_model(
         config.use_cache = True
         if is_main:
             model.save_pretrained(folder, state_dict={})  # all but the weights
-        write_weights(folder, model, state, dtype or torch.float32)
+        write_weights(folder, model, state, dtype or torch.float32, shard_bytes)
         if is_main:
             config.dtype = dtype or torch.float32  # `save_pretrained` puts that of the weights in training there
             config.save_pretrained(folder)

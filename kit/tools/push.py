@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from kit.cli.push import Asked
 
 NO_BASE = "none"
-_WEIGHTS = re.compile(r"(?:adapter_)?model(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?")
-_OTHERS = (  # of a folder that ``from_pretrained`` opens
+_WEIGHTS = re.compile(r"(?:adapter_)?model(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?|.+\.gguf")
+_OTHERS = (  # of a folder that ``from_pretrained`` opens; and of GGUF files, Ollama's
     "README.md LICENSE* NOTICE* config.json adapter_config.json generation_config.json tokenizer* added_tokens.json "
     "special_tokens_map.json vocab.json vocab.txt merges.txt *.tiktoken spiece.model sentencepiece*.model "
     "chat_template.jinja chat_template.json processor_config.json preprocessor_config.json "
-    "video_preprocessor_config.json configuration_*.py modeling_*.py modular_*.py tokenization_*.py"
+    "video_preprocessor_config.json Modelfile configuration_*.py modeling_*.py modular_*.py tokenization_*.py"
 ).split()
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "*.tiktoken", "*.model")
 _VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)  # that vLLM's --max-lora-rank takes; the first is its default
@@ -188,15 +188,18 @@ def _is_other(path: Path) -> bool:
 def _check_complete(folder: Path, files: list[str]) -> None:
     """Raise ``UserError`` if a file that opens the model is missing or shorter than it says."""
     found = ""
-    if not {"config.json", "adapter_config.json"} & set(files):
-        raise UserError(Problem("RUN", f"{folder} holds no model: no config.json, no adapter_config.json"))
+    ggufs = [name for name in files if name.endswith(".gguf")]
+    if not ggufs and not {"config.json", "adapter_config.json"} & set(files):
+        raise UserError(Problem("RUN", f"{folder} holds no model: no config.json, no adapter_config.json, no *.gguf"))
     stem = "adapter_model" if "adapter_config.json" in files else "model"
     index = f"{stem}.safetensors.index.json"
     needed = {f"{stem}.safetensors"}
     if index in files:
         needed = set(_read_json(folder / index).get("weight_map", {}).values()) or needed
-    missing = sorted({*needed, "tokenizer_config.json"} - set(files))
-    if missing:
+    missing = [] if ggufs else sorted({*needed, "tokenizer_config.json"} - set(files))
+    if ggufs:
+        found = next((f"{name} is no GGUF file" for name in ggufs if not _is_gguf(folder / name)), "")
+    elif missing:
         found = f"no {listed(missing)}"
     else:
         found = next((f"{name} {fault}" for name in sorted(needed) if (fault := _fault(folder / name))), "")
@@ -205,9 +208,14 @@ def _check_complete(folder: Path, files: list[str]) -> None:
         problem = Problem(str(folder), f"half a model: {found}", "a complete one", fix or "export or copy it again")
         raise UserError(problem)
     if "README.md" not in files:
-        found = "no README.md, the model card, as after a merge"
-        fix = f"write {folder / 'README.md'}: what it is, its data, recipe and metrics"
+        found = "no README.md, the model card"
+        fix = f"`kit export` writes one; or write {folder / 'README.md'}: what it is, its data, recipe and metrics"
         raise UserError(Problem(str(folder), found, fix=fix))
+
+
+def _is_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
 
 
 def _fault(path: Path) -> str:
@@ -313,6 +321,9 @@ def finished_card(model: Model, repo: str, licence: dict[str, Any]) -> str:
 
 def _serve_command(model: Model, repo: str) -> str:
     """The command that serves the model from the hub; empty if vLLM does not take such an adapter."""
+    gguf = next((name for name in model.files if name.endswith(".gguf")), None)
+    if gguf:  # the hub finds the file by its type
+        return f"llama-server --jinja -hf {repo}:{gguf.removesuffix('.gguf').rpartition('-')[2]}"
     if model.adapter is None:
         return f"vllm serve {repo}"
     names = ("trainable_token_indices", "modules_to_save", "use_dora", "use_rslora")

@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
-from kit.export.card import PLACEHOLDER, model_card
+from kit.export.card import PLACEHOLDER, card_without_run, gguf_card, model_card, state_of
 from kit.export.final import write_model
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
@@ -65,6 +65,38 @@ def test_a_model_of_text_and_images_is_opened_by_its_own_class(method):
     assert f"model = AutoModelForImageTextToText.from_pretrained({opened}, " in card
     assert ("model = PeftModel.from_pretrained(model, folder)" in card) == (method == "lora")
     assert "CausalLM" not in card
+
+
+def test_a_merged_model_is_one_of_transformers_that_names_what_was_trained_and_needs_no_base():
+    recipe = Recipe(model_name_or_path="some/base", dataset="d.jsonl", max_length=8, method="qlora")
+    card = model_card(recipe, STRATEGY, state({"eval_loss": 1.0}), True, {"</s>": 2}, merged="bfloat16")
+    assert about(card).library_name == "transformers" and about(card).base_model == "some/base"
+    assert "(qlora)" in card and "merged into its base, in bfloat16" in card and "| eval_loss | 1 |" in card
+    assert "model = AutoModelForCausalLM.from_pretrained(folder," in card and "peft" not in card
+    assert "GenerationConfig" not in card and "before the merge" in card
+
+
+def test_a_model_without_a_record_of_its_run_says_so():
+    settings = MethodSettings(model_name_or_path="some/base")
+    card = card_without_run(settings, True, {}, "AutoModelForCausalLM", "float32")
+    assert about(card).base_model == "some/base" and "data and training: not known" in card
+    assert "merged into its base, in float32" in card and "AutoModelForCausalLM.from_pretrained(folder," in card
+
+
+def test_the_card_of_gguf_files_says_how_they_were_compared_and_served():
+    card = gguf_card(card_of(loop=state({"eval_loss": 1.0})), ["a-F16.gguf"], ["equal at 100 %"], True)
+    assert about(card).tags == ["gguf"] and about(card).base_model == "some/base-1.5B_v2"
+    assert "```python" not in card and "llama-server --jinja -m a-F16.gguf\nollama create" in card
+    assert "equal at 100 %" in card and "| eval_loss | 1 |" in card
+    assert about(card).to_dict().get("library_name") is None and "ollama" not in gguf_card(card_of(), ["a"], [], False)
+
+
+def test_the_state_at_the_end_of_a_run_is_in_its_metrics(tmp_path):
+    rows = ['{"step": 0, "eval_loss": 3.0}', '{"step": 4, "loss": 1.0}', '{"step": 4, "eval_loss": 0.5}', '{"ste']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
+    found = state_of(tmp_path)
+    assert (found.step, found.first_evaluation, found.current_evaluation) == (4, {"eval_loss": 3.0}, {"eval_loss": 0.5})
+    assert found.first_evaluated_step == 0 and state_of(tmp_path / "gone").step == 0
 
 
 def test_a_card_of_usual_names_has_no_marks_around_them():

@@ -42,11 +42,20 @@ UNTYPED = {
     "kit/cli/rates.py:_length": "of kit rates: tests/cli/test_rates.py types it",
     "kit/cli/rates.py:_taken": "of kit rates: tests/cli/test_rates.py types it",
     "kit/strategy/launch_problems.py:launch_problems#1": "typed under accelerate launch: tests/strategy/test_launch.py",
-    "recipes/export.py:main#1": "weights of a run: tests/promises/test_export_roundtrip.py",
-    "recipes/export.py:main#2": "weights of a run: tests/promises/test_export_roundtrip.py",
-    "recipes/export.py:find_source": "weights of a run: tests/promises/test_export_roundtrip.py",
     "kit/model/compile.py:check_compile#1": "a family that has no folder here: tests/model/test_compile.py",
     "kit/model/compile.py:check_compile#2": "no such family is known: tests/model/test_compile.py",
+    **{
+        f"kit/export/{site}": "about llama.cpp or Ollama: tests/export types them"
+        for site in (
+            "gguf.py:find_tools#1 gguf.py:find_tools#2 gguf.py:find_tools#3 gguf.py:check_tokenizer#1 "
+            "gguf.py:check_tokenizer#2 gguf.py:_try_pretokenisers ollama.py:find_frame ollama.py:modelfile"
+        ).split()
+    },
+    **{
+        f"recipes/export.py:{site}": "flags of kit export: tests/export/test_source.py"
+        for site in "_problems#1 _problems#2 _problems#3 _problems_of#1 _problems_of#2 _problems_of#3".split()
+    },
+    "kit/export/source.py:find_source": "weights of a run: tests/promises/test_export_roundtrip.py",
     "kit/model/compile.py:CompiledLayers._call": "a compiler that fails: tests/model/test_compile.py",
     "kit/train/compilation.py:compile_first": "a compiler that fails: tests/model/test_compile.py",
     "kit/preflight.py:check_bitsandbytes": "a package that is installed but broken",

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from kit.cli.main import main
 from kit.config.recipe import Recipe
-from kit.export.card import model_card
+from kit.export.card import gguf_card, model_card
 from kit.strategy.strategies import SINGLE
 from kit.train.loop_state import LoopState
 
@@ -105,6 +105,22 @@ def test_the_card_is_complete_and_its_code_names_the_repository(hub, make, capsy
     )
     assert 'folder = "lab/mine"' in card and "path/to" not in card and "\nvllm serve lab/mine\n" in card
     assert Path("run/final/README.md").read_text() == before
+
+
+def test_gguf_files_are_uploaded_with_their_card_and_modelfile(hub, make, capsys):
+    final = make() / "final"
+    folder = Path("gguf")
+    folder.mkdir()
+    (folder / "run-Q8_0.gguf").write_bytes(b"GGUFx")
+    (folder / "Modelfile").write_text("FROM ./run-Q8_0.gguf\n")
+    card = gguf_card((final / "README.md").read_text(), ["run-Q8_0.gguf"], [], True)
+    (folder / "README.md").write_text(card)
+    assert push(capsys, "gguf", "lab/mine")[0] == 0
+    found = hub.repositories["model", "lab/mine"].files
+    assert set(found) == {"README.md", "Modelfile", "run-Q8_0.gguf"}
+    assert "llama-server --jinja -hf lab/mine:Q8_0\n" in found["README.md"].decode()
+    (folder / "run-Q8_0.gguf").write_bytes(b"")
+    assert "half a model: run-Q8_0.gguf is no GGUF file" in push(capsys, "gguf", "lab/mine")[1]
 
 
 def test_the_same_command_again_uploads_nothing(hub, make, capsys):

@@ -1,0 +1,311 @@
+"""Write a model as GGUF, the format of llama.cpp and Ollama: by llama.cpp's own converter, and compared with it.
+
+Promises:
+
+- A model or a tokenizer that the converter does not know is refused before weights are read.
+- What llama.cpp computes from the file is compared with transformers: ids, template, log-probabilities. Without the
+  package llama-cpp-python a line says that this was not done.
+- llama.cpp runs in a process of its own, so an end of its own does not leave half a folder.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kit.console import announce_wait
+from kit.errors import Problem, TrainingError, UserError
+from kit.export.proof import (
+    TEXTS,
+    Rows,
+    Scores,
+    change_between,
+    check_change,
+    check_ids,
+    conversations,
+    encode,
+    plain_template,
+    texts_of,
+)
+
+SCRIPT = "convert_hf_to_gguf.py"
+CONVERTED = ("f32", "f16", "bf16", "q8_0")  # by the converter; others by quantising what it wrote
+# llama_ftype of llama.h; and the mean change in nats per token that is usual, with room: docs/after-training.md.
+QUANTISED: Mapping[str, tuple[int, float]] = {
+    "q6_k": (18, 0.1),
+    "q5_k_m": (17, 0.2),
+    "q5_k_s": (16, 0.2),
+    "q4_k_m": (15, 0.3),
+    "q4_k_s": (14, 0.3),
+    "q4_0": (2, 0.4),
+    "q3_k_m": (12, 0.6),
+    "q2_k": (10, 1.5),
+}
+BOUNDS = {"f32": 0.01, "f16": 0.02, "bf16": 0.05, "q8_0": 0.05} | {name: each[1] for name, each in QUANTISED.items()}
+# Names that llama.cpp has for ways to split text, one of each kind: src/llama-vocab.cpp.
+PRETOKENISERS = (
+    "gpt-2 llama-bpe qwen2 smollm gpt-4o tekken deepseek-llm deepseek-coder deepseek-v3 falcon default viking "
+    "poro-chat superbpe bailingmoe"
+).split()
+INSTALL = "pip install llama-cpp-python"
+_WORKER = Path(__file__).with_name("llama_cpp_worker.py")
+_GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+# Runs the converter with a name for the way that the tokenizer splits text, which it knows only by a hash.
+_NAMED = """
+import runpy, sys
+script, name = sys.argv[1:3]
+sys.argv = [script, *sys.argv[3:]]
+sys.path.insert(0, script.rpartition("/")[0])
+try:
+    from conversion.base import TextModel
+except ImportError:
+    sys.exit("this version of llama.cpp takes no --pre_tokenizer")
+TextModel.get_vocab_base_pre = lambda self, tokenizer: name
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The programs of llama.cpp that are at hand."""
+
+    converter: Path
+    quantiser: str | None  # ``llama-quantize``; None: the package does it
+    has_package: bool  # llama-cpp-python
+    pretokeniser: str | None = None  # for a tokenizer that the converter does not know
+
+
+def find_tools(folder: str | None, types: Sequence[str], pretokeniser: str | None) -> Tools:
+    """Find what writes the ``types`` of GGUF.
+
+    Args:
+        folder: llama.cpp's, as typed; None: ``LLAMA_CPP``, the search path, and usual folders.
+        pretokeniser: ``--pre_tokenizer``.
+
+    Raises:
+        UserError: something is missing, with what to type.
+    """
+    problems = []
+    given = folder or os.environ.get("LLAMA_CPP")
+    on_path = shutil.which(SCRIPT)
+    folders = [Path(given).expanduser()] if given else [Path("llama.cpp"), Path.home() / "llama.cpp"]
+    folders += [Path(on_path).resolve().parent] if on_path and not given else []
+    found = next((each for each in folders if (each / SCRIPT).is_file()), None)
+    if found is None:
+        where = f"no {SCRIPT} in {folders[0]}" if given else f"no {SCRIPT}, which is llama.cpp's, was found"
+        fix = "`git clone --depth 1 https://github.com/ggml-org/llama.cpp`, then --llama_cpp llama.cpp"
+        problems.append(Problem("--llama_cpp", where, "the folder of llama.cpp", fix))
+    missing = [name for name in ("gguf", "sentencepiece") if find_spec(name) is None]
+    if found is not None and (found / "gguf-py").is_dir():
+        missing = [name for name in missing if name != "gguf"]
+    if missing:
+        what = f"the converter needs {' and '.join(missing)}"
+        problems.append(Problem("--format gguf", what, fix=f"pip install {' '.join(missing)}"))
+    has_package = find_spec("llama_cpp") is not None
+    places = [found / "build/bin/llama-quantize", found / "llama-quantize"] if found else []
+    quantiser = next((str(path) for path in places if os.access(path, os.X_OK)), None) or shutil.which("llama-quantize")
+    quantised = [name for name in types if name in QUANTISED]
+    if quantised and not has_package and quantiser is None:
+        what = f"{quantised[0]} needs llama-quantize, or the package llama-cpp-python"
+        problems.append(Problem("--gguf_type", what, f"one of {', '.join(CONVERTED)}", INSTALL))
+    if problems:
+        raise UserError(*problems)
+    assert found is not None
+    return Tools(found / SCRIPT, quantiser, has_package, pretokeniser)
+
+
+def check_tokenizer(tools: Tools, settings: Any, config: Any, tokenizer: Any, folder: Path) -> tuple[Tools, list[str]]:
+    """Let the converter write the vocabulary alone, before any weight is read.
+
+    If it does not know how the tokenizer splits text, the names that llama.cpp has for this are tried: one that gives
+    the same ids is taken.
+
+    Args:
+        folder: for what is written, empty.
+
+    Returns:
+        The tools for this tokenizer; and lines for the user.
+
+    Raises:
+        UserError: the converter knows neither the model nor the tokenizer.
+    """
+    plain = folder / "vocabulary"
+    config.save_pretrained(plain)
+    prepare_tokenizer(tokenizer, plain)
+    vocabulary = folder / "vocabulary.gguf"
+    error = _convert(tools, plain, vocabulary, ["--vocab-only"])
+    if "pre-tokenizer was not recognized" in error and tools.has_package:
+        tried = Tools(tools.converter, tools.quantiser, True, PRETOKENISERS[0])
+        error = _convert(tried, plain, vocabulary, ["--vocab-only"])
+        if not error:
+            return _try_pretokenisers(tools, vocabulary, tokenizer)
+    if "pre-tokenizer was not recognized" in error:
+        found = "llama.cpp's converter does not know how this tokenizer splits text"
+        fix = f"{INSTALL}, and names that llama.cpp has for this are tried; or one of them as --pre_tokenizer"
+        raise UserError(Problem("--format gguf", found, fix=fix))
+    if error:
+        fix = "a newer llama.cpp may know it: `git pull` in its folder"
+        found = f"llama.cpp's converter does not take {settings.model_name_or_path} ({error})"
+        raise UserError(Problem("--format gguf", found, fix=fix))
+    return tools, []
+
+
+def _try_pretokenisers(tools: Tools, vocabulary: Path, tokenizer: Any) -> tuple[Tools, list[str]]:
+    expected = _texts(tokenizer)
+    best = (0, "")
+    for name in PRETOKENISERS:
+        answer = _ask(vocabulary, {"vocab_only": True, "pre": name, "texts": [text for text, _ in expected]})
+        equal = sum(found == ids for found, (_, ids) in zip(answer["ids"], expected, strict=True))
+        best = max(best, (equal, name), key=lambda pair: pair[0])
+        if equal == len(expected):
+            chosen = Tools(tools.converter, tools.quantiser, tools.has_package, name)
+            line = "the converter does not know how this tokenizer splits text; as"
+            return chosen, [f"{line} {name} llama.cpp gives the same ids for {equal} of {equal} texts of the kit"]
+    found = "llama.cpp's converter does not know how this tokenizer splits text, and no name that it has for this gives"
+    found += f" the same ids: the nearest, {best[1]}, for {best[0]} of {len(expected)} texts of the kit"
+    fix = f"--pre_tokenizer {best[1]}, if your texts are simpler: the rows of the run are compared too"
+    raise UserError(Problem("--format gguf", found, fix=fix))
+
+
+def _texts(tokenizer: Any) -> list[tuple[str, list[int]]]:
+    return [(text, encode(tokenizer, text)) for text in TEXTS]
+
+
+def prepare_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write the tokenizer for the converter, so that llama.cpp begins a prompt as training did.
+
+    ``{% generation %}`` marks, which only transformers knows, are taken out of the template. BOS is not added where the
+    template writes none.
+    """
+    source = tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    if source is not None:
+        bos, text = tokenizer.bos_token, ""
+        with suppress(UserError):
+            template = plain_template(tokenizer)
+            text = template.render(conversations()[0], None) if template else ""
+        values["add_bos_token"] = bool(bos and text.startswith(bos))
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    template_file = folder / "chat_template.jinja"
+    if template_file.is_file():
+        text = template_file.read_text(encoding="utf-8")
+        template_file.write_text(without_marks(text), encoding="utf-8")
+
+
+def without_marks(template: str) -> str:
+    """Return the Jinja text without ``{% generation %}``: the rendering is the same."""
+    return _GENERATION.sub(lambda m: f"{{%{m[1]} {'endif' if m[2] else 'if true'} {m[3]}%}}", template)
+
+
+def write_gguf(tools: Tools, plain: Path, folder: Path, name: str, types: Sequence[str]) -> dict[str, Path]:
+    """Convert the model in ``plain``, once for each of ``types``. Returns the files, by type.
+
+    Raises:
+        TrainingError: llama.cpp's programs fail.
+    """
+    files = {}
+    source: Path | None = None
+    is_wide = "float32" in json.loads((plain / "config.json").read_text())["dtype"]
+    for type_ in sorted(types, key=lambda each: each in QUANTISED):
+        path = folder / f"{name}-{type_.upper()}.gguf"
+        announce_wait(f"writing {path.name}")
+        if type_ in CONVERTED:
+            error = _convert(tools, plain, path, ["--outtype", type_])
+        else:
+            if source is None:
+                source = folder / "source.gguf"
+                error = _convert(tools, plain, source, ["--outtype", "f32" if is_wide else "bf16"])
+                if error:
+                    raise TrainingError(f"llama.cpp's converter failed: {error}")
+            error = _quantise(tools, source, path, type_)
+        if error:
+            raise TrainingError(f"llama.cpp failed to write {path.name}: {error}")
+        files[type_] = path
+    if source is not None:
+        source.unlink()
+    return files
+
+
+def _convert(tools: Tools, plain: Path, file: Path, words: Iterable[str]) -> str:
+    """Run the converter. Returns why it failed, in a line; empty if it did not."""
+    script = str(tools.converter.resolve())
+    named = ["-c", _NAMED, script, tools.pretokeniser] if tools.pretokeniser else [script]
+    command = [sys.executable, *named, str(plain), "--outfile", str(file), *words]
+    return _error_of(subprocess.run(command, capture_output=True, text=True))
+
+
+def _quantise(tools: Tools, source: Path, file: Path, type_: str) -> str:
+    if tools.quantiser is not None:
+        return _error_of(subprocess.run([tools.quantiser, source, file, type_.upper()], capture_output=True, text=True))
+    asked = {"quantise": str(file), "ftype": QUANTISED[type_][0]}
+    with suppress(TrainingError):
+        return "" if _ask(source, asked)["status"] == 0 else "llama_model_quantize failed"
+    return "llama_model_quantize ended"
+
+
+def _error_of(result: "subprocess.CompletedProcess[str]") -> str:
+    lines = [line.strip() for line in (result.stderr + result.stdout).splitlines() if line.strip()]
+    return "" if result.returncode == 0 else (lines or [f"status {result.returncode}"])[-1]
+
+
+def _ask(file: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Let llama.cpp open ``file``, in a process of its own, and do what ``asked`` says, see the worker."""
+    command = [sys.executable, str(_WORKER), str(file)]
+    result = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True)
+    if result.returncode:
+        raise TrainingError(f"llama.cpp cannot open {file.name}: {_error_of(result)}")
+    answer: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return answer
+
+
+def check_gguf(
+    tools: Tools, file: Path, rows: Rows, tokenizer: Any, reference: Scores, bound: float
+) -> tuple[list[str], bool]:
+    """Compare what llama.cpp computes from ``file`` with transformers.
+
+    Args:
+        tokenizer: the one that was written.
+        reference: the scores of transformers.
+        bound: of the mean change, in nats per token.
+
+    Returns:
+        Lines for the user; and whether llama.cpp begins each prompt with BOS by itself.
+
+    Raises:
+        TrainingError: ids or template differ, or answers by more than ``bound``.
+    """
+    if not tools.has_package:
+        size = file.stat().st_size
+        line = f"{file.name} ({size:,} bytes) was written and NOT compared: {INSTALL} compares it the next time"
+        return [line], False
+    expected = texts_of(rows, tokenizer)
+    template = plain_template(tokenizer)
+    for messages in conversations() if template else []:
+        with suppress(UserError):
+            assert template is not None
+            text = template.render(messages, None, add_generation_prompt=messages[-1]["role"] == "user")
+            expected.append((text, encode(tokenizer, text)))
+    if tools.pretokeniser:  # the kit's own texts were tried before
+        expected = texts_of(rows, tokenizer)
+    asked = {"ids": rows.ids, "learned": rows.learned, "texts": [text for text, _ in expected]}
+    answer = _ask(file, asked)
+    lines = [check_ids(f"{file.name} in llama.cpp {answer['version']}", expected, answer["text_ids"])]
+    written = answer["metadata"].get("tokenizer.chat_template")
+    wanted = without_marks(template.source) if template else None
+    if written != wanted:
+        raise TrainingError(f"{file.name} has another chat template than the model; nothing was kept")
+    scores = Scores(np.array(answer["logprobs"]), np.array(answer["top"]))
+    lines += [check_change(f"{file.name} against transformers", change_between(reference, scores), bound)]
+    return [*lines, f"    compared on {rows.origin}"], bool(answer["add_bos"])

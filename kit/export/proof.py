@@ -1,0 +1,250 @@
+"""Prove that a written model is the one that was trained: the same ids, and the same answers within a bound.
+
+Promises: the models see the same token ids, taken from rows of the run's own evaluation data where they are at hand.
+What differs is a number with its unit; beyond the bound it is an error, and no folder is left.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kit.config.dataset_entry import DatasetEntry
+from kit.config.recipe import Recipe
+from kit.data.chat.sandbox import TooMuch, watched
+from kit.data.chat.template import Template, resolve_template
+from kit.data.read.sources import read_rows
+from kit.data.samples.dataset import open_datasets
+from kit.data.samples.rows import Encoder
+from kit.errors import TrainingError, UserError
+
+NUM_ROWS, MAX_TOKENS = 16, 512  # of the models' inputs: their logits are kept for one row at a time
+# Mean change of a token's log-probability, in nats, that is rounding: docs/after-training.md has measurements.
+BOUNDS: Mapping[str, float] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.05}
+# What tells pretokenisers apart: digits, spaces, code, contractions, letters of other scripts, emoji.
+TEXTS = (
+    "Hello! How are you today?",
+    "I'd like 1234567 apples,  3.14 pears and 2 x 10^-3 plums... don't you think so?",
+    "def add(a, b):\n    return a + b  # the sum\n\n\tprint(add(1, 2))\r\n",
+    "Straße, naïve café, Ελληνικά, русский язык, 你好世界, 日本語, 한국어 🙂🚀",
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What models are compared on."""
+
+    ids: list[list[int]]  # of each row
+    learned: list[list[int]]  # of each row, the positions in ``ids`` of the tokens that are compared; from 1 on
+    origin: str  # for messages
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens are compared."""
+        return sum(map(len, self.learned))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a model makes of ``Rows``: for each of the N compared tokens, in order."""
+
+    logprobs: np.ndarray  # float64 [N], of the token itself
+    top: np.ndarray  # int64 [N], the id of the likeliest token
+
+
+@dataclass(frozen=True)
+class Change:
+    """The difference between the scores of two models."""
+
+    mean: float  # of the absolute changes of log-probabilities, nats per token
+    largest: float
+    agreement: float  # share of tokens for which the likeliest one is the same
+    num_tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"likeliest token equal at {self.agreement:.2%} of {self.num_tokens} tokens; log-probabilities differ by "
+            f"{self.mean:.2g} nats per token, at most {self.largest:.2g}"
+        )
+
+
+def find_rows(run: Recipe | None, tokenizer: Any, given: str | None, vocab_size: int) -> Rows:
+    """Return the rows to compare on: those of the file ``given``, else of the run's evaluation data, else ``TEXTS``.
+
+    Args:
+        run: the recipe of the run; None: it is not known.
+        tokenizer: with the chat template of the run.
+
+    Raises:
+        UserError: the file ``given`` cannot be read as data.
+    """
+    if given:
+        template = "its own" if tokenizer.chat_template else None  # only whether there is one matters
+        settings = run or Recipe(model_name_or_path="unknown", dataset=given, chat_template=template)
+        return _read(settings, [DatasetEntry(path=given)], tokenizer, f"the first rows of {given}")
+    if run is not None:
+        entries = run.eval_dataset_entries or run.dataset_entries
+        kind = "evaluation" if run.eval_dataset_entries else "training"
+        with suppress(UserError, OSError):  # the data was moved, or is on another machine
+            return _read(run, entries[:1], tokenizer, f"the run's first {kind} rows")
+    texts = [tokenizer.bos_token + text if tokenizer.bos_token else text for text in TEXTS]
+    with suppress(UserError, TooMuch):
+        if chat := plain_template(tokenizer):
+            texts = [chat.render(messages, None) for messages in conversations()]
+    ids = [[i for i in encode(tokenizer, text) if i < vocab_size] for text in texts]
+    return Rows(ids, [list(range(1, len(row))) for row in ids], "four texts of the kit, no evaluation data at hand")
+
+
+def _read(run: Recipe, entries: Sequence[DatasetEntry], tokenizer: Any, origin: str) -> Rows:
+    (dataset,) = open_datasets(entries, [], run.streaming, run.declared.rows)
+    encoder = Encoder(
+        tokenizer,
+        resolve_template(tokenizer, None),
+        prompts_as_chat=run.chat_template is not None,
+        train_on=run.train_on,
+        max_length=min(run.max_length, MAX_TOKENS),
+        excess_length_strategy="truncate",
+        wanted=run.declared.rows,
+        system_prompt=run.system_prompt,
+    )
+    with watched():
+        piece = encoder.encode(dataset, islice(read_rows(dataset.source.parts, dataset.columns), NUM_ROWS))
+    ids, learned = [], []
+    for i in range(len(piece)):
+        row, weights = piece.sequences(i)[0]
+        positions = [int(at) for at in np.flatnonzero(weights) if at > 0]
+        if positions:
+            ids.append(row.tolist())
+            learned.append(positions)
+    if not ids:
+        raise UserError(*[bad.problem_with_origin for bad in piece.bad[:1]])
+    return Rows(ids, learned, f"{origin} ({len(ids)})")
+
+
+def conversations() -> list[list[dict[str, str]]]:
+    """Return conversations of one, two and three messages."""
+    user = [{"role": "user", "content": text} for text in TEXTS]
+    answer = {"role": "assistant", "content": "Fine, thanks: 42."}
+    return [[user[0]], [user[1], answer], [user[2], answer, user[3]]]
+
+
+def plain_template(tokenizer: Any) -> Template | None:
+    """Return the template with which ``tokenizer`` renders conversations without tools; None if it has none.
+
+    Raises:
+        UserError: it does not compile.
+    """
+    source = tokenizer.chat_template
+    source = source.get("default") if isinstance(source, dict) else source
+    return Template(source, tokenizer) if source else None
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of ``text``, in which special tokens are written out, as the kit tokenises it."""
+    return list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def texts_of(rows: Rows, tokenizer: Any) -> list[tuple[str, list[int]]]:
+    """Return those of ``rows`` whose text is known with its ids: of some tokenizers decoding does not give it."""
+    decoded = [(tokenizer.decode(ids, clean_up_tokenization_spaces=False), ids) for ids in rows.ids]
+    return [(text, ids) for text, ids in decoded if encode(tokenizer, text) == ids]
+
+
+@torch.no_grad()
+def score(model: Any, rows: Rows) -> Scores:
+    """Compute the scores of a model of transformers, in its own precision, without dropout."""
+    model.eval()
+    logprobs, top = [], []
+    for ids, learned in zip(rows.ids, rows.learned, strict=True):
+        logits = model(input_ids=torch.tensor([ids])).logits[0]  # [T, V]
+        before = torch.tensor(learned) - 1
+        chosen = logits[before].float().log_softmax(-1)  # [n, V]
+        targets = torch.tensor(ids)[learned]
+        logprobs += chosen.gather(1, targets[:, None])[:, 0].tolist()
+        top += chosen.argmax(-1).tolist()
+    return Scores(np.array(logprobs), np.array(top))
+
+
+def change_between(one: Scores, other: Scores) -> Change:
+    """Compare the scores of two models on the same rows."""
+    differences = np.abs(one.logprobs - other.logprobs)
+    # A probability of zero, or a result that is no number, is no rounding.
+    mean, largest = (float(f(differences)) if np.isfinite(differences).all() else math.inf for f in (np.mean, np.max))
+    return Change(mean, largest, float((one.top == other.top).mean()), len(differences))
+
+
+def check_change(what: str, change: Change, bound: float) -> str:
+    """Return a line about ``change``.
+
+    Raises:
+        TrainingError: it is beyond ``bound``, in nats per token.
+    """
+    if not change.mean <= bound:
+        raise TrainingError(
+            f"{what}: {change}; beyond the bound of {bound:g}, so nothing was kept. "
+            f"--max_change {math.ceil(change.mean * 100) / 100 if math.isfinite(change.mean) else 'NATS'} would keep it"
+        )
+    return f"{what}: {change} (bound {bound:g})"
+
+
+def check_ids(what: str, expected: Sequence[tuple[str, list[int]]], ids: Sequence[Sequence[int]]) -> str:
+    """Return a line that says of how many texts the ids are equal.
+
+    Args:
+        expected: texts with the ids that the model was trained on.
+        ids: of the same texts, from another tokenizer.
+
+    Raises:
+        TrainingError: they differ for a text.
+    """
+    for (text, wanted), found in zip(expected, ids, strict=True):
+        if list(found) != wanted:
+            at = next((i for i, pair in enumerate(zip(wanted, found, strict=False)) if pair[0] != pair[1]), None)
+            at = min(len(wanted), len(found)) if at is None else at
+            raise TrainingError(
+                f"{what}: of {text[:60]!r} token {at} is {list(found)[at : at + 3]}, and the model was trained on "
+                f"{wanted[at : at + 3]}; nothing was kept"
+            )
+    return f"{what}: ids equal for {len(expected)} of {len(expected)} texts"
+
+
+def check_folder(
+    folder: Path, rows: Rows, tokenizer: Any, reference: Scores, bound: float, open_model: Callable[[Path], Any]
+) -> tuple[list[str], Any]:
+    """Open a written model with plain transformers, and compare it with what was written.
+
+    Args:
+        tokenizer: the one that was written.
+        reference: the scores of the model that was written.
+
+    Returns:
+        Lines for the user; and the opened model.
+
+    Raises:
+        TrainingError: ids differ, or answers by more than ``bound``.
+    """
+    from transformers import AutoTokenizer
+
+    opened = AutoTokenizer.from_pretrained(folder)
+    expected = texts_of(rows, tokenizer)
+    if template := plain_template(tokenizer):
+        for messages in conversations():
+            with suppress(UserError, TooMuch):  # a template may refuse some
+                text = template.render(messages, None, add_generation_prompt=messages[-1]["role"] == "user")
+                expected.append((text, encode(tokenizer, text)))
+                again = opened.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=messages[-1]["role"] == "user"
+                )
+                if again != text and not template.date_was_asked:
+                    raise TrainingError(f"the chat template of {folder} renders {again[:80]!r}, not {text[:80]!r}")
+    lines = [check_ids("tokenizer, opened again", expected, [encode(opened, text) for text, _ in expected])]
+    model = open_model(folder)
+    change = change_between(reference, score(model, rows))
+    lines += [check_change(f"model, opened again in {str(model.dtype)[6:]}", change, bound)]
+    return [*lines, f"    compared on {rows.origin}"], model

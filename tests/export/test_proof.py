@@ -1,0 +1,103 @@
+"""A written model is compared with the one that was trained, on rows of the run, and a difference is an error."""
+
+import math
+
+import numpy as np
+import pytest
+from data_helpers import chat, write
+
+from kit.config.recipe import Recipe
+from kit.errors import TrainingError, UserError
+from kit.export.proof import (
+    NUM_ROWS,
+    TEXTS,
+    Rows,
+    Scores,
+    change_between,
+    check_change,
+    check_ids,
+    encode,
+    find_rows,
+    score,
+    texts_of,
+)
+from kit.model.load import build_model, open_config
+from kit.model.plan import LoadPlan
+from kit.model.tokenizer import open_tokenizer
+
+
+def scores(logprobs, top):
+    return Scores(np.array(logprobs), np.array(top))
+
+
+def test_the_change_is_the_mean_of_absolute_differences_the_largest_and_the_share_of_equal_tokens():
+    change = change_between(scores([-1.0, -2.0, -3.0, -4.0], [1, 2, 3, 4]), scores([-1.5, -1.5, -3, -4], [1, 2, 3, 9]))
+    assert (change.mean, change.largest, change.agreement, change.num_tokens) == (0.25, 0.5, 0.75, 4)
+
+
+def test_a_change_beyond_the_bound_is_an_error_that_names_the_bound_to_type():
+    change = change_between(scores([-1.0], [1]), scores([-1.5], [1]))
+    assert "(bound 0.5)" in check_change("model", change, 0.5)
+    with pytest.raises(TrainingError, match=r"beyond the bound of 0.4, so nothing was kept. --max_change 0.5 would"):
+        check_change("model", change, 0.4)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_model_that_computes_no_number_is_beyond_any_bound(value):
+    change = change_between(scores([-1.0], [1]), scores([value], [1]))
+    with pytest.raises(TrainingError, match="nothing was kept"):
+        check_change("model", change, 1e9)
+
+
+def test_another_id_is_an_error_that_shows_where():
+    expected = [("red", [1, 2]), ("red cat", [1, 2, 3])]
+    assert check_ids("llama.cpp", expected, [[1, 2], [1, 2, 3]]) == "llama.cpp: ids equal for 2 of 2 texts"
+    for wrong in ([1, 2, 4], [1, 2]):
+        with pytest.raises(TrainingError, match=r"of 'red cat' token 2 is .* trained on \[3\]; nothing was kept"):
+            check_ids("llama.cpp", expected, [[1, 2], wrong])
+
+
+@pytest.fixture
+def opened(model_folder):
+    recipe = Recipe(model_name_or_path=str(model_folder), dataset="x.jsonl", max_length=64)
+    return recipe, open_tokenizer(recipe)
+
+
+def test_rows_are_the_run_s_own_else_those_given_else_texts_of_the_kit(opened, tmp_path):
+    recipe, tokenizer = opened
+    many = [chat(f"red {i}", "blue cat") for i in range(NUM_ROWS + 3)]
+    write(tmp_path / "eval.jsonl", *many)
+    write(tmp_path / "mine.jsonl", chat("cat", "red"))
+    run = recipe.model_copy(update={"eval_dataset": str(tmp_path / "eval.jsonl")})
+    rows = find_rows(run, tokenizer, None, 99)
+    assert rows.origin == f"the run's first evaluation rows ({NUM_ROWS})" and len(rows.ids) == NUM_ROWS
+    answer = [rows.ids[0][at] for at in rows.learned[0]]
+    assert tokenizer.decode(answer).startswith("blue cat") and rows.num_tokens == NUM_ROWS * len(answer)
+    for known in (run, None):
+        rows = find_rows(known, tokenizer, str(tmp_path / "mine.jsonl"), 99)
+        assert len(rows.ids) == 1 and rows.origin.startswith("the first rows of ")
+    assert len(find_rows(recipe, tokenizer, None, 99).ids) == 3  # its data are gone
+    tokenizer.chat_template = None
+    assert len(find_rows(None, tokenizer, None, 99).ids) == len(TEXTS)
+
+
+def test_a_file_without_rows_is_a_mistake_of_the_user(opened, tmp_path):
+    (tmp_path / "bad.jsonl").write_text("{\n")
+    with pytest.raises(UserError):
+        find_rows(None, opened[1], str(tmp_path / "bad.jsonl"), 99)
+
+
+def test_a_text_is_compared_only_if_its_ids_are_those_that_were_learned(opened):
+    tokenizer = opened[1]
+    ids = encode(tokenizer, "red cat")
+    rows = Rows([ids, [*ids, 10**6]], [[1], [1]], "")
+    assert [found for _, found in texts_of(rows, tokenizer)] == [ids]
+
+
+def test_scores_are_those_of_the_next_token(opened):
+    recipe = opened[0].model_copy(update={"method": "full"})
+    model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
+    found = score(model, Rows([[1, 5, 6], [1, 7]], [[1, 2], [1]], ""))
+    assert found.logprobs.shape == (3,) and (found.logprobs < 0).all()
+    again = score(model, Rows([[1, 5, 6]], [[2]], ""))
+    assert found.logprobs[1] == pytest.approx(again.logprobs[0], abs=1e-6)
