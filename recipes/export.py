@@ -78,6 +78,7 @@ def main() -> None:
         int(size[1]) * SIZES[size[2]] if size else MAX_SHARD_BYTES,
         args.rows,
         args.max_change,
+        args.output_dir,
         args.merge or is_gguf,
         args.measure_drift,
     )

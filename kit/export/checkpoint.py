@@ -51,6 +51,7 @@ class Wanted:
     shard_bytes: int = MAX_SHARD_BYTES  # the largest file, unless it has a single tensor
     rows: str | None = None  # a file of rows to compare on; None: the run's own
     max_change: float | None = None  # nats per token; None: ``BOUNDS``
+    output_dir: Path = Path("model")  # for messages: what is written has another name until it is complete
     merges: bool = False  # the adapter of a checkpoint too
     measures_drift: bool = False
 
@@ -107,7 +108,7 @@ def export_checkpoint(
         model = attach_adapter(model, settings)
         tensors = read(model)
     write_model(folder, model, tensors, tokenizer, card, dtype, stops, wanted.shard_bytes)
-    lines = [*describe_stops(stops, "it"), *describe_serving(model, folder)]
+    lines = [*describe_stops(stops, str(wanted.output_dir)), *describe_serving(model, wanted.output_dir)]
     if not is_full:
         say(*lines, _check_tensors(folder, tensors))
         return Written(run, tokenizer, rows, None)
@@ -180,7 +181,7 @@ def merge_adapter(
     use(merged)
     del adapted, merged
     gc.collect()
-    say(*describe_stops(stops, "it"))
+    say(*describe_stops(stops, str(wanted.output_dir)))
     return _checked(folder, settings, loader, run, tokenizer, rows, reference, wanted.bound(getattr(torch, dtype)))
 
 

@@ -22,7 +22,7 @@ from kit.export.card import NO_STOPS, PLACEHOLDER
 from kit.export.shards import write_weights
 from kit.export.stops import describe_stops, write_stops
 from kit.model.adapter import module_adapted_by
-from kit.model.serving import merge_command, why_not_served
+from kit.model.serving import merge_command, vllm_command, why_not_served
 from kit.strategy.weights import gather_trainable, rank_and_world, whole_state
 
 if TYPE_CHECKING:
@@ -123,23 +123,27 @@ def write_model(
 
 
 def describe_serving(model: Any, folder: Path) -> list[str]:
-    """Return a line if servers take the adapter of ``model``, written to ``folder``, only merged; else nothing."""
-    reason = _why_not_served(model)
-    return [f"{reason}. Merged, it is a model like any other: {merge_command(folder)}"] if reason else []
+    """Return how servers take the adapter of ``model``, written to ``folder``; nothing for a full model."""
+    if not hasattr(model, "peft_config"):
+        return []
+    config = model.peft_config["default"]
+    command = vllm_command(config, config.base_model_name_or_path, str(folder))
+    lines = [f"vLLM takes it as it is: {command}"] if command else []
+    if reason := why_not_served(config):
+        then = "" if command else "; vllm serve merged"
+        lines += [f"{reason}. Merged, it is a model like any other: {merge_command(folder)}{then}"]
+    return lines
 
 
 def _card_for_servers(model: Any) -> str:
-    """The end of a model card that says the same."""
-    reason = _why_not_served(model)
-    return (
-        f"\n{reason}. Merged, it is a model like any other:\n\n```bash\n{merge_command(PLACEHOLDER)}\n```\n"
-        if reason
-        else ""
-    )
-
-
-def _why_not_served(model: Any) -> str:
-    return why_not_served(model.peft_config["default"]) if hasattr(model, "peft_config") else ""
+    """The end of a model card that says how to merge; ``kit push`` adds how an adapter is served as it is."""
+    config = model.peft_config["default"] if hasattr(model, "peft_config") else None
+    reason = why_not_served(config) if config else ""
+    if not reason:
+        return ""
+    then = "" if vllm_command(config, None, PLACEHOLDER) else "\nvllm serve merged"
+    command = f"{merge_command(PLACEHOLDER)}{then}"
+    return f"\n{reason}. Merged, it is a model like any other:\n\n```bash\n{command}\n```\n"
 
 
 def copy_processor(folder: Path, config: Any) -> None:

@@ -1,6 +1,6 @@
 """Which adapters inference servers take as they are, and the command that makes a model for them of the others.
 
-Read in the sources of vLLM and of the converter of llama.cpp, of September 2026; neither was run here. Plain Python.
+What each server takes, with file and line of its source: docs/after-training.md. Plain Python.
 """
 
 import shlex
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kit.config.scripts import command_of
+
+_VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)  # that vLLM's --max-lora-rank takes; the first is its default
 
 
 def merge_command(adapter: str | Path) -> str:
@@ -29,4 +31,27 @@ def why_not_served(config: Any) -> str:
     found = [kind for kind, has_it in kinds.items() if has_it]
     if found:
         return f"vLLM and llama.cpp take no adapter with {' and '.join(found)}"
+    if _rank_of(config) > _VLLM_RANKS[-1]:
+        return f"vLLM takes no adapter of a rank above {_VLLM_RANKS[-1]}"
     return "llama.cpp does not know the scale of use_rslora" if config.use_rslora else ""
+
+
+def vllm_command(config: Any, base: str | None, adapter: str, name: str = "mine") -> str:
+    """Return the command by which vLLM serves an adapter as it is; empty if it does not take it.
+
+    Args:
+        config: its ``LoraConfig``.
+        base: name or folder of its base; None: not known.
+        adapter: its folder, or its id on the hub.
+        name: what requests call it.
+    """
+    if "vLLM" in why_not_served(config):
+        return ""
+    limit = next(rank for rank in _VLLM_RANKS if _rank_of(config) <= rank)
+    words = ["vllm", "serve", base or "BASE", "--enable-lora", "--lora-modules", f"{name}={adapter}"]
+    return shlex.join([*words, *(["--max-lora-rank", str(limit)] if limit > _VLLM_RANKS[0] else [])])
+
+
+def _rank_of(config: Any) -> int:
+    """The largest rank of its matrices."""
+    return max([config.r, *(config.rank_pattern or {}).values()])

@@ -29,7 +29,7 @@ from kit.console import show
 from kit.durable import read_small
 from kit.errors import Problem, UserError, causes, first_line, listed
 from kit.export.card import PLACEHOLDER, licence_in, licence_line
-from kit.model.serving import why_not_served
+from kit.model.serving import vllm_command
 from kit.run.opening import run_of
 from kit.run.record import METRICS_FILE, RUN_FILE
 from kit.secrets import secret_spans
@@ -46,7 +46,6 @@ _OTHERS = (  # of a folder that ``from_pretrained`` opens; and of GGUF files, Ol
     "video_preprocessor_config.json Modelfile configuration_*.py modeling_*.py modular_*.py tokenization_*.py"
 ).split()
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "*.tiktoken", "*.model")
-_VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)  # that vLLM's --max-lora-rank takes; the first is its default
 _KINDS = {False: "a full model", True: "an adapter"}
 
 
@@ -326,13 +325,9 @@ def _serve_command(model: Model, repo: str) -> str:
         return f"llama-server --jinja -hf {repo}:{gguf.removesuffix('.gguf').rpartition('-')[2]}"
     if model.adapter is None:
         return f"vllm serve {repo}"
-    names = ("trainable_token_indices", "modules_to_save", "use_dora", "use_rslora")
-    if "vLLM" in why_not_served(SimpleNamespace(**{name: model.adapter.get(name) for name in names})):
-        return ""
-    rank = max([model.adapter.get("r", 0), *(model.adapter.get("rank_pattern") or {}).values()])
-    limit = next((each for each in _VLLM_RANKS if rank <= each), rank)
-    more = f" --max-lora-rank {limit}" if limit > _VLLM_RANKS[0] else ""
-    return f"vllm serve {model.base} --enable-lora --lora-modules {repo.rpartition('/')[2]}={repo}{more}"
+    names = ("trainable_token_indices", "modules_to_save", "use_dora", "use_rslora", "rank_pattern")
+    config = SimpleNamespace(r=model.adapter.get("r", 0), **{name: model.adapter.get(name) for name in names})
+    return vllm_command(config, model.base, repo, repo.rpartition("/")[2])
 
 
 # --- the hub

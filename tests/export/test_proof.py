@@ -87,6 +87,17 @@ def test_a_file_without_rows_is_a_mistake_of_the_user(opened, tmp_path):
         find_rows(None, opened[1], str(tmp_path / "bad.jsonl"), 99)
 
 
+def test_a_check_of_no_text_does_not_say_that_ids_are_equal():
+    assert "ids NOT compared" in check_ids("llama.cpp", [], [])
+
+
+def test_texts_of_the_kit_are_compared_also_where_decoding_does_not_give_them(opened, monkeypatch):
+    tokenizer = opened[1]
+    rows = find_rows(None, tokenizer, None, 1000)
+    monkeypatch.setattr(type(tokenizer), "decode", lambda *args, **kwargs: "")
+    assert len(texts_of(rows, tokenizer)) == len(rows.ids)
+
+
 def test_a_text_is_compared_only_if_its_ids_are_those_that_were_learned(opened):
     tokenizer = opened[1]
     ids = encode(tokenizer, "red cat")

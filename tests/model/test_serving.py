@@ -6,7 +6,7 @@ from peft import get_peft_model_state_dict
 from kit.config.settings.method import MethodSettings
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, open_config
-from kit.model.serving import merge_command, why_not_served
+from kit.model.serving import merge_command, vllm_command, why_not_served
 
 # For each setting that changes what an adapter is, a value other than its default.
 CHANGES = {
@@ -42,6 +42,19 @@ def test_an_adapter_that_holds_more_than_two_matrices_a_module_is_named(recipe, 
     reason = why_not_served(model.peft_config["default"])
     assert bool(others) == ("vLLM and llama.cpp" in reason)
     assert (reason == "llama.cpp does not know the scale of use_rslora") == (setting == "use_rslora")
+    command = vllm_command(model.peft_config["default"], "some/base", "final")
+    rank = " --max-lora-rank 64" if setting == "lora_r" else ""
+    usual = f"vllm serve some/base --enable-lora --lora-modules mine=final{rank}"
+    assert command == ("" if others else usual)
+
+
+@pytest.mark.parametrize(("rank", "limit"), [(8, ""), (17, "32"), (300, "320"), (512, "512"), (513, None)])
+def test_the_limit_of_ranks_is_one_that_vllm_takes(recipe, rank, limit):
+    config = adapted(recipe(lora_r=8)).peft_config["default"]
+    config.rank_pattern = {"q_proj": rank}
+    command = vllm_command(config, None, "final")
+    assert command == "" if limit is None else command.partition("--max-lora-rank ")[2] == limit
+    assert ("a rank above 512" in why_not_served(config)) == (limit is None)
 
 
 def test_all_reasons_of_an_adapter_are_named(recipe):
