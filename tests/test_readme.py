@@ -85,7 +85,7 @@ def test_every_flag_named_in_the_pages_exists():
         "main_process_ip",
         "main_process_port",
         "max_restarts",
-        *"merge format gguf_type ollama llama_cpp pre_tokenizer shard_size rows max_change dtype".split(),  # of kit export
+        *"merge format gguf_type ollama llama_cpp pre_tokenizer shard_size rows max_change dtype".split(),
         "signal",
         "signals",
         "help",
