@@ -89,8 +89,7 @@ class EvalSettings(BaseModel):
     )
     metrics: Annotated[list[MetricName | OwnMetric], BeforeValidator(comma_separated)] = _option(
         ["exact_match"],
-        "of generated answers, separated by commas: exact_match, number (the last one), token_f1, bleu, chrf, rouge_l, "
-        "and as a flag FILE.py:FUNCTION, your own function(expected, answer, row)",
+        "of generated answers, separated by commas; as a flag also your own function(expected, answer, row)",
         expected="names of exact_match, number, token_f1, bleu, chrf, rouge_l, and FILE.py:FUNCTION,",
     )
     max_new_tokens: int = _option(128, "longest generated answer", "tokens", ge=1)
