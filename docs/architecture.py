@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE = [
     ["visible", "interrupt"],
     ["errors", "secrets", "durable", "phases"],
-    ["console", "lock", "cache", "hub", "stores", "answers"],
-    ["config"],
+    ["console", "lock", "cache", "hub", "stores", "own_metric"],
+    ["config", "answers"],
     ["data", "model"],
     ["strategy"],
     ["memory"],

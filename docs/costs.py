@@ -111,7 +111,7 @@ ROWS = [
     ),
     Row(
         "evaluation",
-        "evaluate answers run/answers run/opening",
+        "evaluate answers own_metric model/sampling run/answers run/opening",
         "token-weighted loss, and exact match of generated answers",
     ),
     Row("equal copies on all ranks", "train/replicas", "`--check_replicas`"),

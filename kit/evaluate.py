@@ -14,18 +14,20 @@ import torch.nn.functional as F
 import xxhash
 from accelerate.utils import gather_object
 
-from kit.answers import METRICS, bounds_of_mean, exact_match
-from kit.console import progress
+from kit.answers import Metric, exact_match
+from kit.console import is_main, progress
 from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches, on_device
 from kit.data.feed.feed import GlobalBatch
 from kit.data.open import pad_id, prompt_and_reference, reference_span
 from kit.data.samples.samples import Samples
 from kit.model.attention import without_cudnn_attention
+from kit.model.sampling import how_to_generate
+from kit.own_metric import MetricError, is_own
 from kit.strategy.float64 import float64_device, in_float64
 from kit.strategy.weights import generating
 
 if TYPE_CHECKING:
-    from kit.config.settings.evaluation import EvalSettings
+    from kit.config.recipe import Recipe
     from kit.data.feed.mismatched import Mismatched
     from kit.strategy.accelerator import Prepared
     from kit.train.objective import Objective
@@ -57,7 +59,7 @@ class Evaluation:
         metrics: the same on every rank. ``eval_loss`` (nats per supervised token), ``eval_perplexity``,
             ``eval_tokens`` (supervised tokens); with several data sets also ``eval_loss/<name>`` and
             ``eval_tokens/<name>``; with generation ``eval_exact_match`` and the others of the
-            setting ``metrics``, each the mean over the answers, from 0 to 1: of a conversation only the last answer is
+            setting ``metrics`` (``kit.answers.Metric.results``): of a conversation only the last answer is
             generated, of a pair the chosen answer is expected. For preferences
             ``eval_loss`` is the objective's, there is no perplexity, and all metrics of a step are there, each with
             ``eval_`` before its name.
@@ -66,7 +68,8 @@ class Evaluation:
             ``num_unended_answers`` of those whose reference fits into ``max_new_tokens``; ``num_expected_texts``, the
             different references; ``num_most_frequent_text``, the references that are the most frequent one.
         stops: the special tokens that end references; EOS only if there is no other.
-        intervals: of each metric of the answers, the bounds of its mean (``kit.answers.bounds_of_mean``).
+        intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take
+            a thousand passes over all answers.
     """
 
     metrics: dict[str, float]
@@ -78,7 +81,7 @@ class Evaluation:
 
 def evaluate(
     prepared: "Prepared",
-    settings: "EvalSettings",
+    settings: "Recipe",
     batch_size: int,
     tokenizer: Any,
     samples: Samples,
@@ -87,6 +90,8 @@ def evaluate(
     mismatched: "Mismatched | None" = None,
 ) -> Evaluation:
     """Compute the loss, and with ``predict_with_generate`` also generated answers. Called by all ranks.
+
+    Raises ``MetricError`` on all ranks if a metric of the user fails.
 
     Dropout is off. Only sums are kept from batch to batch, and with ``predict_with_generate`` a hash of each reference.
 
@@ -112,14 +117,18 @@ def evaluate(
         special = {tokenizer.eos_token_id, *tokenizer.added_tokens_decoder} - {None}
         # What ends an answer: EOS, and what ends a reference; a chat template may use another token than EOS.
         stops = {tokenizer.eos_token_id, *ends} & special
-        names = ["exact_match", *(name for name in settings.metrics if name != "exact_match")]
+        of_answers = [Metric(name) for name in dict.fromkeys(["exact_match", *settings.metrics])]
         answers, values, num_unended = _answers(
-            prepared, samples, stops, batch_size, settings.max_new_tokens, tokenizer, progress, names
+            prepared, samples, stops, batch_size, settings, tokenizer, progress, of_answers
         )
-        metrics |= {f"eval_{name}": float(column.mean()) for name, column in zip(names, values.T, strict=True)}
-        intervals = {f"eval_{name}": bounds_of_mean(column) for name, column in zip(names, values.T, strict=True)}
+        metrics, intervals = dict(metrics), {}
+        for metric, of_metric in zip(of_answers, values, strict=True):
+            for name, numbers in metric.results(of_metric).items():
+                metrics[f"eval_{name}"] = metric.result(numbers)
+                if is_main():
+                    intervals[f"eval_{name}"] = metric.bounds(numbers)
         counts = {
-            "num_answers": len(samples),
+            "num_answers": len(samples) * settings.num_return_sequences,
             "num_unended_answers": num_unended,
             "num_expected_texts": len(frequencies),
             "num_most_frequent_text": int(frequencies.max()),
@@ -128,6 +137,19 @@ def evaluate(
         return Evaluation(metrics, answers, counts, tokenizer.convert_ids_to_tokens(sorted(named)), intervals)
     finally:
         model.train(was_training)
+
+
+def try_metrics(settings: "Recipe", samples: Samples, tokenizer: Any) -> None:
+    """Call each metric of the user for the first sample, as if the model gave the expected answer, before it is loaded.
+
+    Raises:
+        MetricError: one fails.
+    """
+    own = [Metric(name) for name in settings.metrics if is_own(name)]
+    if own and settings.predict_with_generate and len(samples):
+        expected = tokenizer.decode(prompt_and_reference(samples, 0)[1], skip_special_tokens=True)
+        for metric in own:
+            metric.values(expected, expected, samples.data_rows([0])[0], samples.origin(0))
 
 
 def _loss(
@@ -205,45 +227,63 @@ def _answers(
     samples: Samples,
     stops: set[int],
     batch_size: int,
-    max_new_tokens: int,
+    settings: "Recipe",
     tokenizer: Any,
     progress: Progress,
-    names: Sequence[str],
-) -> tuple[list[Answer], np.ndarray, int]:
-    """Answer every prompt greedily.
+    metrics: Sequence[Metric],
+) -> tuple[list[Answer], list[np.ndarray], int]:
+    """Answer every prompt, ``num_return_sequences`` times.
 
     Returns:
-        The first ``NUM_SHOWN`` answers; the metrics ``names`` of each answer, float64 [samples, metrics]; and over all
-        ranks the number of answers that did not end though their reference fits into ``max_new_tokens``.
+        The first answers to the first ``NUM_SHOWN`` prompts; the numbers of each answer for each of ``metrics``,
+        float64 [samples, answers, num_values]; and over all ranks the number of answers that did not end though
+        their reference fits into ``max_new_tokens``.
+
+    Raises:
+        MetricError: on all ranks, after all answers, the first one in the order of the samples.
     """
     accelerator, ranks = prepared.accelerator, prepared.ranks
+    num = settings.num_return_sequences
     mine = np.arange(ranks.index, len(samples), ranks.count)
     # Samples of similar length share a call. Every rank makes the same number of calls, because each call gathers
     # sharded weights.
     mine = mine[np.argsort(samples.lengths[mine], kind="stable")]
     num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / batch_size)
     num_unended = torch.zeros((), dtype=torch.float64, device=float64_device(accelerator.device))
-    own = np.zeros((len(mine), len(names)))
-    rows = {i: row for row, i in enumerate(mine.tolist())}
+    own = np.zeros((len(mine), num, sum(metric.num_values for metric in metrics)))
+    places = {i: place for place, i in enumerate(mine.tolist())}
+    wants_rows = any(is_own(metric.name) for metric in metrics)
+    data_rows = samples.data_rows(mine.tolist()) if wants_rows else {}
     shown: list[tuple[int, Answer]] = []
+    failed: list[tuple[int, MetricError]] = []
     with torch.no_grad(), without_cudnn_attention(), generating(accelerator, prepared.model) as generate:
-        for call in progress(range(num_calls), "evaluation answers", num_calls):
-            ids = mine[call * batch_size : (call + 1) * batch_size].tolist()
+        for call in progress(range(num_calls * num), "evaluation answers", num_calls * num):
+            draw = call % num
+            ids = mine[call // num * batch_size : (call // num + 1) * batch_size].tolist()
             # A rank without a sample left generates for the first one, and nobody reads that answer.
             pairs = [prompt_and_reference(samples, i) for i in ids or [0]]
             prompts = [prompt for prompt, _ in pairs]
-            texts, ended = _generate(generate, prompts, stops, max_new_tokens, tokenizer, accelerator.device)
+            numbers = [(i, draw) for i in ids or [0]]
+            texts, ended = _generate(generate, prompts, stops, settings, numbers, tokenizer, accelerator.device)
             for i, (prompt, reference), text, ends in zip(ids, pairs, texts, ended, strict=False):
                 answer = Answer(tokenizer.decode(prompt), tokenizer.decode(reference, skip_special_tokens=True), text)
-                own[rows[i]] = [METRICS[name](answer.text, answer.reference) for name in names]
-                num_unended += not ends and len(reference) <= max_new_tokens
-                if i < NUM_SHOWN:
+                try:
+                    given = answer.reference, answer.text, data_rows.get(i), samples.origin(i)
+                    own[places[i], draw] = [value for metric in metrics for value in metric.values(*given)]
+                except MetricError as error:
+                    failed.append((i, error))
+                num_unended += not ends and len(reference) <= settings.max_new_tokens
+                if i < NUM_SHOWN and not draw:
                     shown.append((i, answer))
-    values = np.zeros((len(samples), len(names)))
+    faults = [(i, error.problems) for i, error in failed]
+    if faults := gather_object(faults[:1] if len(faults) < 2 else [min(faults, key=lambda fault: fault[0])]):
+        raise MetricError(*min(faults, key=lambda fault: fault[0])[1])
+    values = np.zeros((len(samples), *own.shape[1:]))
     for ids_of_rank, of_rank in gather_object([(mine, own)]):
         values[ids_of_rank] = of_rank
     answers = [answer for _, answer in sorted(gather_object(shown), key=lambda pair: pair[0])]
-    return answers, values, int(ranks.sum(num_unended).item())
+    ends_of = np.cumsum([metric.num_values for metric in metrics])
+    return answers, np.split(values, ends_of[:-1], axis=2), int(ranks.sum(num_unended).item())
 
 
 def _references(samples: Samples) -> tuple[set[int], np.ndarray]:
@@ -259,9 +299,15 @@ def _references(samples: Samples) -> tuple[set[int], np.ndarray]:
 
 
 def _generate(
-    generate: Any, prompts: list[Any], stops: set[int], max_new_tokens: int, tokenizer: Any, device: Any
+    generate: Any,
+    prompts: list[Any],
+    stops: set[int],
+    settings: "Recipe",
+    numbers: list[tuple[int, int]],
+    tokenizer: Any,
+    device: Any,
 ) -> tuple[list[str], list[bool]]:
-    """Return the text of each answer, and whether it ended with one of ``stops``."""
+    """Return the text of each answer, and whether it ended with one of ``stops``. ``numbers`` identify the answers."""
     length = max(len(prompt) for prompt in prompts)
     input_ids = torch.full((len(prompts), length), pad_id(tokenizer))  # [B, T], padded on the left
     mask = torch.zeros_like(input_ids)
@@ -271,11 +317,11 @@ def _generate(
     output = generate(
         input_ids=input_ids.to(device),
         attention_mask=mask.to(device),
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
+        max_new_tokens=settings.max_new_tokens,
         use_cache=True,
         pad_token_id=pad_id(tokenizer),
         eos_token_id=sorted(stops) or None,
+        **how_to_generate(settings.temperature, settings.top_p, settings.seed, numbers, length),
     )
     written = output[:, length:]
     ended = torch.isin(written, torch.tensor(sorted(stops), dtype=written.dtype, device=written.device)).any(dim=1)

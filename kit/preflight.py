@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kit.cache import file_digest
 from kit.checkpoint.manifest import digest_of, read_manifest
 from kit.config.launch_flags import Launch
 from kit.config.optimisers import OPTIMISERS
@@ -17,6 +18,7 @@ from kit.data.feed.stream import Stream
 from kit.data.open import Data, open_data, stop_ids
 from kit.data.samples.dataset import Dataset, open_datasets
 from kit.errors import Problem, Problems, first_line, raise_if
+from kit.evaluate import try_metrics
 from kit.memory.fit import explain_auto, memory_problems, plan_record, planned_workload, resolve_auto
 from kit.memory.workload import Workload
 from kit.model.attention import describe_long_rows
@@ -28,6 +30,7 @@ from kit.model.parts import aux_loss_coef
 from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
+from kit.own_metric import is_own
 from kit.run.asking import asked_once
 from kit.run.facts import compared_facts
 from kit.run.folder import RunFolder
@@ -74,6 +77,8 @@ class Preflight:
         content: dict[str, Any] = {"model_name_or_path": fingerprint(recipe), **data.contents()}
         content["eval_dataset"] = data.evaluation and data.evaluation.fingerprint
         content["chat_template"] = str(data.chat_template)
+        files = [Path(name.rpartition(":")[0]).expanduser() for name in recipe.metrics if is_own(name)]
+        content["metrics"] = [*recipe.metrics, *map(file_digest, files)]
         if recipe.adapter_name_or_path:
             adapter = open_adapter(recipe.adapter_name_or_path)
             content["adapter_name_or_path"] = folder_fingerprint(adapter, "adapter_config.json")
@@ -167,6 +172,8 @@ def check(
                 global_batch_size=recipe.global_batch_size,
                 wanted=recipe.declared.rows,
             )
+            if data.evaluation is not None:
+                try_metrics(recipe, data.evaluation, tokenizer)
             notes += describe_new_rows(recipe, tokenizer, config.get_text_config().vocab_size)
             if recipe_name is not None:
                 if not problems:  # it needs a model and adapters that are right

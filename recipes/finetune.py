@@ -44,7 +44,7 @@ def main() -> None:
     from kit.export.final import describe_serving, save_final
     from kit.export.stops import new_stops
     from kit.failures.guard import Guard
-    from kit.failures.signals import Stopped, StopRequest
+    from kit.failures.signals import CAUSES, StopRequest
     from kit.model.classes import auto_class
     from kit.model.compile import CompiledLayers
     from kit.model.dequantise import class_that_dequantises
@@ -164,7 +164,8 @@ def main() -> None:
                 objective,
                 data.mismatched(data.evaluation),
             )
-        except Stopped:
+        except CAUSES as cause:
+            stop.because(cause)
             return EvaluationOutcome(was_stopped=True)
         log.evaluation(done, evaluation)
         is_best = state.end_evaluation(
@@ -228,14 +229,14 @@ def main() -> None:
         card = model_card(recipe, prepared.strategy, state, bool(tokenizer.chat_template), stops, *opened_by)
         save_final(prepared, tokenizer, folder.final, card, config.dtype, stops)
     folder.end(state.step, is_stopped, state.early_stop_reason(recipe, total_steps))
-    log.end(is_stopped, [*feed.closing_notes(), *(layers.closing_notes() if layers else [])])
+    log.end(stop.reason if is_stopped else "", [*feed.closing_notes(), *(layers.closing_notes() if layers else [])])
     if HAS_TOOLS:
         from kit.tools.report.run_page import write_report_at_end
 
         write_report_at_end(folder.path)
     if is_stopped:
         accelerator.wait_for_everyone()  # a launcher ends all ranks when the first one leaves
-        exits.leave(exits.STOPPED)
+        stop.leave()
     if RECIPES / DEFAULT_RECIPE in Path(recipe.dataset_entries[0].path).parents:
         say("next, with a real model (`kit recipes` lists more):", f"    {command_of('finetune.py')} {NEXT_FLAGS}")
 

@@ -1,8 +1,9 @@
 """Metrics of answers are those that their names promise."""
 
+import numpy as np
 import pytest
 
-from kit.answers import METRICS, bounds_of_mean, exact_match, number, token_f1
+from kit.answers import METRICS, Metric, bounds_of_mean, exact_match, number, token_f1
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,27 @@ def test_bounds_hold_the_mean_and_are_the_same_at_each_call():
     low, high = bounds_of_mean(values)
     assert (low, high) == bounds_of_mean(values) and 0.49 < low < 0.53 < 0.67 < high < 0.71  # 0.6 +- 1.96 x 0.049
     assert bounds_of_mean([1.0]) == (1.0, 1.0)
+
+
+def test_bleu_is_that_of_the_corpus_and_its_bounds_hold_it():
+    sacrebleu = pytest.importorskip("sacrebleu")
+    expected = ["the cat sat on the mat today", "a dog ran over the long road", "birds fly high in the blue sky"] * 4
+    answers = ["the cat sat on a mat today", "a dog ran", "birds fly high in the blue sky now"] * 4
+    metric = Metric("bleu")
+    values = np.array([[metric.values(*texts, None, "")] for texts in zip(expected, answers, strict=True)])
+    (numbers,) = metric.results(values).values()
+    result = metric.result(numbers)
+    assert result == pytest.approx(sacrebleu.corpus_bleu(answers, [expected]).score / 100, abs=1e-12)
+    of_sentences = [sacrebleu.sentence_bleu(a, [e]).score / 100 for a, e in zip(answers, expected, strict=True)]
+    assert abs(result - np.mean(of_sentences)) > 0.01
+    low, high = metric.bounds(numbers)
+    assert 0 < low < result < high < 1
+
+
+def test_of_several_answers_the_mean_and_the_best_count():
+    values = np.array([[[1.0], [0.0]], [[0.0], [0.0]], [[1.0], [1.0]]])  # two answers to each of three prompts
+    metric = Metric("number")
+    found = {name: metric.result(numbers) for name, numbers in metric.results(values).items()}
+    assert found == {"number": 0.5, "number/pass@2": 2 / 3}
+    assert list(Metric("token_f1").results(values)) == ["token_f1", "token_f1/best@2"]
+    assert list(Metric("bleu").results(np.zeros((3, 2, 10)))) == ["bleu"]

@@ -24,6 +24,7 @@ from kit.evaluate import evaluate
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
+from kit.own_metric import MetricError
 from kit.strategy.accelerator import Prepared
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other
@@ -228,6 +229,36 @@ def test_other_metrics_of_answers_are_means_over_all_samples(run, knowing, proce
     _, results = run(processes, model=model, predict_with_generate=True, metrics=["token_f1"], max_new_tokens=500)
     found = results[-1].metrics
     assert found["eval_exact_match"] == 56 / 61 < found["eval_token_f1"] < 1 and "eval_number" not in found
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_metric_of_the_user_gets_the_row_of_each_answer(run, knowing, tmp_path, processes):
+    path = tmp_path / "own_of_rows.py"
+    path.write_text(
+        "def f(expected, answer, row):\n    return row['messages'][-1]['content'].strip() == answer.strip()\n"
+    )
+    model = knowing(wrong={0, 3, 7, 31, 59})
+    _, results = run(processes, model=model, predict_with_generate=True, metrics=[f"{path}:f"], max_new_tokens=500)
+    assert results[-1].metrics["eval_f"] == 56 / 61
+
+
+def test_a_metric_that_fails_names_the_first_row_on_all_ranks(run, knowing, tmp_path):
+    path = tmp_path / "own_that_fails.py"
+    path.write_text("def f(expected, answer, row):\n    return None if 'no idea' in answer else 1\n")
+    with pytest.raises(MetricError, match=r"own_that_fails.py:1: f returned None \(row \S+:4, "):
+        run(1, model=knowing(wrong={3, 31}), predict_with_generate=True, metrics=[f"{path}:f"], max_new_tokens=500)
+
+
+@pytest.mark.slow
+def test_drawn_answers_do_not_depend_on_ranks_and_batches(setting, run):
+    drawn = {"predict_with_generate": True, "temperature": 1.5, "top_p": 0.9, "num_return_sequences": 2}
+    drawn |= {"max_new_tokens": 8, "metrics": ["token_f1"]}
+    found = []
+    for processes, batch, seed in ((1, 1, 1), (3, 2, 1), (1, 1, 2)):
+        _, results = run(processes, 6, per_device_eval_batch_size=batch, seed=seed, **drawn)
+        found.append([answer.text for answer in results[-1].answers])
+        assert {"eval_token_f1", "eval_token_f1/best@2", "eval_exact_match/pass@2"} <= set(results[-1].metrics)
+    assert found[0] == found[1] != found[2] and results[-1].counts["num_answers"] == 12
 
 
 def test_an_answer_ends_with_eos_or_with_the_token_that_ends_the_reference(setting, run, knowing):

@@ -17,8 +17,8 @@ default answers are greedy too.
 
   --base             answer with the base as well: the model without the adapter, or what the run began with
   --plain            no chat template: what you type is the prompt, for a model trained on prompts as plain text
-  --temperature T    sample with this temperature, from 0.01 (default: greedy)
-  --top_p P          with a temperature: sample from the likeliest tokens that together have this probability
+  --temperature T    draw from probabilities of this temperature, from 0.01 (default: greedy)
+  --top_p P          with a temperature: draw from the likeliest tokens that together have this probability
 
 Takes the flags of recipes/finetune.py, such as --max_new_tokens (default here: 512), --system_prompt (default: that of
 the run), --seed, --chat_template, --method qlora (a base in 4 bits) and --model_name_or_path (the base of an adapter,
@@ -35,8 +35,6 @@ class Asked:
 
     with_base: bool
     plain: bool
-    temperature: float | None  # None: greedy
-    top_p: float
 
 
 def run(argv: list[str]) -> int:
@@ -61,19 +59,9 @@ def _own_flags(argv: list[str]) -> tuple[Asked, list[str]]:
     positional = [] if argv[0].startswith("--") else [argv[0]]
     words = [word if word.lstrip("-") not in _WITHOUT_VALUE else f"{word}=true" for word in argv[len(positional) :]]
     flags, problems, _ = read_flags(words, ("model_name_or_path",))
-    own = {name: flags.pop(name, None) for name in ("base", "plain", "temperature", "top_p")}
-    numbers = {"temperature": (0.01, 10.0), "top_p": (0.001, 1.0)}
-    found: dict[str, float | None] = {}
-    for name, (least, most) in numbers.items():
-        try:
-            text = own[name]
-            found[name] = None if text is None else float(text)
-            if text is not None and not least <= float(text) <= most:
-                raise ValueError
-        except ValueError:
-            problems.append(Problem(f"--{name}", f"found {own[name]!r}", f"a number from {least:g} to {most:g}"))
-    if found.get("top_p") is not None and own["temperature"] is None:
-        problems.append(Problem("--top_p", "without --temperature: answers are greedy", fix="--temperature 1"))
+    own = {name: flags.pop(name, None) for name in _WITHOUT_VALUE}
+    if flags.pop("num_return_sequences", "1") != "1":
+        problems.append(Problem("--num_return_sequences", "in a conversation", "one answer", "leave it out"))
     for name in _WITHOUT_VALUE:
         if own[name] not in (None, "true", "false"):
             problems.append(Problem(f"--{name}", f"found {own[name]!r}", "no value"))
@@ -92,8 +80,6 @@ def _own_flags(argv: list[str]) -> tuple[Asked, list[str]]:
     asked = Asked(
         with_base=own["base"] == "true",
         plain=own["plain"] == "true",
-        temperature=found["temperature"],
-        top_p=found["top_p"] if found["top_p"] is not None else 1.0,
     )
     flags.setdefault("max_new_tokens", str(MAX_NEW_TOKENS))
     return asked, [f"--{name}={value}" for name, value in flags.items()]

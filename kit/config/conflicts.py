@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from kit.config.dataset_entry import DatasetEntry, flag_of_list, with_all_weights, with_own_names
 from kit.config.recipe import Recipe
+from kit.config.settings.evaluation import EvalSettings, MetricName
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.objective import DECLARED, ObjectiveSettings
 from kit.config.settings.optimisation import OptimSettings
-from kit.errors import Problem
+from kit.errors import Problem, did_you_mean
+from kit.own_metric import is_own, key_of
 
+_OF_LOSS = ("eval_loss", "eval_perplexity", "eval_tokens")
 _MARGINS = "eval_rewards/margins"
 
 
@@ -246,13 +250,45 @@ def _conflicts_of_evaluation(recipe: Recipe) -> list[Conflict]:
         found = "given without early_stopping_patience"
         fix = "--early_stopping_patience 3, or another number of evaluations"
         conflicts.append(Conflict(("early_stopping_threshold", "early_stopping_patience"), found, fix))
-    metric = recipe.metric_for_best_model
-    computed = ["exact_match", *recipe.metrics] if recipe.predict_with_generate else []
-    if metric != "eval_loss" and "/" not in metric and metric.removeprefix("eval_") not in computed:
-        found = f"{metric}, which these evaluations do not compute"
-        names = ",".join(dict.fromkeys([*recipe.metrics, metric.removeprefix("eval_")]))
-        keys = ("metric_for_best_model", "predict_with_generate", "metrics")
-        conflicts.append(Conflict(keys, found, f"--predict_with_generate true --metrics {names}"))
+    conflicts += _conflicts_of_answers(recipe)
+    return conflicts
+
+
+def _conflicts_of_answers(settings: EvalSettings) -> list[Conflict]:
+    """Conflicts of the metrics of generated answers, and of how the answers are drawn."""
+    conflicts = []
+    keys = list(map(key_of, settings.metrics))
+    for key in sorted({key for key in keys if keys.count(key) > 1 or f"eval_{key}" in _OF_LOSS}):
+        if own := [name for name in settings.metrics if is_own(name) and key_of(name) == key]:
+            path = own[0].rpartition(":")[0]
+            found = f"{own[0]} would be eval_{key}, which another result is called"
+            conflicts.append(Conflict(("metrics",), found, f"rename the function: {path}:my_{key}"))
+    num = settings.num_return_sequences
+    if settings.temperature is None:
+        for name, is_given in (("top_p", settings.top_p is not None), ("num_return_sequences", num > 1)):
+            if is_given:
+                found = f"{getattr(settings, name):g} without temperature: answers are greedy"
+                conflicts.append(Conflict((name, "temperature"), found, "--temperature 1"))
+    metric = settings.metric_for_best_model
+    name, _, best = metric.removeprefix("eval_").partition("/")
+    if metric == "eval_loss" or metric.startswith("eval_rewards/"):
+        return conflicts
+    computed = ["exact_match", *keys] if settings.predict_with_generate else []
+    bests = ["", f"{'pass' if name in ('exact_match', 'number') else 'best'}@{num}"][: 2 if num > 1 else 1]
+    if name in computed and (best in bests and not (best and name == "bleu")):
+        return conflicts
+    known = get_args(MetricName)
+    found = f"{metric}, which these evaluations do not compute"
+    involved = ("metric_for_best_model", "predict_with_generate", "metrics", "num_return_sequences", "temperature")
+    if name in computed:
+        fix = f"--metric_for_best_model eval_{name}"
+    elif name in known:
+        fix = f"--predict_with_generate true --metrics {','.join(dict.fromkeys([*settings.metrics, name]))}"
+    elif hint := did_you_mean(metric, ["eval_loss", *(f"eval_{each}" for each in known)]):
+        fix = hint
+    else:
+        fix = f"--predict_with_generate true --metrics FILE.py:{name}, the file with your function of that name"
+    conflicts.append(Conflict(involved, found, fix))
     return conflicts
 
 
@@ -312,6 +348,9 @@ _NEEDS = {
     "eval_dataset_revision": ("eval_dataset", "eval_dataset"),
     "max_new_tokens": ("predict_with_generate", "predict_with_generate"),
     "metrics": ("predict_with_generate", "predict_with_generate"),
+    "temperature": ("predict_with_generate", "predict_with_generate"),
+    "top_p": ("predict_with_generate", "predict_with_generate"),
+    "num_return_sequences": ("predict_with_generate", "predict_with_generate"),
     "activation_offload": ("gradient_checkpointing", "gradient_checkpointing"),
     "shuffle_buffer_size": ("streaming", "streaming"),
     "metric_for_best_model": ("picks_best", "keep_best or early_stopping_patience"),

@@ -18,6 +18,9 @@ def json_schema() -> dict[str, Any]:
     del schema["required"]
     for part in (schema, *schema["$defs"].values()):
         part["properties"] = {name: _described(value) for name, value in part["properties"].items()}
+    # A recipe may not name code.
+    names_of_metrics = next(each for each in schema["properties"]["metrics"]["anyOf"] if each.get("type") == "array")
+    names_of_metrics["items"] = next(each for each in names_of_metrics["items"]["anyOf"] if "enum" in each)
     for key, names in NAMES.items():
         schema["properties"][key] = {
             "description": f"Settings that depend on the {key.removeprefix('by_')}; they override those of the file",

@@ -289,7 +289,7 @@ _ANSWERS = {
         generate_during_eval dpo_generate_during_eval""",
     "use max_new_tokens": "generation_max_length max_gen_length eval_max_new_tokens",
     GENERATE: """
-        eval_num_beams num_beams temperature top_p top_k do_sample infer_backend infer_dtype use_cache
+        eval_num_beams num_beams top_k do_sample infer_backend infer_dtype use_cache
         use_kv_cache eval_table_size generate_samples""",
     "use output_dir": "out_dir save_dir logging_dir output_path output output_folder log_dir save_path",
     "use overwrite_output_dir": "overwrite",

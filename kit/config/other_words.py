@@ -36,7 +36,7 @@ KERNELS = "not offered: layers run as transformers has them; the loss is compute
 OPTIMISERS = "not offered: optim lists the optimisers; adamw_8bit takes the least memory"
 OFFLOADING = "not offered: use gradient_checkpointing, or --config fsdp_offload"
 ONE_LOOP = "not offered: one loop, on Accelerate"
-GENERATE = "a run generates only for predict_with_generate, greedily; other programs open final/"
+GENERATE = "a run generates only for predict_with_generate; other programs open final/"
 VISION = "text only: towers for images and sound stay as they are (docs/models.md)"
 LOADING = "leave it out: another way of loading, which is not used here"
 ROWS = "not offered: docs/data.md has the formats and columns that are read"
@@ -50,7 +50,7 @@ OWN_QUANTISATION = "not offered: a base is in bf16, or with --method qlora in 4 
 WORDS = {
     REWARDS: """
         num_generations num_iterations num_ppo_epochs num_mini_batches num_sample_generations
-        num_return_sequences steps_per_generation reward_funcs reward_weights reward_model reward_adapters
+        steps_per_generation reward_funcs reward_weights reward_model reward_adapters
         reward_functions reward_penalty multi_turn_scheduler max_turns rollout sampler_engine sampler_type
         num_sampling_batch_size epsilon_high cliprange cliprange_value vf_coef kl_coef kl_coeff lam lmbda
         whiten_rewards missing_eos_penalty response_length min_response_length penalise_no_eos

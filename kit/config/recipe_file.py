@@ -18,13 +18,14 @@ from typing import Any
 
 import yaml
 
-from kit.config.fields import json_or_string
+from kit.config.fields import comma_separated, json_or_string
 from kit.config.hints import METHODS, OBJECTIVES, hint_for_file, other_kind
 from kit.config.other_files import kit_of
 from kit.config.recipe import RECIPES, Recipe
 from kit.config.settings.objective import DECLARED, show_rate
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, raise_if
+from kit.own_metric import is_own
 
 BY_METHOD, BY_OBJECTIVE = "by_method", "by_objective"
 NAMES = {BY_METHOD: METHODS, BY_OBJECTIVE: OBJECTIVES}  # of the sections that each may have
@@ -134,6 +135,7 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
         where |= {key: where[f"{place}.{objective}.{key}"] for key in chosen}
         problems += more
     values = {key: None if value in ("", "~", "null") else value for key, value in values.items()}
+    problems += _own_metrics(values, where)
     rate_note = ""
     if where.get("learning_rate") == rate_of_own and objective in OBJECTIVES:
         rate_note = _fit_rate(values, where, str(method), str(own), str(objective))
@@ -144,6 +146,17 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
         if key in values:
             values[key] = _relative_to(path.parent, values[key])
     return RecipeFile(recipe_name, values, where, problems, rate_note)
+
+
+def _own_metrics(values: dict[str, Any], where: dict[str, str]) -> list[Problem]:
+    """The problem of a recipe with a metric of the user's, which is code; it is then left out of ``values``."""
+    metrics = comma_separated(values.get("metrics"))
+    if not isinstance(metrics, list) or not any(isinstance(name, str) and is_own(name) for name in metrics):
+        return []
+    del values["metrics"]
+    typed = ",".join(map(str, metrics))
+    found = f"{typed}: code, which only the command line may name: a recipe is data, and may come from anyone"
+    return [Problem(where["metrics"], found, fix=f"take the line out, and type --metrics {shlex.quote(typed)}")]
 
 
 def _section(place: str, sections: Any, chosen: Any, where: dict[str, str]) -> tuple[dict[str, Any], list[Problem]]:

@@ -10,11 +10,13 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from kit import interrupt
+from kit.failures import exits
+from kit.own_metric import MetricError
 from kit.strategy.launcher import launcher_is_gone
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ class Stopped(Exception):
     """Ends an evaluation early, on all ranks at the same batch."""
 
 
+CAUSES = (Stopped, MetricError)  # what ends an evaluation so that the run saves and stops
+
+
 class StopRequest:
     """Remembers whether this process got one of the signals."""
 
@@ -37,6 +42,7 @@ class StopRequest:
         """Install the signal handlers. Every rank creates one, in its main thread."""
         self._accelerator = accelerator
         self._signal = 0
+        self._error: MetricError | None = None
         self._time = 0.0
         for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):
             # `nohup` makes a process ignore SIGHUP, and a single process keeps ignoring it. Ranks must handle it: a
@@ -49,6 +55,21 @@ class StopRequest:
     def is_made(self) -> bool:
         """Whether this process was asked to stop."""
         return bool(self._signal)
+
+    def because(self, cause: Exception) -> None:
+        """Note what ended an evaluation: one of ``CAUSES``, on all ranks."""
+        self._error = cause if isinstance(cause, MetricError) else None
+
+    @property
+    def reason(self) -> str:
+        """What stopped the run, in words."""
+        return "a metric that failed" if self._error else "a signal"
+
+    def leave(self) -> NoReturn:
+        """End the process, after the run has saved: with status 75, or with the error of a metric."""
+        if self._error:
+            raise self._error
+        exits.leave(exits.STOPPED)
 
     def interruptible(self, progress: Callable[..., Iterable[Any]]) -> Callable[..., Iterator[Any]]:
         """Wrap ``progress`` so that it raises ``Stopped`` once any rank was asked to stop.

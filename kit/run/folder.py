@@ -28,7 +28,7 @@ from kit.run.identity import changes, rounding
 from kit.run.output_dir import check_owner, outputs, unfinished, unfinished_elsewhere
 from kit.run.record import RUN_FILE, versions, write_record
 from kit.run.resume import choose, choose_together, wanted_checkpoint
-from kit.run.starts import starts
+from kit.run.starts import metrics_left_out, starts
 from kit.strategy.rendezvous import together
 from kit.strategy.topology import ActualStrategy
 from kit.train.loop_state import LoopState
@@ -216,6 +216,7 @@ class RunFolder:
         self._record["plan"] = dict(plan or {})
         if self.checkpoint:
             say(f"continuing after step {step} of {total_steps} ({self.checkpoint})", *changes(self._manifest, about))
+            say(*metrics_left_out(before, self._recipe.metrics))
             was = self._manifest.get("total_steps", total_steps)
             say(*schedule_change(self._recipe, self._recipe.peak_learning_rate, step, was, total_steps))
         if is_main():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit import durable
+from kit.answers import is_share
 from kit.checkpoint.manifest import name_of
 from kit.config.scripts import command_of
 from kit.console import bar, say
@@ -181,7 +182,8 @@ class Log:
         if self.is_main:
             self._write(row)
         share = ", ".join(
-            f"{name.removeprefix('eval_').replace('_', ' ')} {evaluation.metrics[name]:.1%} ({low:.1%} to {high:.1%})"
+            f"{name.removeprefix('eval_').replace('_', ' ')} {_measured(name, evaluation.metrics[name])}"
+            f" ({_measured(name, low)} to {_measured(name, high)})"
             for name, (low, high) in evaluation.intervals.items()
         )
         share = f", last answers {share}" if share else ""
@@ -221,11 +223,11 @@ class Log:
                 lines.append(f"    {command_of('export.py')} {shlex.quote(str(path))} --output_dir best")
         return lines
 
-    def end(self, stopped: bool, notes: Sequence[str] = ()) -> None:
+    def end(self, stopped: str, notes: Sequence[str] = ()) -> None:
         """Close the progress bar and the trackers, and print how the run ended.
 
         Args:
-            stopped: whether a signal stopped the run.
+            stopped: what stopped the run, such as "a signal"; empty if nothing did.
             notes: lines of the feed about the data.
         """
         if self.bar is not None:
@@ -236,7 +238,7 @@ class Log:
         if stopped:
             step = self.state.step
             saved = f"after step {step} of {self.total_steps}, and saved" if step else "before the first step"
-            say(f"stopped by a signal {saved}: the same command continues")
+            say(f"stopped by {stopped} {saved}: the same command continues")
         else:
             early = self.state.early_stop_reason(self.recipe, self.total_steps)
             ended = [f"ended early, after step {self.state.step} of {self.total_steps}: {early}"] if early else []
@@ -254,6 +256,11 @@ class Log:
             file.write(json.dumps(row) + "\n")
         if self.recipe.report_to:
             track(self.accelerator, row)
+
+
+def _measured(name: str, value: float) -> str:
+    """The value of a metric of answers: those of the kit are shares, those of the user may be anything."""
+    return f"{value:.1%}" if is_share(name) else f"{value:.4g}"
 
 
 def _shown(metrics: Mapping[str, Any], columns: Iterable[tuple[str, str, str]]) -> list[str]:

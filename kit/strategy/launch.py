@@ -14,7 +14,7 @@ Promises:
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import xxhash
 
+from kit import own_metric
 from kit.config.command_line import Request, read_flags
 from kit.config.conflicts import describe_unused, fix_of_batch
 from kit.config.optimisers import OPTIMISERS
@@ -31,7 +32,7 @@ from kit.config.settings.evaluation import METRIC_PACKAGES
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.console import say
-from kit.errors import Problem, UserError, raise_if
+from kit.errors import Problem, Problems, UserError, raise_if
 from kit.interrupt import OWN_TORCHRUN
 from kit.strategy import debugging
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
@@ -199,7 +200,7 @@ def resolve_config(
         meets_at(_machines(config, 0), xxhash.xxh3_64_hexdigest(f"{request.recipe_name} {folder}".encode()))
     wanted = request.launch.num_processes or (config.num_processes if config else None)
     if request.recipe:
-        problems += _package_problems(request.recipe)
+        problems += _package_problems(request.recipe) + _metric_problems(request.recipe.metrics)
     if request.recipe and config:
         problems += _method_problems(request.recipe, request.recipe.optim, config.strategy)
         problems += _precision_problems(request.recipe, config)
@@ -321,6 +322,15 @@ def _package_problems(recipe: Recipe) -> list[Problem]:
         if sys.platform == "darwin" and key in instead:
             found, fix = f"needs {package}, which this kit does not install on a Mac", instead[key]
         problems.append(Problem(key, found, fix=fix))
+    return problems
+
+
+def _metric_problems(names: Sequence[str]) -> list[Problem]:
+    """Problems with the user's own metrics. Their files are run, since the command line named them."""
+    problems = Problems()
+    for name in filter(own_metric.is_own, names):
+        with problems.caught():
+            own_metric.load(name)
     return problems
 
 

@@ -26,6 +26,7 @@ from kit.errors import Problem, UserError, raise_if
 from kit.model.adapter import adapters_off
 from kit.model.attention import without_cudnn_attention
 from kit.model.load import build_meta_model, build_model, check_model, num_positions, open_config
+from kit.model.sampling import how_to_generate
 from kit.model.tokenizer import open_tokenizer
 from kit.run.opening import CHECKPOINT, run_of, to_open
 from kit.run.record import read_run, read_stop_tokens
@@ -53,7 +54,7 @@ class Speaker:
     template: Any  # None: what is typed is the prompt
     stops: list[int]  # ids of the tokens that end an answer
     positions: int | None  # the longest text that it can read, in tokens; None: its config sets no limit
-    options: dict[str, Any]  # of ``generate``
+    recipe: Recipe  # how answers are drawn, and how long they may be
     beginning: list[Message]  # of each conversation: the system message, if there is one
     aside: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while it answers
 
@@ -86,7 +87,10 @@ class Speaker:
             written.append(text)
             write(text)
 
-        room = self.options["max_new_tokens"] if self.positions is None else self.positions - len(ids)
+        recipe = self.recipe
+        room = recipe.max_new_tokens if self.positions is None else self.positions - len(ids)
+        # As in an evaluation, each answer has numbers of its own to be drawn with: here the messages before it.
+        numbers = [(len(messages), len(ids))]
         prepared = self.prepared
         input_ids = torch.tensor([ids], device=prepared.accelerator.device)
         with (
@@ -102,7 +106,8 @@ class Speaker:
                 pad_token_id=pad_id(self.tokenizer),
                 eos_token_id=self.stops or None,
                 streamer=_Streamer(self.tokenizer, keep),
-                **{**self.options, "max_new_tokens": min(room, self.options["max_new_tokens"])},
+                max_new_tokens=min(room, recipe.max_new_tokens),
+                **how_to_generate(recipe.temperature, recipe.top_p, recipe.seed, numbers, len(ids)),
             )
         return "".join(written)
 
@@ -193,13 +198,8 @@ def _open(
     own = accelerator.unwrap_model(prepared.model).generation_config
     eos = own.eos_token_id if own else None
     ends |= {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
-    how = {"do_sample": False} if asked.temperature is None else {"do_sample": True, "temperature": asked.temperature}
-    if asked.temperature is not None:
-        how |= {"top_p": asked.top_p, "top_k": 0}
-        torch.manual_seed(recipe.seed)
-    options = {**how, "max_new_tokens": recipe.max_new_tokens}
     beginning = [{"role": "system", "content": recipe.system_prompt}] if recipe.system_prompt else []
-    return Speaker(name, prepared, tokenizer, template, sorted(ends), num_positions(config), options, beginning)
+    return Speaker(name, prepared, tokenizer, template, sorted(ends), num_positions(config), recipe, beginning)
 
 
 def _in_terminal(speakers: list[Speaker]) -> None:

@@ -259,8 +259,8 @@ def test_other_ranks_write_and_say_nothing(start, tmp_path, monkeypatch, capsys)
     other = start(is_main=False)
     other.run([1, 2])
     other.evaluation(2, evaluation(1.0))
-    other.end(stopped=False, notes=["something"])
-    other.end(stopped=True)
+    other.end(stopped="", notes=["something"])
+    other.end(stopped="a signal")
     assert not list(tmp_path.iterdir())
     assert capsys.readouterr().out == ""
 
@@ -432,15 +432,15 @@ def test_evaluation_data_that_lack_the_metric_are_reported_once(start, capsys):
 
 
 def test_the_end_is_reported_in_words(start, tmp_path, capsys):
-    start().end(stopped=True)
+    start().end(stopped="a signal")
     assert capsys.readouterr().out == "stopped by a signal before the first step: the same command continues\n"
     log = start()
     log.run([1, 2])
     capsys.readouterr()
-    log.end(stopped=True)
+    log.end(stopped="a signal")
     text = "stopped by a signal after step 2 of 10, and saved: the same command continues\n"
     assert capsys.readouterr().out == text
-    log.end(stopped=False, notes=["3 rows were left out"])
+    log.end(stopped="", notes=["3 rows were left out"])
     assert capsys.readouterr().out == f"3 rows were left out\nmodel: {tmp_path}/final\n"
 
 
@@ -499,13 +499,13 @@ def test_trackers_get_the_same_numbers_and_a_resumed_run_goes_on_with_its_curve(
     for step in (1, 2, 3):
         step_with(log, step, step / 2, metrics={"rewards/chosen": -step})
         checkpoint = kept(log) if step == 2 else checkpoint
-    log.end(stopped=False)
+    log.end(stopped="")
     assert shown() == [(1, 0.5), (2, 1.0), (3, 1.5)]
     again = start(checkpoint)  # killed after step 3, with a checkpoint of step 2
     assert again.state.tracker_id == log.state.tracker_id != ""
     for step in (3, 4):
         step_with(again, step, step * 2.0, metrics={"rewards/chosen": -step})
-    again.end(stopped=False)
+    again.end(stopped="")
     assert shown() == [(1, 0.5), (2, 1.0), (3, 6.0), (4, 8.0)]
     assert shown("rewards/chosen") == [(1, -1.0), (2, -2.0), (3, -3.0), (4, -4.0)]  # a name with a slash
 
@@ -516,24 +516,24 @@ def test_tensorboard_has_each_evaluation_once_and_the_settings_once_however_ofte
     start, shown = tensorboard
     log = start(LoopState())
     evaluate(log, 0, evaluation(3.0))
-    log.end(stopped=False)  # killed before there was a checkpoint
+    log.end(stopped="")  # killed before there was a checkpoint
     folders = sorted((tmp_path / "kit").iterdir())
     log = start(LoopState())
     evaluate(log, 0, evaluation(3.0))
     step_with(log, 1, 0.5)
     step_with(log, 2, 1.0)
     stopped = kept(log)  # by a signal, before the evaluation of this step
-    log.end(stopped=False)
+    log.end(stopped="")
     for loss in (2.0, 2.0):
         log = start(replace(stopped))
         evaluate(log, 2, evaluation(loss))
         evaluated = kept(log)
         step_with(log, 3, 1.5)
-        log.end(stopped=False)
+        log.end(stopped="")
     assert shown("eval_loss") == [(0, 3.0), (2, 2.0)] and shown() == [(1, 0.5), (2, 1.0), (3, 1.5)]
     log = start(evaluated)  # nor is one lost that is not run again
     step_with(log, 3, 2.5)
-    log.end(stopped=False)
+    log.end(stopped="")
     assert shown("eval_loss") == [(0, 3.0), (2, 2.0)] and shown() == [(1, 0.5), (2, 1.0), (3, 2.5)]
     assert [path for path in sorted((tmp_path / "kit").iterdir()) if path.is_dir()] == [
         path for path in folders if path.is_dir()

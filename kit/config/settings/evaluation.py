@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from kit.config.fields import (
     SHARE_OR_COUNT,
@@ -13,9 +13,14 @@ from kit.config.fields import (
     share_or_count,
 )
 from kit.config.settings.data import ENTRIES, Entries
+from kit.own_metric import PATTERN
 
 _option = partial(option, "Evaluation")
-METRIC_PACKAGES = {"chrf": "sacrebleu", "rouge_l": "rouge_score"}  # what one of ``metrics`` needs
+# What one of ``metrics`` needs.
+METRIC_PACKAGES = {"bleu": "sacrebleu", "chrf": "sacrebleu", "rouge_l": "rouge_score"}
+MetricName = Literal["exact_match", "number", "token_f1", "bleu", "chrf", "rouge_l"]
+OwnMetric = Annotated[str, Field(pattern=f"^{PATTERN}$")]  # code, so the command line only: kit/config/recipe_file.py
+_OF_ANSWERS = r"^eval_[A-Za-z_]\w*(/(pass|best)@\d+)?$"  # also of an own metric, and of several answers to each prompt
 
 
 class EvalSettings(BaseModel):
@@ -53,16 +58,24 @@ class EvalSettings(BaseModel):
         expected=SHARE_OR_COUNT,
     )
     eval_on_start: bool = _option(False, "evaluate before the first step too")
-    metric_for_best_model: Literal[
+    metric_for_best_model: (
+        Literal[
+            "eval_loss",
+            "eval_rewards/accuracies",
+            "eval_rewards/margins",
+            "eval_exact_match",
+            "eval_number",
+            "eval_token_f1",
+            "eval_bleu",
+            "eval_chrf",
+            "eval_rouge_l",
+        ]
+        | Annotated[str, Field(pattern=_OF_ANSWERS)]
+    ) = _option(
         "eval_loss",
-        "eval_rewards/accuracies",
-        "eval_rewards/margins",
-        "eval_exact_match",
-        "eval_number",
-        "eval_token_f1",
-        "eval_chrf",
-        "eval_rouge_l",
-    ] = _option("eval_loss", "what keep_best and early stopping follow; rewards are of objectives over pairs")
+        "what keep_best and early stopping follow; rewards are of objectives over pairs",
+        expected="eval_loss, eval_rewards/accuracies, eval_rewards/margins, or eval_ and the name of one of metrics",
+    )
     early_stopping_patience: int | None = _option(
         None, "end the run after N evaluations in a row without a better metric_for_best_model", "evaluations", ge=1
     )
@@ -72,15 +85,23 @@ class EvalSettings(BaseModel):
         ge=0,
     )
     predict_with_generate: bool = _option(
-        False, "also generate each sample's last answer greedily, and report the share of exact matches"
+        False, "also generate each sample's last answer, by default greedily, and report the share of exact matches"
     )
-    metrics: Annotated[
-        list[Literal["exact_match", "number", "token_f1", "chrf", "rouge_l"]], BeforeValidator(comma_separated)
-    ] = _option(
+    metrics: Annotated[list[MetricName | OwnMetric], BeforeValidator(comma_separated)] = _option(
         ["exact_match"],
-        "of generated answers, separated by commas: exact_match, number (the last one), token_f1, chrf, rouge_l",
+        "of generated answers, separated by commas; as a flag also your own function(expected, answer, row)",
+        expected="names of exact_match, number, token_f1, bleu, chrf, rouge_l, and FILE.py:FUNCTION,",
     )
     max_new_tokens: int = _option(128, "longest generated answer", "tokens", ge=1)
+    temperature: float | None = _option(
+        None, "draw answers from probabilities of this temperature; default: greedy", ge=0.01, le=10
+    )
+    top_p: float | None = _option(
+        None, "with a temperature: draw from the likeliest tokens that together have this probability", ge=0.001, le=1
+    )
+    num_return_sequences: int = _option(
+        1, "with a temperature: answers to each prompt; metrics are their mean, and of the best one", "answers", ge=1
+    )
 
     @property
     def has_evaluation(self) -> bool:

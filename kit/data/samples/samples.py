@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from kit.cache import digest
-from kit.data.read.sources import Source
+from kit.data.read.sources import Source, read_rows
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
 
 # The counts of what was cut, split or left out.
@@ -130,6 +130,7 @@ class Samples:
         self.preferences: np.ndarray | None = None
         self.sequence_lengths = self.lengths[:, None]
         self.references: np.ndarray | None = None
+        self._data_rows: dict[int, Any] = {}  # those that ``data_rows`` has read
         if "preferences" in stores[0].arrays:
             records = self._chosen(np.concatenate([store.arrays["preferences"] for store in stores]))
             self.preferences = records
@@ -185,6 +186,22 @@ class Samples:
         """Where sample ``i`` comes from: ``train.jsonl:17``."""
         store, sample = self._find(i)
         return store.source.origin(int(sample["part"]), int(sample["number"]))
+
+    def data_rows(self, index: Sequence[int]) -> dict[int, Any]:
+        """Return the rows that the samples at ``index`` are from, by index: all columns, read again from the data set.
+
+        They are kept, because an evaluation asks for the same ones each time.
+        """
+        wanted: dict[tuple[int, int, int], list[int]] = {}
+        for i in set(index) - self._data_rows.keys():
+            sample = self._find(i)[1]
+            wanted.setdefault((int(self.dataset_ids[i]), int(sample["part"]), int(sample["number"])), []).append(i)
+        for dataset_id, store in enumerate(self.stores):
+            for number_of_part in sorted({part for of, part, _ in wanted if of == dataset_id}):
+                for _, number, row in read_rows([store.source.parts[number_of_part]]):
+                    for i in wanted.get((dataset_id, number_of_part, number), ()):
+                        self._data_rows[i] = row
+        return {i: self._data_rows[i] for i in index}
 
     def select(self, index: np.ndarray, reason: str) -> "Samples":
         """The samples at ``index`` (int [M]), in that order. ``reason`` identifies the choice in the fingerprint."""

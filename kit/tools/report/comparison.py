@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from kit.tools.report.chart import curves_section
 from kit.tools.report.curves import GIB, charts_over
-from kit.tools.report.measures import ACCURACY, EXACT, FOLLOWED, LOSS, MARGIN, Measure
+from kit.tools.report.measures import ACCURACY, EXACT, LOSS, MARGIN, Measure, measure_of
 from kit.tools.report.metrics import Columns
 from kit.tools.report.page import escaped, page, section, table
 from kit.tools.report.remarks import peak_bytes, remarks
@@ -100,7 +100,7 @@ def judged_by(runs: Sequence[ReportedRun]) -> Judgement:
     followed = {run.recipe.metric_for_best_model for run in runs}
     if len(followed) > 1:
         return Judgement(None, f"they follow different metrics (metric_for_best_model: {_all_of(sorted(followed))})")
-    measure, differing = FOLLOWED[followed.pop()], ""
+    measure, differing = measure_of(followed.pop()), ""
     if runs[0].is_of_preferences and measure is not ACCURACY:
         names = runs[0].recipe.objective_settings
         differ = [name for name in names if len({run.recipe.objective_settings[name] for run in runs}) > 1]

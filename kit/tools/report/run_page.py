@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kit.answers import is_share
 from kit.console import is_main, say
 from kit.tools.report.chart import NUM_COLOURS, curves_section
 from kit.tools.report.curves import charts_of, largest_data_sets
-from kit.tools.report.measures import ACCURACY, LOSS, MARGIN, OF_ANSWERS
+from kit.tools.report.measures import ACCURACY, LOSS, MARGIN
 from kit.tools.report.metrics import MOST_ODD, Columns, Row
 from kit.tools.report.page import escaped, page, section, table, write_page
 from kit.tools.report.preference_curves import names_of_answers
@@ -124,7 +125,7 @@ def _by_data_set(run: ReportedRun) -> str:
 def _measured(key: str, value: float | None) -> str | None:
     if value is None:
         return None
-    if key in {measure.key for measure in (ACCURACY, *OF_ANSWERS)}:
+    if key == ACCURACY.key or is_share(key):
         return f"{value:.1%}"
     return f"{value:,.0f}" if value >= 1e4 else f"{value:.5g}"
 

@@ -133,7 +133,7 @@ class ReportedRun:
             reason = f", before its last one: {early}" if early else ""
             return f"finished after {finished:,} steps{reason}"
         if self.record.get("interrupted") is not None:
-            return f"stopped by a signal after {self.steps_done:,}{of_total} steps; the same command continues it"
+            return f"stopped after {self.steps_done:,}{of_total} steps; the same command continues it"
         if self.is_at_work:
             return f"running: {self.steps_done:,}{of_total} steps so far{self._time_left()}"
         done = f"not finished: {self.steps_done:,}{of_total} steps"

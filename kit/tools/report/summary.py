@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kit.tools.report.measures import EXACT, LOSS, MEASURES
+from kit.tools.report.measures import EXACT, LOSS, measures_in
 from kit.tools.report.page import escaped
 from kit.tools.report.remarks import peak_bytes, predicted_bytes
 from kit.tools.report.runs import ReportedRun
@@ -26,7 +26,7 @@ class Result(NamedTuple):
 def results_of(run: ReportedRun) -> list[Result]:
     """Return what a run reached, before and after, the most important first."""
     found = []
-    for measure in MEASURES:
+    for measure in measures_in(run.evaluations):
         key, rows = measure.key, [row for row in run.evaluations if measure.key in row]
         best = measure.best(rows)
         if not best:

@@ -17,6 +17,7 @@ _WORDS = {
     "eval_exact_match": "exact match",
     "eval_number": "right number",
     "eval_token_f1": "token F1",
+    "eval_bleu": "BLEU",
     "eval_chrf": "chrF",
     "eval_rouge_l": "ROUGE-L",
     "rewards/margins": "margin",

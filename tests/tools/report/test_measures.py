@@ -2,6 +2,7 @@
 
 import pytest
 
+from kit.config.fields import choices
 from kit.config.settings.evaluation import EvalSettings
 from kit.tools.report.measures import ACCURACY, EXACT, FOLLOWED, LOSS, MARGIN
 
@@ -29,4 +30,4 @@ def test_shares_are_percentages():
 
 
 def test_each_metric_that_a_run_can_follow_is_a_measure():
-    assert list(FOLLOWED) == list(EvalSettings.model_fields["metric_for_best_model"].annotation.__args__)
+    assert list(FOLLOWED) == choices(EvalSettings.model_fields["metric_for_best_model"].annotation)

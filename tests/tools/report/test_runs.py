@@ -27,7 +27,7 @@ def test_what_no_run_writes_is_left_out(tmp_path):
         ({"total_steps": None}, "not finished: 4 steps, and no process is at work; the same command continues it"),
         ({"finished_steps": 4}, "finished after 4 steps"),
         ({"finished_steps": 4, "ended_early": "enough"}, "finished after 4 steps, before its last one: enough"),
-        ({"interrupted": 4}, "stopped by a signal after 4 of 9 steps; the same command continues it"),
+        ({"interrupted": 4}, "stopped after 4 of 9 steps; the same command continues it"),
     ],
 )
 def test_the_status_says_how_far_it_came(tmp_path, changes, status):

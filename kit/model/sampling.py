@@ -1,0 +1,52 @@
+"""Answers drawn from a model's probabilities: temperature, top_p, and a seed for each answer.
+
+Promises: an answer depends on the seed, its own number and the model, not on what is generated beside it or on which
+rank. Without a temperature nothing is drawn, and ``generate`` gets what it always got.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+
+
+def how_to_generate(
+    temperature: float | None, top_p: float | None, seed: int, numbers: Sequence[tuple[int, int]], prompt_length: int
+) -> dict[str, Any]:
+    """Return the arguments of ``generate`` that choose the tokens.
+
+    Args:
+        temperature: None: the likeliest token, always.
+        top_p: draw from the likeliest tokens that together have this probability; None: from all.
+        numbers: of each row of the call two numbers that identify the answer, such as sample and draw.
+        prompt_length: tokens in front of the first generated one, padding included.
+    """
+    if temperature is None:
+        return {"do_sample": False}
+    processors: list[LogitsProcessor] = [TemperatureLogitsWarper(temperature)] if temperature != 1 else []
+    processors += [TopPLogitsWarper(top_p)] if top_p is not None and top_p < 1 else []
+    drawing = Drawing(seed, numbers, prompt_length)
+    # ``do_sample`` would draw from one generator for the whole batch. The processors leave a single token to choose.
+    return {"do_sample": False, "logits_processor": LogitsProcessorList([*processors, drawing])}
+
+
+class Drawing(LogitsProcessor):
+    """Draws a token of each row from its probabilities, by one number of a generator of that row and position."""
+
+    def __init__(self, seed: int, numbers: Sequence[tuple[int, int]], prompt_length: int) -> None:
+        """See ``how_to_generate``."""
+        self._keys = [(seed, *pair) for pair in numbers]
+        self._prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Return ``scores`` [B, V] with 0 for the token that is drawn, and -inf for all others."""
+        position = input_ids.shape[1] - self._prompt_length
+        drawn = [np.random.default_rng((*key, position)).random() for key in self._keys]
+        # The token whose part of the line from 0 to 1 holds the drawn number, in float64: each likely one has a part.
+        device = scores.device if scores.device.type != "mps" else torch.device("cpu")  # which has no float64
+        ends = scores.to(device, torch.float64).softmax(dim=-1).cumsum(dim=-1)  # [B, V]
+        where = torch.tensor(drawn, dtype=torch.float64, device=device)[:, None] * ends[:, -1:]
+        tokens = torch.searchsorted(ends, where, right=True).clamp_(max=scores.shape[-1] - 1).to(scores.device)
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)  # type: ignore[return-value]
