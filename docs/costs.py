@@ -200,6 +200,7 @@ ROWS = [
         "strategy/kernels model/fp8_linear",
         "`--fp8`; a reason, before weights are read, where fp8 or FlashAttention 3 cannot run",
     ),
+    Row("quantisation-aware training", "model/qat", "`--qat`: weights that a quantised model rounds with less loss"),
     Row("exports and merges", "export/checkpoint", "a checkpoint as a model, an adapter merged into its base"),
     Row("drift of a merge", "export/drift", "`--measure_drift`"),
 ]
