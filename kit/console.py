@@ -34,6 +34,8 @@ _SILENCED_LOGGERS = (
     "torch.distributed.device_mesh",  # that a mesh which another rank sent has no process groups here
     "torch.distributed.elastic",
     "torch.distributed.fsdp._state_dict_utils",
+    "torch.utils._pytree",  # of torchao, when transformers imports it
+    "torchao",  # which of its kernels it cannot load: none is used
 )
 
 
@@ -169,6 +171,12 @@ def guard_libraries() -> None:
 
     warnings.formatwarning = formatted
     logging.setLogRecordFactory(made)
+    _silence_loggers()  # of what imports say
+
+
+def _silence_loggers() -> None:
+    for name in _SILENCED_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def silence_libraries() -> None:
@@ -177,7 +185,6 @@ def silence_libraries() -> None:
 
     for message in _SILENCED_MESSAGES:
         warnings.filterwarnings("ignore", message=message)
-    for name in _SILENCED_LOGGERS:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    _silence_loggers()  # again: torch, when it is imported, sets the levels of some
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()

@@ -7,7 +7,6 @@ from typing import get_args
 from kit.config.dataset_entry import DatasetEntry, flag_of_list, with_all_weights, with_own_names
 from kit.config.recipe import Recipe
 from kit.config.settings.evaluation import EvalSettings, MetricName
-from kit.config.settings.method import MethodSettings
 from kit.config.settings.objective import DECLARED, ObjectiveSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.errors import Problem, did_you_mean
@@ -292,7 +291,7 @@ def _conflicts_of_answers(settings: EvalSettings) -> list[Conflict]:
     return conflicts
 
 
-def _conflicts_of_method(settings: MethodSettings) -> list[Conflict]:
+def _conflicts_of_method(settings: Recipe) -> list[Conflict]:
     """Conflicts of what trains with the method, and with an adapter that exists."""
     conflicts = []
     if settings.adapter_name_or_path and settings.method == "full":
@@ -320,6 +319,15 @@ def _conflicts_of_method(settings: MethodSettings) -> list[Conflict]:
         found = f"orthogonal with lora_r {settings.lora_r}, which is odd: half of the rank is orthogonal to the other"
         fix = f"--lora_r {settings.lora_r + 1}; or --init_lora_weights default"
         conflicts.append(Conflict(("init_lora_weights", "lora_r"), found, fix))
+    if settings.qat and settings.method == "qlora":
+        found = f"{settings.qat}, with a base that is quantised already, to NF4, which is not what qat rounds to"
+        conflicts.append(Conflict(("qat", "method"), found, "leave out --qat; or --method lora"))
+    if settings.qat and settings.fp8:
+        found = f"{settings.qat}, with fp8, which would round what qat has rounded to other numbers"
+        conflicts.append(Conflict(("qat", "fp8"), found, "leave out --qat; or --fp8 false"))
+    if settings.qat and settings.torch_compile:
+        found = f"{settings.qat}, with torch_compile, which is not shown to round as the quantised model will"
+        conflicts.append(Conflict(("qat", "torch_compile"), found, "--torch_compile false"))
     return conflicts
 
 
@@ -351,6 +359,7 @@ _NEEDS = {
     "temperature": ("predict_with_generate", "predict_with_generate"),
     "top_p": ("predict_with_generate", "predict_with_generate"),
     "num_return_sequences": ("predict_with_generate", "predict_with_generate"),
+    "qat_group_size": ("qat", "qat"),
     "activation_offload": ("gradient_checkpointing", "gradient_checkpointing"),
     "shuffle_buffer_size": ("streaming", "streaming"),
     "metric_for_best_model": ("picks_best", "keep_best or early_stopping_patience"),

@@ -131,7 +131,7 @@ _ANSWERS = {
     "use freeze": "freeze_layers freeze_parameters frozen_parameters",
     _MERGE: "merge_lora create_new_adapter lora_on_cpu merge_method merge_weights save_merged",
     "not offered: methods are full, lora and qlora": """
-        use_llama_pro mixture_of_depths qat relora use_onebitllms quantizer""",
+        use_llama_pro mixture_of_depths relora use_onebitllms quantizer""",
     # --- the data
     "use dataset": """
         datasets dataset_name dataset_path train_file train_files train_dataset train_data train_path

@@ -55,6 +55,7 @@ from kit.model.locate import check_weight_files, commit_of, hint_trust, hub_opti
 from kit.model.loss_head import install_loss_head
 from kit.model.parts import aux_loss_coef, check_parts
 from kit.model.plan import LoadPlan
+from kit.model.qat import install_qat
 from kit.model.reach import belongs_to_selector, freeze_unreached_parts
 from kit.model.token_rows import add_rows
 from kit.model.trained_linear import install_shared_casts, install_trained_linear
@@ -230,6 +231,11 @@ def check_model(
         problems.append(Problem("packing", found, expected, fix))
     if meta_model.get_output_embeddings() is None:
         problems.append(Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM"))
+    if settings.qat and is_read_plain(config):
+        how = str(quantised["quant_method"]).upper()
+        found = f"{settings.qat}, and the files of {settings.model_name_or_path} hold {how}"
+        fix = "leave it out; or give the model that the files were made from"
+        problems.append(Problem("qat", found, "a base that is not rounded yet", fix))
     check_method = check_freeze if settings.method == "full" else check_adapter
     problems += check_parts(settings, meta_model, router_aux_loss_coef)
     return problems + check_method(settings, meta_model)
@@ -290,6 +296,8 @@ def build_model(
     model.config.use_cache = False
     _switch_off_repacking(model)
     base = model
+    if settings.qat:
+        install_qat(model, settings)
     model = attach_adapter(model, settings, seed)
     assert settings.gradient_checkpointing != "auto"
     enable_checkpointing(base, settings.gradient_checkpointing)

@@ -18,6 +18,7 @@ from kit.errors import Problem
 from kit.model.classes import model_class
 from kit.model.four_bit import quantised_on_meta
 from kit.model.fp8_linear import check_fp8, describe_fp8
+from kit.model.qat import check_qat, describe_qat
 from kit.model.reach import unreached_parts
 from kit.model.targets import fused_experts, is_fused_expert, lost_on_reload, modules_taken_for_experts
 
@@ -63,6 +64,8 @@ def check_parts(settings: MethodSettings, meta_model: Any, router_aux_loss_coef:
         problems.append(Problem("method", found, fix="--method lora"))
     if settings.fp8:
         problems += check_fp8(meta_model)
+    if settings.qat:
+        problems += check_qat(settings, meta_model)
     if settings.method == "qlora" and not _count(quantised_on_meta(meta_model)).of_kind("4-bit"):
         found = f"qlora would quantise none of the weights of {name}"
         linear = {type(module).__name__ for module in meta_model.modules() if isinstance(module, torch.nn.Linear)}
@@ -93,6 +96,8 @@ def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: f
     lines = ["; ".join(_counts(model, count, settings.method))]
     if settings.fp8:
         lines.append(describe_fp8(base))
+    if settings.qat:
+        lines.append(describe_qat(settings))
     unquantised = 1 - count.of_kind("4-bit") / count.num_base
     if settings.method == "qlora" and unquantised > _LARGE_SHARE:
         which = f" ({percent_fused} are fused experts, which bitsandbytes does not load)" if num_fused else ""

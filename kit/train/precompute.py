@@ -113,6 +113,7 @@ def _key_of_model(prepared: "Prepared", recipe: "Recipe") -> list[Any]:
         [metadata.version(name) for name in ("torch", "transformers", "peft")],
         *(["compiled"] if recipe.torch_compile else []),  # fused operations do not round in between
         *(["fp8"] if recipe.fp8 else []),
+        *([recipe.qat, recipe.qat_group_size] if recipe.qat else []),
     ]
 
 

@@ -74,6 +74,10 @@ REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
         ({"objective": "dpo", "streaming": True, "max_steps": 3, "method": "full"}, {"streaming"}),
         ({"objective": "dpo", "streaming": True, "max_steps": 3, "precompute_reference": True}, {"streaming"}),
         ({"objective": "simpo", "streaming": True, "max_steps": 3, "method": "full"}, set()),
+        ({"qat": "int4_weight_only", "method": "qlora"}, {"qat"}),
+        ({"qat": "int4_weight_only", "method": "full", "fp8": True}, {"qat"}),
+        ({"qat": "int4_weight_only", "torch_compile": "auto"}, {"qat"}),
+        ({"qat": "int8_weight_only", "method": "full"}, set()),
         ({}, set()),
     ],
 )

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 TINY = f"--model_name_or_path {ROOT / 'recipes/tiny/model'} --max_length 256"
 _FAMILY = "a model of a rare family: tests/promises/test_families.py"
 _LOADED = "found when weights are loaded or trained: tests/train, tests/promises/test_families.py"
+_TORCHAO = "needs torchao, which CI does not install: tests/model/test_qat.py, tests/config/test_conflicts.py"
 UNTYPED = {
     "kit/model/dequantise.py:_unknown": "only the user knows the model that was quantised",
     "kit/model/embedding_noise.py:changed_embeddings": "of the first step: no family that is tried here does it",
@@ -23,6 +24,13 @@ UNTYPED = {
     "kit/model/load.py:_nothing_unpickled.refuse": "weights to convert: pickled ones are never opened",
     "kit/model/locate.py:check_weight_files": "weights to convert: pickled ones are never opened",
     "kit/model/fp8_linear.py:check_fp8": "a model with such sizes: tests/model/test_fp8_linear.py",
+    "kit/model/load.py:check_model#4": "only the user knows the model that was quantised",
+    "kit/model/qat.py:check_qat#1": "installs a package",
+    "kit/model/qat.py:check_qat#2": _TORCHAO,
+    "kit/model/qat.py:check_qat#3": _TORCHAO,
+    "kit/config/conflicts.py:_conflicts_of_method#8": _TORCHAO,
+    "kit/config/conflicts.py:_conflicts_of_method#9": _TORCHAO,
+    "kit/config/conflicts.py:_conflicts_of_method#10": _TORCHAO,
     "kit/model/parts.py:check_parts#2": _FAMILY,
     "kit/model/parts.py:check_parts#3": _FAMILY,
     "kit/model/parts.py:check_parts#4": _FAMILY,

@@ -21,7 +21,8 @@ CHANGES = {
     "use_dora": True,
     "init_lora_weights": "gaussian",
 }
-OF_FULL = {"method", "fp8", "freeze", "train_only", "adapter_name_or_path"}  # these make no new adapter
+# These make no new adapter, or the same one.
+OF_FULL = {"method", "fp8", "qat", "qat_group_size", "freeze", "train_only", "adapter_name_or_path"}
 
 
 def adapted(recipe):

@@ -24,6 +24,18 @@ class MethodSettings(ModelSettings):
     fp8: bool = _identity(
         False, "round what the layers multiply to 8 bits: GPUs of compute capability 8.9; it changes what is learned"
     )
+    qat: (
+        Literal[
+            "int4_weight_only",
+            "int8_weight_only",
+            "int8_dynamic_activation_int4_weight",
+            "int8_dynamic_activation_int8_weight",
+        ]
+        | None
+    ) = _identity(None, "quantisation-aware training by torchao: linear layers round as this quantised model will")
+    qat_group_size: int | None = _identity(
+        None, "weights of a row that share a scale with qat; default: 32 of 4 bits, or a row of 8 bits", ge=2
+    )
     lora_r: int = _identity(16, "rank of the adapters", ge=1)
     lora_alpha: float = _identity(32, "scale of the adapters: alpha / r, or alpha / sqrt(r) with --use_rslora", gt=0)
     lora_dropout: float = _identity(0.0, "dropout before the adapters", "probability", ge=0, lt=1)

@@ -126,6 +126,7 @@ def _refuse_other_training(draft: Draft) -> None:
 
 
 def _take_method(draft: Draft) -> None:
+    _take_qat(draft)
     adapter, in_4bit = draft.take("adapter"), draft.is_on("load_in_4bit")
     if adapter not in (None, "lora", "qlora"):
         draft.drop("adapter", adapter, Group.LEARNS, "adapters are LoRA; with --drop, method lora")
@@ -150,6 +151,33 @@ def _take_method(draft: Draft) -> None:
         draft.drop("unfrozen_parameters", patterns, Group.LEARNS, reason)
     elif patterns is not None:
         put_patterns(draft, "unfrozen_parameters", patterns, "train_only")
+
+
+def _take_qat(draft: Draft) -> None:
+    if not isinstance(given := draft.take("qat"), dict):
+        return
+    types = [str(given.get(key) or "").rpartition(".")[2] for key in ("activation_dtype", "weight_dtype")]
+    scheme = _QAT.get((types[0], types[1] or "int8"))
+    if scheme is None:
+        reason = "only rounding to integers of 4 and 8 bits is offered; with --drop, nothing is rounded"
+        draft.drop("qat", " and ".join(filter(None, types)), Group.LEARNS, reason)
+        return
+    draft.put("qat", scheme, "without a zero point" if scheme == "int4_weight_only" else "")
+    draft.put("qat_group_size", given.get("group_size") or 32)
+    draft.speed("torch_compile", "with qat no layer is compiled")
+    if is_true(given.get("quantize_embedding")):
+        draft.drop("qat.quantize_embedding", True, Group.LEARNS, "embeddings are not rounded")
+    if steps := given.get("fake_quant_after_n_steps"):
+        draft.drop("qat.fake_quant_after_n_steps", steps, Group.LEARNS, "all steps round, from the first one")
+
+
+# By the types of inputs and weights.
+_QAT = {
+    ("", "int4"): "int4_weight_only",
+    ("", "int8"): "int8_weight_only",
+    ("int8", "int4"): "int8_dynamic_activation_int4_weight",
+    ("int8", "int8"): "int8_dynamic_activation_int8_weight",
+}
 
 
 def _take_schedule(draft: Draft) -> None:

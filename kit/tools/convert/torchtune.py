@@ -107,6 +107,12 @@ def _resolve(values: dict[str, Any]) -> None:
             values[key] = re.sub(r"\$\{([\w.]+)\}", lambda found: str(values.get(found[1], found[0])), value)
 
 
+_QAT = {
+    "Int8DynActInt4WeightQATQuantizer": "int8_dynamic_activation_int4_weight",
+    "Int4WeightOnlyQATQuantizer": "int4_weight_only",
+}
+
+
 def _take_model(draft: Draft) -> None:
     component = str(draft.take("model._component_", ""))
     family, _, builder = component.removeprefix("torchtune.models.").rpartition(".")
@@ -241,7 +247,15 @@ def _take_rest(draft: Draft) -> None:
         draft.default("save_strategy", "epoch", KIT)
     draft.take("save_every_n_epochs")
     draft.rename({"checkpointer.keep_last_n_checkpoints": "save_total_limit"})
-    if (quantizer := draft.take("quantizer._component_")) is not None:
+    quantizer = draft.take("quantizer._component_")
+    if scheme := _QAT.get(str(quantizer).rpartition(".")[2]):
+        draft.put("qat", scheme, "but for the output head, which torchtune rounds too")
+        draft.put("qat_group_size", draft.take("quantizer.groupsize", 256))
+        if draft.values.pop("torch_compile", False):
+            draft.drop("compile", True, Group.SPEED, "with qat no layer is compiled")
+        if steps := draft.take("fake_quant_after_n_steps"):
+            draft.drop("fake_quant_after_n_steps", steps, Group.LEARNS, "all steps round, from the first one")
+    elif quantizer is not None:
         draft.drop("quantizer", quantizer, Group.LEARNS, "the weights train as they are; with --drop, without rounding")
     draft.take("quantizer.groupsize")
     for start in ("teacher_model.", "kd_loss.", "early_exit_loss.", "layer_dropout.", "reward_and_value_model."):

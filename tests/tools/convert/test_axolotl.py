@@ -178,3 +178,33 @@ def test_losses_of_tokens_and_noise_are_taken_over(converted):
 def test_one_shard_of_n_is_a_share_of_the_rows(converted):
     _, recipe = converted(FILE | {"datasets": [FILE["datasets"][0] | {"shards": 4}]})
     assert recipe.dataset[0].max_samples == 0.25
+
+
+@pytest.mark.parametrize(
+    ("given", "scheme", "size"),
+    [
+        (
+            {"activation_dtype": "int8", "weight_dtype": "int4", "group_size": 64},
+            "int8_dynamic_activation_int4_weight",
+            64,
+        ),
+        ({"weight_dtype": "int4", "group_size": 64}, "int4_weight_only", 64),
+        ({"activation_dtype": "torch.int8", "weight_dtype": "int8"}, "int8_dynamic_activation_int8_weight", 32),
+    ],
+)
+def test_training_for_a_quantised_model_is_taken_over(converted, given, scheme, size):
+    _, recipe = converted({**FILE, "qat": given | {"fake_quant_after_n_steps": 0}})
+    assert (recipe.qat, recipe.qat_group_size) == (scheme, size)
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"activation_dtype": "float8", "weight_dtype": "int4"}, "qat"),
+        ({"weight_dtype": "int4", "quantize_embedding": True}, "qat.quantize_embedding"),
+        ({"weight_dtype": "int4", "fake_quant_after_n_steps": 100}, "qat.fake_quant_after_n_steps"),
+    ],
+)
+def test_what_is_not_rounded_here_is_refused_by_its_key(converted, given, key):
+    with pytest.raises(UserError, match=key):
+        converted({**FILE, "qat": given})

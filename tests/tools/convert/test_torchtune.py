@@ -151,3 +151,12 @@ def test_an_update_in_the_backward_pass_is_left_out_with_the_smaller_optimisers_
 def test_what_cannot_be_done_is_refused_by_name(converted, parts, says):
     with pytest.raises(UserError, match=says):
         converted(changed(**parts))
+
+
+def test_training_for_a_quantised_model_is_taken_over(converted):
+    quantizer = {"_component_": "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer", "groupsize": 32}
+    result, recipe = converted(changed(quantizer=quantizer, compile=True, fake_quant_after_n_steps=None))
+    assert (recipe.qat, recipe.qat_group_size) == ("int8_dynamic_activation_int4_weight", 32)
+    assert not recipe.torch_compile and "compile" in [each.key for each in result.draft.left_out]
+    with pytest.raises(UserError, match="fake_quant_after_n_steps"):
+        converted(changed(quantizer=quantizer, fake_quant_after_n_steps=1000))

@@ -21,7 +21,6 @@ GROUPS = {
     "min_sample_len": Group.LEARNS,
     "galore_rank": Group.LEARNS,
     "kd_ratio": Group.LEARNS,
-    "qat": Group.LEARNS,
     "nobody_knows_this": Group.LEARNS,
 }
 
