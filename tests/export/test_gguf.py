@@ -1,6 +1,6 @@
 """GGUF files are llama.cpp's own; what it cannot convert is said before weights are read, what is not compared too.
 
-Most tests have a stand-in of the converter. With llama.cpp itself: tests/promises/test_gguf.py.
+Most tests have a stand-in of the converter. With llama.cpp itself: docs/after-training.md.
 """
 
 import json
