@@ -254,7 +254,7 @@ class _ModelLosses:
         uses_bounds = model.config._attn_implementation == VARLEN
         segment_lengths = kwargs.pop("segment_lengths", None)
         masks = without_search_for_packs()
-        if segment_lengths is not None and not uses_bounds:
+        if kwargs.get("cu_seq_lens_q") is not None and not uses_bounds:
             masks = masks_of_packs(model, kwargs["position_ids"])
         self.begin_packs(segment_lengths, wanted.targets.device)
         kwargs = self._decoder_arguments(kwargs, uses_bounds, routers)

@@ -13,6 +13,14 @@ FILE = {"FILE": "more.jsonl"}
 
 UNTYPED = {
     "kit/config/validation.py:problems_with_secrets": "no recipe holds a credential: it is left out",
+    "kit/config/conflicts.py:_conflicts_of_answers#1": "renames a function in the user's file",
+    "kit/config/recipe_file.py:_own_metrics": "a line to take out of a recipe, and to type: tests/test_own_metric.py",
+    **{
+        f"kit/own_metric.py:{site}": "changes in the user's file: tests/test_own_metric.py"
+        for site in (
+            "_check_parameters#1 _check_parameters#2 _check_parameters#3 _imported load#1 load#2 score#1 score#2".split()
+        )
+    },
 }
 
 
@@ -565,7 +573,12 @@ def a_threshold_without_patience(world):
     return "finetune --early_stopping_threshold 0.1 --eval_dataset chats.jsonl --eval_steps 2"
 
 
-@case("kit/config/conflicts.py:_conflicts_of_evaluation#5")
+@case("kit/config/conflicts.py:_conflicts_of_answers#2")
+def top_p_of_greedy_answers(world):
+    return "finetune --predict_with_generate true --eval_split_size 5 --top_p 0.9"
+
+
+@case("kit/config/conflicts.py:_conflicts_of_answers#3")
 def the_best_by_a_metric_that_is_not_computed(world):
     return "finetune --metric_for_best_model eval_token_f1 --keep_best --eval_split_size 5"
 

@@ -57,7 +57,7 @@ def test_outputs_and_gradients_are_those_of_peft(four_bit, has_bias):
     ours = with_function(theirs)
     for one, other in zip(results(ours), results(theirs), strict=True):
         assert one.dtype == other.dtype == torch.float32
-        assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+        assert (one - other).abs().max() < 1e-6 * other.abs().max()  # sums are rounded in another order
 
 
 def test_under_autocast_errors_are_no_larger_than_those_of_peft():
