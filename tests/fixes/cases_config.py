@@ -18,8 +18,8 @@ UNTYPED = {
     **{
         f"kit/own_metric.py:{site}": "changes in the user's file: tests/test_own_metric.py"
         for site in (
-            "_check_parameters#1 _check_parameters#2 _check_parameters#3 _imported load#1 load#2 score#1 score#2".split()
-        )
+            "_check_parameters#1 _check_parameters#2 _check_parameters#3 _imported load#1 load#2 score#1 score#2"
+        ).split()
     },
 }
 
