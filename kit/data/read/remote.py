@@ -87,6 +87,8 @@ class Remote:
             durable.make_afresh(staging)
             try:
                 for name, info in part.items():
+                    if ".." in PurePosixPath(name).parts:  # a store may hold such names; as a path it leads elsewhere
+                        raise UserError(Problem(self.field, f"{self.address!r} has a file called {name!r}", "no .."))
                     (staging / name).parent.mkdir(parents=True, exist_ok=True)
                     self._copy_file(info, staging / name, shown)
                 os.replace(staging, folder)

@@ -3,6 +3,7 @@
 import fsspec
 import pytest
 from data_helpers import contents, json_lines, refused, rows_of, source_of, text_rows
+from fsspec.implementations.memory import MemoryFile
 
 from kit.data.read import sources
 from kit.data.read.remote import version
@@ -52,6 +53,13 @@ def test_folders_patterns_splits_slices_and_archives(store, tmp_path):
     # only what was asked for is copied
     assert "test.jsonl" in {path.name for path in (tmp_path / "cache" / "remote").rglob("*.jsonl")}
     assert "did you mean 'test'?" in refused("memory://bucket/d", "tets")
+
+
+def test_a_name_that_leads_out_of_the_cache_is_refused(store, tmp_path):
+    for name in ("saved/dataset_info.json", "saved/state.json", "saved/../../../../evil"):
+        store.store[f"/bucket/{name}"] = MemoryFile(store, f"/bucket/{name}", b"{}")
+    assert "has a file called '../../../../evil'; expected no .." in refused("memory://bucket/saved")
+    assert not list(tmp_path.rglob("evil")) and not (tmp_path.parent / "evil").exists()
 
 
 def test_a_folder_of_save_to_disk(store, tmp_path):
