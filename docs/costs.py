@@ -45,8 +45,8 @@ ROWS = [
     Row("archives as data", "data/read/archives", "files in archives and compressed files, without unpacking them"),
     Row(
         "data of other stores",
-        "data/read/remote stores",
-        "`s3://`, `gs://`, `hf://` and other addresses as data, copied once; messages about what a store refuses",
+        "data/read/remote stores run/mirror",
+        "`s3://`, `gs://`, `hf://` and other addresses as data; `--mirror_to`; messages about what a store refuses",
     ),
     Row(
         "the hub",

@@ -18,7 +18,7 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}  # of this package, by the beginning of an address
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError")
 _REFUSED = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, UserError)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 PAUSES_SECONDS = (1.0, 2.0, 4.0)  # between the attempts of a request; libraries make some of their own
 CONNECT_SECONDS = 10  # botocore would wait for a minute, several times
 
@@ -60,12 +60,15 @@ def open_filesystem(address: str, field: str) -> tuple[Any, str]:
     return filesystem, str(path).rstrip("/") or str(path)
 
 
-def retried(work: Callable[[], T], pauses_seconds: tuple[float, ...] = PAUSES_SECONDS) -> T:
+def retried(work: Callable[[], T], pauses_seconds: tuple[float, ...] | None = None) -> T:
     """Return what ``work`` returns. If it fails, call it again after each pause, unless that cannot help.
+
+    Args:
+        pauses_seconds: None: ``PAUSES_SECONDS``.
 
     Raises what the last call raises.
     """
-    for pause in pauses_seconds:
+    for pause in PAUSES_SECONDS if pauses_seconds is None else pauses_seconds:
         try:
             return work()
         except Exception as error:
@@ -77,7 +80,7 @@ def retried(work: Callable[[], T], pauses_seconds: tuple[float, ...] = PAUSES_SE
 
 def is_final(error: BaseException) -> bool:
     """Return whether the same request would fail again: nothing there, no right, no credentials, a full disk."""
-    full = isinstance(error, OSError) and error.errno in _FULL
+    full = isinstance(error, OSError) and error.errno in FULL
     return isinstance(error, _REFUSED) or full or any(type(each).__name__ in _NO_CREDENTIALS for each in causes(error))
 
 
@@ -102,7 +105,7 @@ def problem_of(error: BaseException, address: str, field: str, filesystem: Any =
     if isinstance(error, PermissionError):
         fix = "give the account that right, or use another one: its own programs (`aws s3 ls`) show what it may do"
         return Problem(field, f"{address!r}: not allowed ({reason})", fix=fix)
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in FULL:
         return Problem(field, f"{address!r}: no room left ({error.strerror})", fix="make room, and run it again")
     own = "; a store of your own: AWS_ENDPOINT_URL" if _EXTRAS.get(address.partition("://")[0]) == "s3" else ""
     fix = f"check the network, then type the same command again{own}"

@@ -97,7 +97,9 @@ def main() -> None:
     with together(accelerator):  # an error on one rank stops all ranks
         folder.open(started_by)
     check_shared(accelerator, folder.path)
-    state = folder.resume(accelerator, total_steps)  # of an earlier checkpoint, if the newest is damaged
+    state = folder.resume(accelerator)  # of an earlier checkpoint, if the newest is damaged
+    if folder.is_finished(state.step, total_steps):  # as its copy at mirror_to says
+        return
     guard.enter(phases.LOADING)
     with together(accelerator):
         model = build_model(
@@ -234,6 +236,7 @@ def main() -> None:
         from kit.tools.report.run_page import write_report_at_end
 
         write_report_at_end(folder.path)
+    folder.finish_mirror(accelerator, is_stopped)
     if is_stopped:
         accelerator.wait_for_everyone()  # a launcher ends all ranks when the first one leaves
         stop.leave()

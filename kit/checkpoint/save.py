@@ -28,7 +28,17 @@ from torch.distributed.checkpoint import CheckpointException
 
 from kit import durable
 from kit.checkpoint.load import alone, collect
-from kit.checkpoint.manifest import FORMAT, MANIFEST, STATE, delete, describe_file, digest_of, list_checkpoints, name_of
+from kit.checkpoint.manifest import (
+    FORMAT,
+    MANIFEST,
+    STATE,
+    delete,
+    describe_file,
+    digest_of,
+    list_checkpoints,
+    name_of,
+    outdated,
+)
 from kit.checkpoint.tensor_files import TensorWriter
 from kit.console import say
 from kit.errors import Problem, UserError, out_of_memory
@@ -265,13 +275,12 @@ class Saver:
 
     def _prune(self, best_step: int | None) -> None:
         """Delete older checkpoints. If that fails, the run continues with a warning."""
-        complete = list_checkpoints(self._folder)
-        for old in complete[: -self._limit] if self._limit else []:
-            if best_step is None or old.name != name_of(best_step):
-                try:
-                    delete(old)
-                except OSError as error:
-                    say(f"warning: {old} cannot be deleted ({error.strerror})")
+        names = [path.name for path in list_checkpoints(self._folder)]
+        for old in outdated(names, self._limit, "" if best_step is None else name_of(best_step)):
+            try:
+                delete(self._folder / old)
+            except OSError as error:
+                say(f"warning: {self._folder / old} cannot be deleted ({error.strerror})")
 
 
 def _pin(buffer: torch.Tensor, device: torch.device) -> None:

@@ -25,6 +25,7 @@ from kit.durable import read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.run.identity import changes, rounding
+from kit.run.mirror import Mirror
 from kit.run.output_dir import check_owner, outputs, unfinished, unfinished_elsewhere
 from kit.run.record import RUN_FILE, versions, write_record
 from kit.run.resume import choose, choose_together, wanted_checkpoint
@@ -64,6 +65,7 @@ class RunFolder:
         self.checkpoint, self._manifest = choose(self.checkpoints, self._wanted, identity)
         self._record: dict[str, Any] = {}
         self._launchers: Sequence[str] = ()
+        self._mirror = Mirror(recipe, self.path, identity) if recipe.mirror_to else None
         exits.repeat_errors_in(self.path)
         if not recipe.overwrite_output_dir:
             raise_if(_problems_with_later(self.checkpoints, self.loop_state().step))
@@ -74,7 +76,7 @@ class RunFolder:
             return LoopState()
         return LoopState.from_record(read_state(self.checkpoint, LoopState().record()))
 
-    def resume(self, accelerator: "Accelerator", total_steps: int) -> LoopState:
+    def resume(self, accelerator: "Accelerator") -> LoopState:
         """Check the checkpoint's hashes, each rank its share, and go back to the one before if it is damaged.
 
         After that, with ``overwrite_output_dir``, delete the old run. Called by all ranks, in the locked folder. A
@@ -86,21 +88,28 @@ class RunFolder:
         Raises:
             UserError: on all ranks, if no checkpoint can be used, or the old run cannot be deleted.
         """
+        if self._mirror and self._mirror.is_newer:
+            self.finished_steps = int(self._mirror.record["finished_steps"])
+            self._ended_early = bool(self.finished_steps) and _ended_early(self._recipe, self.path)
+            self._seen = _snapshot(self.path)
+            self._wanted = wanted_checkpoint(self._recipe, self.path)
         if accelerator.num_processes > 1:
             chosen = choose_together(accelerator, self.checkpoints, self._wanted, self.identity)
             self.checkpoint, self._manifest = chosen
-            self.is_finished(self.loop_state().step, total_steps)  # or the one before cannot be continued
+        elif self._mirror and self._mirror.is_newer:
+            self.checkpoint, self._manifest = choose(self.checkpoints, self._wanted, self.identity)
         with together(accelerator):
             self._empty()
         return self.loop_state()
 
-    def is_finished(self, first_step: int, total_steps: int) -> bool:
+    def is_finished(self, first_step: int, total_steps: int, is_dry: bool = False) -> bool:
         """Return whether the run is finished: it wrote its final model after ``total_steps`` steps, or ended early.
 
         Prints a line if it is. A run that ended early goes on if its settings of early stopping change.
 
         Args:
             first_step: the steps done at the checkpoint to continue from.
+            is_dry: do not copy to ``mirror_to`` what a finished run lacks there.
 
         Raises:
             UserError: the run is not finished and cannot continue: it already did more than ``total_steps`` steps, or
@@ -110,6 +119,8 @@ class RunFolder:
         if is_over and self._wanted == "auto" and self.final.is_dir():
             setting = "early_stopping_patience" if self._ended_early else "max_steps"
             ways = f"to go on, raise {setting}; to start afresh, another --output_dir"
+            if self._mirror and is_main() and not is_dry and not self._mirror.is_newer:
+                self._mirror.complete()
             say(f"this run is finished: {self.final}", ways)
             return True
         new = f"{lock.another(self.path)}; or --overwrite_output_dir true, which starts again"
@@ -122,7 +133,7 @@ class RunFolder:
             export = f"{command_of('export.py')} {shlex.quote(str(self.checkpoint))} {lock.another(self.path)}"
             ways = f"`{export}` writes a model to train on from, in a new run; or {new}"
             raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint with the optimiser's state", ways))
-        if self.finished_steps and not first_step:
+        if self.finished_steps and not first_step and not (self._mirror and self._mirror.is_newer):
             found = f"{self.path} holds a finished run of {self.finished_steps} steps and no checkpoint to go on from"
             raise UserError(Problem("output_dir", found, fix=new))
         return False
@@ -130,8 +141,10 @@ class RunFolder:
     def describe_resume(self, total_steps: int) -> list[str]:
         """Return for ``--dry_run`` where the run would continue. Raises as ``is_finished``, and prints its line."""
         step = self.loop_state().step
-        if self.is_finished(step, total_steps):
+        if self.is_finished(step, total_steps, is_dry=True):
             return []
+        if self._mirror and self._mirror.is_newer:
+            return [self._mirror.describe()]
         if self.checkpoint:
             return [f"would continue after step {step} of {total_steps} ({self.checkpoint})"]
         return self._elsewhere()
@@ -165,6 +178,8 @@ class RunFolder:
             if begins_again and not recipe.overwrite_output_dir:
                 notes.append(f"{folder} holds this run and no checkpoint: it begins again from the first step")
             lock.sign(folder, emptied=False, launchers=launchers)
+            if self._mirror and self._mirror.is_newer:
+                self._mirror.restore()
         except OSError as error:
             raise _cannot_write(folder, error) from None
         say(*notes)
@@ -228,6 +243,9 @@ class RunFolder:
                 write_listed(self.path / SKIPPED_FILE, skipped_rows)
             (self.path / exits.ERROR_FILE).unlink(missing_ok=True)
             self._write()
+            if self._mirror:
+                self._mirror.start(step)
+                exits.finish_first(self._mirror.leave)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -246,6 +264,17 @@ class RunFolder:
             self._write(interrupted=step)
         else:
             self._write(finished_steps=step, ended_early=early or None)
+
+    def finish_mirror(self, accelerator: "Accelerator", is_stopped: bool) -> None:
+        """Wait for the copy at ``mirror_to``; after a signal only for a while. Called by all ranks.
+
+        Raises:
+            UserError: on all ranks, if the copy is not complete.
+        """
+        if self._mirror:
+            with together(accelerator):
+                if is_main():
+                    self._mirror.finish(is_stopped)
 
     def _write(self, finished_steps: int = 0, interrupted: int | None = None, ended_early: str | None = None) -> None:
         """Write ``run.json``: recipe, identity, strategy, versions, data, and how far the run came."""

@@ -13,6 +13,8 @@ from kit import preflight
 _ADDRESS = "only the user knows the addresses of the machines"
 _MACHINES = "several machines that start together: tests/promises/test_two_hosts.py"
 UNTYPED = {
+    "kit/run/mirror.py:Mirror.finish": "a store that failed: tests/run/test_mirror.py repeats it",
+    "kit/run/mirror.py:Mirror.restore": "each checkpoint of the copy is damaged: tests/run/test_mirror.py damages one",
     "kit/strategy/network.py:check_own_name": _ADDRESS,
     "kit/strategy/network.py:check_main_address#1": _ADDRESS,
     "kit/strategy/network.py:check_main_address#2": _ADDRESS,
@@ -146,6 +148,45 @@ def a_folder_with_a_run_of_another_rate_and_a_second_one(world):
 def a_run_that_is_not_to_be_resumed(world):
     left_by(world, "finetune --output_dir out")
     return "finetune --output_dir out --resume_from_checkpoint none"
+
+
+# --- kit/run/mirror.py
+
+
+@case("kit/run/mirror.py:Mirror._check_apart")
+def a_copy_inside_of_the_folder(world):
+    return "finetune --output_dir 'my out' --mirror_to 'my out/copy'"
+
+
+@case("kit/run/mirror.py:Mirror._check_apart")
+def a_copy_around_the_folder(world):
+    return "finetune --output_dir 'all/my out' --mirror_to all"
+
+
+@case("kit/run/mirror.py:Mirror._check_owner#1")
+def a_copy_among_other_files(world):
+    world.write("my copy/thesis.txt", "mine")
+    return "finetune --mirror_to 'my copy'"
+
+
+@case("kit/run/mirror.py:Mirror._check_owner#2")
+def a_copy_whose_record_is_damaged(world):
+    world.write("copy/run.json", "{}")
+    return "finetune --mirror_to copy"
+
+
+@case("kit/run/mirror.py:Mirror._check_owner#3")
+def a_copy_of_another_run(world):
+    left_by(world, "finetune --output_dir out")
+    shutil.move(world.folder / "out", world.folder / "copy")
+    return "finetune --output_dir out --mirror_to copy --learning_rate 1e-3"
+
+
+@case("kit/run/mirror.py:Mirror._check_owner#4")
+def a_copy_of_a_run_that_is_not_to_be_resumed(world):
+    left_by(world, "finetune --output_dir out")
+    shutil.move(world.folder / "out", world.folder / "copy")
+    return "finetune --output_dir out --mirror_to copy --resume_from_checkpoint none"
 
 
 @case("kit/run/output_dir.py:_problems_with_inputs")

@@ -30,7 +30,7 @@ def begin(recipe):
     """As far as the lock, and what ``overwrite_output_dir`` deletes."""
     folder = look(recipe)
     folder.open()
-    folder.resume(ALONE, 8)
+    folder.resume(ALONE)
 
 
 def write(recipe, finished_steps=0):

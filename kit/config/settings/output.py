@@ -38,6 +38,9 @@ class OutputSettings(BaseModel):
     save_only_model: bool = _option(
         False, "checkpoints hold weights only: a third of the size, but no run can continue from them"
     )
+    mirror_to: str | None = _option(
+        None, "copy checkpoints and final/ there while the run goes on: s3://bucket/run, gs://..., a path"
+    )
     async_save: bool = _option(
         True, "write checkpoints while training goes on; takes memory for one more copy of what is saved"
     )

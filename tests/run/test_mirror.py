@@ -1,0 +1,376 @@
+"""The copy of a run's folder: complete checkpoints only, of this run only, and never in the way of a step."""
+
+import json
+import shutil
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+from faulty_store import FaultyStore, empty_store
+from helpers import forge
+
+from kit.checkpoint.manifest import list_checkpoints, verify
+from kit.errors import UserError
+from kit.run import mirror
+from kit.run.identity import identity
+from kit.run.mirror import Mirror
+
+SHARD = "shard-00001.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def store(monkeypatch, tmp_path):
+    """An empty store; attempts follow each other at once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kit.stores.PAUSES_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(mirror, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(mirror, "_OBJECT_STORES", (*mirror._OBJECT_STORES, "faulty"))
+    yield empty_store()
+    FaultyStore.before = staticmethod(lambda operation, path: None)
+
+
+class Run:
+    """A run without a model: its folder, and its copy."""
+
+    def __init__(self, recipe, checkpoint_of, tmp_path, **changes):
+        self.recipe = recipe(**{"mirror_to": "faulty://b/run", **changes})
+        self.identity = identity(self.recipe, "abc", "base")
+        self.folder = tmp_path / "out"
+        self._checkpoint_of = checkpoint_of
+        self.mirror = None
+
+    def look(self):
+        self.mirror = Mirror(self.recipe, self.folder, self.identity)
+        return self.mirror
+
+    def start(self, step=0):
+        self.look()
+        self.folder.mkdir(exist_ok=True)
+        if self.mirror.is_newer:
+            self.mirror.restore()
+        self.record(0)
+        self.mirror.start(step)
+        return self
+
+    def record(self, finished):
+        recipe = self.recipe.model_dump(mode="json")
+        text = json.dumps({"recipe": recipe, "identity": self.identity, "finished_steps": finished})
+        (self.folder / "run.json").write_text(text)
+
+    def save(self, step, rows=b"x" * 1000, **state):
+        shutil.rmtree(self.folder.parent / "staging", ignore_errors=True)
+        path = self._checkpoint_of(self.recipe, self.folder.parent / "staging", step)
+        (path / SHARD).write_bytes(rows)
+        manifest = json.loads((path / "manifest.json").read_text())
+        (path / "manifest.json").write_text(json.dumps(manifest | {"files": {"state.json": {}, SHARD: {}}}))
+        forge(path, {"step": step, "optimizer_scalars": {}, **state})
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step}) + "\n")
+        (self.folder / "checkpoints").mkdir(exist_ok=True)
+        shutil.rmtree(self.folder / "checkpoints" / path.name, ignore_errors=True)
+        path.rename(self.folder / "checkpoints" / path.name)  # as a save does
+
+    def end(self, step):
+        (self.folder / "final").mkdir(exist_ok=True)
+        (self.folder / "final" / "model.safetensors").write_bytes(b"weights" * step)
+        self.record(step)
+        self.mirror.finish()
+
+
+@pytest.fixture
+def run(recipe, checkpoint_of, tmp_path):
+    def run(**changes):
+        return Run(recipe, checkpoint_of, tmp_path, **changes)
+
+    return run
+
+
+def copies():
+    """The names of the complete checkpoints of the copy."""
+    return sorted(path.split("/")[-2] for path in list(FaultyStore.store) if path.endswith("/manifest.json"))
+
+
+def wait_for_a_copy():
+    end = time.monotonic() + 60
+    while not copies():
+        assert time.monotonic() < end
+        threading.Event().wait(0.01)
+
+
+def refusal(call):
+    with pytest.raises(UserError) as caught:
+        call()
+    return str(caught.value)
+
+
+def lost(run):
+    """The disk is empty."""
+    shutil.rmtree(run.folder)
+
+
+def test_an_empty_disk_gets_what_the_run_needs(run):
+    first = run().start()
+    first.save(1)
+    first.save(2)
+    first.mirror.finish()
+    lost(first)
+    again = run().start(2)
+    assert [path.name for path in list_checkpoints(again.folder / "checkpoints")] == ["step-00000002"]
+    assert verify(again.folder / "checkpoints/step-00000002") == []
+    assert (again.folder / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+    again.end(2)
+    assert copies() == ["step-00000001", "step-00000002"]
+    lost(again)
+    assert run().start(2).folder.joinpath("final/model.safetensors").read_bytes() == b"weights" * 2
+
+
+def test_a_newer_disk_is_left_alone(run):
+    first = run().start()
+    first.save(1)
+    first.mirror.finish()
+    first.save(2)
+    assert not run().look().is_newer
+    run().start(2).mirror.finish()
+    assert copies() == ["step-00000001", "step-00000002"]
+
+
+def test_the_copy_keeps_what_the_run_keeps(run):
+    first = run(save_total_limit=1, keep_best=True).start()
+    for step in (1, 2, 3):
+        first.save(step, best={"step": 1})
+        first.mirror._wake.wait(0.05)
+    first.mirror.finish()
+    assert copies() == ["step-00000001", "step-00000003"]
+    lost(first)
+    run(save_total_limit=1, keep_best=True).start(3).mirror.finish()
+    assert [path.name for path in list_checkpoints(first.folder / "checkpoints")] == copies()
+
+
+def test_later_checkpoints_are_deleted_when_the_run_goes_back(run):
+    first = run(save_total_limit=0).start()
+    for step in (1, 2, 3):
+        first.save(step)
+    first.mirror.finish()
+    shutil.rmtree(first.folder / "checkpoints/step-00000003")
+    shutil.rmtree(first.folder / "checkpoints/step-00000002")
+    back = run(save_total_limit=0, resume_from_checkpoint=str(first.folder / "checkpoints/step-00000001"))
+    assert not back.look().is_newer
+    back.start(1).mirror.finish()
+    assert copies() == ["step-00000001"]
+
+
+@pytest.mark.parametrize("every", [3, 5])
+def test_requests_that_fail_are_made_again(run, every, capsys):
+    count = 0
+
+    def fail(operation, path):
+        nonlocal count
+        count += 1
+        if count % every == 0:
+            raise ConnectionError("reset")
+
+    FaultyStore.before = staticmethod(fail)
+    first = run().start()
+    first.save(1)
+    first.end(1)
+    FaultyStore.before = staticmethod(lambda operation, path: None)
+    assert copies() == ["step-00000001"]
+    lost(first)
+    assert verify(run().start(1).folder / "checkpoints/step-00000001") == []
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_a_store_that_is_gone_ends_the_run_only_at_its_end(run, capsys):
+    first = run().start()
+    first.save(1)
+    wait_for_a_copy()
+
+    def gone(operation, path):
+        raise ConnectionError("unplugged")
+
+    FaultyStore.before = staticmethod(gone)
+    first.save(2)
+    reported = refusal(lambda: first.end(2))
+    assert "mirror_to: the copy at faulty://b/run is not complete" in reported
+    assert f"unplugged); {first.folder} is\n    -> the same command again copies what is missing" in reported
+    assert capsys.readouterr().out.count("the run goes on") == 1
+    FaultyStore.before = staticmethod(lambda operation, path: None)
+    again = run().look()
+    again.complete()
+    assert copies() == ["step-00000001", "step-00000002"]
+    writes = []
+    FaultyStore.before = staticmethod(lambda operation, path: writes.append(path) if operation == "write" else None)
+    run().look().complete()
+    assert set(writes) == {"/b/run/.probe"}
+
+
+def test_a_copy_that_lags_takes_the_newest_and_holds_nothing_up(run, capsys):
+    is_open, has_come = threading.Event(), threading.Event()
+
+    def wait(operation, path):
+        if operation == "open" and "step-00000001" in path:
+            has_come.set()
+            is_open.wait(30)
+
+    FaultyStore.before = staticmethod(wait)
+    first = run(save_total_limit=1).start()
+    first.save(1)
+    assert has_come.wait(30)
+    for step in (2, 3):
+        shutil.rmtree(first.folder / f"checkpoints/step-{step - 1:08d}")  # as a save does
+        first.save(step)
+    is_open.set()
+    first.end(3)
+    assert copies() == ["step-00000003"]
+    assert "is behind: step-00000001 took" in capsys.readouterr().out
+    assert not any("step-00000002" in path for path in FaultyStore.store)
+
+
+def test_after_a_signal_the_copy_is_awaited_for_a_while_only(run, capsys, monkeypatch):
+    monkeypatch.setattr(mirror, "STOPPED_SECONDS", 0.2)
+    release = threading.Event()
+    FaultyStore.before = staticmethod(lambda operation, path: release.wait(30) if operation == "write" else None)
+    first = run()
+    threading.Timer(0.1, lambda: None)
+    release.set()
+    first.look()
+    release.clear()
+    first.folder.mkdir()
+    first.record(0)
+    first.mirror.start(0)
+    first.mirror.finish(is_stopped=True)
+    assert "is not complete (not done within 0 s)" in capsys.readouterr().out
+    release.set()
+
+
+@pytest.mark.parametrize("kill_at", range(1, 14))
+def test_a_copy_that_is_cut_off_anywhere_is_absent(run, kill_at):
+    """From one operation on, the store takes nothing any more, as after a kill."""
+    count = 0
+
+    def die(operation, path):
+        nonlocal count
+        count += operation in ("write", "open", "delete")
+        if count > kill_at:
+            raise PermissionError("dead")
+
+    first = run().start()
+    first.save(1)
+    wait_for_a_copy()
+    FaultyStore.before = staticmethod(die)
+    first.save(2, b"y" * 3000)
+    first.save(3, b"z" * 3000)
+    with suppress(UserError):
+        first.end(3)
+    FaultyStore.before = staticmethod(lambda operation, path: None)
+    lost(first)
+    look = run()
+    look.start(3)
+    found = list_checkpoints(look.folder / "checkpoints")
+    assert found and verify(found[-1]) == []
+    for step in range(int(found[-1].name[5:]) + 1, 4):
+        look.save(step, b"w" * 2000)
+    look.end(3)
+    # The newest is copied first. If that was all before the disk was lost, nobody has step 2 any more.
+    assert copies() in (["step-00000002", "step-00000003"], ["step-00000001", "step-00000003"])
+    if copies()[0] == "step-00000001":
+        assert found[-1].name == "step-00000003"
+    names = [path for path in FaultyStore.store if "/checkpoints/" in path]
+    assert len(names) == 2 * 3  # and nothing besides
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "missing"])
+def test_a_damaged_checkpoint_of_the_copy_is_skipped(run, store, damage, capsys):
+    first = run().start()
+    first.save(1)
+    first.save(2)
+    first.mirror.finish()
+    path = "/b/run/checkpoints/step-00000002/shard-00001.safetensors"
+    content = store.cat_file(path)
+    store.rm(path) if damage == "missing" else store.pipe_file(path, content[:-1] + b"?" * (damage == "changed"))
+    lost(first)
+    again = run().start(1)
+    assert [path.name for path in list_checkpoints(again.folder / "checkpoints")] == ["step-00000001"]
+    assert "skipping faulty://b/run/checkpoints/step-00000002: a file is missing or was" in capsys.readouterr().out
+    store.pipe_file("/b/run/checkpoints/step-00000001/state.json", b"{}")
+    again.mirror.finish()
+
+
+def test_a_copy_of_another_run_is_refused_and_can_be_overwritten(run, store):
+    first = run().start()
+    first.save(1)
+    first.end(1)
+    before = dict(FaultyStore.store)
+    other = run(seed=7)
+    reported = refusal(other.look)
+    assert "mirror_to: faulty://b/run holds another run (seed: 42 -> 7)" in reported
+    assert "-> --mirror_to faulty://b/run-2; or --overwrite_output_dir true" in reported
+    assert "holds this run already" in refusal(run(resume_from_checkpoint="none").look)
+    assert {path for path in FaultyStore.store if path != "/b/run/.probe"} == set(before)
+    new = run(seed=7, overwrite_output_dir=True)
+    lost(first)
+    new.start().mirror.finish()
+    assert copies() == []
+    assert not any("final" in path for path in FaultyStore.store)
+
+
+def test_files_of_no_run_are_left_alone(run, store):
+    store.pipe_file("/b/run/notes.txt", b"x")
+    assert "faulty://b/run is not empty and holds no run (notes.txt)" in refusal(run().look)
+    store.pipe_file("/b/run/run.json", b"{}")
+    assert "faulty://b/run/run.json is no record of a run" in refusal(run().look)
+
+
+def test_a_name_that_begins_alike_is_another_place(run):
+    first = run(mirror_to="faulty://b/run-2").start()
+    first.save(1)
+    first.mirror.finish()
+    lost(first)
+    assert not run().look().is_newer
+    assert "is not empty and holds no run (run" in refusal(run(mirror_to="faulty://b").look)
+
+
+def test_of_two_starts_the_later_one_writes(run, capsys):
+    first = run().start()
+    first.save(1)
+    wait_for_a_copy()
+    second = run().start(1)
+    first.save(2, b"first" * 9)
+    assert "another start of this run writes there" in refusal(first.mirror.finish)
+    second.mirror.finish()  # its folder is the same here
+    assert copies() == ["step-00000001", "step-00000002"]
+
+
+@pytest.mark.parametrize("place", ["out", "out/copy", ".", "file://{}/out/copy"])
+def test_a_copy_inside_of_the_folder_or_around_it_is_refused(run, place, tmp_path):
+    assert "lie in each other" in refusal(run(mirror_to=place.format(tmp_path)).look)
+
+
+@pytest.mark.parametrize("name", ["a copy", "ünï cödé 漢", "100% #1/x", "slash/"])
+def test_a_copy_on_a_disk_with_any_name(run, name, tmp_path):
+    first = run(mirror_to=str(tmp_path / "disk" / name)).start()
+    first.save(1)
+    first.end(1)
+    lost(first)
+    again = run(mirror_to=f"disk/{name}").start(1)
+    assert verify(again.folder / "checkpoints/step-00000001") == []
+    again.mirror.finish()
+    assert not list((tmp_path / "disk").rglob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (PermissionError("Forbidden"), "mirror_to: 'faulty://b/run': not allowed (Forbidden)"),
+        (ConnectionError("down"), "mirror_to: 'faulty://b/run' cannot be reached (ConnectionError: down)"),
+        (FileNotFoundError("NoSuchBucket"), "mirror_to: nothing at 'faulty://b/run', or no such bucket"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_at_the_start(run, error, message):
+    def refuse(operation, path):
+        if operation == "write":
+            raise error
+
+    FaultyStore.before = staticmethod(refuse)
+    assert message in refusal(run().look)
