@@ -27,7 +27,7 @@ def complete(copy):
     return [path.name for path in found]
 
 
-@pytest.mark.slow
+@pytest.mark.release  # the copy may not be complete yet where the run is killed: the test must wait for it
 def test_a_run_continues_from_its_copy_on_an_empty_disk(finetune):
     copy = finetune.folder / "a copy"
     flags = FLAGS | {"mirror_to": copy}
