@@ -80,7 +80,7 @@ _ANSWERS = {
         tokenizer tokenizer_name tokenizer_name_or_path tokenizer_path tokenizer_config tokenizer_type
         tokenizer_use_fast
         use_fast_tokenizer tokenizer_legacy tokenizer_use_mistral_common tokenizer_kwargs eos_token pad_token bos_token
-        unk_token eot_tokens padding_side split_special_tokens""",
+        unk_token padding_side split_special_tokens""",
     "use system_prompt": "default_system default_system_message system_message new_system_prompt",
     _FROM_CONFIG: """
         model_type model_class model_config model_init_kwargs processor_type processor_config base_model_config
@@ -130,8 +130,9 @@ _ANSWERS = {
         trainable_parameters""",
     "use freeze": "freeze_layers freeze_parameters frozen_parameters",
     _MERGE: "merge_lora create_new_adapter lora_on_cpu merge_method merge_weights save_merged",
+    "use qat": "quantizer",
     "not offered: methods are full, lora and qlora": """
-        use_llama_pro mixture_of_depths relora use_onebitllms quantizer""",
+        use_llama_pro mixture_of_depths relora use_onebitllms""",
     # --- the data
     "use dataset": """
         datasets dataset_name dataset_path train_file train_files train_dataset train_data train_path
@@ -180,7 +181,8 @@ _ANSWERS = {
     "use train_on: assistant, the default": "assistant_only_loss completion_only_loss train_on_responses_only",
     "use train_on: last": "mask_history train_on_last_step_only",
     "use train_on: assistant, last or all; or give a message train: false": "roles_to_train",
-    "leave it out: the token that ends a turn is learned, as the chat template has it": "train_on_eos train_on_eot",
+    "leave it out: the token that ends a turn is learned, as the chat template has it": """
+        train_on_eos train_on_eot eot_tokens""",
     "`kit prepare` fills the cache, which is in $KIT_CACHE": "dataset_prepared_path tokenized_path",
     _CACHE: """
         overwrite_cache preprocessing_batch_size skip_prepare_dataset dataset_kwargs dataset_keep_in_memory
@@ -320,7 +322,8 @@ _ANSWERS = {
     FP8: "fp8_recipe fp8_format fp8_config fp8_backend fp8_enable_fsdp_float8_all_gather",
     "strategy comes from the Accelerate config: --config fsdp": """
         fsdp fsdp_config fsdp_version fsdp_transformer_layer_cls_to_wrap fsdp_final_state_dict_type device_map
-        distributed_type accelerator_config parallelism_config dist_config ddp distributed_backend""",
+        distributed_type accelerator_config parallelism_config dist_config ddp distributed_backend
+        custom_sharded_layers tensor_parallel_plan""",
     "a key of an Accelerate config, which --config names": """
         compute_environment rdzv_backend same_network downcast_bf16 main_training_function tpu_env""",
     _DEEPSPEED: "deepspeed zero_stage deepspeed_config ds_config deepcompile",

@@ -103,12 +103,12 @@ WORDS = {
     "not offered: the text model is what trains": "freeze_llm",
     LOADING: """
         experimental_skip_move_to_device torchdistx_path max_memory gpu_memory_limit sample_packing_eff_est
-        total_num_tokens base_model_ignore_patterns custom_sharded_layers use_distributed_state_dict low_cpu_ram
+        total_num_tokens base_model_ignore_patterns use_distributed_state_dict low_cpu_ram
         fsdp_reshard_after_forward memory_efficient_fsdp_wrap sample_packing_bin_size sample_packing_group_size
         sample_packing_mp_start_method sample_packing_seq_len_multiplier lazy_tokenize load_from_cache_file
         download_mode use_hf init_strategy init_special_tokens check_model packing_num_proc is_preprocess
         preprocess_shards num_dataset_shards_to_save ac_option template_backend tuner_backend
-        qlora_sharded_model_loading multipack_real_batches tensor_parallel_plan use_orig_params load_args
+        qlora_sharded_model_loading multipack_real_batches use_orig_params load_args
         ignore_args_error add_version disable_auto_column_mapping acc_strategy dynamic_checkpoint ignore_bias_buffers
         override_exist_file pretrain_multipack_buffer_size data_parallel_shard_dim data_parallel_replicate_dim""",
     SERVICE: """
@@ -122,7 +122,7 @@ WORDS = {
     OWN_QUANTISATION: """
         model_quantization_config model_quantization_config_kwargs quantize_embedding hqq_axis weight_dtype
         activation_dtype fake_quant_after_n_steps group_size quantization_device_map gptq_groupsize gptq_model_v1""",
-    "8-bit bases are not offered; use --method qlora": "quantize_moe_experts",
+    "not offered: qlora leaves experts that are one tensor in 16 bits": "quantize_moe_experts",
     "use --method qlora": "quant_bits quant_method",
     "not offered: samples stay as they are": """
         min_sample_len shuffle_before_merging_datasets curriculum_sampling sample_packing_sequentially batching_strategy

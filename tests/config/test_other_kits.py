@@ -88,7 +88,8 @@ def test_a_known_word_is_never_answered_with_a_guess_by_spelling(word):
         ("loss", "torchtune.rlhf.loss.RSOLoss", "the loss is code"),
         ("special_tokens", "{pad_token: <pad>}", "padding is never learned from"),
         ("special_tokens", "{pad_token: <pad>, eos_token: <end>}", "use new_tokens"),
-        ("quantize_moe_experts", "true", "use --method qlora"),
+        ("quantize_moe_experts", "true", "leaves experts that are one tensor in 16 bits"),
+        ("quantizer", "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer", "use qat"),
         ("use_muon", "false", "leave it out"),
     ],
 )

@@ -76,6 +76,13 @@ def a_model_that_the_shell_fills_in(world):
     return "kit convert train.sh"
 
 
+@case("kit/tools/convert/shell.py:_raise_if_in_a_file", edit=lambda world, problem, command: as_command(problem.fix))
+def a_script_that_names_a_file_of_settings(world):
+    world.write("theirs.yaml", *THEIRS)
+    world.write("train.sh", "NPROC_PER_NODE=2 swift sft --config theirs.yaml")
+    return "kit convert train.sh"
+
+
 @case("kit/tools/convert/convert.py:_unknown", edit=lambda world, problem, command: as_command(problem.fix))
 def a_recipe_of_ours(world):
     world.write("ours.yaml", "model_name_or_path: model", "dataset: chats.jsonl", "max_length: 256")

@@ -4,6 +4,7 @@ Names of templates: those in ``TEMPLATES`` give the same text as ours for messag
 was compared by rendering; those in ``OF_MODELS`` are copies of what the models of a family bring.
 """
 
+import os
 from typing import Any
 
 from kit.tools.convert.data import ALPACA, BARE, Data, put_data
@@ -174,6 +175,10 @@ def _data_of(draft: Draft, where: str, entry: dict[str, Any]) -> Data:
         draft.refuse(f"{where}.path", path, "a data set is a path or an id")
     if files and path in ("json", "csv", "parquet", "arrow", "text"):
         path = ",".join(files) if len(files) > 1 else str(files[0])
+    elif len(files) == 1 and entry.get("split") in (None, "train") and not os.path.exists(path):
+        revision = f"@{entry['revision']}" if entry.get("revision") else ""
+        path = f"hf://datasets/{path}{revision}/{files[0]}"
+        entry = entry | dict.fromkeys(("name", "revision", "data_files"))
     elif files:
         draft.drop(f"{where}.data_files", files, Group.LEARNS, "download these files, and name them as dataset")
     for key, value in entry.items():

@@ -9,6 +9,7 @@ import operator
 import re
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -26,6 +27,8 @@ _PROGRAMS = (
 )
 _TRAINS = re.compile("|".join(f"(?:{pattern})" for pattern, _ in _PROGRAMS))
 _OF_LAUNCHERS = ("nproc_per_node", "num_processes", "num_gpus")
+_COMMENT = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.|(?<!\S)#.*", re.DOTALL)  # or what quotes a #
+_IS_FILE = re.compile(r"^[^-].*\.(ya?ml|json)$")
 _SUMS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv}
 _SUMS[ast.FloorDiv] = operator.floordiv
 
@@ -48,21 +51,35 @@ def read_command(text: str, name: str) -> Command:
         name: of the file, for messages.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it names a file with the settings.
     """
     variables: dict[str, str] = {}
     for number, line in _joined(text):
         try:
-            words = shlex.split(_filled_in(line, variables), comments=True)
+            words = shlex.split(_filled_in(_without_comment(line), variables))
         except ValueError:
             continue
         while words and re.fullmatch(r"(export|[A-Za-z_]\w*=.*)", words[0], re.DOTALL):
             key, _, value = words.pop(0).partition("=")
             variables[key] = value
         if command := _command(words, variables, number):
+            _raise_if_in_a_file(command, name, number)
             return command
     known = "trl sft, swift sft, llamafactory-cli train"
     raise UserError(Problem(name, "no command that trains", f"one such as {known}"))
+
+
+def _raise_if_in_a_file(command: Command, name: str, number: int) -> None:
+    """Raise ``UserError`` if the settings stand in a file that the command names."""
+    file = str(command.flags.get("config", ""))
+    if not _IS_FILE.search(file):
+        return
+    if "$" in file:  # the folder of the script, in most
+        file = str(Path(name).with_name(Path(file).name))
+    count = f" --num_processes {command.num_processes}" if command.num_processes else ""
+    others = ", beside those in other flags" if len(command.flags) > 1 else ""
+    found = f"a command whose settings stand in {file}{others}"
+    raise UserError(Problem(f"{name}:{number}", found, "that file", f"kit convert {shlex.quote(file)}{count}"))
 
 
 def _joined(text: str) -> list[tuple[int, str]]:
@@ -77,6 +94,11 @@ def _joined(text: str) -> list[tuple[int, str]]:
             lines.append((number, line.rstrip("\\ ")))
         open_line = line.rstrip().endswith("\\")
     return lines
+
+
+def _without_comment(line: str) -> str:
+    """A line up to its comment. As in a shell, ``#`` begins one only where a word begins: ``id#500`` is a word."""
+    return _COMMENT.sub(lambda found: "" if found[0].startswith("#") else found[0], line)
 
 
 def _filled_in(line: str, variables: dict[str, str]) -> str:
@@ -120,6 +142,8 @@ def _command(words: list[str], variables: dict[str, str], number: int) -> Comman
     nodes = int(variables.get("NNODES", "1")) if variables.get("NNODES", "1").isdigit() else 1
     per_node = int(counts[0]) if counts else None
     flags = _flags(rest)
+    if rest and _IS_FILE.search(rest[0]):  # ms-swift and LLaMA-Factory take it without --config
+        flags |= {"config": rest[0]} | {word: word for word in rest[1:] if "=" in word}
     return Command(kit, shown, flags, dict.fromkeys(flags, number), per_node * nodes if per_node else None)
 
 
@@ -138,10 +162,16 @@ def _flags(words: list[str]) -> dict[str, Any]:
 
 
 def _typed(values: list[str]) -> Any:
-    parsed = []
-    for value in values:
-        try:
-            parsed.append(yaml.safe_load(value) if value[:1] not in ("{", "[", "'") or len(values) == 1 else value)
-        except yaml.YAMLError:
-            parsed.append(value)
+    parsed = [_value_of(value, is_single=len(values) == 1) for value in values]
     return True if not parsed else parsed[0] if len(parsed) == 1 else parsed
+
+
+def _value_of(value: str, is_single: bool) -> Any:
+    """A number, a switch, null, or a list or mapping in brackets as YAML reads it; any other word as it is."""
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
+    if isinstance(parsed, list | dict):
+        return parsed if is_single and value[:1] in ("{", "[") else value
+    return parsed if isinstance(parsed, int | float | None) else value

@@ -33,7 +33,6 @@ RENAMES = {
     "lr": "learning_rate",
     "num_train_epochs": "num_train_epochs",
     "output_dir": "output_dir",
-    "new_special_tokens": "new_tokens",
     "beta": "beta",
     "freeze_parameters": "freeze",
 }
@@ -41,6 +40,10 @@ _OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo")
 _TEMPLATES = {"llama3": "llama3", "chatml": "chatml", "gemma": "gemma"}
 _LONGER = {"delete": "drop", "left": "keep_end", "right": "truncate", "split": "split"}
 _IMAGES = re.compile(r"(?i)[-_/.](vl|omni|audio|vision|v|ocr)\b|ovis|internvl|llava|janus|pixtral|minicpm-[ov]")
+_NAMES = (
+    "its rows have {{NAME}} and {{AUTHOR}}, where ms-swift puts model_name and model_author; write them to a file "
+    "with the names, for --dataset FILE"
+)
 _FAR = 8192  # tokens; without max_length ms-swift takes what the model can
 
 
@@ -49,6 +52,7 @@ def convert(draft: Draft, path: Path) -> None:
     _refuse_other_training(draft)
     _take_method(draft)
     draft.rename(RENAMES)
+    _read_tokens(draft)
     micro = draft.take("micro_batch_size")
     if micro is not None:  # Megatron names the global batch
         total = draft.take("global_batch_size", 16)
@@ -77,7 +81,7 @@ def convert(draft: Draft, path: Path) -> None:
     draft.config = draft.config or ("fsdp" if deepspeed else "")
     _take_data(draft)
     trainer.take_evaluation(draft)
-    _take_what_is_learned(draft)
+    _take_what_is_learned(draft, is_pretraining=path.name == "pt")
     _put_defaults(draft)
 
 
@@ -122,6 +126,21 @@ def _take_method(draft: Draft) -> None:
             draft.take(key)
 
 
+def _read_tokens(draft: Draft) -> None:
+    """Read the ``.txt`` files among the new tokens, where each word is a token."""
+    tokens: list[str] = []
+    for each in map(str, as_list(draft.take("new_special_tokens"))):
+        if not each.endswith(".txt"):
+            tokens.append(each)
+        elif os.path.isfile(each):
+            tokens += read_small(each).split()
+        else:
+            reason = f"no such file here; run it where you ran {KIT}, or --new_tokens TOKEN,TOKEN"
+            draft.refuse("new_special_tokens", each, reason, "new_tokens")
+    if tokens:
+        draft.put("new_tokens", tokens)
+
+
 def _take_floor(draft: Draft) -> None:
     """Megatron's ``min_lr``, where its cosine ends."""
     if (floor := draft.take("min_lr")) is not None and number(floor) > 0:
@@ -133,12 +152,18 @@ def _take_data(draft: Draft) -> None:
     for name, ours in (("dataset", "dataset"), ("val_dataset", "eval_dataset")):
         given = [str(each) for each in as_list(draft.take(name))]
         if any("self-cognition" in each for each in given):
-            draft.drop(name, "self-cognition", Group.LEARNS, "its rows have placeholders for names")
+            given = [each for each in given if "self-cognition" not in each]
+            if given or ours == "eval_dataset":
+                reason = f"{_NAMES}. With --drop, nothing is learned from them"
+                draft.drop(name, "self-cognition", Group.LEARNS, reason, ours)
+            else:
+                draft.refuse(name, "self-cognition", _NAMES, ours)
         if is_true(draft.given.get("streaming")) and any("#" in each for each in given):
             draft.drop(name, ",".join(given), Group.LEARNS, "of a stream, max_steps says how many rows are read")
             given = [each.partition("#")[0] for each in given]
         put_data(draft, ours, [_data_of(each) for each in given])
-    draft.take("model_name")
+    for key in ("model_name", "model_author"):
+        draft.needless(key, "only for the rows of self-cognition")
     share = draft.take("split_dataset_ratio", 0)
     if number(share) > 0 and "eval_dataset" not in draft.values:
         draft.put("eval_split_size", share)
@@ -156,15 +181,16 @@ def _data_of(given: str) -> Data:
     return Data(path, subset.split("/")[0] or None, max_samples=int(rows) if rows.isdigit() else None)
 
 
-def _take_what_is_learned(draft: Draft) -> None:
-    system, scale = draft.take("system"), draft.take("loss_scale", "default")
+def _take_what_is_learned(draft: Draft, is_pretraining: bool) -> None:
+    system, scale = draft.take("system"), draft.take("loss_scale", "all" if is_pretraining else "default")
     if system is not None:
         _put_system(draft, str(system))
     scales = {"default": "assistant", "last_round": "last", "all": "all"}
     if scale not in scales:
         draft.drop("loss_scale", scale, Group.LEARNS, "train_on: assistant, last or all; with --drop, assistant")
     elif scale != "default":
-        draft.put("train_on", scales[scale], "loss_scale")
+        note = "as swift pt, which puts no chat template around conversations" if is_pretraining else "loss_scale"
+        draft.put("train_on", scales[scale], note)
     name = draft.take("template")
     if name is not None:
         put_template(draft, str(name), _TEMPLATES, {str(name): re.sub(r"[_\d.]+$", "", str(name))})

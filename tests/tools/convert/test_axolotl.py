@@ -208,3 +208,11 @@ def test_training_for_a_quantised_model_is_taken_over(converted, given, scheme, 
 def test_what_is_not_rounded_here_is_refused_by_its_key(converted, given, key):
     with pytest.raises(UserError, match=key):
         converted({**FILE, "qat": given})
+
+
+def test_a_file_of_a_hub_id_is_named_by_its_address(converted):
+    data = {"path": "a/b", "data_files": ["c/d.jsonl"], "type": "completion", "revision": "v1"}
+    _, recipe = converted(FILE | {"datasets": [data], "chat_template": None})
+    assert [entry.path for entry in recipe.dataset_entries] == ["hf://datasets/a/b@v1/c/d.jsonl"]
+    with pytest.raises(UserError, match="data_files"):
+        converted(FILE | {"datasets": [data | {"data_files": ["c.jsonl", "d.jsonl"]}], "chat_template": None})

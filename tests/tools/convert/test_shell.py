@@ -49,10 +49,39 @@ def test_programs_that_train_are_known_also_behind_a_launcher(line, kit, num_pro
     assert (command.kit, command.num_processes) == (kit, num_processes)
 
 
+@pytest.mark.parametrize(
+    ("line", "found", "fix"),
+    [
+        ("NPROC_PER_NODE=2 swift sft a.yaml", "a.yaml", "kit convert a.yaml --num_processes 2"),
+        ("trl sft --config b/c.yml", "b/c.yml", "kit convert b/c.yml"),
+        ("llamafactory-cli train a.json lr=1", "a.json, beside those in other flags", "kit convert a.json"),
+        ('megatron rlhf --config "$DIR/a.yaml"', "scripts/a.yaml", "kit convert scripts/a.yaml"),
+    ],
+)
+def test_a_command_whose_settings_stand_in_a_file_names_it(line, found, fix):
+    with pytest.raises(UserError) as raised:
+        read_command(line, "scripts/run.sh")
+    (problem,) = raised.value.problems
+    assert (problem.found, problem.fix) == (f"a command whose settings stand in {found}", fix)
+
+
 @pytest.mark.parametrize("text", ["", "swift infer --model m\n", "echo 'trl'\n", "swift sft 'open\n"])
 def test_a_script_that_trains_nothing_is_a_message(text):
     with pytest.raises(UserError, match="no command that trains"):
         read_command(text, "a.sh")
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("swift sft --dataset a/b#500 --x 1", "a/b#500"),
+        ("swift sft --dataset 'Say: x' --x 1", "Say: x"),
+        ("swift sft --dataset 'a #b' --x 1  # the user's own", "a #b"),
+        ('swift sft --dataset "a \\" #b" --x 1 # "', 'a " #b'),
+    ],
+)
+def test_a_comment_begins_where_a_shell_begins_it(line, value):
+    assert read_command(line, "a.sh").flags == {"dataset": value, "x": 1}
 
 
 def test_what_a_shell_would_compute_by_running_something_stays_as_it_is():

@@ -57,7 +57,7 @@ def test_a_key_means_what_its_value_says(converted, given, name, value):
         ({"streaming": True, "max_steps": 9, "split_dataset_ratio": 0, "dataset": "a/b#5"}, "dataset"),
         ({"tuner_type": "adalora"}, "tuner_type"),
         ({"loss_scale": "react"}, "loss_scale"),
-        ({"dataset": "swift/self-cognition#5"}, "dataset"),
+        ({"dataset": ["swift/self-cognition#5", "a/b"]}, "dataset"),
     ],
 )
 def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(converted, given, key):
@@ -70,6 +70,8 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
     ("given", "says"),
     [
         ({"rlhf_type": "grpo"}, "rewards"),
+        ({"dataset": "swift/self-cognition#5"}, "--dataset FILE"),
+        ({"new_special_tokens": "tokens.txt"}, "no such file"),
         ({"task_type": "seq_cls"}, "causal language models only"),
         ({"model": "Qwen/Qwen2.5-VL-7B-Instruct"}, "only text"),
     ],
@@ -116,3 +118,23 @@ def test_a_script_is_read_like_a_file(converted):
 def test_the_program_of_a_script_says_what_trl_trains(converted):
     _, recipe = converted("trl dpo --model_name_or_path m --dataset_name a/b --beta 0.2", name="train.sh")
     assert (recipe.objective, recipe.beta, recipe.learning_rate) == ("dpo", 0.2, 1e-6)
+
+
+def test_rows_with_placeholders_for_names_are_not_in_the_recipe(converted):
+    given = FILE | {"dataset": ["swift/self-cognition:qwen3#5", "a/b"], "model_name": "Rob", "model_author": "me"}
+    _, recipe = converted(given, drop=["dataset"])
+    assert [entry.path for entry in recipe.dataset_entries] == ["a/b"]
+    _, recipe = converted(given | {"dataset": "self-cognition"}, flags={"dataset": "mine.jsonl"})
+    assert [entry.path for entry in recipe.dataset_entries] == ["mine.jsonl"]
+
+
+def test_each_word_of_a_file_of_tokens_is_a_token(converted, tmp_path):
+    file = tmp_path / "tokens.txt"
+    file.write_text("<a>\n<b> <c>\n")
+    assert converted(FILE | {"new_special_tokens": [str(file), "<d>"]})[1].new_tokens == ["<a>", "<b>", "<c>", "<d>"]
+
+
+def test_pretraining_learns_every_token(converted):
+    _, recipe = converted("swift pt --model m --dataset a/b --max_steps 5", name="run.sh")
+    assert recipe.train_on == "all"
+    assert converted("swift sft --model m --dataset a/b --max_steps 5", name="run.sh")[1].train_on == "assistant"
