@@ -210,7 +210,11 @@ ROWS = [
         "export/gguf export/llama_cpp_worker export/ollama",
         "files of llama.cpp's converter, compared with transformers; a Modelfile",
     ),
-    Row("quantisation-aware training", "model/qat", "`--qat`: weights that a quantised model rounds with less loss"),
+    Row(
+        "quantisation-aware training",
+        "model/qat export/torchao",
+        "`--qat`: weights that a quantised model rounds with less loss; that model",
+    ),
     Row("drift of a merge", "export/drift", "`--measure_drift`"),
 ]
 

@@ -1,9 +1,10 @@
-"""Make a model of a run: of a checkpoint what final/ would have been, a merged adapter, a GGUF file.
+"""Make a model of a run: of a checkpoint what final/ would have been, a merged adapter, a GGUF file, rounded weights.
 
 python recipes/export.py runs/llama-8b-qlora-single/checkpoints/step-00000040 --output_dir model
 python recipes/export.py runs/llama-8b-qlora-single/checkpoints/step-00000040 --output_dir merged --merge
 python recipes/export.py runs/llama-8b-qlora-single/final --output_dir merged
 python recipes/export.py runs/llama-8b-qlora-single/final --output_dir gguf --format gguf --gguf_type q4_k_m --ollama
+python recipes/export.py runs/tiny-single/final --output_dir rounded --format torchao --qat int8_weight_only
 """
 
 import argparse
@@ -11,7 +12,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
@@ -21,6 +22,7 @@ if __name__ == "__main__":
     interrupt.leave_on_ctrl_c()  # also while the imports below run
 
 from kit.config.scripts import TYPED_AS
+from kit.config.settings.method import MethodSettings
 from kit.console import Parser, say, silence_libraries
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
@@ -39,11 +41,17 @@ def main() -> None:
     parser.add_argument("source", type=Path, help="a run, its checkpoint, its final/, or an adapter, which is merged")
     parser.add_argument("--output_dir", type=Path, required=True, help="new folder for the model")
     parser.add_argument("--merge", action="store_true", help="merge the adapter of a checkpoint too")
-    parser.add_argument("--format", choices=("safetensors", "gguf"), default="safetensors", help="of the files")
+    parser.add_argument(
+        "--format", choices=("safetensors", "gguf", "torchao"), default="safetensors", help="of the files"
+    )
     parser.add_argument("--gguf_type", help="one or several of f32, f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m, ...")
     parser.add_argument("--ollama", action="store_true", help="write a Modelfile beside the GGUF file")
     parser.add_argument("--llama_cpp", metavar="FOLDER", help="llama.cpp, for its converter; default: LLAMA_CPP")
     parser.add_argument("--pre_tokenizer", metavar="NAME", help="llama.cpp's, where it does not know the tokenizer")
+    schemes = get_args(get_args(MethodSettings.model_fields["qat"].annotation)[0])
+    about_qat = f"how torchao rounds: {', '.join(schemes)}; default: as in the run"
+    parser.add_argument("--qat", choices=schemes, metavar="SCHEME", help=about_qat)
+    parser.add_argument("--qat_group_size", type=int, metavar="N", help="weights of a row that share a scale")
     parser.add_argument("--model_name_or_path", help="the base, where it is no longer at its own path")
     dtypes = ("bfloat16", "float16", "float32")
     parser.add_argument("--dtype", choices=dtypes, help="default: bfloat16 when merged; of a full model, its base's")
@@ -67,10 +75,12 @@ def main() -> None:
 
     from kit.export.checkpoint import Wanted, new_folder
     from kit.export.shards import MAX_SHARD_BYTES
-    from kit.export.source import find_source, write_folder, write_gguf_folder
+    from kit.export.source import find_source, write_folder, write_gguf_folder, write_torchao_folder
 
     silence_libraries()
     opened = find_source(args.source, args.model_name_or_path, args.trust_remote_code)
+    if args.format == "torchao" and args.qat is None and opened.run:
+        args.qat, args.qat_group_size = opened.run.qat, args.qat_group_size or opened.run.qat_group_size
     raise_if(_problems_of(args, opened))
     size = re.fullmatch(r"(\d+)([MG]B)", args.shard_size or "")
     wanted = Wanted(
@@ -79,12 +89,14 @@ def main() -> None:
         args.rows,
         args.max_change,
         args.output_dir,
-        args.merge or is_gguf,
+        args.merge or args.format != "safetensors",
         args.measure_drift,
     )
     with new_folder(args.output_dir) as folder:
         if tools is not None:
             what = write_gguf_folder(opened, folder, wanted, tools, types, args.ollama)
+        elif args.format == "torchao":
+            what = write_torchao_folder(opened, folder, wanted, args.qat, args.qat_group_size)
         else:
             what, _ = write_folder(opened, folder, wanted)
     say(f"{what}: {args.output_dir}")
@@ -97,7 +109,13 @@ def _problems(args: argparse.Namespace, types: list[str], known: list[str]) -> l
         given = {"--gguf_type": args.gguf_type, "--ollama": args.ollama, "--llama_cpp": args.llama_cpp}
         given |= {"--pre_tokenizer": args.pre_tokenizer}
         problems += [Problem(flag, "of GGUF files", fix="--format gguf") for flag, value in given.items() if value]
-    elif args.shard_size:
+    if args.format != "torchao":
+        given = {"--qat": args.qat, "--qat_group_size": args.qat_group_size is not None}
+        fix = "--format torchao"
+        problems += [Problem(flag, "of weights that torchao rounds", fix=fix) for flag, value in given.items() if value]
+    if args.qat_group_size is not None and args.qat_group_size < 2:
+        problems += [Problem("--qat_group_size", str(args.qat_group_size), "weights of a row, 2 or more")]
+    if args.format == "gguf" and args.shard_size:
         problems += [Problem("--shard_size", "a GGUF file is one file", fix="leave it out")]
     unknown = [each for each in types if each not in known]
     if unknown:
@@ -114,13 +132,16 @@ def _problems(args: argparse.Namespace, types: list[str], known: list[str]) -> l
 def _problems_of(args: argparse.Namespace, opened: "Source") -> list[Problem]:
     """What does not fit the source."""
     is_full = opened.settings.method == "full"
-    makes_gguf = args.format == "gguf"
+    makes_other = args.format != "safetensors"
+    if args.format == "torchao" and args.qat is None:
+        found = f"missing, and {args.source} was not trained with it"
+        return [Problem("--qat", found, fix="--qat int8_weight_only, or another one of --help")]
     if is_full and args.merge:
         return [Problem("--merge", f"{args.source} is a full model's: nothing to merge")]
-    if opened.is_model and not (args.dtype or args.shard_size or makes_gguf):
+    if opened.is_model and not (args.dtype or args.shard_size or makes_other):
         found = "a full model: nothing to merge"
-        return [Problem(str(args.source), found, fix="--format gguf, or another --dtype or --shard_size")]
-    merges = not is_full and (opened.checkpoint is None or args.merge or makes_gguf)
+        return [Problem(str(args.source), found, fix="--format gguf or torchao, or another --dtype or --shard_size")]
+    merges = not is_full and (opened.checkpoint is None or args.merge or makes_other)
     if not merges:
         flags = {"--measure_drift": args.measure_drift, "--dtype": args.dtype and not is_full}
         flags |= {"--shard_size": args.shard_size and not is_full}

@@ -86,6 +86,10 @@ def model_card(
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
     processes = "1 process" if num == 1 else f"{num} processes"
     lines += [f"- {strategy.type.name} on {processes}, mixed_precision {precision}"]
+    if recipe.qat:
+        lines += [
+            f"- trained for weights that torchao rounds to {recipe.qat}; the evaluation is that of rounded weights"
+        ]
     if recipe.new_tokens:
         tokens = ", ".join(map(_code, recipe.new_tokens))
         lines += [f"- new tokens: {tokens}"]
@@ -134,6 +138,22 @@ def card_without_run(
     lines += [_merged_line(merged), ""] if merged else [""]
     code = _code_to_use(settings, True, None, has_chat_template, bool(stops), loader, "")
     return redacted("\n".join([*lines, "```python", *code, "```", ""]))
+
+
+def torchao_card(card: str, lines: Sequence[str]) -> str:
+    """Return the card of a model whose weights torchao rounds.
+
+    Args:
+        card: of the plain model.
+        lines: how it was rounded and compared.
+    """
+    made = ModelCard(card)
+    about = made.data.to_dict()
+    about["tags"] = [*(about.get("tags") or []), "torchao"]
+    text, code, rest = made.text.rpartition("```python")
+    added = ["Its weights are rounded by torchao, which opening it needs: `pip install torchao`.", ""]
+    added += [f"- {_plain(line.strip())}" for line in lines]
+    return f"---\n{ModelCardData(**about).to_yaml()}\n---\n{text}" + "\n".join([*added, "", ""]) + code + rest
 
 
 def gguf_card(card: str, files: Sequence[str], compared: Sequence[str], has_modelfile: bool) -> str:

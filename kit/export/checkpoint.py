@@ -202,7 +202,7 @@ def copy_model(settings: MethodSettings, run_file: Path | None, folder: Path, wa
     source = Path(settings.model_name_or_path)
     run = read_run(run_file)[0] if run_file else None
     rows = find_rows(run, tokenizer, wanted.rows, num_rows(meta))
-    model = _opener(settings, loader)(source)
+    model = opener(settings, loader)(source)
     reference = score(model, rows)
     dtype = getattr(torch, wanted.dtype) if wanted.dtype else model.dtype
     model.to(dtype).save_pretrained(folder, max_shard_size=wanted.shard_bytes)
@@ -220,7 +220,7 @@ def open_model(settings: MethodSettings, run_file: Path | None, wanted: Wanted) 
     tokenizer, config, meta = _open(settings)
     run = read_run(run_file)[0] if run_file else None
     rows = find_rows(run, tokenizer, wanted.rows, num_rows(meta))
-    model = _opener(settings, auto_class(config))(Path(settings.model_name_or_path))
+    model = opener(settings, auto_class(config))(Path(settings.model_name_or_path))
     return Written(run, tokenizer, rows, model)
 
 
@@ -242,12 +242,13 @@ def _checked(
     reference: Scores,
     bound: float,
 ) -> Written:
-    lines, model = check_folder(folder, rows, tokenizer, reference, bound, _opener(settings, loader))
+    lines, model = check_folder(folder, rows, tokenizer, reference, bound, opener(settings, loader))
     say(*lines)
     return Written(run, tokenizer, rows, model)
 
 
-def _opener(settings: MethodSettings, loader: Any) -> Callable[[Path], Any]:
+def opener(settings: MethodSettings, loader: Any) -> Callable[[Path], Any]:
+    """Return what opens a folder with plain transformers."""
     remote = {"trust_remote_code": True} if settings.trust_remote_code else {}
     return lambda folder: loader.from_pretrained(folder, dtype="auto", **remote)
 

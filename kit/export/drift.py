@@ -53,7 +53,7 @@ class Drift:
 def measure_trained(settings: MethodSettings, run_file: Path, read: Callable[[Any], Any] | None) -> Trained:
     """Build the model as it was trained, on the CPU, and compute its logits.
 
-    Frozen weights have the precision of the run, and are 4-bit for ``qlora``.
+    Frozen weights have the precision of the run, are 4-bit for ``qlora``, and rounded as ``qat`` says.
 
     Args:
         settings: open the base with its adapter.
@@ -65,14 +65,17 @@ def measure_trained(settings: MethodSettings, run_file: Path, read: Callable[[An
     """
     run, strategy = read_run(run_file)
     sequences, source = find_sequences(settings, run)
-    settings = settings.model_copy(update={"method": "qlora" if run.method == "qlora" else "lora"})
+    as_trained = {"method": "qlora" if run.method == "qlora" else "lora"}
+    as_trained |= {name: getattr(run, name) for name in ("qat", "qat_group_size")}
+    settings = settings.model_copy(update=as_trained)
     config = open_config(settings)
     raise_if(check_model(settings, config, build_meta_model(settings, config)))
     compute: Any = "bfloat16" if strategy.mixed_precision == "bf16" else "float32"
     model = build_model(settings, config, LoadPlan(compute_dtype=compute, device="cpu"))
     if read:
         read(model)
-    title = f"adapter on the {'4-bit ' if run.method == 'qlora' else ''}base, computed in {compute}"
+    base = "4-bit base" if run.method == "qlora" else f"base rounded to {run.qat}" if run.qat else "base"
+    title = f"adapter on the {base}, computed in {compute}"
     with torch.autocast("cpu", torch.bfloat16, enabled=compute == "bfloat16"):  # as in training
         logits = logits_of(model, sequences)
     del model

@@ -15,12 +15,13 @@ from typing import Any
 
 from kit.checkpoint.load import read_weights
 from kit.checkpoint.manifest import MANIFEST, read_state
+from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
-from kit.console import say
+from kit.console import announce_wait, say
 from kit.data.chat.template import resolve_template
-from kit.errors import Problem, UserError
-from kit.export import drift, gguf, ollama
-from kit.export.card import gguf_card
+from kit.errors import Problem, UserError, raise_if
+from kit.export import drift, gguf, ollama, torchao
+from kit.export.card import gguf_card, torchao_card
 from kit.export.checkpoint import (
     Wanted,
     Written,
@@ -29,8 +30,10 @@ from kit.export.checkpoint import (
     export_checkpoint,
     merge_adapter,
     open_model,
+    opener,
 )
-from kit.export.proof import plain_template, score
+from kit.export.final import copy_processor, give_usual_mode
+from kit.export.proof import check_folder, plain_template, score
 from kit.model.classes import auto_class
 from kit.model.load import open_config
 from kit.model.locate import base_of_adapter, hint_final
@@ -48,6 +51,11 @@ class Source:
     checkpoint: Path | None  # to load into that model; None: ``settings`` open it with its weights
     run_file: Path | None  # ``run.json`` of the run; None: it is not known how the model was trained
     name: str  # for files that are named after it
+
+    @property
+    def run(self) -> Recipe | None:
+        """The recipe of the run; None: it is not known how the model was trained."""
+        return read_run(self.run_file)[0] if self.run_file else None
 
     @property
     def is_model(self) -> bool:
@@ -80,6 +88,7 @@ def find_source(path: Path, base: str | None, trust_remote_code: str) -> Source:
     if os.path.isfile(source / MANIFEST):
         settings = MethodSettings.model_validate({"model_name_or_path": base or str(source)} | how)
         settings = with_model_of_checkpoint(settings, source, "checkpoint", base)
+        settings = settings.model_copy(update={"qat": None, "qat_group_size": None})  # plain weights are written
         run_folder = source.parents[1]
         return Source(settings, source, run_folder / RUN_FILE, f"{run_folder.name}-{source.name}")
     if os.path.isfile(source / "config.json"):
@@ -108,6 +117,15 @@ def write_folder(opened: Source, folder: Path, wanted: Wanted) -> tuple[str, Wri
     if read and state and run_file and (is_full or not wanted.merges):
         what = f"{'model' if is_full else 'adapter'} after step {state.step}"
         return what, export_checkpoint(settings, run_file, state, read, folder, wanted)
+    if opened.run and opened.run.qat:
+        run = opened.run
+        group = f" --qat_group_size {run.qat_group_size}" if run.qat_group_size else ""
+        flags = f"--output_dir rounded --format torchao --qat {run.qat}{group}"
+        say(
+            "note: this run rounded its base, and the merge takes the base as it is, so the merged model computes "
+            "something else than was trained. That is the adapter on the base as it was: "
+            f"`kit export {settings.model_name_or_path} {flags}`"
+        )
     trained = drift.measure_trained(settings, run_file, read) if wanted.measures_drift and run_file else None
 
     def describe(merged: Any) -> None:
@@ -129,9 +147,9 @@ def write_gguf_folder(
         UserError: llama.cpp's converter does not know the model or its tokenizer, or Ollama not its chat template.
         TrainingError: what was written is not what was trained.
     """
-    settings, run_file = opened.settings, opened.run_file
+    settings = opened.settings
     config, tokenizer = open_config(settings), open_tokenizer(settings)
-    run = read_run(run_file)[0] if run_file else None
+    run = opened.run
     if opened.checkpoint and run:
         tokenizer.chat_template = resolve_template(tokenizer, run.chat_template, run.chat_template_kwargs)
     work = folder / "work"
@@ -139,20 +157,7 @@ def write_gguf_folder(
     template = plain_template(tokenizer)
     frame = ollama.find_frame(template) if has_modelfile and template else None
     say(*lines)
-    plain = work / "plain"
-    plain.mkdir()
-    if opened.is_model and wanted.dtype is None:
-        written = open_model(settings, run_file, wanted)
-        source = Path(settings.model_name_or_path)
-        for path in source.iterdir():
-            if path.is_file():
-                os.symlink(path, plain / path.name)
-        card = card_of_folder(settings, written.tokenizer, auto_class(config))
-        for path in [*plain.glob("tokenizer*"), *plain.glob("chat_template*")]:
-            path.unlink()
-    else:
-        _, written = write_folder(opened, plain, wanted)
-        card = (plain / "README.md").read_text(encoding="utf-8")
+    plain, written, card = _write_plain(opened, work, wanted)
     tokenizer, eos = written.tokenizer, written.model.generation_config.eos_token_id
     gguf.prepare_tokenizer(tokenizer, plain)
     reference = score(written.model.float(), written.rows)
@@ -176,3 +181,50 @@ def write_gguf_folder(
         say(f"for Ollama: `ollama create {opened.name.lower()} -f Modelfile` in the folder")
     (folder / "README.md").write_text(gguf_card(card, names, compared, has_modelfile), encoding="utf-8")
     return f"{', '.join(names)} of {opened.name}"
+
+
+def write_torchao_folder(opened: Source, folder: Path, wanted: Wanted, scheme: str, group_size: int | None) -> str:
+    """Write the model with weights rounded by torchao, and compare it. Returns what it is.
+
+    Args:
+        scheme: ``qat``.
+        group_size: ``qat_group_size``.
+
+    Raises:
+        UserError: it cannot be opened, or not be rounded so.
+        TrainingError: what was written does not compute what ``qat`` trains.
+    """
+    settings = torchao.rounded(opened.settings, scheme, group_size)
+    raise_if(torchao.check(settings))
+    work = folder / "work"
+    work.mkdir()
+    plain, written, card = _write_plain(opened, work, wanted)
+    config, rows, tokenizer = written.model.config, written.rows, written.tokenizer
+    loader = auto_class(config)
+    dtype = written.model.dtype
+    announce_wait("rounding the weights")
+    expected, lines = torchao.write(written.model, plain, folder, settings, rows, wanted.shard_bytes, loader)
+    del written
+    gc.collect()
+    copy_processor(folder, config)
+    tokenizer.save_pretrained(folder)
+    shutil.rmtree(work)
+    compared, _ = check_folder(folder, rows, tokenizer, expected, wanted.bound(dtype), opener(settings, loader))
+    say(*lines, *compared)
+    (folder / "README.md").write_text(torchao_card(card, [*lines, *compared]), encoding="utf-8")
+    give_usual_mode(folder)
+    return f"{opened.name} in {scheme}"
+
+
+def _write_plain(opened: Source, work: Path, wanted: Wanted) -> tuple[Path, Written, str]:
+    """Return the folder, in ``work``, of the plain model that something else is made of; the model; and its card."""
+    plain = work / "plain"
+    plain.mkdir()
+    if not opened.is_model or wanted.dtype is not None:
+        _, written = write_folder(opened, plain, wanted)
+        return plain, written, (plain / "README.md").read_text(encoding="utf-8")
+    written = open_model(opened.settings, opened.run_file, wanted)
+    for path in Path(opened.settings.model_name_or_path).iterdir():
+        if path.is_file() and not path.name.startswith(("tokenizer", "chat_template")):
+            os.symlink(path, plain / path.name)
+    return plain, written, card_of_folder(opened.settings, written.tokenizer, auto_class(written.model.config))

@@ -71,6 +71,8 @@ def test_a_gguf_file_lies_beside_a_card_and_a_modelfile_and_nothing_else(tmp_pat
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        (["--format=torchao"], ["--qat: missing, and "]),
+        (["--qat=int8_weight_only", "--qat_group_size=1"], ["--qat: of weights", "--qat_group_size: 1"]),
         (["--gguf_type=q8_0", "--ollama"], ["--gguf_type: of GGUF files", "--ollama: of GGUF files"]),
         (["--format=gguf", "--gguf_type=q9"], ["--gguf_type: unknown: q9"]),
         (["--format=gguf", "--shard_size=1GB"], ["--shard_size: a GGUF file is one file"]),

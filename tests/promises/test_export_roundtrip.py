@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,6 +200,41 @@ def test_an_earlier_checkpoint_gives_the_final_of_a_run_that_ended_there(finetun
         assert {tensor.dtype for tensor in weights_of(tmp_path / "model").values()} == {torch.bfloat16}
         export(last_checkpoint(long, 2), tmp_path / "wide", "--dtype=float32")
         assert {tensor.dtype for tensor in weights_of(tmp_path / "wide").values()} == {torch.float32}
+
+
+@pytest.mark.skipif(find_spec("torchao") is None, reason="the extra qat is not installed")
+@pytest.mark.parametrize("method", matrix(["lora", "full"]))
+def test_what_qat_trained_is_exported_plain_and_rounded_again_is_the_trained_model(
+    finetune, fp32, tmp_path, bases, sequences, capsys, method
+):
+    base, scheme = bases["untied"], "int4_weight_only"
+    run = finetune.ok(
+        "run",
+        config=fp32["single"],
+        method=method,
+        model_name_or_path=base,
+        qat=scheme,
+        qat_group_size=8,
+        max_steps=3,
+        learning_rate=0.01,
+    )
+    export(last_checkpoint(run), tmp_path / "model")
+    assert contents(tmp_path / "model") == contents(run.folder / "final")
+    recipe = read_run(run.folder / "run.json")[0]
+    trained = build_model(recipe, open_config(recipe), FP32)
+    load_weights(trained, last_checkpoint(run))
+    if method == "full":
+        export(run.folder, tmp_path / "rounded", "--format=torchao")
+        opened = AutoModelForCausalLM.from_pretrained(tmp_path / "rounded", dtype="auto")
+    else:
+        export(run.folder, tmp_path / "merged")
+        command = re.search(r"`kit export (.*) --output_dir rounded (.*)`", capsys.readouterr().out)
+        export(Path(command[1]), tmp_path / "rounded", *command[2].split())
+        opened = PeftModel.from_pretrained(
+            AutoModelForCausalLM.from_pretrained(tmp_path / "rounded", dtype="auto"), run.folder / "final"
+        )
+    assert largest(ask(opened, sequences), ask(trained, sequences)) < 1e-5
+    assert largest(ask(open_plainly(run.folder / "final", base, method), sequences), ask(trained, sequences)) > 1e-3
 
 
 @pytest.mark.parametrize(("method", "tie", "config"), matrix([("lora", "tied", "ddp"), ("qlora", "untied", "fsdp")]))

@@ -1,0 +1,58 @@
+"""Write a model whose weights are rounded by torchao, as ``qat`` trains for, in files that transformers opens.
+
+Promises: the written model, opened again, is compared with the rounding of training; and how far rounding moves the
+answers of the model is said in figures.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kit.config.settings.method import MethodSettings
+from kit.export.proof import Rows, change_between, score
+from kit.model.load import build_meta_model, check_model, open_config
+from kit.model.qat import install_qat, layers, quantised_as
+
+
+def rounded(settings: MethodSettings, scheme: str, group_size: int | None) -> MethodSettings:
+    """Return settings of the full model that is rounded, of those that open it or the base of its adapter."""
+    other = {"method": "full", "adapter_name_or_path": None, "qat": scheme, "qat_group_size": group_size}
+    return settings.model_copy(update=other)
+
+
+def check(settings: MethodSettings) -> list[Any]:
+    """Return the problems that speak against rounding the model of ``settings``, before any weight is read."""
+    config = open_config(settings)
+    return check_model(settings, config, build_meta_model(settings, config))
+
+
+def write(
+    model: Any, plain: Path, folder: Path, settings: MethodSettings, rows: Rows, shard_bytes: int, opener: Any
+) -> tuple[Any, list[str]]:
+    """Round the model in ``plain``, and write it.
+
+    Args:
+        model: as plain transformers opened it; it computes with rounded weights afterwards.
+        settings: see ``rounded``.
+        opener: the class that opens it.
+
+    Returns:
+        The scores of ``rows`` that training would compute; and lines for the user.
+    """
+    from transformers import TorchAoConfig
+
+    before = score(model, rows)
+    names = layers(model)
+    kept = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and name not in names]
+    install_qat(model, settings)
+    expected = score(model.eval(), rows)
+    how = TorchAoConfig(quantised_as(settings), modules_to_not_convert=kept)
+    quantised = opener.from_pretrained(plain, dtype="auto", quantization_config=how)
+    quantised.save_pretrained(folder, max_shard_size=shard_bytes)
+    losses = [-scores.logprobs.mean() for scores in (before, expected)]
+    sizes = [sum(path.stat().st_size for path in each.glob("*.safetensors")) for each in (plain, folder)]
+    return expected, [
+        f"{settings.qat} in {len(names)} layers: {sizes[0] / 1e6:,.1f} MB of weights become {sizes[1] / 1e6:,.1f} MB",
+        f"loss {losses[0]:.4f} before rounding, {losses[1]:.4f} after it: {change_between(before, expected)}",
+    ]
