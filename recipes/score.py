@@ -1,5 +1,6 @@
 """Score a base model, a ``final/`` folder, an adapter or a checkpoint on a data set; any strategy, any finetune flag.
 
+    accelerate launch recipes/score.py runs/tiny-single my.jsonl
     accelerate launch recipes/score.py --model_name_or_path runs/tiny-single/final --eval_dataset my.jsonl
     accelerate launch recipes/score.py --model_name_or_path runs/tiny-single/checkpoints/step-00000120 \\
         --eval_dataset my.jsonl --predict_with_generate --max_new_tokens 64
@@ -30,7 +31,7 @@ FIRST = """
 model_name_or_path adapter_name_or_path eval_dataset eval_dataset_split dataset_columns chat_template max_length
 max_eval_samples per_device_eval_batch_size predict_with_generate max_new_tokens config num_processes
 """.split()
-IN_ORDER = ("model_name_or_path", "eval_dataset")  # what words without a flag are taken to mean
+IN_ORDER = ("model_name_or_path", "eval_dataset")  # what words before the first flag mean
 
 
 def main() -> None:
@@ -50,7 +51,7 @@ def main() -> None:
     from kit.failures.guard import Guard
     from kit.model.load import build_model
     from kit.run.answers import few_texts, unended
-    from kit.run.opening import CHECKPOINT, first_adapter, to_open
+    from kit.run.opening import CHECKPOINT, first_adapter, otherwise_than_trained, to_open
     from kit.run.resume import verify_together
     from kit.strategy.accelerator import prepare, start
     from kit.train.head_proof import prove_head
@@ -66,6 +67,7 @@ def main() -> None:
         found = f"{recipe.objective} compares a model with its reference, for {scored} the adapter {began_with}"
         found += " with which its run began; score has only the base without an adapter"
         raise UserError(Problem("objective", found, fix="--objective simpo compares the answers alone"))
+    say(*otherwise_than_trained(scored, recipe))
     checked = preflight.check(recipe, topology, shorten=True)
     recipe, samples = checked.recipe, checked.data.evaluation
     assert samples is not None

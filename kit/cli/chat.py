@@ -58,7 +58,7 @@ def _own_flags(argv: list[str]) -> tuple[Asked, list[str]]:
     """Take this command's own flags out of ``argv``. Returns them, and the words for the recipe."""
     positional = [] if argv[0].startswith("--") else [argv[0]]
     words = [word if word.lstrip("-") not in _WITHOUT_VALUE else f"{word}=true" for word in argv[len(positional) :]]
-    flags, problems, _ = read_flags(words, ("model_name_or_path",))
+    flags, problems, _ = read_flags(words, () if positional else ("model_name_or_path",))
     own = {name: flags.pop(name, None) for name in _WITHOUT_VALUE}
     if flags.pop("num_return_sequences", "1") != "1":
         problems.append(Problem("--num_return_sequences", "in a conversation", "one answer", "leave it out"))

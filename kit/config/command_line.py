@@ -65,7 +65,7 @@ def read_command_line(
         stands_for: flag to other flag; if only the first is given, its value is also that of the other.
         about: what the script does, for ``--help``.
         first: the flags that matter most to it, which ``--help`` lists before the others.
-        in_order: flags that words without a flag are taken to mean, in this order, in what a message proposes.
+        in_order: flags that words before the first flag are taken to mean, in this order.
         trains: whether the script trains. If not, what an adapter added when it was begun comes from it, so the
             flags of its run can be given as they are.
     """
@@ -199,6 +199,12 @@ def read_flags(argv: list[str], in_order: Sequence[str] = ()) -> tuple[dict[str,
         elif len(different) > 1:
             notes.append(f"note: --{name} given twice: {shown}; the last one is taken")
     flags = {name: values[-1] for name, values in given.items()}
+    free = [name for name in in_order if name not in given]
+    if free and strays and not strays[0][0] and not any(word.startswith("-") for word in strays[0]):
+        assigned = _assigned(strays[0][1:], free)
+        if len(assigned) == len(strays[0]) - 1:
+            flags |= assigned
+            strays.pop(0)
     return flags, problems + _problems_with_words(strays, given, in_order), notes
 
 

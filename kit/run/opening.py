@@ -38,6 +38,27 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
     return recipe.model_copy(update={"method": method}), None
 
 
+def otherwise_than_trained(scored: str, recipe: Recipe) -> list[str]:
+    """Return lines that say what weights the run computed with, where ``recipe`` computes with others.
+
+    Args:
+        scored: the path that is opened, see ``run_of``.
+        recipe: opens it, see ``to_open``.
+    """
+    run_file = run_of(scored)
+    if run_file is None:
+        return []
+    run, _ = read_run(run_file)
+    lines = []
+    if run.method == "qlora" and recipe.method == "lora":
+        lines += ["note: the run had its base in 4 bits, and here it is as it was: --method qlora computes as trained"]
+    if run.qat and not recipe.qat:
+        group = f" --qat_group_size {run.qat_group_size}" if run.qat_group_size else ""
+        flag = f"--qat {run.qat}{group}"
+        lines += [f"note: the run rounded weights, and here they are as in the files: {flag} computes as trained"]
+    return lines
+
+
 def first_adapter(scored: str) -> str | None:
     """Return the adapter that a preference run began with, its reference; None for new adapters and other models.
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 from config_helpers import accepted, problems
 
-from kit.config.command_line import flag_of_values, read_command_line
+from kit.config.command_line import flag_of_values, read_command_line, read_flags
 from kit.config.recipe import ROOT, Recipe
 from kit.config.validation import FLAGS
 
@@ -88,6 +88,22 @@ def test_a_flag_replaces_the_other_source_of_evaluation_data_of_the_recipe():
 def test_a_flag_without_a_value_is_refused(argv):
     (text,) = problems(argv).values()
     assert "no value" in text
+
+
+IN_ORDER = ("model_name_or_path", "eval_dataset")
+
+
+@pytest.mark.parametrize("words", [["m", "d.jsonl"], ["d.jsonl", "m"]])
+def test_words_before_the_first_flag_are_the_model_and_the_data_where_a_script_takes_them(words):
+    flags, wrong, _ = read_flags([*words, "--seed", "1"], IN_ORDER)
+    assert wrong == [] and flags == {"model_name_or_path": "m", "eval_dataset": "d.jsonl", "seed": "1"}
+    assert read_flags(words)[0] == {} and read_flags(words)[1]  # other scripts refuse them
+
+
+@pytest.mark.parametrize("argv", [["m", "d.jsonl", "e.jsonl"], ["-m", "x"], ["--seed", "1", "m"]])
+def test_words_that_could_mean_something_else_are_refused(argv):
+    flags, wrong, _ = read_flags(argv, IN_ORDER)
+    assert len(wrong) == 1 and "model_name_or_path" not in flags
 
 
 # Everything wrong, at once, in place
@@ -176,7 +192,7 @@ def test_reading_a_command_line_is_quick_and_needs_nothing_heavy():
     code = """
 import sys, time
 start = time.process_time()
-from kit.config.command_line import flag_of_values, read_command_line
+from kit.config.command_line import flag_of_values, read_command_line, read_flags
 assert read_command_line(["--recipe", "llama-8b-lora"]).recipe
 heavy = {"torch", "transformers", "accelerate", "numpy", "datasets", "peft"} & set(sys.modules)
 print(time.process_time() - start, heavy)
