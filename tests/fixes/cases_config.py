@@ -114,12 +114,12 @@ def a_third_file_after_other_flags(world):
 
 @case("kit/config/command_line.py:_problems_with_words#1")
 def words_for_score(world):
-    return "score model chats.jsonl"
+    return "score model chats.jsonl chats.jsonl"
 
 
 @case("kit/config/command_line.py:_problems_with_words#1")
 def data_alone_for_score(world):
-    return "score chats.jsonl --model_name_or_path model"
+    return "score chats.jsonl chats.jsonl --model_name_or_path model"
 
 
 @case("kit/config/command_line.py:read_command_line", values={"NAME": "chats.jsonl"})
