@@ -5,6 +5,8 @@
     accelerate launch recipes/score.py --model_name_or_path runs/tiny-single/checkpoints/step-00000120 \\
         --eval_dataset my.jsonl --predict_with_generate --max_new_tokens 64
     accelerate launch recipes/score.py --model_name_or_path BASE --adapter_name_or_path ADAPTER --eval_dataset my.jsonl
+
+On tasks of lm-evaluation-harness: kit score RUN --tasks NAMES (kit score --tasks --help).
 """
 
 import json

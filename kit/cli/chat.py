@@ -1,12 +1,11 @@
 """``kit chat``: talk to the model of a run, or to any other."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from kit.config.command_line import read_command_line, read_flags
+from kit.cli.model_words import split_words
+from kit.config.command_line import read_command_line
 from kit.console import announce_wait, show
-from kit.errors import Problem, UserError, raise_if
+from kit.errors import Problem, raise_if
 
 HELP = "talk to the model of a run, and beside it to its base"
 USAGE = """usage: kit chat RUN [--base] [--plain] [--temperature T] [--top_p P] [--flag value ...]
@@ -26,7 +25,7 @@ where it is no longer at its path). In the terminal /new begins a new conversati
 an answer. Without a terminal each line of standard input is a conversation, and only the answers are printed.
 Exit status: 0, or 2 if you can fix something."""
 MAX_NEW_TOKENS = 512
-_WITHOUT_VALUE = ("base", "plain")
+_SWITCHES = ("base", "plain")
 
 
 @dataclass(frozen=True)
@@ -56,49 +55,14 @@ def run(argv: list[str]) -> int:
 
 def _own_flags(argv: list[str]) -> tuple[Asked, list[str]]:
     """Take this command's own flags out of ``argv``. Returns them, and the words for the recipe."""
-    positional = [] if argv[0].startswith("--") else [argv[0]]
-    words = [word if word.lstrip("-") not in _WITHOUT_VALUE else f"{word}=true" for word in argv[len(positional) :]]
-    flags, problems, _ = read_flags(words, () if positional else ("model_name_or_path",))
-    own = {name: flags.pop(name, None) for name in _WITHOUT_VALUE}
+    own, flags, problems = split_words(argv, "kit chat", _SWITCHES)
     if flags.pop("num_return_sequences", "1") != "1":
         problems.append(Problem("--num_return_sequences", "in a conversation", "one answer", "leave it out"))
-    for name in _WITHOUT_VALUE:
-        if own[name] not in (None, "true", "false"):
-            problems.append(Problem(f"--{name}", f"found {own[name]!r}", "no value"))
-    if "system_prompt" in flags and own["plain"] == "true":
+    asked = Asked(with_base=own.get("base") == "true", plain=own.get("plain") == "true")
+    if "system_prompt" in flags and asked.plain:
         problems.append(
             Problem("--system_prompt", "with --plain: no messages are rendered", fix="leave out one of the two")
         )
-    source = positional[0] if positional else None
-    if source is not None and "model_name_or_path" in flags:
-        flags.setdefault("adapter_name_or_path", opened(source))
-    elif source is not None:
-        flags["model_name_or_path"] = opened(source)
-    elif not {"model_name_or_path", "adapter_name_or_path"} & set(flags):
-        problems.append(Problem("RUN", "missing", "the folder of a run, or a model", "kit chat RUN"))
     raise_if(problems)
-    asked = Asked(
-        with_base=own["base"] == "true",
-        plain=own["plain"] == "true",
-    )
     flags.setdefault("max_new_tokens", str(MAX_NEW_TOKENS))
     return asked, [f"--{name}={value}" for name, value in flags.items()]
-
-
-def opened(source: str) -> str:
-    """Return what to open for ``source``: of the folder of a run its ``final/``, or its newest checkpoint.
-
-    Raises ``UserError`` if the folder of a run has neither.
-    """
-    from kit.checkpoint.manifest import list_checkpoints
-    from kit.run.record import RUN_FILE
-
-    folder = Path(os.path.expanduser(source))
-    if not os.path.isfile(folder / RUN_FILE):
-        return source
-    if (folder / "final").is_dir():
-        return str(folder / "final")
-    checkpoints = list_checkpoints(folder / "checkpoints")
-    if not checkpoints:
-        raise UserError(Problem("RUN", f"{source} has no final/ yet, and no checkpoint", "a run that has saved"))
-    return str(checkpoints[-1])

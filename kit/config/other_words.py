@@ -95,8 +95,10 @@ WORDS = {
         generation_max_new_tokens gradio_max_new_tokens gradio_temperature gradio_title gradio_share
         gradio_server_name gradio_server_port num_generation_samples generation_do_sample generation_temperature
         generation_top_k generation_top_p generation_prompt_ratio repetition_penalty length_penalty stop_words
-        enable_kv_cache sample_backend skip_special_tokens eval_use_evalscope eval_limit eval_generation_config
-        extra_eval_args eval_dataset_args bench_dataset bench_split do_bench_eval tasks prompt""",
+        enable_kv_cache sample_backend skip_special_tokens eval_limit eval_generation_config
+        extra_eval_args eval_dataset_args bench_dataset bench_split prompt""",
+    "kit score RUN --tasks NAMES scores tasks of lm-evaluation-harness": """
+        tasks eval_tasks eval_use_evalscope do_bench_eval num_fewshot""",
     VISION: """
         freeze_vit freeze_aligner vit_gradient_checkpointing max_pixels norm_bbox use_audio_in_video crop_to_patches
         vision_cpt collate_fn""",

@@ -6,36 +6,25 @@ is the one that ``kit score`` generates. A damaged checkpoint is refused. Runs i
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import TextStreamer
 
-from kit import interrupt
-from kit.checkpoint.load import load_weights
 from kit.config.command_line import Request
 from kit.config.recipe import Recipe
-from kit.console import say, show, silence_libraries
+from kit.console import say, show
 from kit.data.chat.template import resolve_template
 from kit.data.chat.turns import Drafters
 from kit.data.open import pad_id
-from kit.errors import Problem, UserError, raise_if
-from kit.model.adapter import adapters_off
+from kit.errors import Problem, UserError
 from kit.model.attention import without_cudnn_attention
-from kit.model.load import build_meta_model, build_model, check_model, num_positions, open_config
 from kit.model.sampling import how_to_generate
-from kit.model.tokenizer import open_tokenizer
-from kit.run.opening import CHECKPOINT, run_of, to_open
-from kit.run.record import read_run, read_stop_tokens
-from kit.run.resume import verify_together
-from kit.strategy.accelerator import Prepared, prepare, start
-from kit.strategy.launch import forget_launcher, plan_launch
-from kit.strategy.strategies import SINGLE
 from kit.strategy.topology import Topology
 from kit.strategy.weights import generating
+from kit.tools.opening import Opened, open_models, plan_one_process
 
 if TYPE_CHECKING:
     from kit.cli.chat import Asked
@@ -49,14 +38,8 @@ class Speaker:
     """A model that answers."""
 
     name: str  # empty if it is alone
-    prepared: Prepared
-    tokenizer: Any
-    template: Any  # None: what is typed is the prompt
-    stops: list[int]  # ids of the tokens that end an answer
-    positions: int | None  # the longest text that it can read, in tokens; None: its config sets no limit
-    recipe: Recipe  # how answers are drawn, and how long they may be
+    model: Opened  # its template is None if what is typed is the prompt
     beginning: list[Message]  # of each conversation: the system message, if there is one
-    aside: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while it answers
 
     def prompt_ids(self, messages: list[Message]) -> list[int]:
         """Return the ids after which the model answers.
@@ -64,17 +47,18 @@ class Speaker:
         Raises:
             UserError: the template refuses the messages, or the model cannot read as many tokens.
         """
-        if self.template is None:
-            ids = self.tokenizer.backend_tokenizer.encode(messages[-1]["content"], add_special_tokens=False).ids
-            bos = self.tokenizer.bos_token_id
+        model, tokenizer = self.model, self.model.tokenizer
+        if model.template is None:
+            ids = tokenizer.backend_tokenizer.encode(messages[-1]["content"], add_special_tokens=False).ids
+            bos = tokenizer.bos_token_id
             ids = ids if bos is None or ids[:1] == [bos] else [bos, *ids]
         else:
-            text = self.template.render(messages, None, add_generation_prompt=True)
-            ids = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+            text = model.template.render(messages, None, add_generation_prompt=True)
+            ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         if not ids:
             raise UserError(Problem("the prompt", "empty", "some text"))
-        if self.positions is not None and len(ids) >= self.positions:
-            found = f"the conversation has {len(ids)} tokens, and the model reads {self.positions}"
+        if model.positions is not None and len(ids) >= model.positions:
+            found = f"the conversation has {len(ids)} tokens, and the model reads {model.positions}"
             raise UserError(Problem("the prompt", found, fix="/new begins a new one"))
         return ids
 
@@ -87,15 +71,15 @@ class Speaker:
             written.append(text)
             write(text)
 
-        recipe = self.recipe
-        room = recipe.max_new_tokens if self.positions is None else self.positions - len(ids)
+        model, recipe = self.model, self.model.recipe
+        room = recipe.max_new_tokens if model.positions is None else model.positions - len(ids)
         # As in an evaluation, each answer has numbers of its own to be drawn with: here the messages before it.
         numbers = [(len(messages), len(ids))]
-        prepared = self.prepared
+        prepared = model.prepared
         input_ids = torch.tensor([ids], device=prepared.accelerator.device)
         with (
             torch.no_grad(),
-            self.aside(),
+            model.aside(),
             without_cudnn_attention(),
             generating(prepared.accelerator, prepared.model) as generate,
         ):
@@ -103,9 +87,9 @@ class Speaker:
                 input_ids=input_ids,
                 attention_mask=torch.ones_like(input_ids),
                 use_cache=True,
-                pad_token_id=pad_id(self.tokenizer),
-                eos_token_id=self.stops or None,
-                streamer=_Streamer(self.tokenizer, keep),
+                pad_token_id=pad_id(model.tokenizer),
+                eos_token_id=model.stops or None,
+                streamer=_Streamer(model.tokenizer, keep),
                 max_new_tokens=min(room, recipe.max_new_tokens),
                 **how_to_generate(recipe.temperature, recipe.top_p, recipe.seed, numbers, len(ids)),
             )
@@ -129,17 +113,8 @@ def talk(request: Request, asked: "Asked") -> None:
     Raises:
         UserError: the model cannot be opened, or has no chat template.
     """
-    silence_libraries()
-    interrupt.raise_on_ctrl_c()
-    planned = plan_launch(request)
-    raise_if(planned.problems)
-    topology = planned.topology
-    if topology.strategy != SINGLE:
-        raise UserError(Problem("config", topology.strategy.title, "one process", "--config single"))
-    if topology.device_type == "cuda" and planned.config_file is None:
-        topology = replace(topology, mixed_precision="bf16")
-    forget_launcher(topology)
-    speakers = list(_speakers(planned.recipe, topology, asked))
+    recipe, topology = plan_one_process(request)
+    speakers = list(_speakers(recipe, topology, asked))
     if sys.stdin.isatty():
         _in_terminal(speakers)
     else:
@@ -150,56 +125,23 @@ def talk(request: Request, asked: "Asked") -> None:
 
 def _speakers(recipe: Recipe, topology: Topology, asked: "Asked") -> Iterator[Speaker]:
     """Open the model, and with ``--base`` its base."""
-    name = recipe.adapter_name_or_path or recipe.model_name_or_path
-    run_file = run_of(name)
-    opened, checkpoint = to_open(recipe)
-    base: Recipe | None = None
-    if asked.with_base and opened.method == "full":
-        if run_file is None:
-            found = f"{name} is a whole model, and not in the folder of a run that says what it was trained from"
-            raise UserError(Problem("--base", found, "an adapter, or what lies in a run's folder", "leave it out"))
-        run, _ = read_run(run_file)
-        began_with = {"model_name_or_path": run.model_name_or_path, "model_revision": run.model_revision}
-        base = recipe.model_copy(update={**began_with, "method": "full"})
-    tuned = _open(opened, topology, asked, checkpoint, run_file, "tuned" if asked.with_base else "")
-    yield tuned
-    if base is not None:
-        same = {"template": tuned.template, "beginning": tuned.beginning}
-        yield replace(_open(base, topology, asked, None, run_file, "base"), **same)
-    elif asked.with_base:
-        model = tuned.prepared.model
-        yield replace(tuned, name="base", aside=lambda: adapters_off(model))
 
-
-def _open(
-    recipe: Recipe, topology: Topology, asked: "Asked", checkpoint: Path | None, run_file: Path | None, name: str
-) -> Speaker:
-    config = open_config(recipe)
-    raise_if(check_model(recipe, config, build_meta_model(recipe, config)))
-    tokenizer = open_tokenizer(recipe)
-    template = None
-    if not asked.plain:
-        source = resolve_template(tokenizer, recipe.chat_template, recipe.chat_template_kwargs)
+    def template_of(opened: Recipe, tokenizer: Any) -> Any:
+        if asked.plain:
+            return None
+        source = resolve_template(tokenizer, opened.chat_template, opened.chat_template_kwargs)
         if source is None:
-            found = f"{recipe.model_name_or_path} brings none"
+            found = f"{opened.model_name_or_path} brings none"
             fix = "--plain, and what you type is the prompt; or --chat_template NAME"
             raise UserError(Problem("chat_template", found, "a chat template", fix))
-        template = Drafters(source, tokenizer, "assistant").of(False, {})[0]
-    accelerator, plan = start(recipe, topology)
-    if checkpoint:
-        faults = verify_together(accelerator, checkpoint)
-        raise_if(Problem(CHECKPOINT, f"{checkpoint}: {fault}") for fault in faults)
-    plan = replace(plan, trained_dtype=plan.compute_dtype)  # nothing is trained
-    prepared = prepare(accelerator, topology, build_model(recipe, config, plan))
-    if checkpoint:
-        load_weights(prepared.model, checkpoint)
-    prepared.model.eval()
-    ends = set(read_stop_tokens(run_file).values()) if run_file else set()
-    own = accelerator.unwrap_model(prepared.model).generation_config
-    eos = own.eos_token_id if own else None
-    ends |= {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
-    beginning = [{"role": "system", "content": recipe.system_prompt}] if recipe.system_prompt else []
-    return Speaker(name, prepared, tokenizer, template, sorted(ends), num_positions(config), recipe, beginning)
+        return Drafters(source, tokenizer, "assistant").of(False, {})[0]
+
+    beginning: list[Message] = []
+    for model in open_models(recipe, topology, template_of, asked.with_base):
+        if not model.is_base and model.recipe.system_prompt:
+            beginning = [{"role": "system", "content": model.recipe.system_prompt}]
+        name = ("base" if model.is_base else "tuned") if asked.with_base else ""
+        yield Speaker(name, model, beginning)
 
 
 def _in_terminal(speakers: list[Speaker]) -> None:
