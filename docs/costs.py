@@ -78,7 +78,7 @@ ROWS = [
     ),
     Row(
         "adapters",
-        "model/adapter model/lora_linear model/patterns model/targets model/serving",
+        "config/adapter_types model/adapter model/lora_linear model/patterns model/targets model/serving",
         "`lora`, with targets that peft can open again; which adapters servers refuse",
     ),
     Row(

@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from kit.config.adapter_types import AdapterTypeName, adapter_type_of
 from kit.durable import read_small
 from kit.errors import Problem
 
@@ -17,10 +18,10 @@ _MODEL, _ADAPTER = "model_name_or_path", "adapter_name_or_path"
 
 
 def fill_in_base(values: dict[str, Any], where: dict[str, str]) -> list[Problem]:
-    """Set model and adapter in ``values`` where one of them names only an adapter.
+    """Set model, adapter and its kind in ``values`` where they name only an adapter.
 
     If the model is the folder of an adapter, that becomes ``adapter_name_or_path``. If there is an adapter and no
-    model, the model is the base that the adapter names.
+    model, the model is the base that the adapter names. ``adapter_type`` is what the adapter says, if it was not given.
 
     Args:
         values: settings as they were typed; changed in place.
@@ -34,6 +35,8 @@ def fill_in_base(values: dict[str, Any], where: dict[str, str]) -> list[Problem]
         values[_ADAPTER] = values.pop(_MODEL)
         where[_ADAPTER] = f"{where.pop(_MODEL)} (an adapter)"
     adapter = values.get(_ADAPTER)
+    if isinstance(adapter, str) and adapter and (kind := saved_adapter_type(adapter)) != "lora":
+        values.setdefault("adapter_type", kind)
     if _MODEL in values or not isinstance(adapter, str) or not adapter:
         return []
     fix = f"give its base: --model_name_or_path BASE --adapter_name_or_path {shlex.quote(adapter)}"
@@ -52,6 +55,11 @@ def fill_in_base(values: dict[str, Any], where: dict[str, str]) -> list[Problem]
     if _is_folder_name(base) and not os.path.isdir(os.path.expanduser(base)):
         return [Problem(str(path), f"names the base {base}, which is not on this machine", fix=fix)]
     return []
+
+
+def saved_adapter_type(name: str) -> AdapterTypeName:
+    """Return the ``adapter_type`` of a saved adapter, as ``adapter_config`` reads it; lora if it says none."""
+    return adapter_type_of(str(adapter_config(name).get("peft_type"))) or "lora"
 
 
 def adapter_config(name: str) -> dict[str, Any]:

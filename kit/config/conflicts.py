@@ -312,6 +312,8 @@ def _conflicts_of_method(settings: Recipe) -> list[Conflict]:
     if settings.use_dora and settings.method == "qlora":
         fix = "--method lora; or --use_dora false"
         conflicts.append(Conflict(("use_dora", "method"), "given with method qlora", fix))
+    if settings.adapter_type != "lora" and settings.method != "full":
+        conflicts += _conflicts_of_adapter_type(settings)
     if settings.fp8 and settings.method == "qlora":
         fix = "--fp8 false; or --method lora"
         conflicts.append(Conflict(("fp8", "method"), "true, with a base of 4 bits, which is multiplied in bf16", fix))
@@ -328,6 +330,19 @@ def _conflicts_of_method(settings: Recipe) -> list[Conflict]:
     if settings.qat and settings.torch_compile:
         found = f"{settings.qat}, with torch_compile, which is not shown to round as the quantised model will"
         conflicts.append(Conflict(("qat", "torch_compile"), found, "--torch_compile false"))
+    return conflicts
+
+
+def _conflicts_of_adapter_type(recipe: Recipe) -> list[Conflict]:
+    """Conflicts of another kind of adapter than LoRA with what only LoRA has, or was shown with."""
+    names = """
+        use_dora use_rslora lora_dropout lora_modules_to_save trainable_tokens new_tokens init_lora_weights
+        loraplus_lr_ratio fp8 qat torch_compile""".split()
+    given = [name for name in names if getattr(recipe, name) != type(recipe).model_fields[name].default]
+    conflicts = []
+    for name in [*given, *(["optim"] if recipe.optim == "muon" else [])]:
+        found = f"given with adapter_type {recipe.adapter_type}, which does not have it or was not shown with it"
+        conflicts.append(Conflict((name, "adapter_type"), found, "leave it out; or --adapter_type lora"))
     return conflicts
 
 
@@ -367,8 +382,8 @@ _NEEDS = {
     "project": ("report_to", "report_to"),
 }
 _OF_ADAPTERS = """
-lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save init_lora_weights use_rslora use_dora
-loraplus_lr_ratio
+adapter_type lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save init_lora_weights use_rslora
+use_dora loraplus_lr_ratio oft_block_size
 """.split()
 
 
@@ -388,6 +403,10 @@ def describe_unused(recipe: Recipe, trains: bool = True) -> list[str]:
         )
     ):
         needs["embedding_learning_rate"] = ("", "lora_modules_to_save, trainable_tokens or new_tokens")
+    if trains and recipe.adapter_type == "lora":
+        needs.setdefault("oft_block_size", ("", "adapter_type oft"))
+    elif trains and recipe.method != "full":
+        needs |= dict.fromkeys(("lora_r", "lora_alpha"), ("", "adapter_type lora"))
     if recipe.precomputes_reference:  # in batches of that size
         del needs["per_device_eval_batch_size"]
     defaults = type(recipe).model_fields

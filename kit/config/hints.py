@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from kit.config.adapter_types import ADAPTER_TYPES
 from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.config.fields import choices
 from kit.config.optimisers import optimiser_of_other_kits
@@ -69,8 +70,12 @@ def hint_for_value(name: str, value: str) -> str:
         return optimiser_of_other_kits(value)
     if name == "init_lora_weights":
         return INITIALISATIONS.get(re.sub(r"_niter_.*", "", value.strip().lower()), "")
+    if name == "adapter_type":
+        return TUNERS.get(value.strip().lower(), "")
     if name != "method":
         return ""
+    if value.strip().lower() in ADAPTER_TYPES:
+        return f"--method lora --adapter_type {value.strip().lower()}"
     return _other_flag(value, name, {"objective": OBJECTIVES}) or TUNERS.get(value.strip().lower(), "")
 
 

@@ -104,7 +104,7 @@ _ANSWERS = {
     "use method: lora": "use_peft use_lora peft",
     "use --method qlora": "load_in_4bit quantization_bit use_qlora",
     _INT8: "load_in_8bit",
-    "use method: lora or qlora": "adapter adapter_type peft_type",
+    "use method: lora or qlora": "adapter peft_type",
     "use --method full, lora or qlora": "finetuning_type train_type tuner_type training_type",
     _NF4: """
         quantization_method quantization_type double_quantization use_bnb_nested_quant quantization quant_config
@@ -116,6 +116,9 @@ _ANSWERS = {
         target_parameters""",
     "use lora_target_modules: all-linear, the default": "lora_target_linear target_all_linear",
     "use lora_modules_to_save": "modules_to_save additional_target",
+    "use adapter_type: oft": "use_oft",
+    "use lora_target_modules, with adapter_type: oft": "oft_target",
+    "use oft_block_size: the inputs of a module, divided by the number of its blocks": "oft_rank",
     "use init_lora_weights": "peft_init_lora_weights init_weights lora_init",
     "use loraplus_lr_ratio": "lorap_lr_ratio",
     "use embedding_learning_rate": "embedding_lr loraplus_lr_embedding lorap_emb_lr",
@@ -124,7 +127,7 @@ _ANSWERS = {
     ADAPTERS: """
         loftq_config loftq_bits lora_bias lora_task_type task_type bias
         lora_fan_in_fan_out relora_steps module_dropout layers_to_transform peft_layers_to_transform layers_pattern
-        use_vera use_oft lora_alpha_pattern lora_rank_pattern""",
+        use_vera lora_alpha_pattern lora_rank_pattern""",
     "use train_only": """
         unfrozen_parameters freeze_trainable_modules freeze_trainable_layers freeze_extra_modules
         trainable_parameters""",
@@ -378,7 +381,7 @@ _FAMILIES = {
     **dict.fromkeys(("bnb_4bit", "bnb"), _NF4),
     **dict.fromkeys(("galore", "apollo", "badam", "qgalore", "dion", "lomo"), OPTIMISERS),
     "muon": "leave it out: optim: muon has the settings of torch's",
-    **dict.fromkeys(("pissa", "oft", "relora", "loftq", "vera"), ADAPTERS),
+    **dict.fromkeys(("pissa", "relora", "loftq", "vera"), ADAPTERS),
     **dict.fromkeys(("liger", "flash_attn"), KERNELS),
     **dict.fromkeys(("image", "video", "audio"), VISION),
     **dict.fromkeys(("export", "gptq", "awq"), _MERGE),

@@ -16,12 +16,12 @@ import torch
 from transformers.utils import cached_file
 
 from kit import durable
+from kit.config.adapter_types import module_adapted_by
 from kit.console import say
 from kit.errors import TrainingError, listed
 from kit.export.card import NO_STOPS, PLACEHOLDER
 from kit.export.shards import write_weights
 from kit.export.stops import describe_stops, write_stops
-from kit.model.adapter import module_adapted_by
 from kit.model.serving import merge_command, vllm_command, why_not_served
 from kit.strategy.weights import gather_trainable, rank_and_world, whole_state
 

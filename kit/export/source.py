@@ -15,6 +15,7 @@ from typing import Any
 
 from kit.checkpoint.load import read_weights
 from kit.checkpoint.manifest import MANIFEST, read_state
+from kit.config.adapter_base import saved_adapter_type
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
 from kit.console import announce_wait, say
@@ -84,6 +85,7 @@ def find_source(path: Path, base: str | None, trust_remote_code: str) -> Source:
     if os.path.isfile(source / "adapter_config.json"):
         base = base or base_of_adapter(source, "give the base: --model_name_or_path BASE")
         names = {"model_name_or_path": base, "adapter_name_or_path": str(source)}
+        names |= {"adapter_type": saved_adapter_type(str(source))}
         return Source(MethodSettings.model_validate(names | how), None, run_file, name)
     if os.path.isfile(source / MANIFEST):
         settings = MethodSettings.model_validate({"model_name_or_path": base or str(source)} | how)

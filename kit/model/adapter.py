@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 import shlex
 import warnings
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from kit.config.adapter_types import adapter_type_of, is_of_adapter
 from kit.config.expressions import TARGETS, is_expression, matches, take_without_end
 from kit.config.settings.method import MethodSettings
 from kit.durable import read_small
@@ -25,6 +25,15 @@ from kit.model.token_rows import check_rows_and_modules, num_rows, rows_and_modu
 
 _FIELD = "adapter_name_or_path"
 _CHANGING_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq", "mica")  # init_lora_weights of a saved adapter
+# What a saved OFT must have to be trained on. The constraint of ``coft`` changes weights in each forward pass.
+_LIKE_NEW_OFT = {
+    "bias": "none",
+    "block_share": False,
+    "coft": False,
+    "module_dropout": 0.0,
+    "modules_to_save": None,
+    "use_cayley_neumann": True,
+}
 
 
 def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch.nn.Module:
@@ -51,7 +60,7 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
         if parameter.requires_grad:  # peft leaves rows and whole modules in the dtype of the base
             parameter.data = parameter.data.float()
     config = adapted.peft_config["default"]
-    if config.modules_to_save or config.trainable_token_indices:
+    if config.modules_to_save or getattr(config, "trainable_token_indices", None):
         from kit.model.row_layers import install_row_layers, keep_ties
 
         install_row_layers(adapted.get_base_model())
@@ -61,7 +70,8 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
             # Else peft copies each input to float32, and autocast copies it back to bfloat16 for the product. Without
             # autocast, weights and inputs have one dtype anyway.
             module.cast_input_dtype_enabled = False  # type: ignore[attr-defined]
-    install_lora_linear(adapted)
+    if settings.adapter_type == "lora":
+        install_lora_linear(adapted)
     return adapted
 
 
@@ -76,7 +86,7 @@ def _load_adapter(model: Any, settings: MethodSettings) -> Any:
 
 
 def _new_adapter(model: Any, settings: MethodSettings) -> Any:
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig, OFTConfig, get_peft_model
 
     modules: list[str]
     parameters: list[str] = []
@@ -86,19 +96,26 @@ def _new_adapter(model: Any, settings: MethodSettings) -> Any:
         modules, parameters = split_targets(model, list(settings.lora_target_modules))
         modules = full_names(modules, [name for name, _ in model.named_modules()])
         parameters = full_names(parameters, [name for name, _ in model.named_parameters()])
-    config = LoraConfig(
-        task_type="CAUSAL_LM",
+    shared: dict[str, Any] = {
+        "task_type": "CAUSAL_LM",
         # The commit of a hub id; without it peft would open what the branch has become.
-        revision=commit_of(settings.model_name_or_path, settings.model_revision),
+        "revision": commit_of(settings.model_name_or_path, settings.model_revision),
+        "target_modules": modules,
+    }
+    if settings.adapter_type == "oft":
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Invalid `oft_block_size`")  # ``_check_oft`` refuses it
+            return get_peft_model(model, OFTConfig(oft_block_size=settings.oft_block_size, **shared))
+    config = LoraConfig(
         r=settings.lora_r,
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
         lora_dropout=settings.lora_dropout,
-        target_modules=modules,
         target_parameters=parameters or None,
         init_lora_weights=True if settings.init_lora_weights == "default" else settings.init_lora_weights,
         use_rslora=settings.use_rslora,
         use_dora=settings.use_dora,
         **rows_and_modules_options(model, settings),
+        **shared,
     )
     return get_peft_model(model, config)
 
@@ -121,16 +138,6 @@ def adapters_off(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module in adapted:
             module._disable_adapters = False
-
-
-def module_adapted_by(name: str) -> str:
-    """Return the name of the adapted module if ``name`` is of the matrix of its adapter that starts at zero.
-
-    That is lora_B, and lora_embedding_A of an embedding. While it is zero, the module answers as the base does. For any
-    other weight the result is empty.
-    """
-    match = re.match(r"(?:base_model\.model\.)?(.+?)\.(?:lora_B|lora_embedding_A)\.", name)
-    return match[1] if match else ""
 
 
 def check_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
@@ -165,12 +172,19 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Prob
     except Exception as error:  # the JSON may hold anything
         found = f"{folder / ADAPTER_FILES[0]} is no adapter's: {first_line(error)}"
         return [Problem(_FIELD, found)]
-    if kind != "LORA":
-        return [Problem(_FIELD, f"{folder} holds a {kind} adapter", "a LoRA")]
+    adapter_type = adapter_type_of(kind)
+    if adapter_type != settings.adapter_type:
+        found, fix = f"{folder} holds an adapter of {kind}", f"--adapter_type {adapter_type}" if adapter_type else ""
+        return [Problem(_FIELD, found, settings.adapter_type.upper(), fix)]
     last_id = _last_trained_id(config)
     if last_id >= num_rows(meta_model):
         found = f"{folder} trained the token of id {last_id}, this model has {num_rows(meta_model)} rows"
         return [Problem(_FIELD, found, "its tokenizer beside it", _base_flag(base))]
+    differing = {key for key in _LIKE_NEW_OFT if getattr(config, key, None) != _LIKE_NEW_OFT[key]}
+    if kind == "OFT" and differing:
+        found = f"{folder} has {', '.join(f'{key} {getattr(config, key)}' for key in sorted(differing))}"
+        expected = ", ".join(f"{key} {_LIKE_NEW_OFT[key]}" for key in sorted(differing))
+        return [Problem(_FIELD, f"{found}, which was not shown to be exact", expected)]
     if use_dora and settings.method == "qlora":
         found = f"{folder} was made with use_dora, given with method qlora"
         return [Problem(_FIELD, found, fix="use --method lora")]
@@ -188,7 +202,7 @@ def _base_flag(base: str | None) -> str:
 
 def _last_trained_id(config: Any) -> int:
     """The largest id of a token whose row the adapter trained; -1 if there is none."""
-    indices = config.trainable_token_indices or []  # ids, or ids for each module
+    indices = getattr(config, "trainable_token_indices", None) or []  # ids, or ids for each module
     lists = list(indices.values()) if isinstance(indices, dict) else [indices]
     return max((max(ids) for ids in lists if ids), default=-1)
 
@@ -211,7 +225,7 @@ def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) 
         return [Problem(_FIELD, f"{folder}: {first_line(error)}", fix=_base_flag(base))]
     state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     expected = {name: list(tensor.shape) for name, tensor in state.items()}
-    stored = {name: shape for name, shape in stored.items() if "lora_" in name or name in expected}
+    stored = {name: shape for name, shape in stored.items() if is_of_adapter(name) or name in expected}
     differing = sorted(name for name in {**expected, **stored} if expected.get(name) != stored.get(name))
     if not differing:
         return []
@@ -256,7 +270,27 @@ def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     if reason:
         found = f"peft cannot adapt {type(meta_model).__name__} so ({reason})"
         problems.append(Problem("lora_target_modules", found, expected))
+    if settings.adapter_type == "oft" and not problems:
+        problems = _check_oft(settings, meta_model)
     return problems
+
+
+def _check_oft(settings: MethodSettings, meta_model: Any) -> list[Problem]:
+    """Check that OFT can rotate what is named, in blocks of the size that was asked for. peft would take another."""
+    targets = settings.lora_target_modules
+    if targets != "all-linear" and (parameters := split_targets(meta_model, list(targets))[1]):
+        found = f"{listed(parameters)} with adapter_type oft: fused experts, which only LoRA adapts"
+        return [Problem("lora_target_modules", found, fix="leave them out; or --adapter_type lora")]
+    with torch.device("meta"):
+        adapted = attach_adapter(copy.deepcopy(meta_model), settings)
+    inputs = {last_part(name): m.in_features for name, m in adapted.named_modules() if hasattr(m, "oft_R")}
+    wrong = [f"{name} has {number}" for name, number in inputs.items() if number % settings.oft_block_size]
+    if not wrong:
+        return []
+    fits = next(n for n in range(settings.oft_block_size, 0, -1) if not any(number % n for number in inputs.values()))
+    fix = f"--oft_block_size {fits}" if fits > 1 else "--adapter_type lora"
+    found = f"{settings.oft_block_size}, but of inputs {listed(wrong)}"
+    return [Problem("oft_block_size", found, "a size that divides the inputs of all adapted modules", fix)]
 
 
 def _takes_no_adapter(settings: MethodSettings, meta_model: Any, target: str, modules: list[Any]) -> bool:

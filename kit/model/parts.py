@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kit.config.adapter_types import is_of_adapter
 from kit.config.settings.method import MethodSettings
 from kit.errors import Problem
 from kit.model.classes import model_class
@@ -173,7 +174,7 @@ def _parameters(model: Any) -> Iterator[tuple[str, torch.nn.Parameter, int]]:
             seen.add(id(parameter))
             if type(module).__name__ == "Linear4bit" and name == "weight":
                 yield "4-bit", parameter, module.in_features * module.out_features
-            elif "lora_" in prefix:
+            elif is_of_adapter(prefix):
                 yield "adapters", parameter, parameter.numel()
             elif is_fused_expert(prefix, parameter):
                 yield "fused experts", parameter, parameter.numel()
@@ -197,7 +198,8 @@ def _counts(model: Any, count: _Count, method: str) -> list[str]:
 
 def _adapted_layers(model: Any) -> Counter[str]:
     """The number of adapted layers by class."""
-    return Counter(type(module.get_base_layer()).__name__ for module in model.modules() if hasattr(module, "lora_A"))
+    adapted = (module for module in model.modules() if hasattr(module, "lora_A") or hasattr(module, "oft_R"))
+    return Counter(type(module.get_base_layer()).__name__ for module in adapted)
 
 
 def _left_out_by_all_linear(base: Any, percent_fused: str) -> list[str]:

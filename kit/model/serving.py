@@ -18,11 +18,14 @@ def merge_command(adapter: str | Path) -> str:
 
 
 def why_not_served(config: Any) -> str:
-    """Return why servers do not take an adapter with this ``LoraConfig``; empty if they do.
+    """Return why servers do not take an adapter with this config of peft; empty if they do.
 
     vLLM and llama.cpp refuse what is not a product of two matrices. llama.cpp always scales by alpha / r, so it would
     take an adapter of ``use_rslora`` and apply it more weakly than it was trained.
     """
+    kind = config.peft_type.upper()  # plain text also of peft's PeftType, whose own text has the name of its class
+    if kind != "LORA":
+        return f"vLLM and llama.cpp take no {kind} adapter, only LoRA"
     kinds = {
         "trained rows of tokens": config.trainable_token_indices,
         "modules that trained whole": config.modules_to_save,

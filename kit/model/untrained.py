@@ -77,7 +77,9 @@ def check_stop_tokens(
     modules = ",".join(dict.fromkeys(name.split(".")[-2] for name in head.names))
     found = f"{tokens} ends the answers, but this model was never trained to write it"
     found += f", and {settings.method} freezes its row"
-    fix = f"--trainable_tokens {shlex.quote(tokens)} trains that row too; or --lora_modules_to_save {modules}; "
+    kind = "" if settings.adapter_type == "lora" else "--adapter_type lora "
+    fix = f"{kind}--trainable_tokens {shlex.quote(tokens)} trains that row too; "
+    fix += f"or {kind}--lora_modules_to_save {modules}; "
     fix += f"or --method full. vLLM and llama.cpp take the first two only merged: {merge_command(final)}"
     return [Problem("trainable_tokens", found, "a run that can learn to stop", fix)]
 

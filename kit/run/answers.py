@@ -6,30 +6,32 @@ Promises: each line gives the figures it follows from.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kit.config.recipe import Recipe
 from kit.config.scripts import command_of
 
 # Shares of the answers: of those that did not end; of different texts among those that are expected.
 MANY_UNENDED, FEW_TEXTS = 0.1, 0.1
 
 
-def unended(row: Mapping[str, Any], method: str, max_new_tokens: int, stops: Iterable[str]) -> list[str]:
+def unended(row: Mapping[str, Any], recipe: Recipe, stops: Iterable[str]) -> list[str]:
     """Return a line if many generated answers did not end within ``max_new_tokens``; else nothing.
 
     It finds what ``kit.model.untrained`` misses, which needs rows of other untrained tokens to recognise one.
 
     Args:
         row: of an evaluation, in ``metrics.jsonl``.
-        method: of the run: ``full``, ``lora`` or ``qlora``.
+        recipe: of the run.
         stops: the tokens that end answers of the data.
     """
     number, num_answers = row.get("num_unended_answers", 0), row.get("num_answers", 0)
     if not number or number < MANY_UNENDED * num_answers:
         return []
-    text = f"{number} of {num_answers} answers did not end within max_new_tokens {max_new_tokens}"
+    text = f"{number} of {num_answers} answers did not end within max_new_tokens {recipe.max_new_tokens}"
     names = ",".join(stops)
-    if method == "full" or not names:
+    if recipe.method == "full" or not names:
         return [f"{text}: train longer, or raise max_new_tokens"]
-    fix = f"--trainable_tokens '{names}' trains its row, and servers then need the adapter merged"
+    kind = "" if recipe.adapter_type == "lora" else "--adapter_type lora "
+    fix = f"{kind}--trainable_tokens '{names}' trains its row, and servers then need the adapter merged"
     fix += f" ({command_of('export.py')})"
     return [f"{text}: the model may need more steps, or its stop token was never trained; {fix}"]
 

@@ -194,7 +194,7 @@ class Log:
             why = "the evaluation data have good answers only, or bad ones only"
             doubts.append(f"no {metric}, since {why}: no evaluation is the best, and none ends the run early")
         if step:  # before training, the model may not know when to stop
-            doubts += unended(row, self.recipe.method, self.recipe.max_new_tokens, evaluation.stops)
+            doubts += unended(row, self.recipe, evaluation.stops)
         doubts += few_texts(row) if self.state.evaluated_step < 0 else []
         say(*(f"warning: {doubt}" for doubt in doubts))
         for answer in evaluation.answers[:1]:  # metrics.jsonl has more

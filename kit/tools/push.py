@@ -326,7 +326,9 @@ def _serve_command(model: Model, repo: str) -> str:
     if model.adapter is None:
         return f"vllm serve {repo}"
     names = ("trainable_token_indices", "modules_to_save", "use_dora", "use_rslora", "rank_pattern")
-    config = SimpleNamespace(r=model.adapter.get("r", 0), **{name: model.adapter.get(name) for name in names})
+    kind = str(model.adapter.get("peft_type") or "LORA")
+    others = {name: model.adapter.get(name) for name in names}
+    config = SimpleNamespace(peft_type=kind, r=model.adapter.get("r", 0), **others)
     return vllm_command(config, model.base, repo, repo.rpartition("/")[2])
 
 

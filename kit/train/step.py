@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from kit.config.adapter_types import is_of_adapter, module_adapted_by
 from kit.console import say
 from kit.data.feed.batches import on_device
 from kit.data.feed.feed import by_file
 from kit.errors import Problem, TrainingError, UserError, listed
-from kit.model.adapter import module_adapted_by
 from kit.model.embedding_noise import EmbeddingNoise
 from kit.strategy.float64 import float64_device, in_float64
 from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, rebuild_ddp_buckets
@@ -215,7 +215,7 @@ def _check_gradients(prepared: "Prepared") -> None:
         say(f"warning: {found}; they stay as they are until a batch reaches them")
         return
     found += "; other processes would wait for it"
-    if any("lora_" in name for name in without):
+    if any(is_of_adapter(name) for name in without):
         raise UserError(Problem("lora_target_modules", found, "modules that every batch reaches"))
     raise UserError(Problem("freeze", found, fix=f"--freeze {shlex.quote(','.join(_patterns(without)))}"))
 

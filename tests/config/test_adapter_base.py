@@ -36,6 +36,19 @@ def test_a_recipe_file_may_name_the_adapter_as_its_model(adapter, tmp_path):
     assert (recipe.model_name_or_path, recipe.adapter_name_or_path) == (str(tmp_path / "base"), "runs/mine/final")
 
 
+def test_the_kind_of_an_adapter_is_its_own(adapter):
+    def read(*words):
+        return read_command_line(["--adapter_name_or_path", "runs/mine/final", "--dataset", "my.jsonl", *words]).recipe
+
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert read().adapter_type == "lora"
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "OFT"}))
+    assert read().adapter_type == "oft"
+    assert read("--adapter_type", "lora").adapter_type == "lora"  # what was given is kept, and refused later
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "peft_type": ["?"]}))
+    assert read().adapter_type == "lora"
+
+
 def test_a_base_that_is_given_is_kept(adapter):
     recipe = read_command_line(
         ["--model_name_or_path", "org/other", "--adapter_name_or_path", "runs/mine/final", "--dataset", "my.jsonl"]

@@ -78,6 +78,10 @@ REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
         ({"qat": "int4_weight_only", "method": "full", "fp8": True}, {"qat"}),
         ({"qat": "int4_weight_only", "torch_compile": "auto"}, {"qat"}),
         ({"qat": "int8_weight_only", "method": "full"}, set()),
+        ({"adapter_type": "oft", "lora_dropout": 0.1, "use_dora": True}, {"lora_dropout", "use_dora"}),
+        ({"adapter_type": "oft", "optim": "muon", "torch_compile": "auto"}, {"optim", "torch_compile"}),
+        ({"adapter_type": "oft", "loraplus_lr_ratio": 16.0, "qat": "int4_weight_only"}, {"loraplus_lr_ratio", "qat"}),
+        ({"adapter_type": "oft", "method": "qlora", "lora_r": 8}, set()),
         ({}, set()),
     ],
 )

@@ -103,7 +103,12 @@ def test_a_name_in_a_command_is_one_word_of_the_shell(tmp_path):
         ("init_lora_weights", "pissa_niter_16", "docs/models.md#initial-values-that-change-the-base"),
         ("init_lora_weights", "eva", "needs passes over data"),
         ("init_lora_weights", "loftq", "CUDA"),
-        ("method", "oft", "not shown to be exact"),
+        ("method", "oft", "--method lora --adapter_type oft"),
+        ("method", "hra", "not shown to be exact"),
+        ("adapter_type", "ia3", "bf16 rounds its scales"),
+        ("adapter_type", "VeRA", "buffers in float32"),
+        ("adapter_type", "lokr", "the packed weight"),
+        ("adapter_type", "boft", "inputs x inputs"),
         ("method", "adalora", "regulariser"),
     ],
 )

@@ -623,6 +623,11 @@ def an_odd_rank_that_begins_orthogonal(world):
     return "finetune --init_lora_weights orthogonal --lora_r 3"
 
 
+@case("kit/config/conflicts.py:_conflicts_of_adapter_type")
+def dropout_of_oft(world):
+    return "finetune --adapter_type oft --lora_dropout 0.1"
+
+
 @case("kit/config/conflicts.py:_conflicts_of_method#5")
 def dora_on_four_bits(world):
     return "finetune --method qlora --use_dora"

@@ -14,8 +14,9 @@ UNTYPED = {
     "kit/cli/verify_resume.py:_verify": _REAL,
     "kit/cli/convert.py:_template_file#1": "tests/cli/test_convert.py types it with the file",
     "kit/cli/convert.py:_template_file#2": "--out as in run, which has a case",
-    "kit/model/adapter.py:_check_saved_adapter#1": "the flag of _check_shapes, which has a case",
-    "kit/model/adapter.py:_check_saved_adapter#3": "a call in the program that made the adapter",
+    "kit/model/adapter.py:_check_oft#1": "a model with fused experts: tests/model/test_adapter.py",
+    "kit/model/adapter.py:_check_saved_adapter#2": "the flag of _check_shapes, which has a case",
+    "kit/model/adapter.py:_check_saved_adapter#4": "a call in the program that made the adapter",
     "kit/model/locate.py:locate_model#1": "only the user knows the model that a GGUF file was made from",
     "kit/model/locate.py:open_adapter": "weights to convert: pickled ones are never opened",
     "kit/tools/api.py:_flag_value": "a call from Python: tests/tools/test_api.py",
@@ -300,7 +301,18 @@ def an_adapter_whose_base_is_gone(world):
     return f"{INSPECT} --model_name_or_path mine"
 
 
-@case("kit/model/adapter.py:_check_saved_adapter#2")
+@case("kit/model/adapter.py:_check_saved_adapter#1")
+def an_adapter_of_lora_as_oft(world):
+    adapter(world, "mine")
+    return f"finetune --model_name_or_path {TINY} --max_length 256 --adapter_name_or_path mine --adapter_type oft"
+
+
+@case("kit/model/adapter.py:_check_oft#2")
+def blocks_that_do_not_divide_the_inputs(world):
+    return f"finetune --model_name_or_path {TINY} --max_length 256 --adapter_type oft --oft_block_size 48"
+
+
+@case("kit/model/adapter.py:_check_saved_adapter#3")
 def an_adapter_of_dora_with_qlora(world):
     adapter(world, "dora", use_dora=True)
     return f"finetune --model_name_or_path {TINY} --max_length 256 --adapter_name_or_path dora --method qlora"

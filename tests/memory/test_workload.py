@@ -88,6 +88,7 @@ def test_settings_that_no_formula_describes_are_named():
     assert uncovered(recipe, shape) == []
     changed = recipe.model_copy(update={"use_dora": True, "new_tokens": ["<a>"]})
     assert uncovered(changed, shape) == ["use_dora", "new_tokens"]
+    assert uncovered(recipe.model_copy(update={"adapter_type": "oft"}), shape) == ["adapter_type"]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from benchmarks.tiny_families import tiny_config
+from kit.config.adapter_types import module_adapted_by
 from kit.config.recipe import Recipe
-from kit.model.adapter import adapters_off, attach_adapter
+from kit.model.adapter import adapters_off, attach_adapter, check_adapter
 from kit.model.load import build_meta_model, check_model, open_config
 
 
@@ -170,6 +171,57 @@ def test_an_adapter_that_is_not_a_lora_is_refused(recipe, adapter):
     ia3 = {"peft_type": "IA3", "target_modules": ["q_proj"], "feedforward_modules": []}
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": config["revision"], **ia3}))
     assert "IA3" in problems(recipe(adapter_name_or_path=str(folder)))
+
+
+@pytest.mark.parametrize("method", ["lora", pytest.param("qlora", marks=pytest.mark.slow)])
+def test_oft_begins_as_the_base_and_rotates_the_inputs_of_every_linear_layer(recipe, method):
+    model = build(recipe(method=method, adapter_type="oft", oft_block_size=16), FP32 if method == "lora" else BF16)
+    layers = [module for module in model.modules() if hasattr(module, "oft_R")]
+    assert len(layers) == 3 * 7 and {layer.oft_block_size["default"] for layer in layers} == {16}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert len(trained) == len(layers) and all("oft_R" in name for name in trained)
+    assert not any(p.any() for p in trained.values()) and {p.dtype for p in trained.values()} == {torch.float32}
+    assert {module_adapted_by(name) for name in trained} == {
+        name.removesuffix(".base_layer.weight").removeprefix("base_model.model.")
+        for name, _ in model.named_parameters()
+        if "base_layer.weight" in name
+    }
+
+
+def test_a_block_of_oft_that_does_not_divide_the_inputs_is_refused_with_one_that_does(recipe):
+    """peft would take blocks of another size."""
+    found = problems(recipe(adapter_type="oft", oft_block_size=24))
+    assert found.startswith("oft_block_size: 24, but of inputs")
+    size = int(found.split("--oft_block_size ")[1].split()[0])
+    assert problems(recipe(adapter_type="oft", oft_block_size=size)) == ""
+
+
+def test_fused_experts_are_refused_with_oft(recipe):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(tiny_config("mixtral"))
+    mine = recipe(adapter_type="oft", oft_block_size=8, lora_target_modules=["q_proj", "experts.gate_up_proj"])
+    (problem,) = check_adapter(mine, model)
+    assert "experts.gate_up_proj" in problem.found and "fused experts" in problem.found
+
+
+def test_a_saved_oft_is_trained_on_and_one_with_a_constraint_is_refused(recipe, tmp_path):
+    first = build(recipe(adapter_type="oft"), FP32)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.01)
+    folder = tmp_path / "adapter"
+    first.save_pretrained(folder)
+    mine = recipe(adapter_name_or_path=str(folder), adapter_type="oft")
+    assert problems(mine) == ""
+    ids = torch.tensor([[1, 40, 2, 50]])
+    with torch.no_grad():
+        assert torch.equal(build(mine, FP32)(ids).logits, first(ids).logits)
+    assert "an adapter of OFT" in (found := problems(recipe(adapter_name_or_path=str(folder))))
+    assert "--adapter_type oft" in found
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "coft": True}))
+    assert "coft True" in problems(mine)
 
 
 def test_a_base_and_an_adapter_that_pissa_made_of_it_begin_as_the_base(recipe, tmp_path):

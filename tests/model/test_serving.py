@@ -10,6 +10,7 @@ from kit.model.serving import merge_command, vllm_command, why_not_served
 
 # For each setting that changes what an adapter is, a value other than its default.
 CHANGES = {
+    "adapter_type": "oft",
     "lora_r": 64,
     "lora_alpha": 8,
     "lora_dropout": 0.1,
@@ -22,7 +23,7 @@ CHANGES = {
     "init_lora_weights": "gaussian",
 }
 # These make no new adapter, or the same one.
-OF_FULL = {"method", "fp8", "qat", "qat_group_size", "freeze", "train_only", "adapter_name_or_path"}
+OF_FULL = {"oft_block_size", "method", "fp8", "qat", "qat_group_size", "freeze", "train_only", "adapter_name_or_path"}
 
 
 def adapted(recipe):

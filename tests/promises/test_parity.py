@@ -66,6 +66,17 @@ def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(
 
 
 @pytest.mark.long
+def test_oft_gives_the_same_losses_sharded_and_after_a_resume_elsewhere(finetune, fp32):
+    flags = {"method": "lora", "adapter_type": "oft", "learning_rate": 2e-3, "max_steps": 6}
+    flags |= {"lr_scheduler_type": "constant", "warmup_steps": 0}
+    reference = finetune.ok("reference", config=fp32["ddp"], processes=2, **flags)
+    finetune.ok("run", 2, config=fp32["fsdp"], **flags | {"max_steps": 3})
+    run = finetune.ok("run", config=fp32["single"], **flags)
+    assert len(run.rows) == 6
+    assert [row["loss"] for row in run.rows] == pytest.approx([row["loss"] for row in reference.rows], rel=1e-6)
+
+
+@pytest.mark.long
 def test_the_check_of_packs_leaves_no_gradient_behind(finetune, fp32):
     """It runs a backward pass before the first step, in which nothing is reduced."""
     flags = {"max_steps": 3, "method": "lora", "packing": True}

@@ -29,6 +29,7 @@ def test_each_setting_of_the_identity_is_compared(recipe, setting):
         "learning_rate": 0.5,
         "embedding_learning_rate": 0.5,
         "init_lora_weights": "gaussian",
+        "adapter_type": "oft",
         "qat": "int4_weight_only",
         "lr_scheduler_type": "linear",
         "mixing": "tokens",

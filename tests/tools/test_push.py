@@ -196,8 +196,9 @@ def test_an_adapter_names_its_base_by_id(hub, make, capsys):
     assert "vllm serve some/base --enable-lora --lora-modules run=me/run --max-lora-rank 64" in card
 
 
-def test_an_adapter_that_servers_refuse_gets_no_command_to_serve_it(hub, make, capsys):
-    make(adapter={"use_dora": True})
+@pytest.mark.parametrize("config", [{"use_dora": True}, {"peft_type": "OFT"}])
+def test_an_adapter_that_servers_refuse_gets_no_command_to_serve_it(hub, make, capsys, config):
+    make(adapter=config)
     assert push(capsys, "run")[0] == 0
     assert "vllm serve" not in hub.repositories["model", "me/run"].files["README.md"].decode()
 

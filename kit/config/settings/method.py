@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from kit.config.adapter_types import AdapterTypeName
 from kit.config.expressions import TARGETS, module_names
 from kit.config.fields import STRICT, TOKENS, comma_separated, option, token_list
 from kit.config.settings.model import ModelSettings
@@ -36,6 +37,9 @@ class MethodSettings(ModelSettings):
     qat_group_size: int | None = _identity(
         None, "weights of a row that share a scale with qat; default: 32 of 4 bits, or a row of 8 bits", ge=2
     )
+    adapter_type: AdapterTypeName = _identity(
+        "lora", "kind of the adapters: lora adds a product of two matrices, oft rotates inputs in blocks"
+    )
     lora_r: int = _identity(16, "rank of the adapters", ge=1)
     lora_alpha: float = _identity(32, "scale of the adapters: alpha / r, or alpha / sqrt(r) with --use_rslora", gt=0)
     lora_dropout: float = _identity(0.0, "dropout before the adapters", "probability", ge=0, lt=1)
@@ -54,6 +58,9 @@ class MethodSettings(ModelSettings):
     )
     init_lora_weights: Literal["default", "gaussian", "orthogonal"] = _identity(
         "default", "how adapters begin: default and gaussian with B = 0, orthogonal with B A = 0"
+    )
+    oft_block_size: int = _identity(
+        32, "inputs that OFT rotates together; the number of inputs must be a multiple", ge=2
     )
     use_rslora: bool = _identity(False, "rank-stabilised scaling")
     use_dora: bool = _identity(False, "weight-decomposed adapters")

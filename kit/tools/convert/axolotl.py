@@ -9,7 +9,7 @@ from kit.config import other_kits
 from kit.tools.convert import trainer
 from kit.tools.convert.axolotl_data import take_data
 from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, is_true, number, shown
-from kit.tools.convert.modules import put_initialisation, put_patterns, put_targets
+from kit.tools.convert.modules import put_adapter_type, put_initialisation, put_patterns, put_targets
 
 KIT = "axolotl"
 RENAMES = {
@@ -129,7 +129,7 @@ def _take_method(draft: Draft) -> None:
     _take_qat(draft)
     adapter, in_4bit = draft.take("adapter"), draft.is_on("load_in_4bit")
     if adapter not in (None, "lora", "qlora"):
-        draft.drop("adapter", adapter, Group.LEARNS, "adapters are LoRA; with --drop, method lora")
+        put_adapter_type(draft, adapter, "adapter")
     if adapter is None:
         draft.put("method", "full")
         for key in [key for key in draft.given if key.startswith("lora_") and key != "lora_model_dir"]:

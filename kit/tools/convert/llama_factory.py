@@ -11,7 +11,7 @@ from kit.tools.convert import trainer
 from kit.tools.convert.axolotl_data import own_template, put_template
 from kit.tools.convert.data import Data, first_rows, put_data
 from kit.tools.convert.draft import Draft, Group, as_list, is_nothing, is_true, number
-from kit.tools.convert.modules import put_initialisation, put_targets
+from kit.tools.convert.modules import put_adapter_type, put_initialisation, put_targets
 
 KIT = "LLaMA-Factory"
 RENAMES = {
@@ -100,7 +100,8 @@ def convert(draft: Draft, path: Path) -> None:
     defaults = {"learning_rate": 5e-5, "num_train_epochs": 3, "lr_scheduler_type": "linear", "warmup_steps": 0}
     for name, value in defaults.items():
         draft.default(name, value, KIT)
-    if draft.values["method"] != "full" and "adapter_name_or_path" not in draft.values:
+    takes_rank = draft.values["method"] != "full" and "adapter_type" not in draft.values
+    if takes_rank and "adapter_name_or_path" not in draft.values:
         draft.default("lora_r", 8, KIT)
         draft.default("lora_alpha", 2 * int(number(draft.values["lora_r"])), f"{KIT}, twice the rank")
 
@@ -147,21 +148,23 @@ def _take_method(draft: Draft) -> None:
         draft.take("freeze_trainable_modules")
         method = "full"
     elif method not in ("lora", "full"):
-        draft.drop("finetuning_type", method, Group.LEARNS, "adapters are LoRA; with --drop, method lora")
+        put_adapter_type(draft, method, "finetuning_type")
         method = "lora"
     if bits is not None and number(bits) == 4:
         method = "qlora"
     elif bits is not None:
         draft.drop("quantization_bit", bits, Group.SPEED, "the base stays in bf16: more memory")
     draft.put("method", method)
-    if (targets := draft.take("lora_target")) is not None and method != "full":
-        put_targets(draft, targets, "lora_target")
+    is_oft = "adapter_type" in draft.values
+    key = "oft_target" if is_oft else "lora_target"
+    if (targets := draft.take(key)) is not None and method != "full":
+        put_targets(draft, targets, key)
     if draft.is_on("pissa_init"):
         steps = number(draft.take("pissa_iter", 16))
         put_initialisation(draft, "pissa" if steps == -1 else f"pissa_niter_{steps:g}", "pissa_init")
         draft.take("pissa_convert")
-    if method == "full":
-        for key in ("lora_rank", "lora_alpha", "lora_dropout"):
+    if method == "full" or is_oft:
+        for key in ("lora_target", "lora_rank", "lora_alpha", "lora_dropout"):
             draft.take(key)
 
 

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from kit.config.adapter_types import ADAPTER_TYPES
 from kit.config.expressions import is_expression
 from kit.config.hints import hint_for_value
 from kit.tools.convert.draft import Draft, Group, as_list
@@ -26,6 +27,16 @@ def put_targets(draft: Draft, given: Any, key: str = "lora_target_modules") -> N
         draft.put("lora_target_modules", names)
     else:
         draft.drop(key, given, Group.LEARNS, "in a list, peft reads names; an expression is a string by itself")
+
+
+def put_adapter_type(draft: Draft, given: Any, key: str) -> None:
+    """Set the kind of adapters, from another kit's name for it."""
+    name = str(given).lower()
+    if name in ADAPTER_TYPES:
+        draft.put("adapter_type", name)
+        return
+    reason = hint_for_value("adapter_type", name) or "not known here"
+    draft.drop(key, given, Group.LEARNS, f"{reason}; with --drop, method lora")
 
 
 def put_initialisation(draft: Draft, given: Any, key: str) -> None:

@@ -16,7 +16,7 @@ from kit.tools.convert import trainer
 from kit.tools.convert.axolotl_data import put_template
 from kit.tools.convert.data import Data, put_data
 from kit.tools.convert.draft import Draft, Group, as_list, is_true, number
-from kit.tools.convert.modules import put_initialisation, put_targets
+from kit.tools.convert.modules import put_adapter_type, put_initialisation, put_targets
 
 KIT = "ms-swift"
 RENAMES = {
@@ -110,7 +110,7 @@ def _take_method(draft: Draft) -> None:
     method = "lora" if method is None else method
     bits, how = draft.take("quant_bits"), draft.take("quant_method", "bnb")
     if method not in ("lora", "full"):
-        draft.drop("tuner_type", method, Group.LEARNS, "methods are full, lora and qlora; with --drop, lora")
+        put_adapter_type(draft, method, "tuner_type")
         method = "lora"
     if bits is not None and how == "bnb" and number(bits) == 4:
         method = "qlora" if method == "lora" else method

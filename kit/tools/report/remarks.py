@@ -91,11 +91,7 @@ def _losses(run: ReportedRun) -> Iterator[str]:
 def _answers(run: ReportedRun) -> Iterator[str]:
     last = run.evaluations[-1] if run.evaluations else {}
     stops = run.record["data"].get("stop_tokens")
-    doubts = (
-        unended(last, run.recipe.method, run.recipe.max_new_tokens, stops if isinstance(stops, dict) else {})
-        if last.get("step")
-        else []
-    )
+    doubts = unended(last, run.recipe, stops if isinstance(stops, dict) else {}) if last.get("step") else []
     yield from (f"{doubt[0].upper()}{doubt[1:]}." for doubt in doubts + few_texts(last))
 
 

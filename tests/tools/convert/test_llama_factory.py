@@ -123,11 +123,18 @@ def test_several_data_sets_are_one_list(of_file):
     assert [entry.split for entry in recipe.dataset] == ["train[:500]", "train[:500]"]
 
 
+def test_oft_has_blocks_and_no_rank(of_file):
+    oft = {"finetuning_type": "oft", "oft_block_size": 16, "oft_target": "q_proj,v_proj", "lora_rank": 8}
+    converted, recipe = of_file(oft)
+    assert (recipe.method, recipe.adapter_type, recipe.oft_block_size) == ("lora", "oft", 16)
+    assert recipe.lora_target_modules == ["q_proj", "v_proj"] and "lora_r" not in converted.draft.values
+    assert of_file({**oft, "quantization_bit": 4})[1].method == "qlora"
+
+
 @pytest.mark.parametrize(
     ("given", "key"),
     [
         ({"template": "breeze"}, "template"),
-        ({"finetuning_type": "oft"}, "finetuning_type"),
         ({"use_galore": True}, "use_galore"),
         ({"pissa_init": True}, "pissa_init"),
     ],
