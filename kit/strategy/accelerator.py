@@ -81,7 +81,11 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
     on_cpu = topology.device_type == "cpu"
     if recipe.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+    if recipe.deterministic or on_cpu:
+        # On a CPU too, threads add gradients of weights that are taken by index, as gpt-oss takes biases of experts, in
+        # any order. What has no other way there may stay as it is, unless it was asked for.
+        torch.use_deterministic_algorithms(True, warn_only=not recipe.deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = not on_cpu  # nothing reads it
     if not on_cpu:
         # TF32 by default only where the run computes in bf16 anyway: who asked for float32 gets float32.
         tf32 = topology.mixed_precision == "bf16" if recipe.tf32 is None else recipe.tf32

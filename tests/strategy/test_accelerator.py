@@ -102,6 +102,14 @@ def test_autocast_keeps_no_second_copy_of_the_weights(accelerate_starts_afresh, 
         assert len(copies) == 4 and not any(copy() is not None for copy in copies)
 
 
+def test_a_cpu_adds_in_one_order_without_being_asked(recipe):
+    """Without it two runs of gpt-oss differed: threads add gradients of what is taken by index in any order."""
+    torch.use_deterministic_algorithms(False)
+    start(recipe, topology())
+    assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
+    assert not torch.utils.deterministic.fill_uninitialized_memory  # for no use, and slower
+
+
 def test_gradients_lie_in_buckets_of_the_size_that_was_asked_for(accelerate_starts_afresh, recipe):
     accelerator, _ = start(recipe.model_copy(update={"ddp_bucket_cap_mb": 7}), topology())
     handler = accelerator.ddp_handler
