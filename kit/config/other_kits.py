@@ -376,7 +376,7 @@ _FAMILIES = {
     ),
     **dict.fromkeys(
         ("use_otel", "otel", "clearml", "aim", "dvclive"),
-        "not offered: report_to lists the trackers; metrics.jsonl and report.html have the curves",
+        "not offered, a resume would begin a second run there: report_to has trackers that continue one",
     ),
     **dict.fromkeys(("bnb_4bit", "bnb"), _NF4),
     **dict.fromkeys(("galore", "apollo", "badam", "qgalore", "dion", "lomo"), OPTIMISERS),
