@@ -16,7 +16,7 @@ CORE = [
     ["visible", "interrupt"],
     ["errors", "secrets", "durable", "phases"],
     ["console", "lock", "cache", "hub", "stores", "own_metric"],
-    ["config", "answers"],
+    ["config", "answers", "upload"],
     ["data", "model"],
     ["strategy"],
     ["memory"],

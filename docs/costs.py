@@ -50,8 +50,8 @@ ROWS = [
     ),
     Row(
         "the hub",
-        "data/read/hub hub run/asking",
-        "hub ids as data; messages about gated, absent and offline repositories; one request a machine",
+        "data/read/hub hub run/asking upload",
+        "hub ids as data; messages about gated and absent repositories; one request a machine; `--push_to_hub`",
     ),
     Row(
         "data tokenised once",

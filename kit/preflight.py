@@ -41,6 +41,7 @@ from kit.strategy.agreement import Fact
 from kit.strategy.kernels import check_kernels, describe_kernels
 from kit.strategy.precision import describe_precision
 from kit.strategy.topology import Topology, check_router_loss
+from kit.upload import check_upload
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,12 @@ def check(
                 rows = size if size == "auto" else size * recipe.declared.sequences_per_sample
                 notes += describe_long_rows(config, recipe.max_length, rows)
             problems += check_router_loss(topology, aux_loss_coef(meta_model, recipe.router_aux_loss_coef))
+    if recipe.push_to_hub and recipe_name is not None:
+        with problems.caught(), asked_once("push_to_hub", recipe, is_remote=True) as is_first:
+            if is_first:
+                check_upload(
+                    recipe.push_to_hub, recipe.output_dir or "", recipe.model_name_or_path, recipe.method != "full"
+                )
     if datasets and tokenizer and meta_model:
         with problems.caught():
             data = open_data(

@@ -237,6 +237,7 @@ def main() -> None:
 
         write_report_at_end(folder.path)
     folder.finish_mirror(accelerator, is_stopped)
+    folder.push(is_stopped, wait=partial(guard.enter, phases.WRITING_FINAL))
     if is_stopped:
         accelerator.wait_for_everyone()  # a launcher ends all ranks when the first one leaves
         stop.leave()

@@ -1,10 +1,10 @@
 """A stand-in for the hub's HTTP API, for the unmodified client of ``huggingface_hub``: as much as an upload asks for.
 
 It answers who a token is, makes a repository, says what it holds, which files are large and which it has, takes large
-files by LFS (one part) and the others in a commit. It lacks: Xet (tests switch it off), LFS in several parts and with
-a check afterwards, branches, pull requests, downloads, licences to accept, quotas, limits of requests, rules of
-``.gitignore``, storage regions, and everything that a browser sees. A token has the role of its name, in a world of
-two users: ``me``, who may write to ``lab`` and read ``club``.
+files by LFS (one part) and the others in a commit, and gives out its files. It lacks: Xet (tests switch it off), LFS in
+several parts and with a check afterwards, branches, pull requests, licences to accept, quotas, limits of requests,
+rules of ``.gitignore``, storage regions, and everything that a browser sees. A token has the role of its name, in a
+world of two users: ``me``, who may write to ``lab`` and read ``club``.
 """
 
 import base64
@@ -58,7 +58,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def _refuse(self, status: int, code: str = "") -> None:
         self._answer(status, {"error": code or "no"}, **({"X-Error-Code": code} if code else {}))
@@ -84,6 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(200, {"errors": [], "warnings": []})
         if path == "api/repos/create":
             return self._create(hub, json.loads(body))
+        if words[2:3] == ["resolve"]:
+            return self._give(hub.repositories.get(("model", "/".join(words[:2]))), "/".join(words[4:]))
         if path.endswith(".git/info/lfs/objects/batch"):
             return self._batch(hub, json.loads(body))
         name = "/".join(words[2:4])
@@ -94,11 +97,33 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(200, {"files": [_mode(file, found) for file in json.loads(body)["files"]]})
         if words[4:5] == ["commit"]:
             return self._commit(hub, name, found, [json.loads(line) for line in body.splitlines()])
+        if words[4:5] == ["tree"]:
+            if words[6:]:
+                return self._refuse(404, "EntryNotFound")  # no repository has folders
+            sizes = {file: len(body) for file, body in found.files.items()}
+            return self._answer(
+                200, [{"type": "file", "path": file, "size": sizes[file], "oid": file} for file in sizes]
+            )
         siblings = [{"rfilename": each} for each in found.files]
         about = {"id": name, "private": found.is_private, "sha": f"{len(found.commits):040}", "siblings": siblings}
         return self._answer(200, about | ({"cardData": hub.cards[name]} if name in hub.cards else {}))
 
-    do_GET = do_POST = do_PUT = _handle
+    do_GET = do_HEAD = do_POST = do_PUT = _handle
+
+    def _give(self, found: Repository | None, name: str) -> None:
+        body = found.files.get(name) if found else None
+        if found is None or body is None:
+            return self._refuse(404, "EntryNotFound" if found else "RepoNotFound")
+        self.send_response(200)
+        for header, value in {
+            "Content-Length": str(len(body)),
+            "ETag": f'"{hashlib.sha256(body).hexdigest()}"',
+            "X-Repo-Commit": f"{len(found.commits):040}",
+        }.items():
+            self.send_header(header, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def _create(self, hub: FakeHub, asked: dict[str, Any]) -> None:
         name = f"{asked['organization'] or 'me'}/{asked['name']}"

@@ -157,6 +157,7 @@ def _flags(words: dict[str, str], request: Request, checked: "Preflight", steps:
         "keep_best": "false",
         "max_nonfinite_steps": "0",
         "report_to": "none",
+        "push_to_hub": "none",
         "resume_from_checkpoint": "auto",
         "overwrite_output_dir": "false",
     }

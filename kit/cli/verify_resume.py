@@ -121,6 +121,7 @@ def read_options(argv: list[str]) -> Options:
         "logging_steps": "1",
         "predict_with_generate": "false",
         "report_to": "none",
+        "push_to_hub": "none",
         "resume_from_checkpoint": "auto",
         "overwrite_output_dir": "false",
     }

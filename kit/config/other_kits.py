@@ -47,7 +47,7 @@ GGUF = "a GGUF file holds weights for inference; take the model that it was made
 _MIXTURE = "use dataset: a list of {path: ..., weight: ...}"
 FP8 = "use --fp8 true, with --torch_compile true; it has no further settings"
 _TOKENIZER = "the tokenizer is that of the model, as it is; use new_tokens to add tokens, chat_template for a template"
-_UPLOAD = "a run uploads nothing; afterwards `kit push runs/NAME OWNER/NAME` does"
+UPLOAD = "use push_to_hub: OWNER/NAME; or afterwards `kit push runs/NAME OWNER/NAME`"
 _LOGIN = "the hub's token is never a setting: `hf auth login`, or the variable HF_TOKEN"
 _MERGE = "not a setting of a run; afterwards `kit export runs/NAME/final --output_dir merged` merges an adapter"
 _NF4 = "use method: qlora; its 4-bit weights are always NF4 with double quantisation"
@@ -308,7 +308,7 @@ _ANSWERS = {
     "always: report.html has the curves": """
         plot_loss include_effective_tokens_per_second include_tkps include_tokens_per_second
         include_num_input_tokens_seen""",
-    _UPLOAD: "push_to_hub push_dataset_to_hub wandb_log_model save_to_hub",
+    UPLOAD: "push_dataset_to_hub wandb_log_model save_to_hub hub_model_id repo_id",
     _LOGIN: "hf_use_auth_token token use_auth_token hf_token hf_hub_token api_key",
     "always: weights are saved as safetensors": "save_safetensors",
     "always: an unknown key is refused": "strict",
@@ -367,7 +367,7 @@ _FAMILIES = {
     **dict.fromkeys(_OTHER_TRAINING, REWARDS),
     "ref": _REFERENCE,
     "dataloader": "leave it out: samples are tokenised ahead, and the next batch is read while a step runs",
-    "hub": _UPLOAD,
+    "hub": UPLOAD,
     "wandb": _WANDB,
     "trackio": "trackio's own variables reach it; use report_to, run_name and project",
     **dict.fromkeys(

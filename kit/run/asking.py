@@ -33,33 +33,36 @@ _asked_at: dict[Path, float] = {}  # when this process last knew the answers in 
 
 
 @contextmanager
-def asked_once(what: str, recipe: Recipe) -> Iterator[None]:
-    """Run the ``with`` block, which opens something of a recipe's model, on one rank of this machine before the others.
+def asked_once(what: str, recipe: Recipe, is_remote: bool = False) -> Iterator[bool]:
+    """Run the ``with`` block, which asks the hub for a recipe, on one rank of this machine before the others.
 
     Nothing is changed for a single process, for a model and an adapter in folders, or offline (``HF_HUB_OFFLINE``).
 
     Args:
         what: names the block; each block of a command has its own name.
+        is_remote: the block asks the hub whatever the model is.
+
+    Yields whether this rank is the one that asks; without others it is.
 
     Raises:
         UserError: the hub refused the first rank something.
     """
     rank = launched_rank()
     names = [name for name in (recipe.model_name_or_path, recipe.adapter_name_or_path) if name]
-    is_local = all(os.path.exists(os.path.expanduser(name)) for name in names)
+    is_local = not is_remote and all(os.path.exists(os.path.expanduser(name)) for name in names)
     is_alone = rank is None or rank.local_world == 1
     lock = None
     if not (is_alone or is_local or constants.HF_HUB_OFFLINE):
         lock = _acquired(what, recipe)
     if lock is None:
-        yield
+        yield True
         return
     answers = Path(lock.lock_file).with_suffix(".json")
     try:
         problems = _read(answers)
         if problems is None:
             try:
-                yield
+                yield True
             except UserError as error:
                 _write(answers, error.problems)
                 raise
@@ -70,7 +73,7 @@ def asked_once(what: str, recipe: Recipe) -> Iterator[None]:
         lock.release()
     raise_if(problems)
     with _offline():
-        yield
+        yield False
 
 
 def _acquired(what: str, recipe: Recipe) -> FileLock | None:

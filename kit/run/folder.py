@@ -10,7 +10,7 @@ Promises:
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from kit.strategy.rendezvous import together
 from kit.strategy.topology import ActualStrategy
 from kit.train.loop_state import LoopState
 from kit.train.schedule import schedule_change
+from kit.upload import push_at_end
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -109,7 +110,7 @@ class RunFolder:
 
         Args:
             first_step: the steps done at the checkpoint to continue from.
-            is_dry: do not copy to ``mirror_to`` what a finished run lacks there.
+            is_dry: do not copy to ``mirror_to`` what a finished run lacks there, nor upload it.
 
         Raises:
             UserError: the run is not finished and cannot continue: it already did more than ``total_steps`` steps, or
@@ -122,6 +123,7 @@ class RunFolder:
             if self._mirror and is_main() and not is_dry and not self._mirror.is_newer:
                 self._mirror.complete()
             say(f"this run is finished: {self.final}", ways)
+            self.push(is_stopped=is_dry)  # as its first end may have failed to; what the hub has is not sent again
             return True
         new = f"{lock.another(self.path)}; or --overwrite_output_dir true, which starts again"
         if first_step > total_steps:
@@ -275,6 +277,15 @@ class RunFolder:
             with together(accelerator):
                 if is_main():
                     self._mirror.finish(is_stopped)
+
+    def push(self, is_stopped: bool, wait: Callable[[], object] = lambda: None) -> None:
+        """Upload ``final/`` as ``push_to_hub`` asks for it; the other ranks need not wait. Never raises.
+
+        Args:
+            wait: called again and again while it is uploaded.
+        """
+        if self._recipe.push_to_hub and is_main() and not is_stopped:
+            push_at_end(self.path, self._recipe.push_to_hub, wait)
 
     def _write(self, finished_steps: int = 0, interrupted: int | None = None, ended_early: str | None = None) -> None:
         """Write ``run.json``: recipe, identity, strategy, versions, data, and how far the run came."""

@@ -10,29 +10,28 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import huggingface_hub
 import yaml
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, ModelInfo, constants
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
-from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
+from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.utils import disable_progress_bars
 
 from kit.checkpoint.manifest import MANIFEST, list_checkpoints
 from kit.console import show
 from kit.durable import read_small
-from kit.errors import Problem, UserError, causes, first_line, listed
+from kit.errors import Problem, UserError, first_line, listed
 from kit.export.card import PLACEHOLDER, licence_in, licence_line
 from kit.model.serving import vllm_command
 from kit.run.opening import run_of
 from kit.run.record import METRICS_FILE, RUN_FILE
 from kit.secrets import secret_spans
+from kit.upload import KINDS, Unreachable, answers, find_repository, is_id, url_of
 
 if TYPE_CHECKING:
     from kit.cli.push import Asked
@@ -46,7 +45,6 @@ _OTHERS = (  # of a folder that ``from_pretrained`` opens; and of GGUF files, Ol
     "video_preprocessor_config.json Modelfile configuration_*.py modeling_*.py modular_*.py tokenization_*.py"
 ).split()
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "*.tiktoken", "*.model")
-_KINDS = {False: "a full model", True: "an adapter"}
 
 
 @dataclass(frozen=True)
@@ -77,29 +75,33 @@ def push(asked: "Asked") -> None:
     show(_summary(model, name if "/" in name else f"YOU/{name}", asked))
     try:
         _upload(HfApi(), model, name, asked)
-    except _Unreachable as error:
+    except Unreachable as error:
         if not asked.dry_run:
             raise UserError(error.problem) from None
         show(f"name, rights and base are not checked: {error.problem.found}")
 
 
 def _upload(api: HfApi, model: Model, name: str, asked: "Asked") -> None:
-    repo, old = _check_name(api, name, model, asked)
+    repo, old = find_repository(api, name, model.is_adapter, asked.public, asked.again, _retry(asked), "NAME")
     card = finished_card(model, repo, _licence_on_hub(api, model, asked))
     if asked.public and not getattr(model.card.data, "license", None):
         show("warning: the card names no licence; the base's card has none")
     if asked.dry_run:
         what = "a commit to the repository that is there" if old else "a new repository"
-        show(f"checked; without --dry_run this makes {what}: {_url(repo)}")
+        show(f"checked; without --dry_run this makes {what}: {url_of(repo)}")
         return
     if not sys.stderr.isatty():
         disable_progress_bars()
     operations = _operations(model, card, {file.rfilename for file in old.siblings or ()} if old else set())
-    with _answers(asked, repo):
+    with answers(repo, _retry(asked)):
         api.create_repo(repo, private=not asked.public, exist_ok=True)
-        info = api.create_commit(repo, operations, commit_message=f"kit push: {_KINDS[model.is_adapter]}")
+        info = api.create_commit(repo, operations, commit_message=f"kit push: {KINDS[model.is_adapter]}")
     is_same = old is not None and old.sha == info.oid
-    show(f"{'nothing to upload, it is all there' if is_same else 'uploaded'}: {_url(repo)}")
+    show(f"{'nothing to upload, it is all there' if is_same else 'uploaded'}: {url_of(repo)}")
+
+
+def _retry(asked: "Asked") -> str:
+    return f"`{asked.again()}` again uploads only what is missing"
 
 
 def _usual_name(folder: Path) -> str:
@@ -112,8 +114,8 @@ def _usual_name(folder: Path) -> str:
 def _summary(model: Model, repo: str, asked: "Asked") -> str:
     """What is uploaded, and what of the folder is not."""
     of_base = f" of {model.base}" if model.base else ""
-    what = f"{_KINDS[model.is_adapter]}{of_base} in {model.folder}"
-    lines = [f"{what}, to {_url(repo)}{'' if asked.public else ', private'}:"]
+    what = f"{KINDS[model.is_adapter]}{of_base} in {model.folder}"
+    lines = [f"{what}, to {url_of(repo)}{'' if asked.public else ', private'}:"]
     files = [(name, model.folder / name) for name in model.files] + [
         (f"run/{path.name}", path) for path in model.of_run
     ]
@@ -122,14 +124,6 @@ def _summary(model: Model, repo: str, asked: "Asked") -> str:
     if others:
         lines += [f"not uploaded, as it is no part of the model: {listed(others)}"]
     return "\n".join(lines)
-
-
-def _url(repo: str) -> str:
-    return f"{constants.ENDPOINT}/{repo}"
-
-
-def _give_rights() -> str:
-    return f"give it write access: {constants.ENDPOINT}/settings/tokens; or `hf auth login` with another"
 
 
 # --- the folder
@@ -271,19 +265,11 @@ def _base_of(card: ModelCard, adapter: dict[str, Any] | None, asked: "Asked") ->
     fix = f"{asked.again(base_model='ID')}, with the hub id of the base as ID"
     if adapter is None:
         fix += f"; or --base_model {NO_BASE}, if it is not on the hub"
-    if not isinstance(found, str) or not _is_id(found):
+    if not isinstance(found, str) or not is_id(found):
         where = "--base_model" if asked.base_model else "the base"
         text = f"{asked.base_model!r} is no hub id" if asked.base_model else "a local folder, which others do not have"
         raise UserError(Problem(where, text, "its id on the hub", fix))
     return found
-
-
-def _is_id(name: str) -> bool:
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return name.count("/") <= 1 and not name.startswith((".", "/", "~"))
 
 
 # --- the card
@@ -335,103 +321,22 @@ def _serve_command(model: Model, repo: str) -> str:
 # --- the hub
 
 
-class _Unreachable(Exception):
-    """There is no network, or nobody is logged in."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-
-
-def _check_name(api: HfApi, name: str, model: Model, asked: "Asked") -> tuple[str, ModelInfo | None]:
-    """Return the id of the repository, and what the hub knows of it; None if there is none yet.
-
-    Raises:
-        UserError: it may not be written, or it is something else.
-        _Unreachable: the hub cannot be asked.
-    """
-    if not _is_id(name):
-        raise UserError(Problem("NAME", f"{name!r} is no hub id", "OWNER/NAME", asked.again(name="NAME")))
-    if not huggingface_hub.get_token():
-        fix = "`hf auth login`, or set HF_TOKEN: a token with write access"
-        raise _Unreachable(Problem("the hub", f"no token for {constants.ENDPOINT}", fix=fix))
-    with _answers(asked, name):
-        me = api.whoami()
-    mine, own = me["name"], name.rpartition("/")[2]
-    owner = name.partition("/")[0] if "/" in name else mine
-    repo = f"{owner}/{own}"
-    roles = {mine: "admin"} | {org["name"]: org.get("roleInOrg", "write") for org in me.get("orgs", [])}
-    if me.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        raise UserError(Problem("the hub", f"the token of {mine} may only read", "one that may write", _give_rights()))
-    if roles.get(owner) in (None, "read"):
-        why = "has no such member" if owner not in roles else "lets you only read"
-        raise UserError(Problem("OWNER", f"{owner}: {why} ({mine})", fix=asked.again(name=f"{mine}/{own}")))
-    with _answers(asked, repo):
-        try:
-            info = api.model_info(repo)
-        except RepositoryNotFoundError:
-            taken = next((kind for kind in ("dataset", "space") if api.repo_exists(repo, repo_type=kind)), None)
-            if taken:
-                fix = asked.again(name=f"{repo}-model")
-                raise UserError(Problem("NAME", f"{repo} is a {taken}", "a new name, or a model's", fix)) from None
-            return repo, None
-    _check_repository(repo, info, model, asked)
-    return repo, info
-
-
-def _check_repository(repo: str, info: ModelInfo, model: Model, asked: "Asked") -> None:
-    if not info.private and not asked.public:
-        found = f"{repo} is public: everyone would see the model"
-        raise UserError(Problem("NAME", found, "a private one, or --public", asked.again(public=True)))
-    if info.private and asked.public:
-        found = f"{repo} is private, and stays so until you change it at {_url(repo)}/settings"
-        raise UserError(Problem("--public", found, fix=asked.again(public=False)))
-    names = {file.rfilename for file in info.siblings or ()}
-    if {"config.json", "adapter_config.json"} & names and ("adapter_config.json" in names) != model.is_adapter:
-        found = f"{repo} holds {_KINDS[not model.is_adapter]}, and this is {_KINDS[model.is_adapter]}"
-        other = f"{repo}-{_KINDS[model.is_adapter].split()[1]}"
-        raise UserError(Problem("NAME", found, "another name", asked.again(name=other)))
-
-
 def _licence_on_hub(api: HfApi, model: Model, asked: "Asked") -> dict[str, Any]:
     """The licence that the base's card on the hub names, as metadata.
 
     Raises:
         UserError: the hub has no such base.
-        _Unreachable: the hub cannot be asked.
+        Unreachable: the hub cannot be asked.
     """
     if model.base is None:
         return {}
-    with _answers(asked, model.base):
+    with answers(model.base, _retry(asked)):
         try:
             data = api.model_info(model.base).card_data
         except RepositoryNotFoundError:
             fix = asked.again(base_model="ID")
             raise UserError(Problem("the base", f"the hub shows you no model {model.base}", "its id", fix)) from None
     return licence_in(data.to_dict()) if data else {}
-
-
-@contextmanager
-def _answers(asked: "Asked", name: str) -> Iterator[None]:
-    """Turn errors of requests about the repository ``name`` into ``UserError``, or ``_Unreachable``."""
-    try:
-        yield
-    except (UserError, _Unreachable):
-        raise
-    except Exception as error:  # connection errors, whose classes depend on the HTTP library in use
-        found = next((each for each in causes(error) if isinstance(each, HfHubHTTPError)), None)
-        reason = first_line(causes(error)[1] if isinstance(error, RuntimeError) and error.__cause__ else error)
-        status = getattr(getattr(found, "response", None), "status_code", None)
-        again = f"`{asked.again()}` again uploads only what is missing"
-        if status == 401:
-            fix = "`hf auth login` again, or unset HF_TOKEN"
-            raise UserError(Problem("the hub", "it refuses your token", fix=fix)) from None
-        if status == 403:
-            raise UserError(Problem("the hub", f"your token may not write {name}", fix=_give_rights())) from None
-        if found is not None or isinstance(error, ValueError):
-            raise UserError(Problem("the hub", f"it refuses {name} ({reason})", fix=again)) from None
-        offline = "HF_HUB_OFFLINE is set" if isinstance(error, OfflineModeIsEnabled) else reason
-        problem = Problem("the hub", f"{constants.ENDPOINT} cannot be reached ({offline})", fix=again)
-        raise _Unreachable(problem) from None
 
 
 def _operations(model: Model, card: str, old: set[str]) -> list[Any]:

@@ -42,12 +42,18 @@ UNTYPED = {
     **{
         f"kit/tools/push.py:{site}": "of kit push, about a hub: tests/tools/test_push.py types those of one command"
         for site in (
-            "_answers#1 _answers#2 _answers#3 _answers#4 _base_of _check_complete#1 _check_complete#2 "
-            "_check_credentials _check_name#1 _check_name#2 _check_name#3 _check_name#4 _check_name#5 "
-            "_check_repository#1 _check_repository#2 _check_repository#3 _licence_on_hub _model_folder#1 "
+            "_base_of _check_complete#1 _check_complete#2 _check_credentials _licence_on_hub _model_folder#1 "
             "_model_folder#2 _read_json _record_of_run"
         ).split()
     },
+    **{
+        f"kit/upload.py:{site}": "about a hub: tests/test_upload.py, tests/tools/test_push.py"
+        for site in (
+            "answers#1 answers#2 answers#3 answers#4 find_repository#1 find_repository#2 find_repository#3 "
+            "find_repository#4 find_repository#5 find_repository#6 find_repository#7 find_repository#8"
+        ).split()
+    },
+    "kit/upload.py:check_upload#1": "to leave out the setting",
     "kit/cli/rates.py:_length": "of kit rates: tests/cli/test_rates.py types it",
     "kit/cli/rates.py:_taken": "of kit rates: tests/cli/test_rates.py types it",
     "kit/strategy/launch_problems.py:launch_problems#1": "typed under accelerate launch: tests/strategy/test_launch.py",
@@ -221,6 +227,19 @@ def a_folder_among_the_files_of_a_run(world):
     left_by(world, "finetune --output_dir out")
     (world.folder / "out/metrics.jsonl").mkdir()
     return "finetune --output_dir out"
+
+
+# --- kit/upload.py
+
+
+def without_upload(world, problem, command):
+    return command.partition(" --push_to_hub")[0]
+
+
+@case("kit/upload.py:check_upload#2", edit=without_upload)
+@case("kit/upload.py:check_upload#3", edit=without_upload)
+def an_upload_of_what_a_folder_began_offline(world):
+    return "finetune --output_dir out --push_to_hub me/mine"
 
 
 # --- kit/run/folder.py, kit/lock.py

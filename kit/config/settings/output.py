@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, StringConstraints
 
 from kit.config.fields import (
     SHARE_OR_COUNT,
@@ -40,6 +40,9 @@ class OutputSettings(BaseModel):
     )
     mirror_to: str | None = _option(
         None, "copy checkpoints and final/ there while the run goes on: s3://bucket/run, gs://..., a path"
+    )
+    push_to_hub: Annotated[str, StringConstraints(pattern=r"^[^/\s]+/[^/\s]+$")] | None = _option(
+        None, "OWNER/NAME: upload final/ to the hub at the end, private; checked at the start", expected="OWNER/NAME"
     )
     async_save: bool = _option(
         True, "write checkpoints while training goes on; takes memory for one more copy of what is saved"

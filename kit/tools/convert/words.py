@@ -5,7 +5,7 @@ import re
 from kit.config import other_kits
 from kit.config.other_kits import other_kits_word
 from kit.config.recipe import Recipe
-from kit.tools.convert.draft import Draft, Group, is_false, is_nothing
+from kit.tools.convert.draft import Draft, Group, is_false, is_nothing, is_true
 
 # Words whose answer names another way to do something here, which a converted file does not need.
 _REASONS = {
@@ -48,7 +48,7 @@ _NEEDLESS = (
     "the tokenizer is",
     "use chat_template_kwargs",
     "tokenised data",
-    "a run uploads",
+    "use push_to_hub",
     "not a setting of a run",
     "a run generates",
     "trackio's",
@@ -84,6 +84,11 @@ def take_rest(draft: Draft) -> None:
             draft.put("activation_offload", True, "of the inputs of layers")
         else:
             draft.drop("activation_offloading", offload, Group.SPEED, "without gradient_checkpointing all is kept")
+    pushes = draft.take("push_to_hub")
+    if is_true(pushes) and re.fullmatch(r"[^/\s]+/[^/\s]+", str(draft.given.get("hub_model_id"))):
+        draft.put("push_to_hub", draft.take("hub_model_id"), "private")
+    elif not is_nothing(pushes) and not is_false(pushes):
+        draft.drop("push_to_hub", pushes, Group.NEEDLESS, f"it has no name OWNER/NAME; {other_kits.UPLOAD}")
     for key in list(draft.given):
         value = draft.given.pop(key)
         if is_nothing(value):

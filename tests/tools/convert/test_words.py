@@ -55,3 +55,16 @@ def test_a_mapping_is_never_taken_for_a_value():
     draft = Draft({"added_tokens_overrides": {128: "<x>"}})
     take_rest(draft)
     assert not set(draft.values) & set(Recipe.model_fields) and draft.left_out[0].group is Group.LEARNS
+
+
+def test_an_upload_with_its_name_is_kept_and_one_without_is_left_out():
+    draft = Draft({"push_to_hub": True, "hub_model_id": "lab/mine"})
+    take_rest(draft)
+    assert draft.values == {"push_to_hub": "lab/mine"} and not draft.left_out
+    for given in ({"push_to_hub": True}, {"push_to_hub": True, "hub_model_id": "mine"}):
+        draft = Draft(given)
+        take_rest(draft)
+        assert draft.values == {} and {each.group for each in draft.left_out} == {Group.NEEDLESS}
+    draft = Draft({"push_to_hub": False, "hub_model_id": "lab/mine"})
+    take_rest(draft)
+    assert draft.values == {} and [each.key for each in draft.left_out] == ["hub_model_id"]

@@ -1,0 +1,203 @@
+"""Uploads to the hub: whether it takes one, and the one at the end of a run, which ``kit push`` makes.
+
+Promises: the name, the token and its rights are checked without changing anything on the hub.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import huggingface_hub  # loads its parts, which are slow to import, when they are used
+from huggingface_hub import constants
+
+from kit.console import say
+from kit.errors import Problem, Problems, UserError, causes, first_line
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi, ModelInfo
+
+KINDS = {False: "a full model", True: "an adapter"}
+_SETTING = "push_to_hub"
+_TOOLS = Path(__file__).parent / "tools"
+
+
+class Unreachable(Exception):
+    """There is no network, or nobody is logged in."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+
+def check_upload(name: str, run: str, base: str, is_adapter: bool) -> None:
+    """Check before a run that ``push_at_end`` can upload what it makes.
+
+    Args:
+        name: of the repository, ``OWNER/NAME``.
+        run: the folder of the run.
+        base: the model that is trained, as the run is given it.
+
+    Raises:
+        UserError: it cannot, with all reasons that are known.
+    """
+    problems = Problems()
+    words = ["kit", "push", run, name]
+    afterwards = f"leave it out, and after the run `{shlex.join(words)}"
+
+    def again(name: str = name, public: bool = False) -> str:
+        return f"{afterwards} --public`" if public else f"--{_SETTING} {shlex.quote(name)}"
+
+    if not _TOOLS.is_dir():
+        problems.append(Problem(_SETTING, f"there is no {_TOOLS}, which uploads", fix="leave it out"))
+    if os.path.exists(os.path.expanduser(base)):
+        found = f"the model's card would name its base, and {base} is a folder"
+        fix = f"its id as model_name_or_path; or {afterwards} --base_model ID`"
+        problems.append(Problem(_SETTING, found, "a base that the hub has", fix))
+    with problems.caught():
+        try:
+            retry = "type it again where the hub can be reached"
+            find_repository(huggingface_hub.HfApi(), name, is_adapter, False, again, retry, _SETTING)
+        except Unreachable as error:
+            found = f"whether you may write {name} cannot be checked: {error.problem.found}"
+            fix = f"{error.problem.fix}; or {afterwards}`"
+            raise UserError(Problem(_SETTING, found, fix=fix)) from None
+    problems.raise_if_any()
+
+
+def push_at_end(run: Path, name: str, wait: Callable[[], object]) -> None:
+    """Upload the model of a finished run by ``kit push``, private. Never raises: the run is done.
+
+    Args:
+        wait: called again and again while it is uploaded.
+    """
+    words = ["push", str(run), name]
+    paths = [str(_TOOLS.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    child = None
+    try:
+        child = subprocess.Popen([sys.executable, "-m", "kit.cli.main", *words], env=environment)
+        while child.poll() is None:
+            wait()
+            time.sleep(0.2)
+        reason = f"status {child.returncode}" if child.returncode else ""
+    except OSError as error:
+        reason = first_line(error)
+    except KeyboardInterrupt:
+        reason = "stopped by Ctrl-C"
+        if child:
+            child.terminate()
+    if reason:
+        again = shlex.join(["kit", *words])
+        say(f"warning: the model is not uploaded ({reason}); it is complete here, and `{again}` uploads it")
+
+
+def is_id(name: str) -> bool:
+    """Whether ``name`` may be a hub id: ``OWNER/NAME``, or ``NAME``."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return name.count("/") <= 1 and not name.startswith((".", "/", "~"))
+
+
+def find_repository(
+    api: "HfApi", name: str, is_adapter: bool, is_public: bool, again: Callable[..., str], retry: str, field: str
+) -> "tuple[str, ModelInfo | None]":
+    """Return the id of the repository, and what the hub knows of it; None if there is none yet.
+
+    Args:
+        is_adapter, is_public: what will be uploaded.
+        again: returns what to type for another ``name``, or to be ``public``.
+        retry: what to do if the hub refuses without a reason that is known.
+        field: what names the repository, for messages.
+
+    Raises:
+        UserError: it may not be written, or it is something else.
+        Unreachable: the hub cannot be asked.
+    """
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    if not is_id(name):
+        raise UserError(Problem(field, f"{name!r} is no hub id", "OWNER/NAME", again(name="NAME")))
+    if not huggingface_hub.get_token():
+        fix = "`hf auth login`, or set HF_TOKEN: a token with write access"
+        raise Unreachable(Problem("the hub", f"no token for {constants.ENDPOINT}", fix=fix))
+    with answers(name, retry):
+        me = api.whoami()
+    mine, own = me["name"], name.rpartition("/")[2]
+    owner = name.partition("/")[0] if "/" in name else mine
+    repo = f"{owner}/{own}"
+    roles = {mine: "admin"} | {org["name"]: org.get("roleInOrg", "write") for org in me.get("orgs", [])}
+    if me.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise UserError(Problem("the hub", f"the token of {mine} may only read", "one that may write", give_rights()))
+    if roles.get(owner) in (None, "read"):
+        why = "has no such member" if owner not in roles else "lets you only read"
+        raise UserError(Problem(field, f"{owner}: {why} ({mine})", fix=again(name=f"{mine}/{own}")))
+    with answers(repo, retry):
+        try:
+            info = api.model_info(repo)
+        except RepositoryNotFoundError:
+            taken = next((kind for kind in ("dataset", "space") if api.repo_exists(repo, repo_type=kind)), None)
+            if taken:
+                fix = again(name=f"{repo}-model")
+                raise UserError(Problem(field, f"{repo} is a {taken}", "a new name, or a model's", fix)) from None
+            return repo, None
+    if not info.private and not is_public:
+        found = f"{repo} is public: everyone would see the model"
+        raise UserError(Problem(field, found, "a private one", again(public=True)))
+    if info.private and is_public:
+        found = f"{repo} is private, and stays so until you change it at {url_of(repo)}/settings"
+        raise UserError(Problem("--public", found, fix=again(public=False)))
+    names = {file.rfilename for file in info.siblings or ()}
+    if {"config.json", "adapter_config.json"} & names and ("adapter_config.json" in names) != is_adapter:
+        found = f"{repo} holds {KINDS[not is_adapter]}, and this is {KINDS[is_adapter]}"
+        other = f"{repo}-{KINDS[is_adapter].split()[1]}"
+        raise UserError(Problem(field, found, "another name", again(name=other)))
+    return repo, info
+
+
+@contextmanager
+def answers(name: str, retry: str) -> Iterator[None]:
+    """Turn errors of requests about the repository ``name`` into ``UserError``, or ``Unreachable``.
+
+    Args:
+        retry: what to do if no reason is known.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        yield
+    except (UserError, Unreachable):
+        raise
+    except Exception as error:  # connection errors, whose classes depend on the HTTP library in use
+        found = next((each for each in causes(error) if isinstance(each, HfHubHTTPError)), None)
+        reason = first_line(causes(error)[1] if isinstance(error, RuntimeError) and error.__cause__ else error)
+        status = getattr(getattr(found, "response", None), "status_code", None)
+        if status == 401:
+            fix = "`hf auth login` again, or unset HF_TOKEN"
+            raise UserError(Problem("the hub", "it refuses your token", fix=fix)) from None
+        if status == 403:
+            raise UserError(Problem("the hub", f"your token may not write {name}", fix=give_rights())) from None
+        if found is not None or isinstance(error, ValueError):
+            raise UserError(Problem("the hub", f"it refuses {name} ({reason})", fix=retry)) from None
+        offline = "HF_HUB_OFFLINE is set" if isinstance(error, OfflineModeIsEnabled) else reason
+        problem = Problem("the hub", f"{constants.ENDPOINT} cannot be reached ({offline})", fix=retry)
+        raise Unreachable(problem) from None
+
+
+def url_of(repo: str) -> str:
+    """Return the address of a repository."""
+    return f"{constants.ENDPOINT}/{repo}"
+
+
+def give_rights() -> str:
+    """Return what gives a token the rights that it lacks."""
+    return f"give it write access: {constants.ENDPOINT}/settings/tokens; or `hf auth login` with another"

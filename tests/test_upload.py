@@ -1,0 +1,204 @@
+"""``--push_to_hub`` refuses at the start what the hub would at the end; a push that fails does not fail the run."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from fake_hub import Repository, served
+from helpers import ROOT
+from huggingface_hub import constants
+
+from kit import preflight
+from kit.errors import UserError
+from kit.upload import check_upload, push_at_end
+
+BASE = "some/base"
+
+
+@pytest.fixture
+def hub(monkeypatch, model_folder, tmp_path):
+    """The stand-in with a base to train, and a login as ``me``."""
+    with served() as hub:
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        for name, value in {
+            "ENDPOINT": hub.endpoint,
+            "HUB_OFFLINE": "0",
+            "HUB_DISABLE_XET": "1",
+            "TOKEN": "write",
+        }.items():
+            monkeypatch.setenv(f"HF_{name}", value)
+        files = {path.name: path.read_bytes() for path in model_folder.iterdir()}
+        hub.repositories["model", BASE] = Repository(False, files)
+        yield hub
+
+
+def refusal(name="me/mine", base=BASE, is_adapter=True):
+    with pytest.raises(UserError) as caught:
+        check_upload(name, "runs/my run", base, is_adapter)
+    return str(caught.value)
+
+
+TWO = ("--config=ddp", "--num_processes=2", "--method=full")
+AFTERWARDS = "leave it out, and after the run `kit push 'runs/my run' me/mine"
+
+
+def test_what_can_be_uploaded_is_not_refused_and_nothing_is_made(hub):
+    check_upload("lab/mine", "run", BASE, is_adapter=True)
+    assert set(hub.repositories) == {("model", BASE)}
+    assert all(each.startswith("GET ") for each in hub.requests)
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "then"),
+    [
+        ("a/..", "push_to_hub: 'a/..' is no hub id", ""),
+        ("nobody/x", "push_to_hub: nobody: has no such member (me)", "me/x"),
+        ("club/x", "push_to_hub: club: lets you only read (me)", "me/x"),
+        ("me/data", "push_to_hub: me/data is a dataset", "me/data-model"),
+        ("me/full", "push_to_hub: me/full holds a full model, and this is an adapter", "me/full-adapter"),
+    ],
+)
+def test_a_name_that_cannot_be_written_is_refused_with_one_that_can(hub, name, says, then):
+    hub.repositories["dataset", "me/data"] = Repository(True)
+    hub.repositories["model", "me/full"] = Repository(True, {"config.json": b"{}"})
+    said = refusal(name)
+    assert says in said
+    if then:
+        assert re.search(r"-> --push_to_hub (\S+)", said)[1] == then
+        check_upload(then, "run", BASE, is_adapter=True)
+
+
+def test_a_public_repository_is_written_by_hand_only(hub):
+    hub.repositories["model", "me/mine"] = Repository(False)
+    assert "me/mine is public: everyone would see the model" in refusal()
+    assert f"-> {AFTERWARDS} --public`" in refusal()
+
+
+@pytest.mark.parametrize(
+    ("token", "says"),
+    [
+        (
+            "",
+            [
+                "whether you may write me/mine cannot be checked: no token",
+                "`hf auth login`, or set HF_TOKEN",
+                AFTERWARDS,
+            ],
+        ),
+        ("wrong", ["it refuses your token", "`hf auth login` again"]),
+        ("read", ["the token of me may only read", "give it write access"]),
+    ],
+)
+def test_a_token_without_the_rights_is_refused(hub, monkeypatch, tmp_path, token, says):
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.setenv("HF_TOKEN", token)
+    said = refusal()
+    assert all(each in said for each in says), said
+
+
+def test_where_the_hub_is_out_of_reach_the_way_to_upload_afterwards_is_said(hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "cannot be reached (HF_HUB_OFFLINE is set)" in refusal() and f"; or {AFTERWARDS}`" in refusal()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert "http://127.0.0.1:9 cannot be reached" in refusal() and f"; or {AFTERWARDS}`" in refusal()
+
+
+def test_a_base_in_a_folder_is_said_with_what_else_is_wrong(hub, model_folder):
+    said = refusal("nobody/x", str(model_folder))
+    assert f"the model's card would name its base, and {model_folder} is a folder" in said
+    assert "`kit push 'runs/my run' nobody/x --base_model ID`" in said and "nobody: has no such member" in said
+
+
+def test_without_the_tools_the_setting_is_refused(hub, monkeypatch, tmp_path):
+    monkeypatch.setattr("kit.upload._TOOLS", tmp_path / "none")
+    assert "none, which uploads" in refusal() and "-> leave it out" in refusal()
+
+
+@pytest.mark.parametrize("name", ["mine", "a b/c", "a/b/c", "true"])
+def test_a_value_that_is_no_name_is_refused_without_the_hub(recipe, name):
+    with pytest.raises(ValueError, match="push_to_hub"):
+        recipe(push_to_hub=name)
+
+
+def test_only_a_run_asks_the_hub(hub, recipe):
+    given = recipe(push_to_hub="nobody/x")
+    preflight.check(given)
+    assert hub.requests == []
+    with pytest.raises(UserError, match="nobody: has no such member"):
+        preflight.check(given, recipe_name="tiny")
+
+
+def test_a_push_that_cannot_start_is_said_and_not_raised(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    push_at_end(tmp_path / "my run", "me/mine", wait=lambda: None)
+    said = "".join(capsys.readouterr())
+    assert (
+        "warning: the model is not uploaded (" in said and f"`kit push '{tmp_path}/my run' me/mine` uploads it" in said
+    )
+
+
+# --- real runs
+
+
+@pytest.fixture
+def run(hub, chat_file, tmp_path):
+    """Types a short run that is to be uploaded, with more words: its folder, and what it printed."""
+
+    def run(*words, status=0):
+        flags = {"model_name_or_path": BASE, "dataset": chat_file, "output_dir": tmp_path / "run", "max_length": 256}
+        flags |= {"global_batch_size": 8, "max_steps": 1, "push_to_hub": "lab/mine"}
+        command = [
+            sys.executable,
+            str(ROOT / "recipes/finetune.py"),
+            *(f"--{key}={flags[key]}" for key in flags),
+            *words,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == status, done.stdout + done.stderr
+        return flags["output_dir"], done.stdout + done.stderr
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_run_whose_upload_failed_has_succeeded_and_uploads_when_it_is_started_again(hub, run):
+    hub.fails_at = {0: 400}
+    folder, said = run("--method=lora")
+    assert (folder / "final/adapter_model.safetensors").is_file()
+    by_hand = f"kit push {folder} lab/mine"
+    assert "warning: the model is not uploaded (status 2)" in said and f"`{by_hand}` uploads it" in said
+    found = hub.repositories["model", "lab/mine"]
+    assert found.is_private and found.files == {}
+    _, again = run("--method=lora")
+    assert "this run is finished" in again and "not uploaded" not in again.replace("not uploaded, as", "")
+    weights = (folder / "final/adapter_model.safetensors").read_bytes()
+    assert found.files["adapter_model.safetensors"] == weights and len(found.commits) == 1
+    assert json.loads(found.files["adapter_config.json"])["base_model_name_or_path"] == BASE
+    _, last = run("--method=lora")
+    assert "nothing to upload, it is all there" in last and len(found.commits) == 1
+
+
+@pytest.mark.slow
+def test_the_main_process_uploads_a_full_model_and_the_other_rank_leaves(hub, run):
+    folder, _ = run(*TWO)
+    found = hub.repositories["model", "lab/mine"]
+    final = folder / "final"
+    assert found.is_private and len(found.commits) == 1 and len(hub.uploads) == 1
+    expected = {path.name for path in final.iterdir()}
+    assert (
+        set(found.files) == expected and found.files["model.safetensors"] == (final / "model.safetensors").read_bytes()
+    )
+    assert b"vllm serve lab/mine" in found.files["README.md"]
+    assert [each for each in hub.requests if "whoami" in each] == ["GET api/whoami-v2"] * 2  # one rank, and kit push
+
+
+@pytest.mark.slow
+def test_a_name_that_is_refused_ends_all_ranks_before_weights_are_read(hub, run):
+    folder, said = run(*TWO, "--push_to_hub=nobody/mine", status=2)
+    assert said.count("nobody: has no such member") == 1 and "-> --push_to_hub me/mine" in said
+    assert not folder.exists() and not any("model.safetensors" in each for each in hub.requests)
