@@ -376,7 +376,8 @@ _FAMILIES = {
     ),
     **dict.fromkeys(
         ("use_otel", "otel", "clearml", "aim", "dvclive"),
-        "not offered, a resume would begin a second run there: report_to has trackers that continue one",
+        "not offered: clearml and aim give a run another id when it is continued, and dvclive takes no loss beside "
+        "loss/name; report_to has others",
     ),
     **dict.fromkeys(("bnb_4bit", "bnb"), _NF4),
     **dict.fromkeys(("galore", "apollo", "badam", "qgalore", "dion", "lomo"), OPTIMISERS),

@@ -85,7 +85,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
         # On a CPU too, threads add gradients of weights that are taken by index, as gpt-oss takes biases of experts, in
         # any order. What has no other way there may stay as it is, unless it was asked for.
         torch.use_deterministic_algorithms(True, warn_only=not recipe.deterministic)
-        torch.utils.deterministic.fill_uninitialized_memory = not on_cpu  # nothing reads it
+        setattr(torch.utils.deterministic, "fill_uninitialized_memory", not on_cpu)  # noqa: B010 its type is not known
     if not on_cpu:
         # TF32 by default only where the run computes in bf16 anyway: who asked for float32 gets float32.
         tf32 = topology.mixed_precision == "bf16" if recipe.tf32 is None else recipe.tf32

@@ -52,7 +52,7 @@ _NEEDLESS = (
     "not a setting of a run",
     "a run generates",
     "trackio's",
-    "not offered: report_to",
+    "not offered: clearml",
     "`kit prepare`",
     "strategy comes",
     "precision comes",

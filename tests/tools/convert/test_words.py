@@ -47,7 +47,7 @@ def test_a_word_with_the_same_meaning_is_renamed_and_our_own_is_kept():
 
 def test_each_beginning_of_an_answer_is_that_of_one():
     answers = set(OTHER_KITS.values())
-    other = {"trackio's", "it is wandb's", "not offered: report_to"}  # answers to all words that begin so
+    other = {"trackio's", "it is wandb's", "not offered: clearml"}  # answers to all words that begin so
     assert [start for start in _NEEDLESS if start not in other and not any(a.startswith(start) for a in answers)] == []
 
 
