@@ -79,8 +79,8 @@ def main() -> None:
 
     silence_libraries()
     opened = find_source(args.source, args.model_name_or_path, args.trust_remote_code)
-    if args.format == "torchao" and args.qat is None and opened.run:
-        args.qat, args.qat_group_size = opened.run.qat, args.qat_group_size or opened.run.qat_group_size
+    if args.format == "torchao" and args.qat is None and (run := opened.run):
+        args.qat, args.qat_group_size = run.qat, args.qat_group_size or run.qat_group_size
     raise_if(_problems_of(args, opened))
     size = re.fullmatch(r"(\d+)([MG]B)", args.shard_size or "")
     wanted = Wanted(

@@ -119,8 +119,7 @@ def write_folder(opened: Source, folder: Path, wanted: Wanted) -> tuple[str, Wri
     if read and state and run_file and (is_full or not wanted.merges):
         what = f"{'model' if is_full else 'adapter'} after step {state.step}"
         return what, export_checkpoint(settings, run_file, state, read, folder, wanted)
-    if opened.run and opened.run.qat:
-        run = opened.run
+    if (run := opened.run) and run.qat:
         group = f" --qat_group_size {run.qat_group_size}" if run.qat_group_size else ""
         flags = f"--output_dir rounded --format torchao --qat {run.qat}{group}"
         say(
