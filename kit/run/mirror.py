@@ -126,7 +126,9 @@ class Mirror:
         self.record: dict[str, Any] = {}
         fix = self._another()
         if not self._text:
-            if others := sorted(set(self._names) - {_OWNER, ".probe", f".{RUN_FILE}.partial", f".{_OWNER}.partial"}):
+            written_first = (".probe", _OWNER, RUN_FILE)  # a kill may leave each, or the temporary file that becomes it
+            own = {*written_first, *(f".{name}.partial" for name in written_first)}
+            if others := sorted(set(self._names) - own):
                 found = f"{self.address} is not empty and holds no run ({others[0]})"
                 raise UserError(Problem(_FIELD, found, "a place for this run alone", fix))
             return

@@ -322,6 +322,12 @@ def test_files_of_no_run_are_left_alone(run, store):
     assert "faulty://b/run/run.json is no record of a run" in refusal(run().look)
 
 
+@pytest.mark.parametrize("name", [".probe", "..probe.partial", ".run.json.partial"])
+def test_what_a_kill_leaves_before_the_record_of_the_run_is_there_does_not_stop_the_same_command(run, store, name):
+    store.pipe_file(f"/b/run/{name}", b"x")
+    assert not run().look().is_newer
+
+
 def test_a_name_that_begins_alike_is_another_place(run):
     first = run(mirror_to="faulty://b/run-2").start()
     first.save(1)
