@@ -4,9 +4,10 @@ Promises:
 
 - A checkpoint of the copy is complete or absent: its manifest is written last and deleted first, and what is taken from
   the copy is compared with the manifest's hashes.
-- No step waits for the store: a thread copies the checkpoints that are complete on the disk, the newest first. A
-  request that fails is made again, and the run goes on without the copy until the next checkpoint.
-- The copy keeps the checkpoints that ``save_total_limit`` and ``keep_best`` keep.
+- No step waits for the store: a thread copies the checkpoints that are complete on the disk. A request that fails is
+  made again, and the run goes on without the copy until the next checkpoint.
+- The copy keeps the checkpoints that ``save_total_limit`` and ``keep_best`` keep, whenever the disk is lost: a
+  checkpoint is copied after those before it, which the disk of a run that continues from it does not have.
 - Nothing of another run is overwritten. If two starts write to one copy, the later one does, and the other one stops.
 
 The copy has the names of ``output_dir``, and ``mirror.json``: which start writes to it, and the hashes of ``final/``.
@@ -78,8 +79,9 @@ class Mirror:
         self._token = ""
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
-        self._wake, self._is_last, self._is_aborted = threading.Event(), threading.Event(), threading.Event()
+        self._is_last, self._is_aborted = threading.Event(), threading.Event()
         self._copied = 0  # bytes
+        self._damaged: set[str] = set()  # the names of checkpoints on the disk
         self._stamps: dict[str, list[int]] = {}  # of the small files that were copied
         try:
             self._look()
@@ -252,7 +254,6 @@ class Mirror:
             return
         end = time.monotonic() + STOPPED_SECONDS if is_stopped else float("inf")
         self._is_last.set()
-        self._wake.set()
         thread.join(0.5)
         if thread.is_alive():
             say(f"copying to {self.address} ...")
@@ -311,7 +312,7 @@ class Mirror:
                         return
             if is_last:
                 return
-            self._wake.wait(_POLL_SECONDS)
+            self._is_last.wait(_POLL_SECONDS)
 
     def _take_over(self) -> None:
         """Make this start the one that writes, and delete what it will write again."""
@@ -329,24 +330,32 @@ class Mirror:
         self._write(RUN_FILE, (json.dumps(record, indent=1) + "\n").encode())
 
     def _copy_checkpoints(self, is_last: bool) -> None:
-        """Copy the checkpoints that the copy lacks, the newest first, and then delete those that are outdated."""
+        """Copy the checkpoints that the copy lacks, and delete those that are outdated in it."""
         self._check_token()
+        limit = self._recipe.save_total_limit
         while True:
-            own = {path.name: path for path in list_checkpoints(self._folder / "checkpoints")}
-            best = self._best(own[max(own)]) if own else ""
-            stale = outdated(sorted({*own, *self._complete}), self._recipe.save_total_limit, best)
-            lacking = [name for name in sorted(own, reverse=True) if name not in stale and not self._has(own[name])]
+            paths = list_checkpoints(self._folder / "checkpoints")
+            own = {path.name: path for path in paths if path.name not in self._damaged}
+            if not own:
+                break
+            newest = max(own)
+            stale = outdated(sorted(own), limit, self._best(own[newest]))
+            lacking = [name for name in sorted(own) if name not in stale and not self._has(own[name])]
+            # The oldest first: if the disk is lost, the run continues from the newest of the copy, and never makes
+            # those before it again. If all are kept, which may be many, the newest first.
+            name = lacking[0 if limit else -1] if lacking else newest
+            best = self._best(own[name])
+            begun = time.monotonic()
+            if lacking and not self._copy_checkpoint(own[name]):
+                continue
+            for each in outdated(sorted(self._complete), limit, best):
+                self._delete_checkpoint(each)
             if not lacking:
                 break
-            begun = time.monotonic()
-            if self._copy_checkpoint(own[lacking[0]]):
-                newer = [path.name for path in list_checkpoints(self._folder / "checkpoints") if path.name > max(own)]
-                if newer and not is_last:
-                    seconds = time.monotonic() - begun
-                    say(f"the copy at {self.address} is behind: {lacking[0]} took {seconds:.0f} s, {newer[-1]} is next")
-        for name in stale:
-            if name in self._complete:
-                self._delete_checkpoint(name)
+            newer = [path.name for path in list_checkpoints(self._folder / "checkpoints") if path.name > newest]
+            if newer and not is_last:
+                seconds = time.monotonic() - begun
+                say(f"the copy at {self.address} is behind: {name} took {seconds:.0f} s, and {newer[-1]} is complete")
 
     def _has(self, path: Path) -> bool:
         with suppress(OSError, ValueError, KeyError):  # the save that follows deleted it
@@ -354,28 +363,36 @@ class Mirror:
         return True
 
     def _copy_checkpoint(self, path: Path) -> bool:
-        """Copy a checkpoint, its manifest last. Returns whether it was still there to be copied."""
+        """Copy a checkpoint, its manifest last. Returns whether it was: a damaged one is left out from here on."""
         with ExitStack() as stack:
             try:  # open files stay readable when a save deletes the checkpoint
                 manifest = read_manifest(path)
                 files = {name: stack.enter_context((path / name).open("rb")) for name in manifest["files"]}
-            except FileNotFoundError:
-                return False
-            self._delete_checkpoint(path.name)  # what a kill left of it, or another attempt at the same step
-
-            def copy(name: str) -> None:
-                target = f"checkpoints/{path.name}/{name}"
-                if self._put(target, files[name]) != manifest["files"][name]["xxh3_128"]:
-                    raise OSError(f"{path / name} was altered: its hash differs from {MANIFEST}")
-
-            with ThreadPoolExecutor(_NUM_AT_ONCE) as pool:
-                list(pool.map(copy, files))
+            except FileNotFoundError as error:
+                altered = [Path(error.filename).name]
+            else:
+                self._delete_checkpoint(path.name)  # what a kill left of it, or another attempt at the same step
+                altered = self._copy_files(f"checkpoints/{path.name}", files, manifest["files"])
+        if altered:
+            if path.exists():  # else a save deleted it
+                say(f"warning: {path} is not copied: {altered[0]} is missing or was altered")
+                self._damaged.add(path.name)
+            self._delete_checkpoint(path.name)
+            return False
         self._copy_records()
         self._check_token()
         text = (json.dumps(manifest, indent=1) + "\n").encode()
         self._write(f"checkpoints/{path.name}/{MANIFEST}", text)
         self._complete[path.name] = manifest
         return True
+
+    def _copy_files(
+        self, folder: str, files: Mapping[str, BinaryIO], entries: Mapping[str, Mapping[str, Any]]
+    ) -> list[str]:
+        """Copy open files, several at once. Returns the names of those of which the hash is not that of their entry."""
+        with ThreadPoolExecutor(_NUM_AT_ONCE) as pool:
+            hashes = pool.map(lambda name: self._put(f"{folder}/{name}", files[name]), files)
+            return [name for name, found in zip(files, hashes, strict=True) if found != entries[name]["xxh3_128"]]
 
     def _copy_records(self) -> None:
         """Copy metrics.jsonl, and the other small files, where they changed."""
@@ -396,13 +413,10 @@ class Mirror:
             paths = {str(path.relative_to(final)): path for path in sorted(final.rglob("*")) if path.is_file()}
             entries = {name: describe_file(path) for name, path in paths.items()}
             self._delete_folder("final")
-
-            def copy(name: str) -> None:
-                with paths[name].open("rb") as file:
-                    self._put(f"final/{name}", file)
-
-            with ThreadPoolExecutor(_NUM_AT_ONCE) as pool:
-                list(pool.map(copy, paths))
+            with ExitStack() as stack:
+                files = {name: stack.enter_context(path.open("rb")) for name, path in paths.items()}
+                if altered := self._copy_files("final", files, entries):
+                    raise OSError(f"{final / altered[0]} was altered while it was copied")
             owner = json.dumps({"start": self._token, "final": entries}).encode()
             self._write(_OWNER, owner)
         self._copy_records()

@@ -139,7 +139,7 @@ def test_the_copy_keeps_what_the_run_keeps(run):
     first = run(save_total_limit=1, keep_best=True).start()
     for step in (1, 2, 3):
         first.save(step, best={"step": 1})
-        first.mirror._wake.wait(0.05)
+        first.mirror._is_last.wait(0.05)
     first.mirror.finish()
     assert copies() == ["step-00000001", "step-00000003"]
     lost(first)
@@ -272,12 +272,68 @@ def test_a_copy_that_is_cut_off_anywhere_is_absent(run, kill_at):
     for step in range(int(found[-1].name[5:]) + 1, 4):
         look.save(step, b"w" * 2000)
     look.end(3)
-    # The newest is copied first. If that was all before the disk was lost, nobody has step 2 any more.
-    assert copies() in (["step-00000002", "step-00000003"], ["step-00000001", "step-00000003"])
-    if copies()[0] == "step-00000001":
-        assert found[-1].name == "step-00000003"
+    assert copies() == ["step-00000002", "step-00000003"]
     names = [path for path in FaultyStore.store if "/checkpoints/" in path]
     assert len(names) == 2 * 3  # and nothing besides
+
+
+@pytest.mark.parametrize(("limit", "copied"), [(2, ["step-00000002"]), (0, ["step-00000003"])])
+def test_of_several_checkpoints_the_last_to_be_copied_is_the_one_that_a_run_continues_from(run, limit, copied):
+    """The oldest of those that the run keeps comes first: a run on an empty disk would not make it again."""
+    first = run(save_total_limit=limit)
+    first.folder.mkdir()
+    for step in (2, 3):
+        first.save(step)
+
+    def die(operation, path):
+        if copies():
+            raise PermissionError("dead")
+
+    FaultyStore.before = staticmethod(die)
+    first.start(3)
+    with suppress(UserError):
+        first.end(3)
+    assert copies() == copied
+    FaultyStore.before = staticmethod(lambda operation, path: None)
+    lost(first)
+    again = run(save_total_limit=limit).start(int(copied[0][5:]))
+    if limit:
+        again.save(3)
+    again.end(3)
+    assert copies() == sorted({*copied, "step-00000003"})
+
+
+def test_a_store_that_is_slower_than_the_saves_holds_no_more_than_the_run_keeps(run):
+    first = run(save_total_limit=1)
+    most = 0
+
+    def save_another(operation, path):
+        nonlocal most
+        most = max(most, len(copies()))
+        if operation == "open" and path.endswith(SHARD) and "step-00000006" not in path:
+            (own,) = list_checkpoints(first.folder / "checkpoints")
+            first.save(int(own.name[5:]) + 1)
+            shutil.rmtree(own)
+
+    first.start()
+    FaultyStore.before = staticmethod(save_another)
+    first.save(1)
+    first.end(6)
+    assert copies() == ["step-00000006"] and most == 2  # for a moment the one that is written and the one before it
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_a_damaged_checkpoint_of_the_disk_is_left_out(run, damage, capsys):
+    first = run(keep_best=True)
+    first.folder.mkdir()
+    for step in (1, 2):
+        first.save(step, best={"step": 1})
+    path = first.folder / "checkpoints/step-00000001" / SHARD
+    path.unlink() if damage == "missing" else path.write_bytes(b"?" * 1000)
+    first.start(2).end(2)
+    assert copies() == ["step-00000002"] and not any("step-00000001" in name for name in FaultyStore.store)
+    said = f"warning: {path.parent} is not copied: {SHARD} is missing or was altered"
+    assert capsys.readouterr().out.count(said) == 1
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "missing"])
