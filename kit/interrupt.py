@@ -14,6 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 STATUS = 130  # 128 + SIGINT
+# What asks a run to stop: a scheduler, Ctrl-C, Slurm's warning, a closed terminal. Not every system has all of them.
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
 # Environment variable of ranks that kit.strategy.torchrun started: it asks how they ended, and reports it.
 OWN_TORCHRUN = "KIT_TORCHRUN"
 BEFORE = "stopped by Ctrl-C before anything was begun"

@@ -5,6 +5,7 @@ Promises: the name, the token and its rights are checked without changing anythi
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import huggingface_hub  # loads its parts, which are slow to import, when they are used
 from huggingface_hub import constants
 
+from kit import interrupt
 from kit.console import say
 from kit.errors import Problem, Problems, UserError, causes, first_line
 
@@ -70,7 +72,7 @@ def check_upload(name: str, run: str, base: str, is_adapter: bool) -> None:
 
 
 def push_at_end(run: Path, name: str, wait: Callable[[], object]) -> None:
-    """Upload the model of a finished run by ``kit push``, private. Never raises: the run is done.
+    """Upload the model of a finished run by ``kit push``, private. Never raises: the run is done. A signal ends it.
 
     Args:
         wait: called again and again while it is uploaded.
@@ -78,19 +80,24 @@ def push_at_end(run: Path, name: str, wait: Callable[[], object]) -> None:
     words = ["push", str(run), name]
     paths = [str(_TOOLS.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    child = None
+    got: list[int] = []  # signals
+    # From here to the end of the process: a signal may come twice, as a launcher passes it on. Nothing is left to save.
+    for number in interrupt.SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: got.append(number))
     try:
         child = subprocess.Popen([sys.executable, "-m", "kit.cli.main", *words], env=environment)
-        while child.poll() is None:
+        while child.poll() is None and not got:
             wait()
             time.sleep(0.2)
+        if got:
+            child.terminate()
+            child.wait()
         reason = f"status {child.returncode}" if child.returncode else ""
     except OSError as error:
         reason = first_line(error)
-    except KeyboardInterrupt:
-        reason = "stopped by Ctrl-C"
-        if child:
-            child.terminate()
+    if got and reason:
+        reason = f"stopped by {signal.Signals(got[0]).name}"
     if reason:
         again = shlex.join(["kit", *words])
         say(f"warning: the model is not uploaded ({reason}); it is complete here, and `{again}` uploads it")

@@ -1,17 +1,21 @@
 """``--push_to_hub`` refuses at the start what the hub would at the end; a push that fails does not fail the run."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from fake_hub import Repository, served
 from helpers import ROOT
 from huggingface_hub import constants
 
-from kit import preflight
+from kit import interrupt, preflight
 from kit.errors import UserError
+from kit.failures.signals import StopRequest
 from kit.upload import check_upload, push_at_end
 
 BASE = "some/base"
@@ -133,13 +137,45 @@ def test_only_a_run_asks_the_hub(hub, recipe):
         preflight.check(given, recipe_name="tiny")
 
 
-def test_a_push_that_cannot_start_is_said_and_not_raised(monkeypatch, tmp_path, capsys):
+def test_a_push_that_cannot_start_is_said_and_not_raised(monkeypatch, tmp_path, capsys, handlers):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     push_at_end(tmp_path / "my run", "me/mine", wait=lambda: None)
     said = "".join(capsys.readouterr())
     assert (
         "warning: the model is not uploaded (" in said and f"`kit push '{tmp_path}/my run' me/mine` uploads it" in said
     )
+
+
+@pytest.fixture
+def handlers():
+    """Of this process, as they were."""
+    before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", interrupt.SIGNALS)
+def test_a_signal_ends_the_upload_and_its_child(monkeypatch, tmp_path, capfd, handlers, number):
+    script = tmp_path / "python"
+    script.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/pid.partial; mv {tmp_path}/pid.partial {tmp_path}/pid; exec sleep 60"
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    StopRequest(SimpleNamespace(num_processes=1, is_main_process=True))  # as a run has it
+
+    def wait():
+        if (tmp_path / "pid").exists():
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)  # as from the terminal and from the launcher
+
+    push_at_end(tmp_path / "run", "me/mine", wait)
+    said = "".join(capfd.readouterr())
+    assert f"warning: the model is not uploaded (stopped by {number.name}); it is complete here" in said
+    assert "stopping and saving" not in said
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 # --- real runs

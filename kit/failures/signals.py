@@ -22,7 +22,6 @@ from kit.strategy.launcher import launcher_is_gone
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 # One Ctrl-C may reach a rank twice: from the terminal, and from the launcher, which passes it on. A second one within
 # this time counts as the same.
 SAME_SECONDS = 1.0
@@ -44,7 +43,7 @@ class StopRequest:
         self._signal = 0
         self._error: MetricError | None = None
         self._time = 0.0
-        for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):
+        for number in interrupt.SIGNALS:
             # `nohup` makes a process ignore SIGHUP, and a single process keeps ignoring it. Ranks must handle it: a
             # launcher that ends sends it to them.
             is_ignored = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
