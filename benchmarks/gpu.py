@@ -68,6 +68,9 @@ def main() -> int:
     parser.add_argument("--part", nargs="+", choices=parts(), metavar="NAME", help="only these, again if they are done")
     parser.add_argument("--list", action="store_true", help="print the names of all parts")
     parser.add_argument("--rehearse", action="store_true", help="run all with tiny shapes on a CPU")
+    parser.add_argument("--steps", type=int, default=20, help="steps timed in a run, after its first five")
+    parser.add_argument("--samples", type=int, default=8, help="global batch of a run whose steps are timed")
+    parser.add_argument("--rounds", type=int, default=2, help="runs of each side, beside TRL")
     args = parser.parse_args()
     if args.list:
         print("\n".join(parts()))
@@ -76,7 +79,7 @@ def main() -> int:
         parser.error("--out: the folder for results, models and data")
     if not args.rehearse and this_machine() is None:
         parser.error("no NVIDIA GPU answers nvidia-smi; --rehearse runs all parts with tiny shapes on a CPU")
-    bench = Bench(args.out / "work", args.rehearse)
+    bench = Bench(args.out / "work", args.rehearse, args.steps, args.samples, args.rounds)
     bench.folder.mkdir(parents=True, exist_ok=True)
     for name in args.part or (rehearsed() if args.rehearse else parts()):
         path = args.out / f"{name}.json"

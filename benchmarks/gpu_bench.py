@@ -49,6 +49,9 @@ class Bench:
 
     folder: Path  # for models and data, which parts share
     rehearse: bool  # tiny shapes on a CPU
+    steps: int = 20  # that are timed in a run, after those that warm up
+    samples: int = 8  # the global batch of these runs
+    rounds: int = 2  # beside TRL
 
     @property
     def device(self) -> torch.device:
@@ -89,10 +92,13 @@ def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return ((found - exact).norm() / exact.norm()).item()
 
 
-def train(output: Path, num_rows: int, config: str = "single", num_processes: int = 1, **flags: Any) -> list[Any]:
+def train(
+    output: Path, num_rows: int, config: str = "single", num_processes: int = 1, on_cpu: bool = False, **flags: Any
+) -> list[Any]:
     """Train with recipes/finetune.py until it has logged ``num_rows`` steps, and return these rows of metrics.jsonl.
 
-    Then the run is killed: nothing is saved, which would take longer than the steps of a large model.
+    Then the run is killed: nothing is saved, which would take longer than the steps of a large model. ``on_cpu`` hides
+    the GPUs from it.
 
     Raises:
         Skipped: the kit refuses the run (status 2), for example because it does not fit; with what it says.
@@ -110,10 +116,13 @@ def train(output: Path, num_rows: int, config: str = "single", num_processes: in
     words = [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
     command = [sys.executable, str(ROOT / "recipes/finetune.py"), "--config", config]
     command += ["--num_processes", str(num_processes), *words]
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {})
     log = output.with_suffix(".log")
     shutil.rmtree(output, ignore_errors=True)  # rows of a run before would count as those of this one
     with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+        )
     try:
         while (ended := process.poll()) is None and len(rows := logged(output)) < num_rows:
             time.sleep(0.1)

@@ -94,12 +94,12 @@ def measure(bench: Bench, case: Case) -> dict[str, Any]:
         "max_length": 64 if bench.rehearse else 4096,
         "excess_length_strategy": "truncate",
         "per_device_train_batch_size": 1 if case.kind == "packed" else 2,
-        "global_batch_size": 2 if bench.rehearse else 8,
+        "global_batch_size": 2 if bench.rehearse else bench.samples,
         "learning_rate": 1e-5 if case.method == "full" else 1e-4,
         "warmup_steps": 0,
         "lr_scheduler_type": "constant",
     }
-    num_steps = WARM_UP_STEPS + (1 if bench.rehearse else 20)
+    num_steps = WARM_UP_STEPS + (1 if bench.rehearse else bench.steps)
     rows = train(output, num_steps, **flags | FLAGS[case.lever])
     timed = rows[WARM_UP_STEPS:]
     useful = statistics.median(row["tokens_per_second"] for row in timed)
@@ -139,7 +139,8 @@ def _inputs(bench: Bench, size: str) -> tuple[Path, Path, list[int]]:
             raise Broken(f"no model of shape {shape}: status {process.exitcode}")
         partial.rename(model)
     rng = random.Random(0)
-    counts = [min(longest, max(8, int(rng.lognormvariate(6.2, 1.0) * longest / 4096))) for _ in range(2000)]
+    num_rows = 4 * (WARM_UP_STEPS + bench.steps) * bench.samples  # a pack holds 2.6 of them
+    counts = [min(longest, max(8, int(rng.lognormvariate(6.2, 1.0) * longest / 4096))) for _ in range(num_rows)]
     texts = [" ".join(rng.choices(("Maria", "Oslo", "honey"), k=count)) for count in counts]
     tokenizer = AutoTokenizer.from_pretrained(model)
     lengths = [len(ids) for ids in tokenizer(texts)["input_ids"]]
@@ -315,9 +316,9 @@ def beside_trl(bench: Bench, size: str, method: str, levers: bool) -> dict[str, 
         dataset=str(data.with_name(f"pairs-{size}.jsonl")),
         max_length=64 if bench.rehearse else 4096,
         micro_batch=1,
-        global_batch_size=2 if bench.rehearse else 8,
-        steps=6 if bench.rehearse else 20,
-        rounds=1 if bench.rehearse else 2,
+        global_batch_size=2 if bench.rehearse else bench.samples,
+        steps=6 if bench.rehearse else WARM_UP_STEPS + bench.steps,
+        rounds=1 if bench.rehearse else bench.rounds,
         out=None,
         theirs={"use_liger_kernel": True, "torch_compile": True} if levers else {},
     )
