@@ -29,10 +29,10 @@ def outcome(path: Path) -> tuple[str, list[str]]:
             convert(path, num_processes=8, drop=drops)
             return ("named drops" if drops else "whole"), drops
         except UserError as error:
-            asked = re.match(r"--drop (\S+)", error.problems[-1].fix)
+            asked = [each[1] for problem in error.problems if (each := re.match(r"--drop (\S+)", problem.fix))]
             if not asked:
                 return "refused", [_reason(problem.where, problem.found) for problem in error.problems]
-            drops = asked[1].split(",")
+            drops = asked[0].split(",")
     return "refused", ["drops were not enough"]
 
 

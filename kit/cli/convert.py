@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
         converted.draft.put("chat_template", template.name, note)
     recipe = given.out or Path("RECIPE.yaml")
     command = f"{command_of('finetune.py')} --config {converted.config} --recipe {shlex.quote(str(recipe))}"
-    if converted.draft.num_processes > 1:
+    if converted.config != "single":  # by itself it would take all GPUs, which the global batch was not made for
         command += f" --num_processes {converted.draft.num_processes}"
     text = converted.text(
         [f"Made by kit convert of {given.file.name}, a file of {converted.kit}.", f"Launch: {command}"]

@@ -303,7 +303,8 @@ def _format_problems(dataset: Dataset, generates: bool, excess_length_strategy: 
     if excess_length_strategy == "split" and "text" not in fields and format_of(fields).rows == "answers":
         held = " and ".join(ours for ours in fields if ours not in format_of(fields).optional)
         found = f"split, but {name} holds {held}: half a conversation teaches nothing"
-        problems.append(Problem("excess_length_strategy", found, "truncate, drop or error"))
+        fix = "--excess_length_strategy drop leaves longer ones out; or --excess_length_strategy truncate cuts them"
+        problems.append(Problem("excess_length_strategy", found, "truncate, drop or error", fix))
     return problems
 
 

@@ -505,6 +505,11 @@ def samples_that_are_too_long(world):
     return "finetune --model_name_or_path model --dataset a.jsonl --max_length 64 --excess_length_strategy error"
 
 
+@case("kit/data/open.py:_format_problems")
+def conversations_that_would_be_split(world):
+    return "finetune --model_name_or_path model --max_length 256 --excess_length_strategy split"
+
+
 @case("kit/data/samples/rows.py:Encoder.encode#1", says="learns the rows without it")
 def tools_beside_pairs_of_texts(world):
     made = [row | {"tools": TOOLS} for row in OF_PAIRS]

@@ -111,7 +111,7 @@ def _refuse_other_training(draft: Draft) -> None:
     draft.rename({"kto_undesirable_weight": "undesirable_weight", "dpo_label_smoothing": "label_smoothing"})
     for key in ("reward_model", "process_reward_model", "num_labels", "diffusion", "ebft", "trl", "vllm"):
         value = draft.take(key)
-        if value is not None and not is_false(value) and not draft.problems:
+        if value is not None and not is_false(value) and not draft.other_kind:
             draft.refuse(key, value, other_kits.REWARDS if key != "num_labels" else "causal language models only")
         draft.take("center_rewards_coefficient")
     reads_images = is_true(draft.given.get("skip_prepare_dataset")) and is_false(

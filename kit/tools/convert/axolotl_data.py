@@ -55,6 +55,8 @@ _PAIRS = {
     "intel": {"question": "instruction"},
     "prompt_pairs": {},
 }
+_OWN_FORMAT = "a format of axolotl's own, so --dataset FILE with its rows in another one"
+_OWN_PAIRS = f"{_OWN_FORMAT}; docs/objectives.md has those of this kit"
 _KNOWN = set(
     """
     path type name split revision data_files ds_type field text_column field_messages message_property_mappings
@@ -172,7 +174,7 @@ def _data_of(draft: Draft, where: str, entry: dict[str, Any]) -> Data:
     kind, files = _type_of(entry), as_list(entry.get("data_files"))
     path = entry.get("path", "")
     if not isinstance(path, str):
-        draft.refuse(f"{where}.path", path, "a data set is a path or an id")
+        draft.refuse(f"{where}.path", path, "a data set is a path or an id", "dataset")
     if files and path in ("json", "csv", "parquet", "arrow", "text"):
         path = ",".join(files) if len(files) > 1 else str(files[0])
     elif len(files) == 1 and entry.get("split") in (None, "train") and not os.path.exists(path):
@@ -208,7 +210,7 @@ def _columns_of(draft: Draft, where: str, entry: dict[str, Any], kind: str) -> d
         return {}
     if kind == "chat_template":
         return _columns_of_chat(draft, where, entry)
-    draft.refuse(f"{where}.type", full, "a format of axolotl's own; docs/data.md has those of this kit")
+    draft.refuse(f"{where}.type", full, f"{_OWN_FORMAT}; docs/data.md has those of this kit", "dataset")
     return {}
 
 
@@ -251,7 +253,7 @@ def _columns_of_preferences(draft: Draft, where: str, entry: dict[str, Any], ful
     if template in ("chatml", "llama3", "zephyr"):
         draft.put("chat_template", template, f"type {full}")
         if kind not in _PAIRS:
-            draft.refuse(f"{where}.type", full, "a format of axolotl's own; docs/objectives.md has those of this kit")
+            draft.refuse(f"{where}.type", full, _OWN_PAIRS, "dataset")
         return dict(_PAIRS.get(kind, {}))
     if template == "chat_template":
         names = {"messages": entry.get("field_messages"), "chosen": entry.get("field_chosen")}
@@ -262,5 +264,5 @@ def _columns_of_preferences(draft: Draft, where: str, entry: dict[str, Any], ful
         elif names["messages"] is None:
             names["messages"] = "messages"
         return {str(theirs): ours[name] for name, theirs in names.items() if theirs}
-    draft.refuse(f"{where}.type", full, "a format of axolotl's own; docs/objectives.md has those of this kit")
+    draft.refuse(f"{where}.type", full, _OWN_PAIRS, "dataset")
     return {}

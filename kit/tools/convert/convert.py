@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tokenizers import Tokenizer
 
 from kit.config.other_files import kit_of
 from kit.config.recipe import Recipe
 from kit.config.recipe_file import read_yaml
 from kit.config.validation import NAME, check_recipe, problems_with_secrets
+from kit.data.chat.shipped import SHIPPED
 from kit.durable import read_small
 from kit.errors import Problem, UserError, first_line, raise_if
 from kit.tools.convert import (
@@ -31,7 +33,7 @@ from kit.tools.convert import (
     words,
 )
 from kit.tools.convert.data import BARE
-from kit.tools.convert.draft import Draft, Group, is_nothing, number, shown
+from kit.tools.convert.draft import Draft, Group, as_list, is_nothing, number, shown
 from kit.tools.convert.shell import Command, read_command
 from kit.tools.convert.write import recipe_text
 
@@ -46,6 +48,8 @@ KITS: dict[str, Callable[[Draft, Path], None]] = {
     "DeepSpeed": training_arguments.convert_deepspeed,
 }
 CHANGES = "changes what is learned"
+# Keys inside a section that describes data.
+_OF_DATA = re.compile(r"((test_|pretraining_|train_|eval_)?datasets?|dataset_(val|mixture))[.\[]")
 _KEYS = frozenset(Recipe.model_fields)
 
 
@@ -90,6 +94,8 @@ def convert(
         kit = kit_of(values, _KEYS)
     if kit not in KITS:
         raise UserError(_unknown(path, values, kit))
+    if kit == "TRL":
+        num_processes = num_processes or trl.num_processes(values)
     draft = Draft(
         {key: value for key, value in values.items() if not is_nothing(value)}, num_processes or 1, typed=flags or {}
     )
@@ -103,7 +109,9 @@ def convert(
         draft.put(name, value, "typed")
     trainer.take_optimiser_that_shards(draft)
     trainer.fit_micro_batch(draft)
-    problems = draft.problems or _not_dropped(draft, path, lines, drop) + _unfilled(draft)
+    _leave_template_without_tokens(draft)
+    raise_if(draft.other_kind)  # alone: what else is in the way does not matter
+    problems = draft.problems + _not_dropped(draft, path, lines, drop) + _unfilled(draft)
     if problems:
         raise UserError(*problems)
     raise_if_invalid(draft)
@@ -130,7 +138,8 @@ def _read(draft: Draft, read: Callable[[Draft, Path], None], path: Path, source:
         words.take_rest(draft)
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         found = f"a value of a wrong kind ({first_line(error)})"
-        raise UserError(*draft.problems, Problem(str(path), found, "the file as that kit takes it")) from None
+        problem = Problem(str(path), found, "the file as that kit takes it")
+        raise UserError(*draft.other_kind, *draft.problems, problem) from None
 
 
 def _leave_data_of_the_file(draft: Draft) -> None:
@@ -146,8 +155,23 @@ def _leave_data_of_the_file(draft: Draft) -> None:
         draft.drop(held_out, value, Group.NEEDLESS, reason)
     for name in names:
         draft.values.pop(name, None)
+    draft.left_out = [each for each in draft.left_out if not _OF_DATA.match(each.key)]
     if draft.template == BARE:  # that of rows with a prompt_format
         draft.template = ""
+
+
+def _leave_template_without_tokens(draft: Draft) -> None:
+    """Leave out a chat template of the file whose tokens the model lacks that was typed, if that is a folder."""
+    name, model = draft.values.get("chat_template"), str(draft.typed.get("model_name_or_path", ""))
+    file = Path(model, "tokenizer.json")
+    if "chat_template" in draft.typed or name not in SHIPPED or not model or not file.is_file():
+        return
+    tokenizer = Tokenizer.from_file(str(file))
+    known = ["bos_token", "eos_token", *as_list(draft.values.get("new_tokens"))]
+    if missing := [each for each in SHIPPED[name].tokens if each not in known and tokenizer.token_to_id(each) is None]:
+        del draft.values["chat_template"]
+        reason = f"{model} lacks {', '.join(missing)}; with --drop, its own template is taken. Or --chat_template NAME"
+        draft.drop("chat_template", name, Group.LEARNS, reason)
 
 
 def _unknown(path: Path, values: Mapping[str, Any], kit: str) -> Problem:

@@ -43,7 +43,8 @@ class Draft:
         values: our settings.
         notes: a comment for some of them.
         left_out: keys without a setting here.
-        problems: what no ``--drop`` can help: another kind of training, or a file that is missing.
+        other_kind: what nothing can help: another kind of training.
+        problems: what no ``--drop`` can help, but a setting that is typed: a file that is missing, ...
         num_processes: over all machines.
         config: the Accelerate config that the file asks for; empty: by the number of processes.
         template: the text of a chat template that the file holds; it gets a file of its own.
@@ -56,6 +57,7 @@ class Draft:
     values: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
+    other_kind: list[Problem] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     config: str = ""
     template: str = ""
@@ -113,10 +115,10 @@ class Draft:
             self.drop(key, value, Group.SPEED, reason)
 
     def refuse(self, key: str, value: Any, reason: str, name: str = "") -> None:
-        """Add a problem that no ``--drop`` can help, unless ``name``, a setting that would settle it, was typed."""
+        """Add a problem that no ``--drop`` can help. ``name``: a setting that settles it, if it was typed."""
         if name not in self.typed:
             found = reason if value is None else f"found {shown(value)}: {reason}"
-            self.problems.append(Problem(key, found))
+            (self.problems if name else self.other_kind).append(Problem(key, found))
 
 
 def is_nothing(value: Any) -> bool:

@@ -239,11 +239,11 @@ def _dataset_info(folder: str, path: Path) -> tuple[dict[str, Any], Path] | None
 def _data_of(draft: Draft, name: str, info: dict[str, Any], folder: Path, limit: Any) -> Data:
     path = info.get("hf_hub_url") or info.get("ms_hub_url") or str(folder / str(info.get("file_name", "")))
     if "script_url" in info and "hf_hub_url" not in info:
-        draft.refuse("dataset", name, "a loading script; save its rows as JSON lines")
+        draft.refuse("dataset", name, "a loading script; save its rows as JSON lines, for --dataset FILE", "dataset")
     columns = {str(ours): str(theirs) for ours, theirs in (info.get("columns") or {}).items() if theirs is not None}
     for kind in ("images", "videos", "audios"):
         if kind in columns:
-            draft.refuse("dataset", name, f"it has {kind}, and this kit reads only text")
+            draft.refuse("dataset", name, f"it has {kind}, and this kit reads only text", "dataset")
     split = info.get("split")
     drawn = [int(number(each)) for each in (info.get("num_samples"), limit) if each is not None]
     ours = _columns_of(draft, name, info, columns)

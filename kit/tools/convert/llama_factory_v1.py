@@ -105,7 +105,7 @@ def _entry(draft: Draft, where: str, entry: dict[str, Any], base: Path) -> Data:
         draft.put("objective", "dpo")
         draft.put("beta", draft.take("pref_beta", 0.1))
     elif kind not in ("alpaca", "sharegpt"):
-        draft.refuse(where, kind, "alpaca, sharegpt and pair are read")
+        draft.refuse(where, kind, "alpaca, sharegpt and pair are read; else --dataset FILE", "dataset")
     split, size = entry.get("split"), entry.get("size")
     is_local = entry.get("source") == "local"
     return Data(

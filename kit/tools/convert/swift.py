@@ -44,6 +44,7 @@ _NAMES = (
     "its rows have {{NAME}} and {{AUTHOR}}, where ms-swift puts model_name and model_author; write them to a file "
     "with the names, for --dataset FILE"
 )
+_TOKENISED = "tokenised by ms-swift; give the rows that it was made of, by --dataset FILE or --eval_dataset FILE"
 _FAR = 8192  # tokens; without max_length ms-swift takes what the model can
 
 
@@ -158,6 +159,13 @@ def _take_data(draft: Draft) -> None:
                 draft.drop(name, "self-cognition", Group.LEARNS, reason, ours)
             else:
                 draft.refuse(name, "self-cognition", _NAMES, ours)
+        if (tokenised := draft.take(f"cached_{name}")) is not None:
+            if "dataset" in draft.typed:
+                draft.drop(f"cached_{name}", tokenised, Group.NEEDLESS, "of the data that --dataset replaces")
+            elif given or ours == "eval_dataset":
+                draft.drop(f"cached_{name}", tokenised, Group.LEARNS, f"{_TOKENISED}. With --drop, without them", ours)
+            else:
+                draft.refuse(f"cached_{name}", tokenised, _TOKENISED, ours)
         if is_true(draft.given.get("streaming")) and any("#" in each for each in given):
             draft.drop(name, ",".join(given), Group.LEARNS, "of a stream, max_steps says how many rows are read")
             given = [each.partition("#")[0] for each in given]

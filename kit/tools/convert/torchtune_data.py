@@ -140,7 +140,8 @@ def _columns_of(
         style = given.pop("conversation_style", "sharegpt" if builder == "slimorca_dataset" else "openai")
         column = given.pop("conversation_column", "conversations") if builder == "chat_dataset" else "conversations"
         return {str(column): "conversations" if style == "sharegpt" else "messages"}, "Open-Orca/SlimOrca-Dedup"
-    draft.refuse(where, builder, "no builder of torchtune's text data sets; docs/data.md has the formats of this kit")
+    reason = "no builder of torchtune's text data sets, so --dataset FILE; docs/data.md has the formats of this kit"
+    draft.refuse(where, builder, reason, "dataset")
     return {}, ""
 
 

@@ -5,10 +5,12 @@
 The file does not say which script reads it. Keys that only some have say it, or a folder of that name.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kit.config.recipe_file import read_yaml
 from kit.tools.convert import trainer
 from kit.tools.convert.data import Data, put_data
 from kit.tools.convert.draft import Draft, Group, is_nothing, is_true, number
@@ -23,12 +25,20 @@ RENAMES = {
     "output_dir": "output_dir",
     "packing": "packing",
 }
+# What the Accelerate configs that TRL ships say of processes and shards (``accelerate_configs/``).
+_LAUNCHES: dict[str, dict[str, Any]] = {
+    "single_gpu": {"num_processes": 1},
+    "multi_gpu": {"num_processes": 8},
+    **{name: {"num_processes": 8, "fsdp_config": {"version": name[-1]}} for name in ("fsdp1", "fsdp2")},
+    **{f"zero{stage}": {"num_processes": 8, "deepspeed_config": {"zero_stage": stage}} for stage in (1, 2, 3)},
+}
 _LOSSES_OF_SFT = ("nll", "chunked_nll", "dft")
 _DEFAULT_RATES = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6}
 
 
 def convert(draft: Draft, path: Path = Path()) -> None:
     """Read all keys of the file that have another name or form than here."""
+    _take_launch(draft)
     trainer.take_switches_off(draft)
     objective = _take_objective(draft, path)
     _take_method(draft)
@@ -45,6 +55,29 @@ def convert(draft: Draft, path: Path = Path()) -> None:
     defaults = {"learning_rate": _DEFAULT_RATES.get(objective, 1e-6), "num_train_epochs": 3, "max_length": 1024}
     for name, value in ({**defaults, "lr_scheduler_type": "linear", "warmup_steps": 0}).items():
         draft.default(name, value, KIT)
+
+
+def num_processes(values: Mapping[str, Any]) -> int | None:
+    """How many processes a file asks ``accelerate launch`` for, by itself or in the Accelerate config that it names."""
+    given = values.get("num_processes", (_launch(values.get("accelerate_config")) or {}).get("num_processes"))
+    return None if is_nothing(given) else int(number(given))
+
+
+def _launch(name: Any) -> Mapping[str, Any] | None:
+    """The Accelerate config that ``trl`` hands to ``accelerate launch``, a file or one that it ships; None: neither."""
+    return read_yaml(Path(str(name)))[0] if Path(str(name)).is_file() else _LAUNCHES.get(str(name))
+
+
+def _take_launch(draft: Draft) -> None:
+    draft.take("num_processes")
+    if (name := draft.take("accelerate_config")) is None:
+        return
+    launch = _launch(name)
+    if launch is None:
+        reason = "there is no such file here, which says how many processes there are: --num_processes N"
+        draft.drop("accelerate_config", name, Group.LEARNS if draft.num_processes == 1 else Group.SPEED, reason)
+    else:
+        draft.given |= {"fsdp_config": launch.get("fsdp_config"), "deepspeed": launch.get("deepspeed_config")}
 
 
 def _take_objective(draft: Draft, path: Path) -> str:

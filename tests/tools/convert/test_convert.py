@@ -4,6 +4,7 @@ import re
 import sys
 
 import pytest
+from helpers import ROOT
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
@@ -49,3 +50,41 @@ def test_each_table_names_what_it_was_read_from(kit):
 def test_each_key_that_a_table_renames_becomes_a_setting_that_exists(kit):
     module = sys.modules[KITS[kit].__module__]
     assert set(getattr(module, "RENAMES", {}).values()) <= set(Recipe.model_fields)
+
+
+AXOLOTL = {"base_model": "m", "sequence_len": 64, "min_sample_len": 5}
+OWN = {"path": "rows.jsonl", "type": "oasst_of_ours", "roles": {"assistant": ["bot"]}}
+
+
+def test_all_that_the_user_must_decide_is_said_in_one_answer(converted):
+    with pytest.raises(UserError) as refused:
+        converted(AXOLOTL | {"datasets": [OWN], "base_model": "$1"})
+    text = str(refused.value)
+    assert "datasets[0].type" in text and "--drop min_sample_len leaves it out" in text
+    assert "--model_name_or_path NAME" in text
+
+
+def test_another_kind_of_training_is_refused_alone(converted):
+    with pytest.raises(UserError) as refused:
+        converted(AXOLOTL | {"rl": "grpo", "datasets": [OWN]})
+    assert [problem.where for problem in refused.value.problems] == ["rl"]
+
+
+def test_data_that_are_typed_settle_what_is_wrong_with_those_of_the_file(converted):
+    given = {**AXOLOTL, "min_sample_len": None, "datasets": [OWN, {"path": "a/b", "type": "alpaca", "strange": 1}]}
+    with pytest.raises(UserError, match=r"datasets\[1\].strange"):
+        converted(given)
+    assert converted(given, flags={"dataset": "mine.jsonl"})[1].dataset == "mine.jsonl"
+
+
+def test_a_chat_template_whose_tokens_the_typed_model_lacks_is_a_decision(converted):
+    given = {**AXOLOTL, "min_sample_len": None, "datasets": [{"path": "a.jsonl", "type": "chat_template"}]}
+    given["chat_template"] = "llama3"
+    assert converted(given)[1].chat_template == "llama3"
+    flags = {"model_name_or_path": str(ROOT / "recipes/tiny/model")}
+    with pytest.raises(UserError, match=r"(?s)lacks <\|start_header_id\|>.*--drop chat_template"):
+        converted(given, flags=flags)
+    assert converted(given, flags=flags, drop=["chat_template"])[1].chat_template is None
+    assert converted(given, flags={**flags, "chat_template": "zephyr"})[1].chat_template == "zephyr"
+    tokens = {"new_tokens": "<|start_header_id|>,<|end_header_id|>,<|eot_id|>"}
+    assert converted(given, flags={**flags, **tokens})[1].chat_template == "llama3"

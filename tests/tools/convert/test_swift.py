@@ -58,6 +58,8 @@ def test_a_key_means_what_its_value_says(converted, given, name, value):
         ({"tuner_type": "adalora"}, "tuner_type"),
         ({"loss_scale": "react"}, "loss_scale"),
         ({"dataset": ["swift/self-cognition#5", "a/b"]}, "dataset"),
+        ({"cached_dataset": "tokens"}, "cached_dataset"),
+        ({"cached_val_dataset": "tokens"}, "cached_val_dataset"),
     ],
 )
 def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(converted, given, key):
@@ -71,6 +73,7 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
     [
         ({"rlhf_type": "grpo"}, "rewards"),
         ({"dataset": "swift/self-cognition#5"}, "--dataset FILE"),
+        ({"dataset": None, "cached_dataset": "tokens"}, "tokenised by ms-swift.*--dataset FILE"),
         ({"new_special_tokens": "tokens.txt"}, "no such file"),
         ({"task_type": "seq_cls"}, "causal language models only"),
         ({"model": "Qwen/Qwen2.5-VL-7B-Instruct"}, "only text"),
@@ -126,6 +129,13 @@ def test_rows_with_placeholders_for_names_are_not_in_the_recipe(converted):
     assert [entry.path for entry in recipe.dataset_entries] == ["a/b"]
     _, recipe = converted(given | {"dataset": "self-cognition"}, flags={"dataset": "mine.jsonl"})
     assert [entry.path for entry in recipe.dataset_entries] == ["mine.jsonl"]
+
+
+def test_data_that_are_typed_replace_tokenised_ones(converted):
+    given = FILE | {"dataset": None, "cached_dataset": "tokens", "cached_val_dataset": "more", "split_dataset_ratio": 0}
+    result, recipe = converted(given, flags={"dataset": "mine.jsonl"})
+    assert (recipe.dataset, recipe.has_evaluation) == ("mine.jsonl", False)
+    assert {"cached_dataset", "cached_val_dataset"} <= {each.key for each in result.draft.left_out}
 
 
 def test_each_word_of_a_file_of_tokens_is_a_token(converted, tmp_path):

@@ -87,3 +87,32 @@ def test_a_weight_below_1_takes_this_share_of_the_rows(converted):
 
 def test_a_chat_template_in_the_file_gets_a_file_of_its_own(converted):
     assert converted(FILE | {"chat_template": TEMPLATE})[0].draft.template == TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("flags", "config", "num_processes"),
+    [
+        ("--num_processes 4", "ddp", 4),
+        ("--accelerate_config zero2", "fsdp", 8),
+        ("--accelerate_config fsdp2 --num_processes 2", "fsdp", 2),
+        ("--accelerate_config multi_gpu", "ddp", 8),
+        ("--accelerate_config single_gpu", "single", 1),
+        ("--accelerate_config mine.yaml", "fsdp_offload", 6),
+    ],
+)
+def test_what_trl_hands_to_accelerate_says_how_many_processes_there_are(
+    converted, tmp_path, flags, config, num_processes
+):
+    (tmp_path / "mine.yaml").write_text("num_processes: 6\nfsdp_config: {fsdp_offload_params: true}\n")
+    script = f"trl sft --model_name_or_path m --dataset_name a/b --per_device_train_batch_size 2 {flags}"
+    result, recipe = converted(script, name="train.sh")
+    assert (result.config, result.draft.num_processes) == (config, num_processes)
+    assert recipe.global_batch_size == 2 * num_processes
+    assert converted(script, name="train.sh", num_processes=3)[1].global_batch_size == 6
+
+
+def test_a_config_that_is_not_there_asks_for_the_number_of_processes(converted):
+    script = "trl sft --model_name_or_path m --dataset_name a/b --accelerate_config elsewhere.yaml"
+    with pytest.raises(UserError, match="--num_processes N"):
+        converted(script, name="train.sh")
+    assert converted(script, name="train.sh", num_processes=2)[1].global_batch_size == 16
