@@ -109,7 +109,7 @@ def convert(
         draft.put(name, value, "typed")
     trainer.take_optimiser_that_shards(draft)
     trainer.fit_micro_batch(draft)
-    _leave_template_without_tokens(draft)
+    _leave_what_the_model_lacks(draft)
     raise_if(draft.other_kind)  # alone: what else is in the way does not matter
     problems = draft.problems + _not_dropped(draft, path, lines, drop) + _unfilled(draft)
     if problems:
@@ -160,18 +160,27 @@ def _leave_data_of_the_file(draft: Draft) -> None:
         draft.template = ""
 
 
-def _leave_template_without_tokens(draft: Draft) -> None:
-    """Leave out a chat template of the file whose tokens the model lacks that was typed, if that is a folder."""
-    name, model = draft.values.get("chat_template"), str(draft.typed.get("model_name_or_path", ""))
-    file = Path(model, "tokenizer.json")
-    if "chat_template" in draft.typed or name not in SHIPPED or not model or not file.is_file():
+def _leave_what_the_model_lacks(draft: Draft) -> None:
+    """Leave out what the file asks of its own model and the one that was typed lacks, if that is a folder."""
+    if "model_name_or_path" not in draft.typed:
         return
-    tokenizer = Tokenizer.from_file(str(file))
-    known = ["bos_token", "eos_token", *as_list(draft.values.get("new_tokens"))]
-    if missing := [each for each in SHIPPED[name].tokens if each not in known and tokenizer.token_to_id(each) is None]:
-        del draft.values["chat_template"]
-        reason = f"{model} lacks {', '.join(missing)}; with --drop, its own template is taken. Or --chat_template NAME"
-        draft.drop("chat_template", name, Group.LEARNS, reason)
+    model = str(draft.typed["model_name_or_path"])
+    config, tokenizer = Path(model, "config.json"), Path(model, "tokenizer.json")
+    weight, name = draft.values.get("router_aux_loss_coef"), draft.values.get("chat_template")
+    is_typed = "router_aux_loss_coef" in draft.typed
+    if weight is not None and not is_typed and config.is_file() and "expert" not in read_small(config):
+        del draft.values["router_aux_loss_coef"]
+        draft.drop("router_aux_loss_coef", weight, Group.NEEDLESS, f"{model} has no experts")
+    if name in SHIPPED and "chat_template" not in draft.typed and tokenizer.is_file():
+        known = ["bos_token", "eos_token", *as_list(draft.values.get("new_tokens"))]
+        try:
+            id_of = Tokenizer.from_file(str(tokenizer)).token_to_id
+        except Exception:  # of that library: it has no other kind. The run says what is wrong with the file
+            return
+        if missing := [each for each in SHIPPED[name].tokens if each not in known and id_of(each) is None]:
+            del draft.values["chat_template"]
+            reason = f"{model} lacks {', '.join(missing)}; with --drop, its own is taken. Or --chat_template NAME"
+            draft.drop("chat_template", name, Group.LEARNS, reason)
 
 
 def _unknown(path: Path, values: Mapping[str, Any], kit: str) -> Problem:

@@ -77,7 +77,7 @@ def test_data_that_are_typed_settle_what_is_wrong_with_those_of_the_file(convert
     assert converted(given, flags={"dataset": "mine.jsonl"})[1].dataset == "mine.jsonl"
 
 
-def test_a_chat_template_whose_tokens_the_typed_model_lacks_is_a_decision(converted):
+def test_a_chat_template_whose_tokens_the_typed_model_lacks_is_a_decision(converted, tmp_path):
     given = {**AXOLOTL, "min_sample_len": None, "datasets": [{"path": "a.jsonl", "type": "chat_template"}]}
     given["chat_template"] = "llama3"
     assert converted(given)[1].chat_template == "llama3"
@@ -86,5 +86,17 @@ def test_a_chat_template_whose_tokens_the_typed_model_lacks_is_a_decision(conver
         converted(given, flags=flags)
     assert converted(given, flags=flags, drop=["chat_template"])[1].chat_template is None
     assert converted(given, flags={**flags, "chat_template": "zephyr"})[1].chat_template == "zephyr"
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/tokenizer.json").write_text("{")
+    assert converted(given, flags={"model_name_or_path": "broken"})[1].chat_template == "llama3"
     tokens = {"new_tokens": "<|start_header_id|>,<|end_header_id|>,<|eot_id|>"}
     assert converted(given, flags={**flags, **tokens})[1].chat_template == "llama3"
+
+
+def test_the_weight_of_a_loss_of_routers_goes_with_a_model_that_has_some(converted):
+    given = {**AXOLOTL, "min_sample_len": None, "datasets": [{"path": "a.jsonl", "type": "chat_template"}]}
+    given["router_aux_loss_coef"] = 0.01
+    assert converted(given)[1].router_aux_loss_coef == 0.01
+    result, recipe = converted(given, flags={"model_name_or_path": str(ROOT / "recipes/tiny/model")})
+    assert recipe.router_aux_loss_coef is None
+    assert [each.key for each in result.draft.left_out] == ["router_aux_loss_coef"]
