@@ -107,7 +107,9 @@ def _mlflow_run(project: str, identifier: str) -> str | None:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != "step" and isinstance(value, int | float)}
+    """The numbers of a row. An evaluation's has some of its step's again, which would stand twice."""
+    left_out = {"step"} if "loss" in row else {"step", "tokens_seen", "seconds"}
+    return {key: value for key, value in row.items() if key not in left_out and isinstance(value, int | float)}
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
