@@ -116,9 +116,13 @@ def row(case: str, args: argparse.Namespace, script: str = __file__, **flags: An
 
 
 def run_kit(case: str, args: argparse.Namespace, **more: Any) -> dict[str, Any]:
+    import torch
+
     method, *options = case.split("+")
+    precision = {"config": "single"} if torch.cuda.is_available() else {}  # bf16 on a GPU, as TRL's side
     with tempfile.TemporaryDirectory() as folder:
         flags = {
+            **precision,
             "model_name_or_path": args.model,
             "dataset": args.data,
             "method": method,

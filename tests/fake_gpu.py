@@ -68,6 +68,7 @@ class Case:
     packing: bool = False
     checkpointing: bool = True
     fp8: bool = False
+    bf16: bool = True  # else float32
     activation_offload: bool = False
     objective: str = "sft"
     precompute_reference: bool = False
@@ -80,8 +81,14 @@ class Case:
 
     @property
     def config(self) -> str:
-        """The name of the Accelerate config."""
-        return CONFIGS[self.topology]
+        """The Accelerate config, as a run names it."""
+        name = CONFIGS[self.topology]
+        if self.bf16:
+            return name
+        text = (ROOT / f"accelerate_configs/{name}.yaml").read_text()
+        path = Path(tempfile.mkdtemp()) / f"{name}.yaml"
+        path.write_text(text.replace("mixed_precision: bf16", 'mixed_precision: "no"'))
+        return str(path)
 
 
 def prepare_process(library: Path) -> None:

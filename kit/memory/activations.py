@@ -2,16 +2,17 @@
 
 From the tensors that autograd saves in transformers' Llama: h is the hidden size, q and k the widths of all queries and
 of all keys, f that of the feed-forward part, H the number of heads, r the rank of an adapter. The attention kernel
-saves queries, keys, values, its output and 4 bytes a head; RMSNorm computes in float32. Eager attention saves keys and
-values once for each head of the queries, and of each score the float32 result of softmax, its copy in bf16, and the
-result of tanh where scores are capped: 6 or 8 bytes for each head and pair of tokens, in place of the 4 bytes a head.
+saves queries, keys, values, its output and 4 bytes a head; RMSNorm computes in float32. In float32, and in eager
+attention, it saves keys and values once for each head of the queries. Eager attention saves also, of each score, the
+float32 result of softmax, its copy in bf16, and the result of tanh where scores are capped: 6 or 8 bytes for each head
+and pair of tokens, in place of the 4 bytes a head.
 
 ========================================  ========================================================
 weights                                   bytes per token
 ========================================  ========================================================
 trained, gathered in bf16 (FSDP)          16h + 4q + 4k + 8f + 4H + 8
 trained in float32, autocast to bf16      20h + 4q + 4k + 8f + 4H + 8; the stream between layers is float32
-trained in float32, no autocast           24h + 8q + 8k + 16f + 4H + 8
+trained in float32, no autocast           24h + 16q + 16f + 4H + 8
 frozen in bf16, adapters                  12h + 4q + 4k + 8f + 2r for each adapted module + 4H + 8
 ========================================  ========================================================
 
@@ -31,10 +32,9 @@ def kept(workload: Workload) -> int:
     """Bytes per token that one layer keeps for its backward pass."""
     shape, plain = workload.shape, workload.compute_bytes
     h, q, k, f = shape.hidden_size, shape.query_size, shape.kv_size, shape.intermediate_size
-    attention = plain * (2 * q + 2 * k) + 4 * shape.num_heads
-    if workload.eager:
-        repeated = k if shape.num_kv_heads == 1 else q  # a single head is repeated without a copy
-        attention = plain * (2 * q + 2 * repeated) + _scores(workload)
+    is_repeated = (workload.eager or not workload.bf16) and shape.num_kv_heads > 1  # one head is, without a copy
+    attention = plain * (2 * q + 2 * (q if is_repeated else k))
+    attention += _scores(workload) if workload.eager else 4 * shape.num_heads
     common = attention + plain * 4 * f + FRAGMENT
     if workload.method == "full":
         if not workload.bf16:

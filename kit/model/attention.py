@@ -15,6 +15,8 @@ Promises:
 - A packed call is refused if it has a mask or a cache, or an option of attention that would be ignored.
 - A model whose attention does not use this function fails at the mask, which is not a tensor. It never runs unmasked.
 - On a CPU, in float32, and on GPUs before Ampere a loop over the samples gives the same result.
+- On a GPU no call holds scores [H, T, T] for want of a kernel: where sdpa has none that takes keys of fewer heads than
+  queries, it gets each head of keys once for each head of queries.
 - On a GPU the kernel is the one in torch, FlashAttention 2, or after ``use_flash_attention_3`` that of its package.
 """
 
@@ -28,7 +30,8 @@ import torch.nn.functional as F
 from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations import sdpa_attention
+from transformers.integrations.sdpa_attention import sdpa_attention_forward, use_gqa_in_sdpa
 from transformers.masking_utils import sdpa_mask
 
 from kit.errors import Problem, UserError, first_line
@@ -45,9 +48,13 @@ _IGNORED_ARGUMENTS = {"position_ids", "cu_seq_lens_k", "max_length_k", "output_r
 
 
 def register_varlen() -> None:
-    """Register ``VARLEN`` with transformers; models built after this call may use it."""
+    """Register ``VARLEN`` with transformers; models built after this call may use it.
+
+    And let ``takes_groups`` decide which keys transformers gives to sdpa.
+    """
     AttentionInterface.register(VARLEN, varlen_attention)
     AttentionMaskInterface.register(VARLEN, LazyMask)
+    sdpa_attention.use_gqa_in_sdpa = _gives_groups
 
 
 def use_flash_attention_3() -> None:
@@ -300,10 +307,7 @@ def varlen_attention(
             raise ValueError(f"{name}: packed attention would ignore it; expected none in a packed call")
 
     rows_and_columns = (query.shape[0], query.shape[2])
-    device = query.device.type
-    # Under autocast, rotary embeddings leave queries and keys in float32. Autocast casts them for sdpa, but not for the
-    # kernel.
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+    dtype = computed_dtype(query)
     # [B, H, T, D] -> [B * T, H, D]
     query, key, value = (states.transpose(1, 2).flatten(0, 1).to(dtype) for states in (query, key, value))
     attend = _attend_by_kernel if has_kernel(query) else _attend_by_loop
@@ -313,8 +317,31 @@ def varlen_attention(
 
 def has_kernel(query: torch.Tensor) -> bool:
     """Return whether packed attention has a kernel for the device and dtype of ``query``; else it takes a loop."""
-    half = query.dtype in (torch.float16, torch.bfloat16)
+    half = computed_dtype(query) in (torch.float16, torch.bfloat16)
     return query.is_cuda and half and torch.cuda.get_device_properties(query.device).major >= 8
+
+
+def takes_groups(key: torch.Tensor) -> bool:
+    """Return whether sdpa takes keys of fewer heads than queries for the device and dtype of ``key``.
+
+    On a GPU flash and cuDNN's kernels do, in half precision. In float32 only plain mathematics does, which holds the
+    scores of all pairs of tokens (on an H100, for Llama 1B and a row of 4,096 tokens, 37 GiB of them).
+    """
+    return not key.is_cuda or has_kernel(key)
+
+
+def _gives_groups(attention_mask: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """In place of ``use_gqa_in_sdpa`` of transformers, which looks at the mask and the head's size only."""
+    return bool(use_gqa_in_sdpa(attention_mask, key, value)) and takes_groups(key)
+
+
+def computed_dtype(states: torch.Tensor) -> torch.dtype:
+    """The dtype in which attention is computed: under autocast, rotary embeddings leave queries and keys in float32.
+
+    Autocast casts them for sdpa, but not for the kernel of packs.
+    """
+    device = states.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
 
 
 def _attend_by_kernel(
@@ -349,6 +376,8 @@ def _attend_to_samples(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_lens: torch.Tensor, scaling: float | None
 ) -> torch.Tensor:
     lengths = cu_seq_lens.diff().tolist()
+    if not takes_groups(key):
+        key, value = (states.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for states in (key, value))
     samples = zip(*(states.split(lengths) for states in (query, key, value)), strict=True)
     attended = []
     for sample in samples:

@@ -333,6 +333,36 @@ def test_heads_that_share_keys_take_the_flash_kernel_and_repeat_none():
     assert calls.heads == [(4, 2)] * 3  # of each layer
 
 
+@pytest.mark.parametrize("batch", [{"input_ids": ids(2, 24), "use_cache": False}, packed()], ids=["rows", "packs"])
+def test_where_no_kernel_takes_groups_each_head_of_queries_gets_its_keys_with_the_same_gradients(monkeypatch, batch):
+    expected = gradients(llama(VARLEN), [batch])
+    monkeypatch.setattr(kit.model.attention, "takes_groups", lambda key: False)
+    with FlashCalls() as calls:
+        found = gradients(llama(VARLEN), [batch])
+    assert set(calls.heads) == {(4, 4)}
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "major", "answer"),
+    [
+        ("cuda", torch.float32, 9, False),
+        ("cuda", torch.bfloat16, 9, True),
+        ("cuda", torch.float16, 7, False),
+        ("cpu", torch.float32, 9, True),
+    ],
+)
+def test_groups_are_for_half_precision_on_ampere_and_later_and_for_other_devices(
+    monkeypatch, device, dtype, major, answer
+):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
+    key = SimpleNamespace(is_cuda=device == "cuda", dtype=dtype, device=torch.device(device))
+    assert kit.model.attention.takes_groups(key) is answer
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device_type: torch.bfloat16)
+    assert kit.model.attention.takes_groups(key) is (major >= 8 or device == "cpu")
+
+
 @pytest.mark.parametrize(
     ("is_cuda", "dtype", "major", "answer"),
     [
@@ -345,7 +375,7 @@ def test_heads_that_share_keys_take_the_flash_kernel_and_repeat_none():
 )
 def test_the_kernel_is_for_half_precision_on_ampere_and_later(monkeypatch, is_cuda, dtype, major, answer):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
-    query = SimpleNamespace(is_cuda=is_cuda, dtype=dtype, device="cuda:0")
+    query = SimpleNamespace(is_cuda=is_cuda, dtype=dtype, device=torch.device("cuda:0"))
     assert kit.model.attention.has_kernel(query) is answer
 
 

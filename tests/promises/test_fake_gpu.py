@@ -105,6 +105,12 @@ def test_padded_rows_take_the_flash_kernel(fake_gpu, case):
     assert {name.removesuffix("_backward") for name in kernels} == {"scaled_dot_product_flash_attention"}
 
 
+def test_float32_takes_a_kernel_that_holds_no_scores_where_heads_share_keys(fake_gpu):
+    report = ran(fake_gpu(shape="llama-1b", bf16=False, micro_batches=2))
+    kernels = set(many(report)["attention"])
+    assert {name.removesuffix("_backward") for name in kernels} == {"scaled_dot_product_efficient_attention"}
+
+
 @pytest.mark.parametrize("case", matrix(PREFERENCES, rest=PREFERENCES_REST))
 def test_the_references_passes_add_no_wait_no_copy_and_no_peak(fake_gpu, case):
     report = ran(fake_gpu(**case))

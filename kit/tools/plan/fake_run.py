@@ -235,8 +235,8 @@ def use_plain_loss() -> None:
         forward = model.forward
 
         def model_forward(self: Any, *args: Any, targets: Any = None, **kwargs: Any) -> Any:
-            for name in ("target_positions", "token_mask", "with_router_loss", "attention_mask", "labels"):
-                kwargs.pop(name, None)
+            own = {"target_positions", "segment_lengths", "token_mask", "with_router_loss"}  # of the loss head
+            kwargs = {name: kwargs[name] for name in kwargs.keys() - own - {"attention_mask", "labels"}}
             with nullcontext() if "cu_seq_lens_q" in kwargs else without_search_for_packs():
                 return forward(*args, labels=kwargs["input_ids"], use_cache=False, **kwargs)
 

@@ -87,10 +87,11 @@ def take_kernels_of_cuda() -> None:
     """Let fake tensors on the CPU take the attention kernels of CUDA, or those that hold the same.
 
     Packs take CUDA's kernel for variable lengths. Rows take the CPU's flash attention, which torch chooses by itself;
-    it holds what CUDA's flash and memory-efficient kernels hold. In float32, where keys have fewer heads than queries,
-    CUDA has no such kernel and holds scores [H, T, T] too: that is not simulated.
+    it holds what CUDA's flash and memory-efficient kernels hold. In float32 heads of keys are repeated, as on CUDA.
     """
-    kit.model.attention.has_kernel = lambda query: query.dtype in (torch.bfloat16, torch.float16)
+    half = (torch.bfloat16, torch.float16)
+    kit.model.attention.has_kernel = lambda query: kit.model.attention.computed_dtype(query) in half
+    kit.model.attention.takes_groups = lambda key: kit.model.attention.has_kernel(key)
 
 
 def _address(self: Any) -> int:

@@ -60,6 +60,7 @@ def test_full_logits_are_what_plain_transformers_holds_more():
 @pytest.mark.slow
 def test_packs_are_simulated():
     assert simulate(replace(TINY, packing=True)).tensors > 0
+    assert simulate(replace(TINY, packing=True, loss="whole")).tensors > 0
 
 
 COPIES = {"strategy": HYBRID, "num_gpus": 16, "num_replicas": 2}
@@ -109,8 +110,13 @@ FORMULAS = [
     {"method": "qlora", "strategy": DDP, "num_gpus": 8, "gradient_checkpointing": True},
     {"method": "full", "strategy": FSDP2, "num_gpus": 8, "gradient_checkpointing": True},
     {"method": "lora", "strategy": SINGLE, "num_gpus": 1, "gradient_checkpointing": "selective"},
+    {"method": "lora", "strategy": SINGLE, "num_gpus": 1, "gradient_checkpointing": False, "bf16": False},
 ]
 FORMULAS_REST = [
+    {"method": "full", "strategy": SINGLE, "num_gpus": 1, "gradient_checkpointing": False, "bf16": False},
+    {"method": "qlora", "strategy": SINGLE, "num_gpus": 1, "gradient_checkpointing": True, "bf16": False},
+]
+FORMULAS_REST += [
     {"method": method, "strategy": strategy, "num_gpus": gpus, "gradient_checkpointing": checkpointing}
     for method in METHODS
     for strategy, gpus in ((SINGLE, 1), (FSDP2, 8), (DDP, 8))
