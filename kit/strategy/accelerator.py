@@ -26,6 +26,7 @@ from kit.strategy.fsdp import (
     num_replicas,
     replica_groups,
 )
+from kit.strategy.gradients import take_gradients_as_computed
 from kit.strategy.precision import check_precision
 from kit.strategy.rendezvous import comparison, join_group
 from kit.strategy.sending import Sender
@@ -250,6 +251,7 @@ def prepare(
         model, optimizer = accelerator.prepare(model, optimizer)
     if sender is not None:
         sender.send(model, optimizer, accelerator.device, topology.strategy.offloads)
+    take_gradients_as_computed(model)
     # With FSDP1 the unit is the wrapper around the layer, so `is_sharded_layer` looks at wrappers.
     num_layers = sum(type(module).__name__.removeprefix("FSDP") in classes for module in model.modules())
     num_sharded = sum(is_sharded_layer(module, classes) for module in model.modules())

@@ -87,13 +87,23 @@ def trains_in_bf16(model: "torch.nn.Module") -> bool:
     return next((p.dtype == torch.bfloat16 for p in model.parameters() if p.requires_grad), False)
 
 
+def take_gradients_as_computed(model: "torch.nn.Module") -> None:
+    """Let the gradient of a trained weight in bf16 have the dtype in which the backward pass computes it.
+
+    Some are computed in float32, as those of gpt-oss's experts. torch rounds them to the dtype of the weight, unless it
+    is told to take any. If it were told so with the first gradient that is held in float32, the first micro-batch of a
+    run would be rounded and later ones not: a resumed run would differ from one that nothing stopped.
+    """
+    if trains_in_bf16(model):
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.grad_dtype = None
+
+
 def hold_in_float32(model: "torch.nn.Module") -> None:
     """Make float32 of the gradients in bf16, so that those of further micro-batches are added up in float32."""
-    import torch
-
     for parameter in model.parameters():
-        if parameter.grad is not None and parameter.grad.dtype != torch.float32:
-            parameter.grad_dtype = None  # any
+        if parameter.grad is not None:
             parameter.grad = parameter.grad.float()
 
 

@@ -212,6 +212,7 @@ def test_weights_in_bf16_stay_so_when_they_are_sharded(sharded, model, load_on_r
     after = dict(prepared.model.named_parameters())
     assert {name: p.requires_grad for name, p in after.items()} == before
     assert {p.dtype for p in after.values()} == {torch.bfloat16}
+    assert {p.grad_dtype for p in after.values() if p.requires_grad} == {None}  # any
     prepared.model(torch.ones(3, 4)).sum().backward()
     gradients = {name: p.grad for name, p in after.items() if p.grad is not None}
     assert gradients.keys() == {name for name, trains in before.items() if trains}

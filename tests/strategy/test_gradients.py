@@ -14,6 +14,7 @@ from kit.strategy.gradients import (
     clip_grad_norm,
     drop_gradients,
     keeps_gradients,
+    take_gradients_as_computed,
 )
 
 
@@ -147,6 +148,7 @@ def in_bf16(model):
 
 def add_up(accelerator, model, sizes):
     """The gradient of the head's bias after micro-batches of these sizes, each of which adds its size."""
+    take_gradients_as_computed(model)
     for i, size in enumerate(sizes, start=1):
         with accumulating(accelerator, model, is_last=i == len(sizes)):
             model(torch.ones(size, 4, dtype=torch.bfloat16)).sum().backward()
@@ -180,6 +182,31 @@ def test_ddp_averages_gradients_of_weights_in_bf16_in_float32(alone_in_a_group, 
         wrapped.zero_grad()
     num_trained = sum(p.requires_grad for p in model.parameters())
     assert reduced == [torch.float32] * 2 * num_trained  # each once a step
+
+
+class Third(torch.autograd.Function):
+    """Has the gradient 1/3 in float32, as some that gpt-oss's experts have."""
+
+    @staticmethod
+    def forward(ctx, weight):
+        return weight.sum()
+
+    @staticmethod
+    def backward(ctx, arriving):
+        return torch.full((2,), 1 / 3)
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def test_a_gradient_in_float32_of_a_weight_in_bf16_is_not_rounded_in_the_first_step_either(
+    accelerator, model, num_micro_batches
+):
+    take_gradients_as_computed(in_bf16(model))
+    for _ in range(2):
+        for i in range(num_micro_batches):
+            with accumulating(accelerator, model, is_last=i == num_micro_batches - 1):
+                Third.apply(model.head.bias).backward()
+        assert model.head.bias.grad.tolist() == pytest.approx([num_micro_batches / 3] * 2, rel=1e-6)
+        clear_gradients(accelerator, model)
 
 
 def test_the_norm_of_gradients_in_bf16_is_in_float32(accelerator, model):
