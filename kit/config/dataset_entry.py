@@ -58,6 +58,11 @@ class DatasetEntry(BaseModel):
         }
         return self.model_copy(update=values)
 
+    def as_written(self) -> dict[str, Any]:
+        """Return what is set, as a user writes it: ``max_samples: 200``, and not 200.0."""
+        given = {key: value for key, value in self.model_dump().items() if value not in (None, "")}
+        return {key: without_point(value) for key, value in given.items()}
+
     def _default_name(self) -> str:
         """The stem of a file, the first part of a pattern, the name of a folder, or a hub id as it is."""
         path = Path(os.path.abspath(os.path.expanduser(self.path)))
@@ -72,9 +77,14 @@ class DatasetEntry(BaseModel):
         return word or self.path
 
 
+def without_point(value: Any) -> Any:
+    """Return a whole number of a data set as an ``int``; anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def list_as_typed(entries: Sequence[DatasetEntry]) -> str:
     """Return a list of data sets as it is written in a recipe, or after a flag: ``a.jsonl,b.jsonl``, or a YAML list."""
-    given = [{key: value for key, value in entry.model_dump().items() if value not in (None, "")} for entry in entries]
+    given = [entry.as_written() for entry in entries]
     paths = [entry.path for entry in entries]
     if all(list(each) == ["path"] for each in given) and not any("," in path or path[0] == "[" for path in paths):
         return ",".join(paths)

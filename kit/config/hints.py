@@ -12,7 +12,7 @@ from kit.config.adapter_types import ADAPTER_TYPES
 from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.config.fields import choices
 from kit.config.optimisers import optimiser_of_other_kits
-from kit.config.other_kits import objective_of_other_kits
+from kit.config.other_kits import objective_of_other_kits, other_kits_word
 from kit.config.other_words import INITIALISATIONS, TUNERS
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, Recipe
 from kit.durable import read_small
@@ -20,6 +20,7 @@ from kit.errors import Problem, did_you_mean
 
 METHODS = choices(Recipe.model_fields["method"].annotation)
 OBJECTIVES = choices(Recipe.model_fields["objective"].annotation)
+_FLASH = re.compile(r"(?:fa|flash_?attn|flash_?attention)[_-]?([23])?")  # as other kits shorten it
 _OF_CONFIGS = ("mixed_precision", "compute_environment", "num_machines", "use_cpu", "fsdp_config", "deepspeed_config")
 
 
@@ -70,6 +71,11 @@ def hint_for_value(name: str, value: str) -> str:
         return optimiser_of_other_kits(value)
     if name == "init_lora_weights":
         return INITIALISATIONS.get(re.sub(r"_niter_.*", "", value.strip().lower()), "")
+    if name == "report_to":
+        answers = (other_kits_word(word.strip()) for word in value.lower().split(","))
+        return next((answer for answer in answers if answer.startswith("not offered")), "")
+    if name == "attn_implementation" and (short := _FLASH.fullmatch(value.strip().lower())):
+        return f"did you mean 'flash_attention_{short[1] or 2}'?"
     if name == "adapter_type":
         return TUNERS.get(value.strip().lower(), "")
     if name != "method":

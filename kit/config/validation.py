@@ -102,7 +102,8 @@ def validate(
             if inner:
                 problems.append(inner)
                 continue
-        found = "no value" if values[name] in ("", None) else f"found {_short.repr(values[name])}"
+        is_blank = values[name] is None or not str(values[name]).strip()
+        found = "no value" if is_blank else f"found {_short.repr(values[name])}"
         problems.append(Problem(where.get(name, name), found, expected(info), _hint_for_value(name, info, item)))
     right = {name: value for name, value in values.items() if name not in first}
     stand_in = {name: "?" for name, info in model.model_fields.items() if info.is_required()}
@@ -114,6 +115,8 @@ def _hint_for_value(name: str, info: FieldInfo, item: Any) -> str:
     value = item["input"]
     if not isinstance(value, str):
         return ""
+    if not value.strip() and is_optional(info):
+        return "leave it out"
     without_minus = re.fullmatch(r"([\d.]+)e\+?(\d+)", value.lower())
     if item["type"] == "less_than_equal" and item["ctx"]["le"] == 1 and without_minus:  # a rate without its minus
         return f"did you mean {without_minus[1]}e-{without_minus[2]}?"

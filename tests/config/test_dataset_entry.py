@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from kit.config.dataset_entry import DatasetEntry, flag_of_list, with_own_names
+from kit.config.dataset_entry import DatasetEntry, flag_of_list, list_as_typed, with_own_names
 from kit.config.recipe import Recipe
 
 
@@ -57,6 +57,11 @@ def test_a_list_of_data_sets_arrives_as_it_is_when_its_flag_is_typed(entries):
     recipe = Recipe(model_name_or_path="m", **{flag[2:]: value})
     given = recipe.dataset if isinstance(recipe.dataset, list) else [DatasetEntry(path=recipe.dataset)]
     assert given == entries
+
+
+def test_a_number_of_rows_is_shown_as_it_was_typed():
+    entries = [DatasetEntry(path="a", max_samples=200), DatasetEntry(path="b", max_samples=0.5, weight=2)]
+    assert list_as_typed(entries) == "[{path: a, max_samples: 200}, {path: b, max_samples: 0.5, weight: 2}]"
 
 
 def test_data_sets_that_share_a_name_get_names_of_their_own():

@@ -57,10 +57,19 @@ def test_a_name_that_is_something_else_gets_the_flag_that_takes_it(name, hint):
         ("objective", "sigmoid", "use objective: dpo, with dpo_loss: sigmoid"),
         ("objective", "dop", ""),  # a slip, which the spelling answers
         ("optim", "dpo", ""),
+        ("attn_implementation", "fa3", "did you mean 'flash_attention_3'?"),
+        ("attn_implementation", "flash_attn", "did you mean 'flash_attention_2'?"),
+        ("attn_implementation", "flex", ""),
+        ("report_to", "azure_ml", ""),
     ],
 )
 def test_a_value_of_another_setting_gets_the_flag_that_takes_it(setting, value, hint):
     assert hint_for_value(setting, value) == hint
+
+
+@pytest.mark.parametrize("value", ["clearml", "wandb,Aim", "dvclive"])
+def test_a_tracker_that_is_not_offered_says_why(value):
+    assert "another id when it is continued" in hint_for_value("report_to", value)
 
 
 def test_a_word_is_given_its_flag(tmp_path):

@@ -176,6 +176,16 @@ def a_loss_as_the_objective(world):
     return pairs(world, "--objective ipo")
 
 
+@case("kit/config/validation.py:validate#2", then="flash_attention_3")
+def a_kernel_by_the_short_name_of_another_kit(world):
+    return "finetune --attn_implementation fa3"
+
+
+@case("kit/config/validation.py:validate#2")
+def a_text_that_is_blank(world):
+    return "finetune --system_prompt '  '"
+
+
 @case("kit/config/validation.py:validate#2")
 def a_choice_with_a_slip(world):
     return "finetune --lr_scheduler_type cosin"

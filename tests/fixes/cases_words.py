@@ -71,7 +71,7 @@ def a_key_that_changes_what_is_learned(world):
     return "kit convert theirs.yaml"
 
 
-@case("kit/tools/convert/convert.py:_unfilled", values={"NAME": "model"})
+@case("kit/tools/convert/convert.py:_invalid", values={"NAME": "model"})
 def a_model_that_the_shell_fills_in(world):
     world.write("train.sh", "swift sft --model $1 --dataset chats.jsonl")
     return "kit convert train.sh"

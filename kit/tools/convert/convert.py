@@ -111,10 +111,7 @@ def convert(
     trainer.fit_micro_batch(draft)
     _leave_what_the_model_lacks(draft)
     raise_if(draft.other_kind)  # alone: what else is in the way does not matter
-    problems = draft.problems + _not_dropped(draft, path, lines, drop) + _unfilled(draft)
-    if problems:
-        raise UserError(*problems)
-    raise_if_invalid(draft)
+    raise_if(draft.problems + _not_dropped(draft, path, lines, drop) + _invalid(draft))
     config = draft.config or ("single" if draft.num_processes == 1 else "ddp")
     return Converted(kit, draft, config)
 
@@ -207,19 +204,16 @@ def _not_dropped(draft: Draft, path: Path, lines: Mapping[str, int], drop: Colle
     return problems
 
 
-def _unfilled(draft: Draft) -> list[Problem]:
-    """A problem for each value that only a shell, or another file, fills in: ``m$i``, ``${name}``, ``$(date)``."""
-    return [
-        Problem(name, f"found {shown(value)}, which another program fills in", fix=f"--{name} {NAME}")
+def _invalid(draft: Draft) -> list[Problem]:
+    """What a run would say of the recipe, and each value that only a shell, or another file, fills in."""
+    unfilled = {
+        name: Problem(name, f"found {shown(value)}, which another program fills in", fix=f"--{name} {NAME}")
         for name, value in draft.values.items()
         if name not in draft.typed and re.search(r"\$[\w({]", str(value))
-    ]
-
-
-def raise_if_invalid(draft: Draft) -> None:
-    """Validate the recipe as a run does. Raises ``UserError`` with all problems."""
-    raise_if(problems_with_secrets(draft.values, {}))
+    }
     values = yaml.load(recipe_text(draft, []), yaml.BaseLoader) or {}
     _, problems = check_recipe(values, {key: key for key in values})
-    if problems:
-        raise UserError(*problems)
+    problems += problems_with_secrets(draft.values, {})
+    # Of a data set that was refused, nobody has to be told that it is missing.
+    others = [each for each in problems if not (each.where in unfilled or (draft.problems and each.found == "missing"))]
+    return [*unfilled.values(), *others]

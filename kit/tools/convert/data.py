@@ -77,9 +77,7 @@ def put_data(draft: Draft, name: str, data: list[Data]) -> None:
 
 
 def _shown_entry(entry: DatasetEntry) -> dict[str, Any]:
-    values = {key: value for key, value in entry.model_dump().items() if value not in (None, "")}
-    if values.get("max_samples", 0) >= 1:
-        values["max_samples"] = int(values["max_samples"])
+    values = entry.as_written()
     if "columns" in values:
         values["columns"] = columns_as_typed(values["columns"])
     return values

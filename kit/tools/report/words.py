@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from kit.config.dataset_entry import without_point
 from kit.config.recipe import Recipe
 
 _OF_ANSWERS = {  # each of the chosen and of the rejected answers; of answers with a label, of the good and the bad ones
@@ -69,7 +70,9 @@ def setting(value: Any) -> str:
 
 
 def _entry(entry: dict[str, Any]) -> str:
-    return ", ".join(f"{key}: {setting(value)}" for key, value in entry.items() if value not in (None, "", [], {}))
+    return ", ".join(
+        f"{key}: {setting(without_point(value))}" for key, value in entry.items() if value not in (None, "", [], {})
+    )
 
 
 def chosen_and_defaults(recipe: Recipe) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -61,7 +61,14 @@ def test_all_that_the_user_must_decide_is_said_in_one_answer(converted):
         converted(AXOLOTL | {"datasets": [OWN], "base_model": "$1"})
     text = str(refused.value)
     assert "datasets[0].type" in text and "--drop min_sample_len leaves it out" in text
-    assert "--model_name_or_path NAME" in text
+    assert "--model_name_or_path NAME" in text and "dataset: missing" not in text
+    with pytest.raises(UserError) as refused:
+        converted(AXOLOTL | {"sequence_len": 3})
+    assert [problem.where.rpartition(" ")[2] for problem in refused.value.problems] == [
+        "min_sample_len",
+        "dataset",
+        "max_length",
+    ]
 
 
 def test_another_kind_of_training_is_refused_alone(converted):

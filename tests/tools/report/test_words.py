@@ -31,6 +31,10 @@ def test_keys_become_words(key, text):
         (["a", "b"], "a,b"),
         ({"q": "prompt", "a": "completion"}, "q=prompt,a=completion"),
         ([{"path": "x", "columns": {"q": "text"}, "name": ""}, {"path": "y"}], "path: x, columns: q=text\npath: y"),
+        (
+            [{"path": "x", "max_samples": 200.0}, {"path": "y", "weight": 0.5}],
+            "path: x, max_samples: 200\npath: y, weight: 0.5",
+        ),
     ],
 )
 def test_settings_read_as_a_recipe_writes_them(value, text):
