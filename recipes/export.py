@@ -21,6 +21,8 @@ from kit import interrupt
 if __name__ == "__main__":
     interrupt.leave_on_ctrl_c()  # also while the imports below run
 
+from kit.config.dataset_entry import DatasetEntry
+from kit.config.fields import column_mapping
 from kit.config.scripts import TYPED_AS
 from kit.config.settings.method import MethodSettings
 from kit.console import Parser, say, silence_libraries
@@ -57,6 +59,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=dtypes, help="default: bfloat16 when merged; of a full model, its base's")
     parser.add_argument("--shard_size", metavar="SIZE", help="the largest file of weights, as 5GB (default) or 500MB")
     parser.add_argument("--rows", metavar="FILE", help="rows to compare on; default: the run's first evaluation rows")
+    parser.add_argument("--dataset_columns", metavar="COLUMN=FIELD", help="of --rows, separated by commas")
     parser.add_argument(
         "--max_change", type=float, metavar="NATS", help="bound of the mean change of a token's log-probability"
     )
@@ -86,7 +89,7 @@ def main() -> None:
     wanted = Wanted(
         args.dtype,
         int(size[1]) * SIZES[size[2]] if size else MAX_SHARD_BYTES,
-        args.rows,
+        DatasetEntry(path=args.rows, columns=column_mapping(args.dataset_columns)) if args.rows else None,
         args.max_change,
         args.output_dir,
         args.merge or args.format != "safetensors",
@@ -126,6 +129,11 @@ def _problems(args: argparse.Namespace, types: list[str], known: list[str]) -> l
         problems += [Problem("--max_change", f"{args.max_change:g}", "nats per token, above 0")]
     if args.rows and not os.path.exists(args.rows):
         problems += [Problem("--rows", f"no file {args.rows}", "rows of data, as for --eval_dataset")]
+    if args.dataset_columns and not args.rows:
+        problems += [Problem("--dataset_columns", "given without --rows", "columns of its file", "leave it out")]
+    if args.dataset_columns and not isinstance(column_mapping(args.dataset_columns), dict):
+        expected = "column=field, separated by commas, each column once"
+        problems += [Problem("--dataset_columns", f"found {args.dataset_columns!r}", expected)]
     return problems
 
 

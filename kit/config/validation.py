@@ -115,7 +115,7 @@ def _hint_for_value(name: str, info: FieldInfo, item: Any) -> str:
     value = item["input"]
     if not isinstance(value, str):
         return ""
-    if not value.strip() and is_optional(info):
+    if value and not value.strip() and is_optional(info):
         return "leave it out"
     without_minus = re.fullmatch(r"([\d.]+)e\+?(\d+)", value.lower())
     if item["type"] == "less_than_equal" and item["ctx"]["le"] == 1 and without_minus:  # a rate without its minus

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from kit import durable
+from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
 from kit.console import say
@@ -49,7 +50,7 @@ class Wanted:
 
     dtype: str | None  # of the weights; None: that of the base, of a merged model bfloat16
     shard_bytes: int = MAX_SHARD_BYTES  # the largest file, unless it has a single tensor
-    rows: str | None = None  # a file of rows to compare on; None: the run's own
+    rows: DatasetEntry | None = None  # to compare on; None: the run's own
     max_change: float | None = None  # nats per token; None: ``BOUNDS``
     output_dir: Path = Path("model")  # for messages: what is written has another name until it is complete
     merges: bool = False  # the adapter of a checkpoint too

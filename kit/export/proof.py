@@ -75,20 +75,20 @@ class Change:
         )
 
 
-def find_rows(run: Recipe | None, tokenizer: Any, given: str | None, vocab_size: int) -> Rows:
-    """Return the rows to compare on: those of the file ``given``, else of the run's evaluation data, else ``TEXTS``.
+def find_rows(run: Recipe | None, tokenizer: Any, given: DatasetEntry | None, vocab_size: int) -> Rows:
+    """Return the rows to compare on: those ``given``, else of the run's evaluation data, else ``TEXTS``.
 
     Args:
         run: the recipe of the run; None: it is not known.
         tokenizer: with the chat template of the run.
 
     Raises:
-        UserError: the file ``given`` cannot be read as data.
+        UserError: the data set ``given`` cannot be read as data.
     """
     if given:
         template = "its own" if tokenizer.chat_template else None  # only whether there is one matters
-        settings = run or Recipe(model_name_or_path="unknown", dataset=given, chat_template=template)
-        return _read(settings, [DatasetEntry(path=given)], tokenizer, f"the first rows of {given}")
+        settings = run or Recipe(model_name_or_path="unknown", dataset=given.path, chat_template=template)
+        return _read(settings, [given], tokenizer, f"the first rows of {given.path}")
     if run is not None:
         entries = run.eval_dataset_entries or run.dataset_entries
         kind = "evaluation" if run.eval_dataset_entries else "training"

@@ -42,6 +42,7 @@ def open_tokenizer(settings: MethodSettings) -> PreTrainedTokenizerBase:
         tokenizer.chat_template = _template_of_processor(name, settings)
     if not tokenizer.is_fast:
         raise UserError(Problem(field, "a slow tokenizer only", "a tokenizer.json"))
+    tokenizer.takes_new_tokens = settings.method == "full" or settings.adapter_type == "lora"  # for advice
     _add(tokenizer, settings.new_tokens or [])
     _check_known(tokenizer, settings.trainable_tokens or [])
     return tokenizer

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from data_helpers import chat, write
 
+from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
 from kit.errors import TrainingError, UserError
 from kit.export.proof import (
@@ -74,7 +75,7 @@ def test_rows_are_the_run_s_own_else_those_given_else_texts_of_the_kit(opened, t
     answer = [rows.ids[0][at] for at in rows.learned[0]]
     assert tokenizer.decode(answer).startswith("blue cat") and rows.num_tokens == NUM_ROWS * len(answer)
     for known in (run, None):
-        rows = find_rows(known, tokenizer, str(tmp_path / "mine.jsonl"), 99)
+        rows = find_rows(known, tokenizer, DatasetEntry(path=str(tmp_path / "mine.jsonl")), 99)
         assert len(rows.ids) == 1 and rows.origin.startswith("the first rows of ")
     assert len(find_rows(recipe, tokenizer, None, 99).ids) == 3  # its data are gone
     tokenizer.chat_template = None
@@ -84,7 +85,7 @@ def test_rows_are_the_run_s_own_else_those_given_else_texts_of_the_kit(opened, t
 def test_a_file_without_rows_is_a_mistake_of_the_user(opened, tmp_path):
     (tmp_path / "bad.jsonl").write_text("{\n")
     with pytest.raises(UserError):
-        find_rows(None, opened[1], str(tmp_path / "bad.jsonl"), 99)
+        find_rows(None, opened[1], DatasetEntry(path=str(tmp_path / "bad.jsonl")), 99)
 
 
 def test_a_check_of_no_text_does_not_say_that_ids_are_equal():

@@ -1,5 +1,9 @@
 """What is exported is recognised; what is made of it was compared, has a card, and leaves nothing half made."""
 
+import json
+import re
+import shlex
+
 import pytest
 import torch
 from helpers import FAKE_CONVERTER, ROOT, export
@@ -78,6 +82,7 @@ def test_a_gguf_file_lies_beside_a_card_and_a_modelfile_and_nothing_else(tmp_pat
         (["--format=gguf", "--shard_size=1GB"], ["--shard_size: a GGUF file is one file"]),
         (["--shard_size=5", "--max_change=-1"], ["--shard_size: '5'", "--max_change: -1"]),
         (["--rows=/gone.jsonl"], ["--rows: no file /gone.jsonl"]),
+        (["--dataset_columns=q"], ["--dataset_columns: given without --rows", "--dataset_columns: found 'q'"]),
         ([], ["a full model: nothing to merge"]),
         (["--merge", "--dtype=float16"], ["--merge: "]),
     ],
@@ -86,3 +91,14 @@ def test_flags_that_do_not_fit_are_reported_at_once_and_nothing_is_written(tmp_p
     with pytest.raises(UserError) as caught:
         export(TINY, tmp_path / "new", *flags)
     assert all(each in str(caught.value) for each in says) and list(tmp_path.iterdir()) == []
+
+
+def test_columns_of_the_rows_to_compare_on_are_named_as_the_message_says(tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"frage": "What is it?", "antwort": "It is a dog that runs fast."}) + "\n")
+    flags = ["--format=torchao", "--qat=int8_weight_only", f"--rows={rows}"]
+    with pytest.raises(UserError) as refused:
+        export(TINY, tmp_path / "new", *flags)
+    fix = re.search(r"--dataset_columns [^\s;]+", str(refused.value))[0]
+    export(TINY, tmp_path / "new", *flags, *shlex.split(fix))
+    assert f"the first rows of {rows} (1)" in capsys.readouterr().out

@@ -340,6 +340,11 @@ def a_template_whose_tokens_are_not_there(world):
     return "finetune --chat_template llama3"
 
 
+@case("kit/data/chat/template.py:_shipped_template")
+def a_template_whose_tokens_no_adapter_of_the_run_trains(world):
+    return "finetune --method lora --adapter_type oft --chat_template llama3"
+
+
 @case("kit/data/chat/tokens.py:_Encoder.encode")
 def tools_beside_strings(world):
     made = [{"q": row["question"], "a": row["answer"], "tools": TOOLS} for row in PAIRS]

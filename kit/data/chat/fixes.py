@@ -236,7 +236,7 @@ class Fixes:
         return [
             (name, Template(one.source, self._tokenizer), missing)
             for name, one, missing in lacking
-            if missing and can_be_added(missing)
+            if missing and can_be_added(self._tokenizer, missing)
         ]
 
     @cached_property

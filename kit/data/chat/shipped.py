@@ -68,9 +68,12 @@ def is_one_token(tokenizer: Any, text: str) -> bool:
     return len(tokenizer(text, add_special_tokens=False).input_ids) == 1
 
 
-def can_be_added(tokens: Collection[str]) -> bool:
-    """Whether ``--new_tokens`` can add missing tokens: a BOS or EOS has a role, which only the tokenizer gives it."""
-    return not {"bos_token", "eos_token"}.intersection(tokens)
+def can_be_added(tokenizer: Any, tokens: Collection[str]) -> bool:
+    """Whether ``--new_tokens`` can add missing tokens.
+
+    A BOS or EOS has a role, which only the tokenizer gives it; and not every adapter trains rows of new tokens.
+    """
+    return getattr(tokenizer, "takes_new_tokens", True) and not {"bos_token", "eos_token"}.intersection(tokens)
 
 
 def new_tokens_flag(tokenizer: Any, tokens: Sequence[str]) -> str:
@@ -85,7 +88,7 @@ def with_chat_template(tokenizer: Any, variable: str) -> str:
     for name, missing in sorted(known.items(), key=lambda item: bool(item[1])):
         if not missing:
             return f"--chat_template {name}"
-        if can_be_added(missing):
+        if can_be_added(tokenizer, missing):
             return f"--chat_template {name} {new_tokens_flag(tokenizer, missing)}"
     return "the file of a chat template that reads them, as --chat_template,"
 

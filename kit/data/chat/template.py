@@ -149,10 +149,9 @@ def _shipped_template(tokenizer: Any, name: str) -> str:
     if missing:
         found = f"{name!r} needs {', '.join(missing)}, which the tokenizer would split into pieces"
         expected = "a tokenizer that has them"
-        fixes = (
-            [f"{new_tokens_flag(tokenizer, missing)} adds them and trains their rows"] if can_be_added(missing) else []
-        )
-        fix = "; or ".join([*fixes, fitting(tokenizer)])
+        fix = fitting(tokenizer)
+        if can_be_added(tokenizer, missing):
+            fix = f"{new_tokens_flag(tokenizer, missing)} adds them and trains their rows; or {fix}"
         raise UserError(Problem("chat_template", found, expected, fix))
     return SHIPPED[name].source
 
