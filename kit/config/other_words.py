@@ -153,7 +153,7 @@ WORDS = {
         field_thinking template_thinking_key add_non_thinking_prefix disable_ignore_empty_think""",
     "leave it out: tool definitions are read from the column tools": "field_tools",
     "use train_on: last, or leave it out": "loss_scale is_binary_loss_scale",
-    "not offered: it is for answers about the model itself": "model_author",
+    "a data set in a list has `replace`, for texts in its rows such as {{AUTHOR}}": "model_author",
     "use objective: dft": "enable_dft_loss",
     "use cpo_alpha": "sft_alpha",
     "use label_smoothing_factor": "label_smoothing_ratio",

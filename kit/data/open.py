@@ -26,7 +26,7 @@ from kit.config.settings.objective import Rows
 from kit.config.settings.optimisation import OptimSettings
 from kit.data.chat.columns import NUM_TRIED, choose_fields, flags_for_pairs, mapping_of, preferences
 from kit.data.chat.columns_flag import columns_flag, list_flag
-from kit.data.chat.formats import IGNORE, NO_COLUMN, Sample, format_of, to_sample
+from kit.data.chat.formats import IGNORE, NO_COLUMN, Sample, format_of
 from kit.data.chat.preferences import is_transcript
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.chat.tokens import encode_all
@@ -470,9 +470,8 @@ def _other_columns(dataset: Dataset) -> Problem | None:
             conditions += [condition] if condition else []
             if columns is None:
                 break
-        entries.append(
-            DatasetEntry(path=part.name, columns=columns, split=entry.split, prompt_format=entry.prompt_format)
-        )
+        kept = DatasetEntry(path=part.name, columns=columns, split=entry.split, prompt_format=entry.prompt_format)
+        entries.append(kept.model_copy(update={"replace": entry.replace}))
     if not others:
         return None
     fix = FIX_FILES
@@ -487,7 +486,7 @@ def _first_sample(dataset: Dataset) -> Sample:
     """The sample of the first row that fits its format; empty if there is none, or if that row does not."""
     for _, _, row in read_rows(dataset.source.parts, dataset.columns):
         if isinstance(row, dict):
-            sample = to_sample(row, dataset.fields, dataset.entry.prompt_format)
+            sample = dataset.sample(row)
             return sample if isinstance(sample, dict) else {}
     return {}
 

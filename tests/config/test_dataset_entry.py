@@ -48,6 +48,7 @@ def test_a_data_set_is_named_by_a_word_for_tables(path, name, tmp_path, monkeypa
         [{"path": "[a].jsonl"}],
         [{"path": "null", "weight": 2.5}, {"path": "1e5", "name": "yes"}],
         [{"path": "a.jsonl", "columns": {"my: question, or so": "prompt", "'a'": "completion"}}],
+        [{"path": "a.jsonl", "replace": {"{{NAME}}": "Rob, or 'so': x ", " ": "\n"}}],
         [{"path": "a.jsonl", "prompt_format": "\n Task:\n{instruction}[\n\n'{input}' \"x\"] \n"}],
     ],
 )

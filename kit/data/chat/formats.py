@@ -80,12 +80,15 @@ def format_of(fields: Mapping[str, str]) -> Format:
 
 
 def to_sample(
-    row: Mapping[str, Any], fields: Mapping[str, str], prompt_format: str | None = None
+    row: Mapping[str, Any],
+    fields: Mapping[str, str],
+    prompt_format: str | None = None,
+    replace: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | list[Problem]:
     """Convert a row to a sample in our form, or return its problems.
 
-    ``fields`` is the result of ``columns.choose_fields``, ``prompt_format`` that of the data set. ``Problem.where`` is
-    a field of the row, such as ``messages[2].role``, or empty if the problem is the row itself.
+    ``fields`` is the result of ``columns.choose_fields``, ``prompt_format`` and ``replace`` those of the data set.
+    ``Problem.where`` is a field of the row, such as ``messages[2].role``, or empty if the problem is the row itself.
     """
     format = format_of(fields)
     values = {ours: row.get(theirs) for ours, theirs in fields.items()}
@@ -94,11 +97,24 @@ def to_sample(
         if missing := [theirs for theirs in needed if theirs not in row]:
             found = f"{NO_COLUMN}{' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
             return [Problem("", found, " and ".join(needed) + " in every row")]
+    if replace:
+        values = _replaced(values, replace)
     problems = Problems()
     if prompt_format is not None:
         values = _with_question(values, prompt_format, problems)
     sample = format.make(values, problems)
     return list(problems) or sample
+
+
+def _replaced(value: Any, texts: Mapping[str, str]) -> Any:
+    """A value with other texts for those of its strings."""
+    if isinstance(value, str):
+        for old, new in texts.items():
+            value = value.replace(old, new)
+        return value
+    if isinstance(value, dict):
+        return {key: _replaced(each, texts) for key, each in value.items()}
+    return [_replaced(each, texts) for each in value] if isinstance(value, list) else value
 
 
 def _with_question(values: Mapping[str, Any], prompt_format: str, problems: Problems) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.objective import Rows
 from kit.data.chat.columns import choose_fields
 from kit.data.chat.columns_flag import Listed, columns_flag, list_flag
-from kit.data.chat.formats import IGNORE, format_of
+from kit.data.chat.formats import IGNORE, format_of, to_sample
 from kit.data.chat.unused import read_keys
 from kit.data.chat.watched import is_watched
 from kit.data.read.sources import Source, json_fix, open_source, read_rows
@@ -46,8 +46,13 @@ class Dataset:
     @property
     def key(self) -> list[Any]:
         """What of the entry decides what is learned, for keys of the cache and fingerprints."""
-        wording = [("prompt_format", self.entry.prompt_format)] if self.entry.prompt_format is not None else []
-        return [*sorted(self.fields.items()), *read_keys(self.ignored), *wording]
+        texts: list[Any] = [("prompt_format", self.entry.prompt_format)] if self.entry.prompt_format is not None else []
+        texts += [("replace", sorted(self.entry.replace.items()))] if self.entry.replace else []
+        return [*sorted(self.fields.items()), *read_keys(self.ignored), *texts]
+
+    def sample(self, row: Mapping[str, Any]) -> dict[str, Any] | list[Problem]:
+        """Convert a row to a sample, or return its problems."""
+        return to_sample(row, self.fields, self.entry.prompt_format, self.entry.replace)
 
     @cached_property
     def columns(self) -> list[str]:

@@ -15,7 +15,7 @@ import xxhash
 
 from kit.cache import digest
 from kit.config.settings.objective import Rows
-from kit.data.chat.formats import IGNORE, Sample, format_of, plain_text, to_sample
+from kit.data.chat.formats import IGNORE, Sample, format_of, plain_text
 from kit.data.chat.sandbox import watched
 from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import Encoded, encode_all
@@ -176,7 +176,7 @@ class Encoder:
             unused_problems = unused.check(row)
             if source.parts[part].has_schema:  # then only some columns were read
                 unused.counts.update(unread)
-            sample = to_sample(row, dataset.fields, dataset.entry.prompt_format)
+            sample = dataset.sample(row)
             if isinstance(sample, list):
                 refuse(part, number, sample)
             elif unused_problems:
@@ -233,7 +233,7 @@ class Encoder:
 
     def whole(self, dataset: Dataset, row: dict[str, Any]) -> list[Halves]:
         """Encode a row without cutting it, to show what ``encode`` made of it; empty if it cannot be used."""
-        sample = to_sample(without_keys(row, read_keys(dataset.ignored)), dataset.fields, dataset.entry.prompt_format)
+        sample = dataset.sample(without_keys(row, read_keys(dataset.ignored)))
         if isinstance(sample, list):
             return []
         (result,) = self._encode_all([sample])

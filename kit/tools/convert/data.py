@@ -28,7 +28,8 @@ class Data:
     """One data set: where it is, and which column is what.
 
     ``columns`` maps a column to the kit's field; a column that has the field's name may be left out. ``prompt_format``
-    is that of its rows with an instruction; ``max_samples`` rows are drawn, below 1 that share of them.
+    is that of its rows with an instruction; ``max_samples`` rows are drawn, below 1 that share of them; ``replace`` has
+    other texts for some in its rows.
     """
 
     path: str
@@ -38,6 +39,7 @@ class Data:
     columns: dict[str, str] = field(default_factory=dict)
     prompt_format: str | None = None
     max_samples: float | None = None
+    replace: dict[str, str] | None = None
 
     def entry(self) -> DatasetEntry:
         """As an entry of the list ``dataset``."""
@@ -51,6 +53,7 @@ class Data:
             columns=columns or None,
             prompt_format=self.prompt_format,
             max_samples=self.max_samples,
+            replace=self.replace,
         )
 
 
@@ -62,7 +65,7 @@ def put_data(draft: Draft, name: str, data: list[Data]) -> None:
     if not entries:
         return
     first = entries[0]
-    needs_list = first.prompt_format is not None or first.max_samples is not None
+    needs_list = any(each is not None for each in (first.prompt_format, first.max_samples, first.replace))
     if len(entries) > 1 or needs_list or (name == "eval_dataset" and first.columns):
         fields = [_shown_entry(entry) for entry in with_own_names(entries)]
         draft.put(name, fields)

@@ -7,6 +7,7 @@ Its hub is ModelScope: ids may have another name at Hugging Face's.
 import math
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from kit.durable import read_small
 from kit.tools.convert import trainer
 from kit.tools.convert.axolotl_data import put_template
 from kit.tools.convert.data import Data, put_data
-from kit.tools.convert.draft import Draft, Group, as_list, is_true, number
+from kit.tools.convert.draft import Draft, Group, as_list, is_nothing, is_true, number
 from kit.tools.convert.modules import put_adapter_type, put_initialisation, put_targets
 
 KIT = "ms-swift"
@@ -41,8 +42,8 @@ _TEMPLATES = {"llama3": "llama3", "chatml": "chatml", "gemma": "gemma"}
 _LONGER = {"delete": "drop", "left": "keep_end", "right": "truncate", "split": "split"}
 _IMAGES = re.compile(r"(?i)[-_/.](vl|omni|audio|vision|v|ocr)\b|ovis|internvl|llava|janus|pixtral|minicpm-[ov]")
 _NAMES = (
-    "its rows have {{NAME}} and {{AUTHOR}}, where ms-swift puts model_name and model_author; write them to a file "
-    "with the names, for --dataset FILE"
+    "its rows have {{NAME}} and {{AUTHOR}}, and the file does not say one model_name and one model_author for them; or "
+    "its subset adds thoughts to them. Write them to a file with the names, for --dataset FILE"
 )
 _TOKENISED = "tokenised by ms-swift; give the rows that it was made of, by --dataset FILE or --eval_dataset FILE"
 _FAR = 8192  # tokens; without max_length ms-swift takes what the model can
@@ -150,10 +151,13 @@ def _take_floor(draft: Draft) -> None:
 
 
 def _take_data(draft: Draft) -> None:
+    names = _names(draft)
     for name, ours in (("dataset", "dataset"), ("val_dataset", "eval_dataset")):
         given = [str(each) for each in as_list(draft.take(name))]
-        if any("self-cognition" in each for each in given):
-            given = [each for each in given if "self-cognition" not in each]
+        if unnamed := [
+            each for each in given if "self-cognition" in each and not (names and _data_of(each).config is None)
+        ]:
+            given = [each for each in given if each not in unnamed]
             if given or ours == "eval_dataset":
                 reason = f"{_NAMES}. With --drop, nothing is learned from them"
                 draft.drop(name, "self-cognition", Group.LEARNS, reason, ours)
@@ -169,9 +173,13 @@ def _take_data(draft: Draft) -> None:
         if is_true(draft.given.get("streaming")) and any("#" in each for each in given):
             draft.drop(name, ",".join(given), Group.LEARNS, "of a stream, max_steps says how many rows are read")
             given = [each.partition("#")[0] for each in given]
-        put_data(draft, ours, [_data_of(each) for each in given])
+        put_data(draft, ours, [_with_names(_data_of(each), names) for each in given])
+        if any("self-cognition#" in each for each in given):
+            draft.notes[ours] = (
+                "ms-swift repeats the few rows of self-cognition up to its number; here each is used once"
+            )
     for key in ("model_name", "model_author"):
-        draft.needless(key, "only for the rows of self-cognition")
+        draft.needless(key, "of the rows of self-cognition")
     share = draft.take("split_dataset_ratio", 0)
     if number(share) > 0 and "eval_dataset" not in draft.values:
         draft.put("eval_split_size", share)
@@ -179,6 +187,26 @@ def _take_data(draft: Draft) -> None:
         names = {"query": "instruction", "response": "output"}
         pairs = [f"{theirs}={names.get(str(field), field)}" for theirs, field in columns.items()]
         draft.put("dataset_columns", ",".join(pairs))
+
+
+def _names(draft: Draft) -> dict[str, str] | None:
+    """What stands for the placeholders of self-cognition; None unless there is one name, and one author.
+
+    A second one would be that of its English rows.
+    """
+    given = {key: draft.given.get(f"model_{key.lower()}") for key in ("NAME", "AUTHOR")}
+    words = {key: list(map(str, value if isinstance(value, list) else [value])) for key, value in given.items()}
+    if any(is_nothing(value) for value in given.values()) or any(len(set(value)) > 1 for value in words.values()):
+        return None
+    return {f"{{{{{key}}}}}": value[0] for key, value in words.items()}
+
+
+def _with_names(data: Data, names: dict[str, str] | None) -> Data:
+    """A data set, with the columns, the id at Hugging Face's and the names of self-cognition if it is that."""
+    if "self-cognition" not in data.path:
+        return data
+    path = data.path if os.path.exists(data.path) else "modelscope/self-cognition"
+    return replace(data, path=path, columns={"query": "instruction", "response": "output"}, replace=names)
 
 
 def _data_of(given: str) -> Data:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from tokenizers.decoders import DecodeStream
 
-from kit.data.chat.formats import to_sample
 from kit.data.chat.unused import read_keys, without_keys
 from kit.data.open import Data
 from kit.data.samples.bad_rows import BadRow
@@ -350,7 +349,7 @@ def _find_lost(data: Data, num: int, others: list[int]) -> list[_Lost]:
 
 def _label(dataset: Dataset, row: dict[str, Any]) -> bool | None:
     """The label of a row that can be used; None if its format has none."""
-    sample = to_sample(without_keys(row, read_keys(dataset.ignored)), dataset.fields, dataset.entry.prompt_format)
+    sample = dataset.sample(without_keys(row, read_keys(dataset.ignored)))
     return None if isinstance(sample, list) else sample.get("label")
 
 

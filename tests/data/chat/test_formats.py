@@ -90,6 +90,18 @@ def test_a_row_that_a_prompt_format_cannot_word_is_refused(row, format, where):
     assert where in [problem.where for problem in to_sample(row, {name: name for name in row}, format)]
 
 
+def test_texts_of_a_row_are_replaced_wherever_they_stand_and_columns_are_not():
+    texts = {"{{NAME}}": "Rob", "role": "part"}
+    row = {
+        "messages": [{"role": "user", "content": "Are you {{NAME}}?"}, {"role": "assistant", "content": "{{NAME}}!"}]
+    }
+    sample = to_sample(row, {"messages": "messages"}, None, texts)
+    assert [message["content"] for message in sample["messages"]] == ["Are you Rob?", "Rob!"]
+    row = {"instruction": "Say {{NAME}}", "output": "{{NAME}}, {{NAME}}"}
+    sample = to_sample(row, {"instruction": "instruction", "output": "output"}, "{instruction}:", texts)
+    assert [message["content"] for message in sample["messages"]] == ["Say Rob:", "Rob, Rob"]
+
+
 @pytest.mark.parametrize("given", [{"a": 1, "b": None}, '{"a": 1}'])
 def test_values_for_the_template_are_kept(given):
     for row in (

@@ -138,6 +138,19 @@ def test_data_that_are_typed_replace_tokenised_ones(converted):
     assert {"cached_dataset", "cached_val_dataset"} <= {each.key for each in result.draft.left_out}
 
 
+def test_names_for_the_placeholders_of_self_cognition_are_put_into_its_rows(converted):
+    given = FILE | {"dataset": ["swift/self-cognition#5", "a/b"], "model_name": ["Rob"], "model_author": "me, myself"}
+    entry, other = converted(given)[1].dataset
+    assert (entry.path, entry.max_samples) == ("modelscope/self-cognition", 5) and other.replace is None
+    assert entry.replace == {"{{NAME}}": "Rob", "{{AUTHOR}}": "me, myself"}
+    assert entry.columns == {"query": "instruction", "response": "output"}
+    # Without one of them, with another name in English rows, or with thoughts before answers, they are not as there.
+    subset = ["swift/self-cognition:qwen3#5", "a/b"]
+    for more in ({"model_author": None}, {"model_name": ["Rob", "Bob"]}, {"dataset": subset}):
+        with pytest.raises(UserError, match="--drop dataset leaves it out"):
+            converted(given | more)
+
+
 def test_each_word_of_a_file_of_tokens_is_a_token(converted, tmp_path):
     file = tmp_path / "tokens.txt"
     file.write_text("<a>\n<b> <c>\n")

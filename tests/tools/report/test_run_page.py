@@ -158,9 +158,9 @@ def test_the_recipe_reads_as_it_was_written(folder):
     (folder / "run.json").write_text(json.dumps(run))
     write_report(folder)
     page = (folder / "report.html").read_text()
-    chat_line = "path: &lt;chat&gt;.jsonl, columns: q=prompt,a=completion, weight: 3.0"
+    chat_line = "path: &lt;chat&gt;.jsonl, columns: q=prompt,a=completion, weight: 3"
     chosen, defaults = page.split("<details>")
-    assert f"<pre>{chat_line}\npath: more.jsonl, name: more, weight: 1.0</pre>" in chosen
+    assert f"<pre>{chat_line}\npath: more.jsonl, name: more, weight: 1</pre>" in chosen
     for key, value in {"dataset_columns": "b=text", "packing": "true", "max_steps": "9"}.items():
         assert f"<td data-name='setting'>{key}</td><td data-name='value'>{value}</td>" in chosen
     assert "<td data-name='setting'>max_length</td><td data-name='value'>2048</td>" in defaults  # as it is by default
