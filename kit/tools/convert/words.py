@@ -54,6 +54,8 @@ _NEEDLESS = (
     "trackio's",
     "not offered: clearml",
     "`kit prepare`",
+    "kit score RUN",
+    "it belongs in the Accelerate config",
     "strategy comes",
     "precision comes",
     "use debug_distributed",

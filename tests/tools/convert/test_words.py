@@ -13,6 +13,7 @@ GROUPS = {
     "dataset_prepared_path": Group.NEEDLESS,
     "hub_model_id": Group.NEEDLESS,
     "use_swanlab": Group.NEEDLESS,
+    "eval_use_evalscope": Group.NEEDLESS,
     "liger_rope": Group.SPEED,
     "use_liger": Group.SPEED,
     "load_in_8bit": Group.SPEED,
