@@ -6,9 +6,11 @@ import os
 import pkgutil
 import re
 import socket
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -227,6 +229,61 @@ def _rank(
     if prepare:
         prepare(rank)
     runpy.run_path(path, run_name="__main__")
+
+
+def typed(
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
+    text: str = "",
+    timeout: float = 300,
+    own_kit: bool = False,
+) -> "subprocess.CompletedProcess[str]":
+    """Run ``python WORDS`` as ``subprocess.run`` does: ``-m MODULE`` or a script. It begins after the slow imports.
+
+    Args:
+        env: variables to set. A library that reads one when it is imported does not see it.
+        text: standard input.
+        own_kit: the script belongs to another clone, and imports the kit anew.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, name) for name in ("in", "out", "err")]
+        for path in paths:
+            path.write_text(text if path.name == "in" else "")
+        child = _forkserver.Process(target=_typed, args=(words, dict(env or {}), cwd, paths, own_kit), daemon=True)
+        child.start()
+        child.join(timeout)
+        child.kill()
+        child.join()
+        assert child.exitcode is not None
+        return subprocess.CompletedProcess(words, child.exitcode, paths[1].read_text(), paths[2].read_text())
+
+
+def _typed(words: tuple[str, ...], env: dict[str, str], cwd: Path, paths: list[Path], own_kit: bool) -> None:
+    """In the child: become the command."""
+    import runpy
+
+    for number, (path, mode) in enumerate(zip(paths, (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY), strict=True)):
+        os.dup2(os.open(path, mode | os.O_APPEND), number)
+    sys.stdin = open(0)  # noqa: SIM115
+    os.chdir(cwd)
+    os.sched_getaffinity = lambda _: {0}
+    if own_kit:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "kit"]:
+            del sys.modules[name]
+
+    def become(_: str, words: list[str], env: dict[str, str]) -> None:
+        os.environ |= env
+        sys.argv = words[2:] if words[1] == "-m" else words[1:]
+        if words[1] == "-m":
+            sys.modules.pop(words[2], None)
+            runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[1], run_name="__main__")
+        sys.exit()
+
+    os.execve = become  # as `kit train` becomes the script
+    become(sys.executable, [sys.executable, *words], env)
 
 
 # A stand-in of llama.cpp's: beside it, ``mode`` is why it fails, and ``log.jsonl`` gets what it was asked.

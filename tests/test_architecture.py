@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, typed
 
 PLAN = runpy.run_path(str(ROOT / "docs/architecture.py"))
 FLOORS, DATA_FLOORS, TOOLS_FLOORS = PLAN["FLOORS"], PLAN["DATA_FLOORS"], PLAN["TOOLS_FLOORS"]
@@ -86,8 +86,7 @@ def test_training_scoring_and_exporting_work_without_the_tools(tmp_path):
         shutil.copytree(ROOT / name, clone / name, ignore=skipped)
 
     def call(script, *flags):
-        command = [sys.executable, f"recipes/{script}.py", *flags]
-        result = subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=300)
+        result = typed(f"recipes/{script}.py", *flags, cwd=clone, own_kit=True)
         assert result.returncode == 0, result.stderr
         return result.stdout
 

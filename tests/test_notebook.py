@@ -23,7 +23,8 @@ TINY = {
 }
 # What a notebook has and Python has not.
 PRELUDE = """
-import subprocess, sys, types
+import pathlib, sys, types
+from helpers import typed
 shown = []
 display = types.ModuleType("IPython.display")
 display.HTML, display.display = str, shown.append
@@ -33,7 +34,9 @@ def shell(line):
     print("!", line, flush=True)
     words = line.split()
     assert words.pop(0) == "kit"
-    subprocess.run([sys.executable, "-m", "kit.cli.main", *words], check=True)
+    done = typed("-m", "kit.cli.main", *words, cwd=pathlib.Path.cwd())
+    print(done.stdout, done.stderr, flush=True)
+    assert done.returncode == 0
 """
 
 
@@ -68,9 +71,8 @@ def test_its_cells_run_from_top_to_bottom(tmp_path, monkeypatch):
         elif not cell.startswith(("%pip ", "!nvidia-smi ")):
             code.append(cell)
     code.append("assert len(shown) == 2 and all('srcdoc=' in page and '&lt;svg' in page for page in shown)")
-    (tmp_path / "notebook.py").write_text("\n\n".join(code))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    command = [sys.executable, "notebook.py"]
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+    command = [sys.executable, "-c", "\n\n".join(code)]  # a file would run again in each process that forks
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stdout.count("! kit ") == len(COMMANDS)

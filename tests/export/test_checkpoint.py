@@ -1,12 +1,10 @@
 """Merging gives a plain model that answers as the adapted one did; what was not trained is not shipped."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
-from helpers import ROOT, export, make_model
+from helpers import export, make_model, typed
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -161,7 +159,6 @@ def test_an_adapter_without_a_tokenizer_takes_its_base_s(adapter, tmp_path):
 @pytest.mark.slow
 def test_the_script_never_writes_into_an_existing_folder(adapter, tmp_path):
     (tmp_path / "mine").mkdir()
-    command = [sys.executable, ROOT / "recipes/export.py", adapter, "--output_dir", tmp_path / "mine"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = typed("recipes/export.py", str(adapter), "--output_dir", str(tmp_path / "mine"))
     assert done.returncode == 2 and "exists" in done.stderr and "Traceback" not in done.stderr
     assert not list((tmp_path / "mine").iterdir())

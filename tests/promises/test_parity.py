@@ -32,7 +32,8 @@ OTHERS = ["one micro-batch", "ddp on three", "hybrid"]
     matrix(
         [
             (DATA[0], ["ddp", "fsdp2", "hybrid"]),
-            *((data, list(TOPOLOGIES)) for data in (DATA[0], DATA[1], DATA[3])),
+            (DATA[0], ["one micro-batch", "ddp on three", "fsdp1"]),
+            *((data, list(TOPOLOGIES)) for data in (DATA[1], DATA[3])),
             (DATA[2], WRAPPED),
         ],
         rest=[(DATA[2], OTHERS)],

@@ -6,8 +6,6 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
-import sys
 import time
 import zipfile
 
@@ -15,7 +13,7 @@ import pyarrow
 import pytest
 import torch
 from data_helpers import byte_level_tokenizer, open_all, pairs, write
-from helpers import ROOT, run_ranks
+from helpers import ROOT, run_ranks, typed
 from safetensors import safe_open
 
 from kit.checkpoint.manifest import find_checkpoint, list_checkpoints
@@ -383,7 +381,7 @@ def test_a_page_shows_no_secret_that_several_tokens_spell(monkeypatch, tmp_path)
 @pytest.mark.long
 def test_nothing_that_a_run_leaves_or_says_holds_a_secret(model_folder, chat_file, tmp_path):
     secrets = {"HF_TOKEN": "hfCanaryAAAA1", "WANDB_API_KEY": "wbCanaryBBBB2", "MY_SECRET": "myCanaryCCCC3"}
-    env = os.environ | secrets | {"KIT_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    env = secrets | {"KIT_CACHE": str(tmp_path / "cache")}
     shown = " ".join(secrets.values())
     write(
         tmp_path / "eval.jsonl",
@@ -401,7 +399,7 @@ def test_nothing_that_a_run_leaves_or_says_holds_a_secret(model_folder, chat_fil
     said = []
 
     def call(*words, status=0):
-        done = subprocess.run([sys.executable, *words], env=env, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        done = typed(*words, env=env)
         assert done.returncode == status, done.stdout + done.stderr
         said.append(done.stdout + done.stderr)
         return said[-1]

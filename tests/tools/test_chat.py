@@ -1,13 +1,11 @@
 """``kit chat`` answers as the evaluation of its run does, and a base without its adapter."""
 
 import shutil
-import subprocess
-import sys
 from ast import literal_eval
 
 import pytest
 from data_helpers import chat, write
-from helpers import ROOT
+from helpers import typed
 
 
 @pytest.mark.slow
@@ -25,9 +23,8 @@ def test_greedy_answers_are_those_of_the_evaluation(finetune, model_folder, tmp_
     assert len(expected) == 3 and any(expected)
 
     def talk(*words):
-        command = [sys.executable, "-m", "kit.cli.main", "chat", *words, "--max_new_tokens", "12"]
-        text = "\n".join(questions)
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=180, cwd=ROOT)
+        command = ["-m", "kit.cli.main", "chat", *words, "--max_new_tokens", "12"]
+        done = typed(*command, text="\n".join(questions))
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -41,8 +38,7 @@ def test_greedy_answers_are_those_of_the_evaluation(finetune, model_folder, tmp_
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1  # of the same length
     shard.write_bytes(content)
-    command = [sys.executable, "-m", "kit.cli.main", "chat", str(checkpoint)]
-    done = subprocess.run(command, input="red", capture_output=True, text=True, timeout=180, cwd=ROOT)
+    done = typed("-m", "kit.cli.main", "chat", str(checkpoint), text="red")
     assert done.returncode == 2 and shard.name in done.stderr
 
 
@@ -52,8 +48,7 @@ def test_a_model_without_a_template_takes_plain_text(model_folder, tmp_path):
     shutil.copytree(model_folder, plain, ignore=shutil.ignore_patterns("chat_template.jinja"))
 
     def talk(*words):
-        command = [sys.executable, "-m", "kit.cli.main", "chat", str(plain), "--max_new_tokens", "4", *words]
-        done = subprocess.run(command, input="red green", capture_output=True, text=True, timeout=180, cwd=ROOT)
+        done = typed("-m", "kit.cli.main", "chat", str(plain), "--max_new_tokens", "4", *words, text="red green")
         return done.returncode, done.stdout, done.stderr
 
     status, _, said = talk()

@@ -1,9 +1,11 @@
 """A plan by simulation runs the kit's own step in a process of its own, without weights and without CUDA."""
 
+import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT, matrix
+from helpers import ROOT, matrix, typed
 
 from kit.errors import TrainingError, UserError
 from kit.memory.formulas import predict
@@ -16,6 +18,17 @@ from kit.tools.plan.simulate import simulate
 from kit.tools.plan.speed import collective_seconds
 
 METHODS = ("full", "lora", "qlora")
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """The process of a simulation begins after the slow imports."""
+
+    def run(command, input, timeout, **_):
+        return typed(*command[1:], text=input, timeout=timeout)
+
+    names = {"run": run, "PIPE": subprocess.PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
+    monkeypatch.setattr("kit.tools.plan.simulate.subprocess", SimpleNamespace(**names))
 
 
 TINY = Workload(shape=find_shape(str(ROOT / "recipes/tiny/model")), method="lora", length=64, micro_batches=2)
@@ -47,6 +60,7 @@ def test_an_error_of_the_run_is_reported():
         simulate(replace(TINY, lora_targets=("no_such_module",)))
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.long
 @pytest.mark.slow
 def test_full_logits_are_what_plain_transformers_holds_more():
@@ -56,6 +70,7 @@ def test_full_logits_are_what_plain_transformers_holds_more():
     assert plain.tensors - ours.tensors > logits
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.long
 @pytest.mark.slow
 def test_packs_are_simulated():
@@ -89,6 +104,7 @@ REST += [
 TOPOLOGIES = {SINGLE: "single", DDP: "ddp", FSDP2: "fsdp2", HYBRID: "hybrid", OFFLOAD: "offload"}
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", matrix(CASES, always=0, rest=REST))
 def test_the_cpu_device_holds_what_fake_cuda_holds(fake_gpu, case):
@@ -132,6 +148,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case", matrix(OTHERS[1:], always=0, rest=OTHERS), ids=lambda case: "-".join(map(str, case.values()))
@@ -142,6 +159,7 @@ def test_formulas_and_simulation_agree_on_offloading_and_eager_attention(case):
     assert predict(workload).tensors == pytest.approx(simulate(workload).tensors, rel=0.05)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "method"), matrix([("tiny", "full")], always=0, rest=[("tiny", "lora"), ("llama-8b", "full")])
@@ -172,6 +190,7 @@ PREFERENCES_REST += [
 ]
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case", matrix(PREFERENCES, rest=PREFERENCES_REST), ids=lambda case: "-".join(map(str, case.values()))
@@ -193,6 +212,7 @@ def test_formulas_and_simulation_agree_on_pairs_and_answers_with_a_label(case):
         assert collective_seconds(workload, quick) - reduced == pytest.approx(gathered, rel=0.01)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", matrix(FORMULAS, rest=FORMULAS_REST))
 def test_formulas_and_simulation_agree(case):
