@@ -10,8 +10,9 @@ Plain Python, imported before everything else.
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 STATUS = 130  # 128 + SIGINT
 # What asks a run to stop: a scheduler, Ctrl-C, Slurm's warning, a closed terminal. Not every system has all of them.
@@ -30,6 +31,26 @@ def leave_on_ctrl_c() -> None:
     """Let Ctrl-C end this process at once. Call it first, where nothing has been begun that must be ended."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the command ignores it, as `nohup` may
         signal.signal(signal.SIGINT, _leave)
+    _hold(False)
+
+
+def become(command: list[str], env: Mapping[str, str]) -> NoReturn:
+    """Replace this process by a Python program, which begins with ``leave_on_ctrl_c``. Until then Ctrl-C waits.
+
+    Else it would end Python while that starts, with a traceback.
+    """
+    sys.stdout.flush()
+    _hold(True)
+    try:
+        os.execve(sys.executable, command, env)
+    finally:  # it failed
+        _hold(False)
+
+
+def _hold(is_held: bool) -> None:
+    """Let Ctrl-C wait, also for a program that takes the place of this one; or no longer."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK if is_held else signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def raise_on_ctrl_c() -> None:

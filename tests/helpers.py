@@ -171,7 +171,7 @@ def run_ranks(
     words: list[str],
     processes: int,
     log: Path,
-    deadline_seconds: float = 240,
+    deadline_seconds: float = 480,
     meanwhile: Meanwhile | None = None,
     prepare: Prepare | None = None,
 ) -> None:

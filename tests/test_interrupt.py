@@ -58,3 +58,18 @@ def test_a_command_that_ignores_ctrl_c_goes_on_ignoring_it():
     code = code.replace("interrupt.leave_on", "signal.signal(signal.SIGINT, signal.SIG_IGN); interrupt.leave_on")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
+
+
+def test_it_waits_while_one_program_takes_the_place_of_another(tmp_path):
+    """Else Python, which starts anew, would show a traceback."""
+    late, first = tmp_path / "late.py", tmp_path / "first.py"
+    late.write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n" + SCRIPT.format(root=str(ROOT), between="")
+    )
+    first.write_text(
+        f"import os, sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom kit import interrupt\n"
+        f"interrupt.become([sys.executable, {str(late)!r}], os.environ)\n"
+    )
+    command = [sys.executable, str(first)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, preexec_fn=hear)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"\n{interrupt.BEFORE}\n")

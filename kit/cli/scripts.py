@@ -8,6 +8,7 @@ import os
 import sys
 from typing import NoReturn
 
+from kit import interrupt
 from kit.config.recipe import RECIPES
 from kit.config.scripts import COMMANDS, TYPED_AS
 
@@ -21,5 +22,4 @@ HELP = {
 def start(command: str, argv: list[str]) -> NoReturn:
     """Replace this process by the script of ``command``, with the words ``argv``."""
     words = [sys.executable, str(RECIPES / COMMANDS[command]), *argv]
-    sys.stdout.flush()
-    os.execve(sys.executable, words, {**os.environ, TYPED_AS: f"kit {command}"})
+    interrupt.become(words, {**os.environ, TYPED_AS: f"kit {command}"})

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import xxhash
 
-from kit import own_metric
+from kit import interrupt, own_metric
 from kit.config.command_line import Request, read_flags
 from kit.config.conflicts import describe_unused, fix_of_batch
 from kit.config.optimisers import OPTIMISERS
@@ -369,8 +369,7 @@ def _relaunch(config: AccelerateConfig, num_processes: int, timeout_seconds: flo
         say(machines.waiting_line(), *warnings_of_address(machines.address, "main_process_ip"))
     num_local = num_processes // config.num_machines
     command, env = torchrun_command(sys.argv, num_local, timeout_seconds, keep_environment, machines)
-    sys.stdout.flush()
-    os.execve(sys.executable, command, env)
+    interrupt.become(command, env)
 
 
 def _machines(config: AccelerateConfig, timeout_seconds: float) -> Machines:
