@@ -47,7 +47,7 @@ class Dataset:
     def key(self) -> list[Any]:
         """What of the entry decides what is learned, for keys of the cache and fingerprints."""
         texts: list[Any] = [("prompt_format", self.entry.prompt_format)] if self.entry.prompt_format is not None else []
-        texts += [("replace", sorted(self.entry.replace.items()))] if self.entry.replace else []
+        texts += [("replace", *self.entry.replace.items())] if self.entry.replace else []
         return [*sorted(self.fields.items()), *read_keys(self.ignored), *texts]
 
     def sample(self, row: Mapping[str, Any]) -> dict[str, Any] | list[Problem]:
