@@ -54,6 +54,9 @@ class Listed:
         others = (*self.entries[: self.number], *self.entries[self.number + 1 :])
         return list_flag(self.flag, others) if others else ""
 
+    def with_entry(self, entry: DatasetEntry) -> str:
+        """Return the flag that names all its data sets, with ``entry`` in place of this one."""
+        return list_flag(self.flag, (*self.entries[: self.number], entry, *self.entries[self.number + 1 :]))
+
     def _in_list(self, columns: Mapping[str, str]) -> str:
-        own = self.entries[self.number].model_copy(update={"columns": dict(columns)})
-        return list_flag(self.flag, (*self.entries[: self.number], own, *self.entries[self.number + 1 :]))
+        return self.with_entry(self.entries[self.number].model_copy(update={"columns": dict(columns)}))

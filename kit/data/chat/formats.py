@@ -84,10 +84,12 @@ def to_sample(
     fields: Mapping[str, str],
     prompt_format: str | None = None,
     replace: Mapping[str, str] | None = None,
+    replaced: set[str] | None = None,
 ) -> dict[str, Any] | list[Problem]:
     """Convert a row to a sample in our form, or return its problems.
 
-    ``fields`` is the result of ``columns.choose_fields``, ``prompt_format`` and ``replace`` those of the data set.
+    ``fields`` is the result of ``columns.choose_fields``, ``prompt_format`` and ``replace`` those of the data set. The
+    texts of ``replace`` that the row has are added to ``replaced``.
     ``Problem.where`` is a field of the row, such as ``messages[2].role``, or empty if the problem is the row itself.
     """
     format = format_of(fields)
@@ -98,7 +100,7 @@ def to_sample(
             found = f"{NO_COLUMN}{' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
             return [Problem("", found, " and ".join(needed) + " in every row")]
     if replace:
-        values = _replaced(values, replace)
+        values = _replaced(values, replace, set() if replaced is None else replaced)
     problems = Problems()
     if prompt_format is not None:
         values = _with_question(values, prompt_format, problems)
@@ -106,15 +108,17 @@ def to_sample(
     return list(problems) or sample
 
 
-def _replaced(value: Any, texts: Mapping[str, str]) -> Any:
-    """A value with other texts for those of its strings."""
+def _replaced(value: Any, texts: Mapping[str, str], found: set[str]) -> Any:
+    """A value with other texts for those of its strings. Adds to ``found`` which of ``texts`` stand there."""
     if isinstance(value, str):
         for old, new in texts.items():
-            value = value.replace(old, new)
+            if old in value:
+                found.add(old)
+                value = value.replace(old, new)
         return value
     if isinstance(value, dict):
-        return {key: _replaced(each, texts) for key, each in value.items()}
-    return [_replaced(each, texts) for each in value] if isinstance(value, list) else value
+        return {key: _replaced(each, texts, found) for key, each in value.items()}
+    return [_replaced(each, texts, found) for each in value] if isinstance(value, list) else value
 
 
 def _with_question(values: Mapping[str, Any], prompt_format: str, problems: Problems) -> dict[str, Any]:

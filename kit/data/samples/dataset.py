@@ -3,7 +3,7 @@
 Imports no slow library, so that what is wrong with the files is reported at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -12,7 +12,7 @@ from typing import Any
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.objective import Rows
 from kit.data.chat.columns import choose_fields
-from kit.data.chat.columns_flag import Listed, columns_flag, list_flag
+from kit.data.chat.columns_flag import Listed, columns_flag
 from kit.data.chat.formats import IGNORE, format_of, to_sample
 from kit.data.chat.unused import read_keys
 from kit.data.chat.watched import is_watched
@@ -50,9 +50,21 @@ class Dataset:
         texts += [("replace", *self.entry.replace.items())] if self.entry.replace else []
         return [*sorted(self.fields.items()), *read_keys(self.ignored), *texts]
 
-    def sample(self, row: Mapping[str, Any]) -> dict[str, Any] | list[Problem]:
-        """Convert a row to a sample, or return its problems."""
-        return to_sample(row, self.fields, self.entry.prompt_format, self.entry.replace)
+    def sample(self, row: Mapping[str, Any], replaced: set[str] | None = None) -> dict[str, Any] | list[Problem]:
+        """Convert a row to a sample, or return its problems. Adds to ``replaced`` the texts of ``replace`` in it."""
+        return to_sample(row, self.fields, self.entry.prompt_format, self.entry.replace, replaced)
+
+    def missing_texts(self, replaced: Collection[str]) -> list[Problem]:
+        """Return a problem if rows, whose texts of ``replace`` are ``replaced``, lack some of them."""
+        texts = self.entry.replace or {}
+        missing = [old for old in texts if old not in replaced]
+        if not missing:
+            return []
+        left = {old: new for old, new in texts.items() if old in replaced}
+        without = self.entry.model_copy(update={"replace": left or None})
+        fix = f"correct it; or {self.among.with_entry(without)} leaves it out" if self.among else "correct it"
+        found = f"replace: no row has {', '.join(map(repr, missing))}"
+        return [Problem(self.source.name, found, "texts that stand in the rows", fix)]
 
     @cached_property
     def columns(self) -> list[str]:
@@ -116,9 +128,7 @@ def _open_dataset(among: Listed, streaming: bool, wanted: Rows, is_evaluation: b
         raise error
     if entry.prompt_format is not None and "instruction" not in fields:
         found = f"prompt_format, but no column is read as instruction: its rows have {format_of(fields)}"
-        without = tuple(
-            each.model_copy(update={"prompt_format": None}) if each is entry else each for each in among.entries
-        )
-        fix = f"{list_flag(among.flag, without)} reads them as they are"
+        without = entry.model_copy(update={"prompt_format": None})
+        fix = f"{among.with_entry(without)} reads them as they are"
         raise UserError(Problem(source.name, found, "rows with an instruction, or a column mapped to it", fix))
     return Dataset(entry, source, fields, is_evaluation, among)

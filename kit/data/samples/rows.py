@@ -74,6 +74,7 @@ class Piece:
     unused: Counter[str] = field(default_factory=Counter)  # rows for each column, or key of messages, not used
     counts: Counter[str] = field(default_factory=Counter)  # what became of the rows
     remarks: Counter[str] = field(default_factory=Counter)  # rows for each remark
+    replaced: set[str] = field(default_factory=set)  # the texts of the data set's ``replace`` that rows have
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -176,7 +177,7 @@ class Encoder:
             unused_problems = unused.check(row)
             if source.parts[part].has_schema:  # then only some columns were read
                 unused.counts.update(unread)
-            sample = dataset.sample(row)
+            sample = dataset.sample(row, piece.replaced)
             if isinstance(sample, list):
                 refuse(part, number, sample)
             elif unused_problems:

@@ -397,6 +397,13 @@ def test_a_stream_reports_columns_of_its_first_rows_that_are_not_used(tmp_path, 
     assert "part-*.jsonl: not used in its first rows: url (100.0%)" in opened.notes
 
 
+def test_a_stream_warns_of_a_text_to_replace_that_its_first_rows_lack(tmp_path, tokenizer):
+    write(tmp_path / "part-0.jsonl", *({"text": f"row {i}"} for i in range(20)))
+    entry = {"path": "part-*.jsonl", "replace": {"row": "line", "{{NAM}}": "Rob"}}
+    opened = open_all(tokenizer, **flags(dataset=[entry]))
+    assert "warning: part-*.jsonl: replace: its first rows have no '{{NAM}}'" in opened.notes
+
+
 @pytest.mark.slow
 def test_a_run_that_a_bad_row_ended_goes_on_as_one_that_skipped_it_from_the_start(tmp_path, tokenizer):
     bad_later(tmp_path)

@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from data_helpers import (
     VOCAB_SIZE,
     byte_level_tokenizer,
@@ -71,6 +73,21 @@ def test_what_one_of_several_processes_finds_wrong_is_reported_with_its_line(tmp
     with pytest.raises(UserError, match=r"train.jsonl:5001: not JSON(.|\n)*train.jsonl:5501 messages\[0\].role"):
         open_all(tokenizer, chat_template="chatml", dataset_num_proc=2)
     assert not list(cache.glob("*/entry.json")) and not [p for p in cache.iterdir() if p.is_dir()]
+
+
+@pytest.mark.parametrize("num_rows", [20, 6000])  # one block; several, one for each process
+def test_a_text_to_replace_that_is_in_no_row_is_refused(num_rows, tmp_path, tokenizer, cache):
+    write(tmp_path / "train.jsonl", *many(num_rows - 1), chat("Who are you?", "{{NAME}}"))
+    entry = {"path": "train.jsonl", "replace": {"{{NAME}}": "Rob", "{{NAM}}": "Rob", "Rob": "Al", "{{NAME": "x"}}
+    settings = {"chat_template": "chatml", "dataset_num_proc": 2}
+    with pytest.raises(UserError) as caught:  # one after the other: no "{{NAME" is left, and "Rob" stands there now
+        open_all(tokenizer, dataset=[entry], **settings)
+    (problem,) = caught.value.problems
+    assert (problem.where, problem.found) == ("train.jsonl", "replace: no row has '{{NAM}}', '{{NAME'")
+    _, flag, fixed, *_ = shlex.split(problem.fix.removeprefix("correct it; "))
+    assert flag == "--dataset" and yaml.safe_load(fixed) == [{**entry, "replace": {"{{NAME}}": "Rob", "Rob": "Al"}}]
+    assert not list(cache.glob("*/entry.json"))
+    assert len(open_all(tokenizer, dataset=yaml.safe_load(fixed), **settings).train) == num_rows
 
 
 @pytest.mark.slow
