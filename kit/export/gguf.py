@@ -37,6 +37,7 @@ from kit.export.proof import (
     plain_template,
     texts_of,
 )
+from kit.export.sentencepiece_file import write_sentencepiece
 
 SCRIPT = "convert_hf_to_gguf.py"
 CONVERTED = ("f32", "f16", "bf16", "q8_0")  # by the converter; others by quantising what it wrote
@@ -184,19 +185,19 @@ def _texts(tokenizer: Any) -> list[tuple[str, list[int]]]:
 def prepare_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write the tokenizer for the converter, so that llama.cpp begins a prompt as training did.
 
+    If it is SentencePiece's, ``tokenizer.model`` is written too, see ``write_sentencepiece``.
     ``{% generation %}`` marks, which only transformers knows, are taken out of the template. BOS is not added where the
     template writes none.
     """
-    source = tokenizer.chat_template
+    text = ""
+    with suppress(UserError):
+        template = plain_template(tokenizer)
+        text = template.render(conversations()[0], None) if template else ""
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    values = json.loads(path.read_text(encoding="utf-8"))
-    if source is not None:
-        bos, text = tokenizer.bos_token, ""
-        with suppress(UserError):
-            template = plain_template(tokenizer)
-            text = template.render(conversations()[0], None) if template else ""
-        values["add_bos_token"] = bool(bos and text.startswith(bos))
+    values = json.loads(path.read_text(encoding="utf-8")) | write_sentencepiece(folder, text)
+    if tokenizer.chat_template is not None:
+        values["add_bos_token"] = bool(tokenizer.bos_token and text.startswith(tokenizer.bos_token))
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     template_file = folder / "chat_template.jinja"
     if template_file.is_file():

@@ -63,7 +63,8 @@ UNTYPED = {
         f"kit/export/{site}": "about llama.cpp or Ollama: tests/export types them"
         for site in (
             "gguf.py:find_tools#1 gguf.py:find_tools#2 gguf.py:find_tools#3 gguf.py:check_tokenizer#1 "
-            "gguf.py:check_tokenizer#2 gguf.py:_try_pretokenisers ollama.py:find_frame ollama.py:modelfile"
+            "gguf.py:check_tokenizer#2 gguf.py:_try_pretokenisers ollama.py:find_frame ollama.py:modelfile "
+            "sentencepiece_file.py:write_sentencepiece"
         ).split()
     },
     **{

@@ -1,0 +1,102 @@
+"""SentencePiece itself reads what is written of a ``tokenizer.json``, and makes the same ids."""
+
+import json
+import sys
+from collections import Counter
+
+import pytest
+import sentencepiece
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from kit.errors import UserError
+from kit.export.proof import TEXTS
+from kit.export.sentencepiece_file import write_sentencepiece
+
+SPECIAL = ["<unk>", "<s>", "</s>"]
+# As in Llama 2 as it was first converted, in later conversions of it, and in Gemma.
+PREFIXED = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+PARTS = {
+    "prepend": (PREFIXED, None),
+    "metaspace": (None, pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)),
+    "plain": (normalizers.Replace(" ", "▁"), None),
+}
+
+
+def tokenizer_of(kind, unknown="<unk>"):
+    """A BPE whose merges are all pairs that make a token, in the order of the tokens, as SentencePiece joins them."""
+    words = Counter()
+    for text in TEXTS:
+        marked = text.replace(" ", "▁")
+        words.update(marked[i : i + size] for size in (2, 3, 4) for i in range(len(marked) - size + 1))
+    characters = sorted({each for word in words for each in word})[1::2]  # the others are read as bytes
+    known = [(word, count) for word, count in words.items() if set(word) <= set(characters)]
+    joined = [word for word, _ in sorted(known, key=lambda pair: (len(pair[0]), -pair[1], pair[0]))][:400]
+    tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *joined, *characters]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    splits = [(word[:at], word[at:]) for word in joined for at in range(1, len(word))]
+    merges = [pair for pair in splits if pair[0] in vocab and pair[1] in vocab]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=unknown, byte_fallback=True, fuse_unk=True))
+    normalizer, pre_tokenizer = PARTS[kind]
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    if pre_tokenizer:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteFallback()
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+@pytest.mark.parametrize("unknown", ["<unk>", None])
+@pytest.mark.parametrize("kind", PARTS)
+def test_its_ids_are_those_of_the_tokenizer(kind, unknown, tmp_path):
+    tokenizer = tokenizer_of(kind, unknown)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    written = write_sentencepiece(tmp_path, "")
+    assert written["add_prefix_space"] == (kind != "plain")
+    reader = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    assert reader.vocab_size() == tokenizer.get_vocab_size() and reader.unk_id() == 0
+    for text in (*TEXTS, "two  spaces ", ""):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert reader.encode(text) == ids
+        assert not text.strip() or len(ids) < len(text.encode())  # some of it was joined
+
+
+@pytest.mark.parametrize(("kind", "has_prefix"), [("prepend", True), ("metaspace", False), ("plain", False)])
+def test_a_prompt_that_begins_with_a_token_has_a_space_behind_it_only_where_the_tokenizer_puts_one(
+    kind, has_prefix, tmp_path
+):
+    tokenizer = tokenizer_of(kind)
+    ids = tokenizer.encode("<s>you", add_special_tokens=False).ids
+    assert (tokenizer.decode(ids[1:]).strip("▁ ") != tokenizer.decode(ids[1:])) == has_prefix
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert write_sentencepiece(tmp_path, "<s>you")["add_prefix_space"] == has_prefix
+
+
+def test_added_tokens_and_holes_keep_their_ids(tmp_path):
+    tokenizer = tokenizer_of("plain")
+    size = tokenizer.get_vocab_size()
+    tokenizer.add_tokens(["<tool>"])
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    values = json.loads(tokenizer.to_str())
+    values["added_tokens"][-1]["id"] += 2  # as in a model whose embedding has rows that no token uses
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    written = write_sentencepiece(tmp_path, "")
+    reader = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    assert [reader.id_to_piece(size), reader.id_to_piece(size + 3)] == ["<tool>", "<|end|>"]
+    assert reader.is_unused(size + 1) and reader.is_unused(size + 2) and reader.is_control(size + 3)
+    decoder = written["added_tokens_decoder"]
+    assert decoder[str(size)] == {"content": "<tool>", "special": False} and decoder[str(size + 3)]["special"]
+
+
+def test_another_kind_of_tokenizer_has_no_such_file(tmp_path):
+    values = json.loads(tokenizer_of("plain").to_str())
+    values["model"]["byte_fallback"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    assert write_sentencepiece(tmp_path, "") == {} and not (tmp_path / "tokenizer.model").exists()
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    tokenizer_of("plain").save(str(tmp_path / "tokenizer.json"))
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(UserError, match="pip install sentencepiece protobuf"):
+        write_sentencepiece(tmp_path, "")
