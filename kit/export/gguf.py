@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -257,6 +258,8 @@ def _quantise(tools: Tools, source: Path, file: Path, type_: str) -> str:
 
 
 def _error_of(result: "subprocess.CompletedProcess[str]") -> str:
+    if result.returncode < 0:
+        return f"{signal.Signals(-result.returncode).name} ended it"
     lines = [line.strip() for line in (result.stderr + result.stdout).splitlines() if line.strip()]
     return "" if result.returncode == 0 else (lines or [f"status {result.returncode}"])[-1]
 
@@ -266,7 +269,10 @@ def _ask(file: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
     command = [sys.executable, str(_WORKER), str(file)]
     result = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True)
     if result.returncode:
-        raise TrainingError(f"llama.cpp cannot open {file.name}: {_error_of(result)}")
+        # Seen with its kernels for AMX, of a package that was compiled on a machine that has it.
+        compile_plain = f"CMAKE_ARGS=-DGGML_NATIVE=OFF {INSTALL} --force-reinstall --no-cache-dir"
+        plain = f". Compiled for any CPU it may not: {compile_plain}" if result.returncode < 0 else ""
+        raise TrainingError(f"llama.cpp cannot open {file.name}: {_error_of(result)}{plain}")
     answer: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     return answer
 

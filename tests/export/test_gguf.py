@@ -149,6 +149,14 @@ def test_without_the_package_a_line_says_that_nothing_was_compared(llama_cpp, tm
     assert "was written and NOT compared: pip install llama-cpp-python" in line and not has_bos
 
 
+def test_a_crash_of_llama_cpp_is_named_with_a_build_that_may_not(tmp_path, monkeypatch):
+    worker = tmp_path / "worker.py"
+    worker.write_text("import os; os.kill(os.getpid(), 11)")
+    monkeypatch.setattr(gguf, "_WORKER", worker)
+    with pytest.raises(TrainingError, match=r"cannot open a\.gguf: SIGSEGV ended it\. .*-DGGML_NATIVE=OFF pip install"):
+        gguf._ask(tmp_path / "a.gguf", {})
+
+
 def test_the_bounds_grow_as_bits_become_fewer():
     bounds = [gguf.BOUNDS[name] for name in ("f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")]
     assert bounds == sorted(bounds) and set(gguf.BOUNDS) == {*gguf.CONVERTED, *gguf.QUANTISED}
