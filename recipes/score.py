@@ -69,7 +69,7 @@ def main() -> None:
         found = f"{recipe.objective} compares a model with its reference, for {scored} the adapter {began_with}"
         found += " with which its run began; score has only the base without an adapter"
         raise UserError(Problem("objective", found, fix="--objective simpo compares the answers alone"))
-    say(*otherwise_than_trained(scored, recipe))
+    say(*otherwise_than_trained(scored, recipe, topology.mixed_precision))
     checked = preflight.check(recipe, topology, shorten=True)
     recipe, samples = checked.recipe, checked.data.evaluation
     assert samples is not None

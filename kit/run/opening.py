@@ -7,6 +7,7 @@ from kit.checkpoint.manifest import MANIFEST, NONE
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError
 from kit.run.record import RUN_FILE, read_run, with_model_of_checkpoint, with_template_of_run
+from kit.strategy.topology import Precision
 
 CHECKPOINT = "model_name_or_path"  # the flag that may name one
 
@@ -38,18 +39,24 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
     return recipe.model_copy(update={"method": method}), None
 
 
-def otherwise_than_trained(scored: str, recipe: Recipe) -> list[str]:
-    """Return lines that say what weights the run computed with, where ``recipe`` computes with others.
+def otherwise_than_trained(scored: str, recipe: Recipe, precision: Precision) -> list[str]:
+    """Return lines that say what the run computed with, where this process computes with something else.
 
     Args:
         scored: the path that is opened, see ``run_of``.
         recipe: opens it, see ``to_open``.
+        precision: of this process.
     """
     run_file = run_of(scored)
     if run_file is None:
         return []
-    run, _ = read_run(run_file)
+    run, strategy = read_run(run_file)
     lines = []
+    if strategy.mixed_precision != precision:
+        names = {"no": "float32", "bf16": "bf16"}
+        found = f"the run computed in {names[strategy.mixed_precision]}, and here it is {names[precision]}"
+        config = "--config single, or another with " if precision == "no" else "a config with "
+        lines += [f"note: {found}: {config}mixed_precision: {strategy.mixed_precision}, computes as trained"]
     if run.method == "qlora" and recipe.method == "lora":
         lines += ["note: the run had its base in 4 bits, and here it is as it was: --method qlora computes as trained"]
     if run.qat and not recipe.qat:
