@@ -20,8 +20,8 @@ def merge_command(adapter: str | Path) -> str:
 def why_not_served(config: Any) -> str:
     """Return why servers do not take an adapter with this config of peft; empty if they do.
 
-    vLLM and llama.cpp refuse what is not a product of two matrices. llama.cpp always scales by alpha / r, so it would
-    take an adapter of ``use_rslora`` and apply it more weakly than it was trained.
+    vLLM and llama.cpp refuse what is not a product of two matrices; norms llama.cpp leaves out. The servers named last
+    always scale by alpha / r, so they would take an adapter of ``use_rslora`` and apply it more weakly than trained.
     """
     kind = config.peft_type.upper()  # plain text also of peft's PeftType, whose own text has the name of its class
     if kind != "LORA":
@@ -36,7 +36,7 @@ def why_not_served(config: Any) -> str:
         return f"vLLM and llama.cpp take no adapter with {' and '.join(found)}"
     if _rank_of(config) > _VLLM_RANKS[-1]:
         return f"vLLM takes no adapter of a rank above {_VLLM_RANKS[-1]}"
-    return "llama.cpp does not know the scale of use_rslora" if config.use_rslora else ""
+    return "llama.cpp, SGLang and LMDeploy do not know the scale of use_rslora" if config.use_rslora else ""
 
 
 def vllm_command(config: Any, base: str | None, adapter: str, name: str = "mine") -> str:
