@@ -79,6 +79,7 @@ def main() -> None:
     from kit.export.checkpoint import Wanted, new_folder
     from kit.export.shards import MAX_SHARD_BYTES
     from kit.export.source import find_source, write_folder, write_gguf_folder, write_torchao_folder
+    from kit.model.serving import serve_command
 
     silence_libraries()
     opened = find_source(args.source, args.model_name_or_path, args.trust_remote_code)
@@ -95,14 +96,16 @@ def main() -> None:
         args.merge or args.format != "safetensors",
         args.measure_drift,
     )
+    lines: list[str] = []
     with new_folder(args.output_dir) as folder:
         if tools is not None:
             what = write_gguf_folder(opened, folder, wanted, tools, types, args.ollama)
         elif args.format == "torchao":
             what = write_torchao_folder(opened, folder, wanted, args.qat, args.qat_group_size)
         else:
-            what, _ = write_folder(opened, folder, wanted)
-    say(f"{what}: {args.output_dir}")
+            what, written = write_folder(opened, folder, wanted)
+            lines = [f"to serve it: {serve_command(args.output_dir)}"] if written.model is not None else []
+    say(f"{what}: {args.output_dir}", *lines)
 
 
 def _problems(args: argparse.Namespace, types: list[str], known: list[str]) -> list[Problem]:

@@ -38,6 +38,7 @@ IN_ORDER = ("model_name_or_path", "eval_dataset")  # what words before the first
 
 def main() -> None:
     """Print the metrics as one line of JSON, and with ``--predict_with_generate`` a few answers before it."""
+    _check_words(sys.argv[1:])
     # Nothing is trained, so the evaluation data are used where a recipe needs training data.
     request = read_command_line(sys.argv[1:], {"eval_dataset": "dataset"}, __doc__ or "", FIRST, IN_ORDER, trains=False)
     recipe, topology = launch.resolve(request, trains=False)
@@ -111,6 +112,13 @@ def main() -> None:
         say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")
     intervals = {"intervals": result.intervals} if result.intervals else {}
     say(json.dumps({"model": scored, "strategy": prepared.strategy.type.name, **result.metrics} | intervals))
+
+
+def _check_words(argv: list[str]) -> None:
+    if "--base" in argv:
+        fix = "the base is scored as another model, in the template of the run: "
+        fix += "kit score BASE my.jsonl --chat_template runs/NAME/final/chat_template.jinja"
+        raise UserError(Problem("--base", "compares on --tasks only", fix=fix))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ NO_STOPS: Mapping[str, int] = {}
 PLACEHOLDER = "path/to/this/folder"
 _IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")  # a folder of the hub's cache
 _ROWS = {"answers": "samples", "pairs": "pairs", "rated": "answers"}
+_SERVING = re.compile(r"\n*To serve it:\n\n```bash\n[^`]*```\n")
 _LICENCE = re.compile(r"[\w.+-]{1,80}")
 
 
@@ -150,10 +151,15 @@ def torchao_card(card: str, lines: Sequence[str]) -> str:
     made = ModelCard(card)
     about = made.data.to_dict()
     about["tags"] = [*(about.get("tags") or []), "torchao"]
-    text, code, rest = made.text.rpartition("```python")
+    text, code, rest = _SERVING.sub("\n", made.text).rpartition("```python")
     added = ["Its weights are rounded by torchao, which opening it needs: `pip install torchao`.", ""]
     added += [f"- {_plain(line.strip())}" for line in lines]
     return f"---\n{ModelCardData(**about).to_yaml()}\n---\n{text}" + "\n".join([*added, "", ""]) + code + rest
+
+
+def serving_section(command: str) -> str:
+    """Return the end of a card that has the ``command`` of a server."""
+    return f"\nTo serve it:\n\n```bash\n{command}\n```\n"
 
 
 def gguf_card(card: str, files: Sequence[str], compared: Sequence[str], has_modelfile: bool) -> str:
@@ -168,7 +174,7 @@ def gguf_card(card: str, files: Sequence[str], compared: Sequence[str], has_mode
     about = made.data.to_dict()
     about["tags"] = [*(about.get("tags") or []), "gguf"]
     about.pop("library_name", None)
-    text = re.sub(r"```python\n.*?```\n", "", made.text, flags=re.DOTALL).rstrip()
+    text = re.sub(r"```python\n.*?```\n", "", _SERVING.sub("\n", made.text), flags=re.DOTALL).rstrip()
     lines = ["", "", "Written by llama.cpp's converter, and compared with the model in transformers:", ""]
     lines += [f"- {_plain(line.strip())}" for line in compared]
     lines += ["", "```bash", *(f"llama-server --jinja -m {file}" for file in files)]

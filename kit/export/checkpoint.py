@@ -25,10 +25,18 @@ from kit.console import say
 from kit.data.chat.template import resolve_template
 from kit.errors import Problem, TrainingError, UserError, raise_if
 from kit.export.card import card_without_run, model_card, state_of
-from kit.export.final import check_learned, copy_processor, describe_serving, give_usual_mode, write_model
+from kit.export.final import (
+    card_for_servers,
+    check_learned,
+    copy_processor,
+    describe_serving,
+    give_usual_mode,
+    write_model,
+)
 from kit.export.proof import BOUNDS, Rows, Scores, check_folder, find_rows, score
 from kit.export.shards import MAX_SHARD_BYTES
 from kit.export.stops import describe_stops, new_stops, open_generation_config, read_stops, write_stops
+from kit.export.transformers4 import write_for_transformers_4
 from kit.model.adapter import attach_adapter
 from kit.model.classes import auto_class
 from kit.model.dequantise import class_that_dequantises
@@ -177,7 +185,8 @@ def merge_adapter(
     copy_processor(folder, config)
     write_stops(folder, merged, stops)
     tokenizer.save_pretrained(folder)
-    (folder / "README.md").write_text(card, encoding="utf-8")
+    write_for_transformers_4(folder)
+    (folder / "README.md").write_text(card + card_for_servers(merged), encoding="utf-8")
     give_usual_mode(folder)
     use(merged)
     del adapted, merged
@@ -209,6 +218,7 @@ def copy_model(settings: MethodSettings, run_file: Path | None, folder: Path, wa
     model.to(dtype).save_pretrained(folder, max_shard_size=wanted.shard_bytes)
     copy_processor(folder, config)
     tokenizer.save_pretrained(folder)
+    write_for_transformers_4(folder)
     (folder / "README.md").write_text(card_of_folder(settings, tokenizer, loader), encoding="utf-8")
     give_usual_mode(folder)
     del model

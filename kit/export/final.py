@@ -19,10 +19,11 @@ from kit import durable
 from kit.config.adapter_types import module_adapted_by
 from kit.console import say
 from kit.errors import TrainingError, listed
-from kit.export.card import NO_STOPS, PLACEHOLDER
+from kit.export.card import NO_STOPS, PLACEHOLDER, serving_section
 from kit.export.shards import write_weights
 from kit.export.stops import describe_stops, write_stops
-from kit.model.serving import merge_command, vllm_command, why_not_served
+from kit.export.transformers4 import write_for_transformers_4
+from kit.model.serving import merge_command, serve_command, vllm_command, why_not_served
 from kit.strategy.weights import gather_trainable, rank_and_world, whole_state
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def save_final(
         raise
     if accelerator.is_main_process:
         durable.sync(folder.parent)
-        say(*describe_stops(stops, f"{folder.name}/"), *describe_serving(plain, folder))
+        serving = describe_serving(plain, folder) or [f"to serve it: {serve_command(folder)}"]
+        say(*describe_stops(stops, f"{folder.name}/"), *serving)
     accelerator.wait_for_everyone()
 
 
@@ -118,7 +120,8 @@ def write_model(
     if is_main:
         write_stops(folder, model, stops)
         tokenizer.save_pretrained(folder)
-        (folder / "README.md").write_text(card + _card_for_servers(model), encoding="utf-8")
+        write_for_transformers_4(folder)
+        (folder / "README.md").write_text(card + card_for_servers(model), encoding="utf-8")
         give_usual_mode(folder)
 
 
@@ -135,10 +138,12 @@ def describe_serving(model: Any, folder: Path) -> list[str]:
     return lines
 
 
-def _card_for_servers(model: Any) -> str:
-    """The end of a model card that says how to merge; ``kit push`` adds how an adapter is served as it is."""
-    config = model.peft_config["default"] if hasattr(model, "peft_config") else None
-    reason = why_not_served(config) if config else ""
+def card_for_servers(model: Any) -> str:
+    """The end of a model card that says how to serve or merge; ``kit push`` adds how an adapter is served as it is."""
+    if not hasattr(model, "peft_config"):
+        return serving_section(serve_command(PLACEHOLDER))
+    config = model.peft_config["default"]
+    reason = why_not_served(config)
     if not reason:
         return ""
     then = "" if vllm_command(config, None, PLACEHOLDER) else "\nvllm serve merged"

@@ -179,7 +179,7 @@ def write_gguf_folder(
         bos = tokenizer.bos_token if has_bos else None
         text = ollama.modelfile(names[-1], frame, stops, run.system_prompt if run else None, bos)
         (folder / "Modelfile").write_text(text, encoding="utf-8")
-        say(f"for Ollama: `ollama create {opened.name.lower()} -f Modelfile` in the folder")
+        say(f"for Ollama: `ollama create {opened.name.lower()} -f Modelfile` in the folder takes {names[-1]}")
     (folder / "README.md").write_text(gguf_card(card, names, compared, has_modelfile), encoding="utf-8")
     return f"{', '.join(names)} of {opened.name}"
 

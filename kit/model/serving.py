@@ -17,6 +17,11 @@ def merge_command(adapter: str | Path) -> str:
     return f"{command_of('export.py')} {shlex.quote(str(adapter))} --output_dir merged"
 
 
+def serve_command(model: str | Path) -> str:
+    """Return the command by which vLLM serves the model in the folder ``model``, which is none of an adapter."""
+    return f"vllm serve {shlex.quote(str(model))}"
+
+
 def why_not_served(config: Any) -> str:
     """Return why servers do not take an adapter with this config of peft; empty if they do.
 

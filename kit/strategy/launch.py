@@ -78,7 +78,9 @@ def resolve(
             verb = "checking" if request.launch.dry_run else "fine-tuning"
             say(f"{verb} {request.recipe_name} ({title}), output_dir {recipe.output_dir}")
         else:
-            say(f"scoring {recipe.model_name_or_path} ({config.strategy.title}{_on_machines()})")
+            adapter, base = recipe.adapter_name_or_path, recipe.model_name_or_path
+            scored = f"{adapter}, an adapter of {base}" if adapter else base
+            say(f"scoring {scored} ({config.strategy.title}{_on_machines()})")
         say(*request.notes, *describe_unused(recipe, trains))
     debugs = debugging.folder_beside(recipe.output_dir or "") if request.launch.debug_distributed else None
     if debugs:

@@ -27,7 +27,7 @@ from kit.console import show
 from kit.durable import read_small
 from kit.errors import Problem, UserError, first_line, listed
 from kit.export.card import PLACEHOLDER, licence_in, licence_line
-from kit.model.serving import vllm_command
+from kit.model.serving import serve_command, vllm_command
 from kit.run.opening import run_of
 from kit.run.record import METRICS_FILE, RUN_FILE
 from kit.secrets import secret_spans
@@ -295,6 +295,7 @@ def finished_card(model: Model, repo: str, licence: dict[str, Any]) -> str:
         line = licence_line("base", licence)
         text = re.sub(r"(?m)^- licence of the base: .*$", lambda _: line, text, count=1)
     text = text.replace(json.dumps(PLACEHOLDER), json.dumps(repo))
+    text = text.replace(serve_command(PLACEHOLDER), serve_command(repo))
     fetched = f"hf download {repo} --local-dir adapter\nkit export adapter "
     text = re.sub(rf"(?m)^(?:python recipes/export\.py|kit export) {re.escape(PLACEHOLDER)} ", fetched, text)
     command = _serve_command(model, repo)
@@ -310,7 +311,7 @@ def _serve_command(model: Model, repo: str) -> str:
     if gguf:  # the hub finds the file by its type
         return f"llama-server --jinja -hf {repo}:{gguf.removesuffix('.gguf').rpartition('-')[2]}"
     if model.adapter is None:
-        return f"vllm serve {repo}"
+        return serve_command(repo)
     names = ("trainable_token_indices", "modules_to_save", "use_dora", "use_rslora", "rank_pattern")
     kind = str(model.adapter.get("peft_type") or "LORA")
     others = {name: model.adapter.get(name) for name in names}

@@ -72,6 +72,7 @@ UNTYPED = {
         for site in "_problems#1 _problems#2 _problems#3 _problems#4 _problems#5".split()
         + "_problems_of#1 _problems_of#2 _problems_of#3 _problems_of#4".split()
     },
+    "recipes/score.py:_check_words": "names of the user's own: tests/recipes/test_score.py",
     "kit/export/source.py:find_source": "weights of a run: tests/promises/test_export_roundtrip.py",
     "kit/model/compile.py:CompiledLayers._call": "a compiler that fails: tests/model/test_compile.py",
     "kit/train/compilation.py:compile_first": "a compiler that fails: tests/model/test_compile.py",

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from kit.cli.main import main
 from kit.config.recipe import Recipe
-from kit.export.card import gguf_card, model_card
+from kit.export.card import gguf_card, model_card, serving_section
 from kit.strategy.strategies import SINGLE
 from kit.train.loop_state import LoopState
 
@@ -50,7 +50,8 @@ def make(tmp_path, monkeypatch):
         )
         last = LoopState(step=3, last_evaluation={"eval_loss": 1.5}, evaluated_step=3)
         strategy = actual_strategy(type=SINGLE, num_processes=1)
-        (final / "README.md").write_text(model_card(recipe, strategy, last, has_chat_template=True))
+        served = serving_section("vllm serve path/to/this/folder") if adapter is None else ""
+        (final / "README.md").write_text(model_card(recipe, strategy, last, has_chat_template=True) + served)
         (final / "tokenizer_config.json").write_text("{}")
         (final / "error.txt").write_text("/home/somebody")
         (final / "optimizer.safetensors").write_text("x")
