@@ -148,8 +148,8 @@ def test_a_push_that_cannot_start_is_said_and_not_raised(monkeypatch, tmp_path, 
 
 @pytest.fixture
 def handlers():
-    """Of this process, as they were."""
-    before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
+    """None in the test, also where the tests were started with nohup; afterwards as they were."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in interrupt.SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -242,7 +242,9 @@ class Log:
         else:
             early = self.state.early_stop_reason(self.recipe, self.total_steps)
             ended = [f"ended early, after step {self.state.step} of {self.total_steps}: {early}"] if early else []
-            say(*ended, *notes, *self.summary(), f"model: {self.path.parent / 'final'}")
+            run = self.path.parent
+            talk = f"talk to it: kit chat {shlex.quote(str(run))}"
+            say(*ended, *notes, *self.summary(), f"model: {run / 'final'}", talk)
 
     @property
     def _follows_evaluations(self) -> bool:

@@ -441,7 +441,9 @@ def test_the_end_is_reported_in_words(start, tmp_path, capsys):
     text = "stopped by a signal after step 2 of 10, and saved: the same command continues\n"
     assert capsys.readouterr().out == text
     log.end(stopped="", notes=["3 rows were left out"])
-    assert capsys.readouterr().out == f"3 rows were left out\nmodel: {tmp_path}/final\n"
+    assert (
+        capsys.readouterr().out == f"3 rows were left out\nmodel: {tmp_path}/final\ntalk to it: kit chat {tmp_path}\n"
+    )
 
 
 def test_one_answer_is_shown_on_lines_cut_in_the_middle(start, capsys):
