@@ -30,8 +30,9 @@ def _add_rotary(values: dict[str, Any]) -> None:
     rotary = values.get("rope_parameters") or {}
     older: dict[str, Any] = {}
     family = values.get("model_type")
-    if family in ("gemma3_text", "gemma3n_text"):  # by kinds of layers; version 5 alone has other such families
-        older["rope_local_base_freq"] = rotary["sliding_attention"]["rope_theta"]
+    # By kinds of layers; version 5 alone has other such families. A config of one's own may lack a kind.
+    if family in ("gemma3_text", "gemma3n_text") and rotary.get("full_attention") and rotary.get("sliding_attention"):
+        older["rope_local_base_freq"] = rotary["sliding_attention"].get("rope_theta")
         rotary = rotary["full_attention"]
     if "rope_theta" not in rotary:
         return

@@ -26,7 +26,7 @@ from kit.checkpoint.manifest import MANIFEST, list_checkpoints
 from kit.console import show
 from kit.durable import read_small
 from kit.errors import Problem, UserError, first_line, listed
-from kit.export.card import PLACEHOLDER, licence_in, licence_line
+from kit.export.card import PLACEHOLDER, licence_in, licence_line, serving_section
 from kit.model.serving import serve_command, vllm_command
 from kit.run.opening import run_of
 from kit.run.record import METRICS_FILE, RUN_FILE
@@ -300,7 +300,7 @@ def finished_card(model: Model, repo: str, licence: dict[str, Any]) -> str:
     text = re.sub(rf"(?m)^(?:python recipes/export\.py|kit export) {re.escape(PLACEHOLDER)} ", fetched, text)
     command = _serve_command(model, repo)
     if command and "vllm serve" not in text:
-        text = f"{text.rstrip()}\n\nTo serve it:\n\n```bash\n{command}\n```\n"
+        text = f"{text.rstrip()}\n{serving_section(command)}"
     card.text = text
     return f"---\n{card.data.to_yaml()}\n---\n{text}"
 

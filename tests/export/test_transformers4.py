@@ -91,3 +91,11 @@ def test_a_tokenizer_has_names_that_both_versions_know(tmp_path):
     again = AutoTokenizer.from_pretrained(tmp_path)
     assert again.all_special_tokens == tokenizer.all_special_tokens and type(again) is type(tokenizer)
     assert again("hi <|end|> there").input_ids == tokenizer("hi <|end|> there").input_ids
+
+
+@pytest.mark.parametrize("rotary", [None, {}, {"full_attention": None}, {"sliding_attention": {"rope_theta": 1e4}}])
+def test_a_config_that_lacks_positions_is_left_as_it_is(tmp_path, rotary):
+    values = {"model_type": "gemma3_text", "rope_parameters": rotary}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    write_for_transformers_4(tmp_path)  # at the end of a run: it must not fail
+    assert json.loads((tmp_path / "config.json").read_text()) == values

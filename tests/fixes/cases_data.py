@@ -496,7 +496,7 @@ def a_wording_of_rows_without_an_instruction(world):
     return f"finetune --model_name_or_path model --max_length 512 --dataset {shlex.quote(wording)}"
 
 
-@case("kit/data/samples/dataset.py:Dataset.missing_texts")
+@case("kit/data/samples/dataset.py:Dataset.problems_of_texts")
 def a_text_to_replace_that_is_mistyped(world):
     texts = '[{path: chats.jsonl, replace: {"{{NAM}}": Rob, Hi: Hello}}]'
     return f"finetune --model_name_or_path model --max_length 512 --dataset {shlex.quote(texts)}"

@@ -152,8 +152,7 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> tuple[in
     unused = [f"{key} ({count / num_rows:.1%})" for key, count in piece.unused.most_common(MAX_UNUSED)]
     if unused:
         lines.append(f"{name}: not used in its first rows: {', '.join(unused)}")
-    missing = [text for text in dataset.entry.replace or () if text not in piece.replaced]
-    if missing:
+    if missing := dataset.missing_texts(piece.replaced):
         lines.append(f"warning: {name}: replace: its first rows have no {', '.join(map(repr, missing))}")
     return int(piece.input_ids.max()), lines
 

@@ -54,12 +54,16 @@ class Dataset:
         """Convert a row to a sample, or return its problems. Adds to ``replaced`` the texts of ``replace`` in it."""
         return to_sample(row, self.fields, self.entry.prompt_format, self.entry.replace, replaced)
 
-    def missing_texts(self, replaced: Collection[str]) -> list[Problem]:
-        """Return a problem if rows, whose texts of ``replace`` are ``replaced``, lack some of them."""
-        texts = self.entry.replace or {}
-        missing = [old for old in texts if old not in replaced]
+    def missing_texts(self, replaced: Collection[str]) -> list[str]:
+        """Return the texts of ``replace`` that rows lack which have ``replaced`` of them."""
+        return [old for old in self.entry.replace or () if old not in replaced]
+
+    def problems_of_texts(self, replaced: Collection[str]) -> list[Problem]:
+        """Return a problem if all rows together lack texts of ``replace``; they have ``replaced`` of them."""
+        missing = self.missing_texts(replaced)
         if not missing:
             return []
+        texts = self.entry.replace or {}
         left = {old: new for old, new in texts.items() if old in replaced}
         without = self.entry.model_copy(update={"replace": left or None})
         fix = f"correct it; or {self.among.with_entry(without)} leaves it out" if self.among else "correct it"

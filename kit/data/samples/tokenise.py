@@ -118,7 +118,7 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
             **entry.finished(source.name, partial(_longest, dataset, encoder)),
             "about": {"dataset": source.name, **encoder.about()},
         }
-        raise_if(dataset.missing_texts(entry.replaced))
+        raise_if(dataset.problems_of_texts(entry.replaced))
         changed = source.changed()
         if changed:  # then the entry would not fit its key
             fix = "start again when nothing writes to it any more"
