@@ -1,0 +1,473 @@
+"""Options in every pair, each row of them a real run along the whole way, with a check at each station.
+
+A row trains three steps, is stopped and continued, is compared with the run on one process and with the run without
+packs, is scored, opened by transformers and peft, merged or exported, and asked. What cannot go together is in
+``REFUSED``, and is refused before any weight is read, in the words that are there.
+"""
+
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from covering import covering_rows, pairs_of, possible_pairs
+from helpers import WORDS, Finetune, make_model, matrix, typed
+
+pytestmark = pytest.mark.slow
+
+FACTORS = {
+    name: values.split()
+    for name, values in {
+        "family": "llama qwen3 gpt2 mixtral gemma3_text bloom phi3",
+        "tied": "no yes",
+        "stored": "float32 bfloat16",
+        "method": "full frozen lora dora rslora oft qlora",
+        "dropout": "0 0.1",
+        "targets": "all some head",
+        "whole": "none head embedding",
+        "tokens": "none new trained",
+        "data": "messages completion text ids mixture",
+        "packing": "no yes",
+        "streaming": "no yes",
+        "long": "truncate keep_end drop split",
+        "train_on": "assistant last all",
+        "objective": "sft dft eaft dpo orpo simpo cpo kto",
+        "extra": "none neftune smoothing z_loss loraplus",
+        "optim": "adamw_torch_fused adamw_bf16 adamw_8bit paged_adamw_32bit muon lion_32bit",
+        "precision": "no bf16",
+        "topology": "single ddp fsdp fsdp1",
+        "checkpointing": "no yes selective",
+        "compile": "no yes",
+        "micro": "1 2",
+        "stop": "copy signal",
+        "keep": "last best",
+        "answers": "none generated",
+        "mirror": "no yes",
+        "dtype": "default float32 float16",
+        "chat": "no yes",
+    }.items()
+}
+# The names of: two linear layers, the head, the embedding.
+MODULES = {
+    "gpt2": ("c_attn", "lm_head", "wte"),
+    "bloom": ("query_key_value", "lm_head", "word_embeddings"),
+    "phi3": ("qkv_proj", "lm_head", "embed_tokens"),
+}
+LLAMA_MODULES = ("q_proj,v_proj", "lm_head", "embed_tokens")
+
+# Rules: values of factors, separated by |, that do not meet. Those of the first list would mean nothing: such a row would
+# be that of another value. Those of the second are refused, in words that the pattern finds.
+NOTHING = [
+    {"method": "full|frozen", "dropout": "0.1"},
+    {"method": "full|frozen", "targets": "some|head"},
+    {"method": "full|frozen", "extra": "loraplus"},
+    {"method": "full|frozen", "chat": "yes", "dtype": "float16|float32"},  # exports a checkpoint as it is
+    {"data": "text|ids|mixture", "objective": "dpo|orpo|simpo|cpo|kto"},
+    {"data": "ids", "tokens": "new"},
+    {"data": "ids|completion|text", "train_on": "last|all"},
+]
+ADAPTERS = "lora|dora|rslora|oft|qlora"
+PAIRS = "dpo|orpo|simpo|cpo|kto"
+REFUSED: list[tuple[dict[str, str], str]] = [
+    ({"extra": "neftune", "objective": PAIRS}, "neftune_noise_alpha: objective .* does not read it"),
+    ({"extra": "smoothing", "objective": f"dft|eaft|{PAIRS}"}, "label_smoothing_factor: objective .* does not read it"),
+    ({"extra": "z_loss", "objective": f"dft|eaft|{PAIRS}"}, "z_loss_coef: objective .* does not read it"),
+    ({"train_on": "all", "objective": PAIRS}, "train_on: all, with objective .*, which compares answers"),
+    ({"long": "split", "objective": PAIRS}, "half an answer is not the better one"),
+    ({"streaming": "yes", "objective": "kto"}, "also reads each prompt with the answer to another one"),
+    ({"streaming": "yes", "objective": "dpo", "method": "full|frozen"}, "reference is computed before the first step"),
+    ({"method": "oft", "dropout": "0.1"}, "lora_dropout: given with adapter_type oft"),
+    ({"method": "oft", "whole": "head|embedding"}, "lora_modules_to_save: given with adapter_type oft"),
+    ({"method": "oft", "tokens": "new"}, "new_tokens: given with adapter_type oft"),
+    ({"method": "oft", "tokens": "trained"}, "trainable_tokens: given with adapter_type oft"),
+    ({"method": "oft", "extra": "loraplus"}, "loraplus_lr_ratio: given with adapter_type oft"),
+    ({"method": "oft", "compile": "yes"}, "torch_compile: given with adapter_type oft"),
+    ({"method": "oft", "optim": "muon"}, "optim: given with adapter_type oft"),
+    ({"method": ADAPTERS, "optim": "adamw_bf16"}, "optim: adamw_bf16 with method"),
+    ({"optim": "adamw_bf16", "precision": "no"}, "weights in bf16 give products in bf16"),
+    ({"optim": "adamw_bf16", "topology": "fsdp1"}, "optim: adamw_bf16 under FSDP1"),
+    ({"optim": "adamw_8bit|paged_adamw_32bit|lion_32bit", "topology": "fsdp|fsdp1"}, "cannot read sharded parameters"),
+    ({"method": "dora", "topology": "fsdp1"}, "DoRA reads whole base weights"),
+]
+
+
+def _matches(rule: dict[str, str], row: dict[str, str]) -> bool:
+    return all(row.get(factor) in values.split("|") for factor, values in rule.items())
+
+
+def is_allowed(row: dict[str, str]) -> bool:
+    return not any(_matches(rule, row) for rule in [*NOTHING, *(rule for rule, _ in REFUSED)])
+
+
+ROWS = covering_rows(FACTORS, is_allowed)
+
+
+def name_of(row: dict[str, str]) -> str:
+    return "-".join(value for value in row.values() if value not in ("no", "none", "0"))
+
+
+# --- what the runs read
+
+
+@functools.cache
+def _model(folder: Path, family: str, tied: bool, stored: str) -> Path:
+    """A random model of the family, with the tokenizer of the tests."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path = make_model(folder / f"{family}-{tied}-{stored}")
+    (path / "model.safetensors").unlink()
+    if family in ("gpt2", "bloom"):
+        shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+        if family == "bloom":
+            shape = {"hidden_size": 32, "n_layer": 2, "n_head": 4}
+        shape |= {name: 0.0 for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop") if family == "gpt2"}
+    else:
+        shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}
+        shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+        if family == "gemma3_text":
+            shape |= {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+        if family == "mixtral":
+            shape |= {"num_local_experts": 4, "output_router_logits": True}
+    shape |= {"vocab_size": 320, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": tied}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **shape))
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms too, so that each of them counts
+            parameter.add_(torch.rand_like(parameter) * 0.1)
+    model.to(getattr(torch, stored)).save_pretrained(path)
+    return path
+
+
+def _say(seed: int, count: int) -> str:
+    return " ".join(WORDS[(seed * 7 + i * i * 3 + i) % len(WORDS)] for i in range(count))
+
+
+def _rows(row: dict[str, str], count: int, longest: int = 0) -> list[dict]:
+    """Rows of the kind that the row's data and objective ask for; the last one of ``longest`` words."""
+    made = []
+    for i in range(count):
+        asked, answer, other = _say(i, 2 + i % 3), _say(i + 1, longest if longest and i == count - 1 else 3 + i % 5), _say(i + 2, 3)
+        question = {"role": "user", "content": asked}
+        answered, wrong = ({"role": "assistant", "content": each} for each in (answer, other))
+        if row["objective"] in ("dpo", "orpo", "simpo", "cpo"):
+            plain = {"prompt": asked, "chosen": f" {answer}", "rejected": f" {other}"}
+            chat = {"prompt": [question], "chosen": [answered], "rejected": [wrong]}
+        elif row["objective"] == "kto":
+            plain = {"prompt": asked, "completion": f" {answer}", "label": i % 2 == 0}
+            chat = {"prompt": [question], "completion": [answered], "label": i % 2 == 0}
+        else:
+            plain = {"prompt": asked, "completion": f" {answer}"}
+            again = [{"role": "user", "content": _say(i + 3, 2)}, {"role": "assistant", "content": _say(i + 4, 3)}]
+            chat = {"messages": [question, answered, *(again if i % 3 == 0 else [])]}
+        ids = [3 + (i * 5 + j * 11) % 250 for j in range(5 + i % 4)]
+        made.append(
+            {
+                "completion": plain,
+                "text": {"text": f"{asked} {answer}"},
+                "ids": {"input_ids": [*ids, 2], "labels": [-100, -100, *ids[2:], 2]},
+            }.get(row["data"], chat)
+        )
+    return made
+
+
+def _targets(sample: dict, train_on: str, tokenizer) -> tuple[list[int], list[bool]]:
+    """The ids of a row and which of them are learned, written down without the kit."""
+    if "input_ids" in sample:
+        return sample["input_ids"], [label != -100 for label in sample["labels"]]
+    if "text" in sample:
+        parts = [(sample["text"] + tokenizer.eos_token, True)]
+    elif "completion" in sample:
+        parts = [(sample["prompt"], False), (sample["completion"] + tokenizer.eos_token, True)]
+    else:
+        parts = []
+        for i, message in enumerate(sample["messages"]):
+            of_model = message["role"] == "assistant"
+            learned = of_model and (train_on == "assistant" or i == len(sample["messages"]) - 1)
+            parts.append((f"<|im_start|>{message['role']}\n", train_on == "all"))
+            parts.append((f"{message['content']}<|im_end|>", learned or train_on == "all"))
+            parts.append(("\n", train_on == "all"))
+    pieces = [(tokenizer(text, add_special_tokens=False)["input_ids"], learned) for text, learned in parts]
+    return [i for ids, _ in pieces for i in ids], [learned for ids, learned in pieces for _ in ids]
+
+
+def _plain_loss(model, samples: list[dict], row: dict[str, str], tokenizer) -> float:
+    """Cross-entropy of a model of transformers or peft, each sample alone, over what is learned."""
+    total, count = 0.0, 0
+    for sample in samples:
+        ids, learned = _targets(sample, row["train_on"], tokenizer)
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0, :-1].double()
+        losses = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")
+        chosen = torch.tensor(learned[1:])
+        total, count = total + losses[chosen].sum().item(), count + int(chosen.sum())
+    return total / count
+
+
+def stop_in_step(number: int, rank: int) -> None:
+    """In a rank, before the script: a signal arrives in that step."""
+    import kit.train.step
+
+    real, steps = kit.train.step.train_step, []
+
+    def train_step(*args, **options):
+        steps.append(1)
+        if len(steps) == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args, **options)
+
+    kit.train.step.train_step = train_step
+
+
+class Way:
+    """One row on its way."""
+
+    def __init__(self, row: dict[str, str], folder: Path, models: Path, fp32: dict[str, str]) -> None:
+        self.row, self.folder, self.fp32 = row, folder, fp32
+        self.is_adapter = row["method"] not in ("full", "frozen")
+        self.in_float32 = row["precision"] == "no"
+        self.base = _model(models, row["family"], row["tied"] == "yes", row["stored"])
+        self.samples = _rows(row, 12, longest=60)
+        self.evaluated = _rows(row, 5)
+        self.flags = self._flags()
+
+    def _write(self, name: str, rows: list[dict]) -> Path:
+        path = self.folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+        return path
+
+    def _flags(self) -> dict[str, object]:
+        row = self.row
+        linear, head, embedding = MODULES.get(row["family"], LLAMA_MODULES)
+        flags: dict[str, object] = {
+            "model_name_or_path": self.base,
+            "method": {"full": "full", "frozen": "full", "qlora": "qlora"}.get(row["method"], "lora"),
+            "dataset": self._write("train", self.samples),
+            "eval_dataset": self._write("eval", self.evaluated),
+            "max_length": 64,
+            "excess_length_strategy": row["long"],
+            "objective": row["objective"],
+            "optim": row["optim"],
+            "learning_rate": 1e-3 if row["optim"].startswith(("lion", "muon")) else 5e-3,
+            "lr_scheduler_type": "constant",
+            "warmup_steps": 0,
+            "global_batch_size": 4,
+            "per_device_train_batch_size": row["micro"],
+            "max_steps": 3,
+            "save_steps": 1,
+            "save_total_limit": 0,
+            "eval_on_start": True,
+            "chat_template": "chatml",
+        }
+        if row["data"] == "mixture":
+            entries = [{"path": str(self._write("other", self.samples[::-1])), "weight": 1, "name": "other"}]
+            flags["dataset"] = json.dumps([{"path": str(flags["dataset"]), "weight": 2}, *entries])
+        given = {
+            "method": {
+                "frozen": {"train_only": ".*(1|norm|ln_f).*"},
+                "dora": {"use_dora": True},
+                "rslora": {"use_rslora": True},
+                "oft": {"adapter_type": "oft", "oft_block_size": 8},
+            },
+            "dropout": {"0.1": {"lora_dropout": 0.1}},
+            "targets": {"some": {"lora_target_modules": linear}, "head": {"lora_target_modules": f"{linear},{head}"}},
+            "whole": {"head": {"lora_modules_to_save": head}, "embedding": {"lora_modules_to_save": embedding}},
+            "tokens": {"new": {"new_tokens": "<|sep|>,<|and|>"}, "trained": {"trainable_tokens": "<|im_end|>"}},
+            "packing": {"yes": {"packing": True}},
+            "streaming": {"yes": {"streaming": True, "shuffle_buffer_size": 4}},
+            "train_on": {each: {"train_on": each} for each in ("last", "all")},
+            "extra": {
+                "neftune": {"neftune_noise_alpha": 5},
+                "smoothing": {"label_smoothing_factor": 0.1},
+                "z_loss": {"z_loss_coef": 1e-3},
+                "loraplus": {"loraplus_lr_ratio": 4},
+            },
+            "checkpointing": {
+                "yes": {"gradient_checkpointing": True},
+                "selective": {"gradient_checkpointing": "selective"},
+            },
+            "compile": {"yes": {"torch_compile": True}},
+            "keep": {"best": {"keep_best": True, "eval_steps": 1}},
+            "answers": {"generated": {"predict_with_generate": True, "max_new_tokens": 4}},
+            "mirror": {"yes": {"mirror_to": self.folder / "mirror"}},
+        }
+        for factor, values in given.items():
+            flags |= values.get(row[factor], {})
+        return flags
+
+    def start(self, name: str, topology: str = "", prepare=None, **changes):
+        config = topology or self.row["topology"]
+        path = self.fp32[config] if self.in_float32 else config
+        run = Finetune(self.base, self.folder / "train.jsonl", self.folder)
+        flags = {**self.flags, "config": path, **changes}
+        run.defaults = {name: value for name, value in flags.items() if value is not None}
+        return run(name, 1 if config == "single" else 2, prepare=prepare)
+
+    # --- the stations, in their order
+
+    def travel(self) -> None:
+        run = self.start("run")
+        assert run.status == 0, run.output
+        assert len(run.losses) == 3 and all(map(torch.isfinite, torch.tensor([float.fromhex(x) for x in run.losses])))
+        assert (run.folder / "report.html").stat().st_size > 10_000
+        if self.row["answers"] == "generated" and "nothing is generated" not in run.output:
+            assert "eval_exact_match" in run.rows[-1]
+        self.check_resume(run)
+        if self.in_float32 and self.row["dropout"] == "0":
+            self.check_topology(run)
+            self.check_packs()
+        self.check_final(run)
+        self.check_score(run)
+        self.check_export(run)
+        if self.row["chat"] == "yes":
+            self.check_chat(run)
+
+    def check_resume(self, run) -> None:
+        """Continued after the second step, by its checkpoint or by a signal: the same bits."""
+        if self.row["stop"] == "signal":
+            stopped = self.start("again", prepare=functools.partial(stop_in_step, 2), mirror_to=None)
+            assert stopped.status == 75, stopped.output
+        else:
+            shutil.copytree(run.folder, self.folder / "again")
+            shutil.rmtree(self.folder / "again/final")
+            shutil.rmtree(self.folder / "again/checkpoints/step-00000003")
+        again = self.start("again", mirror_to=None)
+        assert again.status == 0, again.output
+        assert "continuing after step 2 of 3" in again.output
+        assert again.losses == run.losses, "resume: losses"
+        for path in (run.folder / "final").glob("*.safetensors"):
+            assert path.read_bytes() == (self.folder / "again/final" / path.name).read_bytes(), "resume: weights"
+
+    def check_topology(self, run) -> None:
+        """On one process, and in other micro-batches: the same losses and norms."""
+        if self.row["topology"] == "single" and self.row["micro"] == "1":
+            return
+        one = self.start("one", "single", per_device_train_batch_size=4, mirror_to=None)
+        assert one.status == 0, one.output
+        bound = 1e-4 if self.row["optim"] in ("muon", "lion_32bit") else 2e-6
+        assert [row["loss"] for row in run.rows if "loss" in row] == pytest.approx(
+            [row["loss"] for row in one.rows if "loss" in row], rel=bound
+        ), "topology: losses"
+        assert run.grad_norms == pytest.approx(one.grad_norms, rel=10 * bound), "topology: norms"
+
+    def check_packs(self) -> None:
+        """All samples in each step, in packs and without: the same losses."""
+        if self.row["packing"] == "no" or self.row["streaming"] == "yes" or self.row["data"] == "mixture":
+            return
+        if self.row["extra"] == "neftune":  # noise follows the place in the row
+            return
+        once = {"mirror_to": None, "save_steps": 0, "max_steps": 3, "shuffle": False}
+        counted = self.start("counted", "single", global_batch_size=1, per_device_train_batch_size=1, **once)
+        assert counted.status == 0, counted.output
+        losses = {}
+        for packing, pattern in ((True, r"packing: (\d+) packs"), (False, r"training data: (\d+) samples")):
+            batch = int(re.search(pattern, counted.output)[1])
+            sizes = {"global_batch_size": batch, "per_device_train_batch_size": 1 if packing else batch}
+            run = self.start(f"packing-{packing}", "single", packing=packing, **sizes, **once)
+            assert run.status == 0, run.output
+            losses[packing] = [row["loss"] for row in run.rows if "loss" in row]
+        assert losses[True] == pytest.approx(losses[False], rel=2e-6), "packs: losses"
+
+    def check_final(self, run) -> None:
+        """What ``final/`` holds, opened by the libraries alone, has the loss that the run has measured."""
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(run.folder / "final")
+        measured = [row["eval_loss"] for row in run.rows if "eval_loss" in row]
+        if self.is_adapter:
+            self.final = self._open_adapter(run.folder / "final")
+        else:
+            self.final = AutoModelForCausalLM.from_pretrained(run.folder / "final", dtype=torch.float32).eval()
+        if self.row["objective"] not in ("sft", "dft", "eaft") or self.row["extra"] in ("smoothing", "z_loss"):
+            return
+        is_rounded = self.row["precision"] != "no" or self.row["stored"] != "float32" or self.row["method"] == "qlora"
+        bound = 3e-2 if is_rounded else 2e-6
+        base = AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.float32).eval()
+        if self.row["tokens"] != "new":
+            bound_of_base = 0.1 if self.row["method"] == "qlora" else bound
+            assert _plain_loss(base, self.evaluated, self.row, self.tokenizer) == pytest.approx(
+                measured[0], rel=bound_of_base
+            ), "base: loss"
+        assert _plain_loss(self.final, self.evaluated, self.row, self.tokenizer) == pytest.approx(
+            measured[-1], rel=bound
+        ), "final: loss"
+
+    def _open_adapter(self, folder: Path):
+        from peft import AutoPeftModelForCausalLM
+
+        options = {}
+        if self.row["method"] == "qlora":
+            from transformers import BitsAndBytesConfig
+
+            quantised = BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=torch.float32,
+            )
+            options = {"quantization_config": quantised}
+        return AutoPeftModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+
+    def check_score(self, run) -> None:
+        """``recipes/score.py`` of the run's final model: the loss of the run's last evaluation."""
+        measured = [row["eval_loss"] for row in run.rows if "eval_loss" in row][-1]
+        log = Finetune(self.base, self.folder / "train.jsonl", self.folder)
+        log.defaults = {}
+        config = self.fp32["single"] if self.in_float32 else "single"
+        scored = log.score("score", model_name_or_path=run.folder, eval_dataset=self.flags["eval_dataset"], config=config)
+        if self.row["objective"] in ("dpo", "kto") and not self.is_adapter:
+            assert scored.status == 2 and "reference" in scored.output, scored.output
+            return
+        assert scored.status == 0, scored.output
+        is_rounded = self.row["precision"] != "no" or (self.row["stored"] != "float32" and not self.is_adapter)
+        assert json.loads(scored.output.splitlines()[-1])["eval_loss"] == pytest.approx(
+            measured, rel=3e-2 if is_rounded else 2e-6
+        ), "score: loss"
+
+    def check_export(self, run) -> None:
+        """An adapter is merged, and the merged model is the adapter's; a full checkpoint becomes ``final/`` again."""
+        from safetensors.torch import load_file
+        from transformers import AutoModelForCausalLM
+
+        source = run.folder / ("final" if self.is_adapter else "checkpoints/step-00000003")
+        dtype = [] if self.row["dtype"] == "default" or not self.is_adapter else ["--dtype", self.row["dtype"]]
+        words = ["recipes/export.py", str(source), "--output_dir", str(self.folder / "exported"), *dtype]
+        done = typed(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        if not self.is_adapter:
+            old, new = (load_file(folder / "model.safetensors") for folder in (run.folder / "final", self.folder / "exported"))
+            assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old), "export: weights"
+            return
+        merged = AutoModelForCausalLM.from_pretrained(self.folder / "exported", dtype=torch.float32).eval()
+        adapter = self.final
+        if self.row["method"] == "qlora":  # merged into what was quantised, not into the rounded weights
+            from peft import AutoPeftModelForCausalLM
+
+            adapter = AutoPeftModelForCausalLM.from_pretrained(run.folder / "final", dtype=torch.float32).eval()
+        ids = torch.tensor([_targets(each, "all", self.tokenizer)[0][:12] for each in _rows({"data": "text", "objective": "sft"}, 3)])
+        with torch.no_grad():
+            wanted, found = (model(input_ids=ids).logits.log_softmax(-1) for model in (adapter, merged))
+            with adapter.disable_adapter():
+                moved = (adapter(input_ids=ids).logits.log_softmax(-1) - wanted).abs().mean().item()
+        difference = (found - wanted).abs().mean().item()
+        rounded = 0 if self.row["dtype"] == "float32" else 0.01
+        assert difference < rounded + 1e-5 and (not rounded or moved < 0.01 or difference < moved / 3), (
+            f"merge: {difference:.2g} nats off; the adapter moved its base by {moved:.2g}"
+        )
+
+    def check_chat(self, run) -> None:
+        done = typed("-m", "kit.cli.main", "chat", str(run.folder), "--max_new_tokens", "4", text="red green\n")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("row", matrix(ROWS, always=len(ROWS)), ids=name_of)
+def test_a_row_of_options_is_right_at_each_station(row, tmp_path, models, fp32):
+    Way(row, tmp_path, models, fp32).travel()
