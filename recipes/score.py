@@ -106,7 +106,7 @@ def main() -> None:
         build_objective(recipe, samples.dataset_names),
         checked.data.mismatched(samples),
     )
-    for doubt in [*unended(result.counts, recipe, result.stops), *few_texts(result.counts)]:
+    for doubt in [*result.doubts(), *unended(result.counts, recipe, result.stops), *few_texts(result.counts)]:
         say(f"warning: {doubt}")
     for answer in result.answers:
         say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")
