@@ -66,7 +66,8 @@ class Evaluation:
         answers: the first ``NUM_SHOWN`` answers, if answers were generated.
         counts: of the answers, if they were generated, the same on every rank: ``num_answers``;
             ``num_unended_answers`` of those whose reference fits into ``max_new_tokens``; ``num_expected_texts``, the
-            different references; ``num_most_frequent_text``, the references that are the most frequent one.
+            different references; ``num_most_frequent_text``, the references that are the most frequent one;
+            ``num_unasked_samples``, if there are some, which have no prompt to answer.
         stops: the special tokens that end references; EOS only if there is no other.
         intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take
             a thousand passes over all answers.
@@ -124,7 +125,12 @@ def evaluate(
             metrics, odd = _preferences(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
         if not settings.predict_with_generate:
             return Evaluation(metrics, odd_samples=odd)
-        ends, frequencies = _references(samples)
+        asked, ends, frequencies = _references(samples, settings.train_on)
+        unasked = {"num_unasked_samples": len(samples) - len(asked)} if len(asked) < len(samples) else {}
+        if not len(asked):
+            return Evaluation(metrics, counts=unasked, odd_samples=odd)
+        if unasked:
+            samples = samples.select(asked, "asked")
         special = {tokenizer.eos_token_id, *tokenizer.added_tokens_decoder} - {None}
         # What ends an answer: EOS, and what ends a reference; a chat template may use another token than EOS.
         stops = {tokenizer.eos_token_id, *ends} & special
@@ -143,6 +149,7 @@ def evaluate(
             "num_unended_answers": num_unended,
             "num_expected_texts": len(frequencies),
             "num_most_frequent_text": int(frequencies.max()),
+            **unasked,
         }
         named = stops - {tokenizer.eos_token_id} or stops
         return Evaluation(metrics, answers, counts, tokenizer.convert_ids_to_tokens(sorted(named)), intervals, odd)
@@ -157,7 +164,7 @@ def try_metrics(settings: "Recipe", samples: Samples, tokenizer: Any) -> None:
         MetricError: one fails.
     """
     own = [Metric(name) for name in settings.metrics if is_own(name)]
-    if own and settings.predict_with_generate and len(samples):
+    if own and settings.predict_with_generate and settings.train_on != "all" and len(samples):
         expected = tokenizer.decode(prompt_and_reference(samples, 0)[1], skip_special_tokens=True)
         for metric in own:
             metric.values(expected, expected, samples.data_rows([0])[0], samples.origin(0))
@@ -316,16 +323,24 @@ def _answers(
     return answers, np.split(values, ends_of[:-1], axis=2), int(ranks.sum(num_unended).item())
 
 
-def _references(samples: Samples) -> tuple[set[int], np.ndarray]:
-    """Return the last tokens of all references, and how often each different reference is there, int64."""
+def _references(samples: Samples, train_on: str) -> tuple[np.ndarray, set[int], np.ndarray]:
+    """Return what is known of the references of all samples that have a prompt.
+
+    Returns:
+        The samples that have one, int64, none with ``train_on`` "all": there what is learned begins with the question;
+        the last tokens of their references; and how often each different reference is there, int64.
+    """
+    is_asked = np.zeros(len(samples), bool)
     ends = set()
     hashes = np.empty(len(samples), np.uint64)  # the references themselves may take gigabytes
-    for i in range(len(samples)):
+    for i in range(len(samples) if train_on != "all" else 0):
         ids, weights = samples.sequences(i)[0]
         start, end = reference_span(weights)
-        ends.add(int(ids[end - 1]))
-        hashes[i] = xxhash.xxh3_64_intdigest(ids[start:end].tobytes())
-    return ends, np.unique(hashes, return_counts=True)[1]
+        is_asked[i] = start > 0
+        if is_asked[i]:
+            ends.add(int(ids[end - 1]))
+            hashes[i] = xxhash.xxh3_64_intdigest(ids[start:end].tobytes())
+    return np.flatnonzero(is_asked), ends, np.unique(hashes[is_asked], return_counts=True)[1]
 
 
 def _generate(

@@ -272,14 +272,19 @@ def _conflicts_of_answers(settings: EvalSettings) -> list[Conflict]:
     name, _, best = metric.removeprefix("eval_").partition("/")
     if metric == "eval_loss" or metric.startswith("eval_rewards/"):
         return conflicts
-    computed = ["exact_match", *keys] if settings.predict_with_generate else []
+    asks = settings.train_on != "all"  # else there is no prompt that is not learned
+    computed = ["exact_match", *keys] if settings.predict_with_generate and asks else []
     bests = ["", f"{'pass' if name in ('exact_match', 'number') else 'best'}@{num}"][: 2 if num > 1 else 1]
     if name in computed and (best in bests and not (best and name == "bleu")):
         return conflicts
     known = get_args(MetricName)
     found = f"{metric}, which these evaluations do not compute"
     involved = ("metric_for_best_model", "predict_with_generate", "metrics", "num_return_sequences", "temperature")
-    if name in computed:
+    if not asks:
+        found += ": with train_on all nothing is asked"
+        fix = "--metric_for_best_model eval_loss"
+        involved = ("metric_for_best_model", "train_on")
+    elif name in computed:
         fix = f"--metric_for_best_model eval_{name}"
     elif name in known:
         fix = f"--predict_with_generate true --metrics {','.join(dict.fromkeys([*settings.metrics, name]))}"
