@@ -6,7 +6,7 @@ from typing import get_args
 
 from kit.config.dataset_entry import DatasetEntry, flag_of_list, with_all_weights, with_own_names
 from kit.config.recipe import Recipe
-from kit.config.settings.evaluation import EvalSettings, MetricName
+from kit.config.settings.evaluation import MetricName
 from kit.config.settings.objective import DECLARED, ObjectiveSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.errors import Problem, did_you_mean
@@ -253,7 +253,7 @@ def _conflicts_of_evaluation(recipe: Recipe) -> list[Conflict]:
     return conflicts
 
 
-def _conflicts_of_answers(settings: EvalSettings) -> list[Conflict]:
+def _conflicts_of_answers(settings: Recipe) -> list[Conflict]:
     """Conflicts of the metrics of generated answers, and of how the answers are drawn."""
     conflicts = []
     keys = list(map(key_of, settings.metrics))
@@ -279,11 +279,10 @@ def _conflicts_of_answers(settings: EvalSettings) -> list[Conflict]:
         return conflicts
     known = get_args(MetricName)
     found = f"{metric}, which these evaluations do not compute"
-    involved = ("metric_for_best_model", "predict_with_generate", "metrics", "num_return_sequences", "temperature")
+    involved = "metric_for_best_model predict_with_generate metrics num_return_sequences temperature train_on".split()
     if not asks:
         found += ": with train_on all nothing is asked"
         fix = "--metric_for_best_model eval_loss"
-        involved = ("metric_for_best_model", "train_on")
     elif name in computed:
         fix = f"--metric_for_best_model eval_{name}"
     elif name in known:
@@ -292,7 +291,7 @@ def _conflicts_of_answers(settings: EvalSettings) -> list[Conflict]:
         fix = hint
     else:
         fix = f"--predict_with_generate true --metrics FILE.py:{name}, the file with your function of that name"
-    conflicts.append(Conflict(involved, found, fix))
+    conflicts.append(Conflict(tuple(involved), found, fix))
     return conflicts
 
 

@@ -136,12 +136,13 @@ def masks_of_packs(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
         mask_function = and_masks(kwargs.pop("mask_function"), same_sample)
         return plain(**{**kwargs, "mask_function": mask_function, "allow_is_causal_skip": False})
 
+    family = sys.modules[type(model).__module__]
+    build_alibi: Any = getattr(family, _ALIBI, None)
+
     def alibi_of_samples(*args: Any, **kwargs: Any) -> torch.Tensor:
         of_row = build_alibi(*args, **kwargs).unflatten(0, (len(position_ids), -1))[0, :, 0]  # [H, T], in each row
         return of_row[:, position_ids].transpose(0, 1).flatten(0, 1)[:, None]  # [B * H, 1, T]
 
-    family = sys.modules[type(model).__module__]
-    build_alibi = getattr(family, _ALIBI, None)
     ALL_MASK_ATTENTION_FUNCTIONS[name] = masks  # stands before the registered one, which stays
     if build_alibi:
         setattr(family, _ALIBI, alibi_of_samples)
