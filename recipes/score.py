@@ -55,14 +55,13 @@ def main() -> None:
     from kit.failures.guard import Guard
     from kit.model.load import build_model, open_config
     from kit.run.answers import few_texts, unended
-    from kit.run.opening import CHECKPOINT, opened, precision_of, reference_of, to_open
+    from kit.run.opening import CHECKPOINT, precision_of, reference_of, to_open
     from kit.run.resume import verify_together
     from kit.strategy.accelerator import prepare, start
     from kit.train.head_proof import prove_head
     from kit.train.objective import build_objective
     from kit.train.precompute import add_reference
 
-    recipe = recipe.model_copy(update={"model_name_or_path": opened(recipe.model_name_or_path)})
     scored = recipe.adapter_name_or_path or recipe.model_name_or_path
     recipe, weights = to_open(recipe)
     reference = reference_of(scored, recipe)

@@ -1,9 +1,11 @@
 """The words of a command that opens a model: RUN, flags of the command alone, and flags of the recipe."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from kit.config.command_line import read_flags
-from kit.errors import Problem
+from kit.errors import Problem, UserError
 
 
 def split_words(
@@ -23,8 +25,6 @@ def split_words(
     Raises:
         UserError: RUN has no model yet.
     """
-    from kit.run.opening import opened
-
     positional = [] if argv[0].startswith("--") else [argv[0]]
     words = [word if word.lstrip("-") not in switches else f"{word}=true" for word in argv[len(positional) :]]
     flags, problems, _ = read_flags(words)
@@ -40,3 +40,22 @@ def split_words(
     elif not {"model_name_or_path", "adapter_name_or_path"} & set(flags):
         problems.append(Problem("RUN", "missing", "the folder of a run, or a model", f"{command} RUN"))
     return own, flags, problems
+
+
+def opened(source: str) -> str:
+    """Return what to open for ``source``: of the folder of a run its ``final/``, or its newest checkpoint.
+
+    Raises ``UserError`` if the folder of a run has neither.
+    """
+    from kit.checkpoint.manifest import list_checkpoints
+    from kit.run.record import RUN_FILE
+
+    folder = Path(os.path.expanduser(source))
+    if not os.path.isfile(folder / RUN_FILE):
+        return source
+    if (folder / "final").is_dir():
+        return str(folder / "final")
+    checkpoints = list_checkpoints(folder / "checkpoints")
+    if not checkpoints:
+        raise UserError(Problem("RUN", f"{source} has no final/ yet, and no checkpoint", "a run that has saved"))
+    return str(checkpoints[-1])

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from kit.checkpoint.manifest import MANIFEST, NONE, list_checkpoints
+from kit.checkpoint.manifest import MANIFEST, NONE
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError
 from kit.model.locate import check_base
@@ -73,22 +73,6 @@ def reference_of(scored: str, recipe: Recipe) -> Recipe | None:
         fix = "--objective simpo compares the answers of pairs alone; or score it in the folder of its run"
         raise UserError(Problem("objective", found, fix=fix))
     return None
-
-
-def opened(source: str) -> str:
-    """Return what to open for ``source``: of the folder of a run its ``final/``, or its newest checkpoint.
-
-    Raises ``UserError`` if the folder of a run has neither.
-    """
-    folder = Path(os.path.expanduser(source))
-    if not os.path.isfile(folder / RUN_FILE):
-        return source
-    if (folder / "final").is_dir():
-        return str(folder / "final")
-    checkpoints = list_checkpoints(folder / "checkpoints")
-    if not checkpoints:
-        raise UserError(Problem("RUN", f"{source} has no final/ yet, and no checkpoint", "a run that has saved"))
-    return str(checkpoints[-1])
 
 
 def run_of(path: str) -> Path | None:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from kit.cli.model_words import split_words
+from kit.cli.model_words import opened, split_words
 from kit.errors import UserError
-from kit.run.opening import opened
 
 
 def test_a_run_is_its_final_model_or_its_newest_checkpoint(tmp_path):
