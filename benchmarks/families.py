@@ -191,7 +191,7 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
     own_logits = model.get_base_model().uses_own_logits if method != "full" else model.uses_own_logits
     prepared = prepare(accelerator, asked, model, build_optimizer(model, recipe, recipe.peak_learning_rate))
     if packing:
-        check_isolation(prepared, VOCABULARY)
+        check_isolation(prepared, VOCABULARY, 64)
     before = _state(prepared)
     began = time.perf_counter()
     not_proven = prove_head(prepared, VOCABULARY)

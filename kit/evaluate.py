@@ -17,7 +17,7 @@ from accelerate.utils import gather_object
 from kit.answers import Metric, exact_match
 from kit.console import is_main, progress
 from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches, on_device
-from kit.data.feed.feed import GlobalBatch
+from kit.data.feed.feed import GlobalBatch, by_file
 from kit.data.open import pad_id, prompt_and_reference, reference_span
 from kit.data.samples.samples import Samples
 from kit.model.attention import without_cudnn_attention
@@ -66,10 +66,12 @@ class Evaluation:
         answers: the first ``NUM_SHOWN`` answers, if answers were generated.
         counts: of the answers, if they were generated, the same on every rank: ``num_answers``;
             ``num_unended_answers`` of those whose reference fits into ``max_new_tokens``; ``num_expected_texts``, the
-            different references; ``num_most_frequent_text``, the references that are the most frequent one.
+            different references; ``num_most_frequent_text``, the references that are the most frequent one;
+            ``num_unasked_samples``, if there are some, which have no prompt to answer.
         stops: the special tokens that end references; EOS only if there is no other.
         intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take
             a thousand passes over all answers.
+        odd_samples: where the samples are from of micro-batches whose losses are not finite, ``eval.jsonl:17``.
     """
 
     metrics: dict[str, float]
@@ -77,6 +79,16 @@ class Evaluation:
     counts: dict[str, int] = field(default_factory=dict)
     stops: list[str] = field(default_factory=list)
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    odd_samples: list[str] = field(default_factory=list)
+
+    def doubts(self) -> list[str]:
+        """Return a line if losses are not finite; else nothing."""
+        if not self.odd_samples:
+            return []
+        found = (
+            f"eval_loss is {self.metrics['eval_loss']}: not finite in the micro-batches of {by_file(self.odd_samples)}"
+        )
+        return [f"{found}; this evaluation is not the best, and does not count for early stopping"]
 
 
 def evaluate(
@@ -107,13 +119,18 @@ def evaluate(
     model.eval()
     try:
         if samples.preferences is None:
-            metrics = _loss(prepared, samples, batch_size, tokenizer, progress)
+            metrics, odd = _loss(prepared, samples, batch_size, tokenizer, progress)
         else:
             assert objective is not None, "preferences are measured by an objective"
-            metrics = _preferences(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
+            metrics, odd = _preferences(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
         if not settings.predict_with_generate:
-            return Evaluation(metrics)
-        ends, frequencies = _references(samples)
+            return Evaluation(metrics, odd_samples=odd)
+        asked, ends, frequencies = _references(samples, settings.train_on)
+        unasked = {"num_unasked_samples": len(samples) - len(asked)} if len(asked) < len(samples) else {}
+        if not len(asked):
+            return Evaluation(metrics, counts=unasked, odd_samples=odd)
+        if unasked:
+            samples = samples.select(asked, "asked")
         special = {tokenizer.eos_token_id, *tokenizer.added_tokens_decoder} - {None}
         # What ends an answer: EOS, and what ends a reference; a chat template may use another token than EOS.
         stops = {tokenizer.eos_token_id, *ends} & special
@@ -132,9 +149,10 @@ def evaluate(
             "num_unended_answers": num_unended,
             "num_expected_texts": len(frequencies),
             "num_most_frequent_text": int(frequencies.max()),
+            **unasked,
         }
         named = stops - {tokenizer.eos_token_id} or stops
-        return Evaluation(metrics, answers, counts, tokenizer.convert_ids_to_tokens(sorted(named)), intervals)
+        return Evaluation(metrics, answers, counts, tokenizer.convert_ids_to_tokens(sorted(named)), intervals, odd)
     finally:
         model.train(was_training)
 
@@ -146,7 +164,7 @@ def try_metrics(settings: "Recipe", samples: Samples, tokenizer: Any) -> None:
         MetricError: one fails.
     """
     own = [Metric(name) for name in settings.metrics if is_own(name)]
-    if own and settings.predict_with_generate and len(samples):
+    if own and settings.predict_with_generate and settings.train_on != "all" and len(samples):
         expected = tokenizer.decode(prompt_and_reference(samples, 0)[1], skip_special_tokens=True)
         for metric in own:
             metric.values(expected, expected, samples.data_rows([0])[0], samples.origin(0))
@@ -154,11 +172,11 @@ def try_metrics(settings: "Recipe", samples: Samples, tokenizer: Any) -> None:
 
 def _loss(
     prepared: "Prepared", samples: Samples, batch_size: int, tokenizer: Any, progress: Progress
-) -> dict[str, float]:
-    """Compute the metrics that need no generation; see ``Evaluation.metrics``."""
+) -> tuple[dict[str, float], list[str]]:
+    """Compute the metrics that need no generation, and the ``odd_samples``; see ``Evaluation``."""
     accelerator, ranks = prepared.accelerator, prepared.ranks
     num_datasets = len(samples.stores)
-    sums = torch.zeros(3, num_datasets, dtype=torch.float64, device=float64_device(accelerator.device))
+    parts, numbers = [], []  # of each micro-batch: sums [3, datasets], and the numbers of its samples
     batches = evaluation_batches(samples, ranks, batch_size, pad_id(tokenizer))
     num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
     with torch.no_grad():
@@ -167,8 +185,10 @@ def _loss(
             weights = in_float64(batch.weights)
             losses = in_float64(prepared.model(**batch.model_inputs()))
             values = torch.stack([losses * weights, weights, torch.ones_like(weights)])  # [3, S]; the ones count tokens
-            sums += values @ in_float64(F.one_hot(batch.dataset_ids, num_datasets))
-    sums = ranks.sum(sums)
+            parts.append(values @ in_float64(F.one_hot(batch.dataset_ids, num_datasets)))
+            numbers.append([number for *_, number in batch.segments])
+    of_batches = torch.stack(parts)
+    sums = ranks.sum(of_batches.sum(dim=0))
     loss_sum, weight, num_tokens = sums.sum(dim=1).tolist()
     loss = loss_sum / weight
     # exp overflows a float beyond this value; for so high a loss the exact perplexity does not matter.
@@ -176,7 +196,7 @@ def _loss(
     for name, (part, part_weight, part_tokens) in zip(samples.dataset_names, sums.T.tolist(), strict=True):
         if num_datasets > 1 and part_weight:
             metrics |= {f"eval_loss/{name}": part / part_weight, f"eval_tokens/{name}": int(part_tokens)}
-    return metrics
+    return metrics, _odd_samples(loss, samples, of_batches, numbers)
 
 
 def _preferences(
@@ -187,8 +207,8 @@ def _preferences(
     batch_size: int,
     tokenizer: Any,
     progress: Progress,
-) -> dict[str, float]:
-    """Compute the metrics of pairs, or of answers with a label; see ``Evaluation.metrics``."""
+) -> tuple[dict[str, float], list[str]]:
+    """Compute the metrics of pairs, or of answers with a label, and the ``odd_samples``; see ``Evaluation``."""
     device, ranks = prepared.accelerator.device, prepared.ranks
     num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
 
@@ -211,15 +231,32 @@ def _preferences(
     kl = None
     if mismatched is not None:
         kl = objective.estimate_kl(prepared, batches(mismatched, "evaluation kl"), len(samples))
-    numbers = []
+    parts, numbers = [], []  # of each micro-batch: what the objective adds up, and the numbers of its samples
     with torch.no_grad():
         for micro_batch in on_device(batches(samples, "evaluation loss"), device):
             one = replace(whole, micro_batches=[replace(micro_batch, kl=kl)])
             (batch,) = objective.begin_step(prepared, one).micro_batches
-            numbers.append(objective.terms(prepared.model(**batch.model_inputs()), batch)[1])
-    sums = ranks.sum(torch.stack(numbers).sum(dim=0)).tolist()
+            parts.append(objective.terms(prepared.model(**batch.model_inputs()), batch)[1])
+            numbers.append([number for *_, number in batch.segments])
+    of_batches = torch.stack(parts)
+    sums = ranks.sum(of_batches.sum(dim=0)).tolist()
     metrics = {f"eval_{name}": value for name, value in objective.metrics(sums, whole).items()}
-    return metrics | {"eval_tokens": int(num_targets.sum())}
+    metrics |= {"eval_tokens": int(num_targets.sum())}
+    return metrics, _odd_samples(metrics["eval_loss"], samples, of_batches, numbers)
+
+
+def _odd_samples(loss: float, samples: Samples, of_batches: torch.Tensor, numbers: list[list[int]]) -> list[str]:
+    """Return where the samples of all ranks' micro-batches are from whose sums are not finite, if ``loss`` is not.
+
+    Args:
+        of_batches: the sums of this rank's micro-batches, [micro-batches, ...].
+        numbers: the samples of each micro-batch.
+    """
+    if math.isfinite(loss):
+        return []
+    are_finite = of_batches.isfinite().flatten(1).all(dim=1).tolist()
+    odd = [i for batch, is_finite in zip(numbers, are_finite, strict=True) if not is_finite for i in batch]
+    return [samples.origin(i) for i in sorted(set(gather_object(odd)))]
 
 
 def _answers(
@@ -286,16 +323,24 @@ def _answers(
     return answers, np.split(values, ends_of[:-1], axis=2), int(ranks.sum(num_unended).item())
 
 
-def _references(samples: Samples) -> tuple[set[int], np.ndarray]:
-    """Return the last tokens of all references, and how often each different reference is there, int64."""
+def _references(samples: Samples, train_on: str) -> tuple[np.ndarray, set[int], np.ndarray]:
+    """Return what is known of the references of all samples that have a prompt.
+
+    Returns:
+        The samples that have one, int64, none with ``train_on`` "all": there what is learned begins with the question;
+        the last tokens of their references; and how often each different reference is there, int64.
+    """
+    is_asked = np.zeros(len(samples), bool)
     ends = set()
     hashes = np.empty(len(samples), np.uint64)  # the references themselves may take gigabytes
-    for i in range(len(samples)):
+    for i in range(len(samples) if train_on != "all" else 0):
         ids, weights = samples.sequences(i)[0]
         start, end = reference_span(weights)
-        ends.add(int(ids[end - 1]))
-        hashes[i] = xxhash.xxh3_64_intdigest(ids[start:end].tobytes())
-    return ends, np.unique(hashes, return_counts=True)[1]
+        is_asked[i] = start > 0
+        if is_asked[i]:
+            ends.add(int(ids[end - 1]))
+            hashes[i] = xxhash.xxh3_64_intdigest(ids[start:end].tobytes())
+    return np.flatnonzero(is_asked), ends, np.unique(hashes[is_asked], return_counts=True)[1]
 
 
 def _generate(

@@ -119,7 +119,7 @@ def main() -> None:
     prepared = prepare(accelerator, topology, model, optimizer)
     guard.set_model(prepared.model, prepared.optimizer)
     if recipe.packing:
-        check_isolation(prepared, checked.vocab_size)
+        check_isolation(prepared, checked.vocab_size, data.encoder.pack_length)
     parts += prove_head(prepared, checked.vocab_size)
     if layers:
         compile_first(prepared, layers, recipe)

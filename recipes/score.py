@@ -11,6 +11,7 @@ On tasks of lm-evaluation-harness: kit score RUN --tasks NAMES (kit score --task
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
@@ -49,35 +50,31 @@ def main() -> None:
 
     from kit import preflight
     from kit.checkpoint.load import load_weights
-    from kit.data.open import describe_rendering
+    from kit.data.open import describe_rendering, pad_id
     from kit.evaluate import evaluate
     from kit.failures.guard import Guard
-    from kit.model.load import build_model
+    from kit.model.load import build_model, open_config
     from kit.run.answers import few_texts, unended
-    from kit.run.opening import CHECKPOINT, first_adapter, otherwise_than_trained, to_open
+    from kit.run.opening import CHECKPOINT, precision_of, reference_of, to_open
     from kit.run.resume import verify_together
     from kit.strategy.accelerator import prepare, start
     from kit.train.head_proof import prove_head
     from kit.train.objective import build_objective
+    from kit.train.precompute import add_reference
 
     scored = recipe.adapter_name_or_path or recipe.model_name_or_path
     recipe, weights = to_open(recipe)
-    if recipe.declared.has_reference and recipe.method == "full":
-        found = f"{recipe.objective} compares a model with its reference, and {scored} is a whole model without one"
-        fix = "--objective simpo compares the answers alone; or score an adapter, whose reference is its base"
-        raise UserError(Problem("objective", found, fix=fix))
-    if recipe.declared.has_reference and (began_with := first_adapter(scored)):
-        found = f"{recipe.objective} compares a model with its reference, for {scored} the adapter {began_with}"
-        found += " with which its run began; score has only the base without an adapter"
-        raise UserError(Problem("objective", found, fix="--objective simpo compares the answers alone"))
-    say(*otherwise_than_trained(scored, recipe, topology.mixed_precision))
+    reference = reference_of(scored, recipe)
+    if not request.launch.config:
+        topology = replace(topology, mixed_precision=precision_of(scored, topology.mixed_precision))
     checked = preflight.check(recipe, topology, shorten=True)
     recipe, samples = checked.recipe, checked.data.evaluation
     assert samples is not None
     path = recipe.adapter_name_or_path or recipe.model_name_or_path
     say(*describe_rendering(path, recipe.chat_template, checked.datasets, checked.tokenizer))
     if recipe.declared.has_reference:
-        say("reference: the model without the adapter")
+        began = reference.adapter_name_or_path or reference.model_name_or_path if reference else ""
+        say(f"reference: {began or 'the model without the adapter'}")
 
     if request.launch.dry_run:
         scored_on = f"all checks passed, {len(samples)} samples would be scored"
@@ -87,6 +84,13 @@ def main() -> None:
     guard = Guard(accelerator, recipe, topology, trains=False)
     if weights:
         raise_if(Problem(CHECKPOINT, f"{weights}: {fault}") for fault in verify_together(accelerator, weights))
+    if reference:
+        guard.enter(phases.REFERENCE)
+        model = build_model(reference, open_config(reference), plan, seed=reference.seed)
+        before = prepare(accelerator, topology, model), reference, samples, checked.data.mismatched(samples)
+        add_reference(*before, pad_id(checked.tokenizer), guard.progress)
+        del model, before
+        accelerator.free_memory()
     guard.enter(phases.LOADING)
     model = build_model(recipe, checked.config, plan, packing=recipe.packing)
     guard.set_model(model)
@@ -106,7 +110,7 @@ def main() -> None:
         build_objective(recipe, samples.dataset_names),
         checked.data.mismatched(samples),
     )
-    for doubt in [*unended(result.counts, recipe, result.stops), *few_texts(result.counts)]:
+    for doubt in [*result.doubts(), *unended(result.counts, recipe, result.stops), *few_texts(result.counts)]:
         say(f"warning: {doubt}")
     for answer in result.answers:
         say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")

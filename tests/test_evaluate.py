@@ -25,6 +25,7 @@ from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
 from kit.own_metric import MetricError
+from kit.run.answers import few_texts
 from kit.strategy.accelerator import Prepared
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other
@@ -297,13 +298,29 @@ def test_how_many_different_texts_are_expected_is_counted(setting, run, knowing)
     assert result.counts["num_most_frequent_text"] == 3
 
 
+@pytest.mark.parametrize("train_on", ["assistant", "all"])
+def test_to_samples_that_ask_nothing_no_answers_are_generated(setting, run, knowing, monkeypatch, train_on):
+    sequences = Samples.sequences
+
+    def learned_from_the_start(samples, i):
+        [(ids, weights)] = sequences(samples, i)
+        return [(ids, weights if train_on == "all" or i != 1 else np.ones_like(weights))]
+
+    monkeypatch.setattr(Samples, "sequences", learned_from_the_start)
+    _, (result,) = run(model=knowing(()), num=3, predict_with_generate=True, train_on=train_on)
+    asked = 2 if train_on == "assistant" else 0
+    assert result.counts["num_unasked_samples"] == 3 - asked and result.counts.get("num_answers", 0) == asked
+    assert ("eval_exact_match" in result.metrics) == bool(asked)
+    assert few_texts(result.counts)[0].startswith(f"{3 - asked} samples ask nothing")
+
+
 def test_of_references_a_hash_is_kept_however_long_they_are(setting, run, knowing, monkeypatch):
     ids, weights = setting.samples[0]
     long = np.tile(ids, 200), np.tile(weights, 200)
     long[1][-len(weights) * 150 :] = 1.0  # the reference
     monkeypatch.setattr(Samples, "sequences", lambda samples, i: [long])
     tracemalloc.start()
-    ends, frequencies = evaluate_module._references(setting.samples)
+    _, ends, frequencies = evaluate_module._references(setting.samples, "assistant")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert frequencies.tolist() == [61] and ends == {int(ids[-1])}
@@ -378,3 +395,19 @@ def test_real_ranks_agree_with_one_process(finetune, fp32, chat_file, tmp_path, 
             assert ours["eval_tokens"] == theirs["eval_tokens"]
             assert ours["eval_exact_match"] == theirs["eval_exact_match"]
             assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=1e-6), name
+
+
+def test_a_loss_that_is_not_finite_is_said_with_the_lines_of_its_micro_batch(setting, run):
+    one = torch.from_numpy(setting.samples[5][0]).long()
+
+    class Overflowing(nn.Module):
+        def forward(self, **inputs):
+            losses = setting.model(**inputs)
+            is_there = torch.equal(inputs["input_ids"][0, : len(one)], one)
+            return losses * math.nan if is_there else losses
+
+    _, (result,) = run(1, 8, Overflowing(), per_device_eval_batch_size=1)
+    assert result.odd_samples == [setting.samples.origin(5)]
+    (doubt,) = result.doubts()
+    assert doubt.startswith(f"eval_loss is nan: not finite in the micro-batches of {setting.samples.origin(5)};")
+    assert run(1, 4, per_device_eval_batch_size=1)[1][0].doubts() == []

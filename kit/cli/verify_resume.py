@@ -131,6 +131,9 @@ def read_options(argv: list[str]) -> Options:
     raise_if([*problems, *request.problems])
     recipe = request.recipe
     assert recipe is not None
+    if recipe.save_only_model:
+        found = "true: its checkpoints hold weights only, and no run continues from them"
+        raise UserError(Problem("save_only_model", found, fix="--save_only_model false"))
     if recipe.has_evaluation:
         flags |= {
             "eval_strategy": "steps",

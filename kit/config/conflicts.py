@@ -6,7 +6,7 @@ from typing import get_args
 
 from kit.config.dataset_entry import DatasetEntry, flag_of_list, with_all_weights, with_own_names
 from kit.config.recipe import Recipe
-from kit.config.settings.evaluation import EvalSettings, MetricName
+from kit.config.settings.evaluation import MetricName
 from kit.config.settings.objective import DECLARED, ObjectiveSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.errors import Problem, did_you_mean
@@ -253,7 +253,7 @@ def _conflicts_of_evaluation(recipe: Recipe) -> list[Conflict]:
     return conflicts
 
 
-def _conflicts_of_answers(settings: EvalSettings) -> list[Conflict]:
+def _conflicts_of_answers(settings: Recipe) -> list[Conflict]:
     """Conflicts of the metrics of generated answers, and of how the answers are drawn."""
     conflicts = []
     keys = list(map(key_of, settings.metrics))
@@ -272,14 +272,18 @@ def _conflicts_of_answers(settings: EvalSettings) -> list[Conflict]:
     name, _, best = metric.removeprefix("eval_").partition("/")
     if metric == "eval_loss" or metric.startswith("eval_rewards/"):
         return conflicts
-    computed = ["exact_match", *keys] if settings.predict_with_generate else []
+    asks = settings.train_on != "all"  # else there is no prompt that is not learned
+    computed = ["exact_match", *keys] if settings.predict_with_generate and asks else []
     bests = ["", f"{'pass' if name in ('exact_match', 'number') else 'best'}@{num}"][: 2 if num > 1 else 1]
     if name in computed and (best in bests and not (best and name == "bleu")):
         return conflicts
     known = get_args(MetricName)
     found = f"{metric}, which these evaluations do not compute"
-    involved = ("metric_for_best_model", "predict_with_generate", "metrics", "num_return_sequences", "temperature")
-    if name in computed:
+    involved = "metric_for_best_model predict_with_generate metrics num_return_sequences temperature train_on".split()
+    if not asks:
+        found += ": with train_on all nothing is asked"
+        fix = "--metric_for_best_model eval_loss"
+    elif name in computed:
         fix = f"--metric_for_best_model eval_{name}"
     elif name in known:
         fix = f"--predict_with_generate true --metrics {','.join(dict.fromkeys([*settings.metrics, name]))}"
@@ -287,7 +291,7 @@ def _conflicts_of_answers(settings: EvalSettings) -> list[Conflict]:
         fix = hint
     else:
         fix = f"--predict_with_generate true --metrics FILE.py:{name}, the file with your function of that name"
-    conflicts.append(Conflict(involved, found, fix))
+    conflicts.append(Conflict(tuple(involved), found, fix))
     return conflicts
 
 

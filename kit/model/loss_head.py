@@ -38,7 +38,7 @@ from kit.errors import Problem, UserError
 from kit.model.attention import VARLEN, needs_mask, without_search_for_packs
 from kit.model.chunks import chunk_size
 from kit.model.embedding_noise import changed_embeddings
-from kit.model.packs import install_packs, masks_of_packs
+from kit.model.packs import has_alibi, install_packs, masks_of_packs
 
 # Arguments with the bounds of packed samples. Only variable-length attention uses them; others use position_ids.
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -254,10 +254,13 @@ class _ModelLosses:
         uses_bounds = model.config._attn_implementation == VARLEN
         segment_lengths = kwargs.pop("segment_lengths", None)
         masks = without_search_for_packs()
-        if kwargs.get("cu_seq_lens_q") is not None and not uses_bounds:
+        needs_masks = kwargs.get("cu_seq_lens_q") is not None and not uses_bounds
+        if needs_masks:
             masks = masks_of_packs(model, kwargs["position_ids"])
         self.begin_packs(segment_lengths, wanted.targets.device)
         kwargs = self._decoder_arguments(kwargs, uses_bounds, routers)
+        if needs_masks and has_alibi(model):
+            kwargs["attention_mask"] = torch.ones_like(kwargs["position_ids"])
         with masks:
             if model.uses_own_logits:
                 options = {"output_router_logits": True} if routers else {}

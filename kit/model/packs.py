@@ -1,16 +1,19 @@
 """Keep the samples of a pack apart in layers that know only rows: recurrent layers, convolutions, and their masks.
 
-transformers keeps them apart in attention: by the positions, which begin again with each sample. Two things are left:
+transformers keeps them apart in attention: by the positions, which begin again with each sample. Three things are left:
 
 - A layer with a state or a convolution along the row (Mamba, gated delta rule, short convolution) runs on from one
   sample into the next. Here such a layer gets each sample as a row of its own. Samples of similar length make one
   batch, padded on the right, which a causal layer does not see; less than half of a batch is padding.
 - Some families make their masks without the positions (gpt-oss). Here the bounds of the samples are added to the mask.
+- ALiBi (Falcon, BLOOM) is a slope times the place in the row, rounded to bf16: far to the right it differs by more from
+  one token to the next than at the start. Here each sample gets the values of the start of the row.
 
 ``kit.train.isolation`` proves on the model that is trained that the samples do not see each other. A layer that is not
 named here is therefore refused, not trained wrong.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
@@ -24,6 +27,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, and_masks, 
 _ENDINGS = tuple(
     "BambaMixer DeltaAttention FalconH1Mixer GatedDeltaNet Mamba2Mixer MambaLayer MambaMixer ShortConv".split()
 )
+
+_ALIBI = "build_alibi_tensor"  # a function in the module of the family
 
 
 class _Batch(NamedTuple):
@@ -113,6 +118,9 @@ def install_packs(model: torch.nn.Module) -> Packs | None:
 def masks_of_packs(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
     """In the ``with`` block, let no token attend to another sample, also if the family does not look at positions.
 
+    If ``has_alibi``, its values are those of ``position_ids``. The call of the model then needs a mask [B, T] of ones:
+    without one BLOOM computes ALiBi elsewhere.
+
     Args:
         position_ids: [B, T], which begin at 0 with each sample.
     """
@@ -128,11 +136,27 @@ def masks_of_packs(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
         mask_function = and_masks(kwargs.pop("mask_function"), same_sample)
         return plain(**{**kwargs, "mask_function": mask_function, "allow_is_causal_skip": False})
 
+    family = sys.modules[type(model).__module__]
+    build_alibi: Any = getattr(family, _ALIBI, None)
+
+    def alibi_of_samples(*args: Any, **kwargs: Any) -> torch.Tensor:
+        of_row = build_alibi(*args, **kwargs).unflatten(0, (len(position_ids), -1))[0, :, 0]  # [H, T], in each row
+        return of_row[:, position_ids].transpose(0, 1).flatten(0, 1)[:, None]  # [B * H, 1, T]
+
     ALL_MASK_ATTENTION_FUNCTIONS[name] = masks  # stands before the registered one, which stays
+    if build_alibi:
+        setattr(family, _ALIBI, alibi_of_samples)
     try:
         yield
     finally:
         del ALL_MASK_ATTENTION_FUNCTIONS[name]
+        if build_alibi:
+            setattr(family, _ALIBI, build_alibi)
+
+
+def has_alibi(model: Any) -> bool:
+    """Return whether the family of ``model`` has the function with which Falcon and BLOOM compute ALiBi."""
+    return hasattr(sys.modules[type(model).__module__], _ALIBI)
 
 
 def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -37,7 +37,15 @@ def unended(row: Mapping[str, Any], recipe: Recipe, stops: Iterable[str]) -> lis
 
 
 def few_texts(row: Mapping[str, Any]) -> list[str]:
-    """Return a line if the expected answers are few different texts; else nothing. ``row`` is that of ``unended``."""
+    """Return a line if the expected answers are few different texts, and one if samples ask nothing.
+
+    ``row`` is that of ``unended``.
+    """
+    if num_unasked := row.get("num_unasked_samples", 0):
+        found = (
+            f"{num_unasked} samples ask nothing (train_on all, or an empty prompt): no answers to them are generated"
+        )
+        return [found, *few_texts({**row, "num_unasked_samples": 0})]
     num_answers, num_texts = row.get("num_answers", 0), row.get("num_expected_texts", 0)
     if num_answers < 2 or not 0 < num_texts <= max(1, FEW_TEXTS * num_answers):
         return []

@@ -179,6 +179,8 @@ class Log:
                 {**{name: redacted(text) for name, text in asdict(answer).items()}, "exact": answer.exact}
                 for answer in evaluation.answers
             ]
+        if evaluation.odd_samples:
+            row["samples"] = [redacted(origin) for origin in evaluation.odd_samples]
         if self.is_main:
             self._write(row)
         share = ", ".join(
@@ -188,7 +190,7 @@ class Log:
         )
         share = f", last answers {share}" if share else ""
         say(f"evaluation after {step} steps: {', '.join(_shown(evaluation.metrics, _SHOWN))}{share}")
-        doubts = []
+        doubts = evaluation.doubts()
         metric = self.recipe.metric_for_best_model
         if metric not in evaluation.metrics and self.state.evaluated_step < 0:
             why = "the evaluation data have good answers only, or bad ones only"

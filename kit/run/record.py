@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from kit import __version__, durable
 from kit.checkpoint.manifest import ALL, verify
 from kit.config.recipe import Recipe
-from kit.config.settings.data import DataSettings
 from kit.config.settings.method import MethodSettings
+from kit.config.settings.objective import ObjectiveSettings
 from kit.durable import open_regular, read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.model.locate import check_base
@@ -22,7 +22,6 @@ from kit.strategy.topology import ActualStrategy, RecordError
 RUN_FILE, METRICS_FILE, PROFILE_FOLDER = "run.json", "metrics.jsonl", "profile"
 TASKS_FILE = "tasks.jsonl"  # scores of `kit score --tasks`
 Opening = TypeVar("Opening", bound=MethodSettings)
-Rendering = TypeVar("Rendering", bound=DataSettings)
 MAX_STEP = 2**53  # a float holds each whole number up to it
 # How the model is computed, not what it is: settings of whoever opens the model, not of the run.
 _OF_WHO_OPENS = ("trust_remote_code", "attn_implementation", "gradient_checkpointing", "activation_offload")
@@ -140,20 +139,24 @@ def with_model_of_checkpoint(
     return with_model_of_run(settings, path.parent.parent / RUN_FILE, base)
 
 
-def with_template_of_run(settings: Rendering, run_file: Path) -> Rendering:
-    """Return ``settings`` with the system message of a run, its chat template and the variables of that.
+def as_trained(settings: Recipe, run: Recipe) -> Recipe:
+    """Return ``settings`` with all that says what a run computed: texts, lengths, losses, and rounded weights.
 
-    What ``settings`` set themselves stays.
-
-    Raises:
-        UserError: ``run_file`` cannot be read.
+    What ``settings`` set themselves stays: another objective with its own settings, another template with its own
+    variables. The method is the run's if both are of adapters.
     """
-    run, _ = read_run(run_file)
-    settings = settings.model_copy(update={"system_prompt": settings.system_prompt or run.system_prompt})
-    if settings.chat_template:
-        return settings
-    kwargs = settings.chat_template_kwargs or run.chat_template_kwargs
-    return settings.model_copy(update={"chat_template": run.chat_template, "chat_template_kwargs": kwargs})
+    names = {"max_length", "train_on", "excess_length_strategy", "system_prompt", "chat_template_kwargs"}
+    own = {name for name in settings.model_fields_set if getattr(settings, name) is not None}
+    names |= {"chat_template"} if "chat_template" not in own else set()
+    if "chat_template" in own:
+        names.remove("chat_template_kwargs")
+    if settings.objective == run.objective or "objective" not in own:
+        names |= set(ObjectiveSettings.model_fields)
+    if "qat" not in own:
+        names |= {"qat", "qat_group_size"}
+    if "lora" in settings.method and "lora" in run.method:
+        names.add("method")
+    return settings.model_copy(update={name: getattr(run, name) for name in names - own})
 
 
 VERSIONED_PACKAGES = (

@@ -18,13 +18,13 @@ from kit.errors import Problem, UserError, raise_if
 from kit.model.adapter import adapters_off
 from kit.model.load import build_meta_model, build_model, check_model, num_positions, open_config
 from kit.model.tokenizer import open_tokenizer
-from kit.run.opening import CHECKPOINT, run_of, to_open
+from kit.run.opening import CHECKPOINT, precision_of, run_of, to_open
 from kit.run.record import read_run, read_stop_tokens
 from kit.run.resume import verify_together
 from kit.strategy.accelerator import Prepared, prepare, start
 from kit.strategy.launch import forget_launcher, plan_launch
 from kit.strategy.strategies import SINGLE
-from kit.strategy.topology import Topology
+from kit.strategy.topology import Precision, Topology
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,10 @@ def plan_one_process(request: Request) -> tuple[Recipe, Topology]:
     topology = planned.topology
     if topology.strategy != SINGLE:
         raise UserError(Problem("config", topology.strategy.title, "one process", "--config single"))
-    if topology.device_type == "cuda" and planned.config_file is None:
-        topology = replace(topology, mixed_precision="bf16")
+    if planned.config_file is None:
+        usual: Precision = "bf16" if topology.device_type == "cuda" else topology.mixed_precision
+        name = planned.recipe.adapter_name_or_path or planned.recipe.model_name_or_path
+        topology = replace(topology, mixed_precision=precision_of(name, usual))
     forget_launcher(topology)
     return planned.recipe, topology
 

@@ -101,13 +101,14 @@ class LoopState:
             threshold: it must be better than the best so far by more than this, for early stopping.
             metric: the key of what is compared, ``metric_for_best_model``: of a loss less is better, of any other more.
                 If the evaluations before followed another one, this evaluation is the best so far. If ``metrics`` lack
-                it, as they lack the margin if all answers have the same label, no evaluation is the best, and none
-                counts for early stopping.
+                it, as they lack the margin if all answers have the same label, or it is not finite, no evaluation is
+                the best, and none counts for early stopping.
         """
         sign = -1 if metric == "eval_loss" else 1
         # A metric that is not a number is never the best: each comparison with it is false.
-        gain = sign * metrics.get(metric, math.nan) - sign * self.best.get(metric, -sign * math.inf)
-        self.stale_evaluations = 0 if gain > threshold else self.stale_evaluations + (metric in metrics)
+        value = metrics.get(metric, math.nan)
+        gain = sign * value - sign * self.best.get(metric, -sign * math.inf)
+        self.stale_evaluations = 0 if gain > threshold else self.stale_evaluations + math.isfinite(value)
         self.evaluated_step, self.last_evaluation = step, metrics
         if not self.first_evaluation:
             self.first_evaluation, self.first_evaluated_step = metrics, step

@@ -32,6 +32,7 @@ from kit.train.reference import sequence_logps, without_gradients
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
+    from kit.data.feed.mismatched import Mismatched
     from kit.strategy.accelerator import Prepared
 
 FOLDER = "references"  # of the cache
@@ -54,31 +55,48 @@ def add_references(
         TrainingError: a log-probability is not finite.
     """
     assert isinstance(data, Data), "a recipe that streams is refused"
-    model = _key_of_model(prepared, recipe)
     for samples, used in ((data.train, _used(data, total_steps)), (data.evaluation, None)):
-        if samples is None:
-            continue
-        chosen = np.arange(len(samples)) if used is None else np.flatnonzero(used)
-        mismatched = data.mismatched(samples)
-        parts: list[SizedRows] = [samples] if mismatched is None else [samples, mismatched]
-        order = [chosen] if mismatched is None else [chosen, mismatched.partners]
-        folder = cache_folder() / FOLDER / digest(model, samples.fingerprint, [_hash(each) for each in order])
-        values = _open(folder, len(samples))
-        device = prepared.accelerator.device
-        if prepared.ranks.sum(torch.tensor(float(values is None), device=device)).item():  # on one machine or more
-            values = np.concatenate(
-                [_logps(prepared, part, chosen, recipe.eval_batch_size, pad_token_id, progress) for part in parts],
-                axis=1,
-            )
-            _check(values, samples, chosen)
-            if prepared.accelerator.is_local_main_process:
-                _store(folder, values, recipe.model_name_or_path, len(chosen))
-        else:
-            say(f"reference: the log-probabilities of {len(chosen)} samples are in the cache")
-        samples.references = values
+        if samples is not None:
+            add_reference(prepared, recipe, samples, data.mismatched(samples), pad_token_id, progress, used)
     dropouts = [module.p for module in prepared.model.modules() if isinstance(module, torch.nn.Dropout)]
     if recipe.adapter_name_or_path and any(dropouts):  # what new adapters add is zero, with dropout and without
         say(f"note: a dropout of {max(dropouts):g} acts in each step, and not in the reference: rewards begin near 0")
+
+
+def add_reference(
+    prepared: "Prepared",
+    recipe: "Recipe",
+    samples: Samples,
+    mismatched: "Mismatched | None",
+    pad_token_id: int,
+    progress: Progress,
+    used: np.ndarray | None = None,
+) -> None:
+    """Set ``Samples.references`` of one data set, and raise as ``add_references`` does. Called by all ranks.
+
+    Args:
+        recipe: of the run whose reference ``prepared`` is.
+        mismatched: beside answers with a label.
+        used: which samples are needed, bool [N]; None: all.
+    """
+    chosen = np.arange(len(samples)) if used is None else np.flatnonzero(used)
+    parts: list[SizedRows] = [samples] if mismatched is None else [samples, mismatched]
+    order = [chosen] if mismatched is None else [chosen, mismatched.partners]
+    model = _key_of_model(prepared, recipe)
+    folder = cache_folder() / FOLDER / digest(model, samples.fingerprint, [_hash(each) for each in order])
+    values = _open(folder, len(samples))
+    device = prepared.accelerator.device
+    if prepared.ranks.sum(torch.tensor(float(values is None), device=device)).item():  # on one machine or more
+        values = np.concatenate(
+            [_logps(prepared, part, chosen, recipe.eval_batch_size, pad_token_id, progress) for part in parts],
+            axis=1,
+        )
+        _check(values, samples, chosen)
+        if prepared.accelerator.is_local_main_process:
+            _store(folder, values, recipe.model_name_or_path, len(chosen))
+    else:
+        say(f"reference: the log-probabilities of {len(chosen)} samples are in the cache")
+    samples.references = values
 
 
 def _used(data: Data, total_steps: int) -> np.ndarray:

@@ -159,6 +159,7 @@ def test_wrong_flags_are_reported_at_once_and_nothing_is_written(temporary, tmp_
         (["--kill-afterr", "2"], "--kill_afterr: unknown flag\n    -> did you mean 'kill_after'?"),
         (["--max_step", "5"], "--max_step: unknown flag\n    -> did you mean 'max_steps'?"),
         (["--keeep", "x"], "--keeep: unknown flag\n    -> did you mean 'keep'?"),
+        (["--save_only_model", "true"], "save_only_model: true: its checkpoints hold weights only"),
         (["--config", "nope"], "--config: no config 'nope'"),  # reported by the script itself
     ],
 )

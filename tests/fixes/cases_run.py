@@ -6,7 +6,7 @@ import shutil
 from unittest.mock import patch
 
 from fixes.harness import case
-from helpers import ROOT, actual_strategy
+from helpers import actual_strategy
 
 from kit import preflight
 
@@ -283,31 +283,16 @@ def a_run_of_a_later_version(world):
     return "score --model_name_or_path out/final --eval_dataset chats.jsonl"
 
 
-@case("recipes/score.py:main#1")
+@case("recipes/score.py:main")
 def the_data_to_score_on_under_another_flag(world):
     return "score --model_name_or_path model --dataset chats.jsonl"
 
 
-@case("recipes/score.py:main#2")
+@case("kit/run/opening.py:reference_of")
 def a_whole_model_to_score_against_a_reference(world):
     rows = [f'{{"prompt": "What is {i}?", "chosen": "{i}", "rejected": "No."}}' for i in range(20)]
     world.write("pairs.jsonl", *rows)
     return "score --model_name_or_path model --eval_dataset pairs.jsonl --objective dpo --max_length 256"
-
-
-@case("recipes/score.py:main#3")
-def an_adapter_whose_run_began_with_another_to_score_against_a_reference(world):
-    rows = [f'{{"prompt": "What is {i}?", "chosen": "{i}", "rejected": "No."}}' for i in range(20)]
-    world.write("pairs.jsonl", *rows)
-    tiny, final = ROOT / "recipes/tiny", world.folder / "out/final"
-    model = f"--model_name_or_path {tiny / 'model'} --max_length 128"
-    command = (
-        f"finetune {model} --adapter_name_or_path {tiny / 'sft'} --method lora --objective dpo --dataset pairs.jsonl"
-    )
-    left_by(world, f"{command} --output_dir out", {"strategy": actual_strategy().record(), "data": {"sources": []}})
-    shutil.copytree(tiny / "sft", final)
-    both = f"--model_name_or_path {tiny / 'model'} --adapter_name_or_path {final} --max_length 128"
-    return f"score {both} --eval_dataset pairs.jsonl --objective dpo"
 
 
 # --- kit/strategy

@@ -11,6 +11,7 @@ UNTYPED = {
     "kit/cli/report.py:_write": "waits for the run: tests/cli/test_report.py",
     "kit/cli/verify_resume.py:read_options#1": _REAL,
     "kit/cli/verify_resume.py:read_options#2": _REAL,
+    "kit/cli/verify_resume.py:read_options#3": _REAL,
     "kit/cli/verify_resume.py:_verify": _REAL,
     "kit/cli/convert.py:_template_file#1": "tests/cli/test_convert.py types it with the file",
     "kit/cli/convert.py:_template_file#2": "--out as in run, which has a case",

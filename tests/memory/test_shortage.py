@@ -163,13 +163,13 @@ def test_evaluation_and_generation_are_distinguished(build, monkeypatch):
     broken(model, "LlamaMLP")
     prepared = SimpleNamespace(model=model)
     monkeypatch.setattr(evaluate, "_loss", lambda prepared, *_: prepared.model(input_ids=ids))
-    samples = SimpleNamespace(preferences=None)
+    samples = type("One", (), {"preferences": None, "__len__": lambda _: 1})()
     text = message_of(raised(evaluate.evaluate, prepared, make(), 1, None, samples))
     assert "asked for in evaluation (LlamaMLP)\n" in text
     assert "--gradient_checkpointing" not in text and "--max_new_tokens" not in text
-    monkeypatch.setattr(evaluate, "_loss", lambda *_: {})
+    monkeypatch.setattr(evaluate, "_loss", lambda *_: ({}, []))
     monkeypatch.setattr(evaluate, "_answers", lambda prepared, *_: prepared.model.generate(ids, max_new_tokens=2))
-    monkeypatch.setattr(evaluate, "_references", lambda *_: (set(), None))
+    monkeypatch.setattr(evaluate, "_references", lambda *_: ([0], set(), None))
     tokenizer = SimpleNamespace(eos_token_id=1, added_tokens_decoder={})
     recipe = make(predict_with_generate=True, eval_split_size=2)
     text = message_of(raised(evaluate.evaluate, prepared, recipe, 1, tokenizer, samples))

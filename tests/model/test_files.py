@@ -32,8 +32,6 @@ def change(folder, **changes):
         {"num_hidden_layers": -5},
         {"text_config": {"num_hidden_layers": 10**9}},
         {"vision_config": {"depths": [2, 10**9]}},
-        {"num_local_experts": 10**9},
-        {"n_routed_experts": 10**9},
         {"encoder_layers": 10**9},
         {"n_layer": 10**9},
     ],
@@ -48,6 +46,7 @@ def test_numbers_that_build_without_end_are_refused(changes, folder):
 
 def test_numbers_of_real_models_are_taken(folder):
     change(folder, num_nextn_predict_layers=0, vision_feature_layer=-2, max_position_embeddings=10**7, layer_types=None)
+    change(folder, is_moe=False, num_experts=16_384)  # Doge's config, of a model without experts
     change(folder, color_depth=-1, task_specific_params={"num_layers": -1}, quantization_config={"layers": 10**9})
     assert locate_model(str(folder), None) == str(folder)
 

@@ -16,13 +16,13 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 8,
     "bos_token_id": None,
     "eos_token_id": 0,
     "pad_token_id": None,
 }
 FAMILIES = {
     "qwen3_5_text": {
+        "head_dim": 8,
         "layer_types": ["linear_attention", "full_attention"],
         "linear_key_head_dim": 8,
         "linear_value_head_dim": 8,
@@ -31,18 +31,22 @@ FAMILIES = {
     },
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "gpt_oss": {
+        "head_dim": 8,
         "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 8,
         "num_local_experts": 2,
         "num_experts_per_tok": 1,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
+    # Six heads: slopes that bf16 rounds.
+    "falcon": {"alibi": True, "hidden_size": 48, "num_attention_heads": 6},
+    "bloom": {"hidden_size": 48, "num_attention_heads": 6},
 }
 
 
 def make_model(family, checkpointing=False):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES, **FAMILIES[family]))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES | FAMILIES[family]))
     for parameter in model.parameters():  # larger than at the start, so that samples that mix differ by much
         torch.nn.init.normal_(parameter, std=0.2)
     if checkpointing:

@@ -1,4 +1,4 @@
-"""A path in the folder of a run is known to be of that run, and what it is scored with to be what was trained."""
+"""What lies in the folder of a run is known to be of that run, and is opened with what the run was trained with."""
 
 import json
 
@@ -6,7 +6,8 @@ import pytest
 from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
-from kit.run.opening import otherwise_than_trained, run_of
+from kit.errors import UserError
+from kit.run.opening import precision_of, reference_of, run_of, to_open
 
 
 def test_final_and_checkpoints_belong_to_their_run(tmp_path):
@@ -18,32 +19,45 @@ def test_final_and_checkpoints_belong_to_their_run(tmp_path):
     assert run_of(str(tmp_path / "other/final")) is None and run_of("owner/model") is None
 
 
-@pytest.mark.parametrize(
-    ("of_run", "scored", "precisions", "flag"),
-    [
-        ({"method": "qlora"}, {"method": "lora"}, "bf16 bf16", "--method qlora"),
-        ({"method": "qlora"}, {"method": "qlora"}, "no no", None),
-        (
-            {"qat": "int4_weight_only", "qat_group_size": 8},
-            {},
-            "bf16 bf16",
-            "--qat int4_weight_only --qat_group_size 8 ",
-        ),
-        ({"qat": "int4_weight_only"}, {"qat": "int4_weight_only"}, "bf16 bf16", None),
-        ({}, {}, "bf16 bf16", None),
-        ({}, {}, "bf16 no", "in bf16, and here it is float32: --config single, or another with mixed_precision: bf16"),
-        ({}, {}, "no bf16", "in float32, and here it is bf16: a config with mixed_precision: no"),
-    ],
-)
-def test_what_is_computed_otherwise_than_trained_is_said_with_the_flag_that_computes_as_trained(
-    tmp_path, of_run, scored, precisions, flag
-):
-    def recipe(values):
-        return Recipe(model_name_or_path="m", dataset="d", **values)
+@pytest.fixture
+def run(tmp_path, model_folder):
+    """Writes the record of a run; returns its ``final/``."""
 
-    trained, computed = precisions.split()
-    (tmp_path / "final").mkdir()
-    strategy = actual_strategy(mixed_precision=trained).record()
-    (tmp_path / "run.json").write_text(json.dumps({"recipe": recipe(of_run).model_dump(), "strategy": strategy}))
-    said = otherwise_than_trained(str(tmp_path / "final"), recipe(scored), computed)
-    assert [flag in line for line in said] == ([True] if flag else [])
+    def run(precision="bf16", **values):
+        recipe = Recipe(model_name_or_path=str(model_folder), dataset="d", **values)
+        record = {"recipe": recipe.model_dump(), "strategy": actual_strategy(mixed_precision=precision).record()}
+        (tmp_path / "run.json").write_text(json.dumps(record))
+        (tmp_path / "final").mkdir(exist_ok=True)
+        return str(tmp_path / "final")
+
+    return run
+
+
+def opened(final, **flags):
+    return to_open(Recipe(**{"model_name_or_path": "base", "adapter_name_or_path": final, "dataset": "d"} | flags))[0]
+
+
+def test_what_a_run_was_trained_with_is_taken_from_it_but_for_what_is_given(run):
+    trained = {"objective": "kto", "beta": 0.3, "max_length": 77, "method": "qlora", "train_on": "last"}
+    trained |= {"qat": "int4_weight_only", "qat_group_size": 8, "method": "qlora"}
+    final = run(**trained)
+    assert {name: getattr(opened(final), name) for name in trained} == trained
+    given = {"objective": "simpo", "max_length": 50, "method": "lora", "qat": "int8_weight_only"}
+    recipe = opened(final, **given)
+    assert {name: getattr(recipe, name) for name in given} == given and recipe.train_on == "last"
+    assert recipe.beta is None and recipe.qat_group_size is None, "they belong to what was replaced"
+    whole = {"model_name_or_path": final, "adapter_name_or_path": None}
+    assert opened(final, **whole).method == "full" and opened(final, **whole).beta == 0.3
+    assert [precision_of(path, "no") for path in (final, "base")] == ["bf16", "no"]
+
+
+def test_the_reference_is_what_the_run_began_with(run):
+    final = run(objective="kto", method="lora", beta=0.3)
+    assert reference_of(final, opened(final)) is None  # the base without the adapter
+    final = run(objective="dpo", method="lora", adapter_name_or_path="first")
+    assert reference_of(final, opened(final)).adapter_name_or_path == "first"
+    final = run(objective="kto", method="full")
+    assert reference_of(final, opened(final, model_name_or_path=final, adapter_name_or_path=None)).method == "full"
+    elsewhere = Recipe(model_name_or_path="other", dataset="d", method="full", objective="dpo")
+    with pytest.raises(UserError, match="objective: dpo compares a model with its reference, and other is a whole"):
+        reference_of("other", elsewhere)

@@ -13,12 +13,12 @@ from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.run.record import (
     VERSIONED_PACKAGES,
+    as_trained,
     read_metrics,
     read_run,
     versions,
     with_model_of_checkpoint,
     with_model_of_run,
-    with_template_of_run,
     write_record,
 )
 
@@ -66,13 +66,14 @@ def test_lines_of_metrics_that_a_kill_cut_off_are_left_out(tmp_path):
 
 def test_the_model_of_a_run_is_opened_as_the_run_trained_it(run_file, model_folder, tmp_path):
     asked = Recipe(model_name_or_path="x", dataset="mine.jsonl", lora_r=64, seed=7)
-    opener = with_template_of_run(with_model_of_run(asked, run_file), run_file)
+    run, _ = read_run(run_file)
+    opener = as_trained(with_model_of_run(asked, run_file), run)
     assert (opener.model_name_or_path, opener.lora_r, opener.use_rslora) == (str(model_folder), 3, True)
     assert (opener.dataset, opener.seed, opener.chat_template) == ("mine.jsonl", 7, "llama3")
-    other = with_template_of_run(asked.model_copy(update={"chat_template": "chatml"}), run_file)
+    other = as_trained(asked.model_copy(update={"chat_template": "chatml"}), run)
     assert (other.chat_template, other.chat_template_kwargs) == ("chatml", None)
     assert opener.chat_template_kwargs == {"mode": "off"}
-    own = with_template_of_run(asked.model_copy(update={"chat_template_kwargs": {"mode": "on"}}), run_file)
+    own = as_trained(asked.model_copy(update={"chat_template_kwargs": {"mode": "on"}}), run)
     assert (own.chat_template, own.chat_template_kwargs) == ("llama3", {"mode": "on"})
 
 

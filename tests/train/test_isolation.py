@@ -39,8 +39,8 @@ def random_model(kind, config, implementation, size=5.0):
     return model
 
 
-def check(model):
-    check_isolation(Prepared(Accelerator(cpu=True), Ranks(), model, None, None), 100)
+def check(model, pack_length=64):
+    check_isolation(Prepared(Accelerator(cpu=True), Ranks(), model, None, None), 100, pack_length)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", attention.VARLEN, "eager"])
@@ -69,6 +69,17 @@ def test_recurrent_layers_that_are_not_known_are_refused_under_any_attention(imp
     monkeypatch.setattr(packs, "_ENDINGS", ())
     with pytest.raises(UserError, match="packing: samples of a pack see each other in this model"):
         check(random_model(JambaForCausalLM, jamba(), implementation))
+
+
+def test_places_that_count_only_at_the_end_of_a_long_pack_are_refused(monkeypatch):
+    config = tiny_config("falcon")
+    config.alibi, config.hidden_size, config.num_attention_heads = True, 48, 6  # slopes that bf16 rounds
+    model = random_model(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config, "sdpa")
+    check(model, 1024)
+    monkeypatch.setattr(packs, "_ALIBI", "")  # as in a family that is not known
+    check(model, 40)
+    with pytest.raises(UserError, match="losses after another sample and before it differ by"):
+        check(model, 1024)
 
 
 # Layers that know a token by its place in the row. They have limits of 8 tokens here, half as many as the samples.

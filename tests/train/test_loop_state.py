@@ -160,7 +160,7 @@ def test_evaluations_without_the_metric_end_nothing_early():
 @pytest.mark.parametrize(
     ("threshold", "losses", "stale"),
     [
-        (0.0, [3.0, 2.0, 2.0, 2.5, 1.9, math.nan], [0, 0, 1, 2, 0, 1]),
+        (0.0, [3.0, 2.0, 2.0, math.nan, 2.5, 1.9], [0, 0, 1, 1, 2, 0]),
         (0.5, [3.0, 2.6, 2.2, 1.6, 1.0, 1.4], [0, 1, 2, 0, 0, 1]),  # compared with the lowest, as transformers does
     ],
 )
