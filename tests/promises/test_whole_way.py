@@ -139,13 +139,13 @@ def _model(folder: Path, family: str, tied: bool, stored: str) -> Path:
     path = make_model(folder / f"{family}-{tied}-{stored}")
     (path / "model.safetensors").unlink()
     if family in ("gpt2", "bloom"):
-        shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+        shape = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
         if family == "bloom":
-            shape = {"hidden_size": 32, "n_layer": 2, "n_head": 4}
+            shape = {"hidden_size": 64, "n_layer": 2, "n_head": 4}
         shape |= {name: 0.0 for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop") if family == "gpt2"}
     else:
-        shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}
-        shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+        shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 256}
+        shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
         if family == "gemma3_text":
             shape |= {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
         if family == "mixtral":
@@ -278,7 +278,6 @@ class Way:
             "save_steps": 1,
             "save_total_limit": 0,
             "eval_on_start": True,
-            "chat_template": "chatml",
         }
         if row["data"] == "mixture":
             entries = [{"path": str(self._write("other", self.samples[::-1])), "weight": 1, "name": "other"}]
