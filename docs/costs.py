@@ -215,7 +215,6 @@ ROWS = [
         "model/qat export/torchao",
         "`--qat`: weights that a quantised model rounds with less loss; that model",
     ),
-    Row("drift of a merge", "export/drift", "`--measure_drift`"),
 ]
 
 

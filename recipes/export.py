@@ -63,7 +63,6 @@ def main() -> None:
     parser.add_argument(
         "--max_change", type=float, metavar="NATS", help="bound of the mean change of a token's log-probability"
     )
-    parser.add_argument("--measure_drift", action="store_true", help="say how far that moved its answers; slow")
     parser.add_argument("--trust_remote_code", choices=("true", "false"), default="false", help="run the base's code")
     args = parser.parse_args()
     if os.path.lexists(args.output_dir):
@@ -94,7 +93,6 @@ def main() -> None:
         args.max_change,
         args.output_dir,
         args.merge or args.format != "safetensors",
-        args.measure_drift,
     )
     lines: list[str] = []
     with new_folder(args.output_dir) as folder:
@@ -154,13 +152,8 @@ def _problems_of(args: argparse.Namespace, opened: "Source") -> list[Problem]:
         return [Problem(str(args.source), found, fix="--format gguf or torchao, or another --dtype or --shard_size")]
     merges = not is_full and (opened.checkpoint is None or args.merge or makes_other)
     if not merges:
-        flags = {"--measure_drift": args.measure_drift, "--dtype": args.dtype and not is_full}
-        flags |= {"--shard_size": args.shard_size and not is_full}
+        flags = {"--dtype": args.dtype and not is_full, "--shard_size": args.shard_size and not is_full}
         return [Problem(flag, "nothing is merged", fix="--merge") for flag, given in flags.items() if given]
-    if args.measure_drift and opened.run_file is None:
-        found = f"{args.source} is not in the folder of its run: no run.json, which says how it was trained"
-        fix = "give the run's own final/, or a checkpoint of it with --merge"
-        return [Problem("--measure_drift", found, fix=fix)]
     return []
 
 

@@ -41,7 +41,7 @@ def main() -> None:
     from kit.data.open import pad_id
     from kit.evaluate import evaluate
     from kit.export.card import model_card
-    from kit.export.final import describe_serving, save_final
+    from kit.export.final import save_final
     from kit.export.stops import new_stops
     from kit.failures.guard import Guard
     from kit.failures.signals import CAUSES, StopRequest
@@ -110,7 +110,7 @@ def main() -> None:
             seed=recipe.seed,
             router_aux_loss_coef=recipe.router_aux_loss_coef,
         )
-    parts = [*describe_parts(model, recipe, recipe.router_aux_loss_coef), *describe_serving(model, folder.final)]
+    parts = describe_parts(model, recipe, recipe.router_aux_loss_coef)
     stops = new_stops(model, checked.stop_tokens)
     optimizer = build_optimizer(model, recipe, recipe.peak_learning_rate, recipe.seed)
     rates = keep_rate_factors(optimizer, recipe.peak_learning_rate)

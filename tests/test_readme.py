@@ -109,7 +109,6 @@ def test_every_flag_named_in_the_pages_exists():
         "output_dir",
         "html",
         "show",
-        "measure_drift",
         "watch",
         "output",
         "schema",

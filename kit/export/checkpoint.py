@@ -33,11 +33,11 @@ from kit.export.final import (
     give_usual_mode,
     write_model,
 )
-from kit.export.proof import BOUNDS, Rows, Scores, check_folder, find_rows, score
+from kit.export.proof import BOUNDS, SHARE, Rows, Scores, change_between, check_folder, find_rows, score
 from kit.export.shards import MAX_SHARD_BYTES
 from kit.export.stops import describe_stops, new_stops, open_generation_config, read_stops, write_stops
 from kit.export.transformers4 import write_for_transformers_4
-from kit.model.adapter import attach_adapter
+from kit.model.adapter import adapters_off, attach_adapter
 from kit.model.classes import auto_class
 from kit.model.dequantise import class_that_dequantises
 from kit.model.load import build_meta_model, build_model, check_model, open_config
@@ -59,10 +59,9 @@ class Wanted:
     dtype: str | None  # of the weights; None: that of the base, of a merged model bfloat16
     shard_bytes: int = MAX_SHARD_BYTES  # the largest file, unless it has a single tensor
     rows: DatasetEntry | None = None  # to compare on; None: the run's own
-    max_change: float | None = None  # nats per token; None: ``BOUNDS``
+    max_change: float | None = None  # nats per token; None: ``BOUNDS``, and of a merge ``SHARE``
     output_dir: Path = Path("model")  # for messages: what is written has another name until it is complete
     merges: bool = False  # the adapter of a checkpoint too
-    measures_drift: bool = False
 
     def bound(self, dtype: torch.dtype) -> float:
         """Return the bound of what an opened model may differ by."""
@@ -134,7 +133,6 @@ def merge_adapter(
     read: Read | None,
     folder: Path,
     wanted: Wanted,
-    use: Callable[[Any], None] = lambda merged: None,
 ) -> Written:
     """Merge an adapter into its unquantised base, never into 4-bit weights, and save a plain model.
 
@@ -144,8 +142,7 @@ def merge_adapter(
         state: the state of the loop in a checkpoint; None: the end of the run.
         read: reads a checkpoint into the adapter; None if ``settings`` open the trained adapter itself.
         folder: empty.
-        wanted: its dtype is that of the merged weights; the merge is computed in it too.
-        use: called with the merged model.
+        wanted: its dtype is that of the merged weights; adapter and base are added in it.
 
     Raises:
         UserError: adapter or base cannot be opened, or do not fit each other.
@@ -172,6 +169,12 @@ def merge_adapter(
         read(adapted)
     check_learned(dict(adapted.named_parameters()))
     reference = score(adapted, rows)
+    with adapters_off(adapted):
+        learned = change_between(score(adapted, rows), reference).mean
+    bound = wanted.bound(getattr(torch, dtype))
+    if wanted.max_change is None:
+        bound = min(bound, SHARE * learned)
+    _cast_whole_modules(adapted)
     merged = adapted.merge_and_unload(safe_merge=True)
     merged.config.use_cache = True
     stops = new_stops(merged, stops)
@@ -188,11 +191,21 @@ def merge_adapter(
     write_for_transformers_4(folder)
     (folder / "README.md").write_text(card + card_for_servers(merged), encoding="utf-8")
     give_usual_mode(folder)
-    use(merged)
     del adapted, merged
     gc.collect()
     say(*describe_stops(stops, str(wanted.output_dir)))
-    return _checked(folder, settings, loader, run, tokenizer, rows, reference, wanted.bound(getattr(torch, dtype)))
+    return _checked(folder, settings, loader, run, tokenizer, rows, reference, bound, learned)
+
+
+def _cast_whole_modules(adapted: Any) -> None:
+    """Cast the modules that trained whole, in float32, to the dtypes of those that they take the place of."""
+    from peft.utils import ModulesToSaveWrapper
+
+    for wrapper in adapted.modules():
+        if isinstance(wrapper, ModulesToSaveWrapper):
+            for whole in wrapper.modules_to_save.values():
+                for trained, own in zip(whole.parameters(), wrapper.original_module.parameters(), strict=True):
+                    trained.data = trained.data.to(own.dtype)
 
 
 def copy_model(settings: MethodSettings, run_file: Path | None, folder: Path, wanted: Wanted) -> Written:
@@ -252,8 +265,9 @@ def _checked(
     rows: Rows,
     reference: Scores,
     bound: float,
+    learned: float | None = None,
 ) -> Written:
-    lines, model = check_folder(folder, rows, tokenizer, reference, bound, opener(settings, loader))
+    lines, model = check_folder(folder, rows, tokenizer, reference, bound, opener(settings, loader), learned)
     say(*lines)
     return Written(run, tokenizer, rows, model)
 

@@ -23,7 +23,7 @@ from kit.export.card import NO_STOPS, PLACEHOLDER, serving_section
 from kit.export.shards import write_weights
 from kit.export.stops import describe_stops, write_stops
 from kit.export.transformers4 import write_for_transformers_4
-from kit.model.serving import merge_command, serve_command, vllm_command, why_not_served
+from kit.model.serving import VLLM_BASES, merge_command, serve_command, vllm_command, why_not_served
 from kit.strategy.weights import gather_trainable, rank_and_world, whole_state
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def save_final(
         raise
     if accelerator.is_main_process:
         durable.sync(folder.parent)
-        serving = describe_serving(plain, folder) or [f"to serve it: {serve_command(folder)}"]
+        is_adapter = hasattr(plain, "peft_config")
+        serving = describe_serving(plain, folder) if is_adapter else [f"to serve it: {serve_command(folder)}"]
         say(*describe_stops(stops, f"{folder.name}/"), *serving)
     accelerator.wait_for_everyone()
 
@@ -126,12 +127,13 @@ def write_model(
 
 
 def describe_serving(model: Any, folder: Path) -> list[str]:
-    """Return how servers take the adapter of ``model``, written to ``folder``; nothing for a full model."""
+    """Return what is known of how servers take the adapter of ``model``, written to ``folder``; else nothing."""
     if not hasattr(model, "peft_config"):
         return []
     config = model.peft_config["default"]
     command = vllm_command(config, config.base_model_name_or_path, str(folder))
-    lines = [f"vLLM takes it as it is: {command}"] if command else []
+    is_known = bool(command) and (model.config.architectures or [""])[0] in VLLM_BASES
+    lines = [f"vLLM takes it as it is: {command}"] if is_known else []
     if reason := why_not_served(config):
         then = "" if command else "; vllm serve merged"
         lines += [f"{reason}. Merged, it is a model like any other: {merge_command(folder)}{then}"]

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from kit.checkpoint.load import read_weights
 from kit.checkpoint.manifest import MANIFEST, read_state
@@ -21,7 +20,7 @@ from kit.config.settings.method import MethodSettings
 from kit.console import announce_wait, say
 from kit.data.chat.template import resolve_template
 from kit.errors import Problem, UserError, raise_if
-from kit.export import drift, gguf, ollama, torchao
+from kit.export import gguf, ollama, torchao
 from kit.export.card import gguf_card, torchao_card
 from kit.export.checkpoint import (
     Wanted,
@@ -127,13 +126,7 @@ def write_folder(opened: Source, folder: Path, wanted: Wanted) -> tuple[str, Wri
             "something else than was trained. That is the adapter on the base as it was: "
             f"`kit export {settings.model_name_or_path} {flags}`"
         )
-    trained = drift.measure_trained(settings, run_file, read) if wanted.measures_drift and run_file else None
-
-    def describe(merged: Any) -> None:
-        if trained:
-            say(drift.describe_drift(trained, merged))
-
-    return "merged model", merge_adapter(settings, run_file, state, read, folder, wanted, describe)
+    return "merged model", merge_adapter(settings, run_file, state, read, folder, wanted)
 
 
 def write_gguf_folder(
@@ -161,7 +154,7 @@ def write_gguf_folder(
     plain, written, card = _write_plain(opened, work, wanted)
     tokenizer, eos = written.tokenizer, written.model.generation_config.eos_token_id
     gguf.prepare_tokenizer(tokenizer, plain)
-    reference = score(written.model.float(), written.rows)
+    reference = score(written.model, written.rows)
     rows = written.rows
     del written
     gc.collect()

@@ -42,11 +42,11 @@ def write(
     """
     from transformers import TorchAoConfig
 
-    before = score(model, rows)
+    before = score(model, rows, as_stored=True)
     names = layers(model)
     kept = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and name not in names]
     install_qat(model, settings)
-    expected = score(model.eval(), rows)
+    expected = score(model, rows, as_stored=True)
     how = TorchAoConfig(quantised_as(settings), modules_to_not_convert=kept)
     quantised = opener.from_pretrained(plain, dtype="auto", quantization_config=how)
     quantised.save_pretrained(folder, max_shard_size=shard_bytes)

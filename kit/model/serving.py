@@ -10,6 +10,9 @@ from typing import Any
 from kit.config.scripts import command_of
 
 _VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)  # that vLLM's --max-lora-rank takes; the first is its default
+# Its table of models says of these that it takes their adapters, and these layers are what was tried.
+VLLM_BASES = tuple(f"{name}ForCausalLM" for name in "Llama Mistral Qwen2 Qwen3 Gemma Gemma2 Gemma3".split())
+_VLLM_LAYERS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
 def merge_command(adapter: str | Path) -> str:
@@ -45,7 +48,9 @@ def why_not_served(config: Any) -> str:
 
 
 def vllm_command(config: Any, base: str | None, adapter: str, name: str = "mine") -> str:
-    """Return the command by which vLLM serves an adapter as it is; empty if it does not take it.
+    """Return the command by which vLLM serves an adapter as it is; empty if it does not take it, or nobody knows.
+
+    Whether it takes adapters of the base is another question: ``VLLM_BASES``.
 
     Args:
         config: its ``LoraConfig``.
@@ -53,7 +58,9 @@ def vllm_command(config: Any, base: str | None, adapter: str, name: str = "mine"
         adapter: its folder, or its id on the hub.
         name: what requests call it.
     """
-    if "vLLM" in why_not_served(config):
+    targets = config.target_modules or ()
+    names = {targets} if isinstance(targets, str) else {name.rpartition(".")[2] for name in targets}
+    if "vLLM" in why_not_served(config) or config.target_parameters or not names <= _VLLM_LAYERS:
         return ""
     limit = next(rank for rank in _VLLM_RANKS if _rank_of(config) <= rank)
     words = ["vllm", "serve", base or "BASE", "--enable-lora", "--lora-modules", f"{name}={adapter}"]

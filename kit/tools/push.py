@@ -306,15 +306,16 @@ def finished_card(model: Model, repo: str, licence: dict[str, Any]) -> str:
 
 
 def _serve_command(model: Model, repo: str) -> str:
-    """The command that serves the model from the hub; empty if vLLM does not take such an adapter."""
+    """The command that serves the model from the hub; empty if vLLM is not known to take such an adapter."""
     gguf = next((name for name in model.files if name.endswith(".gguf")), None)
     if gguf:  # the hub finds the file by its type
         return f"llama-server --jinja -hf {repo}:{gguf.removesuffix('.gguf').rpartition('-')[2]}"
     if model.adapter is None:
         return serve_command(repo)
-    names = ("trainable_token_indices", "modules_to_save", "use_dora", "use_rslora", "rank_pattern")
+    names = ("target_modules", "target_parameters", "trainable_token_indices", "modules_to_save")
+    switches = ("use_dora", "use_rslora", "rank_pattern")
     kind = str(model.adapter.get("peft_type") or "LORA")
-    others = {name: model.adapter.get(name) for name in names}
+    others = {name: model.adapter.get(name) for name in (*names, *switches)}
     config = SimpleNamespace(peft_type=kind, r=model.adapter.get("r", 0), **others)
     return vllm_command(config, model.base, repo, repo.rpartition("/")[2])
 

@@ -130,7 +130,7 @@ def test_help_of_score_begins_with_what_it_does_and_with_the_flags_that_matter(t
 def test_help_of_export_lists_what_it_takes(typed):
     status, text, _ = typed("recipes/export.py --help")
     assert status == 0 and text.startswith("usage: export.py ")
-    for word in ("source", "--output_dir", "--merge", "--dtype", "--measure_drift", "--trust_remote_code"):
+    for word in ("source", "--output_dir", "--merge", "--dtype", "--trust_remote_code"):
         assert f"\n  {word} " in text
 
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from helpers import export, make_model, typed
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from peft.tuners.lora import Linear
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from kit.errors import TrainingError, UserError
 from kit.export.final import write_model
@@ -14,18 +16,24 @@ from kit.export.final import write_model
 IDS = torch.tensor([[1, 40, 50, 60, 7, 9]])
 
 
-@pytest.fixture
-def adapter(model_folder, tmp_path):
-    """A LoRA with random B, as training would leave it."""
-    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+def make_adapter(base, folder, std=0.05, **kind):
+    """A LoRA with random B and changed whole modules, as training would leave it."""
     torch.manual_seed(1)
-    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
+    config = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear", **kind)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.05)
-    model.save_pretrained(tmp_path / "adapter")
-    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path / "adapter")
-    return tmp_path / "adapter"
+            torch.nn.init.normal_(parameter, std=std)
+        if "modules_to_save" in name:
+            parameter.data += torch.randn_like(parameter) * 0.01
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def adapter(model_folder, tmp_path):
+    return make_adapter(model_folder, tmp_path / "adapter")
 
 
 @pytest.mark.slow
@@ -47,9 +55,45 @@ def test_the_merged_model_needs_no_peft_and_has_the_adapter_s_logits(adapter, mo
 
 
 @pytest.mark.slow
-def test_an_adapter_that_learned_nothing_is_refused(adapter, tmp_path):
-    from safetensors.torch import load_file, save_file
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("conv1d", [False, True])
+@pytest.mark.parametrize(
+    "kind", [{"lora_dropout": 0.05}, {"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"use_rslora": True}]
+)
+def test_adapters_of_every_kind_are_merged_in_16_bits(model_folder, tmp_path, dtype, conv1d, kind):
+    folder = model_folder
+    if conv1d:
+        shape = {"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4, "tie_word_embeddings": False}
+        GPT2LMHeadModel(GPT2Config(**shape)).to(torch.bfloat16).save_pretrained(tmp_path / "gpt2")
+        folder = tmp_path / "gpt2"
+        AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder)
+    adapter = make_adapter(folder, tmp_path / "adapter", **kind)
+    export(adapter, tmp_path / "merged", f"--dtype={dtype}")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    written = load_file(tmp_path / "merged/model.safetensors").values()
+    assert {tensor.dtype for tensor in written} == {getattr(torch, dtype)}
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    plain = base(IDS).logits
+    adapted = PeftModel.from_pretrained(base, adapter).eval()(IDS).logits
+    assert (merged.float()(IDS).logits - adapted).norm() < 0.1 * (adapted - plain).norm()
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("scale", [0.0, 2.0])
+def test_an_adapter_that_is_lost_or_merged_twice_is_found_however_little_it_has_learned(
+    model_folder, tmp_path, monkeypatch, dtype, scale
+):
+    adapter = make_adapter(model_folder, tmp_path / "adapter", std=0.002)  # of 0.01 nats
+    whole = Linear.get_delta_weight
+    monkeypatch.setattr(Linear, "get_delta_weight", lambda *args: whole(*args) * scale)
+    with pytest.raises(TrainingError, match=r"the adapter changed its base by 0.0.*too far, so nothing was kept"):
+        export(adapter, tmp_path / "merged", f"--dtype={dtype}")
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.slow
+def test_an_adapter_that_learned_nothing_is_refused(adapter, tmp_path):
     file = adapter / "adapter_model.safetensors"
     save_file({k: v * (0 if "lora_B" in k else 1) for k, v in load_file(file).items()}, file)
     with pytest.raises(TrainingError, match="lora_B is zero"):

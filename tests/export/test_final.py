@@ -22,6 +22,8 @@ def test_an_adapter_that_servers_take_only_merged_says_so_with_the_command(model
     card = (tmp_path / "README.md").read_text()
     assert card.startswith("the card\n") and bool(changes) == ("recipes/export.py path/to/this/folder" in card)
     (line,) = describe_serving(model, tmp_path / "final")
+    model.config.architectures = ["GPT2LMHeadModel"]  # vLLM takes no adapters of it
+    assert describe_serving(model, tmp_path / "final") == ([line] if changes else [])
     if changes:
         assert line.endswith(f"python recipes/export.py {tmp_path}/final --output_dir merged; vllm serve merged")
     else:

@@ -39,7 +39,7 @@ def test_the_change_is_the_mean_of_absolute_differences_the_largest_and_the_shar
 def test_a_change_beyond_the_bound_is_an_error_that_names_the_bound_to_type():
     change = change_between(scores([-1.0], [1]), scores([-1.5], [1]))
     assert "(bound 0.5)" in check_change("model", change, 0.5)
-    with pytest.raises(TrainingError, match=r"beyond the bound of 0.4, so nothing was kept. --max_change 0.5 would"):
+    with pytest.raises(TrainingError, match=r"\(bound 0.4\): too far, so nothing was kept. --max_change 0.5 would"):
         check_change("model", change, 0.4)
 
 

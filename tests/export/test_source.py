@@ -52,7 +52,7 @@ def test_a_model_that_is_not_what_was_written_leaves_nothing(tmp_path, monkeypat
         return whole(folder, *others)
 
     monkeypatch.setattr(checkpoint, "check_folder", damage)
-    with pytest.raises(TrainingError, match=r"beyond the bound of 0.05, so nothing was kept"):
+    with pytest.raises(TrainingError, match=r"\(bound 0.05\): too far, so nothing was kept"):
         export(TINY, tmp_path / "new", "--dtype=bfloat16")
     assert list(tmp_path.iterdir()) == []
 

@@ -47,7 +47,7 @@ def test_an_adapter_that_holds_more_than_two_matrices_a_module_is_named(recipe, 
     command = vllm_command(model.peft_config["default"], "some/base", "final")
     rank = " --max-lora-rank 64" if setting == "lora_r" else ""
     usual = f"vllm serve some/base --enable-lora --lora-modules mine=final{rank}"
-    assert command == ("" if others else usual)
+    assert command == ("" if others or setting == "lora_target_modules" else usual)  # of a head nothing is known
 
 
 @pytest.mark.parametrize(("rank", "limit"), [(8, ""), (17, "32"), (300, "320"), (512, "512"), (513, None)])
