@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers.pytorch_utils import Conv1D
 
 from kit.config.adapter_types import adapter_type_of, is_of_adapter
 from kit.config.expressions import TARGETS, is_expression, matches, take_without_end
@@ -20,10 +21,12 @@ from kit.errors import Problem, UserError, did_you_mean, first_line, listed
 from kit.model.freeze import freeze
 from kit.model.locate import ADAPTER_FILES, commit_of, open_adapter
 from kit.model.patterns import check_patterns
-from kit.model.targets import all_linear_targets, full_names, last_part, lost_on_reload, split_targets
+from kit.model.targets import all_linear_targets, full_names, last_part, lost_on_reload, split_targets, tied_tables
 from kit.model.token_rows import check_rows_and_modules, num_rows, rows_and_modules_options
 
 _FIELD = "adapter_name_or_path"
+# Merged, an adapter on one of the two would change the other as well.
+_TIED = "the embedding or the output head, which are one weight in this model: an adapter on it cannot be merged"
 _CHANGING_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq", "mica")  # init_lora_weights of a saved adapter
 # What a saved OFT must have to be trained on. The constraint of ``coft`` changes weights in each forward pass.
 _LIKE_NEW_OFT = {
@@ -144,9 +147,7 @@ def check_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Check whether the adapters of ``settings``, new or from files, fit the model. Does not change ``meta_model``."""
     if settings.adapter_name_or_path:
         return _check_saved_adapter(settings, meta_model)
-    return _check_expressions(settings, meta_model) or (
-        _check_targets(settings, meta_model) + check_rows_and_modules(settings, meta_model)
-    )
+    return _check_expressions(settings, meta_model) or _check_targets(settings, meta_model)
 
 
 def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
@@ -215,6 +216,7 @@ def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) 
         base: the model that the adapter names, for the message; empty if it is this model.
     """
     from peft import get_peft_model, get_peft_model_state_dict
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
     try:
         with torch.device("meta"):  # the file may name any rank
@@ -223,6 +225,10 @@ def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) 
             stored = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (ValueError, RuntimeError, OSError, SafetensorError, TypeError, KeyError) as error:
         return [Problem(_FIELD, f"{folder}: {first_line(error)}", fix=_base_flag(base))]
+    base_model = adapted.get_base_model()
+    tables = base_model.get_input_embeddings(), base_model.get_output_embeddings()
+    if tied_tables(meta_model) and any(isinstance(table, BaseTunerLayer) for table in tables):
+        return [Problem(_FIELD, f"{folder} adapts {_TIED}", "an adapter of other modules")]
     state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     expected = {name: list(tensor.shape) for name, tensor in state.items()}
     stored = {name: shape for name, shape in stored.items() if is_of_adapter(name) or name in expected}
@@ -248,7 +254,12 @@ def _check_expressions(settings: MethodSettings, meta_model: Any) -> list[Proble
 def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     problems = []
     modules = dict(meta_model.named_modules())
-    linear = {last_part(name) for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
+    left_out = tied_tables(meta_model)
+    linear = {
+        last_part(name)
+        for name, module in modules.items()
+        if isinstance(module, torch.nn.Linear | Conv1D) and not any(module is table for table in left_out)
+    }
     expected = f"all-linear, some of {', '.join(sorted(linear))}, or a regular expression"
     if settings.lora_target_modules != "all-linear":
         lost = lost_on_reload(meta_model)
@@ -263,13 +274,20 @@ def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:
                 verb = "also matches" if is_expression(target) else "is"
                 found = f"{target!r} {verb} a {type(other).__name__}, which takes no adapter"
                 problems.append(Problem("lora_target_modules", found, expected))
+            elif any(module is table for module in targeted for table in left_out):
+                found = f"{target!r} also matches {_TIED}" if is_expression(target) else f"{target!r} is {_TIED}"
+                problems.append(Problem("lora_target_modules", found, "modules that can be merged", "leave it out"))
             elif lost_here:
                 found = f"{target!r} is also {lost_here[0]}, whose saved adapter peft would not find again"
                 problems.append(Problem("lora_target_modules", found, "names that leave it out, or all-linear"))
+    problems += check_rows_and_modules(settings, meta_model)
     reason = "" if problems else _refusal(settings, meta_model)
     if reason:
         found = f"peft cannot adapt {type(meta_model).__name__} so ({reason})"
-        problems.append(Problem("lora_target_modules", found, expected))
+        if settings.adapter_type == "oft":
+            problems.append(Problem("adapter_type", found, fix="--adapter_type lora"))
+        else:
+            problems.append(Problem("lora_target_modules", found, expected))
     if settings.adapter_type == "oft" and not problems:
         problems = _check_oft(settings, meta_model)
     return problems

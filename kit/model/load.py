@@ -3,7 +3,8 @@
 The dtypes are the same under every strategy:
 
 - Trainable weights are float32 (the optimiser's master copy), or all bfloat16 with ``optim: adamw_bf16``.
-- Frozen weights have the compute dtype of the topology: bfloat16 with ``mixed_precision: bf16``, else float32.
+- Frozen weights have the compute dtype of the topology: bfloat16 with ``mixed_precision: bf16``, else float32. With
+  method ``full`` they are written again, and float32 stays where bfloat16 would round what the files hold.
 - 4-bit weights are NF4 with double quantisation. Their storage dtype is the compute dtype, because sharding silently
   corrupts any other storage.
 
@@ -330,15 +331,19 @@ def _switch_off_repacking(model: Any) -> None:
 
 
 def _cast_frozen(model: Any, dtype: torch.dtype, towers: tuple[str, ...], stored: torch.dtype) -> None:
-    """Cast the frozen weights, except those that select experts: rounding could change which one is selected.
+    """Cast the frozen weights to the dtype of the model's files, or leave them in float32: they keep their bits.
+
+    Those that select experts stay in float32: rounding what they compute could change which one is selected.
 
     Args:
+        dtype: that of the topology. Files of another are not rounded to it, but computed with in float32.
         towers: prefixes of the names of what no text reaches. It computes nothing, and is written again as it was read.
         stored: the dtype of the model's files.
     """
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad and not belongs_to_selector(name):
-            parameter.data = parameter.data.to(stored if f"{name}.".startswith(towers) else dtype)
+            is_exact = f"{name}.".startswith(towers) or dtype == stored
+            parameter.data = parameter.data.to(stored if is_exact else torch.float32)
 
 
 def _cast_trained(model: torch.nn.Module, dtype: torch.dtype) -> None:

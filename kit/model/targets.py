@@ -131,6 +131,12 @@ def full_names(targets: list[str], names: list[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def tied_tables(model: Any) -> list[Any]:
+    """Return the embedding and the output head, modules, if they are one weight; else nothing."""
+    tables = [model.get_input_embeddings(), model.get_output_embeddings()]
+    return tables if tables[1] is not None and tables[0].weight is tables[1].weight else []
+
+
 def _matches_any(target: str, names: list[str]) -> bool:
     return any(matches(name, target) for name in names)
 

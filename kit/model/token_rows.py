@@ -25,6 +25,7 @@ from kit.model.targets import last_part
 from kit.model.tokenizer import ids_of, open_tokenizer
 
 _NUM_NAMED = 8  # new tokens that are named to the user
+_ROWS = "--trainable_tokens or --new_tokens, whose rows stay tied"
 
 
 def num_rows(model: Any) -> int:
@@ -97,9 +98,8 @@ def rows_and_modules_options(model: Any, settings: MethodSettings) -> dict[str, 
     options: dict[str, Any] = {}
     tables = _table_names(model)
     if whole:
-        is_tied = len(tables) == 1
         options["modules_to_save"] = whole
-        options["ensure_weight_tying"] = is_tied and _matches_any(tables[0], whole)
+        options["ensure_weight_tying"] = len(tables) == 1 and _matches_any(tables[0], whole)
     tokens = [*(settings.new_tokens or []), *(settings.trainable_tokens or [])]
     tables_with_rows = [table for table in tables if not _matches_any(table, whole)]
     if tokens and tables_with_rows:
@@ -129,16 +129,21 @@ def _check_whole_modules(settings: MethodSettings, model: Any, is_adapted: Calla
     expected = f"some of {', '.join(sorted(choices))}"
     for name in whole:
         named = [(full, module) for full, module in modules.items() if matches(full, name)]
-        are_tables = all(full in tables or module is head for full, module in named)
+        are_tables = all((full in tables or module is head) and not is_adapted(full, module) for full, module in named)
         if not named:
             problems.append(Problem(field, f"no module {name!r}", expected, did_you_mean(name, choices)))
         elif name not in choices and not are_tables:
             problems.append(Problem(field, f"{name!r} gets an adapter, or holds modules that do", expected))
-    is_tied = len(tables) == 1
     names_head = any(module is head and _matches_any(full, whole) for full, module in modules.items())
-    if is_tied and names_head and not _matches_any(tables[0], whole):
-        found = "the output head without the embedding, to which it is tied in this model"
-        problems.append(Problem(field, found, fix=f"--lora_modules_to_save {last_part(tables[0])}"))
+    names_table = _matches_any(tables[0], whole)
+    if len(tables) == 1 and (names_head or names_table):
+        flag = flag_of_whole_tables(model)
+        if not flag:
+            found = f"{tables[0]}, to which the output head is tied: of this name peft would train it without the head"
+            problems.append(Problem(field, found, fix=f"--method full; or {_ROWS}"))
+        elif not names_table:
+            found = "the output head without the embedding, to which it is tied in this model"
+            problems.append(Problem(field, found, fix=flag))
     return problems
 
 
@@ -154,11 +159,27 @@ def _check_rows(settings: MethodSettings, model: Any, is_adapted: Callable[[str,
     modules = dict(model.named_modules())
     tables = _table_names(model)
     for table in tables:
-        reason = _why_rows_cannot_train(modules[table], is_adapted(table, modules[table]))
-        if reason and not _matches_any(table, whole):
-            names = ",".join(last_part(name) for name in tables)
-            problems.append(Problem(field, f"{table} {reason}", fix=f"--lora_modules_to_save {names}"))
+        if _matches_any(table, whole):
+            continue
+        if is_adapted(table, modules[table]):
+            found = f"{table} gets an adapter, so its rows cannot train by themselves"
+            problems.append(Problem(field, found, fix=f"leave {last_part(table)} out of --lora_target_modules"))
+        elif reason := _why_rows_cannot_train(modules[table]):
+            problems.append(Problem(field, f"{table} {reason}", fix=flag_of_whole_tables(model) or "--method full"))
     return problems
+
+
+def flag_of_whole_tables(model: Any) -> str:
+    """Return the flag by which embedding and head train whole; empty where peft would take a tied head for another.
+
+    It keeps the tie of an embedding that has one of two names; with any other, the head would stay as it was.
+    """
+    from peft.utils.constants import EMBEDDING_LAYER_NAMES
+
+    names = [last_part(name) for name in _table_names(model)]
+    if len(names) == 1 and names[0] not in EMBEDDING_LAYER_NAMES:
+        return ""
+    return f"--lora_modules_to_save {','.join(names)}"
 
 
 def _table_names(model: Any) -> list[str]:
@@ -192,10 +213,8 @@ def _adapted_modules(settings: MethodSettings, model: Any) -> Callable[[str, Any
     return is_adapted
 
 
-def _why_rows_cannot_train(table: Any, is_adapted: bool) -> str:
+def _why_rows_cannot_train(table: Any) -> str:
     """Why single rows of a module cannot train by peft's layer for it; empty if they can."""
-    if is_adapted:
-        return "gets an adapter, so its rows cannot train by themselves"
     if getattr(table, "bias", None) is not None:
         return "has a bias, which peft leaves out where single rows train"
     is_plain = type(table).forward in (torch.nn.Linear.forward, torch.nn.Embedding.forward)

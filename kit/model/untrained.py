@@ -26,6 +26,7 @@ from kit.durable import read_small
 from kit.errors import Problem
 from kit.model.adapter import attach_adapter
 from kit.model.serving import merge_command
+from kit.model.token_rows import flag_of_whole_tables
 
 # Rows of other tokens to compare with: blocks spread evenly over the vocabulary.
 NUM_BLOCKS = 8
@@ -74,13 +75,13 @@ def check_stop_tokens(
     if not unlearnable:
         return []
     tokens = ",".join(tokenizer.convert_ids_to_tokens(unlearnable))
-    modules = ",".join(dict.fromkeys(name.split(".")[-2] for name in head.names))
     found = f"{tokens} ends the answers, but this model was never trained to write it"
     found += f", and {settings.method} freezes its row"
     kind = "" if settings.adapter_type == "lora" else "--adapter_type lora "
     fix = f"{kind}--trainable_tokens {shlex.quote(tokens)} trains that row too; "
-    fix += f"or {kind}--lora_modules_to_save {modules}; "
-    fix += f"or --method full. vLLM and llama.cpp take the first two only merged: {merge_command(final)}"
+    if whole := flag_of_whole_tables(meta_model):
+        fix += f"or {kind}{whole}; "
+    fix += f"or --method full. vLLM and llama.cpp take its adapters only merged: {merge_command(final)}"
     return [Problem("trainable_tokens", found, "a run that can learn to stop", fix)]
 
 

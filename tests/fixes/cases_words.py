@@ -334,7 +334,7 @@ def an_adapter_of_another_model(world):
     return "finetune --adapter_name_or_path mine --max_length 256"
 
 
-@case("kit/model/adapter.py:_check_targets")
+@case("kit/model/adapter.py:_check_targets#1")
 def a_module_with_a_slip(world):
     return "finetune --lora_target_modules q_prj"
 

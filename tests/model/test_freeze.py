@@ -1,9 +1,10 @@
-"""What a recipe freezes does not train and has the compute type; a pattern that chooses nothing is refused."""
+"""What a recipe freezes does not train and keeps its bits; a pattern that chooses nothing is refused."""
 
 import pytest
 import torch
 from helpers import make_model
 from model_helpers import BF16, build, problems
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 @pytest.mark.parametrize(
@@ -13,13 +14,20 @@ from model_helpers import BF16, build, problems
         ({"train_only": "model.layers.2.*,lm_head.weight"}, ("model.layers.2.", "lm_head.")),
     ],
 )
-def test_patterns_select_what_trains_and_the_rest_has_the_compute_dtype(recipe, settings, trained):
-    settings = recipe(method="full", **settings)
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
+def test_patterns_select_what_trains_and_the_rest_keeps_its_bits(
+    recipe, model_folder, tmp_path, settings, trained, stored
+):
+    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=stored)
+    base.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path)
+    settings = recipe(tmp_path, method="full", **settings)
     assert problems(settings) == ""
     for name, parameter in build(settings, BF16).named_parameters():
         trains = name.startswith(trained)
         assert parameter.requires_grad == trains, name
-        assert parameter.dtype == (torch.float32 if trains else torch.bfloat16), name
+        assert parameter.dtype == (torch.float32 if trains else stored), name
+        assert torch.equal(parameter, base.get_parameter(name).to(parameter.dtype)), name
 
 
 @pytest.mark.parametrize(

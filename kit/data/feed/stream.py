@@ -146,7 +146,10 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> tuple[in
     if not len(piece):
         if not num_good:
             raise_if(shown(bad.problems(), name, FIX_ROWS))
-        raise UserError(Problem(name, "nothing to learn from in its first rows", "at least one sample"))
+        found = "nothing to learn from in its first rows"
+        if num_long := piece.counts["num_dropped_long"]:
+            found += f": {num_long} of {num_good} are longer than max_length and dropped"
+        raise UserError(Problem(name, found, "at least one sample"))
     lines = [f"{name}: {text}" for text in piece.remarks]
     num_rows = num_good + bad.num_rows
     unused = [f"{key} ({count / num_rows:.1%})" for key, count in piece.unused.most_common(MAX_UNUSED)]
@@ -163,7 +166,7 @@ def first_piece(dataset: Dataset, encoder: Encoder) -> Piece:
     block = next(iter(source.parts[0].blocks(dataset.columns)), None)
     if block is not None:
         piece = encoder.encode_block(dataset, 0, block)
-        if len(piece) or piece.problems or piece.bad:
+        if len(piece) or piece.problems or piece.bad or piece.counts["num_rows"]:
             return piece
     raise UserError(Problem(source.name, "no row to learn from at its beginning", "at least one"))
 
