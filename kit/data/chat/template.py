@@ -226,6 +226,12 @@ class Template:
         """Return the exception to raise; ``fixes.py`` adds a fix to it."""
         return UserError(Problem("chat_template", found))
 
+    def too_long(self, most: int) -> UserError:
+        """Return the exception to raise for a conversation that takes more than ``most`` characters in all texts."""
+        found = "too long: all earlier turns must be read anew for each answer, because of the chat template"
+        expected = f"at most {most >> 20} million characters in all"
+        return UserError(Problem("messages", found, expected, "split the conversation into several rows"))
+
     @cached_property
     def marks_answers(self) -> bool:
         """Whether the template has ``{% generation %}`` blocks, which mark the text to learn from."""

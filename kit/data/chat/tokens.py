@@ -15,13 +15,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from kit.data.chat.fixes import Fixes
 from kit.data.chat.shipped import with_chat_template
-from kit.data.chat.template import FIXED_DATE, Jinja, Messages, Tools
+from kit.data.chat.template import FIXED_DATE, Jinja, Messages, Template, Tools
 from kit.data.chat.turns import Draft, Drafters, TrainOn
 from kit.errors import Problem, UserError
 
@@ -34,6 +34,8 @@ UNROLLED = (
 TOOLS_TWICE = (
     "the system message lists the tools, and so does the chat template; --dataset_columns tools=ignore keeps the former"
 )
+MAX_BEFORE = 1 << 25  # characters that are tokenised again for the answers of one conversation: seconds
+AT_ONCE = 1 << 20  # of them, tokenised at once
 TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")  # at the start of a message: markup of a chat format
 
 Ids = list[int]
@@ -242,7 +244,7 @@ class _Encoder:
         for literal in template.split_literals:
             if any(literal in draft.text for draft in drafts):
                 remarks.append(f"the chat template writes {literal}, which the tokenizer splits into pieces")
-        samples = yield from self.encode_drafts(drafts)
+        samples = yield from self.encode_drafts(drafts, template)
         starts = [ids[:2] for ids, _ in samples]
         if self.bos is not None and [self.bos, self.bos] in starts:
             found = (
@@ -255,28 +257,40 @@ class _Encoder:
         encoded[0] = replace(encoded[0], remarks=tuple(remarks))
         return encoded
 
-    def encode_drafts(self, drafts: list[Draft]) -> TokenRequests:
+    def encode_drafts(self, drafts: list[Draft], template: Template) -> TokenRequests:
         """Return ids and weights of each draft: tokenised as a whole if no token straddles a border, else in pieces."""
         wholes = yield LocatedTexts(draft.text for draft in drafts)
-        cuts = [self.cuts(draft, *whole) for draft, whole in zip(drafts, wholes, strict=True)]
-        tokens_before = iter((yield [cut.before for cuts_of_draft in cuts for cut in cuts_of_draft]))
-        samples = []
-        for draft, (ids, _), cuts_of_draft in zip(drafts, wholes, cuts, strict=True):
-            weights = [draft.rest] * len(ids)
-            is_exact = True
-            for (_, _, weight), cut in zip(draft.spans, cuts_of_draft, strict=True):
-                ids_before, _ = next(tokens_before)
+        weights = [[draft.rest] * len(ids) for draft, (ids, _) in zip(drafts, wholes, strict=True)]
+        cuts = [
+            (k, weight, cut)
+            for k, (draft, whole) in enumerate(zip(drafts, wholes, strict=True))
+            for (_, _, weight), cut in zip(draft.spans, self.cuts(draft, *whole), strict=True)
+        ]
+        # Without tokens that split the text, the text before each span is all before it: their tokens together would
+        # fill the memory.
+        num_before = list(accumulate(len(cut.before) for _, _, cut in cuts))
+        if num_before and num_before[-1] > MAX_BEFORE:
+            raise template.too_long(MAX_BEFORE)
+        inexact = set()
+        for _, group in groupby(zip(cuts, num_before, strict=True), lambda pair: pair[1] // AT_ONCE):
+            some = [cut for cut, _ in group]
+            tokens = yield [cut.before for _, _, cut in some]
+            for (k, weight, cut), (ids_before, _) in zip(some, tokens, strict=True):
                 start = cut.begin + len(ids_before)
-                if start > cut.stop or ids[cut.begin : start] != ids_before:
-                    is_exact = False
-                weights[start : cut.stop] = [weight] * (cut.stop - start)
-            samples.append((ids, weights) if is_exact else (yield from self.encode_pieces(draft)))
+                if start > cut.stop or wholes[k][0][cut.begin : start] != ids_before:
+                    inexact.add(k)
+                weights[k][start : cut.stop] = [weight] * (cut.stop - start)
+        samples = []
+        for k, (ids, _) in enumerate(wholes):
+            samples.append((yield from self.encode_pieces(drafts[k])) if k in inexact else (ids, weights[k]))
         return samples
 
     def cuts(self, draft: Draft, ids: Ids, encoding: Any) -> list[Cut]:
         """Return where to find each span in ``ids``, the tokens of the draft's whole text."""
         splitting = [(k, *encoding.token_to_chars(k)) for k, id_ in enumerate(ids) if id_ in self.splitting]
         cuts = []
+        offsets: list[tuple[int, int]] = []  # of all tokens, listed once they are needed
+        after = 0  # the first token that ends behind the span before
         for start, end, _ in draft.spans:
             num_before = bisect_right(splitting, start, key=itemgetter(2))
             begin, at = splitting[num_before - 1][:2] if num_before else (0, 0)
@@ -286,8 +300,8 @@ class _Encoder:
             elif num_inside and splitting[num_inside - 1][2] >= end:  # such a token may include whitespace after it
                 stop = splitting[num_inside - 1][0] + 1
             else:
-                offsets = encoding.offsets
-                stop = next((k for k, offset in enumerate(offsets) if offset[1] > end), len(ids))
+                offsets = offsets or encoding.offsets
+                stop = after = next((k for k in range(after, len(ids)) if offsets[k][1] > end), len(ids))
                 if stop < len(ids) and offsets[stop][0] < end:
                     stop = 0
             cuts.append(Cut(begin, draft.text[at:start], stop))
