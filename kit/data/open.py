@@ -27,6 +27,7 @@ from kit.config.settings.optimisation import OptimSettings
 from kit.data.chat.columns import NUM_TRIED, choose_fields, flags_for_pairs, mapping_of, preferences
 from kit.data.chat.columns_flag import columns_flag, list_flag
 from kit.data.chat.formats import IGNORE, NO_COLUMN, Sample, format_of
+from kit.data.chat.messages import check_text
 from kit.data.chat.preferences import is_transcript
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.chat.tokens import encode_all
@@ -272,7 +273,7 @@ def _wording_problems(datasets: Sequence[Dataset]) -> list[Problem]:
 def _system_problems(encoder: Encoder, datasets: Sequence[Dataset]) -> list[Problem]:
     """Return a problem for each data set to train on that has no messages; else that of a template that takes none."""
     assert encoder.system_prompt is not None
-    problems = []
+    problems = check_text("system_prompt", encoder.system_prompt)
     for dataset in [each for each in datasets if not each.is_evaluation]:
         sample = _first_sample(dataset)
         with_message = with_system(sample | {"completion": ""}, encoder.system_prompt, encoder.prompts_as_chat)

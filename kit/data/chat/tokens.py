@@ -27,6 +27,7 @@ from kit.errors import Problem, UserError
 
 NEWLINE_ADDED = "a newline was put between a prompt and a completion that would have run together"
 NO_BOS = "the chat template writes no BOS, which the tokenizer puts before any other text"
+NO_NAMES = "the chat template leaves out the name of a message, so the model never sees it"
 UNROLLED = (
     "the chat template rewrites earlier turns: the conversation became several samples, each with the answers that "
     "the model would give after the same text"
@@ -241,6 +242,9 @@ class _Encoder:
             remarks.append(UNROLLED)
         remarks += dict.fromkeys(remark for draft in drafts for remark in draft.remarks)
         remarks += _repeated(messages, tools, drafts[-1].text)
+        names = [message["name"] for message in messages if message["role"] != "tool" and message.get("name")]
+        if not all(name in drafts[-1].text for name in names):
+            remarks.append(NO_NAMES)
         for literal in template.split_literals:
             if any(literal in draft.text for draft in drafts):
                 remarks.append(f"the chat template writes {literal}, which the tokenizer splits into pieces")

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import FIXED_DATE, Template, resolve_template
-from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, TOOLS_TWICE, Encoded, encode, encode_all
+from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, NO_NAMES, TOOLS_TWICE, Encoded, encode, encode_all
 from kit.errors import Problem, UserError
 
 
@@ -280,3 +280,12 @@ def test_a_conversation_that_would_take_too_long_is_refused(shape, limit, tokeni
     monkeypatch.setattr(f"kit.data.chat.{limit}", 1000)
     (problem,) = encode_all([sample], tokenizer, template)
     assert isinstance(problem, Problem) and problem.fix == "split the conversation into several rows"
+
+
+def test_a_name_that_the_template_leaves_out_is_said(tokenizer):
+    messages = [{"role": "user", "name": "Ann", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    (encoded,) = encode({"messages": messages}, tokenizer, template_of("chatml", tokenizer))
+    assert NO_NAMES in encoded.remarks
+    with_names = "{% for m in messages %}<|im_start|>{{ m.role }}{{ ' ' ~ m.name if m.name }}\n" + SIMPLE
+    (encoded,) = encode({"messages": messages}, tokenizer, with_names)
+    assert NO_NAMES not in encoded.remarks
