@@ -19,7 +19,6 @@ from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from kit.data.chat.fixes import Fixes
 from kit.data.chat.shipped import with_chat_template
 from kit.data.chat.template import FIXED_DATE, Jinja, Messages, Template, Tools
 from kit.data.chat.turns import Draft, Drafters, TrainOn
@@ -138,11 +137,6 @@ class _Encoder:
         """Whether the tokenizer itself puts a BOS before a text."""
         return self.bos is not None and self.tokenizer("a").input_ids[:1] == [self.bos]
 
-    @cached_property
-    def fixes(self) -> Fixes:
-        """What finds fixes for conversations that are refused."""
-        return Fixes(self.tokenizer, self.train_on)
-
     def encode_all(self, samples: Sequence[Mapping[str, Any]]) -> list[list[Encoded] | Problem]:
         """Encode samples, see the function ``encode_all``."""
         results: list[list[Encoded] | Problem] = [[] for _ in samples]
@@ -228,13 +222,9 @@ class _Encoder:
 
     def encode_chat(self, messages: Messages, first: int, tools: Tools, kwargs: Mapping[str, Any]) -> TokenRequests:
         """Encode a conversation; answers from message number ``first`` on are learned. Returns ``list[Encoded]``."""
-        template = None
-        try:
-            template, drafter = self.drafters.of(bool(tools), kwargs)
-            template.date_was_asked = False
-            drafts = drafter.drafts(messages, first, tools)
-        except UserError as error:
-            raise UserError(self.fixes.added(error.problems[0], template, messages, first, tools, kwargs)) from None
+        template, drafter = self.drafters.of(bool(tools), kwargs)
+        template.date_was_asked = False
+        drafts = drafter.drafts(messages, first, tools)
         remarks = []
         if template.date_was_asked:
             remarks.append(FIXED_DATE)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from kit.data.chat.answers import OTHER_PROMPT, AnswerFinder, RenderedAnswer, first_difference
 from kit.data.chat.beginnings import Conversation
 from kit.data.chat.messages import REASONING
+from kit.data.chat.shipped import fitting
 from kit.data.chat.shown import (
     check_answer,
     check_extras,
@@ -28,7 +29,7 @@ from kit.data.chat.shown import (
     thought_of,
 )
 from kit.data.chat.stops import Stops
-from kit.data.chat.template import Jinja, Messages, Template, Tools
+from kit.data.chat.template import BLOCKS, Jinja, Messages, Template, Tools
 from kit.errors import Problem, UserError
 
 NO_END_OF_TURN = "the chat template ends an answer without a special token, so nothing teaches the model to stop"
@@ -135,9 +136,7 @@ class Drafter:
             last_answer = self._finder.closed(replace(answers[last], text=texts[last].text), conversation, last)
             text = last_answer.text
             check_shown(self._template, text, messages[: last + 1], tools)
-            covered = [
-                i for i, answer in answers.items() if i == last or text.startswith(texts[i].text[: answer.end])
-            ]
+            covered = [i for i, answer in answers.items() if i == last or text.startswith(texts[i].text[: answer.end])]
             spans: list[tuple[int, int, float]] = []
             have_ends = True
             remarks = dict.fromkeys(last_answer.remarks)
@@ -216,7 +215,7 @@ class Drafter:
         else:
             found = f"{len(blocks)} {{% generation %}} blocks for {len(answers)} answers"
             found += ": it is unknown which belong to which"
-            raise self._template.refusal(found)
+            raise self._template.refusal(found, BLOCKS)
         spans = []
         ends = {}
         for (start, end), owner in zip(blocks, owners, strict=True):
@@ -228,7 +227,7 @@ class Drafter:
         for owner, end in ends.items():
             check_answer(self._template, text[:end], messages[owner], owner)
         if not spans:
-            raise self._template.refusal("its {% generation %} blocks mark nothing in this conversation")
+            raise self._template.refusal("its {% generation %} blocks mark nothing in this conversation", BLOCKS)
         have_ends = all(self._stops.before(text, end) for end in ends.values())
         return Draft(text, spans, remarks=(*_unended(have_ends), OTHER_PROMPT))
 
@@ -262,7 +261,8 @@ class Drafters:
         Raises ``UserError`` if there is no template, it does not compile, or it never reads one of ``kwargs``.
         """
         if not self._named:
-            raise UserError(Problem("chat_template", "the tokenizer has no chat template of its own"))
+            found = "the tokenizer has no chat template of its own"
+            raise UserError(Problem("chat_template", found, fix=fitting(self._tokenizer)))
         name = "tool_use" if has_tools and "tool_use" in self._named else "default"
         key = name + (json.dumps(kwargs, sort_keys=True) if kwargs else "")
         if key not in self._made:

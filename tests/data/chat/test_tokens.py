@@ -74,7 +74,7 @@ def test_tools_and_values_for_a_template_do_not_go_with_strings(tokenizer):
 def test_no_template_is_refused_with_those_that_fit(sentencepiece):
     names = [name for name, template in SHIPPED.items() if {"bos_token", "eos_token"}.issuperset(template.tokens)]
     assert {"alpaca", "llama2", "tulu", "vicuna", "zephyr"} <= set(names)
-    with pytest.raises(UserError, match=re.escape(f"--chat_template {' | '.join(names)}") + "$"):
+    with pytest.raises(UserError, match=re.escape(f"--chat_template {' | '.join(names)}")):
         encode(chat("Hi", "Hello"), sentencepiece, resolve_template(sentencepiece, None))
 
 
