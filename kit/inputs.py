@@ -43,14 +43,13 @@ def check_inputs(recipe: Recipe, needs_weights: bool = True) -> None:
 
 
 def _are_quick(entries: Sequence[DatasetEntry], flag: str) -> bool:
-    """Whether the columns of all are known without a network, and without reading a whole archive."""
-    from kit.data.read.archives import is_archive
+    """Whether the columns of all are known without a network."""
     from kit.data.read.sources import hub_id
     from kit.stores import is_address
 
     for entry in entries:
         try:
-            if is_address(entry.path) or hub_id(entry.path, entry.split or "", flag) or is_archive(entry.path):
+            if is_address(entry.path) or hub_id(entry.path, entry.split or "", flag):
                 return False
         except UserError:
             pass  # there is no such file, which takes no time to report

@@ -2,11 +2,8 @@
 
 import bz2
 import gzip
-import io
 import json
 import lzma
-import tarfile
-import zipfile
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +17,6 @@ from kit.data.chat.formats import to_sample
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import resolve_template
 from kit.data.open import open_data
-from kit.data.read.archives import TAR_COMPRESSIONS
 from kit.data.read.sources import open_source, read_rows
 from kit.data.samples.dataset import open_datasets
 from kit.errors import Problem, UserError
@@ -194,22 +190,6 @@ def zst(content):
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": partial(lzma.compress, preset=0), ".zst": zst}
 
 
-def pack_zip(path, members):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-
-
-def tar_bytes(members):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
-
-
 def write_table(path, rows):
     import pyarrow
     from pyarrow import parquet
@@ -224,19 +204,10 @@ def write_table(path, rows):
 
 
 def write_any(name, rows):
-    """Write ``rows`` as the kind of file that ``name`` says. An archive gets two members with rows, one without."""
+    """Write ``rows`` as the kind of file that ``name`` says."""
     path = Path(name)
     if path.suffix in (".parquet", ".arrow"):
         write_table(path, rows)
-    elif path.suffix == ".zip":
-        # The order of a zip is that of its names.
-        halves = {"data/1.jsonl": json_lines(rows[900:]), "data/0.jsonl": json_lines(rows[:900])}
-        pack_zip(path, {**halves, "README.md": b"Rows"})
-    elif ".tar" in name or path.suffix in TAR_COMPRESSIONS:
-        first, second = json_lines(rows[:900]), json_lines(rows[900:])
-        content = tar_bytes({"data/0.jsonl": first, "README": b"Rows", "data/1.jsonl": second})
-        suffix = TAR_COMPRESSIONS.get(path.suffix, path.suffix)
-        path.write_bytes(COMPRESS.get(suffix, bytes)(content))
     else:
         kind = path.suffixes[0]
         if kind == ".json":

@@ -44,13 +44,12 @@ def wrong(recipe, model_folder, chat_file, tmp_path):
         "encoder": recipe(model_name_or_path=str(encoder)),
         "adapter": recipe(adapter_name_or_path=str(tmp_path / "none"), method="lora"),
         "data": recipe(dataset=str(tmp_path / "chat.jsonl")),
-        "archive": recipe(dataset=str(tmp_path / "none.zip")),
         "column": recipe(dataset_columns="question=instruction"),
         "output": recipe(output_dir=str(tmp_path / "taken")),
     }
 
 
-MISTAKES = ["model", "weights", "encoder", "adapter", "data", "archive", "column", "output"]
+MISTAKES = ["model", "weights", "encoder", "adapter", "data", "column", "output"]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -69,15 +68,12 @@ def test_a_dry_run_needs_no_weights(wrong):
     check_inputs(wrong["weights"], needs_weights=False)
 
 
-def test_neither_a_hub_nor_a_whole_archive_is_opened(recipe, monkeypatch, tmp_path):
-    (tmp_path / "rows.zip").write_text("no archive")
+def test_no_hub_is_asked(recipe, monkeypatch, tmp_path):
     monkeypatch.setattr("kit.data.samples.dataset.open_source", lambda *args, **options: pytest.fail("opened"))
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *args, **options: pytest.fail("asked"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    for dataset in ("someone/chats", str(tmp_path / "rows.zip")):
-        check_inputs(
-            recipe(dataset=dataset, model_name_or_path="someone/model", adapter_name_or_path="someone/adapter")
-        )
+    names = {"model_name_or_path": "someone/model", "adapter_name_or_path": "someone/adapter"}
+    check_inputs(recipe(dataset="someone/chats", **names))
 
 
 @pytest.mark.slow

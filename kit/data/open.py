@@ -12,21 +12,19 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kit.cache import allow_open_files, cache_folder, digest, exposure
-from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.objective import Rows
 from kit.config.settings.optimisation import OptimSettings
-from kit.data.chat.columns import NUM_TRIED, choose_fields, flags_for_pairs, mapping_of, preferences
-from kit.data.chat.columns_flag import columns_flag, list_flag
-from kit.data.chat.formats import IGNORE, NO_COLUMN, Sample, format_of
+from kit.data.chat.columns import columns_flag
+from kit.data.chat.formats import NO_COLUMN, Sample, format_of
+from kit.data.chat.messages import check_text
 from kit.data.chat.preferences import is_transcript
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.chat.tokens import encode_all
@@ -43,7 +41,6 @@ from kit.data.samples.samples import FILES_OF_STORE, Samples, Store
 from kit.data.samples.tokenise import tokenise
 from kit.errors import Problem, Problems, UserError, listed
 
-MAX_FILES = 20  # of a data set, that a list in a fix may name
 FIX_FILES = "make a list of them, each with its columns: --dataset '[{path: FILE, columns: \"COLUMN=FIELD\"}, ...]'"
 
 
@@ -194,7 +191,7 @@ def open_data(
     for dataset in datasets:
         notes += dataset.source.notes
         with problems.caught(), _other_columns_named(dataset):
-            notes += _reading_notes(dataset, encoder, datasets)
+            notes += _reading_notes(dataset, encoder)
             if settings.streaming and not dataset.is_evaluation:
                 max_id, beginning_notes = check_beginning(dataset, encoder, skips)
                 _check_ids(max_id, dataset.source.name, vocab_size)
@@ -259,20 +256,17 @@ def _wording_problems(datasets: Sequence[Dataset]) -> list[Problem]:
     problems = []
     for dataset in datasets:
         unsaid = dataset.is_evaluation and "instruction" in dataset.fields and dataset.entry.prompt_format is None
-        if formats and unsaid and dataset.among:
-            update = {"prompt_format": min(filter(None, formats))}
-            entries = [
-                each.model_copy(update=update) if each is dataset.entry else each for each in dataset.among.entries
-            ]
+        if formats and unsaid:
             found = "instructions without a prompt_format, while the training data have one"
-            problems.append(Problem(dataset.source.name, found, "the same wording", list_flag("eval_dataset", entries)))
+            fix = "give its entry in eval_dataset the same prompt_format"
+            problems.append(Problem(dataset.source.name, found, "the same wording", fix))
     return problems
 
 
 def _system_problems(encoder: Encoder, datasets: Sequence[Dataset]) -> list[Problem]:
     """Return a problem for each data set to train on that has no messages; else that of a template that takes none."""
     assert encoder.system_prompt is not None
-    problems = []
+    problems = check_text("system_prompt", encoder.system_prompt)
     for dataset in [each for each in datasets if not each.is_evaluation]:
         sample = _first_sample(dataset)
         with_message = with_system(sample | {"completion": ""}, encoder.system_prompt, encoder.prompts_as_chat)
@@ -312,7 +306,8 @@ def _check_ids(max_id: int, name: str, vocab_size: int) -> None:
     """Raise ``UserError`` if the largest token id of the source ``name`` has no embedding."""
     if max_id >= vocab_size:
         found = f"token id {max_id}, but the model has {vocab_size} embeddings"
-        raise UserError(Problem(name, found, "ids below it", "use the tokenizer that belongs to the model"))
+        fix = "take the tokens that the model does not know out of its tokenizer, or make input_ids with that tokenizer"
+        raise UserError(Problem(name, found, "ids below it", fix))
 
 
 def _check_masks(store: Store, dataset: Dataset) -> None:
@@ -373,16 +368,16 @@ def describe_rendering(model: str, chat_template: str | None, datasets: Sequence
     return lines
 
 
-def _reading_notes(dataset: Dataset, encoder: Encoder, datasets: Sequence[Dataset]) -> list[str]:
-    """Say how the rows of one of ``datasets`` are read, where that may not be what the user expects."""
+def _reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
+    """Say how the rows of a data set are read, where that may not be what the user expects."""
     notes = []
     source, fields = dataset.source, dataset.fields
-    pair = preferences(source.columns)
-    if encoder.wanted == "answers" and pair and (set(fields.values()) | dataset.ignored).isdisjoint(pair):
-        rows = [row for _, _, row in islice(read_rows(source.parts), NUM_TRIED) if isinstance(row, dict)]
-        flags = flags_for_pairs(source.columns, dataset.entry.columns or {}, rows)
-        way = f"; {flags} learns from both" if flags else ""
-        notes.append(f"{source.name}: {' and '.join(pair[:2])} are not used, {next(iter(fields))} are learned{way}")
+    pair = {"chosen", "rejected"}
+    if encoder.wanted == "answers" and pair <= set(source.columns) - dataset.ignored - set(fields.values()):
+        learned = next(iter(fields))
+        notes.append(
+            f"{source.name}: chosen and rejected are not used, {learned} are learned; --objective dpo uses both"
+        )
     if encoder.prompts_as_chat or (encoder.wanted == "answers" and "prompt" not in fields):
         return notes
     prompt = _first_sample(dataset).get("prompt")
@@ -398,7 +393,15 @@ def _reading_notes(dataset: Dataset, encoder: Encoder, datasets: Sequence[Datase
         if encoder.wanted != "answers" and is_transcript(prompt):
             way = f"to make a chat of each transcript: {_own_template(encoder.tokenizer.name_or_path)}"
         else:
-            way = _way_to_chat(dataset, encoder, datasets)
+            as_chat = {"prompt": "instruction"}
+            if encoder.wanted == "answers":
+                as_chat["completion"] = "output"
+            names = {
+                theirs: as_chat.get(ours, ours)
+                for ours, theirs in fields.items()
+                if ours in as_chat or (theirs != ours and theirs in source.columns)
+            }
+            way = f"to make a chat of each row: {columns_flag(names)}"
         notes.append(f"{source.name}: {found}; {way}")
     return notes
 
@@ -408,37 +411,6 @@ def _own_template(model: str) -> str:
     file = os.path.join(os.path.expanduser(model), "chat_template.jinja")
     value = shlex.quote(file) if os.path.isfile(file) else "with the name or file of the model's template"
     return f"--chat_template {value}"
-
-
-def _way_to_chat(dataset: Dataset, encoder: Encoder, datasets: Sequence[Dataset]) -> str:
-    """What makes chats of prompts and completions that are strings, tried with the first rows.
-
-    It is the flag if all ``datasets`` can be read with it, else an entry of the list of data sets.
-    """
-    source, fields = dataset.source, dataset.fields
-    given = {theirs: ours for theirs, ours in (dataset.entry.columns or {}).items() if theirs in source.columns}
-    given |= dict.fromkeys(sorted(dataset.ignored), IGNORE)
-    columns = {**given, fields["prompt"]: "instruction"}
-    if encoder.wanted == "answers":
-        columns[fields["completion"]] = "output"
-    entry = dataset.entry.model_copy(update={"columns": columns})
-    rows = list(islice(read_rows(source.parts, dataset.columns), NUM_TRIED))
-    try:
-        as_chat = choose_fields(source.columns, columns, source.name, wanted=encoder.wanted)
-        bad = encoder.encode(Dataset(entry, source, as_chat), rows).bad
-        refusals = [row.problem for row in bad]
-    except UserError as error:
-        refusals = error.problems
-    if refusals:
-        return f"as a chat the first rows would be refused: {refusals[0].found}"
-    flag = columns_flag(columns)
-    try:
-        for each in datasets:
-            choose_fields(each.source.columns, columns, each.source.name, each.is_evaluation, wanted=encoder.wanted)
-    except UserError:
-        if dataset.among:
-            flag = replace(dataset.among, is_alone=False).with_columns(columns)
-    return f"to make a chat of each row: {flag}"
 
 
 @contextmanager
@@ -455,31 +427,17 @@ def _other_columns_named(dataset: Dataset) -> Iterator[None]:
 
 def _other_columns(dataset: Dataset) -> Problem | None:
     """The problem of a data set whose files have different columns; None if they have not, or if it is no files."""
-    source, entry, among = dataset.source, dataset.entry, dataset.among
     format = format_of(dataset.fields)
     needed = [theirs for ours, theirs in dataset.fields.items() if ours in format.columns]
-    if among is None or len(source.parts) > MAX_FILES or entry.weight is not None or entry.max_samples:
-        return None
-    entries, others, conditions = [], [], []
-    for part in source.parts:
-        rows = [row for _, _, row in islice(read_rows([part]), NUM_TRIED) if isinstance(row, dict)]
-        columns = entry.columns
-        if rows and not set(needed) <= rows[0].keys():
-            others.append(f"{part.name} has {', '.join(rows[0]) or 'none'}")
-            condition, columns = mapping_of(list(rows[0]), rows, format.columns, format.rows)
-            conditions += [condition] if condition else []
-            if columns is None:
-                break
-        kept = DatasetEntry(path=part.name, columns=columns, split=entry.split, prompt_format=entry.prompt_format)
-        entries.append(kept.model_copy(update={"replace": entry.replace}))
+    others = []
+    for part in dataset.source.parts:
+        row = next((row for _, _, row in read_rows([part]) if isinstance(row, dict)), None)
+        if row is not None and not set(needed) <= row.keys():
+            others.append(f"{part.name} has {', '.join(row) or 'none'}")
     if not others:
         return None
-    fix = FIX_FILES
-    if len(entries) == len(source.parts) and all(os.path.isfile(os.path.expanduser(each.path)) for each in entries):
-        flag = list_flag(among.flag, [*among.entries[: among.number], *entries, *among.entries[among.number + 1 :]])
-        fix = f"{'; '.join(conditions)}: {flag}" if conditions else flag
     found = f"not all of its files have the same columns: {listed(others)}"
-    return Problem(source.name, found, f"{' and '.join(needed)} in every row", fix)
+    return Problem(dataset.source.name, found, f"{' and '.join(needed)} in every row", FIX_FILES)
 
 
 def _first_sample(dataset: Dataset) -> Sample:

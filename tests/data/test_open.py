@@ -89,66 +89,14 @@ def test_plain_text_on_a_chat_model_is_said_with_the_flag_that_makes_a_chat(stre
         return [note for note in open_all(chat_tokenizer, **settings, **changes).notes if PLAIN in note]
 
     columns = {"question": "prompt", "answer": "completion", "images": "ignore"}
-    flag = "question=instruction,answer=output,images=ignore"
+    flag = "question=instruction,answer=output"
     assert notes(dataset_columns=columns) == [
         f"train.jsonl: {PLAIN}; to make a chat of each row: --dataset_columns {flag}"
     ]
-    assert not notes(dataset_columns=dict(pair.split("=") for pair in flag.split(",")))
+    assert not notes(dataset_columns=dict(pair.split("=") for pair in f"{flag},images=ignore".split(",")))
     assert not notes(dataset_columns=columns, chat_template="chatml")
     chat_tokenizer.chat_template = None
     assert not notes(dataset_columns=columns)
-
-
-def test_the_flag_that_makes_a_chat_is_named_only_if_the_template_takes_the_first_rows(tmp_path, chat_tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(3))
-    chat_tokenizer.chat_template = "{{ raise_exception('no users, please') }}"
-    (note,) = (note for note in open_all(chat_tokenizer).notes if PLAIN in note)
-    assert "; as a chat the first rows would be refused: the template fails (no users, please)" in note
-    assert "--dataset_columns" not in note
-
-
-def test_plain_text_of_several_data_sets_is_said_with_what_fits_all_of_them(tmp_path, chat_tokenizer):
-    write(tmp_path / "train.jsonl", *[{"question": "Hi", "answer": "Hello"}] * 3)
-    write(tmp_path / "eval.jsonl", *[{"question": "Bye", "answer": "Bye now"}] * 3)
-    write(tmp_path / "ours.jsonl", *pairs(3))
-    write(tmp_path / "chat.jsonl", *[chat(f"Hi {i}", "Hello") for i in range(3)])
-
-    def ways(**changes):
-        return [note.partition(PLAIN)[2] for note in open_all(chat_tokenizer, **changes).notes if PLAIN in note]
-
-    columns = {"question": "prompt", "answer": "completion"}
-    flag = "; to make a chat of each row: --dataset_columns question=instruction,answer=output"
-    assert ways(eval_dataset="eval.jsonl", dataset_columns=columns) == [flag, flag]
-    entry = "{path: ours.jsonl, columns: {prompt: instruction, completion: output}}"
-    for_evaluation = f"; to make a chat of each row: --eval_dataset '[{entry}]'"
-    assert ways(eval_dataset="ours.jsonl", dataset_columns=columns) == [flag, for_evaluation]
-    assert ways(dataset="chat.jsonl", eval_dataset="ours.jsonl") == [for_evaluation]
-    for_both = f"; to make a chat of each row: --dataset '[{{path: chat.jsonl}}, {entry}]'"
-    assert ways(dataset="chat.jsonl,ours.jsonl") == [for_both]
-    assert ways(dataset=f"[{{path: chat.jsonl}}, {entry}]", eval_dataset=f"[{entry}]") == []
-
-
-def test_a_mapping_is_proposed_as_a_flag_only_if_it_fits_all_data_sets(tmp_path, chat_tokenizer):
-    for name in ("train", "eval"):
-        write(tmp_path / f"{name}.jsonl", *[{"question": f"Hi {name} {i}", "answer": "Hello"} for i in range(3)])
-    write(tmp_path / "chat.jsonl", *[chat(f"Hi {i}", "Hello") for i in range(3)])
-
-    def refusal(**changes):
-        with pytest.raises(UserError) as caught:
-            open_all(chat_tokenizer, **changes)
-        return str(caught.value)
-
-    flag = ": --dataset_columns question=instruction,answer=output makes a chat"
-    entry = "{path: eval.jsonl, columns: {question: instruction, answer: output}}"
-    assert refusal(eval_dataset="eval.jsonl").count(flag) == 2
-    for changes, flag in (
-        ({"dataset": "chat.jsonl", "eval_dataset": "eval.jsonl"}, f"--eval_dataset '[{entry}]'"),
-        ({"dataset": "chat.jsonl,eval.jsonl"}, f"--dataset '[{{path: chat.jsonl}}, {entry}]'"),
-    ):
-        message = refusal(**changes)
-        assert f": {flag} makes a chat" in message and "--dataset_columns" not in message
-    assert open_all(chat_tokenizer, dataset="chat.jsonl", eval_dataset=f"[{entry}]")
-    assert open_all(chat_tokenizer, dataset=f"[{{path: chat.jsonl}}, {entry}]")
 
 
 def test_preference_pairs_beside_what_is_learned_are_said(tmp_path, tokenizer):
@@ -159,14 +107,10 @@ def test_preference_pairs_beside_what_is_learned_are_said(tmp_path, tokenizer):
         notes = open_all(tokenizer, chat_template="chatml", **changes).notes
         return [note for note in notes if "rejected are not used" in note]
 
-    found = "chosen and rejected are not used, messages are learned"
-    assert said() == [f"train.jsonl: {found}; --objective dpo learns from both"]
+    assert said() == ["train.jsonl: chosen and rejected are not used, messages are learned; --objective dpo uses both"]
     assert not said(dataset_columns={"chosen": "messages", "messages": "ignore"})
     assert not said(dataset_columns={"chosen": "ignore", "rejected": "ignore"})
     assert not said(objective="dpo")
-    # The objective is named only if it can learn from the rows.
-    write(tmp_path / "train.jsonl", *[{"messages": messages, "chosen": messages, "rejected": None}] * 3)
-    assert said() == [f"train.jsonl: {found}"]
 
 
 def test_an_evaluation_set_with_our_columns_needs_no_mapping(tmp_path):
@@ -365,7 +309,7 @@ def test_plain_text_of_preferences_on_a_chat_model_is_said_with_the_flag_that_ma
         ({"objective": "dpo"}, "prompt=instruction"),
         (
             {"objective": "kto", "dataset": "rated.jsonl", "dataset_columns": {"q": "prompt", "a": "completion"}},
-            "q=instruction,a=completion",
+            "a=completion,q=instruction",
         ),
     ):
         notes = [note for note in open_all(chat_tokenizer, **settings).notes if "plain text" in note]
@@ -439,22 +383,15 @@ def test_data_to_evaluate_on_must_hold_the_same_kind_of_rows(tmp_path, tokenizer
         return str(caught.value)
 
     message = refusal(objective="dpo", dataset="pairs.jsonl", eval_dataset="chat.jsonl")
-    assert message.startswith(
-        "error: chat.jsonl: columns messages; expected chosen and rejected\n    -> --eval_dataset"
-    )
-    assert open_all(tokenizer, objective="dpo", dataset="pairs.jsonl", eval_dataset=None, eval_split_size=0.25)
-    message = refusal(dataset="chat.jsonl", eval_dataset="pairs.jsonl")
-    assert message.startswith("error: pairs.jsonl: ") and "--objective" not in message
-    entry = "[{path: pairs.jsonl, columns: {prompt: instruction, chosen: output}}]"
-    assert f"-> --eval_dataset '{entry}' learns the answers in chosen only" in message
-    assert open_all(tokenizer, dataset="chat.jsonl", eval_dataset=entry, chat_template="chatml")
+    assert message.startswith("error: chat.jsonl: columns messages; expected chosen and rejected\n")
+    assert refusal(dataset="chat.jsonl", eval_dataset="pairs.jsonl").startswith("error: pairs.jsonl: ")
     # Each may have columns of its own.
     columns = {"q": "instruction", "better": "chosen", "worse": "rejected"}
     settings = {"objective": "dpo", "dataset": "named.jsonl", "dataset_columns": columns, "chat_template": "chatml"}
     assert open_all(tokenizer, **settings, eval_dataset="pairs.jsonl").evaluation.sequence_lengths.shape == (8, 2)
     # What fails in both is said once for each, with the objective for both.
     message = refusal(objective="dpo", dataset="chat.jsonl", eval_dataset="chat.jsonl")
-    assert message.count("-> --objective sft learns the answers") == 1 and "--eval_split_size" not in message
+    assert message.count("-> --objective sft learns the answers") == 1
 
 
 def test_from_a_pair_the_chosen_answer_is_generated_and_answers_end_with_their_stop_token(tmp_path, tokenizer):
@@ -468,16 +405,6 @@ def test_from_a_pair_the_chosen_answer_is_generated_and_answers_end_with_their_s
     assert open_all(
         tokenizer, objective="dpo", chat_template="chatml", eval_split_size=1, predict_with_generate=True
     ).evaluation
-
-
-def test_the_same_fields_of_columns_in_other_files_are_named_for_pairs(tmp_path, tokenizer):
-    (tmp_path / "two").mkdir()
-    write(tmp_path / "two/a.jsonl", *preference_pairs(5))
-    write(tmp_path / "two/b.jsonl", *[{"prompt": "Hi", "better": "Hello", "worse": "Go away"}] * 5)
-    with pytest.raises(UserError) as caught:
-        open_all(tokenizer, objective="dpo", dataset="two")
-    message = str(caught.value)
-    assert "not all of its files have the same columns" in message and "better: chosen, worse: rejected" in message
 
 
 def test_a_system_prompt_stands_before_conversations_that_have_none(tmp_path, tokenizer):

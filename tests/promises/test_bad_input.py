@@ -1,11 +1,8 @@
 """Bad data, through the real script: status 2, the place, what to do; no traceback, and nothing left behind."""
 
 import gzip
-import io
 import json
 import re
-import tarfile
-import zipfile
 
 import pytest
 from helpers import matrix
@@ -21,22 +18,6 @@ def lines(*rows):
 
 def chat(*messages):
     return {"messages": [{"role": role, "content": content, **more} for role, content, more in messages]}
-
-
-def zipped(name):
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(name, GOOD)
-    return file.getvalue()
-
-
-def tarred(name):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w:gz") as archive:
-        member = tarfile.TarInfo(name)
-        member.size = len(GOOD)
-        archive.addfile(member, io.BytesIO(GOOD.encode()))
-    return file.getvalue()
 
 
 NO_ANSWER = chat(("user", "Hi", {}))
@@ -90,8 +71,6 @@ CASES = {
     "weights all zero": ("d.jsonl", lines(GOOD), {"dataset": "[{path: d.jsonl, weight: 0}]"}, r"all weights are 0"),
     "negative share": ("d.jsonl", lines(GOOD), {"dataset": "[{path: d.jsonl, weight: -1}]"}, r"weight: found '-1'"),
     "same name": ("d.jsonl", lines(GOOD), {"dataset": "d.jsonl,x/d.jsonl"}, r"two data sets of the name 'd'"),
-    "zip that leaves its folder": ("d.zip", zipped("../../d.jsonl"), {}, r"d.zip!../../d.jsonl: a path that leaves"),
-    "tar that leaves its folder": ("d.tar.gz", tarred("../d.jsonl"), {}, r"d.tar.gz!../d.jsonl: a path that leaves"),
     "50 MB line": ("d.jsonl", lines(GOOD, "x" * 50_000_000), {}, r"d.jsonl:2: a line of more than 16 MiB"),
     "pickle": ("d.pkl", b"cos\nsystem\n(S'touch pwned'\ntR.", {}, r"d.pkl' ends in '.pkl'; expected .jsonl"),
 }

@@ -47,10 +47,7 @@ TESTS = {
         "test_a_file_that_is_too_large_is_refused",
         "tests/data/read/test_sources.py": "test_a_pipe_is_no_file",
     },
-    "Archives are read": {
-        "tests/data/read/test_archives.py": "test_a_member_outside_its_folder_refuses_the_archive "
-        "test_a_link_refuses_a_tar test_a_link_refuses_a_zip test_members_may_be_compressed_or_tables",
-    },
+    "No archive of data": {"tests/data/read/test_compressed.py": "test_an_archive_is_refused_by_its_name"},
     "A link in a data folder": {
         "tests/data/read/test_sources.py": "test_a_link_out_of_a_folder_is_refused_and_a_pattern_takes_it "
         "test_links_within_a_folder_and_those_of_the_hub_are_followed",
@@ -71,7 +68,7 @@ TESTS = {
     },
     "A command that a message proposes": {
         "tests/config/test_hints.py": "test_a_name_in_a_command_is_one_word_of_the_shell",
-        "tests/data/chat/test_columns.py": "test_a_column_in_a_proposed_flag_is_one_word_of_the_shell",
+        "tests/data/chat/test_columns.py": "test_a_mapping_is_one_word_of_the_shell",
     },
     "A run writes to": {"tests/promises/test_security_page.py": "test_a_run_writes_nowhere_else"},
     "A folder that holds something else": {

@@ -17,7 +17,7 @@ from typing import Any
 from kit.data.chat.beginnings import Conversation
 from kit.data.chat.shown import THINK, check_answer, check_shown
 from kit.data.chat.stops import Stops
-from kit.data.chat.template import Messages, Span, Template
+from kit.data.chat.template import AS_CONTENT, BLOCKS, OTHER_TEMPLATE, Messages, Span, Template
 from kit.errors import UserError
 
 MOVED = "the chat template writes the text before an answer otherwise than the prompt at inference, which is taken"
@@ -95,7 +95,8 @@ class AnswerFinder:
         # Some templates mark the header of the turn too, which at inference is part of the generation prompt.
         spans = [(max(start, len(prompt)), end) for start, end in blocks if end > len(prompt)]
         if not spans:
-            raise self._template.refusal(f"messages[{i}]: its {{% generation %}} blocks mark nothing in this answer")
+            found = f"messages[{i}]: its {{% generation %}} blocks mark nothing in this answer"
+            raise self._template.refusal(found, BLOCKS)
         start, end = spans[-1]
         ends = self._stops.at_end(text[:end], start)
         end = ends[0] if ends else self._stops.with_next(text, end)
@@ -194,7 +195,8 @@ class AnswerFinder:
         found = (
             f"messages[{i}]: the template opens the next turn after every answer ({tail[-30:]!r}), and writes no EOS"
         )
-        raise self._template.refusal(found)
+        fix = "name the token that the template writes behind an answer as eos_token in tokenizer_config.json"
+        raise self._template.refusal(found, fix)
 
     def _put_after_prompt(self, prompt: str, text: str, conversation: Conversation, i: int) -> tuple[str, int | None]:
         """Put the answer after ``prompt``, if ``text`` does not begin with ``prompt``, but has its header.
@@ -226,7 +228,12 @@ class AnswerFinder:
                 return prompt + answer, at
             break
         reason = f"messages[{i}]: the text before the answer differs from the prompt at inference"
-        raise self._template.refusal(reason + first_difference(text, prompt))
+        fix = OTHER_TEMPLATE
+        if not i:
+            fix = 'give the first answer "train": false, or put a question before it'
+        elif _OPENED.search(prompt):
+            fix = AS_CONTENT
+        raise self._template.refusal(reason + first_difference(text, prompt), fix)
 
     def _check_one_turn(self, answer: str, message: dict[str, Any], i: int) -> None:
         """Raise ``UserError`` if a template makes several turns of an answer: generation stops at the first EOS.

@@ -24,6 +24,7 @@ from kit.data.chat.sandbox import compile_tree, render
 if TYPE_CHECKING:
     from kit.data.chat.template import Template
 
+MAX_RENDERED = 1 << 28  # characters of the beginnings of one conversation: seconds
 Message = dict[str, Any]
 
 # Functions that are put into a template: around what its loop goes over, and at both ends of the body of the loop.
@@ -73,6 +74,7 @@ class Conversation:
         self._template = template
         self._beginnings: dict[bool, Beginnings] = {}  # without and with the generation prompt
         self._marked: Beginnings | None = None
+        self._num_rendered = 0  # characters of the beginnings that were rendered by themselves
 
     def render(self, num: int, add_generation_prompt: bool = False) -> str:
         """Return the rendering of the first ``num`` messages, as ``Template.render`` does."""
@@ -86,7 +88,11 @@ class Conversation:
             text = self._beginnings[add_generation_prompt].first(num)
         if text is not None:
             return text
-        return self._template.render(self.messages[:num], self.tools, add_generation_prompt)
+        text = self._template.render(self.messages[:num], self.tools, add_generation_prompt)
+        self._num_rendered += len(text)
+        if self._num_rendered > MAX_RENDERED:
+            raise self._template.too_long(MAX_RENDERED)
+        return text
 
     def render_marked(self, num: int) -> tuple[str, list[tuple[int, int]]]:
         """Return the rendering of the first ``num`` messages with its marks, as ``Template.render_marked`` does."""

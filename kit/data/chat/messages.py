@@ -52,10 +52,13 @@ Message = dict[str, Any]
 
 
 def check_text(where: str, value: Any, may_be_empty: bool = False) -> list[Problem]:
-    """The problem of a value that is no string, is blank, or cannot be encoded as UTF-8; empty if there is none."""
+    """The problem of a value that is no string, is blank, or cannot be encoded as UTF-8; empty if there is none.
+
+    ``may_be_empty``: spaces, or nothing, stand for no text. Invisible characters never do: they would be learned.
+    """
     if not isinstance(value, str):
         return [Problem(where, kind(value), "a string")]
-    if not may_be_empty and INVISIBLE.fullmatch(value):
+    if INVISIBLE.fullmatch(value) and (value.strip() or not may_be_empty):
         found = f"only invisible characters (U+{ord(value.strip()[0]):04X})" if value.strip() else "empty"
         return [Problem(where, found, "text")]
     try:

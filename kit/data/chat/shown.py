@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from kit.data.chat.messages import REASONING
-from kit.data.chat.template import Messages, Template, Tools
+from kit.data.chat.template import AS_CONTENT, AS_REASONING, OTHER_TEMPLATE, Messages, Template, Tools
 from kit.errors import UserError
 
 THINK = re.compile("</?think>")
@@ -19,6 +19,9 @@ _ENDS_WITH_THOUGHT = re.compile(rf"{_CLOSING_TAG}\s*$", re.IGNORECASE)
 _TEXT = "leaves its text out, or changes it"
 _PART = "leaves part of the answer out, or changes it"
 _NO_REASONING = "leaves the reasoning of the answer out"
+WITH_TOOLS = "give a template that writes tools and calls as --chat_template; of the kit's own chatml and llama3 do"
+AS_SCHEMA = 'write the parameters of tools as JSON schemas: {"type": "object", "properties": {...}}'
+_STEPS = {_NO_REASONING: f"{AS_CONTENT}; or learn the answers where they stand: --train_on assistant"}
 
 
 def reads(template: Template, name: str) -> bool:
@@ -32,12 +35,12 @@ def check_extras(template: Template, messages: Messages, tools: Tools, learned: 
     Reasoning counts only in ``learned``, the numbers of the answers to learn from.
     """
     if tools and "tools" not in template.variables:
-        raise template.refusal("the template knows no tools, and this sample lists some")
+        raise template.refusal("the template knows no tools, and this sample lists some", WITH_TOOLS)
     for i, message in enumerate(messages):
         if message.get("tool_calls") and "tool_calls" not in template.source:
-            raise template.refusal(f"messages[{i}]: the template knows no tool_calls")
+            raise template.refusal(f"messages[{i}]: the template knows no tool_calls", WITH_TOOLS)
         if i in learned and message.get("reasoning_content") and not any(reads(template, name) for name in REASONING):
-            raise template.refusal(f"messages[{i}]: the template knows no reasoning_content")
+            raise template.refusal(f"messages[{i}]: the template knows no reasoning_content", AS_CONTENT)
 
 
 def check_shown(
@@ -55,10 +58,11 @@ def check_shown(
         for function in (tool.get("function", tool) for tool in tools):
             name = function.get("name", "")
             if text.count(name) <= without.count(name):
-                raise template.refusal(f"the template leaves out the tool {name!r}")
+                raise template.refusal(f"the template leaves out the tool {name!r}", WITH_TOOLS)
             for parameter in parameters(function):
                 if parameter not in text and not any(form in text for form in _json_forms(parameter)):
-                    raise template.refusal(f"the template leaves out the parameter {parameter!r} of the tool {name!r}")
+                    found = f"the template leaves out the parameter {parameter!r} of the tool {name!r}"
+                    raise template.refusal(found, AS_SCHEMA)
     missing = _first_missing(text, messages, learned)
     if missing is None:
         return
@@ -70,7 +74,7 @@ def check_shown(
             # The content is there. What is not is a call or reasoning of an earlier answer: one like it stands later.
             extras = ((k, _extra(messages[k], k in learned)) for k in range(i - 1, -1, -1))
             i, found = next(((k, extra) for k, extra in extras if extra), missing)
-    raise template.refusal(f"messages[{i}]: the template {found}")
+    raise template.refusal(f"messages[{i}]: the template {found}", _STEPS.get(found, OTHER_TEMPLATE))
 
 
 def parameters(function: dict[str, Any]) -> list[str]:
@@ -88,7 +92,7 @@ def check_answer(template: Template, text: str, message: dict[str, Any], i: int)
     """
     _, found = _place(text, 0, message, True)
     if found:
-        raise template.refusal(f"messages[{i}]: the template {found}")
+        raise template.refusal(f"messages[{i}]: the template {found}", _STEPS.get(found, OTHER_TEMPLATE))
 
 
 def check_thought(template: Template, text: str, moved_text: str, message: dict[str, Any], i: int) -> None:
@@ -109,10 +113,10 @@ def check_thought(template: Template, text: str, moved_text: str, message: dict[
         at = max(text.rfind(tag, 0, at), 0)
     if _ENDS_WITH_THOUGHT.search(text[:at]):
         found = f"messages[{i}]: the template writes a thought of its own before the thought in the content"
-        raise template.refusal(found)
+        raise template.refusal(found, AS_REASONING)
     if thought.strip() in moved_text and "".join(moved_text.split()) != "".join(text.split()):
         found = f"messages[{i}]: the content begins with {tag}, and the template writes reasoning in another form"
-        raise template.refusal(found)
+        raise template.refusal(found, AS_REASONING)
 
 
 def thought_of(message: dict[str, Any]) -> tuple[str, str, str] | None:

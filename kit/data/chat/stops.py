@@ -1,7 +1,5 @@
 """The tokens that may end an answer, found in texts."""
 
-import copy
-from collections.abc import Iterable
 from typing import Any
 
 
@@ -22,15 +20,6 @@ class Stops:
         self._lengths = sorted({len(stop) for stop in self.all}, reverse=True)
         self.longest = max(self._lengths, default=0)
         self.eos: str = tokenizer.eos_token or ""
-
-    def with_tokens(self, tokens: Iterable[str]) -> "Stops":
-        """Return these tokens and ``tokens``, as special ones."""
-        stops = copy.copy(self)
-        stops.all = self.all | set(tokens)
-        stops.special = self.special | set(tokens)
-        stops._lengths = sorted({len(stop) for stop in stops.all}, reverse=True)
-        stops.longest = max(stops._lengths, default=0)
-        return stops
 
     def within(self, text: str) -> int:
         """How many tokens are in ``text``."""

@@ -32,6 +32,12 @@ from kit.errors import Problem, UserError, did_you_mean
 TODAY = datetime.datetime(2024, 7, 26)  # the date in Llama 3.1's own template if none is given
 FIXED_DATE = f"the chat template writes today's date: these samples say {TODAY:%Y-%m-%d}, whatever the day"
 
+# What to do about a conversation that a template does not take.
+OTHER_TEMPLATE = "give another template as --chat_template, or write the rows as this one takes them"
+BLOCKS = "correct the {% generation %} blocks in a copy of the template, given as --chat_template, or take them out"
+AS_REASONING = "write what is between the tags into reasoning_content of the message"
+AS_CONTENT = 'begin the content with the thought, each tag on a line of its own: "<think>\n...\n</think>\n\n..."'
+
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]] | None
 Jinja = str | dict[str, str] | None  # Jinja text; or several by name, "default" and others; None: no template
@@ -222,9 +228,15 @@ class Template:
         template._values = {**self._values, **kwargs}
         return template
 
-    def refusal(self, found: str) -> UserError:
-        """Return the exception to raise; ``fixes.py`` adds a fix to it."""
-        return UserError(Problem("chat_template", found))
+    def refusal(self, found: str, fix: str = OTHER_TEMPLATE) -> UserError:
+        """Return the exception to raise for a conversation, or a template, that cannot be used."""
+        return UserError(Problem("chat_template", found, fix=fix))
+
+    def too_long(self, most: int) -> UserError:
+        """Return the exception to raise for a conversation that takes more than ``most`` characters in all texts."""
+        found = "too long: all earlier turns must be read anew for each answer, because of the chat template"
+        expected = f"at most {most >> 20} million characters in all"
+        return UserError(Problem("messages", found, expected, "split the conversation into several rows"))
 
     @cached_property
     def marks_answers(self) -> bool:
@@ -258,7 +270,7 @@ class Template:
         text = "".join(pieces[::2])
         marks = pieces[1::2]
         if marks != [_OPEN, _CLOSE] * (len(marks) // 2) or text != rendered:
-            raise self.refusal("its {% generation %} blocks cannot be found in the rendered text")
+            raise self.refusal("its {% generation %} blocks cannot be found in the rendered text", BLOCKS)
         ends = [0]
         for piece in pieces[::2]:
             ends.append(ends[-1] + len(piece))

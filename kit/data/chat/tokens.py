@@ -15,18 +15,18 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from kit.data.chat.fixes import Fixes
 from kit.data.chat.shipped import with_chat_template
-from kit.data.chat.template import FIXED_DATE, Jinja, Messages, Tools
+from kit.data.chat.template import FIXED_DATE, Jinja, Messages, Template, Tools
 from kit.data.chat.turns import Draft, Drafters, TrainOn
 from kit.errors import Problem, UserError
 
 NEWLINE_ADDED = "a newline was put between a prompt and a completion that would have run together"
 NO_BOS = "the chat template writes no BOS, which the tokenizer puts before any other text"
+NO_NAMES = "the chat template leaves out the name of a message, so the model never sees it"
 UNROLLED = (
     "the chat template rewrites earlier turns: the conversation became several samples, each with the answers that "
     "the model would give after the same text"
@@ -34,6 +34,8 @@ UNROLLED = (
 TOOLS_TWICE = (
     "the system message lists the tools, and so does the chat template; --dataset_columns tools=ignore keeps the former"
 )
+MAX_BEFORE = 1 << 25  # characters that are tokenised again for the answers of one conversation: seconds
+AT_ONCE = 1 << 20  # of them, tokenised at once
 TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")  # at the start of a message: markup of a chat format
 
 Ids = list[int]
@@ -135,11 +137,6 @@ class _Encoder:
         """Whether the tokenizer itself puts a BOS before a text."""
         return self.bos is not None and self.tokenizer("a").input_ids[:1] == [self.bos]
 
-    @cached_property
-    def fixes(self) -> Fixes:
-        """What finds fixes for conversations that are refused."""
-        return Fixes(self.tokenizer, self.train_on)
-
     def encode_all(self, samples: Sequence[Mapping[str, Any]]) -> list[list[Encoded] | Problem]:
         """Encode samples, see the function ``encode_all``."""
         results: list[list[Encoded] | Problem] = [[] for _ in samples]
@@ -225,13 +222,9 @@ class _Encoder:
 
     def encode_chat(self, messages: Messages, first: int, tools: Tools, kwargs: Mapping[str, Any]) -> TokenRequests:
         """Encode a conversation; answers from message number ``first`` on are learned. Returns ``list[Encoded]``."""
-        template = None
-        try:
-            template, drafter = self.drafters.of(bool(tools), kwargs)
-            template.date_was_asked = False
-            drafts = drafter.drafts(messages, first, tools)
-        except UserError as error:
-            raise UserError(self.fixes.added(error.problems[0], template, messages, first, tools, kwargs)) from None
+        template, drafter = self.drafters.of(bool(tools), kwargs)
+        template.date_was_asked = False
+        drafts = drafter.drafts(messages, first, tools)
         remarks = []
         if template.date_was_asked:
             remarks.append(FIXED_DATE)
@@ -239,10 +232,13 @@ class _Encoder:
             remarks.append(UNROLLED)
         remarks += dict.fromkeys(remark for draft in drafts for remark in draft.remarks)
         remarks += _repeated(messages, tools, drafts[-1].text)
+        names = [message["name"] for message in messages if message["role"] != "tool" and message.get("name")]
+        if not all(name in drafts[-1].text for name in names):
+            remarks.append(NO_NAMES)
         for literal in template.split_literals:
             if any(literal in draft.text for draft in drafts):
                 remarks.append(f"the chat template writes {literal}, which the tokenizer splits into pieces")
-        samples = yield from self.encode_drafts(drafts)
+        samples = yield from self.encode_drafts(drafts, template)
         starts = [ids[:2] for ids, _ in samples]
         if self.bos is not None and [self.bos, self.bos] in starts:
             found = (
@@ -255,28 +251,40 @@ class _Encoder:
         encoded[0] = replace(encoded[0], remarks=tuple(remarks))
         return encoded
 
-    def encode_drafts(self, drafts: list[Draft]) -> TokenRequests:
+    def encode_drafts(self, drafts: list[Draft], template: Template) -> TokenRequests:
         """Return ids and weights of each draft: tokenised as a whole if no token straddles a border, else in pieces."""
         wholes = yield LocatedTexts(draft.text for draft in drafts)
-        cuts = [self.cuts(draft, *whole) for draft, whole in zip(drafts, wholes, strict=True)]
-        tokens_before = iter((yield [cut.before for cuts_of_draft in cuts for cut in cuts_of_draft]))
-        samples = []
-        for draft, (ids, _), cuts_of_draft in zip(drafts, wholes, cuts, strict=True):
-            weights = [draft.rest] * len(ids)
-            is_exact = True
-            for (_, _, weight), cut in zip(draft.spans, cuts_of_draft, strict=True):
-                ids_before, _ = next(tokens_before)
+        weights = [[draft.rest] * len(ids) for draft, (ids, _) in zip(drafts, wholes, strict=True)]
+        cuts = [
+            (k, weight, cut)
+            for k, (draft, whole) in enumerate(zip(drafts, wholes, strict=True))
+            for (_, _, weight), cut in zip(draft.spans, self.cuts(draft, *whole), strict=True)
+        ]
+        # Without tokens that split the text, the text before each span is all before it: their tokens together would
+        # fill the memory.
+        num_before = list(accumulate(len(cut.before) for _, _, cut in cuts))
+        if num_before and num_before[-1] > MAX_BEFORE:
+            raise template.too_long(MAX_BEFORE)
+        inexact = set()
+        for _, group in groupby(zip(cuts, num_before, strict=True), lambda pair: pair[1] // AT_ONCE):
+            some = [cut for cut, _ in group]
+            tokens = yield [cut.before for _, _, cut in some]
+            for (k, weight, cut), (ids_before, _) in zip(some, tokens, strict=True):
                 start = cut.begin + len(ids_before)
-                if start > cut.stop or ids[cut.begin : start] != ids_before:
-                    is_exact = False
-                weights[start : cut.stop] = [weight] * (cut.stop - start)
-            samples.append((ids, weights) if is_exact else (yield from self.encode_pieces(draft)))
+                if start > cut.stop or wholes[k][0][cut.begin : start] != ids_before:
+                    inexact.add(k)
+                weights[k][start : cut.stop] = [weight] * (cut.stop - start)
+        samples = []
+        for k, (ids, _) in enumerate(wholes):
+            samples.append((yield from self.encode_pieces(drafts[k])) if k in inexact else (ids, weights[k]))
         return samples
 
     def cuts(self, draft: Draft, ids: Ids, encoding: Any) -> list[Cut]:
         """Return where to find each span in ``ids``, the tokens of the draft's whole text."""
         splitting = [(k, *encoding.token_to_chars(k)) for k, id_ in enumerate(ids) if id_ in self.splitting]
         cuts = []
+        offsets: list[tuple[int, int]] = []  # of all tokens, listed once they are needed
+        after = 0  # the first token that ends behind the span before
         for start, end, _ in draft.spans:
             num_before = bisect_right(splitting, start, key=itemgetter(2))
             begin, at = splitting[num_before - 1][:2] if num_before else (0, 0)
@@ -286,8 +294,8 @@ class _Encoder:
             elif num_inside and splitting[num_inside - 1][2] >= end:  # such a token may include whitespace after it
                 stop = splitting[num_inside - 1][0] + 1
             else:
-                offsets = encoding.offsets
-                stop = next((k for k, offset in enumerate(offsets) if offset[1] > end), len(ids))
+                offsets = offsets or encoding.offsets
+                stop = after = next((k for k in range(after, len(ids)) if offsets[k][1] > end), len(ids))
                 if stop < len(ids) and offsets[stop][0] < end:
                     stop = 0
             cuts.append(Cut(begin, draft.text[at:start], stop))

@@ -12,12 +12,13 @@ Promises:
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kit.data.chat.answers import OTHER_PROMPT, AnswerFinder, RenderedAnswer, first_difference
 from kit.data.chat.beginnings import Conversation
 from kit.data.chat.messages import REASONING
+from kit.data.chat.shipped import fitting
 from kit.data.chat.shown import (
     check_answer,
     check_extras,
@@ -28,12 +29,13 @@ from kit.data.chat.shown import (
     thought_of,
 )
 from kit.data.chat.stops import Stops
-from kit.data.chat.template import Jinja, Messages, Template, Tools
+from kit.data.chat.template import BLOCKS, Jinja, Messages, Template, Tools
 from kit.errors import Problem, UserError
 
 NO_END_OF_TURN = "the chat template ends an answer without a special token, so nothing teaches the model to stop"
 FORGOTTEN = "the chat template leaves out the reasoning of answers that are only read, as at inference"
 
+MAX_CHARACTERS = 1 << 24  # of all texts that one conversation becomes; a line of data has no more
 MAX_DRAFTERS = 256  # kept at a time: rows may have chat_template_kwargs of their own
 
 TrainOn = Literal["assistant", "last", "all"]
@@ -44,9 +46,17 @@ class Draft:
     """A rendered conversation, and the weight of each character in the loss."""
 
     text: str
-    spans: list[tuple[int, int, float]]  # characters [start, end) of the text, and their weight
+    spans: list[tuple[int, int, float]]  # characters [start, end) of the text, in its order, and their weight
     rest: float = 0.0  # weight of all other characters
     remarks: tuple[str, ...] = ()  # for the user
+
+
+@dataclass(slots=True)
+class _Text:
+    """A rendering that answers have in common, each up to its end: a copy for each would grow with their square."""
+
+    text: str
+    end: int  # of the last of these answers
 
 
 class Drafter:
@@ -101,22 +111,32 @@ class Drafter:
         if self._train_on == "all":
             return [self._whole(messages, weights, tools)]
         find = self._finder.find_marked if self._template.marks_answers else self._finder.find
-        answers: dict[int, RenderedAnswer] = {}
+        answers: dict[int, RenderedAnswer] = {}  # without their texts
+        texts: dict[int, _Text] = {}
+        text_of_last = _Text("", 0)
+        num_characters = 0  # of different texts
         for i in learned:
             found = find(conversation, i)
             if found is None:
                 return [self._marked(messages, weights, learned, tools)]
-            answers[i] = found
+            if found.text.startswith(text_of_last.text[: text_of_last.end]) and found.end >= text_of_last.end:
+                text_of_last.text, text_of_last.end = found.text, found.end
+            else:
+                num_characters += len(text_of_last.text)
+                text_of_last = _Text(found.text, found.end)
+            if num_characters + len(found.text) > MAX_CHARACTERS:
+                raise self._template.too_long(MAX_CHARACTERS)
+            answers[i], texts[i] = replace(found, text=""), text_of_last
         if not answers:
             # A conversation with nothing to learn from is still a draft: the caller counts it as dropped.
             return [Draft(self._template.render(messages, tools), [])]
         drafts: list[Draft] = []
         while answers:
             last = next(reversed(answers))
-            last_answer = self._finder.closed(answers[last], conversation, last)
+            last_answer = self._finder.closed(replace(answers[last], text=texts[last].text), conversation, last)
             text = last_answer.text
             check_shown(self._template, text, messages[: last + 1], tools)
-            covered = [i for i, answer in answers.items() if i == last or text.startswith(answer.text[: answer.end])]
+            covered = [i for i, answer in answers.items() if i == last or text.startswith(texts[i].text[: answer.end])]
             spans: list[tuple[int, int, float]] = []
             have_ends = True
             remarks = dict.fromkeys(last_answer.remarks)
@@ -195,7 +215,7 @@ class Drafter:
         else:
             found = f"{len(blocks)} {{% generation %}} blocks for {len(answers)} answers"
             found += ": it is unknown which belong to which"
-            raise self._template.refusal(found)
+            raise self._template.refusal(found, BLOCKS)
         spans = []
         ends = {}
         for (start, end), owner in zip(blocks, owners, strict=True):
@@ -207,7 +227,7 @@ class Drafter:
         for owner, end in ends.items():
             check_answer(self._template, text[:end], messages[owner], owner)
         if not spans:
-            raise self._template.refusal("its {% generation %} blocks mark nothing in this conversation")
+            raise self._template.refusal("its {% generation %} blocks mark nothing in this conversation", BLOCKS)
         have_ends = all(self._stops.before(text, end) for end in ends.values())
         return Draft(text, spans, remarks=(*_unended(have_ends), OTHER_PROMPT))
 
@@ -241,7 +261,8 @@ class Drafters:
         Raises ``UserError`` if there is no template, it does not compile, or it never reads one of ``kwargs``.
         """
         if not self._named:
-            raise UserError(Problem("chat_template", "the tokenizer has no chat template of its own"))
+            found = "the tokenizer has no chat template of its own"
+            raise UserError(Problem("chat_template", found, fix=fitting(self._tokenizer)))
         name = "tool_use" if has_tools and "tool_use" in self._named else "default"
         key = name + (json.dumps(kwargs, sort_keys=True) if kwargs else "")
         if key not in self._made:

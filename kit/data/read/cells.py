@@ -9,7 +9,6 @@ import csv
 from collections.abc import Iterator
 from dataclasses import astuple
 
-from kit.data.read.repairs import with_header, with_line_breaks
 from kit.data.read.text import MAX_LINE_BYTES, NOT_UTF8, Bytes, Ending, Row, long_line, skip_line
 from kit.errors import Problem
 
@@ -93,7 +92,7 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
                 found += f", lines {start} to {number}"
             problem = Problem(where, found, "quotes in pairs, inner ones doubled")
             if "new-line character" in str(error):
-                problem = Problem(where, CARRIAGE_RETURNS, "lines that end in a line feed", with_line_breaks(name))
+                problem = Problem(where, CARRIAGE_RETURNS, "lines that end in a line feed", "save it so")
             if "end of data" in str(error):  # a quote that is not closed has swallowed all other rows
                 problem = Ending(*astuple(problem))
         else:
@@ -101,7 +100,7 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
                 broken_row = broken_before
                 problem = Problem(where, f"the rest of the row that begins on line {broken_before}", "quotes in pairs")
             elif not bad and not header:
-                problem = _check_header(cells, where, name)
+                problem = _check_header(cells, where)
         problem = bad or problem
         if problem:
             problem_line = int(problem.where.rpartition(":")[2])
@@ -120,7 +119,7 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
             yield start, dict(zip(header, cells, strict=True))
 
 
-def _check_header(cells: list[str], where: str, name: str) -> Problem | None:
+def _check_header(cells: list[str], where: str) -> Problem | None:
     """The problem of a first row that does not name the columns, if there is one."""
     expected = "a first row with the names of the columns"
     num_named = sum(bool(cell.strip()) for cell in cells)
@@ -132,7 +131,7 @@ def _check_header(cells: list[str], where: str, name: str) -> Problem | None:
     twice = [cell for i, cell in enumerate(names) if cell in names[:i]]
     if not twice:
         return None
-    return Problem(where, f"two columns are called {twice[0]!r}", expected, with_header(name, _distinct(cells)))
+    return Problem(where, f"two columns are called {twice[0]!r}", expected, "give each column a name of its own")
 
 
 def _distinct(cells: list[str]) -> list[str]:

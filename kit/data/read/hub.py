@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.data.read.archives import type_and_message
+from kit.data.read.compressed import type_and_message
 from kit.data.read.parts import Part
 from kit.data.read.tables import Shard
 from kit.durable import read_small

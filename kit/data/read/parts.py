@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Protocol
 
-from kit.data.read.archives import Location, Reader, open_location, type_and_message
 from kit.data.read.cells import DELIMITERS, csv_rows, separator_of
+from kit.data.read.compressed import Location, Reader, open_location, type_and_message
 from kit.data.read.text import (
     MAX_LINE_BYTES,
     Ending,

@@ -1,13 +1,14 @@
-"""Finds what the name of a data set stands for: files, a folder, an archive, an address, or a data set of the hub.
+"""Finds what the name of a data set stands for: files, a folder, an address, or a data set of the hub.
 
 Promises:
 
 - If nothing has that name, or it cannot be read, the message says what exists instead.
-- Nothing is unpickled, executed or unpacked to disk.
+- Nothing is unpickled, executed or unpacked to disk; archives are refused.
 - The digest depends on the content, not on the path.
-- What a folder or an archive holds besides data files is counted, so that nothing is left out unseen.
+- What a folder holds besides data files is counted, so that nothing is left out unseen.
 """
 
+import codecs
 import glob
 import math
 import os
@@ -23,8 +24,8 @@ import xxhash
 
 from kit.cache import digest as digest_of
 from kit.cache import file_digest, file_stamp
-from kit.data.read.archives import DECOMPRESSORS, Location, is_archive, members, split_name
 from kit.data.read.cells import DELIMITERS
+from kit.data.read.compressed import DECOMPRESSORS, Location, split_name
 from kit.data.read.hub import Found, is_saved, leaves, open_hub, open_saved
 from kit.data.read.parts import (
     JSON_SUFFIXES,
@@ -38,15 +39,14 @@ from kit.data.read.parts import (
     origin,
 )
 from kit.data.read.remote import Remote, look_up
-from kit.data.read.repairs import as_lines, in_other_form, in_utf8, is_utf16
 from kit.data.read.slices import sliced, split_of
 from kit.data.read.tables import TableFile, num_parquet_rows
-from kit.data.read.text import NOT_JSON, NOT_UTF8, SPREAD, Ending
+from kit.data.read.text import NOT_UTF8, SPREAD, Ending
 from kit.errors import Problem, Problems, UserError, did_you_mean, did_you_mean_path
 from kit.stores import is_address
 
 SUFFIXES = [*JSON_SUFFIXES, *DELIMITERS, ".txt", ".parquet", ".arrow"]
-KNOWN = f"{', '.join(SUFFIXES)}, compressed ({', '.join(DECOMPRESSORS)}) or not; .zip, .tar, .tgz"
+KNOWN = f"{', '.join(SUFFIXES)}, compressed ({', '.join(DECOMPRESSORS)}) or not"
 # Files that ``datasets`` writes beside the data; they hold no rows.
 NOT_DATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
@@ -58,6 +58,20 @@ FIX = f"{FIX_ROWS}, or leave them out with --on_bad_row skip"
 FIX_FILE = "correct the file there, or copy it again: what follows cannot be read"
 # A tenth: single damaged rows are far fewer, and what a mapping or a format does not fit is usually far more.
 MAX_SKIPPED_SHARE = 0.1
+IN_UTF8 = "save the file in UTF-8; or, if only such lines are damaged, leave them out with --on_bad_row skip"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# What to do about files in another form, by their suffix.
+OTHER_FORMS = {
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".rar", ".7z"), "unpack it, and give the folder"),
+    **dict.fromkeys(
+        (".xlsx", ".xls", ".ods"), "save the sheet as CSV in UTF-8, with the names of the columns in row 1"
+    ),
+    **dict.fromkeys(
+        (".docx", ".doc", ".odt", ".pdf", ".html", ".md", ".py"),
+        'write each text as one line of a .jsonl file: {"text": "..."}, or {"prompt": "...", "completion": "..."}',
+    ),
+    **dict.fromkeys((".pkl", ".pickle", ".pt", ".bin"), "it may run code when it is opened: write its rows as .jsonl"),
+}
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # bad rows before the first good one that end the search for it
 _Files = tuple[dict[Path, Path], list[Path]]  # of a folder, by the path in it: data files, and the others
@@ -73,7 +87,7 @@ class Source:
     columns: list[str]  # names of the columns, from the first good row
     parts: tuple[Part, ...]
     stamps: tuple[tuple[Path, list[int]], ...] = ()  # each file with its stamp from before its digest was computed
-    notes: tuple[str, ...] = ()  # what of a folder or an archive is not read, for the user
+    notes: tuple[str, ...] = ()  # what of a folder is not read, for the user
     commit: str | None = None  # of a data set of the hub
 
     def changed(self) -> list[Path]:
@@ -134,7 +148,7 @@ def open_source(
 ) -> Source:
     """Open the data set that ``name`` stands for, which may be
 
-    - a file with a known suffix; an archive gives one part for each such file in it;
+    - a file with a known suffix;
     - a folder written by ``save_to_disk``; if it has several splits, ``split`` is taken;
     - any other folder: all files with a known suffix in and below it. If every file, or its folder, is named after a
       split (``train/0.jsonl``, ``data/train-00000.parquet``), only those of ``split``. If only some are, the folder is
@@ -176,7 +190,7 @@ def open_source(
             found = open_saved(name, path, split_of(split), flag)
         elif files:
             others = list(map(str, in_folder[1]))
-            found = _open_files(name, files, flag, by_size, others)
+            found = _open_files(name, files, flag, by_size)
             notes = _unread(found, others)
             if not path.exists() and not remote:  # a pattern
                 notes += _links(found, files)
@@ -191,7 +205,7 @@ def open_source(
         contents = [file.stat().st_size if by_size else digest(file) for file in found.files]
     except OSError as error:
         raise UserError(Problem(flag, f"{name!r} cannot be read ({error.strerror or error})")) from None
-    columns = _columns(found.name, found.parts, flag)
+    columns = _columns(found.name, found.parts)
     return Source(
         found.name, digest_of(contents, found.marks), columns, tuple(found.parts), stamps, notes, found.commit
     )
@@ -229,7 +243,7 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
     if path.is_dir():
         files, others = _data_files(path)
         chosen = _in_folder(name, files, others, split, flag)
-        _check_links(name, flag, path, files, chosen, split)
+        _check_links(name, flag, path, files, chosen)
         return {f"{name.rstrip('/')}/{relative.as_posix()}": files[relative] for relative in chosen}
     if path.exists():
         raise UserError(Problem(flag, f"{name!r} is neither a file nor a folder", "a file that can be read twice"))
@@ -237,7 +251,7 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
         matches = [match for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
         if matches:
             return {match: Path(match) for match in matches}
-    elif HUB_ID.fullmatch(name) and split_name(name)[0] not in SUFFIXES and not is_archive(name):
+    elif HUB_ID.fullmatch(name) and split_name(name)[0] not in SUFFIXES:
         return {}
     while re.search(r"[*?\[]", str(path.parent)):
         path = path.parent
@@ -263,7 +277,7 @@ def _in_folder(name: str, files: dict[Path, Path], others: list[Path], split: st
     if not files:
         expected = f"a folder written by datasets' save_to_disk, or with files that end in {KNOWN}"
         endings = Counter(other.suffix.lower() for other in others)
-        fix = next(filter(None, (in_other_form(ending) for ending, _ in endings.most_common())), "")
+        fix = next((OTHER_FORMS[ending] for ending, _ in endings.most_common() if ending in OTHER_FORMS), "")
         found = f"{name!r} is a folder without state.json and without data files"
         found += f" (it has {_endings(list(map(str, others)))})" if others else " (it is empty)"
         raise UserError(Problem(flag, found, expected, fix))
@@ -275,9 +289,7 @@ def _in_folder(name: str, files: dict[Path, Path], others: list[Path], split: st
     others = [relative for relative in files if relative not in split_of]
     if split_of and others:
         found = f"{name!r} has files named after a split ({_few(list(split_of))}) and others ({_few(others)})"
-        below = "**/" if any(len(relative.parts) > 1 for relative in files) else ""
-        pattern = f"{name}/{below}*{''.join(split_name(others[0].name))}"
-        fix = f'name a pattern: "{pattern}" takes them all; or sort them into folders such as train and test'
+        fix = "name those that you mean by a pattern, or sort them into folders such as train and test"
         raise UserError(Problem(flag, found, "all of them named so, or none", fix))
     chosen = others or [relative for relative, word in split_of.items() if word == split.lower()]
     if not chosen:
@@ -287,34 +299,14 @@ def _in_folder(name: str, files: dict[Path, Path], others: list[Path], split: st
     return chosen
 
 
-def _check_links(name: str, flag: str, path: Path, files: dict[Path, Path], chosen: list[Path], split: str) -> None:
+def _check_links(name: str, flag: str, path: Path, files: dict[Path, Path], chosen: list[Path]) -> None:
     """Raise ``UserError`` if one of the ``chosen`` files of a folder is a link out of it."""
     name = name.rstrip("/")
     if leaving := [relative for relative in chosen if leaves(files[relative], path)]:
         first = leaving[0]
         found = f"{name}/{first} is a link to {os.path.realpath(files[first])}, which is not in this folder"
-        known = _name_of(name, chosen, split.lower())
-        fix = f"if you know what is there: {known}" if known else "put copies of the files in place of the links"
+        fix = "name the files by a pattern, which follows links, if you know what is there; or put copies in place"
         raise UserError(Problem(flag, found, "files in it; nothing else of this machine is learned unseen", fix))
-
-
-def _name_of(name: str, chosen: Sequence[Path], split: str) -> str:
-    """What to write for exactly these files of a folder: the one file, or a pattern. Empty if no simple one fits."""
-    if len(chosen) == 1:
-        return f'name the file: "{name}/{chosen[0].as_posix()}"'
-    base, end = glob.escape(name), "".join(split_name(chosen[0].name))
-    files = sorted(os.path.join(os.path.expanduser(name), relative) for relative in chosen)
-    for names in (
-        f"*{end}",
-        f"*{split}*{end}",
-        f"{split}/*{end}",
-        f"**/*{end}",
-        f"**/*{split}*{end}",
-        f"**/{split}/**/*{end}",
-    ):
-        if sorted(glob.glob(os.path.expanduser(f"{base}/{names}"), recursive=True)) == files:
-            return f'name a pattern: "{base}/{names}"'
-    return ""
 
 
 def _data_files(path: Path) -> _Files:
@@ -330,7 +322,7 @@ def _sorted_out(found: dict[Path, Path], broken: Set[Path] = frozenset()) -> _Fi
     for relative, file in found.items():
         if relative.name in NOT_DATA or any(part.startswith(".") for part in relative.parts):
             continue
-        if (split_name(relative.name)[0] in SUFFIXES or is_archive(relative.name)) and relative not in broken:
+        if split_name(relative.name)[0] in SUFFIXES and relative not in broken:
             files[relative] = file
         else:
             others.append(relative)
@@ -384,13 +376,12 @@ def _few(paths: Sequence[Path]) -> str:
     return ", ".join(path.as_posix() for path in paths[:3]) + more
 
 
-def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool, others: list[str]) -> Found:
-    """Open files. What lies in archives besides data files is added to ``others``."""
+def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool) -> Found:
     problems = Problems()
     parts: list[Part] = []
     for shown_name, path in files.items():
         with problems.caught():
-            parts += _parts_of(shown_name, path, flag, others)
+            parts.append(_part(shown_name, path, flag))
     problems.raise_if_any()
     paths = list(files.values())
     base = commonpath([path.absolute().parent for path in paths])
@@ -399,34 +390,11 @@ def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool, o
     return Found(name, parts, paths, marks)
 
 
-def _parts_of(name: str, path: Path, flag: str, others: list[str]) -> list[Part]:
-    """The parts of a file: one, or in an archive one for each data file. Raises ``UserError`` if there is none.
-
-    The other files in an archive are added to ``others``.
-    """
-    if is_archive(path.name):
-        inside = members(name, str(path))
-        known = [part for at in inside if (part := _part(f"{name}!{at.member}", at))]
-        parts = [part for part in known if not isinstance(part, TextFile)] or known  # as in a folder: no README.txt
-        if not parts:
-            raise UserError(Problem(name, "an archive without a data file", f"files that end in {', '.join(SUFFIXES)}"))
-        read = {part.name for part in parts}
-        others += [at.member for at in inside if f"{name}!{at.member}" not in read]
-        return parts
-    part = _part(name, Location(str(path), path.stat().st_size))
-    if part is None:
-        ending = f"ends in {path.suffix!r}" if path.suffix else "has no ending that says what it holds"
-        raise UserError(Problem(flag, f"{name!r} {ending}", KNOWN, in_other_form(path.suffix)))
-    return [part]
-
-
-def _part(name: str, location: Location) -> Part | None:
-    """The part for a file or a member of an archive; None if its suffix is not known.
-
-    Raises ``UserError`` if a file of text says that it is UTF-16.
-    """
-    if location.suffix in (*JSON_SUFFIXES, *DELIMITERS, ".txt") and is_utf16(first_bytes(location)):
-        raise UserError(Problem(name, "UTF-16 text", "UTF-8 text", in_utf8(name)))
+def _part(name: str, path: Path, flag: str) -> Part:
+    """The part for a file. Raises ``UserError`` if its suffix is not known, or if it is text that says it is UTF-16."""
+    location = Location(str(path), path.stat().st_size)
+    if location.suffix in (*JSON_SUFFIXES, *DELIMITERS, ".txt") and first_bytes(location).startswith(_UTF16):
+        raise UserError(Problem(name, "UTF-16 text", "UTF-8 text", IN_UTF8))
     if location.suffix in JSON_SUFFIXES:
         return JsonFile(name, location, begins_array(location))
     if location.suffix in DELIMITERS:
@@ -437,7 +405,8 @@ def _part(name: str, location: Location) -> Part | None:
         return TableFile(name, location, num_parquet_rows(name, location))
     if location.suffix == ".arrow":
         return TableFile(name, location)
-    return None
+    ending = f"ends in {path.suffix!r}" if path.suffix else "has no ending that says what it holds"
+    raise UserError(Problem(flag, f"{name!r} {ending}", KNOWN, OTHER_FORMS.get(location.suffix, "")))
 
 
 def read_rows(parts: Sequence[Part], columns: list[str] | None = None) -> Iterator[tuple[int, int, Any]]:
@@ -451,7 +420,7 @@ def read_rows(parts: Sequence[Part], columns: list[str] | None = None) -> Iterat
                 yield i, number, row
 
 
-def _columns(name: str, parts: Sequence[Part], flag: str) -> list[str]:
+def _columns(name: str, parts: Sequence[Part]) -> list[str]:
     """The columns of the first good row. Raises ``UserError`` with the problems of the rows if none is good."""
     bad: list[Problem] = []
     for _, _, row in read_rows(parts):
@@ -463,22 +432,9 @@ def _columns(name: str, parts: Sequence[Part], flag: str) -> list[str]:
             break
     if not bad:
         raise UserError(Problem(name, "no rows", "at least one"))
-    if bad[0].found.startswith(NOT_JSON) and (fix := json_fix(parts, flag)):  # then all lines have the same cause
-        raise UserError(replace(bad[0], fix=fix))
     if bad[0].fix == SPREAD:
         bad = bad[:1]
     raise UserError(*shown(bad, name, FIX_ROWS))
-
-
-def json_fix(parts: Sequence[Part], flag: str) -> str:
-    """What to do about a source that is a single JSON file without an array, whose rows are not one a line.
-
-    Empty if it is another source, or if nothing is known to work.
-    """
-    part = parts[0]
-    if len(parts) != 1 or not isinstance(part, JsonFile) or part.is_array:
-        return ""
-    return as_lines(part.location, flag)
 
 
 def fix_of_rows(num_bad: int, num_good: int) -> str:
@@ -500,13 +456,10 @@ def shown(problems: Sequence[Problem], name: str, fix: str, scope: str = "") -> 
         if isinstance(problem, Ending) and not problem.fix:
             first[i] = replace(problem, fix=FIX_FILE)
     of_rows = [i for i, problem in enumerate(first) if ROW.search(problem.where) and not problem.fix]
-    if not_utf8 := [first[i] for i in of_rows if first[i].found.startswith(NOT_UTF8)]:
-        # Other rows of such a file may have been read wrongly, without any message.
-        of_file = in_utf8(re.sub(rf"{ROW.pattern}$", "", not_utf8[0].where))
-        if of_file and all(problem.found.startswith(NOT_UTF8) for problem in problems):
-            found = f"{first[0].found}, and so are {len(problems) - 1} other lines" if num_more else first[0].found
-            return [replace(first[0], found=found, fix=of_file)]
-        fix = of_file or fix
+    # Other rows of such a file may have been read wrongly, without any message.
+    if of_rows and all(problem.found.startswith(NOT_UTF8) for problem in problems):
+        found = f"{first[0].found}, and so are {len(problems) - 1} other lines" if num_more else first[0].found
+        return [replace(first[0], found=found, fix=IN_UTF8)]
     if num_more:
         text = f"... and {num_more} more problem{'s' if num_more > 1 else ''}{scope}"
         first.append(Problem(name, text, fix=fix if of_rows else "", num_others=num_more))

@@ -1,7 +1,7 @@
 """Rows of tables: parquet files, Arrow files, and data sets of ``datasets``. A block stays Arrow until it is parsed.
 
-The promises of ``kit.data.read.parts`` hold here too, with one exception: a parquet or Arrow file that lies in an
-archive, or is compressed as a whole (``.parquet.gz``), is read into memory as a whole.
+The promises of ``kit.data.read.parts`` hold here too, with one exception: a parquet or Arrow file that is
+compressed as a whole (``.parquet.gz``) is read into memory as a whole.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kit.data.read.archives import Location, open_location, split_name, type_and_message
+from kit.data.read.compressed import Location, open_location, split_name, type_and_message
 from kit.data.read.parts import BLOCK_ROWS, Block, to_the_end
 from kit.data.read.text import Ending, Row
 from kit.errors import Problem, UserError
@@ -160,13 +160,13 @@ def _present(columns: list[str] | None, names: list[str]) -> list[str] | None:
 
 
 def _as_arrow(location: Location) -> Any:
-    """Open a file for random access. A file that is compressed or in an archive is first read into memory.
+    """Open a file for random access. A file that is compressed is first read into memory.
 
     Raises ``EOFError`` if its bytes are damaged, and whatever the libraries raise.
     """
     import pyarrow
 
-    if not location.member and not split_name(location.path)[1]:
+    if not split_name(location.path)[1]:
         return pyarrow.OSFile(location.path)  # not memory-mapped: if the file shrinks meanwhile, that kills the process
     most = _quarter_of_memory()
     with open_location(location) as reader:

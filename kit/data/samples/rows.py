@@ -15,7 +15,7 @@ import xxhash
 
 from kit.cache import digest
 from kit.config.settings.objective import Rows
-from kit.data.chat.formats import IGNORE, Sample, format_of, plain_text
+from kit.data.chat.formats import Sample, format_of, plain_text
 from kit.data.chat.sandbox import watched
 from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import Encoded, encode_all
@@ -152,7 +152,7 @@ class Encoder:
         """
         source = dataset.source
         piece = Piece(np.empty(0, SAMPLE), np.empty(0, np.int32), np.empty(0, np.uint8), [0.0, 1.0])
-        unused = Unused(dataset.fields, dataset.ignored, self.template, dataset.columns_flag)
+        unused = Unused(dataset.fields, dataset.ignored, self.template)
         ignored_keys = read_keys(dataset.ignored)
         unread = set(source.columns) - set(dataset.columns)
         origins: list[tuple[int, int, int]] = []  # of each sample: part, number of its row, index of its row
@@ -191,8 +191,8 @@ class Encoder:
             if isinstance(result, Problem):  # usually about the template, so many rows have the same one
                 is_common = result.where not in ANSWERS
                 if result.where in format_of(dataset.fields).optional:  # a column that a row can do without
-                    flag = dataset.columns_flag({dataset.fields[result.where]: IGNORE})
-                    ignore = f"{flag} learns the rows without it"
+                    name = dataset.fields[result.where]
+                    ignore = f"to ignore it, add {name}=ignore to --dataset_columns"
                     result = replace(result, fix=f"{result.fix}; or {ignore}" if result.fix else ignore)
                 refuse(*origin[:2], [result], is_common)
                 continue

@@ -4,7 +4,8 @@ import pytest
 from data_helpers import CALL, HEADER, PROMPT, SIMPLE, byte_level_tokenizer, chat, marked, with_keys
 
 from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT, MOVED, OPEN_THOUGHT
-from kit.data.chat.tokens import UNROLLED, encode, encode_all
+from kit.data.chat.template import AS_CONTENT
+from kit.data.chat.tokens import UNROLLED, encode
 from kit.data.chat.turns import NO_END_OF_TURN
 from kit.errors import UserError
 
@@ -198,10 +199,7 @@ def test_an_answer_that_repeats_part_of_the_prompt_is_refused(tokenizer):
 def test_a_thought_that_the_prompt_opens_and_the_answer_lacks_is_refused_with_a_fix(tokenizer):
     problem = refusal(ONE, tokenizer, prompting("<think>\n"))
     assert problem.found.endswith("differs from the prompt at inference ('Hello<|im_end|>\\n' instead of '<think>\\n')")
-    assert problem.fix == "--chat_template chatml"
-    switched = HEADER + SIMPLE + "{{ '<think>\n' if add_generation_prompt and enable_thinking is not false }}"
-    problem = refusal(ONE, tokenizer, switched)
-    assert problem.fix == "--chat_template_kwargs enable_thinking=false"
+    assert problem.fix == AS_CONTENT  # as in the next test
 
 
 def test_a_thought_in_the_content_goes_on_from_the_prompt(tokenizer):
@@ -274,27 +272,12 @@ def test_the_assistant_may_open_a_conversation(first, tokenizer):
     assert text.startswith("<|system|><|im_start|>assistant\n[[Hello<|im_end|>]]\n<|im_start|>user") and remarks == ()
 
 
-def test_a_first_answer_that_a_template_cannot_write_is_refused_with_a_fix(tokenizer):
+def test_a_first_answer_that_a_template_cannot_write_can_be_only_read(tokenizer):
     template = (
         "{{ raise_exception('no question') if messages | map(attribute='role') | select('eq', 'user') | list == [] }}"
     )
     problem = refusal({"messages": TWO["messages"][1:]}, tokenizer, template + HEADER + SIMPLE)
-    assert (problem.found, problem.fix) == (
-        "the template fails (no question)",
-        'give the first answer "train": false, and it is only read',
-    )
+    assert problem.found == "the template fails (no question)"
     only_read = with_keys({"messages": TWO["messages"][1:]}, assistant_0={"weight": 0})
     [text], _ = learned(only_read, tokenizer, template + HEADER + SIMPLE)
     assert text.count("[[") == 1 and text.endswith("[[Bye now<|im_end|>]]\n")
-
-
-def test_a_fix_of_one_answer_is_not_proposed_for_another_that_it_does_not_help(tokenizer):
-    header = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    thought = "{% if not enable_thinking | default(true) %}<think></think>{% else %}<think>\n{% endif %}"
-    answer = "{% if m.role == 'assistant' and not enable_thinking | default(true) %}<think></think>{% endif %}"
-    source = (
-        header + "<|im_start|>{{ m.role }}\n" + answer + SIMPLE.removesuffix("{% endif %}") + thought + "{% endif %}"
-    )
-    fixable, other = encode_all([chat("Hi", "Hello"), chat("Hi", "Hello", system="Be kind")], tokenizer, source)
-    assert "enable_thinking=false" in fixable.fix
-    assert "no system" in other.found and "enable_thinking" not in other.fix.partition("none")[0]

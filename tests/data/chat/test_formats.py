@@ -401,3 +401,10 @@ def test_prompt_and_completion_may_be_messages_as_json_strings_but_not_as_python
     assert printed.startswith("prompt: a string that is no JSON list") and "json.dumps" in printed
     texts = {"prompt": json.dumps([{"role": "user"}]), "completion": "[1, 2]"}
     assert sample_of(texts) == texts
+
+
+@pytest.mark.parametrize("column", ["system", "input", "reasoning_content"])
+def test_invisible_characters_are_no_text_where_text_may_be_missing_too(column):
+    row = {"instruction": "Hi", "output": "Hello", column: "\u200b"}
+    assert f"{column}: only invisible characters (U+200B)" in problems_of(row)
+    assert sample_of({**row, column: ""}) == sample_of({"instruction": "Hi", "output": "Hello"})

@@ -1,6 +1,7 @@
 """Samples as token ids: the prompt as at inference, one BOS, one EOS, and no token across a border."""
 
 import re
+import tracemalloc
 
 import pytest
 from data_helpers import (
@@ -19,8 +20,8 @@ from transformers import PreTrainedTokenizerFast
 
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import FIXED_DATE, Template, resolve_template
-from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, TOOLS_TWICE, Encoded, encode, encode_all
-from kit.errors import UserError
+from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, NO_NAMES, TOOLS_TWICE, Encoded, encode, encode_all
+from kit.errors import Problem, UserError
 
 
 def test_token_ids_are_taken_as_they_are(tokenizer):
@@ -73,7 +74,7 @@ def test_tools_and_values_for_a_template_do_not_go_with_strings(tokenizer):
 def test_no_template_is_refused_with_those_that_fit(sentencepiece):
     names = [name for name, template in SHIPPED.items() if {"bos_token", "eos_token"}.issuperset(template.tokens)]
     assert {"alpaca", "llama2", "tulu", "vicuna", "zephyr"} <= set(names)
-    with pytest.raises(UserError, match=re.escape(f"--chat_template {' | '.join(names)}") + "$"):
+    with pytest.raises(UserError, match=re.escape(f"--chat_template {' | '.join(names)}")):
         encode(chat("Hi", "Hello"), sentencepiece, resolve_template(sentencepiece, None))
 
 
@@ -253,3 +254,38 @@ def test_the_date_is_the_same_on_every_day(tokenizer):
     assert "Today is July 26, 2024." in marked(encoded, tokenizer) and encoded.remarks == (FIXED_DATE,)
     both = encode_all([CHATS["single"], CHATS["system"]], tokenizer, template)
     assert [[one.remarks for one in encoded] for encoded in both] == [[(FIXED_DATE,)], [()]]
+
+
+def test_the_memory_of_a_long_conversation_grows_with_its_length(tokenizer):
+    def most_memory(num_answers):
+        sample = chat(*(f"text number {i}" for i in range(2 * num_answers)))
+        tracemalloc.start()
+        try:
+            assert len(encode_all([sample], tokenizer, template_of("chatml", tokenizer))[0]) == 1
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert most_memory(800) < 6 * most_memory(200)  # 14 times with a copy of the text for each answer
+
+
+@pytest.mark.parametrize(
+    ("shape", "limit"),
+    [("qwen3", "turns.MAX_CHARACTERS"), ("qwen3", "beginnings.MAX_RENDERED"), ("plain", "tokens.MAX_BEFORE")],
+)
+def test_a_conversation_that_would_take_too_long_is_refused(shape, limit, tokenizer, monkeypatch):
+    sample = chat(*(f"text number {i}" for i in range(40)))
+    template = template_of(shape, tokenizer)
+    assert not isinstance(encode_all([sample], tokenizer, template)[0], Problem)
+    monkeypatch.setattr(f"kit.data.chat.{limit}", 1000)
+    (problem,) = encode_all([sample], tokenizer, template)
+    assert isinstance(problem, Problem) and problem.fix == "split the conversation into several rows"
+
+
+def test_a_name_that_the_template_leaves_out_is_said(tokenizer):
+    messages = [{"role": "user", "name": "Ann", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    (encoded,) = encode({"messages": messages}, tokenizer, template_of("chatml", tokenizer))
+    assert NO_NAMES in encoded.remarks
+    with_names = "{% for m in messages %}<|im_start|>{{ m.role }}{{ ' ' ~ m.name if m.name }}\n" + SIMPLE
+    (encoded,) = encode({"messages": messages}, tokenizer, with_names)
+    assert NO_NAMES not in encoded.remarks

@@ -8,12 +8,10 @@ import pytest
 from data_helpers import (
     contents,
     json_lines,
-    pack_zip,
     problems,
     refused,
     rows_of,
     source_of,
-    tar_bytes,
     text_rows,
     write_any,
 )
@@ -23,7 +21,6 @@ from kit.data.read.sources import read_rows
 NAMES = [
     *["a.jsonl", "a.ndjson", "a.json", "a.csv", "a.tsv", "a.parquet", "file.arrow", "stream.arrow", "A.JSONL"],
     *["a.jsonl.gz", "a.json.bz2", "a.csv.xz", "a.tsv.zst", "a.ndjson.zst"],
-    *["a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.tar.xz", "a.tar.bz2", "a.tar.zst", "a.tzst"],
 ]
 
 
@@ -71,17 +68,14 @@ def test_a_line_of_more_than_the_allowed_bytes_is_a_problem(extra, folder, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.jsonl.gz", "a.zip", "a.json"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.jsonl.gz", "a.json"])
 def test_a_line_without_end_takes_no_memory(name, folder):
     long = b"a" * (50 << 20)
     if name == "a.json":
         content = b'[{"text": "' + long + b'"}]'
     else:
         content = (b"text\n" if name == "a.csv" else b"") + b'{"text": 1}\n' + long + b'\n{"text": 2}\n'
-    if name == "a.zip":
-        pack_zip(folder / name, {"a.jsonl": content})
-    else:
-        (folder / name).write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
+    (folder / name).write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
     del content, long
     tracemalloc.start()
     try:
@@ -98,16 +92,14 @@ def test_a_line_without_end_takes_no_memory(name, folder):
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz", "a.tgz"])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz"])
 def test_elements_of_an_array_are_rows_as_they_may_share_a_line(name, folder):
     content = b'\n [ {"n": 1}, {"n":\n2},\n\n3\n,{"n": [1,\n2]}]\n\n'
-    content = tar_bytes({"a.json": content}) if name == "a.tgz" else content
     (folder / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     source = source_of(name)
     rows = rows_of(pickle.loads(pickle.dumps(source)))
-    shown_name = "a.tgz!a.json" if name == "a.tgz" else name
-    assert [number for number, _ in rows] == [1, 2, 3, 4] and source.origin(0, 2) == f"{shown_name} row 2"
-    assert str(rows[2][1]) == f"{shown_name} row 3: a number; expected an object in braces"
+    assert [number for number, _ in rows] == [1, 2, 3, 4] and source.origin(0, 2) == f"{name} row 2"
+    assert str(rows[2][1]) == f"{name} row 3: a number; expected an object in braces"
     assert [row for _, row in rows if isinstance(row, dict)] == [{"n": 1}, {"n": 2}, {"n": [1, 2]}]
 
 

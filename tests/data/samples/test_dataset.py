@@ -1,7 +1,7 @@
 """A data set of the recipe: which of its columns are read, and which decide what is learned."""
 
 import pytest
-from data_helpers import chat, open_recipe_datasets, preference_pairs, recipe, write
+from data_helpers import chat, open_recipe_datasets, recipe, write
 
 from kit.errors import UserError
 
@@ -30,24 +30,6 @@ def fixes(**changes):
     return [(problem.where, problem.fix) for problem in caught.value.problems]
 
 
-def test_another_objective_is_named_only_if_no_data_set_to_train_on_contradicts_it(tmp_path):
-    write(tmp_path / "chat.jsonl", *[chat("a", "b")] * 3)
-    write(tmp_path / "more.jsonl", *[chat("c", "d")] * 3)
-    write(tmp_path / "pairs.jsonl", *preference_pairs(3))
-    sft = "--objective sft learns the answers"
-    assert fixes(objective="dpo", dataset="chat.jsonl,more.jsonl") == [("chat.jsonl", sft), ("more.jsonl", sft)]
-    left_out = "leaves it out: one objective learns from all data sets"
-    for names in ("chat.jsonl,pairs.jsonl", "pairs.jsonl,chat.jsonl"):
-        ((name, fix),) = fixes(objective="dpo", dataset=names)
-        assert name == "chat.jsonl" and fix == f"--dataset pairs.jsonl {left_out}"
-        ((name, fix),) = fixes(dataset=names)
-        assert name == "pairs.jsonl" and "--objective" not in fix
-    # Data to evaluate on do not decide.
-    assert fixes(objective="dpo", dataset="chat.jsonl", eval_dataset="pairs.jsonl") == [("chat.jsonl", sft)]
-    ((name, fix),) = fixes(objective="dpo", dataset="pairs.jsonl", eval_dataset="pairs.jsonl,chat.jsonl")
-    assert name == "chat.jsonl" and fix == f"--eval_dataset pairs.jsonl {left_out}"
-
-
 def test_the_wording_of_rows_decides_what_is_learned(tmp_path):
     write(tmp_path / "train.jsonl", {"instruction": "a", "input": "b", "output": "c"})
     entry = {"path": str(tmp_path / "train.jsonl")}
@@ -65,4 +47,4 @@ def test_a_wording_of_rows_without_an_instruction_is_refused(tmp_path):
     write(tmp_path / "train.jsonl", chat("a", "b"))
     write(tmp_path / "more.jsonl", chat("a", "b"))
     ((_, fix),) = fixes(dataset=[{"path": "more.jsonl"}, {"path": "train.jsonl", "prompt_format": "{instruction}"}])
-    assert fix == "--dataset more.jsonl,train.jsonl reads them as they are"
+    assert fix == "leave prompt_format out of its entry"
