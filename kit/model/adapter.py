@@ -62,6 +62,7 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
     for parameter in adapted.parameters():
         if parameter.requires_grad:  # peft leaves rows and whole modules in the dtype of the base
             parameter.data = parameter.data.float()
+    _keep_dtype_of_states(adapted.get_base_model())
     config = adapted.peft_config["default"]
     if config.modules_to_save or getattr(config, "trainable_token_indices", None):
         from kit.model.row_layers import install_row_layers, keep_ties
@@ -76,6 +77,19 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
     if settings.adapter_type == "lora":
         install_lora_linear(adapted)
     return adapted
+
+
+def _keep_dtype_of_states(base: Any) -> None:
+    """Let an embedding that trains whole, in float32, give the layers vectors of the dtype of the frozen weights.
+
+    Else all hidden states are float32, which costs memory, and which a layer norm in bf16 does not take on a CPU.
+    """
+    from peft.utils.other import ModulesToSaveWrapper
+
+    table = base.get_input_embeddings()
+    if isinstance(table, ModulesToSaveWrapper):
+        dtype = table.original_module.weight.dtype
+        table.register_forward_hook(lambda _module, _args, vectors: vectors.to(dtype))
 
 
 def _load_adapter(model: Any, settings: MethodSettings) -> Any:
@@ -258,7 +272,7 @@ def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     linear = {
         last_part(name)
         for name, module in modules.items()
-        if isinstance(module, torch.nn.Linear | Conv1D) and not any(module is table for table in left_out)
+        if isinstance(module, torch.nn.Linear | (torch.nn.Linear if settings.adapter_type == "oft" else Conv1D)) and not any(module is table for table in left_out)
     }
     expected = f"all-linear, some of {', '.join(sorted(linear))}, or a regular expression"
     if settings.lora_target_modules != "all-linear":

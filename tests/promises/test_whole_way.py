@@ -37,7 +37,7 @@ FACTORS = {
         "long": "truncate keep_end drop split",
         "train_on": "assistant last all",
         "objective": "sft dft eaft dpo orpo simpo cpo kto",
-        "extra": "none neftune smoothing z_loss loraplus",
+        "extra": "none neftune smoothing z_loss loraplus router",
         "optim": "adamw_torch_fused adamw_bf16 adamw_8bit paged_adamw_32bit muon lion_32bit",
         "precision": "no bf16",
         "topology": "single ddp fsdp fsdp1",
@@ -72,6 +72,7 @@ NOTHING = [
     {"data": "ids|completion|text", "train_on": "last|all"},
     {"method": "full|frozen", "whole": "head|embedding"},
     {"method": "full|frozen", "tokens": "trained"},
+    {"extra": "router", "family": "llama|qwen3|gpt2|gemma3_text|bloom|phi3"},
 ]
 ADAPTERS = "lora|dora|rslora|oft|qlora"
 PAIRS = "dpo|orpo|simpo|cpo|kto"
@@ -101,14 +102,14 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"compile": "yes", "topology": "fsdp1"}, "torch_compile: under FSDP1"),
     ({"data": "messages|completion|ids|mixture", "long": "split"}, "half a conversation teaches nothing"),
     ({"data": "text|ids", "answers": "generated"}, "predict_with_generate: .* asks nothing"),
-    ({"family": "mixtral", "topology": "fsdp"}, "router_aux_loss_coef: .* under FSDP2"),
-    ({"family": "mixtral", "topology": "fsdp1"}, "router_aux_loss_coef: .* under FSDP1"),
+    ({"extra": "router", "topology": "fsdp"}, "router_aux_loss_coef: .* under FSDP2"),
+    ({"extra": "router", "topology": "fsdp1"}, "router_aux_loss_coef: .* under FSDP1"),
     ({"whole": "head", "tied": "yes"}, "the output head without the embedding, to which it is tied"),
     ({"whole": "embedding", "tied": "yes"}, "the embedding"),
     ({"targets": "head", "tied": "yes"}, "tied"),
     ({"targets": "head", "whole": "head"}, "lora_modules_to_save"),
     ({"targets": "head", "tokens": "new|trained"}, "lm_head gets an adapter"),
-    ({"family": "gpt2", "method": "oft", "targets": "some"}, "is a Conv1D, which takes no adapter"),
+    ({"family": "gpt2", "method": "oft"}, "peft cannot adapt GPT2LMHeadModel|is a Conv1D, which takes no adapter"),
 ]
 
 
@@ -149,7 +150,7 @@ def _model(folder: Path, family: str, tied: bool, stored: str) -> Path:
         if family == "gemma3_text":
             shape |= {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
         if family == "mixtral":
-            shape |= {"num_local_experts": 4, "output_router_logits": True}
+            shape |= {"num_local_experts": 4}
     shape |= {"vocab_size": 320, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": tied}
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **shape))
@@ -279,6 +280,8 @@ class Way:
             "save_total_limit": 0,
             "eval_on_start": True,
         }
+        if row["family"] == "mixtral":
+            flags["router_aux_loss_coef"] = 0
         if row["data"] == "mixture":
             entries = [{"path": str(self._write("other", self.samples[::-1])), "weight": 1, "name": "other"}]
             flags["dataset"] = json.dumps([{"path": str(flags["dataset"]), "weight": 2}, *entries])
@@ -301,6 +304,7 @@ class Way:
                 "smoothing": {"label_smoothing_factor": 0.1},
                 "z_loss": {"z_loss_coef": 1e-3},
                 "loraplus": {"loraplus_lr_ratio": 4},
+                "router": {"router_aux_loss_coef": 0.1},
             },
             "checkpointing": {
                 "yes": {"gradient_checkpointing": True},
@@ -330,8 +334,10 @@ class Way:
         assert run.status == 0, run.output
         assert len(run.losses) == 3 and all(map(torch.isfinite, torch.tensor([float.fromhex(x) for x in run.losses])))
         assert (run.folder / "report.html").stat().st_size > 10_000
-        if self.row["answers"] == "generated" and "nothing is generated" not in run.output:
-            assert "eval_exact_match" in run.rows[-1]
+        if self.row["answers"] == "generated":
+            asks = self.row["train_on"] != "all" or self.row["data"] not in ("messages", "mixture")
+            assert ("eval_exact_match" in run.rows[-1]) == asks, run.output
+            assert ("ask nothing" in run.output) != asks, run.output
         self.check_resume(run)
         if self.in_float32 and self.row["dropout"] == "0":
             self.check_topology(run)
@@ -360,7 +366,7 @@ class Way:
 
     def check_topology(self, run) -> None:
         """On one process, and in other micro-batches: the same losses and norms."""
-        if self.row["topology"] == "single" and self.row["micro"] == "1":
+        if self.row["extra"] == "router":  # means over the tokens of a micro-batch: docs/models.md
             return
         one = self.start("one", "single", per_device_train_batch_size=4, mirror_to=None)
         assert one.status == 0, one.output
@@ -432,9 +438,6 @@ class Way:
         config = self.fp32["single"] if self.in_float32 else "single"
         words = ["score", str(run.folder), str(self.flags["eval_dataset"]), "--config", config]
         done = typed("-m", "kit.cli.main", *words)
-        if self.row["objective"] in ("dpo", "kto") and not self.is_adapter:
-            assert done.returncode == 2 and "reference" in done.stderr, done.stderr
-            return
         assert done.returncode == 0, done.stdout + done.stderr
         is_rounded = self.row["precision"] != "no" or (self.row["stored"] != "float32" and not self.is_adapter)
         assert json.loads(done.stdout.splitlines()[-1])["eval_loss"] == pytest.approx(
@@ -467,10 +470,8 @@ class Way:
             with adapter.disable_adapter():
                 moved = (adapter(input_ids=text).logits.log_softmax(-1) - wanted).abs().mean().item()
         difference = (found - wanted).abs().mean().item()
-        rounded = 0 if self.row["dtype"] == "float32" else 0.01
-        assert difference < rounded + 1e-5 and (not rounded or moved < 0.01 or difference < moved / 3), (
-            f"merge: {difference:.2g} nats off; the adapter moved its base by {moved:.2g}"
-        )
+        bound = 1e-5 if self.row["dtype"] == "float32" else max(5e-3, moved / 3)
+        assert difference < bound, f"merge: {difference:.2g} nats off; the adapter moved its base by {moved:.2g}"
 
     def check_chat(self, run) -> None:
         done = typed("-m", "kit.cli.main", "chat", str(run.folder), "--max_new_tokens", "4", text="red green\n")
