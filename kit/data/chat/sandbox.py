@@ -158,9 +158,9 @@ def _asked(request: Any, may_repeat: bool = True) -> tuple[str, Any]:
 
 def _serve(connection: Connection, owner: int) -> None:
     """Answer calls until the owner has ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C, which the owner handles
-    for number in (signal.SIGTERM, signal.SIGXCPU):
-        signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # the owner handles them, and this ends with it
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != owner:
