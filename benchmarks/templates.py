@@ -9,9 +9,8 @@ writes. Each pair of a template and a kind of conversation ends in one class:
   answer goes on as the template's own rendering does, holds its reasoning, content and calls, and ends with a token.
 - marks: not so, but what is learned are the template's ``{% generation %}`` blocks and the token that ends them.
 - open: exact, but the template writes no end-of-turn token, which the run warns of.
-- fixed: refused; the fix that the message names was applied, and then it is one of the above.
-- none: refused, and the message says that no fix works.
-- unsaid: refused without either.
+- refused: with a reason and a next step.
+- unsaid: refused without a next step.
 - WRONG: all else.
 """
 
@@ -29,7 +28,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-from kit.data.chat.template import TODAY, resolve_template
+from kit.data.chat.template import TODAY
 from kit.data.chat.tokens import encode
 from kit.data.chat.turns import NO_END_OF_TURN
 from kit.errors import UserError
@@ -282,71 +281,6 @@ def _follows_marks(encoded: list[Any], tokenizer: Any, source: str, sample: dict
     return one.input_ids[: len(ids)] == ids[: len(one.input_ids)] and any(mask) and max(beyond, missing) <= limit
 
 
-def _with_answers(sample: dict[str, Any], change: Any) -> dict[str, Any]:
-    return {**sample, "messages": [change(m) if m["role"] == "assistant" else m for m in sample["messages"]]}
-
-
-def applied(
-    fix: str, tokenizer: Any, source: str, sample: dict[str, Any], train_on: str
-) -> list[tuple[Any, str, dict[str, Any], str]]:
-    """Apply a fix as a user would who reads it. Several results if it names several ways; none if it names none."""
-    results = []
-    if found := re.search(r"--chat_template ([\w| ]+)", fix):
-        for name in found[1].split(" | "):
-            added = re.search(r"--new_tokens '([^']+)'", fix)
-            if added:
-                tokenizer = tokenizer_for(source, added[1].replace(",", " "))
-            results.append((tokenizer, resolve_template(tokenizer, name.strip()), sample, train_on))
-        return results
-    if found := re.search(r"--chat_template_kwargs (\w+)=(\w+)", fix):
-        value = {"true": True, "false": False}.get(found[2], found[2])
-        sample = {**sample, "chat_template_kwargs": {**sample.get("chat_template_kwargs", {}), found[1]: value}}
-    if found := re.search(r"write the reasoning into the content, as (\S+?)\.\.\.(\S+)", fix):
-        opening, closing = found[1], found[2].rstrip(",;")
-
-        def into_content(message: dict[str, Any]) -> dict[str, Any]:
-            if not message.get("reasoning_content"):
-                return message
-            content = f"{opening}\n{message['reasoning_content']}\n{closing}\n\n{message['content']}"
-            return {**message, "reasoning_content": None, "content": content}
-
-        sample = _with_answers(sample, into_content)
-    if found := re.search(r"write what is between (\S+) and (\S+) into reasoning_content", fix):
-        opening, closing = found[1], found[2]
-
-        def into_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-            thought, closed, content = message["content"].partition(closing)
-            if not closed:
-                return message
-            return {**message, "content": content.strip(), "reasoning_content": thought.replace(opening, "").strip()}
-
-        sample = _with_answers(sample, into_reasoning)
-    if found := re.search(r"begin each content that has no thought with (\S+)", fix):
-        empty = found[1].rstrip(",;")
-        sample = _with_answers(
-            sample,
-            lambda m: (
-                m
-                if m.get("reasoning_content") or "think" in m["content"].lower()[:12]
-                else {**m, "content": empty + m["content"]}
-            ),
-        )
-    if 'give the first answer "train": false' in fix:
-        i = next(i for i, m in enumerate(sample["messages"]) if m["role"] == "assistant")
-        messages = [{**m, "weight": 0.0} if k == i else m for k, m in enumerate(sample["messages"])]
-        sample = {**sample, "messages": messages}
-    if "--train_on assistant" in fix:
-        train_on = "assistant"
-    if found := re.search(r"name (\S+) as eos_token", fix):
-        tokenizer = tokenizer_for(source)
-        tokenizer.eos_token = found[1]
-    if "leave the tools out" in fix:
-        sample = {key: value for key, value in sample.items() if key != "tools"}
-    if "leave the reasoning out" in fix:
-        sample = _with_answers(sample, lambda m: {**m, "reasoning_content": None})
-    return [(tokenizer, source, sample, train_on)]
-
-
 def _outcome(tokenizer: Any, source: str, sample: dict[str, Any], train_on: str) -> tuple[str, str]:
     try:
         encoded = encode(sample, tokenizer, source, train_on=train_on)
@@ -369,16 +303,7 @@ def classify(path: Path) -> dict[str, tuple[str, str]]:
         if outcome == "open" and results.get("one turn", ("open",))[0] != "open":
             outcome = "WRONG"  # other answers have an end
         if outcome == "refused":
-            found, _, fix = detail.partition("\n    -> ")
-            if not fix:
-                outcome = "unsaid"
-            elif fix.startswith("no"):  # "none of these works", "no fix is known"
-                outcome = "none"
-            else:
-                after = [_outcome(*changed) for changed in applied(fix, tokenizer, source, sample, train_on)]
-                bad = [f"{kind}: {why}" for kind, why in after if kind not in ACCEPTED]
-                outcome = "WRONG" if bad or not after else "fixed"
-                detail = f"{found} -> {fix}" + (f" => {bad[0]}" if bad else "")
+            outcome = "refused" if "\n    -> " in detail else "unsaid"
         results[name] = (outcome, detail.replace("\n    -> ", " -> "))
     return results
 
@@ -395,7 +320,7 @@ def main() -> None:
         results = dict(zip([path.stem for path in paths], pool.map(classify, paths, chunksize=4), strict=True))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
-    classes = [*ACCEPTED, "fixed", "none", "unsaid", "WRONG"]
+    classes = [*ACCEPTED, "refused", "unsaid", "WRONG"]
     print("| kind | " + " | ".join(classes) + " |\n|---" * 1 + "|" + "---|" * len(classes))
     for kind in KINDS:
         counts = Counter(result[kind][0] for result in results.values())

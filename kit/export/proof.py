@@ -19,7 +19,7 @@ import torch
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
-from kit.data.chat.sandbox import TooMuch, watched
+from kit.data.chat.sandbox import TooMuch
 from kit.data.chat.template import Template, resolve_template
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import open_datasets
@@ -121,8 +121,7 @@ def _read(run: Recipe, entries: Sequence[DatasetEntry], tokenizer: Any, origin: 
         wanted=run.declared.rows,
         system_prompt=run.system_prompt,
     )
-    with watched():
-        piece = encoder.encode(dataset, islice(read_rows(dataset.source.parts, dataset.columns), NUM_ROWS))
+    piece = encoder.encode(dataset, islice(read_rows(dataset.source.parts, dataset.columns), NUM_ROWS))
     ids, learned = [], []
     for i in range(len(piece)):
         row, weights = piece.sequences(i)[0]

@@ -13,13 +13,10 @@ Where that is not so, a beginning is rendered by itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 from jinja2 import nodes
-
-from kit.data.chat.sandbox import compile_tree, render
 
 if TYPE_CHECKING:
     from kit.data.chat.template import Template
@@ -35,34 +32,39 @@ _OTHER_TEXTS = (nodes.Extends, nodes.Block, nodes.Include, nodes.Import, nodes.F
 class Beginnings:
     """The renderings of the first message, the first two, and so on, as far as one rendering of all gives them."""
 
-    def __init__(
-        self, compiled: jinja2.Template, source: str, messages: Sequence[Message], variables: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, found: tuple[str, list[int | None], int] | None) -> None:
         """
         Args:
-            compiled: the template, compiled from ``source``.
-            variables: what the template is given besides ``messages``.
+            found: what ``walk`` has returned.
         """
-        self._text = self._tail = ""
-        self._ends: list[int | None] = []
-        walking = _walking(compiled, source)
-        if walking is None:
-            return
-        reads = _Reads(len(messages))
-        functions = {_WALK: reads.walk, _ENTER: reads.enter, _LEAVE: reads.leave}
-        try:
-            given = {**variables, **functions, "messages": _Messages(reads, messages, 0)}
-            text = render(walking, given, reads.write)
-        except Exception:  # the template fails, or does what is not followed here
-            return
-        if reads.loop_end is not None:
-            self._text, self._ends = text, reads.ends
-            self._tail = self._text[reads.loop_end :]
+        self._text, self._ends, loop_end = found or ("", [], 0)
+        self._tail = self._text[loop_end:]
 
     def first(self, num: int) -> str | None:
         """Return the rendering of the first ``num`` messages; None if they must be rendered by themselves."""
         end = self._ends[num - 1] if 0 < num <= len(self._ends) else None
         return None if end is None else self._text[:end] + self._tail
+
+
+def walk(
+    template: jinja2.Template, messages: Sequence[Message], values: Mapping[str, Any]
+) -> tuple[str, list[int | None], int] | None:
+    """Render a template that ``walking`` has made, and see where it asks for the next message.
+
+    Args:
+        values: what the template is given besides ``messages``.
+
+    Returns:
+        The text; of each beginning where it ends in it, None if it must be rendered by itself; and where the loop ends.
+        None if the template fails, or does what is not followed here.
+    """
+    reads = _Reads(len(messages))
+    functions = {_WALK: reads.walk, _ENTER: reads.enter, _LEAVE: reads.leave}
+    try:
+        text = reads.write(template, {**values, **functions, "messages": _Messages(reads, messages, 0)})
+    except Exception:
+        return None
+    return None if reads.loop_end is None else (text, reads.ends, reads.loop_end)
 
 
 class Conversation:
@@ -223,15 +225,12 @@ class _Each(Iterator[Message]):
         return self._messages[self._index - 1]
 
 
-@lru_cache(maxsize=32)
-def _walking(compiled: jinja2.Template, source: str) -> jinja2.Template | None:
-    """Return the template with the functions in it; None if it has another form.
+def walking(tree: nodes.Template) -> nodes.Template | None:
+    """Return a parsed template with the functions in it; None if it has another form.
 
     The form: the last loop that is not inside anything else goes over messages, and what comes behind it depends on
     nothing that the template computed from them.
     """
-    environment = compiled.environment
-    tree = environment.parse(source)
     loops = [node for node in tree.body if isinstance(node, nodes.For)]
     if not loops or next(tree.find_all(_OTHER_TEXTS), None):
         return None
@@ -243,7 +242,7 @@ def _walking(compiled: jinja2.Template, source: str) -> jinja2.Template | None:
         return None
     loop.iter = _call(_WALK, loop.iter)
     loop.body = [nodes.ExprStmt(_call(_ENTER)), *loop.body, nodes.ExprStmt(_call(_LEAVE))]
-    return compile_tree(environment, tree, source)
+    return tree
 
 
 def _settled(tree: nodes.Template, before: Sequence[nodes.Node]) -> set[str]:

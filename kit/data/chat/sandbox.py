@@ -1,443 +1,274 @@
-"""Compiles and renders chat templates, which are programs of strangers, with bounds on their time and memory.
+"""Compiles and renders chat templates, which are programs of strangers, in a process of their own.
 
 Promises:
 
 - A template runs in the sandbox in which transformers renders it at inference, and gives the same text.
-- It ends: after ``CPU_SECONDS``, or when it has taken ``MAX_BYTES`` more memory, it is stopped. Both are looked at
-  between two steps of Python, so what could be long or large in a single step is checked before it is done.
+- It ends: its process is stopped after ``CPU_SECONDS``, and may take ``MAX_BYTES`` more memory (on Linux). That holds
+  in whatever thread asks, and inside a single step of Python too.
 
-The time is not bounded in a thread other than the main one, in which rows of a stream are rendered. But the first rows
-of each data set are rendered in the main thread, before a run begins.
+The process is forked when it is first needed, and serves one process, whose threads take turns.
 """
 
-import re
+import ctypes
+import datetime
+import json
+import os
+import resource
 import signal
+import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache, lru_cache, partial
-from types import BuiltinMethodType
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
 
 import jinja2
-import psutil
-from jinja2 import nodes
-from jinja2.runtime import markup_join, str_join
-from jinja2.visitor import NodeTransformer
+from jinja2 import ext, meta, nodes
 
-CPU_SECONDS = 3.0  # of one rendering; ordinary ones take less than a thousandth of a second
-MAX_STOPPED = 3  # renderings after which a template is not tried again: others would take as long
-MAX_BYTES = 1 << 30  # of memory that one rendering may add
-MAX_LENGTH = 1 << 25  # characters of a string, or items of a list; a row of data has less
-MAX_ITEMS = 1 << 20  # values in a list or dict, where a value that it holds twice counts twice
-MAX_COUNT = 100_000  # of what a filter makes at once; jinja2's own limit of range()
+from kit.data.chat.beginnings import walk, walking
+
+CPU_SECONDS = 3  # of one call; ordinary ones take less than a thousandth of a second
+MAX_STOPPED = 3  # calls after which a template is not tried again: others would take as long
+MAX_BYTES = 1 << 30  # of memory that a template may take
 MAX_SOURCE = 1 << 18  # characters of a template; the longest published ones have 30,000
-_TICK_SECONDS = 0.1
-_MAIN_THREAD = threading.main_thread().ident
+OPEN, CLOSE = "\ufdd0", "\ufdd1"  # around what a {% generation %} block wrote: noncharacters, in no text
+_PR_SET_PDEATHSIG = 1  # the number of this option of Linux's prctl
 
 
 class TooMuch(Exception):
     """A template would take too much time or memory."""
 
 
+class TemplateError(Exception):
+    """A template fails, or has no syntax. ``line`` is that of a mistake in its syntax; else 0."""
+
+    def __init__(self, message: str, line: int = 0) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def render(source: str, values: Mapping[str, Any], today: str, marks: bool = False) -> tuple[str, bool]:
+    """Return the text of a template, and whether it has asked for the date.
+
+    Args:
+        today: the date that a template is given, in ISO form.
+        marks: each ``{% generation %}`` block writes ``OPEN`` and ``CLOSE`` around its text.
+
+    Raises ``TemplateError``, or ``TooMuch``; so do the other functions.
+    """
+    text, asked = _call(source, "render", marks, values, today)
+    return text, asked
+
+
+def beginnings(
+    source: str, messages: Sequence[dict[str, Any]], values: Mapping[str, Any], today: str, marks: bool
+) -> tuple[tuple[str, list[int | None], int] | None, bool]:
+    """Return what ``kit.data.chat.beginnings.walk`` does, and whether the template has asked for the date."""
+    found, asked = _call(source, "walk", marks, messages, values, today)
+    return found and tuple(found), asked
+
+
+@lru_cache(maxsize=32)  # templates are made anew for each block of rows
+def variables(source: str) -> frozenset[str]:
+    """Return the variables that a template reads."""
+    return frozenset(_call(source, "variables", False))
+
+
 @lru_cache(maxsize=32)
-def compile_template(source: str, *extensions: Any) -> jinja2.Template:
-    """Compile a template. Raises ``jinja2.TemplateSyntaxError``, or ``TooMuch`` if it is too long or too deep."""
+def texts(source: str) -> tuple[str, ...]:
+    """Return the texts and strings that stand in a template."""
+    return tuple(_call(source, "texts", False))
+
+
+class _Worker:
+    """The process, as the one that asks sees it."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self.connection, theirs = Pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self.connection.close()
+                _serve(theirs, self.owner)
+            finally:
+                os._exit(0)
+        theirs.close()
+
+    def ask(self, request: Any) -> Any:
+        """Return the answer. Raises ``EOFError`` or ``OSError`` if the process has ended."""
+        self.connection.send_bytes(json.dumps(request).encode())
+        return json.loads(self.connection.recv_bytes())
+
+    def end(self) -> int:
+        """End the process, unless it serves another one: this is a fork of that. Returns the signal that ended it."""
+        self.connection.close()
+        if self.owner != os.getpid():
+            return 0
+        os.kill(self.pid, signal.SIGKILL)
+        return os.WTERMSIG(os.waitpid(self.pid, 0)[1])
+
+
+_lock = threading.RLock()
+_workers: list[_Worker] = []  # at most one
+_num_stopped: Counter[str] = Counter()  # calls of each template
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+def _call(source: str, *request: Any) -> Any:
+    """Let the process do something with a template, and return what it answers."""
     if len(source) > MAX_SOURCE:
         raise TooMuch(f"{len(source)} characters, expected at most {MAX_SOURCE}")
-    environment = _environment().overlay(extensions=extensions)
+    if _num_stopped[source] >= MAX_STOPPED:
+        raise TooMuch(f"it was stopped {MAX_STOPPED} times before")
+    _environment()  # imported before a process is forked, and so only once
+    with _lock:
+        kind, answer = _asked((source, *request))
+    if kind == "done":
+        return answer
+    if kind == "error":
+        raise TemplateError(*answer)
+    _num_stopped[source] += 1
+    raise TooMuch(answer)
+
+
+def _asked(request: Any, may_repeat: bool = True) -> tuple[str, Any]:
+    """Ask the process, which is started if there is none."""
+    if _workers and _workers[0].owner != os.getpid():
+        _workers.pop().end()
+    if not _workers:
+        _workers.append(_Worker())
     try:
-        return compile_tree(environment, environment.parse(source), source)
-    except (RecursionError, MemoryError, SyntaxError):  # SyntaxError: Python's limits on nested blocks and brackets
-        raise TooMuch("nested too deeply") from None
+        kind, answer = _workers[0].ask(request)
+        return kind, answer
+    except (EOFError, OSError):
+        ended_by = _workers.pop().end()
+    except BaseException:  # of Ctrl-C: its answer would be taken for that of the next call
+        _workers.pop().end()
+        raise
+    if ended_by == signal.SIGKILL and may_repeat:  # not by the template: it ends with the thread that has started it
+        return _asked(request, may_repeat=False)
+    return "much", f"it takes more than {CPU_SECONDS} seconds, or ends the process that renders it"
 
 
-def compile_tree(environment: jinja2.Environment, tree: nodes.Template, source: str) -> jinja2.Template:
-    """Compile ``tree``, parsed from ``source`` and maybe changed, in the environment of a compiled template."""
-    return environment.from_string(_Bounded(environment, _MAKES_MARKUP.search(source) is not None).visit(tree))
+# --- in the process
+
+
+def _serve(connection: Connection, owner: int) -> None:
+    """Answer calls until the owner has ended."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # the owner handles them, and this ends with it
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != owner:
+            return
+        with open("/proc/self/statm") as file:
+            num_bytes = int(file.read().split()[5]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_DATA, (num_bytes + MAX_BYTES, num_bytes + MAX_BYTES))
+    while True:
+        try:
+            source, name, marks, *arguments = json.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1 + CPU_SECONDS, resource.RLIM_INFINITY))
+        try:
+            answer = ["done", _FUNCTIONS[name](source, marks, *arguments)]
+        except (MemoryError, RecursionError, SyntaxError):  # SyntaxError: Python's limits on nested blocks and brackets
+            answer = ["much", f"it takes more than {MAX_BYTES >> 30} GiB of memory, or is nested too deeply"]
+        except jinja2.TemplateSyntaxError as error:
+            answer = ["error", [str(error.message), error.lineno]]
+        except Exception as error:  # a template is a program: it may fail in any way
+            answer = ["error", [str(error)]]
+        connection.send_bytes(json.dumps(answer).encode())
 
 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
-    """The environment of transformers, with other operators, filters and methods where one call can be too much."""
-    # Templates come from untrusted sources. This compiles them in the sandbox in which transformers renders them at
-    # inference. The public `render_jinja_template` does not pass functions on to a template, so it cannot fix the date.
-    # Imported here, because the columns of data are checked before anything slow is imported.
+    """The environment of transformers."""
+    # The public `render_jinja_template` does not pass functions on to a template, so it cannot fix the date. Imported
+    # here, because the columns of data are checked before anything slow is imported.
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    environment: Any = _compile_jinja_template("").environment.overlay()
-    checked = {name: _checked(environment.filters[name], check) for name, check in _FILTERS.items()}
-    for name in ("batch", "slice", "groupby"):
-        checked[name] = _counted(checked.get(name, environment.filters[name]))
-    environment.filters = {**environment.filters, **checked, **_OPERATORS}
-    environment.globals = {**environment.globals, "dict": _Dict(), "lipsum": None}
-    wrap_format = environment.wrap_str_format
-
-    def wrap(value: Any) -> Any:
-        """Wrap a method of a string or number; jinja2 calls this for each attribute that a template reads."""
-        check = _METHODS.get(value.__name__) if type(value) is BuiltinMethodType else None
-        if check is None:
-            return None
-        return partial(_call, check, value.__self__, wrap_format(value) or value)
-
-    environment.wrap_str_format = wrap
-    return environment
+    return _compile_jinja_template("").environment
 
 
-class _Watch:
-    """What the timer looks at, see ``_tick``."""
+class _Marks(ext.Extension):
+    """Makes a ``{% generation %}`` block write a mark before and after its text.
 
-    is_on = False  # the timer
-    is_rendering = False
-    began: tuple[float, int] | None = None  # CPU seconds and bytes of memory at the first tick of the rendering
-    num_stopped: ClassVar[Counter[jinja2.Template]] = Counter()  # renderings of each template
-
-
-@contextmanager
-def watched() -> Iterator[None]:
-    """Start the timer once for all renderings in the ``with`` block, since that takes as long as a tenth of one."""
-    if _Watch.is_on or threading.get_ident() != _MAIN_THREAD or not _can_stop():
-        yield
-        return
-    # It must not run on later: in another program, or at the end of this one, nothing handles its signal.
-    signal.setitimer(signal.ITIMER_PROF, _TICK_SECONDS, _TICK_SECONDS)
-    _Watch.is_on = True
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _Watch.is_on = False
-
-
-def _text(template: jinja2.Template, values: Mapping[str, Any]) -> str:
-    return template.render(values)
-
-
-def render(
-    template: jinja2.Template,
-    values: Mapping[str, Any],
-    write: Callable[[jinja2.Template, Mapping[str, Any]], str] = _text,
-) -> str:
-    """Render a compiled template. Raises ``TooMuch`` if it takes too much, and whatever the template raises.
-
-    Args:
-        write: renders the template; it may note what is written meanwhile.
-    """
-    if threading.get_ident() != _MAIN_THREAD:
-        return write(template, values)
-    if not _Watch.is_on:
-        with watched():
-            return _render(template, values, write)
-    return _render(template, values, write)
-
-
-def _render(template: jinja2.Template, values: Mapping[str, Any], write: Callable[..., str]) -> str:
-    if _Watch.num_stopped and _Watch.num_stopped[template] >= MAX_STOPPED:
-        raise TooMuch(f"it was stopped {MAX_STOPPED} times before")
-    _Watch.began = None
-    _Watch.is_rendering = True
-    try:
-        return write(template, values)
-    except TooMuch:
-        _Watch.num_stopped[template] += 1
-        raise
-    finally:
-        _Watch.is_rendering = False
-
-
-def _tick(*_: Any) -> None:
-    if not _Watch.is_rendering:
-        return
-    now = time.thread_time(), psutil.Process().memory_info().rss
-    if _Watch.began is None:
-        _Watch.began = now
-    if now[0] - _Watch.began[0] > CPU_SECONDS:
-        raise TooMuch(f"it takes more than {CPU_SECONDS:.0f} seconds")
-    if now[1] - _Watch.began[1] > MAX_BYTES:
-        raise TooMuch(f"it takes more than {MAX_BYTES >> 30} GiB of memory")
-
-
-@cache
-def _can_stop() -> bool:
-    """Whether ``_tick`` handles the signal of the timer. Another library that does so is left alone."""
-    handler = signal.getsignal(signal.SIGPROF)
-    if handler is signal.SIG_DFL:
-        signal.signal(signal.SIGPROF, _tick)
-        return True
-    return handler is _tick
-
-
-# What makes a string of the type Markup, which a sum escapes the other strings for.
-_MAKES_MARKUP = re.compile(r"autoescape|\b(?:e|escape|forceescape|safe|urlize|xmlattr)\b")
-
-
-class _Bounded(NodeTransformer):
-    """Replaces the operators, lists and dicts of a template that can make much by filters that check what they make.
-
-    Jinja's own way, ``intercepted_binops``, would take longer: a sum of five strings is one call here, and no slower
-    than without a check.
+    The extension of transformers counts the characters rendered so far instead. That is wrong inside a macro, whose
+    text is inserted later.
     """
 
-    def __init__(self, environment: jinja2.Environment, has_markup: bool) -> None:
-        self._environment = environment
-        self._sum = "kit sum" if has_markup else "kit sum of strings"
+    priority = 1000  # comes after transformers' extension for this tag, and so replaces it
 
-    def _filter(self, name: str, first: Any, others: list[Any]) -> nodes.Node:
-        made = nodes.Filter(first, name, others, [], None, None, lineno=first.lineno)
-        return made.set_environment(self._environment)
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
 
-    def visit_Add(self, node: nodes.Add) -> nodes.Node:
-        """``a + b + c`` becomes one call."""
-        parts: list[Any] = []
-        left: Any = node
-        while isinstance(left, nodes.Add):
-            parts.append(self.visit(left.right))
-            left = left.left
-        parts.append(self.visit(left))
-        parts.reverse()
-        return self._filter(self._sum, parts[0], parts[1:])
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("mark"), [], [], body).set_lineno(line)
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        """``a ~ b`` becomes a call."""
-        first, *others = [self.visit(part) for part in node.nodes]
-        return self._filter("kit concat", first, others)
-
-    def _visit_operator(self, node: Any) -> nodes.Node:
-        return self._filter(f"kit {node.operator}", self.visit(node.left), [self.visit(node.right)])
-
-    visit_Mul = visit_Pow = visit_Mod = _visit_operator
-
-    def _visit_items(self, node: Any) -> nodes.Node:
-        self.generic_visit(node)
-        items = [pair.value for pair in node.items] if isinstance(node, nodes.Dict) else node.items
-        is_target = getattr(node, "ctx", "load") != "load"
-        if is_target or all(isinstance(item, nodes.Const | nodes.TemplateData) for item in items):
-            return node
-        return self._filter("kit tree", node, [])
-
-    visit_List = visit_Tuple = visit_Dict = _visit_items
+    def mark(self, caller: Any) -> str:
+        return OPEN + caller() + CLOSE
 
 
-def _within(length: float) -> None:
-    if length > MAX_LENGTH:
-        raise TooMuch(f"it makes a text or list of more than {MAX_LENGTH >> 20} million characters or items")
+@lru_cache(maxsize=32)
+def _compiled(source: str, marks: bool) -> jinja2.Template:
+    environment = _environment()
+    return (environment.overlay(extensions=[_Marks]) if marks else environment).from_string(source)
 
 
-def _sum_of_strings(*parts: Any) -> Any:
-    if len(parts) < 20:
-        try:
-            text = "".join(parts)
-        except TypeError:
-            return _sum(*parts)
-        if len(text) > MAX_LENGTH:
-            _within(len(text))
-        return text
-    return _sum(*parts)
+@lru_cache(maxsize=32)
+def _walking(source: str, marks: bool) -> jinja2.Template | None:
+    environment = _compiled(source, marks).environment
+    tree = walking(environment.parse(source))
+    return None if tree is None else environment.from_string(tree)
 
 
-def _sum(total: Any, *parts: Any) -> Any:
-    for part in parts:
-        total = total + part
-        if isinstance(total, str | list) and len(total) > MAX_LENGTH:
-            _within(len(total))
-    return total
+class _Clock:
+    """Gives a template the same date whenever it asks."""
+
+    def __init__(self, today: str) -> None:
+        self.today = datetime.datetime.fromisoformat(today)
+        self.was_asked = False
+
+    def __call__(self, format: str) -> str:
+        self.was_asked = True
+        return self.today.strftime(format)
 
 
-@jinja2.pass_eval_context
-def _concat(context: nodes.EvalContext, *parts: Any) -> str:
-    text = (markup_join if context.autoescape else str_join)(parts)
-    _within(len(text))
-    return text
+def _render(source: str, marks: bool, values: Mapping[str, Any], today: str) -> tuple[str, bool]:
+    clock = _Clock(today)
+    return _compiled(source, marks).render({**values, "strftime_now": clock}), clock.was_asked
 
 
-def _tree(value: Any) -> Any:
-    """Return a list or dict that is not too large when it is written out, as a value that is in it twice would be."""
-    waiting = [value]
-    count = 0
-    while waiting:
-        item = waiting.pop()
-        count += 1
-        if count > MAX_ITEMS:
-            raise TooMuch(f"it makes lists in lists of more than {MAX_ITEMS} values")
-        if isinstance(item, dict):
-            waiting += item.values()
-        elif isinstance(item, list | tuple):
-            waiting += item
-    return value
+def _walk(source: str, marks: bool, messages: Any, values: Mapping[str, Any], today: str) -> Any:
+    template, clock = _walking(source, marks), _Clock(today)
+    found = None if template is None else walk(template, messages, {**values, "strftime_now": clock})
+    return found, clock.was_asked
 
 
-class _Dict:
-    """The function ``dict`` of templates; as that of transformers, it is not the type, whose attributes lead out."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _tree(dict(*args, **kwargs))
-
-    def fromkeys(self, *args: Any) -> Any:
-        return _tree(dict.fromkeys(*args))
+def _variables(source: str, marks: bool) -> list[str]:
+    environment = _compiled(source, marks).environment
+    return sorted(meta.find_undeclared_variables(environment.parse(source)) - set(environment.globals))
 
 
-def _size(value: Any) -> int:
-    """The length of a string, list or dict; the bits of a whole number; else 0."""
-    if isinstance(value, int):
-        return value.bit_length()
-    return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 0
+def _texts(source: str, marks: bool) -> list[str]:
+    tree = _compiled(source, marks).environment.parse(source)
+    found = [node.data for node in tree.find_all(nodes.TemplateData)]
+    return found + [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
 
 
-def _number(value: Any) -> int:
-    return abs(value) if isinstance(value, int) else 0
-
-
-def _times(left: Any, right: Any) -> Any:
-    if isinstance(left, int) and isinstance(right, int):
-        _within(_size(left) + _size(right))
-    else:
-        _within(max(_size(left) * _number(right), _size(right) * _number(left)))
-    return left * right
-
-
-def _power(left: Any, right: Any) -> Any:
-    if isinstance(left, int) and isinstance(right, int):
-        _within(_size(left) * abs(right))
-    return left**right
-
-
-def _modulo(left: Any, right: Any) -> Any:
-    if type(left) is not int and isinstance(left, str):
-        _check_format(left, *(right if isinstance(right, tuple) else [right]))
-    return left % right
-
-
-# By names that no template can write.
-_OPERATORS: dict[str, Callable[..., Any]] = {
-    "kit sum": _sum,
-    "kit sum of strings": _sum_of_strings,
-    "kit concat": _concat,
-    "kit tree": _tree,
-    "kit *": _times,
-    "kit **": _power,
-    "kit %": _modulo,
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "render": _render,
+    "walk": _walk,
+    "variables": _variables,
+    "texts": _texts,
 }
-_DIGITS = re.compile(r"\d+")
-
-
-def _check_format(text: Any, *args: Any, **kwargs: Any) -> None:
-    """A format has widths in its text, and may write an argument as often as it has a mark for it."""
-    text = str(text)
-    if "*" in text or ("{" in text and re.search(r"\{[^{}]*\{", text)):
-        widths = sum(map(_number, args)) + sum(map(_number, kwargs.values()))
-    else:
-        widths = 0
-    widths += sum(int(digits[:10]) for digits in _DIGITS.findall(text))
-    longest = max(map(_size, _leaves([*args, *kwargs.values()])), default=0)
-    _within(widths + len(text) + max(text.count("%"), text.count("{")) * longest)
-
-
-def _leaves(values: list[Any]) -> Iterator[Any]:
-    """The values, and those in dicts among them."""
-    for value in values:
-        yield value
-        if isinstance(value, dict):
-            yield from value.values()
-
-
-def _check_width(value: Any, *args: Any, **kwargs: Any) -> None:
-    _within(max(map(_number, [*args, *kwargs.values()]), default=0))
-
-
-def _check_replace(text: Any, old: Any = "", new: Any = "", *_: Any, **kwargs: Any) -> None:
-    """Each ``old`` may become a long ``new``."""
-    new = kwargs.get("new", new)
-    if _size(new) > 1 and (_size(text) + 1) * _size(new) > MAX_LENGTH:
-        _within(_size(text) + str(text).count(str(kwargs.get("old", old))) * _size(new))
-
-
-def _check_join(values: Any, separator: Any = "", *_: Any, **kwargs: Any) -> None:
-    if isinstance(values, list | tuple | str):
-        longest = _size(kwargs.get("d", separator)) * len(values)
-        _within(longest + (0 if isinstance(values, str) else sum(map(_size, values))))
-
-
-def _check_indent(text: Any, width: Any = 4, *_: Any, **kwargs: Any) -> None:
-    width = kwargs.get("width", width)
-    each = _size(width) if isinstance(width, str) else _number(width)
-    _within(_size(text) + each * (str(text).count("\n") + 1))
-
-
-def _check_count(value: Any, *args: Any, **kwargs: Any) -> None:
-    for number in map(_number, [*args, *kwargs.values()]):
-        if number > MAX_COUNT:
-            raise TooMuch(f"a filter is asked for {number} items")
-
-
-def _check_indents(value: Any, *args: Any, **kwargs: Any) -> None:
-    """Of JSON: each value may have a line, each level an indent. Of wrapped lines: each may have a long break."""
-    for each in [*args, *kwargs.values()]:
-        if (isinstance(each, str) and len(each) > 1000) or (isinstance(each, int) and each > MAX_COUNT):
-            raise TooMuch("a filter is asked for very long lines")
-
-
-# Each is called with the arguments of a filter, or with a method's object and arguments, before that is.
-_FILTERS: dict[str, Callable[..., None]] = {
-    "center": _check_width,
-    "format": _check_format,
-    "indent": _check_indent,
-    "join": _check_join,
-    "replace": _check_replace,
-    "batch": _check_count,
-    "slice": _check_count,
-    "round": _check_count,
-    "tojson": _check_indents,
-    "wordwrap": _check_indents,
-}
-_METHODS: dict[str, Callable[..., None]] = {
-    "center": _check_width,
-    "ljust": _check_width,
-    "rjust": _check_width,
-    "zfill": _check_width,
-    "to_bytes": _check_width,
-    "expandtabs": lambda text, size=8: _within(_size(text) * max(1, _number(size))),
-    "replace": _check_replace,
-    "translate": lambda text, table: _within(_size(text) * max(map(_size, _leaves([table])), default=1)),
-    "join": lambda separator, values: _check_join(values, separator),
-    "format": _check_format,
-    "format_map": lambda text, values: _check_format(text, values),
-}
-
-
-def _call(check: Callable[..., None], owner: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    check(owner, *args, **kwargs)
-    return method(*args, **kwargs)
-
-
-def _passes(function: Any) -> int:
-    """How many arguments jinja2 puts before those that the template gives."""
-    return int(hasattr(function, "jinja_pass_arg"))
-
-
-def _checked(function: Any, check: Callable[..., None]) -> Any:
-    """A filter that is checked before it is called."""
-    num_passed = _passes(function)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        check(*args[num_passed:], **kwargs)
-        return function(*args, **kwargs)
-
-    return _marked_as(function, call)
-
-
-def _counted(function: Any) -> Any:
-    """A filter whose result, lists in a list, is counted."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return _tree(list(function(*args, **kwargs)))
-
-    return _marked_as(function, call)
-
-
-def _marked_as(function: Any, call: Any) -> Any:
-    """``call``, given the same first argument by jinja2 as ``function``."""
-    if _passes(function):
-        call.jinja_pass_arg = function.jinja_pass_arg
-    return call

@@ -17,14 +17,11 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence, Set
 from difflib import get_close_matches
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
-import jinja2
-from jinja2 import ext, meta, nodes
-
 from kit.data.chat.beginnings import Beginnings
-from kit.data.chat.sandbox import TooMuch, compile_template, render
+from kit.data.chat.sandbox import CLOSE, OPEN, TemplateError, TooMuch, beginnings, render, texts, variables
 from kit.data.chat.shipped import SHIPPED, can_be_added, fitting, is_one_token, new_tokens_flag, without_header
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
@@ -47,7 +44,6 @@ Span = tuple[int, int]  # characters of a rendered text: [start, end)
 _SPECIAL = re.compile(
     r"<\|[^\s<>|]+\|>|<\uff5c[^\s<>]+\uff5c>|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>|\[/?[A-Z_]{4,}\]"
 )
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # noncharacters, which should not occur in any text
 _PROBE = "probe-text"  # of a message, to see whether a template shows it
 # Variables that are not for ``chat_template_kwargs``: the conversation itself gives them.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
@@ -67,11 +63,11 @@ def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[s
         fix = "leave it out, or give the file of a template that reads these variables"
         raise UserError(Problem("chat_template_kwargs", "there is no chat template", fix=fix))
     named = source if isinstance(source, dict) else {"": source}
-    read = {}
+    read: dict[str, Set[str]] = {}
     for name, text in named.items():
         try:
-            read[name] = _variables(compile_template(text), text)
-        except (jinja2.TemplateSyntaxError, TooMuch):  # reported when it is rendered
+            read[name] = variables(text)
+        except (TemplateError, TooMuch):  # reported when it is rendered
             read[name] = set(kwargs)
     # What the tokenizer gives, such as bos_token, would win over a default.
     check_kwargs(kwargs, set().union(*read.values()) - set(tokenizer.special_tokens_map))
@@ -96,21 +92,6 @@ def check_kwargs(kwargs: Mapping[str, Any], variables: Set[str], of_row: bool = 
             corrected = json.dumps({close if name == key else name: value for name, value in kwargs.items()})
             fix = f"did you mean --chat_template_kwargs {shlex.quote(corrected)}" if close else "leave it out"
         raise UserError(Problem("chat_template_kwargs", found, expected, fix))
-
-
-@lru_cache(maxsize=32)  # parsing takes longer than rendering, and templates are made anew for each block of rows
-def _variables(compiled: jinja2.Template, source: str) -> Set[str]:
-    environment = compiled.environment
-    return meta.find_undeclared_variables(environment.parse(source)) - set(environment.globals)
-
-
-@lru_cache(maxsize=32)
-def _literals(compiled: jinja2.Template, source: str) -> Set[str]:
-    """What looks like a special token in the texts of a template."""
-    tree = compiled.environment.parse(source)
-    texts = [node.data for node in tree.find_all(nodes.TemplateData)]
-    texts += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
-    return {literal for text in texts for literal in _SPECIAL.findall(text)}
 
 
 def _with_defaults(source: str, kwargs: Mapping[str, Any], read: Set[str]) -> str:
@@ -165,36 +146,14 @@ def _shipped_template(tokenizer: Any, name: str) -> str:
 def _template_in_file(path: str) -> str:
     try:
         text = read_small(path)
-        compile_template(text)
-    except jinja2.TemplateSyntaxError as error:
-        raise UserError(Problem(f"{path}:{error.lineno}", f"not a Jinja template ({error.message})")) from None
+        variables(text)
+    except TemplateError as error:
+        raise UserError(Problem(f"{path}:{error.line}", f"not a Jinja template ({error})")) from None
     except TooMuch as error:
         raise UserError(Problem(path, f"not a Jinja template ({error})")) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(Problem(path, f"cannot be read ({error})", "a UTF-8 text file")) from None
     return without_header(text)  # so that a template of the kit is the same by its name and by its file
-
-
-class _Marks(ext.Extension):
-    """Makes a ``{% generation %}`` block write a mark before and after its text.
-
-    The extension of transformers counts the characters rendered so far instead. That is wrong inside a macro, whose
-    text is inserted later.
-    """
-
-    priority = 1000  # comes after transformers' extension for this tag, and so replaces it
-
-    def __init__(self, environment: jinja2.Environment) -> None:
-        super().__init__(environment)
-        self.tags = {"generation"}
-
-    def parse(self, parser: Any) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("mark"), [], [], body).set_lineno(line)
-
-    def mark(self, caller: Any) -> str:
-        return _OPEN + caller() + _CLOSE
 
 
 class Template:
@@ -213,13 +172,11 @@ class Template:
         self.date_was_asked = False
         self._values: dict[str, Any] = dict(tokenizer.special_tokens_map)
         try:
-            self._compiled = compile_template(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise self.refusal(f"not a Jinja template (line {error.lineno}: {error.message})") from None
+            self.variables = variables(source)  # that it reads, such as messages and enable_thinking
+        except TemplateError as error:
+            raise self.refusal(f"not a Jinja template (line {error.line}: {error})") from None
         except TooMuch as error:
             raise self.refusal(f"not a Jinja template ({error})") from None
-        except RecursionError:
-            raise self.refusal("not a Jinja template (nested too deeply)") from None
 
     def with_values(self, kwargs: Mapping[str, Any]) -> "Template":
         """Return this template with values for its variables. Raises ``UserError`` if it reads no such variable."""
@@ -248,52 +205,55 @@ class Template:
         """What looks like a special token in the template, but is split by the tokenizer."""
         if any(self.source == shipped.source for shipped in SHIPPED.values()):
             return []  # the tokens that it needs were checked, all else in it is plain text
-        return sorted(one for one in _literals(self._compiled, self.source) if not is_one_token(self._tokenizer, one))
+        literals = {literal for text in texts(self.source) for literal in _SPECIAL.findall(text)}
+        return sorted(literal for literal in literals if not is_one_token(self._tokenizer, literal))
 
     def render(self, messages: Messages, tools: Tools, add_generation_prompt: bool = False) -> str:
         """Return the conversation as text; with ``add_generation_prompt``, as the model is given it to write an answer.
 
         Raises ``UserError`` if the template fails.
         """
-        return self._render(self._compiled, messages, tools, add_generation_prompt)
+        return self._render(messages, tools, add_generation_prompt)
 
     def render_marked(self, messages: Messages, tools: Tools) -> tuple[str, list[Span]]:
         """Return the conversation as text, and the span of that text that each ``{% generation %}`` block gave.
 
         Raises ``UserError`` if the template fails, or if its blocks cannot be located.
         """
-        return self.located(self._render(self._marking, messages, tools, False), self.render(messages, tools))
+        return self.located(self._render(messages, tools, False, marks=True), self.render(messages, tools))
 
     def located(self, marked: str, rendered: str) -> tuple[str, list[Span]]:
         """Return what ``render_marked`` does, given a rendering with marks and one without."""
-        pieces = re.split(f"([{_OPEN}{_CLOSE}])", marked)
+        pieces = re.split(f"([{OPEN}{CLOSE}])", marked)
         text = "".join(pieces[::2])
         marks = pieces[1::2]
-        if marks != [_OPEN, _CLOSE] * (len(marks) // 2) or text != rendered:
+        if marks != [OPEN, CLOSE] * (len(marks) // 2) or text != rendered:
             raise self.refusal("its {% generation %} blocks cannot be found in the rendered text", BLOCKS)
         ends = [0]
         for piece in pieces[::2]:
             ends.append(ends[-1] + len(piece))
         return text, list(zip(ends[1:-1:2], ends[2:-1:2], strict=True))
 
-    @cached_property
-    def _marking(self) -> jinja2.Template:
-        return compile_template(self.source, _Marks)
-
     def beginnings(
         self, messages: Messages, tools: Tools, add_generation_prompt: bool = False, marks: bool = False
     ) -> Beginnings:
         """Return what is known of the renderings of the first messages; ``marks``: as ``render_marked`` has them."""
-        compiled = self._marking if marks else self._compiled
         given = self._given(tools, add_generation_prompt)
-        return Beginnings(compiled, self.source, self._as_read(messages), given)
-
-    def _render(self, compiled: jinja2.Template, messages: Messages, tools: Tools, add_generation_prompt: bool) -> str:
         try:
-            messages = self._as_read(messages)
-            return render(compiled, {"messages": messages, **self._given(tools, add_generation_prompt)})
-        except Exception as error:  # a template is a program: it may fail in any way
+            found, asked = beginnings(self.source, self._as_read(messages), given, TODAY.isoformat(), marks)
+        except (TemplateError, TooMuch):
+            return Beginnings(None)
+        self.date_was_asked |= asked
+        return Beginnings(found)
+
+    def _render(self, messages: Messages, tools: Tools, add_generation_prompt: bool, marks: bool = False) -> str:
+        given = {"messages": self._as_read(messages), **self._given(tools, add_generation_prompt)}
+        try:
+            text, asked = render(self.source, given, TODAY.isoformat(), marks)
+        except (TemplateError, TooMuch) as error:
             raise self.refusal(f"the template fails ({error})") from None
+        self.date_was_asked |= asked
+        return text
 
     def _as_read(self, messages: Messages) -> Messages:
         """The messages as the template reads them: their text as a list of one part, if it shows no other."""
@@ -312,31 +272,19 @@ class Template:
 
         def shows(content: Any) -> bool:
             try:
-                messages = [{"role": "user", "content": content}]
-                return _PROBE in render(self._compiled, {"messages": messages, **self._given(None, False)})
-            except Exception:  # a template is a program: it may fail in any way
+                given = {"messages": [{"role": "user", "content": content}], **self._given(None, False)}
+                return _PROBE in render(self.source, given, TODAY.isoformat())[0]
+            except (TemplateError, TooMuch):
                 return False
 
-        date_was_asked = self.date_was_asked
-        parts_only = not shows(_PROBE) and shows([{"type": "text", "text": _PROBE}])
-        self.date_was_asked = date_was_asked
-        return parts_only
+        return not shows(_PROBE) and shows([{"type": "text", "text": _PROBE}])
 
     def _given(self, tools: Tools, add_generation_prompt: bool) -> dict[str, Any]:
         """What the template is given besides the messages."""
         given = {"tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
-        return given | self._values | {"strftime_now": self._strftime_now}
-
-    def _strftime_now(self, format: str) -> str:
-        self.date_was_asked = True
-        return TODAY.strftime(format)
+        return given | self._values
 
     @cached_property
     def reads_prompt_flag(self) -> bool:
         """Whether the template reads ``add_generation_prompt``. Some of the others always open the next turn."""
         return "add_generation_prompt" in self.variables
-
-    @cached_property
-    def variables(self) -> Set[str]:
-        """The variables that the template reads, such as ``messages`` and ``enable_thinking``."""
-        return _variables(self._compiled, self.source)

@@ -16,7 +16,6 @@ import xxhash
 from kit.cache import digest
 from kit.config.settings.objective import Rows
 from kit.data.chat.formats import Sample, format_of, plain_text
-from kit.data.chat.sandbox import watched
 from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import Encoded, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
@@ -142,8 +141,7 @@ class Encoder:
     def encode_block(self, dataset: Dataset, part: int, block: Block) -> Piece:
         """Parse, check and tokenise a block of the source's part number ``part``."""
         rows = ((part, number, row) for number, row in dataset.source.parts[part].rows(block))
-        with watched():
-            return self.encode(dataset, rows)
+        return self.encode(dataset, rows)
 
     def encode(self, dataset: Dataset, rows: Iterable[tuple[int, int, Any]]) -> Piece:
         """Check and tokenise rows, each given as the number of its part, its own number, and its parsed content.

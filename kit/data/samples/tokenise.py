@@ -30,7 +30,6 @@ import numpy as np
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
 from kit.console import bar
 from kit.data.chat.formats import MAX_ID
-from kit.data.chat.sandbox import watched
 from kit.data.read.parts import Block
 from kit.data.read.sources import FIX_ROWS, Source, read_rows, shown
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
@@ -137,8 +136,7 @@ def _check_first_rows(dataset: Dataset, encoder: Encoder) -> None:
     rows = list(islice(read_rows(dataset.source.parts, dataset.columns), NUM_FIRST + 1))
     if len(rows) <= NUM_FIRST:
         return
-    with watched():
-        piece = encoder.encode(dataset, rows[:NUM_FIRST])
+    piece = encoder.encode(dataset, rows[:NUM_FIRST])
     bad = BadRows(piece.bad)
     if bad.num_rows > NUM_FIRST / 2:
         scope = f" of the first {NUM_FIRST} rows"
@@ -148,8 +146,7 @@ def _check_first_rows(dataset: Dataset, encoder: Encoder) -> None:
 def _longest(dataset: Dataset, encoder: Encoder) -> int:
     """The tokens of the longest of the first samples, before it is cut."""
     rows = islice(read_rows(dataset.source.parts, dataset.columns), NUM_FIRST)
-    with watched():
-        piece = replace(encoder, max_length=MAX_ID).encode(dataset, rows)
+    piece = replace(encoder, max_length=MAX_ID).encode(dataset, rows)
     lengths = piece.samples["length"]
     if piece.preferences is not None:  # of a pair, the longer half
         firsts = piece.preferences["first_length"]

@@ -24,10 +24,11 @@ from transformers.utils import chat_template_utils
 
 from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT, MARKED_LESS, MARKED_MORE, MOVED, OTHER_PROMPT
 from kit.data.chat.shipped import SHIPPED
-from kit.data.chat.template import FIXED_DATE, TODAY, resolve_template
-from kit.data.chat.tokens import UNROLLED, Encoded, encode
+from kit.data.chat.shown import AS_SCHEMA
+from kit.data.chat.template import AS_CONTENT, AS_REASONING, FIXED_DATE, TODAY, resolve_template
+from kit.data.chat.tokens import UNROLLED, Encoded, encode, encode_all
 from kit.data.chat.turns import FORGOTTEN, NO_END_OF_TURN
-from kit.errors import UserError
+from kit.errors import Problem, UserError
 
 SHAPES = sorted(path.stem for path in GOLDEN.glob("*.txt"))
 
@@ -508,3 +509,37 @@ def test_the_token_that_opens_the_next_turn_may_end_an_answer(tokenizer):
 def test_a_template_whose_renderings_do_not_fit_together_is_refused(template, reason, tokenizer):
     with pytest.raises(UserError, match=reason):
         encode(chat("Hi", "Hello", "Bye", "Bye now"), tokenizer, template)
+
+
+THOUGHT_IN_CONTENT = chat("Hi", "<think>\nA guest\n</think>\n\nHello")
+THOUGHT_APART = with_keys(chat("Hi", "Hello"), assistant_0={"reasoning_content": "A guest"})
+CITY = {"city": {"type": "str", "description": "Where"}}
+
+
+def with_tool(parameters):
+    return {**chat("Hi", "Hello"), "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]}
+
+
+@pytest.mark.parametrize(
+    ("before", "refused", "step", "taken"),
+    [
+        ("", THOUGHT_APART, AS_CONTENT, THOUGHT_IN_CONTENT),
+        (
+            "{{ '<|channel|>' + m.reasoning_content + '<|end|>' if m.reasoning_content }}",
+            THOUGHT_IN_CONTENT,
+            AS_REASONING,
+            THOUGHT_APART,
+        ),
+        (
+            "{% for t in tools or [] %}{{ t.function.name }}({{ t.function.parameters.properties }}){% endfor %}",
+            with_tool(CITY),
+            AS_SCHEMA,
+            with_tool({"type": "object", "properties": CITY}),
+        ),
+    ],
+)
+def test_the_step_that_a_refusal_names_is_right(before, refused, step, taken, tokenizer):
+    template = HEADER + before + SIMPLE
+    (problem,) = encode_all([refused], tokenizer, template)
+    assert problem.fix == step
+    assert not isinstance(encode_all([taken], tokenizer, template)[0], Problem)
