@@ -21,7 +21,6 @@ KITS = {
     "LLaMA-Factory v1": """
         model_class dist_config kernel_config peft_config train_dataset sample_backend quant_config init_config
         batching_strategy optim_config""",
-    "torchtune": "checkpointer tokenizer metric_logger dataset_val clip_grad_norm log_every_n_steps",
     "ms-swift": """
         train_type tuner_type target_modules split_dataset_ratio dataset_shuffle val_dataset rlhf_type quant_method
         lazy_tokenize load_from_cache_file template model_author model_name custom_register_path external_plugins
@@ -51,8 +50,6 @@ def kit_of(values: Mapping[str, Any], ours: Collection[str], is_sure: bool = Fal
         ours: names of this kit's settings, which say nothing.
         is_sure: whether a few keys of another kit are not enough, because a recipe of ours may have them by mistake.
     """
-    if any(isinstance(value, Mapping) and "_component_" in value for value in values.values()):
-        return "torchtune"
     if "zero_optimization" in values:
         return "DeepSpeed"
     if {"tuner_type", "model"} <= set(values):

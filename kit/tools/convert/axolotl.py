@@ -74,6 +74,8 @@ def convert(draft: Draft, path: Path) -> None:
     draft.default("save_total_limit", 4, KIT)
     draft.default("weight_decay", 0.0, KIT)
     draft.default("lr_scheduler_type", "cosine", KIT)
+    if "warmup_steps" not in draft.values:
+        draft.put("warmup_steps", 0.03, "the default of axolotl, which warms up for 100 steps at most")
 
 
 def _take_trackers(draft: Draft) -> None:
