@@ -11,7 +11,6 @@ FILES = {
     "LLaMA-Factory": {"model_name_or_path": "m", "stage": "sft", "cutoff_len": 1, "template": "qwen", "dataset": "d"},
     "LLaMA-Factory v1": {"model": "m", "model_class": "llm", "train_dataset": "d", "dist_config": {"name": "fsdp2"}},
     "TRL": {"model_name_or_path": "m", "dataset_name": "d", "use_peft": True, "torch_dtype": "auto"},
-    "DeepSpeed": {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}},
 }
 
 

@@ -29,7 +29,6 @@ from kit.tools.convert import (
     llama_factory_v1,
     swift,
     trainer,
-    training_arguments,
     trl,
     words,
 )
@@ -44,8 +43,6 @@ KITS: dict[str, Callable[[Draft, Path], None]] = {
     "LLaMA-Factory v1": llama_factory_v1.convert,
     "TRL": trl.convert,
     "ms-swift": swift.convert,
-    "transformers": training_arguments.convert,
-    "DeepSpeed": training_arguments.convert_deepspeed,
 }
 CHANGES = "changes what is learned"
 # Keys inside a section that describes data.
