@@ -3,7 +3,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from kit.config import other_kits
 from kit.tools.convert import trainer
@@ -235,8 +234,3 @@ def _take_plugins(draft: Draft) -> None:
             continue  # its keys were read
         else:
             draft.drop("plugins", name, Group.LEARNS, f"not known here: {shown(plugin)}")
-
-
-def template_of(name: Any) -> Any:
-    """Without the part that says to take the tokenizer's own first."""
-    return re.sub(r"^tokenizer_default_fallback_", "", str(name))
