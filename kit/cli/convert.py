@@ -15,7 +15,7 @@ from kit.tools.convert.data import BARE
 from kit.tools.convert.draft import Group, shown
 from kit.visible import one_line
 
-HELP = "make a recipe of a file of axolotl, LLaMA-Factory, torchtune, TRL, ms-swift and others"
+HELP = "make a recipe of a file of axolotl, LLaMA-Factory, TRL, ms-swift and others"
 
 
 def run(argv: list[str]) -> int:

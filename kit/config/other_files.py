@@ -21,7 +21,6 @@ KITS = {
     "LLaMA-Factory v1": """
         model_class dist_config kernel_config peft_config train_dataset sample_backend quant_config init_config
         batching_strategy optim_config""",
-    "torchtune": "checkpointer tokenizer metric_logger dataset_val clip_grad_norm log_every_n_steps",
     "ms-swift": """
         train_type tuner_type target_modules split_dataset_ratio dataset_shuffle val_dataset rlhf_type quant_method
         lazy_tokenize load_from_cache_file template model_author model_name custom_register_path external_plugins
@@ -31,14 +30,6 @@ KITS = {
         dataset_mixture dataset_mixer dataset_name dataset_train_split dataset_test_split max_seq_length torch_dtype
         use_peft gradient_accumulation_steps hub_model_id push_to_hub do_eval eval_steps warmup_ratio
         assistant_only_loss completion_only_loss dataset_text_field loss_type max_prompt_length""",
-    "transformers": """
-        per_gpu_train_batch_size dataloader_num_workers logging_dir remove_unused_columns do_train label_names
-        lr_scheduler_kwargs local_rank disable_tqdm deepspeed fsdp_config adam_beta1 group_by_length ddp_backend
-        metric_for_best_model load_best_model_at_end""",
-    "DeepSpeed": """
-        zero_optimization train_micro_batch_size_per_gpu train_batch_size zero_allow_untrusted_data_types
-        zero_allow_untested_optimizer steps_per_print wall_clock_breakdown zero_force_ds_cpu_optimizer
-        gradient_clipping""",
 }
 _WORDS = {kit: frozenset(words.split()) for kit, words in KITS.items()}
 
@@ -51,10 +42,6 @@ def kit_of(values: Mapping[str, Any], ours: Collection[str], is_sure: bool = Fal
         ours: names of this kit's settings, which say nothing.
         is_sure: whether a few keys of another kit are not enough, because a recipe of ours may have them by mistake.
     """
-    if any(isinstance(value, Mapping) and "_component_" in value for value in values.values()):
-        return "torchtune"
-    if "zero_optimization" in values:
-        return "DeepSpeed"
     if {"tuner_type", "model"} <= set(values):
         return "ms-swift"
     if {"dataset_mixture", "dataset_mixer"} & set(values):
@@ -64,5 +51,5 @@ def kit_of(values: Mapping[str, Any], ours: Collection[str], is_sure: bool = Fal
     best = max(hits, key=lambda kit: hits[kit])
     least = 1
     if is_sure:
-        least = 3 if "dataset" not in values or best not in ("TRL", "transformers") else len(values)
+        least = 3 if "dataset" not in values or best != "TRL" else len(values)
     return best if hits[best] >= least else ""

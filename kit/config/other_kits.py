@@ -1,13 +1,12 @@
 """Names of settings in other kits, each with what to use instead in this kit.
 
-They are those of transformers' ``TrainingArguments``, TRL, axolotl, LLaMA-Factory, torchtune and Unsloth. What has no
+They are those of transformers' ``TrainingArguments``, TRL, axolotl, LLaMA-Factory and Unsloth. What has no
 counterpart here stands by subject in ``other_words``, with the versions that were read.
 """
 
 import re
 from typing import Any
 
-from kit.config.optimisers import IN_BACKWARD
 from kit.config.other_words import (
     ADAPTERS,
     GENERATE,
@@ -74,14 +73,15 @@ _ANSWERS = {
     "use chat_template_kwargs: enable_thinking=false, or true": "enable_thinking preserve_thinking",
     "use new_tokens": """
         tokens special_tokens additional_special_tokens add_tokens add_special_tokens added_tokens_overrides
-        resize_vocab
-        resize_token_embeddings resize_token_embeddings_to_32x new_special_tokens_config""",
+        new_special_tokens_config""",
+    "leave it out: the embedding grows by the new_tokens alone": """
+        resize_vocab resize_token_embeddings resize_token_embeddings_to_32x""",
     _TOKENIZER: """
         tokenizer tokenizer_name tokenizer_name_or_path tokenizer_path tokenizer_config tokenizer_type
         tokenizer_use_fast
         use_fast_tokenizer tokenizer_legacy tokenizer_use_mistral_common tokenizer_kwargs eos_token pad_token bos_token
         unk_token padding_side split_special_tokens""",
-    "use system_prompt": "default_system default_system_message system_message new_system_prompt",
+    "use system_prompt": "default_system default_system_message system_message",
     _FROM_CONFIG: """
         model_type model_class model_config model_init_kwargs processor_type processor_config base_model_config
         is_encoder_decoder
@@ -112,7 +112,7 @@ _ANSWERS = {
     "use lora_r": "lora_rank r rank",
     "use lora_alpha": "alpha",
     "use lora_target_modules": """
-        lora_target target_modules lora_attn_modules apply_lora_to_mlp apply_lora_to_output lora_target_parameters
+        lora_target target_modules lora_target_parameters
         target_parameters""",
     "use lora_target_modules: all-linear, the default": "lora_target_linear target_all_linear",
     "use lora_modules_to_save": "modules_to_save additional_target",
@@ -133,7 +133,6 @@ _ANSWERS = {
         trainable_parameters""",
     "use freeze": "freeze_layers freeze_parameters frozen_parameters",
     _MERGE: "merge_lora create_new_adapter lora_on_cpu merge_method merge_weights save_merged",
-    "use qat": "quantizer",
     "not offered: methods are full, lora and qlora": """
         use_llama_pro mixture_of_depths relora use_onebitllms""",
     # --- the data
@@ -180,7 +179,7 @@ _ANSWERS = {
         pad_to_sequence_len pad_to_multiple_of pad_to_max_length""",
     "always on: a micro-batch has samples of similar length; packing has no padding at all": """
         group_by_length length_column_name train_sampling_strategy""",
-    "use train_on: all": "train_on_inputs train_on_input train_on_prompt",
+    "use train_on: all": "train_on_inputs train_on_prompt",
     "use train_on: assistant, the default": "assistant_only_loss completion_only_loss train_on_responses_only",
     "use train_on: last": "mask_history train_on_last_step_only",
     "use train_on: assistant, last or all; or give a message train: false": "roles_to_train",
@@ -226,7 +225,6 @@ _ANSWERS = {
     "use objective: eaft": "eaft use_eaft_loss use_eaft",
     "leave it out: objective eaft looks at the 20 most probable tokens": "eaft_k",
     "use optim: muon": "use_muon",
-    f"not offered: {IN_BACKWARD}": "optimizer_in_bwd",
     _OWN_LOSS: """
         loss custom_loss loss_function use_asft_loss asft_alpha
         compute_loss_func""",
@@ -247,7 +245,7 @@ _ANSWERS = {
     _DPO_VARIANT: """
         loss_weights dpo_loss_weights use_weighting dpo_use_weighting ld_alpha discopop_tau f_divergence_type
         f_alpha_divergence_coef pref_bco_weight""",
-    "use precompute_reference": "precompute_ref_log_probs cache_logprobs_only",
+    "use precompute_reference": "precompute_ref_log_probs",
     "use per_device_eval_batch_size: a reference that is computed beforehand has it too": "precompute_ref_batch_size",
     _REFERENCE: """
         reference_model sync_ref_model use_ref_model force_use_ref_model model_adapter_name""",
@@ -280,7 +278,7 @@ _ANSWERS = {
     "use save_strategy: epoch, or save_steps": "saves_per_epoch save_every save_interval save_freq save_every_n_epochs",
     "use save_steps": "checkpointing_steps",
     "use save_total_limit": "keep_checkpoints max_checkpoints checkpoints_total_limit",
-    "use save_only_model": "save_adapter_weights_only save_model_only save_weights_only",
+    "use save_only_model": "save_model_only save_weights_only",
     "use logging_steps": "log_every_n_steps log_interval log_steps logging_interval",
     "use logging_steps: 1, the default": "logging_first_step logging_strategy",
     "use keep_best: the checkpoint with the best metric_for_best_model is kept, and the run prints how to export it": (
@@ -302,7 +300,7 @@ _ANSWERS = {
         resume auto_resume_from_checkpoints resume_training resume_checkpoint checkpoint checkpoint_dir
         checkpoint_path""",
     "a resumed run never repeats or skips data; use resume_from_checkpoint": "ignore_data_skip",
-    "use report_to": "use_tensorboard use_wandb log_with metric_logger logger trackers",
+    "use report_to": "use_tensorboard use_wandb log_with logger trackers",
     "use run_name": "wandb_name wandb_run_name trackio_run_name wandb_run experiment_name",
     "use project": "wandb_project trackio_project_name project_name wandb_project_name",
     "always: report.html has the curves": """
@@ -325,8 +323,7 @@ _ANSWERS = {
     FP8: "fp8_recipe fp8_format fp8_config fp8_backend fp8_enable_fsdp_float8_all_gather",
     "strategy comes from the Accelerate config: --config fsdp": """
         fsdp fsdp_config fsdp_version fsdp_transformer_layer_cls_to_wrap fsdp_final_state_dict_type device_map
-        distributed_type accelerator_config parallelism_config dist_config ddp distributed_backend
-        custom_sharded_layers tensor_parallel_plan""",
+        distributed_type accelerator_config parallelism_config dist_config ddp distributed_backend""",
     "a key of an Accelerate config, which --config names": """
         compute_environment rdzv_backend same_network downcast_bf16 main_training_function tpu_env""",
     _DEEPSPEED: "deepspeed zero_stage deepspeed_config ds_config deepcompile",
@@ -447,8 +444,6 @@ def other_kits_word(name: str, value: Any = True) -> str:
         return "leave it out: it has no value"
     if text in ("false", "no", "off") and name not in _FALSE_ASKS:
         return _LEFT_OUT
-    if name == "loss" and re.search(r"crossentropy|cross_entropy|cewithchunked", text):
-        return "leave it out: it is the loss of objective sft, the default"
     if name == "special_tokens" and set(re.findall(r"(\w+)'?\"?:", text)) == {"pad_token"}:
         return "leave it out: padding is never learned from"
     if name in ("assistant_only_loss", "completion_only_loss", "train_on_responses_only") and text == "false":

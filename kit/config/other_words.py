@@ -1,7 +1,7 @@
 """More names of settings in other kits: what has no counterpart here, by subject, with the reason.
 
 They were read in the sources of axolotl 0.18.0 (067b021), LLaMA-Factory 0.9.6.dev0 (ff6d4d1), TRL 1.10.0.dev0
-(f2cd577), ms-swift (3602360) and torchtune 0.7.0 (bd2a0fc), and in their examples. Without an answer, some
+(f2cd577) and ms-swift (3602360), and in their examples. Without an answer, some
 would get that of a setting here with a similar name.
 """
 
@@ -63,18 +63,17 @@ WORDS = {
     REWARDS: """
         num_generations num_iterations num_ppo_epochs num_mini_batches num_sample_generations
         steps_per_generation reward_funcs reward_weights reward_model reward_adapters
-        reward_functions reward_penalty multi_turn_scheduler max_turns rollout sampler_engine sampler_type
-        num_sampling_batch_size epsilon_high cliprange cliprange_value vf_coef kl_coef kl_coeff lam lmbda
-        whiten_rewards missing_eos_penalty response_length min_response_length penalise_no_eos
-        importance_sampling_level dynamic_sample overlong_filter log_completions forward_batch_size
-        local_rollout_forward_batch_size policy_model value_checkpointer reward_checkpointer
-        reward_and_value_model ref_policy_checkpointer postprocessing orchestration inference prm_model
-        prm_threshold orm_model advantage_estimator gym_env use_gym_env ppo_epochs ppo_batch_size grpo_samples
+        multi_turn_scheduler max_turns rollout sampler_engine sampler_type
+        num_sampling_batch_size epsilon_high cliprange cliprange_value vf_coef kl_coef lam lmbda
+        whiten_rewards missing_eos_penalty response_length
+        importance_sampling_level dynamic_sample overlong_filter log_completions
+        local_rollout_forward_batch_size
+        prm_model prm_threshold orm_model advantage_estimator gym_env use_gym_env ppo_epochs
         center_rewards_coefficient process_reward_model n_samples_per_prompt generate_max_len
-        max_generated_tokens ce_coef alignment_coef diversity_coef feature_layers embed_method""",
+        ce_coef alignment_coef diversity_coef feature_layers embed_method""",
     DISTILLATION: """
-        teacher teacher_model teacher_adapters teacher_checkpointer teacher_model_type teacher_model_revision
-        teacher_deepspeed teacher_model_server teacher_kl_coef offload_teacher_model kd_loss kd_ratio seq_kd
+        teacher teacher_model teacher_adapters teacher_model_type teacher_model_revision
+        teacher_deepspeed teacher_model_server teacher_kl_coef offload_teacher_model kd_loss seq_kd
         gkd_logits_topk logprobs_field top_logprobs""",
     ADAPTERS: """
         adalora_init_r adalora_target_r adalora_beta1 adalora_beta2 adalora_tinit adalora_tfinal
@@ -89,14 +88,14 @@ WORDS = {
     KERNELS: """
         flash_optimum flex_attn_compile_kwargs gemma4_hybrid_attn_impl use_dsv4_kernels use_glm_dsa_kernels
         dsv4_fp4_grouped_mode pretrain_multipack_attn expert_parallel_num_nvl_bytes expert_parallel_token_capacity
-        expert_parallel_backend llama4_linearized_experts heads_k_stride experts_impl attention_backend use_flex
+        expert_parallel_backend llama4_linearized_experts heads_k_stride experts_impl attention_backend
         cross_entropy_fusion_impl
         sdpa_varlen large_head_attention cross_entropy_loss_fusion gradient_accumulation_fusion apply_rope_fusion
         bias_activation_fusion moe_permute_fusion moe_grouped_gemm moe_shared_expert_overlap moe_token_dispatcher_type
         chunked_cross_entropy_num_chunks tiled_mlp_num_shards tiled_mlp_use_original_mlp use_logits_to_keep
         dpo_use_logits_to_keep""",
     OFFLOADING: """
-        fsdp_cpu_offload offload_params offload_model offload_optimizer optimizer_cpu_offload
+        offload_params offload_model offload_optimizer optimizer_cpu_offload
         optimizer_offload_fraction""",
     ONE_LOOP: """
         recompute_granularity recompute_method recompute_num_layers train_iters no_save_optim no_save_rng finetune
@@ -107,31 +106,31 @@ WORDS = {
         generation_max_new_tokens gradio_max_new_tokens gradio_temperature gradio_title gradio_share
         gradio_server_name gradio_server_port num_generation_samples generation_do_sample generation_temperature
         generation_top_k generation_top_p generation_prompt_ratio repetition_penalty length_penalty stop_words
-        enable_kv_cache sample_backend skip_special_tokens eval_limit eval_generation_config
+        sample_backend skip_special_tokens eval_limit eval_generation_config
         extra_eval_args eval_dataset_args bench_dataset bench_split prompt""",
     "kit score RUN --tasks NAMES scores tasks of lm-evaluation-harness": """
         tasks eval_tasks eval_use_evalscope do_bench_eval num_fewshot""",
     VISION: """
         freeze_vit freeze_aligner vit_gradient_checkpointing max_pixels norm_bbox use_audio_in_video crop_to_patches
-        vision_cpt collate_fn""",
+        collate_fn""",
     "not offered: the text model is what trains": "freeze_llm",
     LOADING: """
         experimental_skip_move_to_device torchdistx_path max_memory gpu_memory_limit sample_packing_eff_est
-        total_num_tokens base_model_ignore_patterns use_distributed_state_dict low_cpu_ram
-        fsdp_reshard_after_forward memory_efficient_fsdp_wrap sample_packing_bin_size sample_packing_group_size
+        total_num_tokens base_model_ignore_patterns
+        sample_packing_bin_size sample_packing_group_size
         sample_packing_mp_start_method sample_packing_seq_len_multiplier lazy_tokenize load_from_cache_file
         download_mode use_hf init_strategy init_special_tokens check_model packing_num_proc is_preprocess
-        preprocess_shards num_dataset_shards_to_save ac_option template_backend tuner_backend
+        preprocess_shards num_dataset_shards_to_save template_backend tuner_backend
         qlora_sharded_model_loading multipack_real_batches use_orig_params load_args
         ignore_args_error add_version disable_auto_column_mapping acc_strategy dynamic_checkpoint ignore_bias_buffers
-        override_exist_file pretrain_multipack_buffer_size data_parallel_shard_dim data_parallel_replicate_dim""",
+        override_exist_file pretrain_multipack_buffer_size""",
     SERVICE: """
         cloud provider gpu node_count volumes secrets branch dockerfile_commands memory timeout memory_preprocess
         timeout_preprocess use_ray ray_num_workers ray_run_name ray_storage_path resources_per_worker ray_init_kwargs
         device_groups colocate_groups ENV""",
     OWN_CODE: "custom_register_path external_plugins",
     WEIGHTS: """
-        checkpointer safe_serialization max_shard_size create_checkpoint_symlink tokenizer_save_jinja_files
+        safe_serialization max_shard_size create_checkpoint_symlink tokenizer_save_jinja_files
         local_repo_path ms_hub_token om_hub_token use_flash_ckpt""",
     OWN_QUANTISATION: """
         model_quantization_config model_quantization_config_kwargs quantize_embedding hqq_axis weight_dtype
@@ -141,7 +140,7 @@ WORDS = {
     "not offered: samples stay as they are": """
         min_sample_len shuffle_before_merging_datasets curriculum_sampling sample_packing_sequentially batching_strategy
         batch_flattening pretraining_sample_concatenation use_pose pose_max_context_len pose_num_chunks
-        pose_split_on_token_ids layer_dropout early_exit_loss scaling_softmax scaling_softmax_factor
+        pose_split_on_token_ids scaling_softmax scaling_softmax_factor
         scaling_softmax_bias drop_system_message split_thinking diffusion enable_channel_loss""",
     ROWS: """
         apply_chat_template agent_template use_chat_template custom_dataset_info cached_dataset cached_val_dataset field
@@ -173,16 +172,12 @@ WORDS = {
     "use warmup_steps: below 1 it is a share of all steps": "lr_warmup_fraction",
     "use early_stopping_patience": "early_stop_interval",
     "use metric_for_best_model": "eval_metric",
-    "use eval_steps": "run_val_every_n_steps",
-    "use per_device_eval_batch_size": "batch_size_val",
-    "use gradient_checkpointing: selective": "ac_mode recompute_layer_types",
+    "use gradient_checkpointing: selective": "recompute_layer_types",
     "use resume_from_checkpoint": "resume_only_model",
     "use method: lora": "peft_config",
     "use report_to": "use_trackio",
     "use run_name": "exp_name",
     "use profile_steps, which begins after the first two steps": """
-        profile_modules profiler_active_steps profiler_output_dir profiler_record_shapes profiler_repeat
-        profiler_wait_steps profiler_warmup_steps profiler_with_stack profiler_profile_memory enable_torch_profiler""",
-    "always: metrics.jsonl has the memory of each step": "log_peak_memory_stats",
+        enable_torch_profiler""",
     "causal language models only: they have no labels or classes": "cls_model_config type_of_model",
 }

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from kit.config.hints import other_kind
-from kit.config.other_files import kit_of
 from kit.config.other_kits import FP16, other_kits_word
 from kit.config.recipe_file import read_yaml
 from kit.durable import read_small
@@ -72,8 +71,8 @@ class AccelerateConfig:
 
 def _refuse_deepspeed(path: Path, values: Mapping[str, Any]) -> None:
     """Raise ``UserError`` for a JSON of DeepSpeed."""
-    if kit_of(values, ()) == "DeepSpeed":
-        expected = "an Accelerate config; `kit convert` with this file says which does the same"
+    if "zero_optimization" in values:
+        expected = "an Accelerate config"
         fix = "--config fsdp; or --config fsdp_offload; or --config ddp"
         raise UserError(Problem("--config", f"{path} is a file of DeepSpeed", expected, fix))
 

@@ -10,9 +10,7 @@ FILES = {
     "axolotl": {"base_model": "m", "datasets": [], "sequence_len": 1, "micro_batch_size": 1},
     "LLaMA-Factory": {"model_name_or_path": "m", "stage": "sft", "cutoff_len": 1, "template": "qwen", "dataset": "d"},
     "LLaMA-Factory v1": {"model": "m", "model_class": "llm", "train_dataset": "d", "dist_config": {"name": "fsdp2"}},
-    "torchtune": {"model": {"_component_": "torchtune.models.llama3.llama3_8b"}, "seed": None},
     "TRL": {"model_name_or_path": "m", "dataset_name": "d", "use_peft": True, "torch_dtype": "auto"},
-    "DeepSpeed": {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}},
 }
 
 

@@ -28,9 +28,9 @@ def test_each_training_argument_of_transformers_is_a_flag_or_is_answered():
 
 # Some words had the answer of a setting with a similar name.
 GUESSED = """
-    dataset_val train_dataset use_dft_loss max_epochs lora_model_dir batch_size_val truncation_strategy teacher_model
+    dataset_val train_dataset use_dft_loss max_epochs lora_model_dir truncation_strategy teacher_model
     split_dataset_ratio boft_dropout num_iterations lora_ga_scale init_weights freeze_vit cached_dataset
-    stopping_strategy profiler_repeat use_pose seq_kd dataset_shuffle moe_aux_loss_coeff early_stop_interval
+    stopping_strategy use_pose seq_kd dataset_shuffle moe_aux_loss_coeff early_stop_interval
     use_distributed_optimizer
 """.split()
 
@@ -84,12 +84,10 @@ def test_a_known_word_is_never_answered_with_a_guess_by_spelling(word):
         ("precompute_ref_log_probs", "false", "leave it out"),
         ("loss_weights", "0", "leave it out"),
         ("disable_dropout", "false", "use lora_dropout"),
-        ("loss", "torchtune.modules.loss.LinearCrossEntropyLoss", "the loss of objective sft"),
-        ("loss", "torchtune.rlhf.loss.RSOLoss", "the loss is code"),
+        ("loss", "mine.Loss", "the loss is code"),
         ("special_tokens", "{pad_token: <pad>}", "padding is never learned from"),
         ("special_tokens", "{pad_token: <pad>, eos_token: <end>}", "use new_tokens"),
         ("quantize_moe_experts", "true", "leaves experts that are one tensor in 16 bits"),
-        ("quantizer", "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer", "use qat"),
         ("use_muon", "false", "leave it out"),
     ],
 )

@@ -3,7 +3,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from kit.config import other_kits
 from kit.tools.convert import trainer
@@ -74,6 +73,8 @@ def convert(draft: Draft, path: Path) -> None:
     draft.default("save_total_limit", 4, KIT)
     draft.default("weight_decay", 0.0, KIT)
     draft.default("lr_scheduler_type", "cosine", KIT)
+    if "warmup_steps" not in draft.values:
+        draft.put("warmup_steps", 0.03, "the default of axolotl, which warms up for 100 steps at most")
 
 
 def _take_trackers(draft: Draft) -> None:
@@ -233,8 +234,3 @@ def _take_plugins(draft: Draft) -> None:
             continue  # its keys were read
         else:
             draft.drop("plugins", name, Group.LEARNS, f"not known here: {shown(plugin)}")
-
-
-def template_of(name: Any) -> Any:
-    """Without the part that says to take the tokenizer's own first."""
-    return re.sub(r"^tokenizer_default_fallback_", "", str(name))

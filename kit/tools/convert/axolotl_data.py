@@ -1,44 +1,40 @@
 """The data sections of axolotl's YAML, and its chat templates.
 
 Names of templates: those in ``TEMPLATES`` give the same text as ours for messages of system, user and assistant, which
-was compared by rendering; those in ``OF_MODELS`` are copies of what the models of a family bring.
+was compared by rendering; those in ``TURNS`` are copies of what models bring, with what begins a turn
+in each: the model's own template is looked up for it.
 """
 
+import contextlib
+import json
 import os
+from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+
+from kit.durable import read_small
 from kit.tools.convert.data import ALPACA, BARE, Data, put_data
 from kit.tools.convert.draft import Draft, Group, as_list, is_nothing, is_true, number
 
 TEMPLATES = {"chatml": "chatml", "llama3": "llama3", "gemma3": "gemma", "gemma3n": "gemma", "phi_35": "phi3"}
-OF_MODELS = {
-    "gemma": "gemma-2 gemma2 gemma-7b gemma-1",
-    "gemma4": "gemma-4",
-    "gemma4_unified": "gemma-4",
-    "qwen_25": "qwen2.5 qwen2_5",
-    "qwen3": "qwen3",
-    "qwen3_5": "qwen3.5 qwen3_5",
-    "qwen2_vl": "qwen2-vl qwen2.5-vl",
-    "llama4": "llama-4",
-    "llama3_2_vision": "llama-3.2",
-    "falcon_h1": "falcon-h1",
-    "deepseek_v2": "deepseek-v2",
-    "deepseek_v3": "deepseek-v3",
-    "phi_3": "phi-3",
-    "phi_4": "phi-4",
-    "jamba": "jamba",
-    "cohere": "c4ai command",
-    "command_a": "command-a",
-    "aya": "aya",
-    "exaone": "exaone",
-    "exaone4": "exaone-4",
-    "mistral_v1": "mistral mixtral",
-    "mistral_v2v3": "mistral mixtral",
-    "mistral_v3_tekken": "mistral nemo",
-    "mistral_v7_tekken": "mistral devstral magistral",
-    "nemotron_h": "nemotron",
-    "pixtral": "pixtral",
-    "llava": "llava",
+_MISTRAL, _QWEN, _COHERE = "[INST]", "<|im_start|>", "<|START_OF_TURN_TOKEN|>"
+TURNS = {
+    "gemma": "<start_of_turn>",
+    "gemma4": "<|turn>",
+    "gemma4_unified": "<|turn>",
+    **dict.fromkeys(("qwen_25", "qwen3", "qwen3_5", "qwen2_vl", "falcon_h1"), _QWEN),
+    "llama4": "<|header_start|>",
+    "llama3_2_vision": "<|start_header_id|>",
+    "deepseek_v2": "User: ",
+    "deepseek_v3": "<｜User｜>",
+    "phi_3": "<|user|>",
+    "phi_4": "<|im_sep|>",
+    **dict.fromkeys(("cohere", "command_a", "aya"), _COHERE),
+    **dict.fromkeys(("exaone", "exaone4"), "[|user|]"),
+    **dict.fromkeys(("mistral_v1", "mistral_v2v3", "mistral_v3_tekken", "pixtral"), _MISTRAL),
+    "mistral_v7_tekken": "[SYSTEM_PROMPT]",
 }
 # Types of rows. Each is columns of theirs to our fields, where the names differ.
 _TEXTS = ("completion", "pretrain")
@@ -138,35 +134,56 @@ def _take_template(draft: Draft, sections: list[dict[str, Any]], types: list[str
         else:
             draft.put("chat_template", jinja)
     elif named:
-        put_template(draft, named[0].removeprefix("tokenizer_default_fallback_"), TEMPLATES, OF_MODELS)
+        put_template(draft, named[0].removeprefix("tokenizer_default_fallback_"), TEMPLATES, TURNS)
     own = {"alpaca" if kind in _ALPACA else "template" for kind in types if kind not in _TEXTS}
     if len(own) > 1:
         draft.drop("datasets.type", " and ".join(types), Group.LEARNS, "one chat template is for all data sets")
 
 
-def own_template(draft: Draft) -> str:
-    """Why a template of the model's family is not written down."""
-    typed = draft.typed.get("model_name_or_path")
-    return f"that of {typed} is taken" if typed else f"{draft.values['model_name_or_path']} brings its own"
-
-
-def put_template(draft: Draft, name: str, same: dict[str, str], of_models: dict[str, str]) -> None:
-    """Set our template of the same text, or leave it to the model if its family brings this one.
+def put_template(draft: Draft, name: str, same: dict[str, str], turns: dict[str, str]) -> None:
+    """Set our template of the same text, or leave it to the model if its own template begins turns in this way.
 
     Args:
         same: names there of templates that give the same text as one of ours.
-        of_models: names there, with words of which the ids of its models have one.
+        turns: names there of templates that models bring, with the text that begins a turn in each.
     """
-    model = str(draft.values.get("model_name_or_path", "")).lower()
+    model = str(draft.typed.get("model_name_or_path", draft.values.get("model_name_or_path", "")))
     if name == "tokenizer_default":
         return
     if name in same:
         draft.put("chat_template", same[name])
-    elif any(word in model for word in of_models.get(name, "").split()):
-        draft.drop("chat_template", name, Group.NEEDLESS, own_template(draft))
-    else:
-        reason = "no template here gives this text; with --drop, that of the model. Or --chat_template FILE"
-        draft.drop("chat_template", name, Group.LEARNS, reason, "chat_template")
+        return
+    own = template_here(model) if name in turns else None
+    if own is not None and turns[name] in own:
+        draft.drop("chat_template", name, Group.NEEDLESS, f"{model} brings a template with {turns[name]!r}")
+        return
+    reason = "no template here gives this text"
+    if name in turns:
+        lacks = f"the template of {model} has no {turns[name]!r}" if own else f"{model} is not here with a template"
+        reason = f"{lacks}, so nobody knows whether it brings this one"
+    reason += "; with --drop, that of the model. Or --chat_template FILE"
+    draft.drop("chat_template", name, Group.LEARNS, reason, "chat_template")
+
+
+def template_here(model: str) -> str | None:
+    """The chat template of a model in a folder, or in the hub's cache; None if it has none there. Opens no network."""
+    for file in ("chat_template.jinja", "tokenizer_config.json"):
+        path = Path(model, file)
+        if not path.is_file():
+            try:
+                path = Path(str(try_to_load_from_cache(model, file)))
+            except HFValidationError:  # neither an id nor a folder
+                continue
+        if not path.is_file():
+            continue
+        text = read_small(path, errors="replace")
+        if file.endswith(".jinja"):
+            return text
+        with contextlib.suppress(ValueError):
+            given = json.loads(text)
+            if isinstance(given, dict) and given.get("chat_template"):
+                return str(given["chat_template"])
+    return None
 
 
 def _data_of(draft: Draft, where: str, entry: dict[str, Any]) -> Data:

@@ -14,10 +14,12 @@ from typing import Any
 import yaml
 from tokenizers import Tokenizer
 
+from kit.config.fields import expected, is_switch
+from kit.config.hints import hint_for_value
 from kit.config.other_files import kit_of
 from kit.config.recipe import Recipe
 from kit.config.recipe_file import read_yaml
-from kit.config.validation import NAME, check_recipe, problems_with_secrets
+from kit.config.validation import NAME, check_recipe, problems_with_secrets, validate
 from kit.data.chat.shipped import SHIPPED
 from kit.durable import read_small
 from kit.errors import Problem, UserError, first_line, raise_if
@@ -26,9 +28,7 @@ from kit.tools.convert import (
     llama_factory,
     llama_factory_v1,
     swift,
-    torchtune,
     trainer,
-    training_arguments,
     trl,
     words,
 )
@@ -41,11 +41,8 @@ KITS: dict[str, Callable[[Draft, Path], None]] = {
     "axolotl": axolotl.convert,
     "LLaMA-Factory": llama_factory.convert,
     "LLaMA-Factory v1": llama_factory_v1.convert,
-    "torchtune": torchtune.convert,
     "TRL": trl.convert,
     "ms-swift": swift.convert,
-    "transformers": training_arguments.convert,
-    "DeepSpeed": training_arguments.convert_deepspeed,
 }
 CHANGES = "changes what is learned"
 # Keys inside a section that describes data.
@@ -100,6 +97,7 @@ def convert(
         {key: value for key, value in values.items() if not is_nothing(value)}, num_processes or 1, typed=flags or {}
     )
     _read(draft, KITS[kit], path, source)
+    _leave_what_does_not_fit(draft)
     if "dataset" in draft.typed:
         _leave_data_of_the_file(draft)
     if draft.typed.get("report_to") == "none":
@@ -178,6 +176,28 @@ def _leave_what_the_model_lacks(draft: Draft) -> None:
             del draft.values["chat_template"]
             reason = f"{model} lacks {', '.join(missing)}; with --drop, its own is taken. Or --chat_template NAME"
             draft.drop("chat_template", name, Group.LEARNS, reason)
+
+
+def _leave_what_does_not_fit(draft: Draft) -> None:
+    """Leave out each value that our setting does not take, by the schema: ``true`` is no list of tokens."""
+    for name, value in list(draft.values.items()):
+        if name in draft.typed or fits(name, value):
+            continue
+        del draft.values[name]
+        draft.notes.pop(name, None)
+        info = Recipe.model_fields[name]
+        reason = hint_for_value(name, str(value)) or f"{name} takes {expected(info)}"
+        draft.drop(draft.sources.get(name, name), value, Group.LEARNS, f"{reason}; with --drop, its default", name)
+
+
+def fits(name: str, value: Any) -> bool:
+    """Whether a setting of ours takes a value. A switch of YAML is no text: it fits only what may be true or false."""
+    info = Recipe.model_fields[name]
+    switches = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, bool)]
+    if switches and not is_switch(info):
+        return False
+    as_read = yaml.load(recipe_text(Draft({}, values={name: value}), []), yaml.BaseLoader)
+    return not validate(Recipe, as_read, {}, Recipe.model_fields)[2] & {name}
 
 
 def _unknown(path: Path, values: Mapping[str, Any], kit: str) -> Problem:

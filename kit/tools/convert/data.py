@@ -7,7 +7,7 @@ from typing import Any
 from kit.config.dataset_entry import DatasetEntry, with_own_names
 from kit.tools.convert.draft import Draft
 
-# The prompt of Stanford Alpaca, as axolotl and torchtune write it.
+# The prompt of Stanford Alpaca, as axolotl writes it.
 ALPACA = (
     "Below is an instruction that describes a task[, paired with an input that provides further context]. "
     "Write a response that appropriately completes the request.\n\n"
@@ -18,7 +18,7 @@ BARE = """\
 {%- if messages | map(attribute='role') | list not in [['user'], ['user', 'assistant']] -%}
 {{- raise_exception('a question and its answer are expected, without a system message') -}}
 {%- endif -%}
-{{- bos_token + messages[0]['content'] -}}
+{{- bos_token | default('', true) + messages[0]['content'] -}}
 {%- if messages | length == 2 -%}{{- messages[1]['content'] + eos_token -}}{%- endif -%}
 """
 

@@ -50,6 +50,7 @@ class Draft:
         template: the text of a chat template that the file holds; it gets a file of its own.
         typed: our settings that the user gave; they win.
         names: what the file calls keys that were given the name of transformers' Trainer.
+        sources: the key of the file that a setting of ours was renamed from.
     """
 
     given: dict[str, Any]
@@ -63,6 +64,7 @@ class Draft:
     template: str = ""
     typed: Mapping[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
 
     def take(self, key: str, default: Any = None) -> Any:
         """Remove a key and return its value; ``default`` if it is absent, null or empty."""
@@ -90,6 +92,7 @@ class Draft:
         for theirs, ours in names.items():
             if (value := self.take(theirs)) is not None:
                 self.put(ours, value)
+                self.sources[ours] = theirs
 
     def default(self, name: str, value: Any, kit: str) -> None:
         """Set what the other kit does where its file says nothing."""

@@ -8,7 +8,7 @@ from typing import Any
 from kit.config import other_kits
 from kit.durable import read_small
 from kit.tools.convert import trainer
-from kit.tools.convert.axolotl_data import own_template, put_template
+from kit.tools.convert.axolotl_data import put_template
 from kit.tools.convert.data import Data, first_rows, put_data
 from kit.tools.convert.draft import Draft, Group, as_list, is_nothing, is_true, number
 from kit.tools.convert.modules import put_adapter_type, put_initialisation, put_targets
@@ -43,26 +43,18 @@ TEMPLATES = {
     "gemma3": "gemma",
     "phi": "phi3",
     "phi4": "phi4",
+    "qwen3_nothink": "chatml",
 }
-OF_MODELS = {
-    "qwen": "qwen2 qwen1.5",
-    "qwen3_nothink": "instruct-2507",
-    "qwen3_5": "qwen3.5",
-    "gemma4": "gemma-4",
-    "deepseek": "deepseek-v2",
-    "deepseek3": "deepseek-v3",
-    "deepseekr1": "deepseek-r1",
-    "glm4": "glm-4",
-    "glm4_moe": "glm-4.5",
-    "gpt_oss": "gpt-oss",
-    "granite3": "granite-3",
-    "granite4": "granite-4",
-    "llama4": "llama-4",
-    "falcon_h1": "falcon-h1",
-    "smollm2": "smollm2",
-    "ministral3": "ministral-3",
-    "mimo": "mimo",
-    "seed_oss": "seed-oss",
+TURNS = {
+    **dict.fromkeys(("qwen", "qwen3", "qwen3_5", "falcon_h1", "smollm2"), "<|im_start|>"),
+    "gemma4": "<|turn>",
+    "deepseek": "User: ",
+    **dict.fromkeys(("deepseek3", "deepseekr1"), "<｜User｜>"),
+    **dict.fromkeys(("glm4", "glm4_moe"), "<|user|>"),
+    "gpt_oss": "<|start|>",
+    **dict.fromkeys(("granite3", "granite4"), "<|start_of_role|>"),
+    "llama4": "<|header_start|>",
+    "ministral3": "[INST]",
 }
 _OBJECTIVES = {"sft": "sft", "dpo": "dpo", "kto": "kto", "pt": "sft"}
 _WORDING = "{instruction}[\n{input}]"
@@ -193,18 +185,8 @@ def _take_data(draft: Draft, path: Path, stage: str) -> None:
         draft.put("eval_split_size", size)
     name = draft.take("template")
     if name is not None and stage != "pt":
-        _put_template(draft, str(name))
+        put_template(draft, str(name), TEMPLATES, TURNS)
     _take_what_is_learned(draft, stage)
-
-
-def _put_template(draft: Draft, name: str) -> None:
-    model = str(draft.values.get("model_name_or_path", "")).lower()
-    if name == "qwen3_nothink" and "2507" not in model:
-        draft.put("chat_template", "chatml", "qwen3_nothink")
-    elif name == "qwen3" and "qwen3" in model and "2507" not in model:
-        draft.drop("template", name, Group.NEEDLESS, own_template(draft))
-    else:
-        put_template(draft, name, TEMPLATES, OF_MODELS)
 
 
 def _take_what_is_learned(draft: Draft, stage: str) -> None:

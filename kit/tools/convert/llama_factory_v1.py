@@ -22,6 +22,10 @@ RENAMES = {
     "custom_chat_template": "chat_template",
 }
 _WORDING = "{instruction}[{input}]"
+_OWN_ROWS = (
+    "without a converter its rows are in LLaMA-Factory's own form, whose messages have parts of {type, value}; write "
+    "them as plain messages, for --dataset FILE"
+)
 
 
 def convert(draft: Draft, path: Path) -> None:
@@ -84,9 +88,10 @@ def _take_data(draft: Draft, path: Path) -> None:
 
 
 def _data_of(draft: Draft, name: str, given: str, path: Path, ours: str) -> list[Data]:
-    """The data sets that a file lists; one that is no such file is a data set itself."""
+    """The data sets that a file lists; one that is no such file is a data set itself, which has no converter."""
     if not given.endswith((".yaml", ".yml")):
-        return [Data(given)]
+        draft.refuse(name, given, _OWN_ROWS, ours)
+        return []
     file = next((base / given for base in (Path(), *path.resolve().parents) if (base / given).is_file()), None)
     if file is None:
         draft.refuse(name, given, "not found from here; run it where you ran LLaMA-Factory, or --dataset FILE", ours)
@@ -100,8 +105,10 @@ def _data_of(draft: Draft, name: str, given: str, path: Path, ours: str) -> list
 
 
 def _entry(draft: Draft, where: str, entry: dict[str, Any], base: Path) -> Data:
-    kind, source = entry.get("converter", "alpaca"), str(entry.get("path", ""))
-    if kind == "pair":
+    kind, source = entry.get("converter"), str(entry.get("path", ""))
+    if kind is None:
+        draft.refuse(where, source, _OWN_ROWS, "dataset")
+    elif kind == "pair":
         draft.put("objective", "dpo")
         draft.put("beta", draft.take("pref_beta", 0.1))
     elif kind not in ("alpaca", "sharegpt"):

@@ -39,6 +39,13 @@ RENAMES = {
 }
 _OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo")
 _TEMPLATES = {"llama3": "llama3", "chatml": "chatml", "gemma": "gemma"}
+_TURNS = {
+    **dict.fromkeys("qwen qwen2_5 qwen3 qwen3_thinking qwen3_nothinking qwen3_5".split(), "<|im_start|>"),
+    "llama3_2": "<|start_header_id|>",
+    "llama4": "<|header_start|>",
+    "deepseek_v3": "<｜User｜>",
+    "glm4": "<|user|>",
+}
 _LONGER = {"delete": "drop", "left": "keep_end", "right": "truncate", "split": "split"}
 _IMAGES = re.compile(r"(?i)[-_/.](vl|omni|audio|vision|v|ocr)\b|ovis|internvl|llava|janus|pixtral|minicpm-[ov]")
 _NAMES = (
@@ -229,7 +236,7 @@ def _take_what_is_learned(draft: Draft, is_pretraining: bool) -> None:
         draft.put("train_on", scales[scale], note)
     name = draft.take("template")
     if name is not None:
-        put_template(draft, str(name), _TEMPLATES, {str(name): re.sub(r"[_\d.]+$", "", str(name))})
+        put_template(draft, str(name), _TEMPLATES, _TURNS)
     strategy, length = draft.take("truncation_strategy"), draft.take("max_length")
     draft.put("max_length", int(number(length or _FAR)), "" if length else "as far as the model goes")
     draft.put("excess_length_strategy", _LONGER.get(str(strategy), "drop"), "" if strategy else f"the default of {KIT}")

@@ -33,6 +33,16 @@ _REASON_OF = {
     for reason, words in reasons.items()
     for word in words.split()
 }
+# Words of other kits whose setting here is named in a hint, and whose value says another thing.
+_OTHER_VALUE = frozenset(
+    """
+    lora_target_parameters target_parameters freeze_parameters_regex freeze_parameters_ratio trainable_parameters_regex
+    freeze_trainable_modules freeze_trainable_layers freeze_extra_modules disable_shuffling
+    disable_gradient_checkpointing special_tokens added_tokens_overrides new_special_tokens_config fix_untrained_tokens
+    truncation truncation_side conversation prompt_style data_dir dataset_dir data_files dataset_splits packing_length
+    column_mapping message_property_mappings early_stopping early_stopping_steps max_steps_per_epoch
+    """.split()
+)
 _SPEED = (other_kits.KERNELS, other_kits.OFFLOADING, other_kits.FP8, other_kits.ONE_LOOP)
 # How answers begin to words that ask for nothing that this kit does not do anyway, or that is not part of training.
 _NEEDLESS = (
@@ -110,8 +120,9 @@ def _take_word(draft: Draft, key: str, value: object) -> None:
         return
     same = re.fullmatch(r"use (?:--)?(\w+)", answer)
     group = group_of(answer)
-    if same and group is Group.LEARNS and same[1] not in draft.values and not isinstance(value, dict):
+    if same and group is Group.LEARNS and same[1] not in draft.values and key not in _OTHER_VALUE:
         draft.put(same[1], value)
+        draft.sources[same[1]] = key
     elif not (is_false(value) and not answer):  # a switch that is off
         if group is Group.NEEDLESS:
             answer = re.sub(r"^use (--)?", "here it is ", answer)

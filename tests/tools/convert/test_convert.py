@@ -66,8 +66,8 @@ def test_all_that_the_user_must_decide_is_said_in_one_answer(converted):
         converted(AXOLOTL | {"sequence_len": 3})
     assert [problem.where.rpartition(" ")[2] for problem in refused.value.problems] == [
         "min_sample_len",
+        "sequence_len",
         "dataset",
-        "max_length",
     ]
 
 

@@ -80,7 +80,6 @@ def test_a_file_becomes_a_recipe_with_the_defaults_of_that_kit(of_file):
         ({"use_dft_loss": True}, "objective", "dft"),
         ({"disable_gradient_checkpointing": True}, "gradient_checkpointing", False),
         ({"template": "qwen3_nothink"}, "chat_template", "chatml"),
-        ({"template": "qwen3_nothink", "model_name_or_path": "Qwen/Qwen3-4B-Instruct-2507"}, "chat_template", None),
         ({"dataset": "hub", "max_samples": None}, "dataset_columns", {"question": "instruction", "answer": "output"}),
         ({"dataset": "hub"}, "dataset_config", "main"),
         ({"dataset": "texts", "stage": "pt", "template": None}, "dataset_columns", {}),

@@ -27,6 +27,7 @@ def of_file(converted, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/mine.yaml").write_text(DATA)
     (tmp_path / "data/pairs.yaml").write_text("p: {path: a/b, converter: pair, split: train_prefs}\n")
+    (tmp_path / "data/own.yaml").write_text("own: {path: a/b}\n")
     (tmp_path / "data/alpaca.yaml").write_text("p: {path: a/b, converter: alpaca}\n")
     return lambda values, **more: converted(FILE | values, **more)
 
@@ -55,6 +56,8 @@ def test_an_input_follows_its_instruction_at_once(of_file):
     [
         ({"optim_config": {"name": "muon"}}, "--drop optim_config"),
         ({"train_dataset": "data/nowhere.yaml"}, "not found from here"),
+        ({"train_dataset": "data/own.yaml"}, "without a converter"),
+        ({"train_dataset": "rows.jsonl"}, "without a converter"),
         ({"model_class": "vlm"}, "causal language models only"),
     ],
 )
