@@ -95,7 +95,7 @@ def test_flags_that_do_not_fit_are_reported_at_once_and_nothing_is_written(tmp_p
 
 def test_columns_of_the_rows_to_compare_on_are_named_as_the_message_says(tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"frage": "What is it?", "antwort": "It is a dog that runs fast."}) + "\n")
+    rows.write_text(json.dumps({"question": "What is it?", "answer": "It is a dog that runs fast."}) + "\n")
     flags = ["--format=torchao", "--qat=int8_weight_only", f"--rows={rows}"]
     with pytest.raises(UserError) as refused:
         export(TINY, tmp_path / "new", *flags)
