@@ -88,8 +88,7 @@ def _keep_dtype_of_states(base: Any) -> None:
 
     table = base.get_input_embeddings()
     if isinstance(table, ModulesToSaveWrapper):
-        dtype = table.original_module.weight.dtype
-        table.register_forward_hook(lambda _module, _args, vectors: vectors.to(dtype))
+        table.register_forward_hook(lambda table, _, vectors: vectors.to(table.original_module.weight.dtype))
 
 
 def _load_adapter(model: Any, settings: MethodSettings) -> Any:
@@ -269,10 +268,11 @@ def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     problems = []
     modules = dict(meta_model.named_modules())
     left_out = tied_tables(meta_model)
+    adapted = torch.nn.Linear if settings.adapter_type == "oft" else torch.nn.Linear | Conv1D
     linear = {
         last_part(name)
         for name, module in modules.items()
-        if isinstance(module, torch.nn.Linear | (torch.nn.Linear if settings.adapter_type == "oft" else Conv1D)) and not any(module is table for table in left_out)
+        if isinstance(module, adapted) and not any(module is table for table in left_out)
     }
     expected = f"all-linear, some of {', '.join(sorted(linear))}, or a regular expression"
     if settings.lora_target_modules != "all-linear":

@@ -11,11 +11,12 @@ import os
 import re
 import shutil
 import signal
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from covering import covering_rows, pairs_of, possible_pairs
+from covering import covering_rows
 from helpers import WORDS, Finetune, make_model, matrix, typed
 
 pytestmark = pytest.mark.slow
@@ -60,8 +61,8 @@ MODULES = {
 }
 LLAMA_MODULES = ("q_proj,v_proj", "lm_head", "embed_tokens")
 
-# Rules: values of factors, separated by |, that do not meet. Those of the first list would mean nothing: such a row would
-# be that of another value. Those of the second are refused, in words that the pattern finds.
+# Rules: values of factors, separated by |, that do not meet. Those of the first list would mean nothing: such a row
+# would be that of another value. Those of the second are refused, in words that the pattern finds.
 NOTHING = [
     {"method": "full|frozen", "dropout": "0.1"},
     {"method": "full|frozen", "targets": "some|head"},
@@ -105,8 +106,8 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"extra": "router", "topology": "fsdp"}, "router_aux_loss_coef: .* under FSDP2"),
     ({"extra": "router", "topology": "fsdp1"}, "router_aux_loss_coef: .* under FSDP1"),
     ({"whole": "head", "tied": "yes"}, "the output head without the embedding, to which it is tied"),
-    ({"whole": "embedding", "tied": "yes"}, "the embedding"),
-    ({"targets": "head", "tied": "yes"}, "tied"),
+    ({"whole": "embedding", "tied": "yes", "family": "gpt2|bloom"}, "lora_modules_to_save: .*tied"),
+    ({"targets": "head", "tied": "yes"}, "an adapter on it cannot be merged"),
     ({"targets": "head", "whole": "head"}, "lora_modules_to_save"),
     ({"targets": "head", "tokens": "new|trained"}, "lm_head gets an adapter"),
     ({"family": "gpt2", "method": "oft"}, "peft cannot adapt GPT2LMHeadModel|is a Conv1D, which takes no adapter"),
@@ -169,7 +170,11 @@ def _rows(row: dict[str, str], count: int, longest: int = 0) -> list[dict]:
     """Rows of the kind that the row's data and objective ask for; the last one of ``longest`` words."""
     made = []
     for i in range(count):
-        asked, answer, other = _say(i, 2 + i % 3), _say(i + 1, longest if longest and i == count - 1 else 3 + i % 5), _say(i + 2, 3)
+        asked, answer, other = (
+            _say(i, 2 + i % 3),
+            _say(i + 1, longest if longest and i == count - 1 else 3 + i % 5),
+            _say(i + 2, 3),
+        )
         question = {"role": "user", "content": asked}
         answered, wrong = ({"role": "assistant", "content": each} for each in (answer, other))
         if row["objective"] in ("dpo", "orpo", "simpo", "cpo"):
@@ -287,7 +292,9 @@ class Way:
             flags["dataset"] = json.dumps([{"path": str(flags["dataset"]), "weight": 2}, *entries])
         given = {
             "method": {
-                "frozen": {"train_only": "transformer.h.1.*" if row["family"] in ("gpt2", "bloom") else "model.layers.1.*"},
+                "frozen": {
+                    "train_only": "transformer.h.1.*" if row["family"] in ("gpt2", "bloom") else "model.layers.1.*"
+                },
                 "dora": {"use_dora": True},
                 "rslora": {"use_rslora": True},
                 "oft": {"adapter_type": "oft", "oft_block_size": 8},
@@ -392,7 +399,7 @@ class Way:
             run = self.start(f"packing-{packing}", "single", packing=packing, **sizes, **once)
             assert run.status == 0, run.output
             losses[packing] = [row["loss"] for row in run.rows if "loss" in row]
-        assert losses[True] == pytest.approx(losses[False], rel=2e-6), "packs: losses"
+        assert losses[True] == pytest.approx(losses[False], rel=5e-6), "packs: losses"
 
     def check_final(self, run) -> None:
         """What ``final/`` holds, opened by the libraries alone, has the loss that the run has measured."""
@@ -426,7 +433,9 @@ class Way:
             from transformers import BitsAndBytesConfig
 
             quantised = BitsAndBytesConfig(
-                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
                 bnb_4bit_compute_dtype=torch.float32,
             )
             options = {"quantization_config": quantised}
@@ -455,8 +464,12 @@ class Way:
         done = typed(*words)
         assert done.returncode == 0, done.stdout + done.stderr
         if not self.is_adapter:
-            old, new = (load_file(folder / "model.safetensors") for folder in (run.folder / "final", self.folder / "exported"))
-            assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old), "export: weights"
+            old, new = (
+                load_file(folder / "model.safetensors") for folder in (run.folder / "final", self.folder / "exported")
+            )
+            assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old), (
+                "export: weights"
+            )
             return
         merged = AutoModelForCausalLM.from_pretrained(self.folder / "exported", dtype=torch.float32).eval()
         adapter = self.final
@@ -487,3 +500,16 @@ def models(tmp_path_factory):
 @pytest.mark.parametrize("row", matrix(ROWS, always=len(ROWS)), ids=name_of)
 def test_a_row_of_options_is_right_at_each_station(row, tmp_path, models, fp32):
     Way(row, tmp_path, models, fp32).travel()
+
+
+@pytest.mark.parametrize(("rule", "words"), REFUSED, ids=lambda each: name_of(each) if isinstance(each, dict) else "")
+def test_what_cannot_go_together_is_refused_in_words(rule, words, tmp_path, models, fp32):
+    """Each value of a rule, beside the plainest others, before any weight is read."""
+    plain = {factor: values[0] for factor, values in FACTORS.items()} | {"method": "lora"}
+    for number, values in enumerate(product(*(each.split("|") for each in rule.values()))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        row = plain | dict(zip(rule, values, strict=True))
+        run = Way(row, folder, models, fp32).start("run")
+        assert run.status == 2 and re.search(words, run.output) and "Traceback" not in run.output, (row, run.output)
+        assert not (run.folder / "checkpoints").exists()
