@@ -40,7 +40,7 @@ def fsdp_plugin(topology: Topology) -> Any:
     policy1 = None
     if bf16:  # buffers stay fp32: in bf16, distant positions would have the same rotary frequencies
         fp32 = torch.float32
-        policy1 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=fp32, buffer_dtype=fp32)
+        policy1 = MixedPrecision(torch.bfloat16, reduce_dtype=fp32, buffer_dtype=fp32, cast_forward_inputs=True)
     return FullyShardedDataParallelPlugin(
         fsdp_version=1,
         sharding_strategy="FULL_SHARD" if topology.reshard_after_forward else "SHARD_GRAD_OP",
