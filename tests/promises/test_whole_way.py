@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from covering import covering_rows
-from helpers import WORDS, Finetune, make_model, matrix, typed
+from helpers import WORDS, Finetune, make_model, typed
 
 pytestmark = pytest.mark.slow
 
@@ -497,11 +497,20 @@ def models(tmp_path_factory):
     return tmp_path_factory.mktemp("models")
 
 
-@pytest.mark.parametrize("row", matrix(ROWS, always=len(ROWS)), ids=name_of)
+# Rows in the order of what they add; those that compile take a minute each.
+_ORDERED = sorted(ROWS, key=lambda row: row["compile"] == "yes")
+_MARKS = [(), (pytest.mark.long,), (pytest.mark.release,)]  # the first 10; CI has the first 40
+
+
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=_MARKS[(i >= 10) + (i >= 40)], id=name_of(row)) for i, row in enumerate(_ORDERED)],
+)
 def test_a_row_of_options_is_right_at_each_station(row, tmp_path, models, fp32):
     Way(row, tmp_path, models, fp32).travel()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rule", "words"), REFUSED, ids=lambda each: name_of(each) if isinstance(each, dict) else "")
 def test_what_cannot_go_together_is_refused_in_words(rule, words, tmp_path, models, fp32):
     """Each value of a rule, beside the plainest others, before any weight is read."""
