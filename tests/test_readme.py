@@ -131,7 +131,6 @@ def test_every_flag_named_in_the_pages_exists():
         "plain",
     }  # of kit score --tasks
     theirs |= {"learning_rte"}  # the mistake that is answered
-    theirs |= {"simulate"}  # of kit plan
     theirs |= {"drop"}  # of kit convert
     theirs |= {"public", "with_run", "base_model"}  # of kit push
     theirs |= {"older_than", "keep"}  # of kit cache

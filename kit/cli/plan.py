@@ -7,10 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from kit.config.recipe import Recipe
 from kit.console import announce_wait, show
 from kit.errors import Problem, UserError, raise_if
-from kit.memory.formulas import TENSORS
 from kit.tools.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
 from kit.tools.plan.hardware import GPUS, USUAL, Gpu
 from kit.tools.plan.lengths import Lengths, measure_lengths, read_training_data
@@ -47,7 +45,6 @@ from kit.tools.plan.table import (
 )
 from kit.visible import joined
 
-MAX_ERROR = 0.05  # of the formulas against a simulation; beyond it both are shown by component
 HELP = "what fits a GPU, how long it takes, and the command to type"
 USAGE = "usage: kit plan [--recipe R | --model M | --params N] [--gpu G] [--gpus N] [--flag value ...]"
 
@@ -71,7 +68,6 @@ def run(argv: list[str]) -> int:
         raise UserError(Problem("--config", f"{question.only} with {base.method} and {base.optim}", known))
     recommended = recommend(found, base.method)
     lengths = _lengths(question, recommended[0] if recommended else found[0])
-    simulated = _simulate(recommended, question.recipe) if "simulate" in ask.switches else None
     grown = next((each for each in own if each.strategy.shards and not each.strategy.offloads), own[0])
     scaled = scaling(grown, ask.gpu) if "scale" in ask.switches else []
     if ask.write:
@@ -80,12 +76,10 @@ def run(argv: list[str]) -> int:
         title = f"{question.shape.name}, {grown.method}, {rows_of(grown, grown.rows)} on {ask.gpu.name}"
         _draw(ask.picture, scaled, title)
     if "json" in ask.switches:
-        show(json.dumps(_record(ask, question, found, recommended, simulated, lengths, scaled), indent=1))
+        show(json.dumps(_record(ask, question, found, recommended, lengths, scaled), indent=1))
         return 0
     smaller = in_bf16(base, ask.gpu, question.recipe.global_batch_size, found, question.only)
     _show_plan(ask, question, found, recommended, lengths, smaller)
-    if simulated:
-        show(fitted(["", *simulated]))
     if "explain" in ask.switches:
         show(fitted(["", *explanation(recommended[0] if recommended else found[0])]))
     if "scale" in ask.switches:
@@ -182,24 +176,6 @@ def _short_record(ask: Ask, question: Question, gpu: Gpu) -> dict[str, Any]:
     return {"recipe": question.recipe_name, "gpu": gpu.name, "fits": way.fits, **own}
 
 
-def _simulate(recommended: tuple[Option, str] | None, recipe: Recipe) -> list[str] | None:
-    """Run the recommended way on fake tensors. Returns lines that compare it with the plan and plain transformers."""
-    from kit.tools.plan.simulate import LIMITS, simulate
-
-    if recommended is None:
-        return None
-    option, _ = recommended
-    simulated, plain = (simulate(replace(option.workload, loss=loss), recipe) for loss in ("chunks", "whole"))
-    error = option.memory.tensors / simulated.tensors - 1
-    lines = [f"Simulated: {gib(simulated.tensors)} of tensors, planned {gib(option.memory.tensors)} ({error:+.1%})."]
-    if abs(error) > MAX_ERROR:
-        names = dict.fromkeys([*simulated.components, *(n for n in TENSORS if option.memory.components.get(n))])
-        both = ((n, simulated.components.get(n, 0), option.memory.components.get(n, 0)) for n in names)
-        lines += [f"  {name:20}  {gib(ours)}, planned {gib(planned)}" for name, ours, planned in both]
-    lines.append(f"Plain transformers, with the logits of all positions: {gib(plain.tensors)}.")
-    return [*lines, *LIMITS]
-
-
 def _write(ask: Ask, question: Question, recommended: tuple[Option, str] | None) -> None:
     """Save the recommended recipe."""
     import yaml
@@ -233,7 +209,6 @@ def _record(
     question: Question,
     found: list[Option],
     recommended: tuple[Option, str] | None,
-    simulated: list[str] | None,
     lengths: Lengths | None,
     scaled: list[ScaledStep],
 ) -> dict[str, Any]:
@@ -281,5 +256,4 @@ def _record(
         "data": lengths and asdict(lengths),
         "seconds_per_step_of_data": seconds and seconds.seconds,
         "scale": [asdict(row) for row in scaled] if "scale" in ask.switches else None,
-        "simulated": simulated,
     }

@@ -43,7 +43,6 @@ ANSWERS = {
 SWITCHES = {
     "explain": "show where each number comes from",
     "scale": "what 8 to 4,096 GPUs would do",
-    "simulate": "run the recommended way on fake tensors, and compare",
     "json": "print everything as JSON",
 }
 
