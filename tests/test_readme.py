@@ -35,7 +35,7 @@ def test_every_command_parses(command, tmp_path, monkeypatch):
             assert words[1] in (*SCRIPTS, *COMMANDS) or words[1].startswith("--")
         if words[:2] == ["kit", "plan"]:
             with monkeypatch.context() as patched:
-                patched.chdir(tmp_path)  # which has no file of the name that --write or --picture gives
+                patched.chdir(tmp_path)  # which has no file of the name that --write gives
                 read_ask(words[2:])
         if words[:2] == ["kit", "score"] and score_tasks.is_asked(words[2:]):
             with monkeypatch.context() as patched:

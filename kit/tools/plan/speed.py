@@ -2,7 +2,7 @@
 kernels, against what the host can launch.
 
 The bounds are a roofline's. A run reaches a part of them: ``EFFICIENCY`` says which, from published runs of other kits.
-Nothing here was measured on a GPU by this project, so every result is a range.
+The project's own runs on an H100 are in benchmarks/results; none is fitted here, so every result is a range.
 """
 
 import math
