@@ -4,7 +4,7 @@
 
 For `lora` and `qlora` on one GPU, and `full` with FSDP2 on eight: a step without levers, with each lever alone, and
 with several. TFLOP, bytes, launches and memory are counted while the kit's own step runs on tensors without values
-(``kit plan --simulate``). Graphs of compiled layers are those that inductor makes of one layer for a CPU, where a
+(benchmarks/simulation). Graphs of compiled layers are those that inductor makes of one layer for a CPU, where a
 few hundred tokens run; their bytes are continued to the whole row, and their memory is the plan's. Milliseconds are
 a roofline's: the counts over an H100's datasheet, in the shares that ``kit plan`` takes as the best case. They are
 not measured.
@@ -22,13 +22,13 @@ from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+from benchmarks.simulation.simulate import Simulated, simulate  # noqa: E402
 from kit.memory.formulas import predict  # noqa: E402
 from kit.memory.workload import Workload  # noqa: E402
 from kit.strategy.strategies import FSDP2, SINGLE  # noqa: E402
 from kit.tools.plan import speed  # noqa: E402
 from kit.tools.plan.hardware import GPUS  # noqa: E402
 from kit.tools.plan.models import read_shape  # noqa: E402
-from kit.tools.plan.simulate import Simulated, simulate  # noqa: E402
 
 H100 = GPUS["h100"]
 GIB = 2**30
@@ -101,10 +101,10 @@ def simulated(workload: Workload, in_place: bool) -> Simulated:
     run = subprocess.run
 
     def patched(command: list[str], **values: Any) -> Any:
-        code = f"{PEFT_FORWARD}; from kit.tools.plan import fake_run; fake_run.main()"
+        code = f"{PEFT_FORWARD}; from benchmarks.simulation import fake_run; fake_run.main()"
         return run([sys.executable, "-c", code] if not in_place else command, **values)
 
-    with patch("kit.tools.plan.simulate.subprocess.run", patched):
+    with patch("benchmarks.simulation.simulate.subprocess.run", patched):
         return simulate(workload)
 
 

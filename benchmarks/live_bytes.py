@@ -3,9 +3,9 @@
     python benchmarks/live_bytes.py [--config fsdp] [--num_processes 2] [any finetune flag]
 
 Trains the tiny model with recipes/finetune.py on the CPU, with 1, 4 and 16 micro-batches a step, each in processes of
-its own. Resident memory would hide what is freed and used again, so storages are counted (kit/tools/plan/meter.py),
-each from the first operation that shows it until it is freed. Prints the peak of rank 0 in the third step, and its
-parts.
+its own. Resident memory would hide what is freed and used again, so storages are counted
+(benchmarks/simulation/meter.py), each from the first operation that shows it until it is freed. Prints the peak of
+rank 0 in the third step, and its parts.
 """
 
 import argparse
@@ -55,8 +55,8 @@ def measure() -> None:
     """Run recipes/finetune.py in this process, counting in each step."""
     sys.path.insert(0, str(ROOT))
     import kit.train.step
-    from kit.tools.plan.labels import label_storages
-    from kit.tools.plan.meter import Meter, Tally
+    from benchmarks.simulation.labels import label_storages
+    from benchmarks.simulation.meter import Meter, Tally
 
     meter, plain, steps = Meter(), kit.train.step.train_step, list[Tally]()
     meter.watch_resizes()

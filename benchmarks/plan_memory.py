@@ -1,9 +1,9 @@
-"""Bytes of real training runs on the CPU, beside those that ``kit plan --simulate`` predicts for them.
+"""Bytes of real training runs on the CPU, beside those of the same runs on tensors without values.
 
     python benchmarks/plan_memory.py [--method full lora] [--topology fsdp2] [--layers 4] [--hidden 256] [--length 256]
 
 Makes a random Llama, trains it with recipes/finetune.py, full, lora and qlora, on one process and with FSDP2 on two,
-with each kind of gradient checkpointing, counts the bytes of tensors in the third step (kit/tools/plan/meter.py), and
+with each kind of gradient checkpointing, counts the bytes of tensors in the third step, and
 simulates the same runs on fake tensors. "saved" are the activations that a forward pass has left for the backward
 pass, "gathered" the bytes that FSDP2 gathers in a step, "peak" all tensors at the fullest moment.
 """
@@ -22,11 +22,11 @@ from live_bytes import real_step
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+from benchmarks.simulation.simulate import simulate  # noqa: E402
 from kit.memory.workload import Workload  # noqa: E402
 from kit.model.checkpointing import Checkpointing  # noqa: E402
 from kit.strategy.strategies import Strategy  # noqa: E402
 from kit.tools.plan.models import read_shape  # noqa: E402
-from kit.tools.plan.simulate import simulate  # noqa: E402
 
 METHODS, TOPOLOGIES = ("full", "lora", "qlora"), ("single", "fsdp2")
 

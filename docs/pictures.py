@@ -32,7 +32,6 @@ TERMINAL = "<body style='background:#0d1117;color:#e6edf3;margin:1.2rem;font:15p
 PLAIN = """<style>body { font: 16px/1.5 system-ui, sans-serif; margin: 1rem 2rem; max-width: 56rem; color: #1f2328 }
 pre { background: #f6f8fa; padding: .8rem 1rem; font: 13px/1.5 ui-monospace, monospace } li { margin: .1rem 0 }
 td, th { border: 1px solid #d1d9e0; padding: .25rem .8rem } table { border-collapse: collapse }</style>"""
-PLAN = f"{KIT} plan --recipe llama-8b-full --gpu h100 --gpus 4x8 --global_batch_size 512 --scale --picture scale.svg"
 # The metadata of a card as a block of code, as the Hub shows a file.
 FRONT = r"sed -e '0,/^---$/s//```yaml/' -e '0,/^---$/s//```/'"
 
@@ -79,7 +78,6 @@ PICTURES = {
         1280,
         1300,
     ),
-    "plan": Picture(PLAN, "scale.svg", 720, 440, scale=2),
     "plan-table": Picture(
         f'(echo "{TERMINAL}<pre>$ kit plan --recipe llama-8b-qlora --gpu rtx4090"; '
         f"{KIT} plan --recipe llama-8b-qlora --gpu rtx4090) > plan.html",

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+import benchmarks.simulation.fake_tensors as fake_tensors
 import kit.strategy.accelerator
-import kit.tools.plan.fake_tensors as fake_tensors
 from kit.data.feed.batches import MicroBatch
 from kit.train.objective import OBJECTIVES, SupervisedLoss
 

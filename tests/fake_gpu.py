@@ -46,8 +46,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import fake_cuda  # noqa: E402
 from filelock import FileLock  # noqa: E402
 
+from benchmarks.simulation.simulate import set_rank_0_variables  # noqa: E402
 from kit.config.settings.objective import DECLARED  # noqa: E402
-from kit.strategy.launcher import set_rank_0_variables  # noqa: E402
 
 CONFIGS = {"single": "single", "ddp": "ddp", "fsdp2": "fsdp", "hybrid": "fsdp_hybrid", "offload": "fsdp_offload"}
 SHAPES = {"tiny": ROOT / "recipes/tiny/model"} | {p.name: p for p in sorted((ROOT / "recipes/shapes").iterdir())}

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from kit.tools.plan.meter import DEVICE, WAITS_FOR_VALUE, Meter, Tally, tensors_in
-from kit.tools.plan.storages import device_of
+from benchmarks.simulation.meter import DEVICE, WAITS_FOR_VALUE, Meter, Tally, tensors_in
+from benchmarks.simulation.storages import device_of
 
 # Operations whose result's shape is in the device's data, so that the host waits for it.
 _WAITS_FOR_SHAPE = {"nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim"}

@@ -19,19 +19,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig
 
 import kit
+from benchmarks.simulation.fake_run import FakeRun
+from benchmarks.simulation.fake_tensors import teach_fake_tensors
 from kit.checkpoint.save import Saver
 from kit.config.command_line import read_command_line
 from kit.evaluate import evaluate
 from kit.strategy import launch
-from kit.tools.plan.fake_run import FakeRun
-from kit.tools.plan.fake_tensors import teach_fake_tensors
 from kit.train.objective import build_objective
 
 # Whole paths: the folder of the clone may be called `kit` too.
 KIT = f"{Path(kit.__file__).parent}/"
-PLAN = f"{KIT}tools/plan/"
 OWN = (KIT,)
-IGNORED = ("torch/", "<", "/tests/fake_gpu", "/tests/fake_cuda", PLAN, "runpy")
+IGNORED = ("torch/", "<", "/tests/fake_gpu", "/tests/fake_cuda", "/benchmarks/simulation/", "runpy")
 
 
 def run(case: Any) -> dict[str, Any]:
@@ -178,7 +177,7 @@ def asked_by(own_code: tuple[str, ...], ignored_code: tuple[str, ...]) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not own:
         path = frame.f_code.co_filename
-        if any(part in path for part in own_code) and not path.startswith(PLAN):
+        if any(part in path for part in own_code):
             own = f"{_tail(path)}:{frame.f_lineno}"
             inner = inner or own
         elif not inner and not any(part in path for part in ignored_code):
@@ -203,8 +202,6 @@ def describe(error: BaseException) -> dict[str, Any]:
     return {
         "type": type(error).__name__,
         "message": str(error)[:500],
-        "lines": [
-            f"kit/{line.removeprefix(KIT)}" for line in lines if line.startswith(KIT) and not line.startswith(PLAN)
-        ][-3:],
+        "lines": [f"kit/{line.removeprefix(KIT)}" for line in lines if line.startswith(KIT)][-3:],
         "trace": lines[-40:],
     }

@@ -35,7 +35,7 @@ def test_every_command_parses(command, tmp_path, monkeypatch):
             assert words[1] in (*SCRIPTS, *COMMANDS) or words[1].startswith("--")
         if words[:2] == ["kit", "plan"]:
             with monkeypatch.context() as patched:
-                patched.chdir(tmp_path)  # which has no file of the name that --write or --picture gives
+                patched.chdir(tmp_path)  # which has no file of the name that --write gives
                 read_ask(words[2:])
         if words[:2] == ["kit", "score"] and score_tasks.is_asked(words[2:]):
             with monkeypatch.context() as patched:
@@ -131,7 +131,6 @@ def test_every_flag_named_in_the_pages_exists():
         "plain",
     }  # of kit score --tasks
     theirs |= {"learning_rte"}  # the mistake that is answered
-    theirs |= {"simulate"}  # of kit plan
     theirs |= {"drop"}  # of kit convert
     theirs |= {"public", "with_run", "base_model"}  # of kit push
     theirs |= {"older_than", "keep"}  # of kit cache

@@ -3,31 +3,23 @@
 import json
 import math
 import shlex
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-from kit.config.recipe import Recipe
 from kit.console import announce_wait, show
 from kit.errors import Problem, UserError, raise_if
-from kit.memory.formulas import TENSORS
 from kit.tools.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
 from kit.tools.plan.hardware import GPUS, USUAL, Gpu
 from kit.tools.plan.lengths import Lengths, measure_lengths, read_training_data
 from kit.tools.plan.search import (
     Option,
-    ScaledStep,
     fewest,
-    in_bf16,
     options,
     recommend,
-    scaling,
     strategies,
-    try_out,
 )
 from kit.tools.plan.table import (
     NOTE,
-    about_bf16,
     all_recipes,
     changes,
     command,
@@ -39,7 +31,6 @@ from kit.tools.plan.table import (
     on_machines,
     parts,
     rows_of,
-    scale,
     start_words,
     time_lines,
     to_type,
@@ -47,7 +38,10 @@ from kit.tools.plan.table import (
 )
 from kit.visible import joined
 
-MAX_ERROR = 0.05  # of the formulas against a simulation; beyond it both are shown by component
+IN_BF16 = (
+    "--optim adamw_bf16 takes less: weights and moments in bf16, rounded at random, which changes what is "
+    "learned (docs/performance.md)"
+)
 HELP = "what fits a GPU, how long it takes, and the command to type"
 USAGE = "usage: kit plan [--recipe R | --model M | --params N] [--gpu G] [--gpus N] [--flag value ...]"
 
@@ -71,26 +65,14 @@ def run(argv: list[str]) -> int:
         raise UserError(Problem("--config", f"{question.only} with {base.method} and {base.optim}", known))
     recommended = recommend(found, base.method)
     lengths = _lengths(question, recommended[0] if recommended else found[0])
-    simulated = _simulate(recommended, question.recipe) if "simulate" in ask.switches else None
-    grown = next((each for each in own if each.strategy.shards and not each.strategy.offloads), own[0])
-    scaled = scaling(grown, ask.gpu) if "scale" in ask.switches else []
     if ask.write:
         _write(ask, question, recommended)
-    if ask.picture:
-        title = f"{question.shape.name}, {grown.method}, {rows_of(grown, grown.rows)} on {ask.gpu.name}"
-        _draw(ask.picture, scaled, title)
     if "json" in ask.switches:
-        show(json.dumps(_record(ask, question, found, recommended, simulated, lengths, scaled), indent=1))
+        show(json.dumps(_record(ask, question, found, recommended, lengths), indent=1))
         return 0
-    smaller = in_bf16(base, ask.gpu, question.recipe.global_batch_size, found, question.only)
-    _show_plan(ask, question, found, recommended, lengths, smaller)
-    if simulated:
-        show(fitted(["", *simulated]))
+    _show_plan(ask, question, found, recommended, lengths)
     if "explain" in ask.switches:
         show(fitted(["", *explanation(recommended[0] if recommended else found[0])]))
-    if "scale" in ask.switches:
-        lines = scale(scaled, grown) if scaled else ["--scale needs a GPU by its name: --gpu h100"]
-        show(fitted(["", *lines]))
     show(joined(["", NOTE]))
     return 0
 
@@ -101,13 +83,8 @@ def _show_plan(
     found: list[Option],
     recommended: tuple[Option, str] | None,
     lengths: Lengths | None,
-    smaller: Option | None,
 ) -> None:
-    """Show all ways, and of the recommended one memory, time and the command to type.
-
-    Args:
-        smaller: a way with weights in bf16, where none of full fine-tuning fits.
-    """
+    """Show all ways, and of the recommended one memory, time and the command to type."""
     assert ask.gpu is not None
     base = ask.workload(question)
     where = f"{base.num_gpus} x {ask.gpu.name}, {gib(ask.gpu.memory)} each"
@@ -117,13 +94,15 @@ def _show_plan(
     where += "; fp8 needs compute capability 8.9, and its time is taken for that of bf16" if base.fp8 else ""
     shape = question.shape
     title = f"{shape.name}, {shape.num_parameters:,} parameters; {rows_of(base)}"
+    fits_in_full = any(option.fits for option in found if option.workload.method == "full")
+    less = [IN_BF16] if base.method == "full" and ask.gpu.bf16 and not (base.pure_bf16 or fits_in_full) else []
     if recommended is None:
-        show(fitted([title, where, "", *ways(found), "", f"Nothing fits. {_fix(found)}", *about_bf16(smaller)]))
+        show(fitted([title, where, "", *ways(found), "", *_nothing_fits(found), *less]))
         return
     option, reason = recommended
     lines = [title, where, "", f"Recommended: {option.workload.method} with {option.workload.config}: {reason}."]
     lines += [
-        *about_bf16(smaller),
+        *less,
         *needs(option),
         *time_lines(option, question.recipe.max_steps, ask.price, lengths),
         "",
@@ -135,13 +114,11 @@ def _show_plan(
     show(fitted([*parts(option.memory), *limits(option.workload)]))
 
 
-def _fix(found: list[Option]) -> str:
-    """What to change if none of these ways fits."""
-    if not any(option.missing_host and option.spare >= 0 for option in found):
-        return "A smaller --max_length, a smaller model, or more GPUs."
-    if any(try_out(replace(option.workload, async_save=False), option.gpu).fits for option in found):
-        return "Host memory is what is missing: --async_save false keeps no copy of what is saved."
-    return "Host memory is what is missing: a machine with more, or a smaller model."
+def _nothing_fits(found: list[Option]) -> list[str]:
+    """What is missing where none of these ways fits."""
+    if any(option.missing_host and option.spare >= 0 for option in found):
+        return ["Nothing fits: host memory is what is missing. --async_save false keeps no copy of what is saved."]
+    return ["Nothing fits. A smaller --max_length, a smaller model, or more GPUs."]
 
 
 def _show_usual(ask: Ask) -> int:
@@ -182,24 +159,6 @@ def _short_record(ask: Ask, question: Question, gpu: Gpu) -> dict[str, Any]:
     return {"recipe": question.recipe_name, "gpu": gpu.name, "fits": way.fits, **own}
 
 
-def _simulate(recommended: tuple[Option, str] | None, recipe: Recipe) -> list[str] | None:
-    """Run the recommended way on fake tensors. Returns lines that compare it with the plan and plain transformers."""
-    from kit.tools.plan.simulate import LIMITS, simulate
-
-    if recommended is None:
-        return None
-    option, _ = recommended
-    simulated, plain = (simulate(replace(option.workload, loss=loss), recipe) for loss in ("chunks", "whole"))
-    error = option.memory.tensors / simulated.tensors - 1
-    lines = [f"Simulated: {gib(simulated.tensors)} of tensors, planned {gib(option.memory.tensors)} ({error:+.1%})."]
-    if abs(error) > MAX_ERROR:
-        names = dict.fromkeys([*simulated.components, *(n for n in TENSORS if option.memory.components.get(n))])
-        both = ((n, simulated.components.get(n, 0), option.memory.components.get(n, 0)) for n in names)
-        lines += [f"  {name:20}  {gib(ours)}, planned {gib(planned)}" for name, ours, planned in both]
-    lines.append(f"Plain transformers, with the logits of all positions: {gib(plain.tensors)}.")
-    return [*lines, *LIMITS]
-
-
 def _write(ask: Ask, question: Question, recommended: tuple[Option, str] | None) -> None:
     """Save the recommended recipe."""
     import yaml
@@ -218,24 +177,12 @@ def _write(ask: Ask, question: Question, recommended: tuple[Option, str] | None)
     durable.write_text(ask.write, f"{header}{launch}\n\n" + yaml.safe_dump(values, sort_keys=False))
 
 
-def _draw(path: Path, rows: list[ScaledStep], title: str) -> None:
-    """Save the picture of ``--scale``."""
-    from kit import durable
-    from kit.tools.plan.picture import picture
-
-    if not rows:
-        raise UserError(Problem("--picture", "nothing to draw: the GPU's speed is not known", fix="--gpu h100"))
-    durable.write_text(path, picture(rows, title))
-
-
 def _record(
     ask: Ask,
     question: Question,
     found: list[Option],
     recommended: tuple[Option, str] | None,
-    simulated: list[str] | None,
     lengths: Lengths | None,
-    scaled: list[ScaledStep],
 ) -> dict[str, Any]:
     """The plan as JSON values; sizes in bytes, times in seconds."""
     assert ask.gpu is not None
@@ -258,7 +205,6 @@ def _record(
             "components": option.memory.components,
             "host": option.memory.host,
             "disk": option.memory.disk,
-            "largest_micro_batch": option.largest_rows,
             "largest_max_length": option.largest_length,
             "seconds_per_step": option.step and option.step.seconds,
             "passes_without_gradients": own.passes,
@@ -280,6 +226,4 @@ def _record(
         "on_machines": " ".join(on_machines(recommended[0])) if recommended else None,
         "data": lengths and asdict(lengths),
         "seconds_per_step_of_data": seconds and seconds.seconds,
-        "scale": [asdict(row) for row in scaled] if "scale" in ask.switches else None,
-        "simulated": simulated,
     }

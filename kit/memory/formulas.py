@@ -5,7 +5,8 @@ logits and their gradients, in the backward pass of a layer, and when the embedd
 have the names by which a simulation measures them, so that both can be compared line by line.
 
 Sources: what autograd saves (``kit.memory.activations``), the dtypes and chunks of ``kit.model``, and what FSDP2
-gathers and reduces in a simulation of the kit's own step. What no simulation shows is assumed (``ASSUMED``).
+gathers and reduces in a simulation of the kit's own step (benchmarks/simulation). What no simulation shows is
+assumed (``ASSUMED``).
 """
 
 from collections import Counter

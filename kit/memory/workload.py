@@ -120,10 +120,6 @@ class Workload:
             return replace(self, method=method)
         return replace(self, method=method, optim="adamw_torch_fused", pure_bf16=False)
 
-    def in_bf16(self) -> "Workload":
-        """Return this workload with weights and moments in bf16."""
-        return replace(self, optim="adamw_bf16", pure_bf16=True)
-
     @property
     def gradient_bytes(self) -> int:
         """Bytes of a gradient: float32 where micro-batches are added up, and under DDP; else as its weight."""

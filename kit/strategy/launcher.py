@@ -101,18 +101,6 @@ def num_processes_of_accelerate() -> int | None:
     return None
 
 
-def set_rank_0_variables(world: int, local_world: int) -> None:
-    """Set what a launcher sets for rank 0, in a process that simulates one of ``world`` ranks."""
-    os.environ |= {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(min(world, local_world)),
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "1",
-    }
-
-
 def _end_after(launcher: int) -> None:
     while os.getppid() == launcher:
         time.sleep(_POLL_SECONDS)

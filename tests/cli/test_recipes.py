@@ -38,9 +38,8 @@ def test_the_recipe_for_a_model_is_the_nearest_in_size(capsys):
 def test_with_gpus_it_shows_what_fits_them(capsys):
     assert main(["recipes", "--gpu", "24GiB", "--gpus", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("llama-8b-qlora") and "fits" in line for line in lines)
     (full,) = (line for line in lines if line.startswith("llama-8b-full"))
-    assert "fits with selective checkpointing: 2 x, fsdp_offload" in full and ", host " in full
+    assert full.split() == ["llama-8b-full", "2", "x", "offload", "*"]
     assert main(["recipes", "--gpu", "24"]) == 2 and "a memory without a unit" in capsys.readouterr().err
 
 

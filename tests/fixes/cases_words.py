@@ -115,31 +115,21 @@ PLAN = "kit plan --recipe llama-8b-lora"
 
 
 @case("kit/cli/plan.py:_show_usual")
-def a_plan_of_scale_without_a_gpu(world):
-    return f"{PLAN} --scale"
+def an_explained_plan_without_a_gpu(world):
+    return f"{PLAN} --explain"
 
 
-@case("kit/cli/plan.py:_draw")
-def a_picture_for_a_gpu_of_unknown_speed(world):
-    return f"{PLAN} --gpu 24GiB --scale --picture a.svg"
-
-
-@case("kit/tools/plan/ask.py:read_ask#1")
-def a_picture_without_its_table(world):
-    return f"{PLAN} --gpu h100 --picture a.svg"
-
-
-@case("kit/tools/plan/ask.py:read_ask#2", edit=drop("params"))
+@case("kit/tools/plan/ask.py:read_ask#1", edit=drop("params"))
 def a_model_and_a_number_of_parameters(world):
     return "kit plan --params 8B --model llama-8b --gpu h100"
 
 
-@case("kit/tools/plan/ask.py:read_ask#3")
+@case("kit/tools/plan/ask.py:read_ask#2")
 def a_recipe_without_its_flag(world):
     return "kit plan llama-8b"
 
 
-@case("kit/tools/plan/ask.py:read_ask#3")
+@case("kit/tools/plan/ask.py:read_ask#2")
 def a_plan_of_no_model(world):
     return "kit plan --max_length 512"
 

@@ -14,7 +14,7 @@ from kit.tools.plan.models import find_shape
 
 GIB = 2**30
 # GiB of tensors at the peak of a step of 1 and of 3 micro-batches, by
-# kit.tools.plan.simulate.simulate(workload)
+# benchmarks.simulation.simulate.simulate(workload)
 SIMULATED = [
     ("llama-1b", "full", SINGLE, 1, 2048, 1, 20.37, 21.35),
     ("llama-8b", "full", FSDP2, 8, 4096, 1, 17.968, 20.432),

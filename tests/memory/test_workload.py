@@ -34,6 +34,12 @@ def test_adapters_train_and_the_rest_does_not():
     assert own.config == "single" and not own.sharded
 
 
+def test_adapters_of_a_model_in_bf16_train_in_float32():
+    full = Workload(shape=find_shape("llama-8b"), method="full", length=128, optim="adamw_bf16", pure_bf16=True)
+    adapters = full.with_method("lora")
+    assert not adapters.pure_bf16 and adapters.optim == "adamw_torch_fused"
+
+
 def test_attention_is_eager_where_the_family_takes_no_other_or_the_recipe_says_so():
     recipe, llama, gemma = load_recipe("llama-8b-lora"), find_shape("llama-8b"), find_shape("gemma-2-2b")
     assert not Workload.of(recipe, llama).eager and Workload.of(recipe, gemma).eager

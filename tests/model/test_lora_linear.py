@@ -8,8 +8,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.simulation.meter import Meter
 from kit.model.lora_linear import install_lora_linear
-from kit.tools.plan.meter import Meter
 
 INPUTS, OUTPUTS, RANK = 64, 96, 4
 

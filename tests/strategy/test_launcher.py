@@ -21,7 +21,6 @@ from kit.strategy.launcher import (
     launcher_is_gone,
     num_processes_of_accelerate,
     recipe_after_restart,
-    set_rank_0_variables,
 )
 
 
@@ -146,17 +145,6 @@ def test_a_rank_knows_its_number_and_whether_other_machines_take_part(monkeypatc
     assert launched_rank() == LaunchedRank(9, 16, 1, 8) and launched_rank().several_machines
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
     assert not launched_rank().several_machines
-
-
-def test_a_simulated_rank_0_has_the_variables_of_a_launcher(monkeypatch):
-    monkeypatch.setattr(os, "environ", {"RANK": "3"})
-    set_rank_0_variables(64, 8)
-    assert {key: os.environ[key] for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")} == {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "64",
-        "LOCAL_WORLD_SIZE": "8",
-    }
 
 
 FAILED_RANK = """

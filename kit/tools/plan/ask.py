@@ -29,7 +29,6 @@ OWN = {
     "gpus": "how many, or machines x GPUs: 8, 2x8; default: this machine's",
     "price": "of a GPU for an hour, in any currency",
     "write": "save the recommended recipe to this file",
-    "picture": "with --scale: draw its table into this SVG file",
 }
 # Words of the script and of other tools, and this command's own for them.
 ANSWERS = {
@@ -42,8 +41,6 @@ ANSWERS = {
 }
 SWITCHES = {
     "explain": "show where each number comes from",
-    "scale": "what 8 to 4,096 GPUs would do",
-    "simulate": "run the recommended way on fake tensors, and compare",
     "json": "print everything as JSON",
 }
 
@@ -71,7 +68,6 @@ class Ask:
     gpus_per_machine: int
     price: float | None
     write: Path | None
-    picture: Path | None
     switches: set[str]
 
     def workload(self, question: Question) -> Workload:
@@ -99,17 +95,11 @@ def read_ask(argv: list[str]) -> Ask:
         if "gpus" in own:
             num, per_machine = parse_gpus(own["gpus"])
     price = _price(own["price"], problems) if "price" in own else None
-    files = {name: Path(own[name]) for name in ("write", "picture") if name in own}
-    problems += [Problem(f"--{name}", f"{path} exists", "a new file") for name, path in files.items() if path.exists()]
-    problems += [
-        Problem(f"--{name}", f"{path.parent} is no folder", "a file in a folder that exists")
-        for name, path in files.items()
-        if not path.parent.is_dir()
-    ]
-    if len({*files.values()}) < len(files):
-        problems.append(Problem("--picture", "the file of --write", "another file"))
-    if "picture" in files and "scale" not in switches:
-        problems.append(Problem("--picture", "without --scale, whose table it draws", fix="add --scale"))
+    write = Path(own["write"]) if "write" in own else None
+    if write and write.exists():
+        problems.append(Problem("--write", f"{write} exists", "a new file"))
+    elif write and not write.parent.is_dir():
+        problems.append(Problem("--write", f"{write.parent} is no folder", "a file in a folder that exists"))
     for flag, other in (("params", "model"), ("params", "model_name_or_path"), ("model", "model_name_or_path")):
         names = {*own, *(word[2:].partition("=")[0].replace("-", "_") for word in rest if word.startswith("--"))}
         if {flag, other} <= names:
@@ -140,8 +130,7 @@ def read_ask(argv: list[str]) -> Ask:
         num_gpus=num,
         gpus_per_machine=per_machine,
         price=price,
-        write=files.get("write"),
-        picture=files.get("picture"),
+        write=write,
         switches=switches,
     )
 
@@ -173,7 +162,8 @@ def _split(argv: list[str], problems: Problems) -> tuple[dict[str, str], set[str
         if word.startswith("--") and name in ANSWERS:
             if not has_value:
                 value = words.pop(0) if words and not words[0].startswith("--") else ""
-            problems.append(Problem(f"--{name}", "not a flag of kit plan", fix=_answer(name, value)))
+            typed = ANSWERS[name] if " " in ANSWERS[name] or not value else f"{ANSWERS[name]} {shlex.quote(value)}"
+            problems.append(Problem(f"--{name}", "not a flag of kit plan", fix=f"{typed} instead of --{name}"))
         elif not word.startswith("--") or name not in {**OWN, **SWITCHES}:
             rest.append(word)
         elif name in SWITCHES:
@@ -191,16 +181,6 @@ def _split(argv: list[str], problems: Problems) -> tuple[dict[str, str], set[str
     if "-" in own.values():
         problems.raise_if_any()
     return own, switches, rest
-
-
-def _answer(name: str, value: str) -> str:
-    """This command's own flag for ``name``, with the value where that can be typed."""
-    flag = ANSWERS[name]
-    if flag == "--gpus 2x8":
-        typed = f"--gpus {value if value.isdecimal() else 2}x8, machines x GPUs of each,"
-    else:
-        typed = f"{flag} {shlex.quote(value)}" if value else flag
-    return f"{typed} instead of --{name}"
 
 
 def _price(text: str, problems: Problems) -> float | None:

@@ -10,11 +10,11 @@ from kit.memory.formulas import Memory, predict
 from kit.memory.workload import Workload, machines_with_copies
 from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD, SINGLE
 from kit.tools.plan.hardware import Gpu
-from kit.tools.plan.speed import Step, collective_seconds, step
+from kit.tools.plan.speed import Step, step
 
 Method = Literal["full", "lora", "qlora"]
 METHODS: tuple[Method, ...] = get_args(Method)
-MOST_ROWS, MOST_LENGTH, MOST_POWER = 4096, 2**20, 10
+MOST_LENGTH, MOST_POWER = 2**20, 10
 # Ways to run whose speeds differ by less are equally fast, as far as the formulas know.
 EQUALLY_FAST = 0.05
 
@@ -44,22 +44,12 @@ class Option:
         return self.spare >= 0 and not self.missing_host
 
     @property
-    def largest_rows(self) -> int:
-        """The largest micro-batch of that length that fits; 0: none."""
-        return _largest(lambda rows: try_out(replace(self.workload, rows=rows), self.gpu).fits, MOST_ROWS)
-
-    @property
     def largest_length(self) -> int:
         """The longest row, in tokens, that fits with what takes the least memory, and that the model reads; 0: none."""
         own = self.workload
         most = min(own.shape.max_positions or MOST_LENGTH, MOST_LENGTH)
         way = least(own, own.rows * own.micro_batches * own.num_gpus)
         return _largest(lambda length: try_out(replace(way, length=length), self.gpu).fits, most)
-
-    def other_checkpointing(self) -> "Option":
-        """Return this option without gradient checkpointing instead of with it, or with it on every operation."""
-        changed = replace(self.workload, gradient_checkpointing=not self.workload.gradient_checkpointing)
-        return try_out(changed, self.gpu)
 
 
 def try_out(workload: Workload, gpu: Gpu) -> Option:
@@ -114,23 +104,6 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
                 best = tuned(way, gpu, global_batch_size) or tuned(offloaded, gpu, global_batch_size)
                 found.append(best or try_out(least(way, global_batch_size), gpu))
     return found
-
-
-def in_bf16(
-    base: Workload, gpu: Gpu, global_batch_size: int, found: Iterable[Option], only: str | None = None
-) -> Option | None:
-    """Return the best way of full fine-tuning with weights and moments in bf16, where none of ``found`` fits.
-
-    None where one does, where ``base`` is that already or trains adapters, on a GPU without bf16, and if nothing fits.
-    The other arguments are those of ``options``.
-    """
-    fits = any(option.fits for option in found if option.workload.method == "full")
-    if base.method != "full" or base.pure_bf16 or fits or not gpu.bf16:
-        return None
-    ways = strategies(replace(base, optim="adamw_torch_fused").in_bf16())
-    tried = (tuned(way, gpu, global_batch_size) for way in ways if only in (None, way.config))
-    fitting = [option for option in tried if option]
-    return _best(fitting) if fitting else None
 
 
 def least(workload: Workload, global_batch_size: int) -> Workload:
@@ -240,62 +213,3 @@ def _fitting(base: Workload, global_batch_size: int, gpu: Gpu) -> list[Option]:
         return []
     found = [tuned(way, gpu, global_batch_size) for way in strategies(base)]
     return [option for option in found if option]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScaledStep:
-    """A step of one micro-batch, sharded over a number of GPUs."""
-
-    num_gpus: int
-    num_machines: int
-    host: int  # bytes of the memory of one machine
-    peak: int  # bytes of one GPU
-    tokens_per_second: tuple[float, float]  # of one GPU
-    sent_share: float  # seconds of the collectives, over those of the computation at its fastest; above 1 it waits
-    group: int  # GPUs over which to shard, with copies between groups, for the shortest collectives
-    group_sent_share: float  # the same share with it
-
-
-def scaling(base: Workload, gpu: Gpu) -> list[ScaledStep]:
-    """Return a sharded step of one micro-batch on each of 8 to 4,096 GPUs; empty if the GPU's speed is not known.
-
-    The machines are those of ``base``; if it has one GPU, they have the usual number of GPUs.
-    """
-    rows = []
-    per_machine = base.gpus_per_machine if base.num_gpus > 1 else Workload.gpus_per_machine
-    for num in (2**power for power in range(3, 13)):
-        workload = replace(
-            base, strategy=FSDP2, num_gpus=num, num_replicas=1, micro_batches=1, gpus_per_machine=per_machine
-        )
-        option = try_out(workload, gpu)
-        if option.step is None:
-            return []
-        alone = replace(option.step, sent=0.0).seconds[0]
-        grouped = {group: _in_groups(workload, group) for group in _groups(num)}
-        fitting = [group for group, way in grouped.items() if try_out(way, gpu).fits] or [num]
-        seconds = {group: collective_seconds(grouped[group], gpu) for group in fitting}
-        best = min(seconds, key=lambda group: (seconds[group], group))
-        rows.append(
-            ScaledStep(
-                num_gpus=num,
-                num_machines=workload.num_machines,
-                host=sum(option.memory.host.values()),
-                peak=option.memory.peak,
-                tokens_per_second=option.step.tokens_per_second,
-                sent_share=option.step.sent / alone,
-                group=best,
-                group_sent_share=seconds[best] / alone,
-            )
-        )
-    return rows
-
-
-def _groups(num: int) -> list[int]:
-    """The powers of 2 that divide ``num``."""
-    return [2**power for power in range(num.bit_length()) if num % 2**power == 0]
-
-
-def _in_groups(workload: Workload, group: int) -> Workload:
-    """The same workload, with a copy of the model in each group of ``group`` GPUs."""
-    num_replicas = workload.num_gpus // group
-    return replace(workload, strategy=HYBRID if num_replicas > 1 else FSDP2, num_replicas=num_replicas)

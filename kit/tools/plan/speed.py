@@ -2,7 +2,7 @@
 kernels, against what the host can launch.
 
 The bounds are a roofline's. A run reaches a part of them: ``EFFICIENCY`` says which, from published runs of other kits.
-Nothing here was measured on a GPU by this project, so every result is a range.
+The project's own runs on an H100 are in benchmarks/results; none is fitted here, so every result is a range.
 """
 
 import math
@@ -47,7 +47,7 @@ class Launches:
     of_conversion: tuple[float, float] = (1, 2)  # of each 4-bit matrix, in both passes
 
 
-# Counted on fake GPUs (``kit plan --simulate``, models of 1B, 3B and 8B), and in what inductor makes for a CPU
+# Counted on fake GPUs (benchmarks/simulation, models of 1B, 3B and 8B), and in what inductor makes for a CPU
 # (benchmarks/ladder.py).
 LAUNCHES = Launches(46, 74, 100, (3, 8))
 LAUNCHES_IF_FUSED = Launches(17, 25, 25, (4, 4.5))

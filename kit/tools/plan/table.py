@@ -1,4 +1,4 @@
-"""A plan as lines: the ways to run a recipe, the recommended one, all recipes at a glance, and what scale does.
+"""A plan as lines: the ways to run a recipe, the recommended one, and all recipes at a glance.
 
 Promises: ``fitted`` lines have at most ``WIDTH`` columns, unless a single word has more; commands stay commands.
 """
@@ -22,7 +22,7 @@ from kit.memory.workload import Workload
 from kit.tools.plan.ask import Ask, Question
 from kit.tools.plan.hardware import Gpu
 from kit.tools.plan.lengths import Lengths
-from kit.tools.plan.search import MARGIN, Option, ScaledStep, fewest
+from kit.tools.plan.search import MARGIN, Option, fewest
 from kit.tools.plan.speed import SOURCE, Step, forward_pass
 from kit.visible import Layout, one_line
 
@@ -123,33 +123,17 @@ def _in_gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:,.1f}"
 
 
-def checkpointing(option: Option) -> str:
-    """Whether gradient checkpointing pays in this way to run."""
-    other = option.other_checkpointing()
-    on, off = (option, other) if option.workload.gradient_checkpointing else (other, option)
-    if off.spare >= 0:
-        if on.step and off.step:
-            costs = on.step.seconds[0] / off.step.seconds[0] - 1
-            return f"not needed: costs {costs:.0%} time, spares {gib(off.memory.peak - on.memory.peak)}"
-        return f"not needed: spares {gib(off.memory.peak - on.memory.peak)}"
-    return "needed" if on.spare >= 0 else "not enough"
-
-
-def rows_of(own: Workload, num: int | None = None) -> str:
-    """The rows of a workload, or ``num`` of its samples or packs: ``2 x 4,096 tokens``."""
+def rows_of(own: Workload) -> str:
+    """The rows of a workload: ``rows of 4,096 tokens``."""
     if own.sequences == 2 and not own.packing:
-        return (
-            f"{num} pairs of 2 x {own.length:,} tokens" if num else f"two rows of {own.length:,} tokens for each pair"
-        )
-    return f"{num} x {own.width:,} tokens" if num else f"{'packs' if own.packing else 'rows'} of {own.width:,} tokens"
+        return f"two rows of {own.length:,} tokens for each pair"
+    return f"{'packs' if own.packing else 'rows'} of {own.width:,} tokens"
 
 
 def needs(option: Option) -> list[str]:
     """What the recommended way takes of a GPU and of each machine, and how far it could go."""
     memory, own = option.memory, option.workload
-    lines = [
-        f"each GPU: {gib(memory.peak)} of {gib(option.gpu.memory)}; gradient checkpointing {checkpointing(option)}"
-    ]
+    lines = [f"each GPU: {gib(memory.peak)} of {gib(option.gpu.memory)}"]
     if own.rows * own.micro_batches > 1 or own.length < option.largest_length:
         lines.append(
             f"longest {'sequences' if own.sequences == 2 else 'rows'} that fit: {option.largest_length:,} tokens, with "
@@ -158,16 +142,6 @@ def needs(option: Option) -> list[str]:
     all_kept = "; and each further checkpoint" if own.num_checkpoints is None else ""
     host, disk = sum(memory.host.values()), sum(memory.disk.values())
     return [*lines, f"each machine: {gib(host)} of memory, {gib(disk)} of disk{all_kept}"]
-
-
-def about_bf16(option: Option | None) -> list[str]:
-    """A line about a way with weights and moments in bf16, if there is one."""
-    if option is None:
-        return []
-    return [
-        f"full fits with --optim adamw_bf16: {option.workload.config}, {gib(option.memory.peak)} of each GPU. Weights "
-        "and moments are then in bf16, rounded at random, which changes what is learned: docs/performance.md"
-    ]
 
 
 def parts(memory: Memory) -> list[str]:
@@ -368,15 +342,12 @@ def _range(pair: tuple[float, float]) -> str:
 
 
 def all_recipes(ask: Ask, gpus: list[Gpu]) -> list[str]:
-    """A table of all recipes: on how few of each GPU they fit, and with which config. Of one GPU it says more."""
+    """A table of all recipes: on how few of each GPU they fit, and with which config."""
     rows = []
     for question in ask.questions:
         base, batch = ask.workload(question), question.recipe.global_batch_size
         found = [fewest(base, batch, gpu, ask.num_gpus) for gpu in gpus]
-        shown = map(_at_a_glance if len(gpus) == 1 else _in_short, found)
-        rows.append([question.recipe_name or question.shape.name, *shown])
-    if len(gpus) == 1:
-        return table(["recipe", f"{gpus[0].name} ({gib(gpus[0].memory)})"], rows)
+        rows.append([question.recipe_name or question.shape.name, *map(_in_short, found)])
     return [
         *table(["", *(gpu.name for gpu in gpus)], [["recipe", *(gib(gpu.memory) for gpu in gpus)], *rows]),
         "*: with gradient checkpointing. offload: fsdp_offload, weights wait in the machine's memory.",
@@ -390,51 +361,6 @@ def _in_short(option: Option) -> str:
         return f"no, {missing(option)} missing" if option.spare < 0 else "no, host too small"
     config = own.config.removeprefix("fsdp_") if own.strategy.offloads else own.config
     return f"{own.num_gpus} x {config}{' *' if own.gradient_checkpointing else ''}"
-
-
-def _at_a_glance(option: Option) -> str:
-    own = option.workload
-    if not option.fits:
-        return f"does not fit: {missing(option)} missing on {own.num_gpus} x, {own.config}"
-    kind = "selective " if own.gradient_checkpointing == "selective" else ""
-    how = f" with {kind}checkpointing" if own.gradient_checkpointing else ""
-    how += " and activation_offload" if offloaded(own) else ""
-    host = f", host {gib(sum(option.memory.host.values()))}" if own.strategy.offloads else ""
-    return f"fits{how}: {own.num_gpus} x, {own.config}, {gib(option.memory.peak)}{host}"
-
-
-def scale(rows: list[ScaledStep], own: Workload) -> list[str]:
-    """A table of what 8 to 4,096 GPUs do to ``own``, and where communication takes over."""
-    cells = [
-        [
-            f"{row.num_gpus:,}",
-            f"{row.num_machines:,}",
-            _in_gib(row.host),
-            _in_gib(row.peak),
-            _range(row.tokens_per_second),
-            f"{row.sent_share:.0%}",
-            f"{row.group:,}" if row.group < row.num_gpus else "all",
-            f"{row.group_sent_share:.0%}",
-        ]
-        for row in rows
-    ]
-    above = ["", "", "host", "GPU", "tokens/s", "collectives /", "best", "with"]
-    titles = ["GPUs", "machines", "GiB", "GiB", "per GPU", "computation", "group", "it"]
-    over = next((row.num_gpus for row in rows if row.sent_share > 1), None)
-    end = f"Communication takes over at {over:,} GPUs." if over else "Computation hides the collectives at all of them."
-    kind = "selective " if own.gradient_checkpointing == "selective" else ""
-    how = f"with{'' if own.gradient_checkpointing else 'out'} {kind}gradient checkpointing"
-    more = ""
-    if own.micro_batches > 1:
-        more = f"; the {own.micro_batches} of the plan above would keep gradients between them"
-    return [
-        *table(above, [titles, *cells], numbers=range(8)),
-        f"{end} At the links' full rate.",
-        f"A step of one micro-batch of {rows_of(own, own.rows)} on each GPU with fsdp, {how}{more}.",
-        "host: memory of each machine.",
-        "The best group is that of hybrid sharding: --config fsdp_hybrid, its parallelism_config_dp_shard_size; a row "
-        "fsdp_hybrid of a plan takes the GPUs of a machine.",
-    ]
 
 
 def explanation(option: Option) -> list[str]:

@@ -116,7 +116,7 @@ def test_launches_of_a_compiled_layer_are_within_a_twentieth_of_those_of_its_gra
 
 @pytest.mark.parametrize(
     ("name", "method", "checkpointing", "counted"),
-    [  # by kit.tools.plan.simulate: one GPU, one row of 4,096 tokens
+    [  # by benchmarks.simulation.simulate: one GPU, one row of 4,096 tokens
         ("llama-1b", "full", False, 2811),
         ("llama-3b", "full", False, 4562),
         ("llama-1b", "lora", False, 3468),

@@ -15,9 +15,8 @@ from kit.strategy.parallelism import group_sizes
 from kit.tools.plan.ask import read_ask
 from kit.tools.plan.hardware import GPUS, parse_gpu
 from kit.tools.plan.lengths import Lengths
-from kit.tools.plan.search import options, recommend, scaling, try_out
+from kit.tools.plan.search import options, recommend, try_out
 from kit.tools.plan.table import (
-    checkpointing,
     command,
     explanation,
     fitted,
@@ -28,7 +27,6 @@ from kit.tools.plan.table import (
     on_machines,
     parts,
     rows_of,
-    scale,
     table,
     time_lines,
     to_type,
@@ -89,14 +87,6 @@ def test_the_recommended_way_says_what_each_machine_needs():
     assert f"each machine: {host} of memory, {disk} of disk" in text and f"{option.largest_length:,} tokens" in text
     _, _, option = planned("--recipe", "llama-8b-qlora", "--save_total_limit", "0")
     assert "of disk; and each further checkpoint" in "\n".join(needs(option))
-
-
-def test_checkpointing_is_needed_or_costs_time_or_is_not_enough():
-    _, found, _ = planned("--recipe", "llama-8b-lora", "--gradient_checkpointing", "true")
-    shown = {option.workload.method: checkpointing(option) for option in found}
-    assert shown["full"] == "not enough" and shown["lora"] == "needed"
-    small = options(replace(found[0].workload, length=128, rows=1), GPUS["h100"], 32)[1]
-    assert checkpointing(small).startswith("not needed: costs ")
 
 
 def test_the_command_has_only_what_differs_from_the_recipe():
@@ -284,20 +274,11 @@ def test_samples_that_are_read_again_pass_the_reference_once():
 def test_rows_of_pairs_are_shown_as_they_are():
     _, found, option = planned("--recipe", "llama-8b-lora", "--objective", "dpo", gpu="h100")
     assert rows_of(option.workload) == f"two rows of {option.workload.length:,} tokens for each pair"
-    assert rows_of(option.workload, 3) == f"3 pairs of 2 x {option.workload.length:,} tokens"
     packed = replace(option.workload, packing=True)
     assert rows_of(packed) == f"packs of {2 * option.workload.length:,} tokens"
     assert "micro-batch: of pairs" in ways(found)[-1] and "longest sequences that fit" in "\n".join(needs(option))
     _, found, option = planned("--recipe", "llama-8b-lora", gpu="h100")
-    assert rows_of(option.workload, 3) == f"3 x {option.workload.length:,} tokens"
     assert "pairs" not in "\n".join(ways(found))
-
-
-def test_scale_says_where_communication_takes_over():
-    _, found, _ = planned("--recipe", "llama-8b-full", gpu="h100")
-    lines = scale(scaling(found[0].workload, GPUS["h100"]), found[0].workload)
-    assert lines[1].split()[:2] == ["GPUs", "machines"] and lines[11].split()[:2] == ["4,096", "512"]
-    assert "Communication takes over at" in lines[12]
 
 
 def test_an_explanation_names_every_component_and_its_source():

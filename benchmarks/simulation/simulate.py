@@ -1,30 +1,30 @@
 """Measure a run without a GPU: the kit's own code in a process of its own, on tensors without values.
 
-The process is ``kit.tools.plan.fake_run``. Its tensors are torch's fake ones on the CPU device, so it needs no
-compiler, no CUDA and no weights, only a config.json. ``LIMITS`` says what a GPU has beside what is counted.
+The process is ``benchmarks.simulation.fake_run``. Its tensors are torch's fake ones on the CPU device, so it needs no
+compiler, no CUDA and no weights, only a config.json. Attention takes kernels that hold what CUDA's hold. A GPU also has
+CUDA's context, gaps of the allocator, workspaces of kernels and buffers of NCCL.
 
 Promises: the caller's process stays as it is; the child ends at the deadline. Imports no torch.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from kit.config.recipe import ACCELERATE_CONFIGS, PACKAGE, Recipe
+from kit.config.recipe import ACCELERATE_CONFIGS
 from kit.console import show_error
-from kit.errors import Problem, TrainingError, UserError
+from kit.errors import TrainingError
 from kit.memory.workload import Workload
 from kit.strategy.accelerate_config import read_config
 from kit.strategy.strategies import SINGLE
 from kit.strategy.topology import Topology
 
-LIMITS = (
-    "Simulated on torch's CPU device, with attention kernels that hold what CUDA's hold.",
-    "A GPU also has CUDA's context, gaps of the allocator, workspaces of kernels and buffers of NCCL.",
-)
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,32 +46,25 @@ class Simulated:
         return sum(self.components.values())
 
 
-def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_seconds: float = 300) -> Simulated:
+def simulate(workload: Workload, *, deadline_seconds: float = 300) -> Simulated:
     """Run a step of ``workload`` on fake tensors. Progress goes to standard error.
 
     It is the step of the objective: of pairs, of answers with a label, and with the reference's passes. It has one
     micro-batch, and finds the optimiser's state and the gradients that others have left. If the workload's has several,
     a step of two follows: what it has more is what each further one adds. Where micro-batches differ, as under DDP and
     hybrid sharding, whose last one adds up the copies' gradients, the peak is that of two.
-    With ``loss="whole"`` the loss is computed as transformers does, from the logits of all positions.
-
-    Args:
-        recipe: settings that the workload does not have, such as ``freeze``.
 
     Raises:
-        UserError: the workload cannot be simulated.
+        ValueError: the workload cannot be simulated.
         TrainingError: the run failed, or took longer than ``deadline_seconds``.
     """
     if workload.shape.folder is None:
-        raise UserError(Problem("--simulate", f"{workload.shape.name} has no config.json", "a model's folder"))
+        raise ValueError(f"{workload.shape.name} has no config.json")
     if workload.strategy.offloads and workload.method == "qlora":  # these tensors stay on the GPU
-        found = "qlora with offload, whose scales of 4-bit weights would count as the host's"
-        raise UserError(Problem("--simulate", found, "another method or strategy"))
-    if recipe and recipe.adapter_name_or_path:
-        raise UserError(Problem("--simulate", "adapter_name_or_path, whose weights would be read", "leave it out"))
-    if workload.fuses:  # what a graph keeps is decided by a compiler for the GPU
-        raise UserError(Problem("--simulate", "torch_compile, whose graphs are made on a GPU", "--torch_compile false"))
-    assert workload.loss != "kept chunks" and workload.pure_bf16 == (workload.optim == "adamw_bf16")
+        raise ValueError("the scales of 4-bit weights that are offloaded would count as the host's")
+    if workload.fuses:
+        raise ValueError("what a graph keeps is decided by a compiler for the GPU")
+    assert workload.loss == "chunks" and workload.pure_bf16 == (workload.optim == "adamw_bf16")
     # Whether a step of one micro-batch shows the peak. With sharded weights the first micro-batch after passes without
     # gradients finds embedding and head gathered.
     same = workload.strategy == SINGLE or (
@@ -81,17 +74,16 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
         and not workload.passes
     )
     request = {
-        "recipe": _settings(workload, recipe),
+        "recipe": _settings(workload),
         "topology": asdict(_topology(workload)),
         "gpus_per_machine": workload.gpus_per_machine,
         "device_memory": workload.device_memory,
         "primes": same,
         "accumulates": workload.micro_batches > 1,
         "steps": [1] if workload.micro_batches == 1 and same else [1, min(2, workload.micro_batches)],
-        "plain": workload.loss == "whole",
     }
     began = time.perf_counter()
-    command = [sys.executable, "-m", "kit.tools.plan.fake_run"]
+    command = [sys.executable, "-m", "benchmarks.simulation.fake_run"]
     show_error("simulation: started; the imports alone take some seconds")
     try:
         done = subprocess.run(
@@ -99,7 +91,7 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
             input=json.dumps(request),
             stdout=subprocess.PIPE,
             text=True,
-            cwd=PACKAGE.parent,
+            cwd=ROOT,
             timeout=deadline_seconds,
         )
     except subprocess.TimeoutExpired:
@@ -131,11 +123,9 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
     )
 
 
-def _settings(workload: Workload, recipe: Recipe | None) -> dict[str, Any]:
+def _settings(workload: Workload) -> dict[str, Any]:
     """The recipe of the simulated run, as JSON."""
-    data = {"dataset", "eval_dataset", "output_dir"}
-    values = recipe.model_dump(mode="json", exclude_unset=True, exclude=data) if recipe else {}
-    own = {
+    return {
         "model_name_or_path": str(workload.shape.folder and workload.shape.folder.resolve()),
         "dataset": "random",
         "method": workload.method,
@@ -151,12 +141,9 @@ def _settings(workload: Workload, recipe: Recipe | None) -> dict[str, Any]:
         "lora_r": workload.lora_r,
         "lora_target_modules": list(workload.lora_targets or ()) or "all-linear",
         "optim": workload.optim,
-        "attn_implementation": "eager" if workload.eager else values.get("attn_implementation", "auto"),
+        "attn_implementation": "eager" if workload.eager else "auto",
         "sync_each_batch": workload.sync_each_batch,
     }
-    if workload.loss == "whole":  # transformers has no such term
-        own["z_loss_coef"] = 0.0
-    return values | own
 
 
 def _topology(workload: Workload) -> Topology:
@@ -173,3 +160,15 @@ def _topology(workload: Workload) -> Topology:
         reshard_after_forward=settings.reshard_after_forward,
         num_replicas=workload.num_replicas,
     )
+
+
+def set_rank_0_variables(world: int, local_world: int) -> None:
+    """Set what a launcher sets for rank 0, in a process that simulates one of ``world`` ranks."""
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(min(world, local_world)),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }

@@ -1,6 +1,6 @@
 """The kit's own run on fake tensors: rank 0 of any number of GPUs, from loading the model to a step.
 
-    python -m kit.tools.plan.fake_run < request.json    # what ``kit.tools.plan.simulate`` starts
+    python -m benchmarks.simulation.fake_run < request.json    # what ``benchmarks.simulation.simulate`` starts
 
 The recipe, the topology, Accelerate, adapters, loss head, optimiser, sharding, feed and ``train_step`` are the run's.
 These are replaced: reading weights (they are made by shape), the process group (torch's fake one), and threads, since a
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
-from types import MethodType
 from typing import Any
 
 import bitsandbytes  # noqa: F401  before CUDA seems to be there: it would look for its kernels
@@ -29,8 +28,17 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import kit.checkpoint.save
 import kit.data.feed.feed
-import kit.model.load
 import kit.strategy.accelerator
+from benchmarks.simulation.fake_tensors import (
+    keep_inputs_on_host,
+    offload_to_host,
+    take_kernels_of_cuda,
+    teach_fake_tensors,
+)
+from benchmarks.simulation.labels import label_storages
+from benchmarks.simulation.meter import Meter, Tally
+from benchmarks.simulation.simulate import set_rank_0_variables
+from benchmarks.simulation.storages import GRADIENTS
 from kit.config.recipe import Recipe
 from kit.config.settings.objective import Rows
 from kit.console import guard_libraries, show_error, silence_libraries
@@ -38,16 +46,10 @@ from kit.data.feed.feed import Feed, GlobalBatch
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
 from kit.data.samples.halves import PREFERENCE
-from kit.model.attention import without_search_for_packs
 from kit.model.load import attention_of, build_model, open_config
 from kit.strategy.gradients import all_gradients, hold_in_float32, trains_in_bf16
-from kit.strategy.launcher import set_rank_0_variables
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
-from kit.tools.plan.fake_tensors import keep_inputs_on_host, offload_to_host, take_kernels_of_cuda, teach_fake_tensors
-from kit.tools.plan.labels import label_storages
-from kit.tools.plan.meter import Meter, Tally
-from kit.tools.plan.storages import GRADIENTS
 from kit.train.objective import build_objective
 from kit.train.optim import build_optimizer
 from kit.train.step import rebuild_gradient_buckets, seed_everything, train_step
@@ -139,6 +141,7 @@ class FakeRun:
         kit.strategy.accelerator.join_group = lambda *_: dist.init_process_group(
             "fake", store=FakeStore(), rank=0, world_size=topology.num_processes
         )
+        kit.strategy.accelerator.comparison = lambda: None  # there are no other machines
         kit.data.feed.feed.ThreadPoolExecutor = kit.checkpoint.save.ThreadPoolExecutor = AtOnce  # type: ignore[misc, assignment]
 
     def build(self) -> str:
@@ -225,39 +228,6 @@ class FakeRun:
         return Feed(given, order, recipe, size, self.prepared.ranks, 0, 1, mismatched).take(0)
 
 
-def use_plain_loss() -> None:
-    """Let runs compute the loss as transformers does, from the logits of all positions, instead of the kit's loss head.
-
-    Attention stays the kit's: rows without padding need no mask.
-    """
-
-    def install(model: Any, **options: Any) -> None:
-        forward = model.forward
-
-        def model_forward(self: Any, *args: Any, targets: Any = None, **kwargs: Any) -> Any:
-            own = {"target_positions", "segment_lengths", "token_mask", "with_router_loss"}  # of the loss head
-            kwargs = {name: kwargs[name] for name in kwargs.keys() - own - {"attention_mask", "labels"}}
-            with nullcontext() if "cu_seq_lens_q" in kwargs else without_search_for_packs():
-                return forward(*args, labels=kwargs["input_ids"], use_cache=False, **kwargs)
-
-        model.forward = MethodType(model_forward, model)
-
-    kit.model.load.install_loss_head = install  # type: ignore[assignment]
-    prepare = kit.strategy.accelerator.prepare
-
-    def prepared_with_loss(*args: Any) -> Any:
-        def as_loss_head(module: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
-            losses = outputs.loss.expand(len(kwargs["targets"]))
-            return (losses, None) if kwargs.get("with_router_loss") else losses
-
-        prepared = prepare(*args)
-        # After Accelerate's wrapper has made float32 of the logits.
-        prepared.model.register_forward_hook(as_loss_head, with_kwargs=True)
-        return prepared
-
-    kit.strategy.accelerator.prepare = prepared_with_loss  # type: ignore[assignment]
-
-
 def main() -> None:
     """Read a request from standard input, and write the tallies of its steps to standard output, as JSON."""
     began = time.perf_counter()
@@ -278,8 +248,6 @@ def main() -> None:
     keep_inputs_on_host(meter)
     if topology.strategy.offloads:
         offload_to_host(meter)
-    if request["plain"]:
-        use_plain_loss()
     steps: list[Tally] = []
 
     def say(what: str) -> None:

@@ -20,7 +20,7 @@ from transformers.quantizers import AutoHfQuantizer
 
 import kit.model.activation_offload
 import kit.model.attention
-from kit.tools.plan.meter import Meter
+from benchmarks.simulation.meter import Meter
 
 
 def teach_fake_tensors(meter: Meter) -> None:

@@ -1,7 +1,7 @@
 """Measures what code asks of devices: bytes held by component, collectives and their bytes, operations, launches.
 
 A ``Meter`` is a dispatch mode: it sees every operation below autograd and autocast, on fake tensors or real ones, in
-forward and backward, and the storages (``kit.tools.plan.storages``) of their inputs and results. It knows nothing of
+forward and backward, and the storages (``storages.py``) of their inputs and results. It knows nothing of
 the kit, of tests, or of how the tensors were made.
 """
 
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from kit.tools.plan.storages import GATHERED, GRADIENTS, Storages, device_of
+from benchmarks.simulation.storages import GATHERED, GRADIENTS, Storages, device_of
 
 WAITS_FOR_VALUE = {"_local_scalar_dense", "is_nonzero", "equal"}  # operations that return a number of the device
 DEVICE = torch.ops.prim.device.default

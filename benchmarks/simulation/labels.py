@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.simulation.meter import Meter
+from benchmarks.simulation.storages import GRADIENTS
 from kit.strategy.gradients import all_gradients
-from kit.tools.plan.meter import Meter
-from kit.tools.plan.storages import GRADIENTS
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
