@@ -25,18 +25,8 @@ from kit.run.record import read_run
 pytestmark = pytest.mark.slow
 FP32 = LoadPlan(compute_dtype="float32", device="cpu")
 PROCESSES = {"single": 1, "ddp": 2, "fsdp": 2, "fsdp1": 2}
-RUNS = [
-    ("full", "tied", "fsdp"),
-    ("lora", "tied", "ddp"),
-    ("qlora", "untied", "single"),
-    ("full", "untied", "fsdp1"),
-    ("qlora", "untied", "fsdp"),
-    ("full", "tied", "single"),
-    ("full", "untied", "ddp"),
-    ("lora", "untied", "fsdp"),
-    ("qlora", "tied", "ddp"),
-]
-SHARED = [run for run in RUNS if run[2] != "single"]
+RUNS = [("full", "tied", "fsdp"), ("lora", "tied", "ddp"), ("qlora", "untied", "single"), ("full", "untied", "fsdp1")]
+SHARED = [("full", "tied", "fsdp"), ("lora", "tied", "ddp")]
 NUM_SAMPLES = 5
 
 
@@ -134,28 +124,7 @@ def refused(*words):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("method", "tie", "config"), matrix(RUNS[:5], always=3, rest=RUNS))
-def test_final_opened_plainly_answers_as_the_model_that_was_trained(trained, bases, sequences, method, tie, config):
-    run = trained(method, tie, config)
-    plain = ask(open_plainly(run.folder / "final", bases[tie], method), sequences)
-    # Against the run itself: every token of every sample is learned from, so its loss needs no mask.
-    losses = [
-        torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="none")
-        for logits, ids in zip(plain, sequences, strict=True)
-    ]
-    logged = next(row for row in reversed(run.rows) if "eval_loss" in row)
-    assert logged["eval_tokens"] == sum(map(len, losses))
-    assert torch.cat(losses).mean().item() == pytest.approx(logged["eval_loss"], rel=1e-5)
-    # Against its last checkpoint, logit by logit.
-    recipe, _ = read_run(run.folder / "run.json")
-    live = build_model(recipe, open_config(recipe), FP32, packing=recipe.packing, seed=recipe.seed)
-    load_weights(live, last_checkpoint(run))
-    assert largest(plain, ask(live, sequences)) <= 1e-5
-    untrained = build_model(recipe, open_config(recipe), FP32, packing=recipe.packing, seed=recipe.seed)
-    assert largest(plain, ask(untrained, sequences)) > 0.1
-
-
-@pytest.mark.parametrize(("method", "tie", "config"), matrix(SHARED[:4], always=2, rest=SHARED))
+@pytest.mark.parametrize(("method", "tie", "config"), SHARED)
 def test_final_is_the_same_from_every_topology(trained, method, tie, config):
     final = weights_of(trained(method, tie, config).folder / "final")
     alone = weights_of(trained(method, tie, "single").folder / "final")
@@ -164,7 +133,7 @@ def test_final_is_the_same_from_every_topology(trained, method, tie, config):
     assert max((final[name] - alone[name]).abs().max().item() for name in final) <= 1e-5
 
 
-@pytest.mark.parametrize(("method", "tie", "config"), matrix(RUNS[:5], always=3, rest=RUNS))
+@pytest.mark.parametrize(("method", "tie", "config"), RUNS)
 def test_the_exported_last_checkpoint_is_final_byte_for_byte(trained, tmp_path, method, tie, config):
     run = trained(method, tie, config)
     export(last_checkpoint(run), tmp_path / "model")
