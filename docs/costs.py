@@ -151,7 +151,7 @@ ROWS = [
     ),
     Row(
         "a run that cannot fit is refused",
-        "memory/fit memory/formulas memory/host memory/needs memory/operations memory/shape memory/sizes "
+        "memory/fit memory/formulas memory/host memory/operations memory/shape memory/sizes "
         "memory/workload memory/activations memory/families",
         "`auto` for batch size and checkpointing; a refusal before weights are read",
     ),
