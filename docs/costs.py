@@ -133,7 +133,6 @@ ROWS = [
         "run/facts run/shared",
         "the same command on each machine; a refusal, not a hang, if they differ in data, code or settings",
     ),
-    Row("a trace of what ranks do", "strategy/debugging", "`--debug_distributed`"),
     Row(
         "checkpoints that are complete or absent",
         "checkpoint durable",

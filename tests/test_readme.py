@@ -95,7 +95,6 @@ def test_every_flag_named_in_the_pages_exists():
         "num_processes",
         "dry_run",
         "skip_memory_check",
-        "debug_distributed",
         "pid",
         "prefix",
         "output_dir",

@@ -77,7 +77,6 @@ UNTYPED = {
     "kit/run/folder.py:RunFolder.open": "two runs that start at the same moment: tests/run/test_folder.py",
     "kit/run/output_dir.py:check_writable#2": "a folder of another user: root, who runs tests, may write to all",
     "kit/lock.py:check_free": "a lock file of another user: root, who runs tests, may read all",
-    "kit/strategy/debugging.py:record": "another folder, where this one cannot be written to",
     "kit/strategy/precision.py:check_precision": "a GPU without bf16",
     "kit/model/attention.py:use_flash_attention_3": "a package that is installed but broken",
     "kit/memory/fit.py:memory_problems": "a GPU that is too small: tests/memory/test_fit.py holds that the advice fits",
