@@ -25,9 +25,7 @@ class Row(NamedTuple):
 ROWS = [
     Row(
         "chat data in the forms that are in use",
-        "data/chat/formats data/chat/lists data/chat/messages data/chat/columns data/chat/unused data/chat/watched "
-        "data/chat/shown "
-        "data/chat/fixes",
+        "data/chat/formats data/chat/lists data/chat/messages data/chat/columns data/chat/unused data/chat/shown",
         "rows as they are on the hub; a report of columns and keys that would be ignored",
     ),
     Row(
@@ -42,7 +40,6 @@ ROWS = [
         "data/strict_json",
         "JSON, CSV, text and parquet, with the line of each mistake; globs, folders and slices",
     ),
-    Row("archives as data", "data/read/archives", "files in archives and compressed files, without unpacking them"),
     Row(
         "data of other stores",
         "data/read/remote stores run/mirror",

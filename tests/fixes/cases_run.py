@@ -63,7 +63,7 @@ UNTYPED = {
     **{
         f"recipes/export.py:{site}": "flags of kit export: tests/export/test_source.py"
         for site in "_problems#1 _problems#2 _problems#3 _problems#4 _problems#5".split()
-        + "_problems_of#1 _problems_of#2 _problems_of#3 _problems_of#4".split()
+        + "_problems_of#1 _problems_of#2 _problems_of#3".split()
     },
     "kit/export/source.py:find_source": "weights of a run: tests/promises/test_export_roundtrip.py",
     "kit/model/compile.py:CompiledLayers._call": "a compiler that fails: tests/model/test_compile.py",
