@@ -5,8 +5,6 @@
     accelerate launch recipes/score.py --model_name_or_path runs/tiny-single/checkpoints/step-00000120 \\
         --eval_dataset my.jsonl --predict_with_generate --max_new_tokens 64
     accelerate launch recipes/score.py --model_name_or_path BASE --adapter_name_or_path ADAPTER --eval_dataset my.jsonl
-
-On tasks of lm-evaluation-harness: kit score RUN --tasks NAMES (kit score --tasks --help).
 """
 
 import json
@@ -39,7 +37,6 @@ IN_ORDER = ("model_name_or_path", "eval_dataset")  # what words before the first
 
 def main() -> None:
     """Print the metrics as one line of JSON, and with ``--predict_with_generate`` a few answers before it."""
-    _check_words(sys.argv[1:])
     # Nothing is trained, so the evaluation data are used where a recipe needs training data.
     request = read_command_line(sys.argv[1:], {"eval_dataset": "dataset"}, __doc__ or "", FIRST, IN_ORDER, trains=False)
     recipe, topology = launch.resolve(request, trains=False)
@@ -116,13 +113,6 @@ def main() -> None:
         say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")
     intervals = {"intervals": result.intervals} if result.intervals else {}
     say(json.dumps({"model": scored, "strategy": prepared.strategy.type.name, **result.metrics} | intervals))
-
-
-def _check_words(argv: list[str]) -> None:
-    if "--base" in argv:
-        fix = "the base is scored as another model, in the template of the run: "
-        fix += "kit score BASE my.jsonl --chat_template runs/NAME/final/chat_template.jinja"
-        raise UserError(Problem("--base", "compares on --tasks only", fix=fix))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ SHOWN = r"a\x1b[2Jb\nerror: forged"
 PRINTERS = {"print", "pprint", "tqdm", "print_exc", "print_exception", "print_stack", "ArgumentParser", "displayhook"}
 STREAMS = {"sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"}
 # They write nothing to them: they copy what is written, and flush.
-OWN_STREAMS = ("kit/strategy/debugging.py", "kit/failures/exits.py")
+OWN_STREAMS = ("kit/failures/exits.py",)
 
 
 def test_only_the_main_process_prints(monkeypatch, capsys):

@@ -4,6 +4,8 @@ Without a launcher it starts the ranks of a distributed run itself. Under `torch
 calls it: the first rank of each machine checks that machine, and all machines are compared.
 """
 
+import socket
+
 from kit import interrupt
 from kit.config.command_line import Request, read_command_line
 from kit.console import is_main, show, show_error
@@ -43,10 +45,7 @@ def run(argv: list[str]) -> int:
         with exits.reporting_errors():
             exits.leave(_run_as_rank(request, launched, as_json, timeout_seconds))
     resolve_config(request, checks_batch=False)  # mistyped flags are reported before torch is imported
-    from kit.tools.doctor.versions import check_versions
-
     report = Report(lambda result: None if as_json else show(str(result)))
-    report.run("versions", check_versions)
     planned = plan_launch(request)
     from kit.tools.doctor.machine import check_machine
 
@@ -68,10 +67,8 @@ def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeou
     The first rank of a machine prints what it finds there; rank 0 also prints what all ranks find together.
     """
     resolve_config(request, checks_batch=False)
-    from kit.tools.doctor.hosts import own_host
     from kit.tools.doctor.machine import check_machine
     from kit.tools.doctor.ranks import check_ranks
-    from kit.tools.doctor.versions import check_versions
 
     interrupt.raise_on_ctrl_c()
 
@@ -81,9 +78,7 @@ def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeou
         elif launched.local_rank == 0 and not as_json:
             show(str(result))
 
-    report = Report(report_result, own_host() if launched.several_machines else "")
-    if launched.local_rank == 0:
-        report.run("versions", check_versions)
+    report = Report(report_result, socket.gethostname() if launched.several_machines else "")
     planned = plan_launch(request)
     raise_if(planned.problems)
     if launched.local_rank == 0:
@@ -97,7 +92,7 @@ def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeou
         for results in everyones[1:]:
             for result in results:
                 report.results.append(result)
-                if result.status != "ok" and result.host != own_host() and not as_json:
+                if result.status != "ok" and result.host != socket.gethostname() and not as_json:
                     show(str(result))
     status = end()
     any_failed = any(result.status == "fail" for results in everyones for result in results)

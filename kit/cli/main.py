@@ -66,11 +66,8 @@ def main(argv: list[str] | None = None) -> int:
     guard_libraries()
     try:
         if name in SCRIPTS:
-            from kit.cli import score_tasks
             from kit.cli.scripts import start
 
-            if name == "score" and score_tasks.is_asked(rest):
-                return score_tasks.run(rest)
             start(name, rest)
         if name not in COMMANDS:
             raise UserError(_unknown(name))

@@ -9,14 +9,13 @@ from kit.errors import Problem, UserError
 
 
 def split_words(
-    argv: list[str], command: str, switches: Sequence[str], values: Sequence[str] = ()
+    argv: list[str], command: str, switches: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str], list[Problem]]:
     """Split the words of a command whose first one may be RUN.
 
     Args:
         command: as typed: ``kit chat``.
         switches: its own flags without a value.
-        values: its own flags with a value.
 
     Returns:
         Its own flags, of which a switch that is typed is ``true``; those of the recipe, with the model that RUN names;
@@ -28,7 +27,7 @@ def split_words(
     positional = [] if argv[0].startswith("--") else [argv[0]]
     words = [word if word.lstrip("-") not in switches else f"{word}=true" for word in argv[len(positional) :]]
     flags, problems, _ = read_flags(words)
-    own = {name: flags.pop(name) for name in (*switches, *values) if name in flags}
+    own = {name: flags.pop(name) for name in switches if name in flags}
     for name in switches:
         if own.get(name) not in (None, "true", "false"):
             problems.append(Problem(f"--{name}", f"found {own[name]!r}", "no value"))

@@ -14,7 +14,7 @@ from kit.config.scripts import COMMANDS, TYPED_AS
 
 HELP = {
     "train": "fine-tune a model: recipes/finetune.py",
-    "score": "score a model, an adapter or a checkpoint on a data set (recipes/score.py), or with --tasks by lm-eval",
+    "score": "score a model, an adapter or a checkpoint on a data set: recipes/score.py",
     "export": "make a model of a checkpoint, or merge an adapter: recipes/export.py",
 }
 

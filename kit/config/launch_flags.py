@@ -23,5 +23,4 @@ class Launch(BaseModel):
         None, "processes over all machines; without it: one per GPU, two in a rehearsal", "processes", ge=1
     )
     skip_memory_check: bool = _launch(False, "start even if the plan says that the GPUs' memory is too small")
-    debug_distributed: bool = _launch(False, "write logs, stacks and collectives of each rank to <output_dir>.debug")
     dry_run: bool = _launch(False, "validate everything, count samples, tokens and steps, show the strategy, and stop")

@@ -345,7 +345,7 @@ _ANSWERS = {
     "ranks come from the launcher's environment": "local_rank world_size",
     "use num_processes": "num_gpus gpus n_gpus n_gpu gpu_count world_size_per_node devices num_devices gpu_ids",
     "before the script it is torchrun's; after it use --num_processes": "nproc_per_node",
-    "use debug_distributed": "debug",
+    "torch's variables show what ranks do: docs/debugging.md": "debug",
     "use profile_steps, which begins after the first two steps": "profiler profiler_steps profiler_steps_start",
     _IN_A_RUN: "do_train low_cpu_mem_usage",
     "leave it out: the first checkpoint is that of save_steps": "save_first_step",

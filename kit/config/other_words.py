@@ -108,7 +108,7 @@ WORDS = {
         generation_top_k generation_top_p generation_prompt_ratio repetition_penalty length_penalty stop_words
         sample_backend skip_special_tokens eval_limit eval_generation_config
         extra_eval_args eval_dataset_args bench_dataset bench_split prompt""",
-    "kit score RUN --tasks NAMES scores tasks of lm-evaluation-harness": """
+    "lm_eval opens final/ itself: docs/after-training.md": """
         tasks eval_tasks eval_use_evalscope do_bench_eval num_fewshot""",
     VISION: """
         freeze_vit freeze_aligner vit_gradient_checkpointing max_pixels norm_bbox use_audio_in_video crop_to_patches

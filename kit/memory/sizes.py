@@ -1,7 +1,7 @@
 """Bytes of the parts of a run: of a trained weight, its gradient and moments, a 4-bit weight, a checkpoint.
 
-The only home of these numbers: formulas (``kit.memory.formulas``), needs by the parameters of a model
-(``kit.memory.needs``) and the report after running out (``kit.memory.shortage``) all count with them.
+The only home of these numbers: formulas (``kit.memory.formulas``) and the report after running out
+(``kit.memory.shortage``) count with them.
 """
 
 import math

@@ -22,10 +22,10 @@ from kit.durable import read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.run.identity import OTHER_DATA, differences
-from kit.run.record import METRICS_FILE, PROFILE_FOLDER, RUN_FILE, TASKS_FILE, fault_of_record
+from kit.run.record import METRICS_FILE, PROFILE_FOLDER, RUN_FILE, fault_of_record
 
 # Everything that a run writes to its folder besides run.json, the lock and temporary names. `kit` is TensorBoard's.
-OUTPUT_FILES = (METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, "report.html", TASKS_FILE)
+OUTPUT_FILES = (METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, "report.html")
 OUTPUT_FOLDERS = ("checkpoints", "final", PROFILE_FOLDER, "kit")
 _OLD_PARTIAL = "metrics.partial"  # the temporary name of an earlier version
 
@@ -133,7 +133,7 @@ def outputs(folder: Path) -> list[Path]:
 
 def unfinished(folder: Path) -> list[Path]:
     """Return what killed runs began to write under temporary names."""
-    files = (RUN_FILE, METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, TASKS_FILE)
+    files = (RUN_FILE, METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE)
     of_files = [path for path in folder.glob(".*partial") if durable.is_leftover(path.name, files)]
     return [*of_files, folder / _OLD_PARTIAL, durable.staging_of(folder / "final")]
 

@@ -20,7 +20,6 @@ from kit.model.locate import check_base
 from kit.strategy.topology import ActualStrategy, RecordError
 
 RUN_FILE, METRICS_FILE, PROFILE_FOLDER = "run.json", "metrics.jsonl", "profile"
-TASKS_FILE = "tasks.jsonl"  # scores of `kit score --tasks`
 Opening = TypeVar("Opening", bound=MethodSettings)
 MAX_STEP = 2**53  # a float holds each whole number up to it
 # How the model is computed, not what it is: settings of whoever opens the model, not of the run.

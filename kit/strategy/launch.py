@@ -34,7 +34,6 @@ from kit.config.settings.optimisation import OptimSettings
 from kit.console import say
 from kit.errors import Problem, Problems, UserError, raise_if
 from kit.interrupt import OWN_TORCHRUN
-from kit.strategy import debugging
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
 from kit.strategy.compiler import compile_problems, describe_auto, resolve_compile
 from kit.strategy.failure_note import meets_at
@@ -82,9 +81,6 @@ def resolve(
             scored = f"{adapter}, an adapter of {base}" if adapter else base
             say(f"scoring {scored} ({config.strategy.title}{_on_machines()})")
         say(*request.notes, *describe_unused(recipe, trains))
-    debugs = debugging.folder_beside(recipe.output_dir or "") if request.launch.debug_distributed else None
-    if debugs:
-        debugging.set_variables(debugs, config.strategy)
     if check and OWN_TORCHRUN not in os.environ:
         raise_if(_problems_without_devices(request, config))
         check(recipe, not request.launch.dry_run)
@@ -105,9 +101,6 @@ def resolve(
         _relaunch(config, topology.num_processes, recipe.ddp_timeout, keep_environment=not request.launch.config)
     if OWN_TORCHRUN not in os.environ and (started_machines() or 1) > 1:
         say(*warnings_of_address(os.environ.get("MASTER_ADDR", ""), "MASTER_ADDR"))
-    if debugs:
-        debugging.record(debugs, stall_seconds=recipe.ddp_timeout / 2)
-        recipe = recipe.model_copy(update={"logging_steps": 1})
     forget_launcher(topology)
     return recipe, topology
 

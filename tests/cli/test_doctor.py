@@ -19,20 +19,19 @@ def test_without_arguments_it_checks_this_machine_for_the_recipe_tiny(capsys, mo
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("ok    versions ") and lines[-1].endswith(" 0 fail")
+    assert lines[0].startswith("ok    launch ") and lines[-1].endswith(" 0 fail")
     assert any(line.startswith("ok    disk ") for line in lines)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_check_is_status_2_and_json_is_all_that_is_printed(capsys, monkeypatch):
     monkeypatch.setattr(
-        "kit.tools.doctor.machine.check_file_descriptors",
-        lambda n: Result("file descriptors", "fail", "64", "ulimit -n 4096"),
+        "kit.tools.doctor.machine.check_disk", lambda *given: Result("disk", "fail", "full", "make room")
     )
     assert main(["doctor", "--json"]) == 2
     record = json.loads(capsys.readouterr().out)
     assert record["status"] == "fail"
-    assert [check["cure"] for check in record["checks"] if check["status"] == "fail"] == ["ulimit -n 4096"]
+    assert [check["cure"] for check in record["checks"] if check["status"] == "fail"] == ["make room"]
 
 
 @pytest.mark.parametrize("words", [["--timeout"], ["--timeout=x"], ["--timeout", "0"], ["--timeout", "--json"]])
@@ -48,7 +47,7 @@ def test_ranks_of_the_kits_own_launcher_are_checked_and_one_that_stops_is_named(
     done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     found = {check["name"]: check["status"] for check in json.loads(done.stdout)["checks"]}
-    assert {"ranks", "machines", "clocks", "all-reduce", "broadcast", "gradients"} <= set(found)
+    assert {"ranks", "all-reduce"} <= set(found)
 
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 120

@@ -27,18 +27,11 @@ UNTYPED = {
     "kit/run/trackers.py:start_trackers": "a tracker without a network: tests/run/test_trackers.py holds the flag",
     "kit/cli/chat.py:_own_flags#1": "of kit chat: tests/tools/test_chat.py types it",
     "kit/cli/chat.py:_own_flags#2": "to leave out a flag of kit chat",
-    "kit/cli/model_words.py:split_words": "of kit chat and kit score: the folder of a run",
+    "kit/cli/model_words.py:split_words": "of kit chat: the folder of a run",
     "kit/tools/chat.py:Speaker.prompt_ids": "typed into kit chat",
     "kit/tools/chat.py:_speakers.template_of": "of kit chat: tests/tools/test_chat.py types it",
     "kit/tools/opening.py:open_models": "to leave out a flag of kit chat",
     "kit/tools/opening.py:plan_one_process": "of kit chat: tests/tools/test_chat.py types it",
-    "kit/cli/score_tasks.py:_own_flags#1": "to leave out a flag of kit score --tasks",
-    "kit/cli/score_tasks.py:_own_flags#2": "of kit score --tasks: tests/cli/test_score_tasks.py holds it",
-    "kit/cli/score_tasks.py:_own_flags#3": "installs a package",
-    **{
-        f"kit/tools/tasks.py:{site}": "about tasks of lm-eval: tests/tools/test_tasks.py, where lm-eval is installed"
-        for site in "_open_tasks _open_task#1 _open_task#2 _check_lengths".split()
-    },
     **{
         f"kit/tools/push.py:{site}": "of kit push, about a hub: tests/tools/test_push.py types those of one command"
         for site in (
@@ -70,9 +63,8 @@ UNTYPED = {
     **{
         f"recipes/export.py:{site}": "flags of kit export: tests/export/test_source.py"
         for site in "_problems#1 _problems#2 _problems#3 _problems#4 _problems#5".split()
-        + "_problems_of#1 _problems_of#2 _problems_of#3 _problems_of#4".split()
+        + "_problems_of#1 _problems_of#2 _problems_of#3".split()
     },
-    "recipes/score.py:_check_words": "names of the user's own: tests/recipes/test_score.py",
     "kit/export/source.py:find_source": "weights of a run: tests/promises/test_export_roundtrip.py",
     "kit/model/compile.py:CompiledLayers._call": "a compiler that fails: tests/model/test_compile.py",
     "kit/train/compilation.py:compile_first": "a compiler that fails: tests/model/test_compile.py",
@@ -85,7 +77,6 @@ UNTYPED = {
     "kit/run/folder.py:RunFolder.open": "two runs that start at the same moment: tests/run/test_folder.py",
     "kit/run/output_dir.py:check_writable#2": "a folder of another user: root, who runs tests, may write to all",
     "kit/lock.py:check_free": "a lock file of another user: root, who runs tests, may read all",
-    "kit/strategy/debugging.py:record": "another folder, where this one cannot be written to",
     "kit/strategy/precision.py:check_precision": "a GPU without bf16",
     "kit/model/attention.py:use_flash_attention_3": "a package that is installed but broken",
     "kit/memory/fit.py:memory_problems": "a GPU that is too small: tests/memory/test_fit.py holds that the advice fits",

@@ -113,7 +113,7 @@ TESTS = {
     "The hub is asked": {
         "tests/model/test_locate.py": "test_offline_a_model_missing_from_the_cache_is_reported_once_with_those_in_it",
         "tests/data/read/test_sources.py": "test_whether_a_name_means_the_hub_is_known_without_reading",
-        "tests/tools/doctor/test_inputs.py": "test_local_data_asks_no_hub",
+        "tests/tools/doctor/test_machine.py": "test_local_data_asks_no_hub",
     },
     "A revision that you name": {
         "tests/data/read/test_hub.py": "test_the_revision_that_is_asked_for_is_read_and_its_commit_is_known "

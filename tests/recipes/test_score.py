@@ -3,14 +3,11 @@
 import json
 import os
 import re
-import runpy
 import shutil
 import time
 
 import pytest
-from helpers import ROOT, export, make_model, matrix, run_ranks
-
-from kit.errors import UserError
+from helpers import export, make_model, matrix, run_ranks
 
 
 def loss(run):
@@ -26,12 +23,6 @@ def refusal(run):
 @pytest.fixture
 def flags(fp32, chat_file):
     return {"config": fp32["single"], "max_length": 256, "eval_dataset": chat_file, "max_eval_samples": 9}
-
-
-def test_the_base_beside_a_run_is_for_tasks_alone(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["score.py", "runs/a", "my.jsonl", "--base"])
-    with pytest.raises(UserError, match=r"only(.|\n)*kit score BASE my.jsonl --chat_template"):
-        runpy.run_path(str(ROOT / "recipes/score.py"))["main"]()
 
 
 @pytest.mark.slow

@@ -1,17 +1,41 @@
-"""All checks of one machine, in the order in which they are printed: what imports little comes first.
+"""What stops a run on this machine: the launch, the driver, bf16, the hub, memory and disk. No weight is read.
 
-Promises: checks that are left out, because the model could not be opened, are reported as such.
+Promises: what cannot be checked, because the model could not be opened or the plan does not describe the run, is said.
 """
 
+import os
 import shlex
+import shutil
 import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from kit.errors import Problem
+import psutil
+import torch
+from huggingface_hub import constants
+
+from kit.config.recipe import Recipe
+from kit.console import silence_libraries
+from kit.data.read.hub import ask_hub
+from kit.data.read.sources import hub_id
+from kit.errors import Problem, Problems, UserError
+from kit.hub import cached, not_cached
+from kit.memory.fit import memory_problems, planned_workload, resolve_auto
+from kit.memory.formulas import predict
+from kit.memory.sizes import format_bytes
+from kit.memory.workload import Workload
+from kit.model.load import open_config
 from kit.strategy.launch import LaunchPlan
 from kit.strategy.launcher import LaunchedRank
-from kit.strategy.strategies import SINGLE
-from kit.tools.doctor.host import check_disk, check_file_descriptors, check_memory, check_names, check_port
+from kit.strategy.precision import check_precision, describe_precision
+from kit.strategy.topology import Topology, gpu_memory
 from kit.tools.doctor.result import Report, Result, of_problems, ok
+from kit.tools.plan.hardware import host_memory
+
+_NVIDIA = "/proc/driver/nvidia/version"
+_BF16_ERROR = 0.02  # largest relative error (Frobenius norm) of a product: bf16 keeps 8 bits
 
 
 def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | None) -> None:
@@ -20,50 +44,28 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
     Args:
         launched: this process as a launcher started it; None without one.
     """
+    silence_libraries()
     recipe, topology, config = planned.recipe, planned.topology, planned.config
-    config_file = str(planned.config_file) if planned.config_file else None
-    several_machines = launched.several_machines if launched else config.num_machines > 1
     local_world = launched.local_world if launched else -(-topology.num_processes // config.num_machines)
     report.run("launch", lambda: _check_launch(planned, launched))
     if planned.batch_problems:
         report.add(of_problems("batch", planned.batch_problems, ""))
-    report.run("file descriptors", lambda: check_file_descriptors(topology.num_processes))
-    report.run("host name", lambda: check_names(several_machines, config.main_process_ip))
-    if launched is None and topology.strategy != SINGLE:  # else the port is open by now
-        needed = several_machines or config.main_process_port is not None
-        report.run("port", lambda: check_port(config.main_process_port, needed))
-
-    from kit.tools.doctor import devices
-
-    report.run("driver", lambda: devices.check_driver(topology))
-    report.run("bf16", lambda: devices.check_bf16(topology, config_file, recipe.method))
-    if recipe.fp8:
-        report.run("fp8", lambda: devices.check_fp8(recipe, topology))
-    report.run("4-bit product", lambda: devices.check_four_bit(recipe.method, recipe.optim, topology.device_type))
-
-    from kit.memory.fit import memory_problems, planned_workload, resolve_auto
-    from kit.memory.needs import needs_of_run
-    from kit.tools.doctor import inputs  # transformers takes seconds
-
-    opened = inputs.OpenedModel()
-    report.run("model", lambda: inputs.check_model_opens(recipe, opened))
-    report.run("data", lambda: inputs.check_data(recipe, opened))
-    if opened.meta_model is not None:
-        report.run("wrap class", lambda: inputs.check_wrap_class(topology, opened.meta_model))
-    needs = None
-    refused: list[Problem] = []
-    if opened.adapted is not None:
-        needs = needs_of_run(recipe, topology, opened.adapted, local_world, opened.config.dtype)
-        resolved = resolve_auto(recipe, topology, opened.config)
-        refused = memory_problems(planned_workload(resolved, topology, opened.config), topology)
-    report.run("GPUs", lambda: devices.check_gpus(topology, needs, local_world, refused))
-    report.run("attention", lambda: devices.check_attention(recipe, recipe.packing, opened.config, topology))
-    if needs is None:
-        fix = "correct the model first"
-        report.add(Result("memory and disk", "warn", "not checked: the model could not be opened", fix))
+    report.run("driver", lambda: check_driver(topology))
+    config_file = str(planned.config_file) if planned.config_file else None
+    report.run("bf16", lambda: check_bf16(topology, config_file, recipe.method))
+    opened: list[Any] = []
+    report.run("model", lambda: _check_model(recipe, opened))
+    report.run("data", lambda: check_data(recipe))
+    resolved = resolve_auto(recipe, topology, opened[0]) if opened else recipe
+    workload = planned_workload(resolved, topology, opened[0]) if opened else None
+    report.run("GPUs", lambda: check_gpus(topology, workload))
+    if workload is None:
+        found = "not checked: the plan does not describe this run" if opened else "not checked: there is no model"
+        report.add(Result("memory and disk", "warn", found))
         return
-    report.run("memory", lambda: check_memory(needs, local_world))
-    report.run("disk", lambda: check_disk(recipe.output_dir, needs))
+    here = replace(workload, gpus_per_machine=local_world)
+    report.run("memory", lambda: check_memory(here, topology))
+    report.run("disk", lambda: check_disk(recipe.output_dir, here))
 
 
 def _check_launch(planned: LaunchPlan, launched: LaunchedRank | None) -> Result:
@@ -71,16 +73,133 @@ def _check_launch(planned: LaunchPlan, launched: LaunchedRank | None) -> Result:
     count = f"{topology.num_processes} process{'es' if topology.num_processes > 1 else ''}"
     if launched is None and config.num_machines > 1:
         # What needs one machine only is checked. The doctor starts no ranks on several machines; a launcher does.
-        words = shlex.join(sys.argv[1:])
         file = shlex.quote(str(planned.config_file))
         fix = f"on machine N (0, 1, ...): accelerate launch --config_file {file} --machine_rank N"
-        fix += f" -m kit.cli.main {words}"
-        # A wrong address is reported with the host name.
-        problems = [p for p in planned.problems if p.where != "main_process_ip" or not config.main_process_ip]
-        if problems:
-            return of_problems("launch", problems, "")
+        fix += f" -m kit.cli.main {shlex.join(sys.argv[1:])}"
+        if any(problem.where == "main_process_ip" for problem in planned.problems):
+            return of_problems("launch", planned.problems, "")
         found = f"{count} on {config.num_machines} machines; without a launcher only this one is checked"
         return Result("launch", "warn", found, fix)
-    if planned.problems:
-        return of_problems("launch", planned.problems, "")
-    return ok("launch", f"{topology.strategy.title}, {count}, config {topology.config_name}")
+    return of_problems("launch", planned.problems, f"{topology.strategy.title}, {count}, config {topology.config_name}")
+
+
+def check_driver(topology: Topology) -> Result:
+    """Fail if this machine has NVIDIA GPUs that torch cannot use."""
+    build = f"torch {torch.__version__}"
+    if topology.device_type != "cpu":
+        kind = "ROCm" if torch.version.hip else topology.device_type.upper()
+        return ok("driver", f"{build} for {kind} reaches {torch.accelerator.device_count()} GPUs{_driver()}")
+    if not os.path.exists(_NVIDIA) or torch.cuda.is_available():
+        return ok("driver", f"{build}{_driver()}: runs on the CPU")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.cuda.init()
+        found = "no GPU is visible"
+    except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
+        found = str(error).splitlines()[0]
+    fix = "`nvidia-smi` must list them, CUDA_VISIBLE_DEVICES not hide them, and the driver know torch's CUDA"
+    return Result("driver", "fail", f"{build}{_driver()}: {found}", fix)
+
+
+def _driver() -> str:
+    try:
+        with open(_NVIDIA, encoding="utf-8") as file:
+            words = file.readline().split("Kernel Module")[-1].split()
+        return f", driver {next(word for word in words if word[0].isdigit())}"
+    except (OSError, StopIteration):
+        return ""
+
+
+def check_bf16(topology: Topology, config: str | None, method: str) -> Result:
+    """Fail if the config asks for bf16 and a product in it is wrong, or does not exist; warn of float32 on a GPU.
+
+    Args:
+        config: as the command names it; None without one.
+    """
+    if problems := check_precision(topology):
+        return of_problems("bf16", problems, "")
+    if lines := describe_precision(topology, config, method):
+        return Result("bf16", "warn", "; ".join(lines))
+    if topology.mixed_precision != "bf16":
+        return ok("bf16", "not asked for by the config")
+    left, right = (torch.randn(256, 256, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    product = left.to(topology.device_type, torch.bfloat16) @ right.to(topology.device_type, torch.bfloat16)
+    expected = left @ right
+    error = float((product.cpu().float() - expected).norm() / expected.norm())
+    found = f"a product is {error:.1%} off float32"
+    if error > _BF16_ERROR:
+        return Result("bf16", "fail", f"{found}, more than {_BF16_ERROR:.0%}", "install torch again")
+    return ok("bf16", found)
+
+
+def _check_model(recipe: Recipe, opened: list[Any]) -> Result:
+    """Open the model's config, at the hub where it is there, into ``opened``."""
+    opened.append(open_config(recipe))
+    return ok("model", f"{recipe.model_name_or_path}: {type(opened[0]).__name__}")
+
+
+def check_data(recipe: Recipe) -> Result:
+    """Fail if a data set is not found, or the hub refuses it; offline, if it is not in the cache. Reads no row."""
+    problems = Problems()
+    found = []
+    for flag, entries in (("dataset", recipe.dataset_entries), ("eval_dataset", recipe.eval_dataset_entries)):
+        for entry in entries:
+            with problems.caught():
+                name = hub_id(entry.path, entry.split or "", flag)
+                if name is not None and not constants.HF_HUB_OFFLINE:
+                    ask_hub(name, flag, entry.revision)
+                elif name is not None and name not in cached("dataset"):
+                    raise UserError(not_cached(f"no file or folder {name!r}", name, "dataset", flag))
+                found.append(entry.path if name is None else f"{entry.path} from {constants.ENDPOINT}")
+    return of_problems("data", problems, ", ".join(dict.fromkeys(found)))
+
+
+def check_gpus(topology: Topology, workload: Workload | None) -> Result:
+    """Fail if the plan says that the run cannot fit a GPU; warn if a run meant for GPUs has none."""
+    if topology.device_type == "cpu":
+        if topology.rehearsal:
+            fix = "this rehearses the run; train on a machine with GPUs"
+            return Result("GPUs", "warn", f"none: {topology.config_name} runs on the CPU", fix)
+        return ok("GPUs", "none: the run takes the CPU")
+    total = gpu_memory(topology)
+    needed = f"; the plan: {format_bytes(predict(workload).peak)} of each" if workload else ""
+    size = f" of {format_bytes(total)}" if total else ""
+    found = f"{torch.accelerator.device_count()}{size}{needed}"
+    return of_problems("GPUs", memory_problems(workload, topology), found)
+
+
+def check_memory(workload: Workload, topology: Topology) -> Result:
+    """Fail if host memory is too small for loading, or for what training and saving keep there.
+
+    Each rank also needs what this process holds by now: Python and the libraries. On a CPU its tensors are there too.
+    """
+    num_here = min(workload.num_gpus, workload.gpus_per_machine)
+    memory = predict(workload)
+    parts = {**memory.host, "Python and libraries": num_here * psutil.Process().memory_info().rss}
+    if topology.device_type == "cpu":
+        parts["tensors"] = num_here * memory.tensors
+    free, wanted = host_memory()[1], sum(parts.values())
+    shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+    found = f"{format_bytes(free)} free, {format_bytes(wanted)} needed ({shown})"
+    fix = "end other programs, take a larger machine or more of them; --async_save false keeps no copy"
+    return Result("memory", "fail", found, fix) if free < wanted else ok("memory", found)
+
+
+def check_disk(output_dir: str | None, workload: Workload) -> Result:
+    """Fail if the disk of ``output_dir`` has no room for the final model and one checkpoint; warn if not for all."""
+    folder = Path(os.path.expanduser(output_dir or ".")).absolute()
+    folder = next(path for path in (folder, *folder.parents) if path.is_dir())
+    if not os.access(folder, os.W_OK):
+        return of_problems("disk", [Problem("output_dir", f"{folder} cannot be written to", fix="another folder")], "")
+    free, disk = shutil.disk_usage(folder).free, predict(workload).disk
+    final = disk["final model"]
+    checkpoints = sum(size for name, size in disk.items() if "checkpoint" in name)
+    number = workload.num_checkpoints or 1
+    found = f"{format_bytes(free)} free in {folder}, needed for {number} checkpoint{'s' if number > 1 else ''} of "
+    found += f"{format_bytes(checkpoints // number)} and final/ of {format_bytes(final)}: "
+    found += format_bytes(checkpoints + final) + ("" if workload.num_checkpoints else "; all are kept, of one")
+    fix = "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_only_model"
+    if free >= checkpoints + final:
+        return ok("disk", found)
+    return Result("disk", "fail" if free < checkpoints // number + final else "warn", found, fix)

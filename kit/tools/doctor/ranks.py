@@ -1,19 +1,15 @@
-"""What each rank does: join, compare machines, run the collectives, and train a step of a tiny model.
+"""What each rank does: join, compare what must be the same, and make one all-reduce.
 
 Run as a script by ``kit.tools.doctor.starting``, under the kit's launcher, or called by every rank of the user's own.
 
-Promises: no rank waits longer than the time-out without a result that names who did not answer; whatever the
-libraries do, the process ends after ``hard_limit``.
+Promises: a rank that does not answer within the time-out is named.
 """
 
 import json
-import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,50 +17,22 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[3])  # not this folder: its modules would hide others
 
 from kit.config.command_line import read_command_line
-from kit.config.recipe import Recipe
 from kit.console import is_main, rank, show, show_error
 from kit.errors import TrainingError, UserError, raise_if
 from kit.failures import exits
 from kit.phases import Phase
 from kit.strategy.launch import LaunchPlan, forget_launcher, plan_launch
-from kit.strategy.topology import Topology
-from kit.tools.doctor.result import Report, Result, ok
+from kit.tools.doctor.result import Report, Result, of_problems, ok
 
 if TYPE_CHECKING:
     import torch
-    from accelerate import Accelerator
 
 # What a rank other than 0 waits before it reports that ranks did not join: rank 0, which knows which, reports first.
 _REPORT_DELAY_SECONDS = 3.0
 NO_ANSWER_FIX = "see what that rank printed, and whether its machine runs and is reached; --timeout waits longer"
-
-
-def hard_limit(timeout_seconds: float) -> float:
-    """Return the seconds after which a rank ends whatever happens: the time-out three times, and a minute of work."""
-    return 3 * timeout_seconds + 60
-
-
-class Deadline:
-    """Ends this process after ``hard_limit``, since a library may ignore its own time-out."""
-
-    def __init__(self, limit_seconds: float, end: Callable[[str], int]) -> None:
-        """
-        Args:
-            end: called with what happened; returns the exit status.
-        """
-        self.stage = "ranks"  # name of the check that this rank is in
-        self._limit_seconds = limit_seconds
-        self._end = end
-        self._timer = threading.Timer(limit_seconds, self._leave)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _leave(self) -> None:
-        os._exit(self._end(f"no end after {self._limit_seconds:.0f} s"))
-
-    def cancel(self) -> None:
-        """Let this process live on: this rank has done its checks."""
-        self._timer.cancel()
+ALL_REDUCE = "all-reduce"
+NUM_VALUES = 1 << 23  # float32, 32 MiB: more than DDP's bucket of 25 MB
+_REPEATS = 3  # of which the fastest counts: the first one opens connections
 
 
 def check_ranks(
@@ -87,92 +55,69 @@ def check_ranks(
     from accelerate.utils import gather_object
 
     from kit.failures.ranks import Watch
+    from kit.run.facts import compared_facts
     from kit.strategy.accelerator import start
     from kit.strategy.rendezvous import open_store
 
     def fail(message: str) -> None:
         found = message.replace("--ddp_timeout", "--timeout")
-        report.add(Result(deadline.stage, "fail", f"rank {rank()}: {found}", NO_ANSWER_FIX))
+        report.add(Result(stage, "fail", f"rank {rank()}: {found}", NO_ANSWER_FIX))
 
     def leave(message: str) -> int:
         fail(message)
         return end()
 
-    join_seconds = timeout_seconds + late_seconds
-    deadline = Deadline(hard_limit(join_seconds), leave)
-    recipe = planned.recipe.model_copy(update={"report_to": [], "ddp_timeout": join_seconds})
-    # The tiny model has no layer of the config's names, and its weights are the same on every rank.
-    topology = replace(planned.topology, layer_classes=(), load_on_rank0=False)
+    stage = "ranks"
+    recipe = planned.recipe.model_copy(update={"report_to": [], "ddp_timeout": timeout_seconds + late_seconds})
+    topology = planned.topology
     forget_launcher(topology)
     began = time.monotonic()
     try:
-        accelerator, _ = start(recipe, topology)
-    except (TrainingError, UserError) as error:
+        accelerator, _ = start(recipe, topology, compared_facts(planned.recipe, topology, {}))
+    except UserError as error:  # ranks that differ, or an address
+        if is_main():
+            report.add(of_problems(stage, error.problems, ""))
+        return []
+    except TrainingError as error:
         time.sleep(0 if is_main() else _REPORT_DELAY_SECONDS)
         fail(str(error))
-        deadline.cancel()
         return []
     watch = Watch(accelerator, open_store(), timeout_seconds, trains=False, report=leave)
-
-    def begin(stage: str, doing: str) -> None:
-        deadline.stage = stage
-        watch.enter(Phase(doing))
-
+    if is_main():
+        found = f"{accelerator.num_processes} joined in {time.monotonic() - began:.1f} s, with the same code and recipe"
+        report.add(ok(stage, found))
+    stage = ALL_REDUCE
+    watch.enter(Phase("in all-reduce"))
     results: list[list[Result]] = []
     try:
-        for result in _results(accelerator, recipe, topology, begin, time.monotonic() - began):
-            if is_main():
-                report.add(result)
+        result = check_all_reduce(accelerator.device)
+        if is_main() or result.status != "ok":
+            report.add(result)
         results = gather_object([report.results])
     except (RuntimeError, TrainingError) as error:
         fail(str(watch.explain(error) or error).splitlines()[0])
-    deadline.cancel()
     return results
 
 
-def _results(
-    accelerator: "Accelerator", recipe: Recipe, topology: Topology, begin: Callable[[str, str], None], seconds: float
-) -> Iterator[Result]:
-    """Run the checks one after the other. Called by all ranks.
-
-    Args:
-        begin: called with the name of a check, and what this rank begins to do for it.
-        seconds: how long the ranks took to join.
-    """
+def check_all_reduce(device: "torch.device") -> Result:
+    """Add up values of all ranks; fail if a sum is wrong. Called by all ranks."""
     import torch
-    from accelerate.utils import gather_object
+    from torch import distributed
 
-    from kit.strategy.accelerator import prepare
-    from kit.tools.doctor import collectives, hosts
-
-    where = gather_object([hosts.own_host()])
-    num_hosts = len(set(where))
-    yield ok("ranks", f"{len(where)} on {num_hosts} machine{'s' if num_hosts > 1 else ''} joined in {seconds:.1f} s")
-    begin("machines", "comparing machines")
-    device = accelerator.device
-    name = "cpu" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
-    yield hosts.compare_facts(gather_object([hosts.machine_facts(recipe, name)]), where)
-    accelerator.wait_for_everyone()
-    yield hosts.compare_clocks(gather_object([time.time()]), where)
-    measured: dict[str, tuple[float, float]] = {}
-    for name in collectives.COLLECTIVES:
-        yield collectives.check_collective(name, device, partial(begin, name), measured)
-    if is_main() and "all-reduce" in measured:
-        begin("a step", "estimating a step")
-        yield _estimate(recipe, topology, device, *measured["all-reduce"])
-    begin("gradients", "training a tiny model")
-    model = collectives.TinyModel()
-    prepared = prepare(accelerator, topology, model, torch.optim.SGD(model.parameters(), lr=0.0))
-    yield collectives.check_gradients(prepared, gather_object)
-
-
-def _estimate(recipe: Recipe, topology: Topology, device: "torch.device", latency: float, rate: float) -> Result:
-    from kit.tools.doctor.links import check_step
-
-    try:
-        return check_step(recipe, topology, device, latency, rate)
-    except UserError:  # the model cannot be opened: the line of the model says so
-        return Result("a step", "warn", "its communication is not estimated: the model could not be opened")
+    own, world = distributed.get_rank(), distributed.get_world_size()
+    fastest = float("inf")
+    for _ in range(_REPEATS):
+        values = torch.full((NUM_VALUES,), float(own), device=device)
+        began = time.perf_counter()
+        distributed.all_reduce(values)
+        wrong = int((values != world * (world - 1) / 2).sum())  # waits for the device
+        fastest = min(fastest, time.perf_counter() - began)
+        if wrong:
+            found = f"rank {own}: {wrong:,} of {NUM_VALUES:,} sums are wrong"
+            return Result(ALL_REDUCE, "fail", found, "try NCCL_P2P_DISABLE=1, then another GPU, cable or driver")
+    # As nccl-tests count the bandwidth of the bus.
+    rate = 4 * NUM_VALUES * 2 * (world - 1) / world / fastest
+    return ok(ALL_REDUCE, f"{4 * NUM_VALUES >> 20} MiB in {1e3 * fastest:.2f} ms: {rate / 1e9:.2f} GB/s")
 
 
 def main(argv: list[str]) -> int:

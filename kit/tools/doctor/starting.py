@@ -1,6 +1,6 @@
 """Start the ranks on this machine through the kit's launcher, and take their results while they come.
 
-Promises: this process never waits longer than ``hard_limit`` and the launcher's start; no process is left behind.
+Promises: this process never waits longer than ``hard_limit`` after the launcher's start; no process is left behind.
 """
 
 import json
@@ -17,12 +17,17 @@ from typing import IO
 import psutil
 
 from kit.strategy.torchrun import torchrun_command
-from kit.tools.doctor.ranks import NO_ANSWER_FIX, hard_limit
+from kit.tools.doctor.ranks import NO_ANSWER_FIX
 from kit.tools.doctor.result import Report, Result
 
 # From the launcher's start until ranks have imported torch: 10 s for two of them on two slow cores.
 START_SECONDS = 120
 _SHUTDOWN_SECONDS = 2  # for ranks after the launcher's SIGTERM
+
+
+def hard_limit(timeout_seconds: float) -> float:
+    """Return the seconds after which the ranks are killed whatever happens: to join, to answer, and a minute."""
+    return 2 * timeout_seconds + 60
 
 
 def start_ranks(report: Report, words: list[str], num_processes: int, timeout_seconds: float, own_config: bool) -> None:

@@ -15,7 +15,6 @@ from kit.tools.report.preference_curves import names_of_answers
 from kit.tools.report.remarks import remarks
 from kit.tools.report.runs import ReportedRun, duration, read_reported_run
 from kit.tools.report.summary import definition_list, results_list, results_of, run_facts
-from kit.tools.report.task_scores import task_scores_section
 from kit.tools.report.words import after, chosen_and_defaults, meaning, setting, start_text, words
 from kit.train.loop_state import OF_THE_DATA
 
@@ -58,7 +57,6 @@ def run_page(run: ReportedRun, reload_seconds: float = 0) -> str:
         _evaluations(run),
         _by_data_set(run),
         _answers(run),
-        task_scores_section(run.folder),
         f"<h2>Run</h2>{definition_list(run_facts(run))}",
         _data(run.record["data"]),
         _recipe(run),

@@ -1,16 +1,21 @@
-"""All checks of a machine run, in order; a model that cannot be opened takes none of the others with it."""
+"""What stops a run on a machine is named, one fault at a time; a model that cannot be opened takes no other check."""
 
-import errno
 import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
+from helpers import with_gpus
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import RECIPES
+from kit.errors import Problem, UserError
 from kit.strategy.launch import plan_launch
-from kit.tools.doctor.machine import check_machine
+from kit.tools.doctor import machine
+from kit.tools.doctor.machine import check_bf16, check_data, check_driver, check_gpus, check_machine
 from kit.tools.doctor.result import Report
+
+NAMES = ["launch", "driver", "bf16", "model", "data", "GPUs"]
 
 
 @pytest.fixture
@@ -25,10 +30,9 @@ def checked(tmp_path):
     return checked
 
 
-def test_a_sound_machine_is_checked_from_driver_to_disk(checked):
+def test_a_sound_machine_is_checked_from_launch_to_disk(checked):
     results = checked("--config", "ddp", "--num_processes", "2")
-    names = ["launch", "file descriptors", "host name", "port", "driver", "bf16", "4-bit product", "model", "data"]
-    assert list(results) == [*names, "wrap class", "GPUs", "attention", "memory", "disk"]
+    assert list(results) == [*NAMES, "memory", "disk"]
     assert {result.status for result in results.values()} <= {"ok", "warn"}
     assert results["launch"].found == "DDP, 2 processes, config ddp"
 
@@ -39,46 +43,19 @@ def test_a_model_that_is_not_there_is_one_failure(checked):
     assert results["model"].found == "model_name_or_path: ./nowhere: no such folder; expected a folder with " + (
         "config.json, or a hub id"
     )
-    assert results["memory and disk"].status == "warn"
+    assert "there is no model" in results["memory and disk"].found
 
 
 def small_disk(monkeypatch, tmp_path):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1 << 20))
 
 
+def folder_of_others(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine.os, "access", lambda path, mode: False)
+
+
 def small_memory(monkeypatch, tmp_path):
-    monkeypatch.setattr("kit.tools.doctor.host.host_memory", lambda: (1 << 20, 1 << 20))
-
-
-def few_file_descriptors(monkeypatch, tmp_path):
-    monkeypatch.setattr("resource.getrlimit", lambda what: (64, 4096))
-    monkeypatch.setattr("resource.setrlimit", lambda what, limits: None)  # opening the data would lower this process's
-
-
-def name_of_loopback(monkeypatch, tmp_path):
-    monkeypatch.setattr("kit.strategy.network.address_of", lambda name: "127.0.1.1")
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    config = tmp_path / "two.yaml"
-    config.write_text("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 2\nmain_process_ip: a\n")
-    return ["--config", str(config)]
-
-
-def port_is_taken(monkeypatch, tmp_path):
-    def bind(self, address):
-        raise OSError(errno.EADDRINUSE, "Address already in use")
-
-    monkeypatch.setattr("socket.socket.bind", bind)
-    config = tmp_path / "taken.yaml"
-    config.write_text("distributed_type: MULTI_GPU\nmain_process_port: 29511\n")
-    return ["--config", str(config), "--num_processes", "2"]
-
-
-def no_such_layer(monkeypatch, tmp_path):
-    config = tmp_path / "layer.yaml"
-    config.write_text(
-        "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_transformer_layer_cls_to_wrap: QwenLayer}\n"
-    )
-    return ["--config", str(config), "--num_processes", "2"]
+    monkeypatch.setattr(machine, "host_memory", lambda: (1 << 20, 1 << 20))
 
 
 def hub_model_while_offline(monkeypatch, tmp_path):
@@ -86,51 +63,68 @@ def hub_model_while_offline(monkeypatch, tmp_path):
     return ["--model_name_or_path", "org/none", "--dataset", str(RECIPES / "tiny/train.jsonl")]
 
 
-def broken_bitsandbytes(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
-    return ["--optim", "adamw_8bit"]
-
-
 def driver_that_is_too_old(monkeypatch, tmp_path):
-    (tmp_path / "driver").write_text("Kernel Module  535.1 \n")
-    monkeypatch.setattr("kit.tools.doctor.devices._NVIDIA", str(tmp_path / "driver"))
+    (tmp_path / "driver").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n")
+    monkeypatch.setattr(machine, "_NVIDIA", str(tmp_path / "driver"))
+
+    def too_old():
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020)")
+
+    monkeypatch.setattr(torch.cuda, "init", too_old)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 def bf16_that_is_wrong(monkeypatch, tmp_path):
-    monkeypatch.setattr("kit.tools.doctor.devices._BF16_ERROR", 0.0)
+    monkeypatch.setattr(machine, "_BF16_ERROR", 0.0)
     return ["--config", "ddp", "--num_processes", "2"]
 
 
 @pytest.mark.parametrize(
-    ("fault", "name"),
+    ("fault", "name", "found"),
     [
-        (small_disk, "disk"),
-        (small_memory, "memory"),
-        (few_file_descriptors, "file descriptors"),
-        (name_of_loopback, "host name"),
-        (port_is_taken, "port"),
-        (no_such_layer, "wrap class"),
-        (hub_model_while_offline, "model"),
-        (broken_bitsandbytes, "4-bit product"),
-        (driver_that_is_too_old, "driver"),
-        (bf16_that_is_wrong, "bf16"),
+        (small_disk, "disk", "1.0 MiB free"),
+        (folder_of_others, "disk", "cannot be written to"),
+        (small_memory, "memory", "1.0 MiB free"),
+        (hub_model_while_offline, "model", "not in the cache; HF_HUB_OFFLINE forbids"),
+        (driver_that_is_too_old, "driver", "driver 535.104.05: The NVIDIA driver on your system is too old"),
+        (bf16_that_is_wrong, "bf16", "off float32"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_one_fault_of_a_machine_is_one_failed_check_with_a_fix(fault, name, checked, monkeypatch, tmp_path):
-    """The faults of versions are in test_versions.py, those of ranks in test_ranks.py."""
+def test_one_fault_of_a_machine_is_one_failed_check_with_a_fix(fault, name, found, checked, monkeypatch, tmp_path):
     results = checked(*(fault(monkeypatch, tmp_path) or []))
     assert [result.name for result in results.values() if result.status == "fail"] == [name]
-    assert results[name].fix
+    assert found in results[name].found and results[name].fix
+
+
+def test_a_disk_for_one_checkpoint_but_not_for_all_is_a_warning(checked, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=13 << 20))
+    result = checked()["disk"]
+    assert result.status == "warn" and "3 checkpoints of 10.3 MiB" in result.found and "save_total_limit" in result.fix
+
+
+def test_bf16_is_tried_if_the_config_asks_for_it(topology, monkeypatch):
+    assert "not asked for" in check_bf16(topology(mixed_precision="no"), None, "lora").found
+    with_gpus(monkeypatch, ("T4", 7))
+    result = check_bf16(topology(device_type="cuda"), "ddp", "lora")
+    assert result.status == "fail" and "bf16, which T4 does not have" in result.found and result.fix
+    result = check_bf16(topology(device_type="cuda", mixed_precision="no"), None, "lora")
+    assert result.status == "warn" and "T4 has no bf16" in result.found
+
+
+def test_gpus_hold_what_the_plan_says(topology, monkeypatch):
+    on_gpus = topology(device_type="cuda", rehearsal=False)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(machine, "gpu_memory", lambda topology: 80 << 30)
+    assert check_gpus(on_gpus, None).found == "2 of 80.00 GiB" and "reaches 2 GPUs" in check_driver(on_gpus).found
+    refused = [Problem("memory", "the run needs about 90.0 GiB of each GPU", fix="--gradient_checkpointing true")]
+    monkeypatch.setattr(machine, "memory_problems", lambda workload, topology: refused)
+    result = check_gpus(on_gpus, None)
+    assert result.status == "fail" and "90.0 GiB" in result.found and "checkpointing" in result.fix
 
 
 def test_too_few_gpus_fail_as_the_run_would(checked, monkeypatch):
-    from kit.tools.doctor import devices
-    from kit.tools.doctor.result import ok
-
     monkeypatch.setattr("kit.strategy.launch._devices", lambda strategy: (2, "cuda"))
-    for name in ("check_driver", "check_bf16", "check_four_bit", "check_gpus", "check_attention"):
-        monkeypatch.setattr(devices, name, lambda *args, name=name: ok(name, ""))
     results = checked("--config", "ddp", "--num_processes", "4")
     result = results["launch"]
     assert result.status == "fail" and "4 on a machine with 2 GPUs; expected at most 2" in result.found
@@ -143,13 +137,39 @@ def test_a_config_for_several_machines_says_how_to_check_them_all(checked, tmp_p
         "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 4\nmain_process_ip: 10.7.0.1\n"
         "mixed_precision: 'no'\n"
     )
-    monkeypatch.setattr("sys.argv", ["/bin/kit", "doctor", "--config", str(config)])
-    results = checked("--config", str(config))
-    assert results["launch"].status == "warn"
+    monkeypatch.setattr(sys, "argv", ["/bin/kit", "doctor", "--config", str(config)])
+    result = checked("--config", str(config))["launch"]
+    assert result.status == "warn"
     command = f"accelerate launch --config_file {config} --machine_rank N -m kit.cli.main doctor --config {config}"
-    assert command in results["launch"].fix
+    assert command in result.fix
     config.write_text(config.read_text().replace("10.7.0.1", "127.0.0.1"))
-    results = checked("--config", str(config))
-    assert results["host name"].status == "fail" and "127.0.0.1" in results["host name"].found
+    result = checked("--config", str(config))["launch"]
+    assert result.status == "fail" and "127.0.0.1" in result.found
     config.write_text(config.read_text().replace("main_process_ip: 127.0.0.1\n", ""))
     assert "main_process_ip: missing" in checked("--config", str(config))["launch"].found
+
+
+def test_local_data_asks_no_hub(recipe, monkeypatch):
+    monkeypatch.setattr(machine, "ask_hub", lambda name, flag, revision: pytest.fail("asked"))
+    result = check_data(recipe)
+    assert result.status == "ok" and "train.jsonl" in result.found and "http" not in result.found
+
+
+def test_data_of_the_hub_are_asked_for_once_or_looked_for_in_the_cache(recipe, monkeypatch):
+    remote = recipe.model_copy(update={"dataset": "org/data:main", "eval_dataset": None})
+    asked = []
+    monkeypatch.setattr(machine.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(machine, "ask_hub", lambda name, flag, revision: asked.append((name, flag)))
+    assert check_data(remote).status == "ok" and asked == [("org/data", "dataset")]
+
+    def gated(name, flag, revision):
+        raise UserError(Problem(flag, f"{name}: its licence is not accepted", fix="log in: `hf auth login`"))
+
+    monkeypatch.setattr(machine, "ask_hub", gated)
+    result = check_data(remote)
+    assert result.status == "fail" and "licence" in result.found and "hf auth login" in result.fix
+    monkeypatch.setattr(machine.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(machine, "cached", lambda kind: ["org/other"])
+    assert "not in the cache" in check_data(remote).found
+    monkeypatch.setattr(machine, "cached", lambda kind: ["org/data"])
+    assert check_data(remote).status == "ok"
