@@ -4,14 +4,18 @@ import gc
 import json
 import os
 import random
+import runpy
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import fake_cuda
 import pytest
 from fake_gpu import Server
-from helpers import ROOT, WORDS, Finetune, make_model
+from helpers import ROOT, SCRIPTS, WORDS, Finetune, make_model
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,6 +72,29 @@ def chat_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def finetune(model_folder: Path, chat_file: Path, tmp_path: Path) -> Finetune:
     return Finetune(model_folder, chat_file, tmp_path)
+
+
+@pytest.fixture
+def typed_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Any]]:
+    """Types a command in this process and folder: its status and what it printed on each stream."""
+
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    def typed(command: str) -> tuple[Any, str, str]:
+        program, *words = shlex.split(command)
+        script = ROOT / (program if program in SCRIPTS else "kit/cli/main.py")
+        monkeypatch.setattr(sys, "argv", [str(script), *words])
+        with pytest.raises(SystemExit) as left, patch.dict(os.environ):
+            runpy.run_path(str(script), run_name="__main__")
+        out, err = capfd.readouterr()
+        return left.value.code, out.strip("\n"), err.strip("\n")
+
+    monkeypatch.setenv("COLUMNS", "120")  # where argparse breaks lines
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with patch.dict(os.environ):
+        yield typed
 
 
 @pytest.fixture

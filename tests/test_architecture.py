@@ -46,36 +46,31 @@ def words(tree):
             yield node.value
 
 
-@pytest.mark.parametrize(
-    ("folder", "floors"), [("kit", FLOORS), ("kit/data", DATA_FLOORS), ("kit/tools", TOOLS_FLOORS)]
-)
-def test_every_package_has_its_floor_and_every_floor_only_what_exists(folder, floors):
-    paths = [path for path in (ROOT / folder).iterdir() if path.is_dir() or path.suffix == ".py"]
-    names = {path.stem for path in paths if not path.name.startswith("__")}
-    assert sorted(floor_of(floors)) == sorted(names)
+def test_every_package_has_its_floor_and_every_floor_only_what_exists():
+    for folder, floors in (("kit", FLOORS), ("kit/data", DATA_FLOORS), ("kit/tools", TOOLS_FLOORS)):
+        paths = [path for path in (ROOT / folder).iterdir() if path.is_dir() or path.suffix == ".py"]
+        names = {path.stem for path in paths if not path.name.startswith("__")}
+        assert sorted(floor_of(floors)) == sorted(names)
 
 
-@pytest.mark.parametrize(
-    ("depth", "under", "floors"),
-    [(2, "kit", FLOORS), (3, "kit.data", DATA_FLOORS), (3, "kit.tools", TOOLS_FLOORS)],
-)
-def test_nothing_is_imported_from_above_or_from_the_same_floor(depth, under, floors):
-    floor = floor_of(floors)
-    assert {(one, two) for one, two in arrows(depth, under) if floor[two] >= floor[one]} == set()
+def test_nothing_is_imported_from_above_or_from_the_same_floor():
+    for depth, under, floors in ((2, "kit", FLOORS), (3, "kit.data", DATA_FLOORS), (3, "kit.tools", TOOLS_FLOORS)):
+        floor = floor_of(floors)
+        assert {(one, two) for one, two in arrows(depth, under) if floor[two] >= floor[one]} == set()
 
 
 # What the training script calls where the tools are installed, and does without where they are not.
 OPTIONAL = {"kit.tools.plan.dry_run.show_run", "kit.tools.report.run_page.write_report_at_end"}
 
 
-@pytest.mark.parametrize("script", sorted(RECIPES))
-def test_no_script_needs_a_tool(script):
-    direct = set(imported(RECIPES[script]))
-    tools = {name for name in direct if name.startswith("kit.") and name.split(".")[1] in TOOLS}
-    assert tools == (OPTIONAL if script == "finetune" else set())
-    reached = PLAN["closure"](direct - tools)
-    assert "kit.config.recipe" in reached
-    assert {name for name in reached if name.split(".")[1] in TOOLS} == set()
+def test_no_script_needs_a_tool():
+    for script, tree in RECIPES.items():
+        direct = set(imported(tree))
+        tools = {name for name in direct if name.startswith("kit.") and name.split(".")[1] in TOOLS}
+        assert tools == (OPTIONAL if script == "finetune" else set()), script
+        reached = PLAN["closure"](direct - tools)
+        assert "kit.config.recipe" in reached, script
+        assert {name for name in reached if name.split(".")[1] in TOOLS} == set(), script
 
 
 @pytest.mark.slow
@@ -118,30 +113,28 @@ def test_the_kit_knows_no_recipe_and_recipes_do_not_know_each_other():
         assert not [other for other in imported(tree) if other.split(".")[0] in ("recipes", *RECIPES)], name
 
 
-@pytest.mark.parametrize("name", sorted({*MODULES, *RECIPES}))
-def test_only_the_strategy_package_knows_what_accelerate_calls_a_strategy(name):
-    if not name.startswith("kit.strategy."):
-        tree = MODULES.get(name) or RECIPES[name]
-        assert not {"DistributedType", "fsdp_plugin", "is_fsdp2", "distributed_type"} & set(words(tree))
+OUTSIDE = {name: tree for name, tree in {**MODULES, **RECIPES}.items() if not name.startswith("kit.strategy.")}
 
 
-@pytest.mark.parametrize("name", sorted({*MODULES, *RECIPES}))
-def test_only_the_strategy_package_reads_what_launchers_leave_in_the_environment(name):
-    if name.startswith("kit.strategy."):
-        return
-    tree = MODULES.get(name) or RECIPES[name]
+def test_only_the_strategy_package_knows_what_accelerate_calls_a_strategy():
+    theirs = {"DistributedType", "fsdp_plugin", "is_fsdp2", "distributed_type"}
+    assert {name: found for name, tree in OUTSIDE.items() if (found := theirs & set(words(tree)))} == {}
+
+
+def test_only_the_strategy_package_reads_what_launchers_leave_in_the_environment():
     variable = r"(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
     variable += r"|(ACCELERATE|FSDP|PARALLELISM_CONFIG|MEGATRON_LM)_\w*"
-    strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-    # The console needs the rank before there is a strategy: one rank reports what is wrong with a command line.
-    allowed = ["RANK"] if name in ("kit.console", "kit.interrupt") else []
-    assert [text for text in strings if re.fullmatch(variable, text)] == allowed
+    for name, tree in OUTSIDE.items():
+        strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        # The console needs the rank before there is a strategy: one rank reports what is wrong with a command line.
+        allowed = ["RANK"] if name in ("kit.console", "kit.interrupt") else []
+        assert [text for text in strings if re.fullmatch(variable, text)] == allowed, name
 
 
-@pytest.mark.parametrize("name", LIGHT)
-def test_what_answers_a_mistyped_flag_imports_nothing_slow(name):
-    tree = MODULES[f"kit.{name}"]
-    assert not {module.split(".")[0] for module in imported(tree, at_import_only=True)} & set(HEAVY)
+def test_what_answers_a_mistyped_flag_imports_nothing_slow():
+    for name in LIGHT:
+        modules = imported(MODULES[f"kit.{name}"], at_import_only=True)
+        assert not {module.split(".")[0] for module in modules} & set(HEAVY), name
 
 
 @pytest.mark.slow
@@ -155,11 +148,3 @@ def test_reading_a_command_loads_no_torch():
 
 def test_the_training_script_does_not_ask_which_process_it_is():
     assert "is_main_process" not in set(words(RECIPES["finetune"]))  # the functions that print or write ask it
-
-
-def test_every_module_has_a_test_file_at_the_same_path():
-    """But for two that only declare a dataclass, and the settings, which tests/config/test_settings.py tests."""
-    without = {"kit.model.plan", "kit.data.feed.ranks"}
-    without |= {name for name in MODULES if name.startswith("kit.config.settings.")}
-    paths = {name: name.replace("kit.", "tests.", 1).replace(".", "/").rpartition("/") for name in MODULES}
-    assert {n for n, (up, _, stem) in paths.items() if not (ROOT / up / f"test_{stem}.py").is_file()} == without

@@ -56,9 +56,8 @@ def test_a_hint_is_given_for_what_is_nearly_a_word():
     assert did_you_mean("zzz", ["learning_rate", "seed"]) == ""
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
+def test_values_are_called_what_json_calls_them():
+    cases = [
         (None, "null"),
         (True, "true"),
         (0, "a number"),
@@ -67,7 +66,6 @@ def test_a_hint_is_given_for_what_is_nearly_a_word():
         ([], "a list"),
         ({}, "an object"),
         (b"", "a value of type bytes"),
-    ],
-)
-def test_values_are_called_what_json_calls_them(value, words):
-    assert kind(value) == words
+    ]
+    for value, words in cases:
+        assert kind(value) == words, (value, words)

@@ -1,13 +1,10 @@
 """What strangers write is read as they wrote it, and does nothing to a terminal."""
 
-import pytest
-
 from kit.visible import Layout, joined, one_line, visible
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
+def test_what_a_terminal_would_act_on_is_shown_as_its_escape():
+    cases = [
         ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
         ("over\rwritten", r"over\rwritten"),
         ("a\x08\x00\x7f", r"a\x08\x00\x7f"),
@@ -17,18 +14,24 @@ from kit.visible import Layout, joined, one_line, visible
         ("\ufeffid", r"\ufeffid"),
         ("file\udcff", r"file\udcff"),
         ("a\u2028b\x85c\x0bd\x0ce", r"a\u2028b\x85c\x0bd\x0ce"),
-    ],
-)
-def test_what_a_terminal_would_act_on_is_shown_as_its_escape(text, shown):
-    assert visible(text) == one_line(text) == shown == visible(shown)
+    ]
+    for text, shown in cases:
+        assert visible(text) == one_line(text) == shown == visible(shown), (text, shown)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["plain", "汉字 日本語", "مرحبا", "שלום\u200f", "नमस्ते", "e\u0301", "👩\u200d👩\u200d👧 🏳️", "a\tb", "½ ≠ «x»"],
-)
-def test_letters_of_all_scripts_stay_as_they_are(text):
-    assert visible(text) == one_line(text) == text
+def test_letters_of_all_scripts_stay_as_they_are():
+    for text in [
+        "plain",
+        "汉字 日本語",
+        "مرحبا",
+        "שלום\u200f",
+        "नमस्ते",
+        "e\u0301",
+        "👩\u200d👩\u200d👧 🏳️",
+        "a\tb",
+        "½ ≠ «x»",
+    ]:
+        assert visible(text) == one_line(text) == text, text
 
 
 def test_a_line_break_begins_a_line_only_where_the_layout_is_the_kits_own():

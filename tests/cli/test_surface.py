@@ -10,23 +10,17 @@ Where an answer lists all names of a kind, the file has a placeholder of ``LISTS
 needs no edit there.
 """
 
-import os
 import re
-import runpy
-import shlex
 import shutil
-import sys
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, SCRIPTS
 
 from kit.cli.main import COMMANDS, meanings
 from kit.cli.main import SCRIPTS as STARTING
 from kit.config.validation import FLAGS
 
-SCRIPTS = ("recipes/finetune.py", "recipes/score.py", "recipes/export.py")
 FILES = {
     "broken.jsonl": '{"messages": 3}\n{"messages": [\n',
     "typo.yaml": "# mine\nmodel_name_or_path: model\ndataset: chats.jsonl\nlearning_rat: 1e-4\nmax_steps: many\n",
@@ -75,41 +69,25 @@ def folder(model_folder, chat_file, tmp_path_factory):
 
 
 @pytest.fixture
-def typed(folder, monkeypatch, capfd):
-    """Types a command in ``folder``: its status and what it printed on each stream, wherever the kit lies."""
-
-    def leave(status):
-        raise SystemExit(status)
-
-    def typed(command):
-        program, *words = shlex.split(command)
-        script = ROOT / (program if program in SCRIPTS else "kit/cli/main.py")
-        monkeypatch.setattr(sys, "argv", [str(script), *words])
-        with pytest.raises(SystemExit) as left:
-            runpy.run_path(str(script), run_name="__main__")
-        return left.value.code, *(text.strip("\n") for text in capfd.readouterr())
-
+def typed(folder, monkeypatch, typed_here):
+    """Types a command in ``folder``."""
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("COLUMNS", "120")  # where argparse breaks lines
-    monkeypatch.setattr(os, "_exit", leave)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    with patch.dict(os.environ):
-        yield typed
+    return typed_here
 
 
 def content(folder):
     return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize(("command", "answer"), wrong_commands(), ids=[command for command, _ in wrong_commands()])
-def test_a_wrong_command_says_what_is_wrong_and_writes_nothing(command, answer, folder, typed):
+def test_a_wrong_command_says_what_is_wrong_and_writes_nothing(folder, typed):
     before = content(folder)
-    status, out, err = typed(command)
-    assert (status, err) == (2, answer)
-    # What is found without slow imports comes before the line that says what is being done.
-    assert not out or re.fullmatch("(fine-tuning|checking|scoring) .*", out)
-    assert answer.count("error: ") == 1 and "Traceback" not in answer
-    assert content(folder) == before
+    for command, answer in wrong_commands():
+        status, out, err = typed(command)
+        assert (status, err) == (2, answer), command
+        # What is found without slow imports comes before the line that says what is being done.
+        assert not out or re.fullmatch("(fine-tuning|checking|scoring) .*", out), command
+        assert answer.count("error: ") == 1 and "Traceback" not in answer
+        assert content(folder) == before, command
 
 
 @pytest.mark.parametrize("script", SCRIPTS[:2])

@@ -8,9 +8,8 @@ from kit.config.recipe import Recipe
 REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
+def test_settings_that_contradict_each_other_are_named():
+    cases = [
         ({"global_batch_size": 10, "per_device_train_batch_size": 4}, {"global_batch_size"}),
         ({"eval_dataset": "e", "eval_split_size": 0.1}, {"eval_split_size"}),
         ({"eval_steps": 5}, {"eval_steps"}),
@@ -83,10 +82,9 @@ REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
         ({"adapter_type": "oft", "loraplus_lr_ratio": 16.0, "qat": "int4_weight_only"}, {"loraplus_lr_ratio", "qat"}),
         ({"adapter_type": "oft", "method": "qlora", "lora_r": 8}, set()),
         ({}, set()),
-    ],
-)
-def test_settings_that_contradict_each_other_are_named(settings, named):
-    assert {c.keys[0] for c in find_conflicts(Recipe(**REQUIRED, **settings))} == named
+    ]
+    for settings, named in cases:
+        assert {c.keys[0] for c in find_conflicts(Recipe(**REQUIRED, **settings))} == named, (settings, named)
 
 
 @pytest.mark.parametrize(
@@ -106,24 +104,22 @@ def test_what_needs_the_whole_data_or_chance_is_refused_without(changes, field, 
     assert conflict.keys[0] == field and conflict.found == found
 
 
-@pytest.mark.parametrize(
-    ("settings", "fix"),
-    [
+def test_a_stream_that_cannot_have_its_reference_is_told_what_can():
+    cases = [
         ({"method": "full"}, "--method lora: the reference is then the model without its adapter"),
         ({"precompute_reference": True}, "--precompute_reference false: the reference"),
         ({"precompute_reference": True, "method": "full"}, "--method lora --precompute_reference false: the reference"),
         ({"adapter_name_or_path": "a"}, ""),  # it can only be computed beforehand
-    ],
-)
-def test_a_stream_that_cannot_have_its_reference_is_told_what_can(settings, fix):
-    (conflict,) = find_conflicts(Recipe(**REQUIRED, **settings, objective="dpo", streaming=True, max_steps=3))
-    assert conflict.fix.startswith(f"--streaming false; or {fix}" if fix else "--streaming false")
-    assert conflict.fix == "--streaming false" or fix
+    ]
+    for case in cases:
+        settings, fix = case
+        (conflict,) = find_conflicts(Recipe(**REQUIRED, **settings, objective="dpo", streaming=True, max_steps=3))
+        assert conflict.fix.startswith(f"--streaming false; or {fix}" if fix else "--streaming false"), case
+        assert conflict.fix == "--streaming false" or fix, case
 
 
-@pytest.mark.parametrize(
-    ("batch", "micro_batch", "num_processes", "fix"),
-    [
+def test_a_batch_that_cannot_be_dealt_is_dealt_otherwise_before_it_is_another():
+    cases = [
         (32, 16, 4, "--per_device_train_batch_size 8: the same maths"),
         (30, 4, 1, "--per_device_train_batch_size 3: the same maths"),
         (8, 16, 1, "--per_device_train_batch_size 8: the same maths"),
@@ -142,10 +138,10 @@ def test_a_stream_that_cannot_have_its_reference_is_told_what_can(settings, fix)
             "or --global_batch_size 8 or --global_batch_size 16, which changes what is learned",
         ),
         (3, 1, 4, "--num_processes 3: the same maths; or --global_batch_size 4, which changes what is learned"),
-    ],
-)
-def test_a_batch_that_cannot_be_dealt_is_dealt_otherwise_before_it_is_another(batch, micro_batch, num_processes, fix):
-    assert fix_of_batch(batch, micro_batch, num_processes) == fix
+    ]
+    for case in cases:
+        batch, micro_batch, num_processes, fix = case
+        assert fix_of_batch(batch, micro_batch, num_processes) == fix, case
 
 
 def test_what_is_typed_then_works():
@@ -161,9 +157,8 @@ def test_what_is_typed_then_works():
                     assert processes <= num_processes and size <= micro_batch
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
+def test_settings_without_effect_are_named():
+    cases = [
         ({}, []),
         ({"max_eval_samples": 9}, ["note: no effect without eval_dataset or eval_split_size: max_eval_samples"]),
         ({"max_eval_samples": 9, "eval_split_size": 0.1}, []),
@@ -183,7 +178,6 @@ def test_what_is_typed_then_works():
             ["note: no effect without keep_best or early_stopping_patience: metric_for_best_model"],
         ),
         ({"objective": "dpo", "metric_for_best_model": "eval_rewards/margins", "keep_best": True}, []),
-    ],
-)
-def test_settings_without_effect_are_named(settings, said):
-    assert describe_unused(Recipe(**REQUIRED, **settings)) == said
+    ]
+    for settings, said in cases:
+        assert describe_unused(Recipe(**REQUIRED, **settings)) == said, (settings, said)

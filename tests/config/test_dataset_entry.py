@@ -2,15 +2,15 @@
 
 import shlex
 
-import pytest
-
 from kit.config.dataset_entry import DatasetEntry, flag_of_list, list_as_typed, with_own_names
 from kit.config.recipe import Recipe
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
+def test_a_data_set_is_named_by_a_word_for_tables(tmp_path, monkeypatch):
+    (tmp_path / "here" / "d" / "folder").mkdir(parents=True)
+    (tmp_path / "here" / "d" / "v1.5").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    cases = [
         ("d/sums.jsonl.gz", "sums"),
         ("d/sums.TXZ", "sums"),
         ("d/.jsonl", "jsonl"),
@@ -30,19 +30,14 @@ from kit.config.recipe import Recipe
         ("d/" + "x" * 300, "d/" + "x" * 300),
         ("openai/gsm8k", "openai/gsm8k"),
         ("gsm8k", "gsm8k"),
-    ],
-)
-def test_a_data_set_is_named_by_a_word_for_tables(path, name, tmp_path, monkeypatch):
-    (tmp_path / "here" / "d" / "folder").mkdir(parents=True)
-    (tmp_path / "here" / "d" / "v1.5").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    assert DatasetEntry(path=path).filled(None, "train", {}).name == name
-    assert DatasetEntry(path=path, name="mine").filled(None, "train", {}).name == "mine"
+    ]
+    for path, name in cases:
+        assert DatasetEntry(path=path).filled(None, "train", {}).name == name, path
+        assert DatasetEntry(path=path, name="mine").filled(None, "train", {}).name == "mine", path
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
+def test_a_list_of_data_sets_arrives_as_it_is_when_its_flag_is_typed():
+    cases = [
         [{"path": "a.jsonl"}, {"path": "b.jsonl"}],
         [{"path": "a, b.jsonl"}, {"path": "it's: #1 [x] {y}.jsonl"}, {"path": '"q" $(x) `y` \\ é.jsonl'}],
         [{"path": "[a].jsonl"}],
@@ -50,14 +45,13 @@ def test_a_data_set_is_named_by_a_word_for_tables(path, name, tmp_path, monkeypa
         [{"path": "a.jsonl", "columns": {"my: question, or so": "prompt", "'a'": "completion"}}],
         [{"path": "a.jsonl", "replace": {"{{NAME}}": "Rob, or 'so': x ", " ": "\n"}}],
         [{"path": "a.jsonl", "prompt_format": "\n Task:\n{instruction}[\n\n'{input}' \"x\"] \n"}],
-    ],
-)
-def test_a_list_of_data_sets_arrives_as_it_is_when_its_flag_is_typed(entries):
-    entries = [DatasetEntry.model_validate(entry) for entry in entries]
-    flag, value = shlex.split(flag_of_list("dataset", entries))
-    recipe = Recipe(model_name_or_path="m", **{flag[2:]: value})
-    given = recipe.dataset if isinstance(recipe.dataset, list) else [DatasetEntry(path=recipe.dataset)]
-    assert given == entries
+    ]
+    for entries in cases:
+        entries = [DatasetEntry.model_validate(entry) for entry in entries]
+        flag, value = shlex.split(flag_of_list("dataset", entries))
+        recipe = Recipe(model_name_or_path="m", **{flag[2:]: value})
+        given = recipe.dataset if isinstance(recipe.dataset, list) else [DatasetEntry(path=recipe.dataset)]
+        assert given == entries, entries
 
 
 def test_a_number_of_rows_is_shown_as_it_was_typed():

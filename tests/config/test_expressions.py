@@ -5,17 +5,15 @@ import pytest
 from kit.config import expressions
 
 
-@pytest.mark.parametrize(
-    ("value", "names"),
-    [
+def test_a_string_with_a_character_that_no_name_has_is_one_expression():
+    cases = [
         ("all-linear", "all-linear"),
         ("q_proj, mlp.up_proj", ["q_proj", "mlp.up_proj"]),
         (r".*\.\d{1,2}\.q_proj", [r".*\.\d{1,2}\.q_proj"]),  # its comma does not separate
         (["q_proj", r".*\.mlp\..*"], ["q_proj", r".*\.mlp\..*"]),
-    ],
-)
-def test_a_string_with_a_character_that_no_name_has_is_one_expression(value, names):
-    assert expressions.module_names(value) == names
+    ]
+    for value, names in cases:
+        assert expressions.module_names(value) == names, (value, names)
 
 
 @pytest.mark.parametrize("value", [".*(q_proj", r"(\w*\w*\.?)*!", ["q_proj", "*"]])

@@ -6,9 +6,8 @@ from helpers import ROOT
 from kit.config.hints import hint_for_file, hint_for_value, hint_for_word, other_kind
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
+def test_a_recipe_is_guessed_by_size_and_method():
+    cases = [
         ("llama-7b-qlora", "did you mean 'llama-8b-qlora'?"),
         ("8b", "did you mean one of llama-8b-full, llama-8b-lora, llama-8b-qlora?"),
         ("Llama-3.1-8B", "did you mean one of llama-8b-full, llama-8b-lora, llama-8b-qlora?"),
@@ -28,29 +27,25 @@ from kit.config.hints import hint_for_file, hint_for_value, hint_for_word, other
         ("llama-8b-lora-orpo", "--recipe llama-8b-lora --objective orpo"),
         ("llama-7b-lora-dpo", "did you mean 'llama-8b-lora'?"),
         ("nothing/of/mine.yaml", ""),
-    ],
-)
-def test_a_recipe_is_guessed_by_size_and_method(name, hint):
-    assert hint_for_file(name, "recipe") == hint
+    ]
+    for name, hint in cases:
+        assert hint_for_file(name, "recipe") == hint, (name, hint)
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
+def test_a_name_that_is_something_else_gets_the_flag_that_takes_it():
+    cases = [
         ("qlora", "--method qlora instead of --config"),
         ("tiny", "--recipe tiny instead of --config"),
         ("kto", "--objective kto instead of --config"),
         ("llama-8b-lora.yaml", "--recipe llama-8b-lora instead of --config"),
         ("fsdpp", "did you mean 'fsdp'?"),
-    ],
-)
-def test_a_name_that_is_something_else_gets_the_flag_that_takes_it(name, hint):
-    assert hint_for_file(name, "config") == hint
+    ]
+    for name, hint in cases:
+        assert hint_for_file(name, "config") == hint, (name, hint)
 
 
-@pytest.mark.parametrize(
-    ("setting", "value", "hint"),
-    [
+def test_a_value_of_another_setting_gets_the_flag_that_takes_it():
+    cases = [
         ("method", "dpo", "--objective dpo instead of --method"),
         ("objective", "qlora", "--method qlora instead of --objective"),
         ("dpo_loss", "orpo", "--objective orpo instead of --dpo_loss"),
@@ -61,10 +56,9 @@ def test_a_name_that_is_something_else_gets_the_flag_that_takes_it(name, hint):
         ("attn_implementation", "flash_attn", "did you mean 'flash_attention_2'?"),
         ("attn_implementation", "flex", ""),
         ("report_to", "azure_ml", ""),
-    ],
-)
-def test_a_value_of_another_setting_gets_the_flag_that_takes_it(setting, value, hint):
-    assert hint_for_value(setting, value) == hint
+    ]
+    for setting, value, hint in cases:
+        assert hint_for_value(setting, value) == hint, (setting, value, hint)
 
 
 @pytest.mark.parametrize("value", ["clearml", "wandb,Aim", "dvclive"])
@@ -106,9 +100,8 @@ def test_a_name_in_a_command_is_one_word_of_the_shell(tmp_path):
     assert hint_for_word("a-b/c_d.1.jsonl") == "--dataset a-b/c_d.1.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "hint"),
-    [
+def test_what_peft_has_and_this_kit_does_not_is_refused_with_the_reason():
+    cases = [
         ("init_lora_weights", "pissa_niter_16", "docs/models.md#initial-values-that-change-the-base"),
         ("init_lora_weights", "eva", "needs passes over data"),
         ("init_lora_weights", "loftq", "CUDA"),
@@ -119,7 +112,6 @@ def test_a_name_in_a_command_is_one_word_of_the_shell(tmp_path):
         ("adapter_type", "lokr", "the packed weight"),
         ("adapter_type", "boft", "inputs x inputs"),
         ("method", "adalora", "regulariser"),
-    ],
-)
-def test_what_peft_has_and_this_kit_does_not_is_refused_with_the_reason(name, value, hint):
-    assert hint in hint_for_value(name, value)
+    ]
+    for name, value, hint in cases:
+        assert hint in hint_for_value(name, value), (name, value, hint)

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.json_schema import FIRST_LINE, SCHEMA_FILE, json_schema
 from kit.config.recipe import RECIPES, Recipe
@@ -38,18 +36,18 @@ def test_an_editor_knows_the_sections_of_methods_and_objectives_also_within_each
         assert all(section == {"$ref": "#"} for section in sections["properties"].values())  # a recipe again
 
 
-@pytest.mark.parametrize("name", ["lora_target_modules", "report_to", "dataset_columns", "freeze", "new_tokens"])
-def test_what_may_be_text_or_a_list_may_be_both_in_an_editor(name):
-    types = {member.get("type") for member in json_schema()["properties"][name]["anyOf"]}
-    assert "string" in types and types & {"array", "object"}
+def test_what_may_be_text_or_a_list_may_be_both_in_an_editor():
+    for name in ["lora_target_modules", "report_to", "dataset_columns", "freeze", "new_tokens"]:
+        types = {member.get("type") for member in json_schema()["properties"][name]["anyOf"]}
+        assert "string" in types and types & {"array", "object"}, name
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_recipe_names_it_and_fits_it(path):
-    assert path.read_text().splitlines()[0] == FIRST_LINE
-    values, _ = read_yaml(path)
-    properties = json_schema()["properties"]
-    assert set(values) <= set(properties)
-    for name, value in values.items():
-        choices = properties[name].get("enum")
-        assert not choices or value in choices
+def test_every_recipe_names_it_and_fits_it():
+    for path in FILES:
+        assert path.read_text().splitlines()[0] == FIRST_LINE, path
+        values, _ = read_yaml(path)
+        properties = json_schema()["properties"]
+        assert set(values) <= set(properties), path
+        for name, value in values.items():
+            choices = properties[name].get("enum")
+            assert not choices or value in choices, path

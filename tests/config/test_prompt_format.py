@@ -5,30 +5,28 @@ import pytest
 from kit.config.prompt_format import checked_format, question, reads_input
 
 
-@pytest.mark.parametrize(
-    ("text", "with_input", "without"),
-    [
+def test_texts_stand_where_their_placeholders_do():
+    cases = [
         ("{instruction}[\n{input}]", "A\nB", "A"),
         ("{instruction}", "A", "A"),
         ("Task[ and input]: {instruction}[ ({input})]\n", "Task and input: A (B)\n", "Task: A\n"),
         ("[[INST]] {instruction}[ [[{input}]]] [[/INST]]", "[INST] A [B] [/INST]", "[INST] A [/INST]"),
         ("{{{instruction}}}", "{A}", "{A}"),
         ("{instruction} {instruction}", "A A", "A A"),
-    ],
-)
-def test_texts_stand_where_their_placeholders_do(text, with_input, without):
-    assert checked_format(text) == text
-    assert question(text, "A", "B") == with_input and question(text, "A", "") == without
-    assert reads_input(text) is ("B" in with_input)
+    ]
+    for case in cases:
+        text, with_input, without = case
+        assert checked_format(text) == text, case
+        assert question(text, "A", "B") == with_input and question(text, "A", "") == without, case
+        assert reads_input(text) is ("B" in with_input), case
 
 
 def test_what_looks_like_a_placeholder_in_a_row_stays():
     assert question("{instruction}[ {input}]", "{input} [x]", "{{instruction}}") == "{input} [x] {{instruction}}"
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
+def test_what_cannot_be_a_format_is_refused_with_the_reason():
+    cases = [
         ("", "no {instruction}"),
         ("[{input}]", "no {instruction}"),
         ("{{instruction}}", "no {instruction}"),
@@ -41,9 +39,8 @@ def test_what_looks_like_a_placeholder_in_a_row_stays():
         ("{instruction}[a[b]]", "a single ["),
         ("{instruction} {", "a single {"),
         ("{instruction}[\\n{input}]", r"\n as two characters"),
-    ],
-)
-def test_what_cannot_be_a_format_is_refused_with_the_reason(text, reason):
-    with pytest.raises(ValueError) as refused:
-        checked_format(text)
-    assert str(refused.value).startswith(reason)
+    ]
+    for text, reason in cases:
+        with pytest.raises(ValueError) as refused:
+            checked_format(text)
+        assert str(refused.value).startswith(reason), (text, reason)

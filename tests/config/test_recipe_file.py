@@ -26,9 +26,8 @@ def test_paths_of_a_recipe_are_looked_up_beside_it_first(recipe_file, tmp_path):
     assert accepted([*argv, "--eval_dataset", "data.jsonl"]).eval_dataset == "data.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
+def test_yaml_values_mean_what_their_author_meant(recipe_file):
+    cases = [
         ("learning_rate: 1e-4", 1e-4),
         ("learning_rate: 1.0e-4", 1e-4),
         ("max_steps: 3.0", 3),
@@ -49,10 +48,9 @@ def test_paths_of_a_recipe_are_looked_up_beside_it_first(recipe_file, tmp_path):
         ("dataset_columns: question=prompt", {"question": "prompt"}),
         ("warmup_steps: 0.5", 0.5),
         ("eval_split_size: 200", 200),
-    ],
-)
-def test_yaml_values_mean_what_their_author_meant(recipe_file, line, value):
-    assert getattr(accepted(recipe_file(line)), line.partition(":")[0]) == value
+    ]
+    for line, value in cases:
+        assert getattr(accepted(recipe_file(line)), line.partition(":")[0]) == value, (line, value)
 
 
 @pytest.mark.slow
@@ -147,9 +145,8 @@ def test_a_method_in_the_name_of_a_file_that_does_not_depend_on_it_is_no_recipe(
     assert list(problems(["--recipe", "mine-lora"])) == ["--recipe"]
 
 
-@pytest.mark.parametrize(
-    ("text", "where", "found"),
-    [
+def test_a_mistake_in_by_method_has_its_line_also_if_the_method_is_not_in_use(recipe_file):
+    cases = [
         ("by_method: lora", "mine.yaml:3 by_method", "expected full, lora, qlora"),
         ("by_method:\n  loar: {seed: 1}", "mine.yaml:4 by_method.loar", "did you mean 'lora'"),
         ("by_method:\n  lora: 3", "mine.yaml:4 by_method.lora", "found '3'"),
@@ -157,11 +154,10 @@ def test_a_method_in_the_name_of_a_file_that_does_not_depend_on_it_is_no_recipe(
         ("method: lora\nby_method:\n  lora:\n    sed: 3", "mine.yaml:6 by_method.lora.sed", "did you mean 'seed'"),
         ("method: lora\nby_method:\n  lora:\n    seed: x", "mine.yaml:6 by_method.lora.seed", "found 'x'"),
         ("by_method:\n  lora:\n    seed: 1\n    seed: 2", "mine.yaml:6 seed", "given a second time"),
-    ],
-)
-def test_a_mistake_in_by_method_has_its_line_also_if_the_method_is_not_in_use(recipe_file, text, where, found):
-    reported = problems(recipe_file(text))
-    assert found in reported[where], reported
+    ]
+    for text, where, found in cases:
+        reported = problems(recipe_file(text))
+        assert found in reported[where], reported
 
 
 BY_OBJECTIVE = """
@@ -202,27 +198,25 @@ def test_the_objective_in_use_may_stand_in_the_file_and_a_flag_wins(recipe_file,
     assert accepted([*argv, "--objective", "sft"]).beta is None
 
 
-@pytest.mark.parametrize(
-    ("objective", "rate", "note"),
-    [
+def test_a_rate_for_another_objective_is_left_out_and_a_note_says_so(recipe_file):
+    cases = [
         ("sft", 2e-4, ""),
         ("dft", 2e-4, ""),  # learns the same answers at the same rates
         ("dpo", 5e-6, ""),
         ("orpo", 5e-5, "by_method.lora.learning_rate: 2e-4 is for sft; orpo takes its default of 5e-5"),
         ("kto", 5e-6, "by_method.lora.learning_rate: 2e-4 is for sft; kto takes its default of 5e-6"),
-    ],
-)
-def test_a_rate_for_another_objective_is_left_out_and_a_note_says_so(recipe_file, objective, rate, note):
-    argv = recipe_file(BY_OBJECTIVE)
-    request = read_command_line([*argv, "--objective", objective])
-    assert request.recipe.peak_learning_rate == rate
-    assert note in "".join(request.notes) and bool(note) == bool(request.notes)
-    assert read_command_line([*argv, "--objective", objective, "--learning_rate", "1e-3"]).notes == []
+    ]
+    for case in cases:
+        objective, rate, note = case
+        argv = recipe_file(BY_OBJECTIVE)
+        request = read_command_line([*argv, "--objective", objective])
+        assert request.recipe.peak_learning_rate == rate, case
+        assert note in "".join(request.notes) and bool(note) == bool(request.notes), case
+        assert read_command_line([*argv, "--objective", objective, "--learning_rate", "1e-3"]).notes == [], case
 
 
-@pytest.mark.parametrize(
-    ("text", "flags", "rate", "note"),
-    [
+def test_a_rate_is_for_the_objective_that_the_file_names(recipe_file):
+    cases = [
         ("objective: dpo\nlearning_rate: 1e-6", [], 1e-6, ""),
         ("objective: dpo\nlearning_rate: 1e-6", ["--objective", "simpo"], 1e-6, ""),  # which has the same defaults
         (
@@ -237,17 +231,16 @@ def test_a_rate_for_another_objective_is_left_out_and_a_note_says_so(recipe_file
         ("learning_rate: null", ["--objective", "dpo"], 5e-6, ""),
         ("by_objective: {dpo: {learning_rate: 1e-2}}", ["--objective", "dpo"], 1e-2, ""),  # somebody meant it
         ("objective: null\nlearning_rate: 1e-4", ["--objective", "dpo"], 5e-6, "is for sft"),
-    ],
-)
-def test_a_rate_is_for_the_objective_that_the_file_names(recipe_file, text, flags, rate, note):
-    request = read_command_line([*recipe_file(text), *flags])
-    assert (request.problems, request.recipe.peak_learning_rate) == ([], rate)
-    assert note in "".join(request.notes) and bool(note) == bool(request.notes)
+    ]
+    for case in cases:
+        text, flags, rate, note = case
+        request = read_command_line([*recipe_file(text), *flags])
+        assert (request.problems, request.recipe.peak_learning_rate) == ([], rate), case
+        assert note in "".join(request.notes) and bool(note) == bool(request.notes), case
 
 
-@pytest.mark.parametrize(
-    ("text", "where", "found"),
-    [
+def test_a_mistake_in_by_objective_has_its_line_also_if_it_is_not_in_use(recipe_file):
+    cases = [
         ("by_objective: dpo", "mine.yaml:3 by_objective", "expected sft, dft, eaft, dpo"),
         ("by_objective: [dpo]", "mine.yaml:3 by_objective", "found ['dpo']"),
         ("by_objective:\n  dop: {seed: 1}", "mine.yaml:4 by_objective.dop", "did you mean 'dpo'"),
@@ -280,11 +273,10 @@ def test_a_rate_is_for_the_objective_that_the_file_names(recipe_file, text, flag
         ("by_method:\n  lora: {method: full}", "mine.yaml:4 by_method.lora.method", "at the top of the file"),
         ("by_objective: {dpo: {seed: 1}}\nobjective: [dpo]", "mine.yaml:4 objective", "found ['dpo']"),
         ("by_method: {lora: {seed: 1}}\nmethod: [lora]", "mine.yaml:4 method", "found ['lora']"),
-    ],
-)
-def test_a_mistake_in_by_objective_has_its_line_also_if_it_is_not_in_use(recipe_file, text, where, found):
-    reported = problems(recipe_file(text))
-    assert set(reported) == {where} and found in reported[where], reported
+    ]
+    for text, where, found in cases:
+        reported = problems(recipe_file(text))
+        assert set(reported) == {where} and found in reported[where], reported
 
 
 DOUBLING = [f"a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(40)]

@@ -57,15 +57,15 @@ def test_what_is_declared_of_objectives_covers_each_objective_and_each_of_their_
     assert recipe(objective="dpo", beta=0.5).reward_scale == 0.5
 
 
-@pytest.mark.parametrize("name", DECLARED)
-def test_the_default_rate_follows_the_objective_and_the_method_and_the_help_says_it(name):
-    full, adapters = DECLARED[name].learning_rates
-    rates = [recipe(objective=name, method=method).peak_learning_rate for method in ("full", "lora", "qlora")]
-    assert rates == [full, adapters, adapters] and full < adapters
-    text = OptimSettings.model_fields["learning_rate"].description
-    (group,) = (part for part in text.split(": ", 1)[1].split("; ") if name in part.replace(",", "").split())
-    assert [float(rate) for rate in group.split()[-1].split("/")] == [full, adapters]
-    assert recipe(objective=name, learning_rate=1e-3).peak_learning_rate == 1e-3
+def test_the_default_rate_follows_the_objective_and_the_method_and_the_help_says_it():
+    for name in DECLARED:
+        full, adapters = DECLARED[name].learning_rates
+        rates = [recipe(objective=name, method=method).peak_learning_rate for method in ("full", "lora", "qlora")]
+        assert rates == [full, adapters, adapters] and full < adapters, name
+        text = OptimSettings.model_fields["learning_rate"].description
+        (group,) = (part for part in text.split(": ", 1)[1].split("; ") if name in part.replace(",", "").split())
+        assert [float(rate) for rate in group.split()[-1].split("/")] == [full, adapters], name
+        assert recipe(objective=name, learning_rate=1e-3).peak_learning_rate == 1e-3, name
 
 
 def test_the_page_of_objectives_has_their_defaults():
@@ -82,19 +82,17 @@ def test_the_page_of_objectives_has_their_defaults():
             assert Recipe.model_fields[setting].default == float(value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
+def test_the_reference_is_computed_beforehand_where_its_weights_do_not_stay():
+    cases = [
         ({"objective": "dpo"}, False),
         ({"objective": "dpo", "precompute_reference": True}, True),
         ({"objective": "dpo", "method": "full"}, True),
         ({"objective": "kto", "adapter_name_or_path": "a"}, True),
         ({"objective": "simpo", "method": "full"}, False),
         ({"method": "full"}, False),
-    ],
-)
-def test_the_reference_is_computed_beforehand_where_its_weights_do_not_stay(settings, expected):
-    assert recipe(**settings).precomputes_reference == expected
+    ]
+    for settings, expected in cases:
+        assert recipe(**settings).precomputes_reference == expected, (settings, expected)
 
 
 def test_what_changes_the_steps_identifies_a_run_and_what_only_watches_them_does_not():

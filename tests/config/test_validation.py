@@ -91,9 +91,8 @@ def test_load_recipe_raises_with_every_problem(recipe_file):
     assert [problem.where for problem in error.value.problems] == ["mine.yaml:4 sed", "mine.yaml:3 max_steps"]
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
+def test_a_list_of_data_sets_is_checked_entry_by_entry():
+    cases = [
         ("[{path: a, weight: -1}]", r"--dataset\[0\].weight: found '-1'; expected number from 0"),
         ("[{path: a, weight: much}]", r"--dataset\[0\].weight: found 'much'"),
         ("[a, {path: b, wieght: 1}]", r"--dataset\[1\].wieght: unknown key; .*\n.*did you mean 'weight'"),
@@ -103,8 +102,7 @@ def test_load_recipe_raises_with_every_problem(recipe_file):
         ("a.jsonl,b/a.jsonl", r"two data sets of the name 'a'\n.*{path: b/a.jsonl, name: b-a}"),
         ("[{path: a, weight: 1}, {path: b}]", r"some weights are missing: b"),
         ("[{path: a, weight: 0}, {path: b, weight: 0}]", r"--dataset: all weights are 0"),
-    ],
-)
-def test_a_list_of_data_sets_is_checked_entry_by_entry(value, message):
-    request = read_command_line(["--model_name_or_path", "m", "--dataset", value])
-    assert re.search(message, "\n".join(map(str, request.problems)))
+    ]
+    for value, message in cases:
+        request = read_command_line(["--model_name_or_path", "m", "--dataset", value])
+        assert re.search(message, "\n".join(map(str, request.problems))), (value, message)

@@ -140,9 +140,8 @@ def test_a_card_of_pairs_names_objective_settings_reference_and_what_the_metrics
     assert set(named) == {"loss", "rewards/chosen", "rewards/accuracies", "logps/rejected"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "lines"),
-    [
+def test_another_objective_is_named_with_its_settings():
+    cases = [
         ({"objective": "simpo"}, ["objective: simpo, beta 2, simpo_gamma 0.5", "learned from pairs of"]),
         (
             {"objective": "kto", "beta": 0.2, "adapter_name_or_path": "a"},
@@ -155,12 +154,12 @@ def test_a_card_of_pairs_names_objective_settings_reference_and_what_the_metrics
         ),
         ({"objective": "dft"}, ["objective: dft\n", "160 steps of 32 samples"]),
         ({"label_smoothing_factor": 0.1}, ["objective: sft, label_smoothing_factor 0.1\n"]),
-    ],
-)
-def test_another_objective_is_named_with_its_settings(changes, lines):
-    card = card_of(**changes)
-    assert all(f"\n- {line}" in card for line in lines), card
-    assert ("reference" in card) == any("reference" in line for line in lines)
+    ]
+    for case in cases:
+        changes, lines = case
+        card = card_of(**changes)
+        assert all(f"\n- {line}" in card for line in lines), card
+        assert ("reference" in card) == any("reference" in line for line in lines), case
 
 
 def test_of_the_cross_entropy_of_answers_no_objective_is_named():
@@ -232,16 +231,16 @@ def hostile_card(name):
     return card_of(name, {name: 2}, loop, dataset=dataset, new_tokens=[name])
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_names_of_strangers_are_only_names_in_a_card(name):
-    card, usual = hostile_card(name), hostile_card("/a")
-    assert "\x1b" not in card and "\u202e" not in card
-    front, body = card.removeprefix("---\n").split("\n---\n", 1)
-    usual_front, usual_body = usual.removeprefix("---\n").split("\n---\n", 1)
-    assert set(yaml.safe_load(front)) == set(yaml.safe_load(usual_front))
-    assert len(body.splitlines()) == len(usual_body.splitlines())
-    outside = re.sub(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)", "", body.split("```python")[0])  # of code spans
-    assert not re.search(r"[<>\[\]{!`\\]", outside)
+def test_names_of_strangers_are_only_names_in_a_card():
+    for name in HOSTILE:
+        card, usual = hostile_card(name), hostile_card("/a")
+        assert "\x1b" not in card and "\u202e" not in card, name
+        front, body = card.removeprefix("---\n").split("\n---\n", 1)
+        usual_front, usual_body = usual.removeprefix("---\n").split("\n---\n", 1)
+        assert set(yaml.safe_load(front)) == set(yaml.safe_load(usual_front)), name
+        assert len(body.splitlines()) == len(usual_body.splitlines()), name
+        outside = re.sub(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)", "", body.split("```python")[0])  # of code spans
+        assert not re.search(r"[<>\[\]{!`\\]", outside), name
 
 
 def test_a_card_holds_no_credential(monkeypatch):

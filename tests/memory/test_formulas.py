@@ -39,48 +39,45 @@ def workload(shape, method, strategy=SINGLE, num_gpus=1, length=2048, rows=1, **
     )
 
 
-@pytest.mark.parametrize("row", SIMULATED, ids=lambda row: f"{row[0]}-{row[1]}-{row[2].config}-{row[3]}")
-def test_the_peak_is_that_of_the_simulation(row):
-    *case, one, three = row
-    for micro_batches, simulated in ((1, one), (3, three)):
-        planned = predict(workload(*case, micro_batches=micro_batches)).tensors / GIB
-        assert planned == pytest.approx(simulated, rel=0.02)  # 5 % are promised
+def test_the_peak_is_that_of_the_simulation():
+    for row in SIMULATED:
+        *case, one, three = row
+        for micro_batches, simulated in ((1, one), (3, three)):
+            planned = predict(workload(*case, micro_batches=micro_batches)).tensors / GIB
+            assert planned == pytest.approx(simulated, rel=0.02), row  # 5 % are promised
 
 
-@pytest.mark.parametrize(
-    ("shape", "method", "strategy", "rows", "how", "without", "simulated"),
-    [
+def test_offloaded_inputs_are_on_the_gpu_two_at_a_time():
+    cases = [
         ("llama-8b", "lora", SINGLE, 2, True, 17.386, 16.564),
         ("llama-8b", "lora", SINGLE, 2, "selective", 28.541, 27.573),
         ("llama-8b", "full", FSDP2, 2, True, 17.968, 17.936),
         ("llama-1b", "lora", FSDP2, 16, True, None, 5.354),
-    ],
-)
-def test_offloaded_inputs_are_on_the_gpu_two_at_a_time(shape, method, strategy, rows, how, without, simulated):
-    num_gpus = 8 if strategy.shards else 1
-    offloaded = workload(
-        shape, method, strategy, num_gpus, 2048, rows, gradient_checkpointing=how, activation_offload=True
-    )
-    assert predict(offloaded).tensors / GIB == pytest.approx(simulated, rel=0.025)
-    if without:
-        plain = predict(replace(offloaded, activation_offload=False)).tensors / GIB
-        assert plain == pytest.approx(without, rel=0.02)
+    ]
+    for case in cases:
+        shape, method, strategy, rows, how, without, simulated = case
+        num_gpus = 8 if strategy.shards else 1
+        offloaded = workload(
+            shape, method, strategy, num_gpus, 2048, rows, gradient_checkpointing=how, activation_offload=True
+        )
+        assert predict(offloaded).tensors / GIB == pytest.approx(simulated, rel=0.025), case
+        if without:
+            plain = predict(replace(offloaded, activation_offload=False)).tensors / GIB
+            assert plain == pytest.approx(without, rel=0.02), case
 
 
-@pytest.mark.parametrize(
-    ("settings", "simulated"),
-    [
+def test_a_loss_that_autograd_differentiates_holds_more_of_each_logit():
+    """Simulated with a frozen head and chunks of 768 positions, as a GPU of 48 GiB has."""
+    cases = [
         ({}, 3_566_464_112),
         ({"label_smoothing_factor": 0.1}, 3_954_172_040),
         ({"objective": "eaft"}, 3_954_168_968),
         ({"z_loss_coef": 1e-4}, 4_742_188_172),
-    ],
-)
-def test_a_loss_that_autograd_differentiates_holds_more_of_each_logit(settings, simulated):
-    """Simulated with a frozen head and chunks of 768 positions, as a GPU of 48 GiB has."""
-    recipe = Recipe(model_name_or_path="m", dataset="d", max_length=2048, gradient_checkpointing=True, **settings)
-    planned = predict(replace(Workload.of(recipe, find_shape("llama-1b")), device_memory=48 * GIB, micro_batches=1))
-    assert planned.tensors == pytest.approx(simulated, rel=0.01)
+    ]
+    for settings, simulated in cases:
+        recipe = Recipe(model_name_or_path="m", dataset="d", max_length=2048, gradient_checkpointing=True, **settings)
+        planned = predict(replace(Workload.of(recipe, find_shape("llama-1b")), device_memory=48 * GIB, micro_batches=1))
+        assert planned.tensors == pytest.approx(simulated, rel=0.01), (settings, simulated)
 
 
 def test_adamw_torch_holds_the_roots_of_all_second_moments_for_a_moment():
@@ -98,27 +95,27 @@ def test_a_copy_of_hybrid_sharding_takes_what_a_run_on_its_gpus_takes():
         assert memory.components[NCCL] == 2 * alone.components[NCCL]  # of a copy, and of one shard's copies
 
 
-@pytest.mark.parametrize(
-    ("objective", "length", "simulated"),
-    [("sft", 512, 4.458), ("kto", 512, 4.868), ("kto", 2048, 4.89), ("dpo", 2048, 5.47)],
-)
-def test_the_head_of_a_pass_without_gradients_is_still_gathered_when_the_next_pass_begins(objective, length, simulated):
-    adapters = workload("llama-8b", "lora", FSDP2, 8, length, objective=objective, micro_batches=2)
-    assert predict(adapters).tensors / GIB == pytest.approx(simulated, rel=0.03)
-    tied = workload("llama-1b", "lora", FSDP2, 8, 256, micro_batches=2)
-    assert predict(tied).tensors / GIB == pytest.approx(1556 / 1024, rel=0.02)
-    assert predict(replace(tied, objective="kto")).tensors == predict(tied).tensors
+def test_the_head_of_a_pass_without_gradients_is_still_gathered_when_the_next_pass_begins():
+    for case in [("sft", 512, 4.458), ("kto", 512, 4.868), ("kto", 2048, 4.89), ("dpo", 2048, 5.47)]:
+        objective, length, simulated = case
+        adapters = workload("llama-8b", "lora", FSDP2, 8, length, objective=objective, micro_batches=2)
+        assert predict(adapters).tensors / GIB == pytest.approx(simulated, rel=0.03), case
+        tied = workload("llama-1b", "lora", FSDP2, 8, 256, micro_batches=2)
+        assert predict(tied).tensors / GIB == pytest.approx(1556 / 1024, rel=0.02), case
+        assert predict(replace(tied, objective="kto")).tensors == predict(tied).tensors, case
 
 
-@pytest.mark.parametrize(("method", "packing"), [("lora", False), ("lora", True), ("full", True), ("qlora", False)])
-def test_a_pair_takes_what_two_samples_take(method, packing):
-    answers = workload("llama-8b", method, rows=2, packing=packing)
-    for objective in ("dpo", "orpo", "simpo", "cpo"):
-        pair = replace(answers, objective=objective, rows=1)
-        assert predict(pair).components == predict(answers).components
-    assert predict(replace(answers, objective="kto")).components == predict(answers).components
-    eager = replace(answers, eager=True, packing=True, objective="orpo", rows=1)
-    assert predict(eager).tensors > predict(replace(eager, packing=False)).tensors  # scores [2T, 2T] of a pack
+def test_a_pair_takes_what_two_samples_take():
+    for case in [("lora", False), ("lora", True), ("full", True), ("qlora", False)]:
+        method, packing = case
+        answers = workload("llama-8b", method, rows=2, packing=packing)
+        for objective in ("dpo", "orpo", "simpo", "cpo"):
+            pair = replace(answers, objective=objective, rows=1)
+            assert predict(pair).components == predict(answers).components, case
+        assert predict(replace(answers, objective="kto")).components == predict(answers).components, case
+        eager = replace(answers, eager=True, packing=True, objective="orpo", rows=1)
+        # scores [2T, 2T] of a pack
+        assert predict(eager).tensors > predict(replace(eager, packing=False)).tensors, case
 
 
 def test_the_formulas_agree_with_what_other_kits_published():
@@ -131,15 +128,16 @@ def test_the_formulas_agree_with_what_other_kits_published():
     assert sum(bool(row.memory_off) for row in compared) <= 4
 
 
-@pytest.mark.parametrize("strategy", [DDP, FSDP2, OFFLOAD], ids=lambda strategy: strategy.config)
-@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-def test_more_rows_longer_rows_and_larger_models_never_take_less(method, strategy):
-    base = workload("llama-1b", method, strategy, 8)
-    peak = predict(base).peak
-    for changes in ({"rows": 2}, {"length": 4096}, {"shape": find_shape("llama-3b")}, {"micro_batches": 2}):
-        assert predict(replace(base, **changes)).peak >= peak, changes
-    assert predict(replace(base, gradient_checkpointing=False)).peak > peak
-    assert predict(base).peak <= predict(replace(base, num_gpus=4)).peak
+def test_more_rows_longer_rows_and_larger_models_never_take_less():
+    for strategy in [DDP, FSDP2, OFFLOAD]:
+        for method in ["full", "lora", "qlora"]:
+            case = strategy, method
+            base = workload("llama-1b", method, strategy, 8)
+            peak = predict(base).peak
+            for changes in ({"rows": 2}, {"length": 4096}, {"shape": find_shape("llama-3b")}, {"micro_batches": 2}):
+                assert predict(replace(base, **changes)).peak >= peak, changes
+            assert predict(replace(base, gradient_checkpointing=False)).peak > peak, case
+            assert predict(base).peak <= predict(replace(base, num_gpus=4)).peak, case
 
 
 def test_sharding_and_offloading_and_quantising_save_what_they_promise():

@@ -40,9 +40,8 @@ def backward(model):
 # --- what is recognised
 
 
-@pytest.mark.parametrize(
-    ("error", "asked"),
-    [
+def test_every_form_of_out_of_memory_is_recognised():
+    cases = [
         (RuntimeError(ON_CPU), "4.0 MiB asked for in training"),
         (torch.OutOfMemoryError(ON_GPU), "2.00 GiB asked for in training"),
         (MemoryError(), "in training"),
@@ -53,10 +52,9 @@ def backward(model):
         (RuntimeError("std::bad_alloc"), "in training"),
         (RuntimeError("Error out of memory at line 88 in file /src/csrc/ops.cu"), "in training"),
         (RuntimeError("unable to mmap 1073741824 bytes from file <m>: Cannot allocate memory (12)"), "1.00 GiB asked"),
-    ],
-)
-def test_every_form_of_out_of_memory_is_recognised(error, asked):
-    assert message_of(error).startswith(f"error: out of memory: {asked}")
+    ]
+    for error, asked in cases:
+        assert message_of(error).startswith(f"error: out of memory: {asked}"), (error, asked)
 
 
 def test_the_allocators_of_torch_python_and_numpy_are_understood():
@@ -83,9 +81,8 @@ def test_an_error_that_was_raised_because_of_it_is_explained_too(chained):
     assert "4.0 MiB asked for" in message_of(raised(wrapped))
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_other_errors_are_not_explained():
+    cases = [
         RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
         RuntimeError("CUDA error: device-side assert triggered"),
         RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
@@ -94,10 +91,9 @@ def test_an_error_that_was_raised_because_of_it_is_explained_too(chained):
         UserError(),
         KeyError("out of memory"),
         KeyboardInterrupt(),
-    ],
-)
-def test_other_errors_are_not_explained(error):
-    assert explain(error, None, None, make(), placed()) is None
+    ]
+    for error in cases:
+        assert explain(error, None, None, make(), placed()) is None, error
 
 
 def test_weights_that_do_not_fit_are_no_mistake_in_the_models_name(model_folder, monkeypatch):

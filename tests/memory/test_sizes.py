@@ -10,9 +10,8 @@ from kit.config.settings.output import OutputSettings
 from kit.memory.sizes import checkpoint_bytes, copied_bytes, final_bytes, num_checkpoints
 
 
-@pytest.mark.parametrize(
-    ("settings", "max_steps", "number"),
-    [
+def test_the_checkpoint_that_is_being_written_counts_too():
+    cases = [
         ({"save_steps": 0}, 160, 1),
         ({"save_steps": 10, "save_total_limit": 2}, 160, 3),
         ({"save_steps": 10, "save_total_limit": 2}, None, 3),
@@ -22,10 +21,9 @@ from kit.memory.sizes import checkpoint_bytes, copied_bytes, final_bytes, num_ch
         ({"save_steps": 10, "save_strategy": "no"}, 160, 1),
         ({"save_steps": 10, "save_total_limit": 2, "keep_best": True}, 160, 4),
         ({"save_total_limit": 0, "keep_best": True}, 160, None),
-    ],
-)
-def test_the_checkpoint_that_is_being_written_counts_too(settings, max_steps, number):
-    assert num_checkpoints(OutputSettings(**settings), max_steps, 3.0) == number
+    ]
+    for settings, max_steps, number in cases:
+        assert num_checkpoints(OutputSettings(**settings), max_steps, 3.0) == number, (settings, max_steps, number)
 
 
 @pytest.mark.parametrize(("limit", "keep_best"), [(0, False), (1, False), (2, False), (1, True)])

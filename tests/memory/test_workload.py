@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from kit.config.validation import load_recipe
 from kit.memory.workload import Workload, uncovered
 from kit.strategy.strategies import DDP, FSDP2, HYBRID
@@ -61,9 +59,8 @@ def test_a_pair_is_two_rows_or_a_pack_of_twice_the_length():
     assert own.sequences == 2 and own.precomputes_reference
 
 
-@pytest.mark.parametrize(
-    ("objective", "method", "precomputes", "passes", "first_passes"),
-    [
+def test_passes_without_gradients_are_in_each_step_or_before_the_first():
+    cases = [
         ("sft", "lora", False, 0, 0),
         ("orpo", "full", False, 0, 0),
         ("dpo", "lora", False, 1, 0),
@@ -72,13 +69,11 @@ def test_a_pair_is_two_rows_or_a_pack_of_twice_the_length():
         ("kto", "lora", False, 3, 0),  # the reference's, and of mismatched samples the model's and the reference's
         ("kto", "lora", True, 1, 2),
         ("kto", "full", False, 1, 2),
-    ],
-)
-def test_passes_without_gradients_are_in_each_step_or_before_the_first(
-    objective, method, precomputes, passes, first_passes
-):
-    own = with_objective(objective, method, precompute_reference=precomputes)
-    assert (own.passes, own.first_passes) == (passes, first_passes)
+    ]
+    for case in cases:
+        objective, method, precomputes, passes, first_passes = case
+        own = with_objective(objective, method, precompute_reference=precomputes)
+        assert (own.passes, own.first_passes) == (passes, first_passes), case
 
 
 def test_the_reference_of_an_adapter_that_is_trained_on_is_computed_before_the_first_step():
@@ -97,9 +92,9 @@ def test_settings_that_no_formula_describes_are_named():
     assert uncovered(recipe.model_copy(update={"adapter_type": "oft"}), shape) == ["adapter_type"]
 
 
-@pytest.mark.parametrize(
-    ("targets", "names"),
-    [
+def test_targets_are_planned_if_they_are_the_same_in_every_layer():
+    """And are named as what no formula describes otherwise."""
+    cases = [
         (["q_proj", "mlp.up_proj"], {"q_proj", "up_proj"}),
         ([r".*\.(mlp|self_attn)\.(up|q)_proj"], {"q_proj", "up_proj"}),
         ([r"model\.layers\.\d+\.mlp\..*"], {"gate_proj", "up_proj", "down_proj"}),
@@ -107,14 +102,13 @@ def test_settings_that_no_formula_describes_are_named():
         (["model.layers.3.mlp.up_proj"], None),
         (["q_proj", "lm_head"], None),
         (["no_such"], None),
-    ],
-)
-def test_targets_are_planned_if_they_are_the_same_in_every_layer(targets, names):
-    """And are named as what no formula describes otherwise."""
-    recipe = load_recipe("llama-8b-lora").model_copy(update={"lora_target_modules": targets})
-    shape = find_shape("llama-8b")
-    if names is None:
-        assert uncovered(recipe, shape) == ["lora_target_modules"]
-    else:
-        assert uncovered(recipe, shape) == []
-        assert set(Workload.of(recipe, shape).lora_targets) == names
+    ]
+    for case in cases:
+        targets, names = case
+        recipe = load_recipe("llama-8b-lora").model_copy(update={"lora_target_modules": targets})
+        shape = find_shape("llama-8b")
+        if names is None:
+            assert uncovered(recipe, shape) == ["lora_target_modules"], case
+        else:
+            assert uncovered(recipe, shape) == [], case
+            assert set(Workload.of(recipe, shape).lora_targets) == names, case

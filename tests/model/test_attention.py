@@ -96,11 +96,11 @@ def no_dense_mask(monkeypatch):
     monkeypatch.setattr(kit.model.attention, "sdpa_mask", refuse)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("rows", [LENGTHS[:1], LENGTHS, [[24]]], ids=["one row", "two rows", "one sample"])
-def test_a_packed_sample_has_the_logits_it_has_alone(implementation, rows):
-    batch = packed(rows)
-    assert worst(llama(implementation), batch, **batch) < 1e-4
+def test_a_packed_sample_has_the_logits_it_has_alone():
+    for implementation in IMPLEMENTATIONS:
+        for rows in [LENGTHS[:1], LENGTHS, [[24]]]:
+            batch = packed(rows)
+            assert worst(llama(implementation), batch, **batch) < 1e-4, (implementation, rows)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -194,15 +194,16 @@ def test_the_mask_is_built_once_for_all_layers(monkeypatch):
     assert len(built) == 1
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("num_tokens", [1, 8])
-def test_generation_with_a_cache_gives_the_same_tokens_as_with_sdpa(cache, num_tokens):
-    batch = padded()
-    batch["input_ids"], batch["attention_mask"] = batch["input_ids"][[0, 2]], batch["attention_mask"][[0, 2]]
-    options = {"max_new_tokens": num_tokens, "do_sample": False, "cache_implementation": cache}
-    ours, theirs = (llama(name).generate(**batch, **options) for name in (VARLEN, "sdpa"))
-    assert ours.shape == (2, 10 + num_tokens)
-    assert torch.equal(ours, theirs)
+def test_generation_with_a_cache_gives_the_same_tokens_as_with_sdpa():
+    for cache in ["dynamic", "static"]:
+        for num_tokens in [1, 8]:
+            case = cache, num_tokens
+            batch = padded()
+            batch["input_ids"], batch["attention_mask"] = batch["input_ids"][[0, 2]], batch["attention_mask"][[0, 2]]
+            options = {"max_new_tokens": num_tokens, "do_sample": False, "cache_implementation": cache}
+            ours, theirs = (llama(name).generate(**batch, **options) for name in (VARLEN, "sdpa"))
+            assert ours.shape == (2, 10 + num_tokens), case
+            assert torch.equal(ours, theirs), case
 
 
 @pytest.mark.parametrize("value", [1, 0], ids=["hides nothing", "hides tokens"])
@@ -440,19 +441,17 @@ def test_the_loop_is_an_operator_with_the_gradients_of_the_plain_loop():
     torch.library.opcheck(kit.model.attention._loop_operator, (query, key, value, bounds, 0.5))
 
 
-@pytest.mark.parametrize(
-    ("config", "needed"),
-    [
+def test_padding_on_the_right_needs_a_mask_only_where_a_token_could_see_it():
+    cases = [
         (LlamaConfig(), False),
         (MistralConfig(), False),
         (Gemma3Config(), False),
         (LlamaConfig(is_causal=False), True),
         (LlamaConfig(use_bidirectional_attention=True), True),
         (MiniMaxConfig(), True),
-    ],
-)
-def test_padding_on_the_right_needs_a_mask_only_where_a_token_could_see_it(config, needed):
-    assert needs_mask(config) == needed
+    ]
+    for config, needed in cases:
+        assert needs_mask(config) == needed, (config, needed)
 
 
 @pytest.fixture
@@ -489,9 +488,8 @@ def test_cudnn_does_not_attend_while_answers_are_generated(cudnn_is_on):
         assert cudnn_is_on() == before
 
 
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
+def test_why_a_model_cannot_use_packed_attention():
+    cases = [
         (LlamaConfig(), ""),
         (Qwen2Config(), ""),
         (Qwen2Config(use_sliding_window=True, max_window_layers=20), "layers of sliding_attention"),
@@ -515,8 +513,7 @@ def test_cudnn_does_not_attend_while_answers_are_generated(cudnn_is_on):
         (LlamaConfig(head_dim=512), "attention heads of 512"),
         (JambaConfig(), "a model class with kernels of its own"),
         (RwkvConfig(), "a model class that takes eager attention only"),
-    ],
-    ids=lambda value: value.model_type if hasattr(value, "model_type") else value,
-)
-def test_why_a_model_cannot_use_packed_attention(config, reason):
-    assert why_not_varlen(config).startswith(reason) and bool(why_not_varlen(config)) == bool(reason)
+    ]
+    for case in cases:
+        config, reason = case
+        assert why_not_varlen(config).startswith(reason) and bool(why_not_varlen(config)) == bool(reason), case

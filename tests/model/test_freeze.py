@@ -30,21 +30,23 @@ def test_patterns_select_what_trains_and_the_rest_keeps_its_bits(
         assert torch.equal(parameter, base.get_parameter(name).to(parameter.dtype)), name
 
 
-@pytest.mark.parametrize(
-    ("pattern", "hint"),
-    [
+def test_a_pattern_that_matches_nothing_is_refused_with_one_that_does(recipe):
+    cases = [
         ("embed_tokens*", "did you mean '*embed_tokens*'?"),
         ("model.norm", "did you mean 'model.norm*'?"),
         ("norm.weight", "did you mean '*norm.weight'?"),
         ("model.layer.0.*", "did you mean 'model.layers.0.*'?"),
         ("vision_tower.*", ""),
-    ],
-)
-@pytest.mark.parametrize("field", ["freeze", "train_only"])
-def test_a_pattern_that_matches_nothing_is_refused_with_one_that_does(recipe, field, pattern, hint):
-    text = problems(recipe(method="full", **{field: f"lm_head.*,{pattern}"}))
-    assert f"{field}: {pattern!r} matches no parameter; expected a pattern such as" in text and "lm_head" not in text
-    assert text.partition("-> ")[2] == hint
+    ]
+    for pattern, hint in cases:
+        for field in ["freeze", "train_only"]:
+            case = pattern, hint, field
+            text = problems(recipe(method="full", **{field: f"lm_head.*,{pattern}"}))
+            assert (
+                f"{field}: {pattern!r} matches no parameter; expected a pattern such as" in text
+                and "lm_head" not in text
+            ), case
+            assert text.partition("-> ")[2] == hint, case
 
 
 def test_freezing_every_parameter_is_refused(recipe):

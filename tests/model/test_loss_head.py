@@ -138,33 +138,33 @@ USE_ONE = {
 }
 
 
-@pytest.mark.parametrize("family", [*IGNORE_ALL, *USE_ONE])
-def test_a_key_of_the_config_counts_only_as_the_models_own_forward_uses_it(family):
-    config = tiny_config(family)
-    for name, value in FOREIGN.items():
-        setattr(config, name, "inv_sqrt_d_model" if (family, name) == ("mpt", "logit_scale") else value)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        model.get_output_embeddings().weight.mul_(20.0)  # so that a cap and a factor show
-    ids = torch.arange(3, 15)[None]
-    with torch.no_grad():
-        own = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-        install_loss_head(model)
-        assert not model.uses_own_logits
-        losses = model(input_ids=ids, target_positions=torch.arange(11), targets=ids[0, 1:])
-    assert torch.allclose(losses, F.cross_entropy(own, ids[0, 1:], reduction="none"), atol=1e-5)
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta", "rembert", "electra"])
-def test_a_head_of_several_layers_is_left_to_the_model(family):
-    """Their output embedding is only the last one; an ``is_decoder`` in the config makes them causal models."""
-    config = tiny_config(family)
-    config.is_decoder = True
-    with torch.device("meta"):
+def test_a_key_of_the_config_counts_only_as_the_models_own_forward_uses_it():
+    for family in [*IGNORE_ALL, *USE_ONE]:
+        config = tiny_config(family)
+        for name, value in FOREIGN.items():
+            setattr(config, name, "inv_sqrt_d_model" if (family, name) == ("mpt", "logit_scale") else value)
+        torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)
-    install_loss_head(model)
-    assert model.uses_own_logits
+        with torch.no_grad():
+            model.get_output_embeddings().weight.mul_(20.0)  # so that a cap and a factor show
+        ids = torch.arange(3, 15)[None]
+        with torch.no_grad():
+            own = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+            install_loss_head(model)
+            assert not model.uses_own_logits, family
+            losses = model(input_ids=ids, target_positions=torch.arange(11), targets=ids[0, 1:])
+        assert torch.allclose(losses, F.cross_entropy(own, ids[0, 1:], reduction="none"), atol=1e-5), family
+
+
+def test_a_head_of_several_layers_is_left_to_the_model():
+    """Their output embedding is only the last one; an ``is_decoder`` in the config makes them causal models."""
+    for family in ["bert", "roberta", "rembert", "electra"]:
+        config = tiny_config(family)
+        config.is_decoder = True
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        install_loss_head(model)
+        assert model.uses_own_logits, family
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
@@ -218,14 +218,14 @@ def test_the_auxiliary_loss_leaves_out_the_padding_of_packs():
     assert torch.allclose(loss(8), loss(0), atol=1e-6)
 
 
-@pytest.mark.parametrize("freezes", [False, True])
-@pytest.mark.parametrize("chunk_tokens", [1, 7, 13, 10_000])
-def test_the_size_of_a_chunk_does_not_matter(chunk_tokens, freezes):
-    model, reference = pair("gemma2", tie_word_embeddings=False)
-    for each in (model, reference):
-        each.lm_head.requires_grad_(not freezes)
-    install_loss_head(model, chunk_tokens)
-    assert_same_loss_and_gradients(model, reference, *batch())
+def test_the_size_of_a_chunk_does_not_matter():
+    for freezes in [False, True]:
+        for chunk_tokens in [1, 7, 13, 10_000]:
+            model, reference = pair("gemma2", tie_word_embeddings=False)
+            for each in (model, reference):
+                each.lm_head.requires_grad_(not freezes)
+            install_loss_head(model, chunk_tokens)
+            assert_same_loss_and_gradients(model, reference, *batch())
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -406,18 +406,18 @@ def with_head(family, trains, chunk_tokens=5):
     return model, reference
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "cohere", "granite", "phi"])
-def test_a_frozen_heads_own_way_to_the_loss_is_that_of_a_trained_one(family):
+def test_a_frozen_heads_own_way_to_the_loss_is_that_of_a_trained_one():
     """A frozen head has a gradient written by hand. Whoever changes one of the two ways only fails here."""
-    frozen, _ = with_head(family, trains=False)
-    trained, _ = with_head(family, trains=True)
-    inputs, wanted = batch()
-    own, by_hand = losses_and_gradients(frozen, inputs, wanted)
-    loss, by_torch = losses_and_gradients(trained, inputs, wanted)
-    assert torch.allclose(own, loss, rtol=1e-6, atol=1e-6)
-    of_head = {name for name in by_torch if name.startswith("lm_head")}
-    assert of_head
-    assert_same_gradients(by_hand, {name: by_torch[name] for name in by_torch.keys() - of_head})
+    for family in ["llama", "gemma2", "cohere", "granite", "phi"]:
+        frozen, _ = with_head(family, trains=False)
+        trained, _ = with_head(family, trains=True)
+        inputs, wanted = batch()
+        own, by_hand = losses_and_gradients(frozen, inputs, wanted)
+        loss, by_torch = losses_and_gradients(trained, inputs, wanted)
+        assert torch.allclose(own, loss, rtol=1e-6, atol=1e-6), family
+        of_head = {name for name in by_torch if name.startswith("lm_head")}
+        assert of_head, family
+        assert_same_gradients(by_hand, {name: by_torch[name] for name in by_torch.keys() - of_head})
 
 
 @pytest.mark.parametrize("trains", [False, True])

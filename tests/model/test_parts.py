@@ -64,9 +64,9 @@ def test_a_term_that_a_family_adds_to_its_own_loss_is_reported_if_it_counts():
     assert line in describe_parts(model, settings())
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral", "jetmoe", "granitemoe"])
-def test_the_loss_of_routers_is_no_such_term(family):
-    assert "leaves out what" not in str(describe_parts(on_meta(family), settings()))
+def test_the_loss_of_routers_is_no_such_term():
+    for family in ["llama", "mixtral", "jetmoe", "granitemoe"]:
+        assert "leaves out what" not in str(describe_parts(on_meta(family), settings())), family
 
 
 # What qlora does

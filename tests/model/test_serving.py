@@ -1,6 +1,5 @@
 """Adapters that inference servers refuse or would scale wrongly are told from those that they take."""
 
-import pytest
 from peft import get_peft_model_state_dict
 
 from kit.config.settings.method import MethodSettings
@@ -35,28 +34,32 @@ def test_every_setting_of_adapters_is_tried_here():
     assert own - OF_FULL == set(CHANGES)
 
 
-@pytest.mark.parametrize("setting", ["", *CHANGES])
-def test_an_adapter_that_holds_more_than_two_matrices_a_module_is_named(recipe, setting):
+def test_an_adapter_that_holds_more_than_two_matrices_a_module_is_named(recipe):
     """vLLM and llama.cpp read tensors of these two names only; of the config they read no other scale than rslora's."""
-    model = adapted(recipe(**{key: value for key, value in CHANGES.items() if key == setting}))
-    names = get_peft_model_state_dict(model, save_embedding_layers=False)
-    others = [name for name in names if not name.endswith(("lora_A.weight", "lora_B.weight"))]
-    reason = why_not_served(model.peft_config["default"])
-    assert bool(others) == ("vLLM and llama.cpp" in reason)
-    assert (reason == "llama.cpp, SGLang and LMDeploy do not know the scale of use_rslora") == (setting == "use_rslora")
-    command = vllm_command(model.peft_config["default"], "some/base", "final")
-    rank = " --max-lora-rank 64" if setting == "lora_r" else ""
-    usual = f"vllm serve some/base --enable-lora --lora-modules mine=final{rank}"
-    assert command == ("" if others or setting == "lora_target_modules" else usual)  # of a head nothing is known
+    for setting in ["", *CHANGES]:
+        model = adapted(recipe(**{key: value for key, value in CHANGES.items() if key == setting}))
+        names = get_peft_model_state_dict(model, save_embedding_layers=False)
+        others = [name for name in names if not name.endswith(("lora_A.weight", "lora_B.weight"))]
+        reason = why_not_served(model.peft_config["default"])
+        assert bool(others) == ("vLLM and llama.cpp" in reason), setting
+        assert (reason == "llama.cpp, SGLang and LMDeploy do not know the scale of use_rslora") == (
+            setting == "use_rslora"
+        ), setting
+        command = vllm_command(model.peft_config["default"], "some/base", "final")
+        rank = " --max-lora-rank 64" if setting == "lora_r" else ""
+        usual = f"vllm serve some/base --enable-lora --lora-modules mine=final{rank}"
+        # of a head nothing is known
+        assert command == ("" if others or setting == "lora_target_modules" else usual), setting
 
 
-@pytest.mark.parametrize(("rank", "limit"), [(8, ""), (17, "32"), (300, "320"), (512, "512"), (513, None)])
-def test_the_limit_of_ranks_is_one_that_vllm_takes(recipe, rank, limit):
-    config = adapted(recipe(lora_r=8)).peft_config["default"]
-    config.rank_pattern = {"q_proj": rank}
-    command = vllm_command(config, None, "final")
-    assert command == "" if limit is None else command.partition("--max-lora-rank ")[2] == limit
-    assert ("a rank above 512" in why_not_served(config)) == (limit is None)
+def test_the_limit_of_ranks_is_one_that_vllm_takes(recipe):
+    for case in [(8, ""), (17, "32"), (300, "320"), (512, "512"), (513, None)]:
+        rank, limit = case
+        config = adapted(recipe(lora_r=8)).peft_config["default"]
+        config.rank_pattern = {"q_proj": rank}
+        command = vllm_command(config, None, "final")
+        assert command == "" if limit is None else command.partition("--max-lora-rank ")[2] == limit, case
+        assert ("a rank above 512" in why_not_served(config)) == (limit is None), case
 
 
 def test_all_reasons_of_an_adapter_are_named(recipe):

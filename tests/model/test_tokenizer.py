@@ -22,20 +22,18 @@ def test_new_tokens_are_special_and_one_token_each(recipe, tmp_path):
     assert saved("red<a>cat", add_special_tokens=False).input_ids == ids
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_tokens_that_cannot_be_added_or_trained_are_refused_by_name(recipe):
+    cases = [
         ({"new_tokens": ["<a>", "<|im_end|>"]}, "new_tokens: '<|im_end|>' exists already, with id 2"),
         ({"new_tokens": ["red"]}, "new_tokens: 'red' exists already"),
         ({"new_tokens": ["<a>", "<a>"]}, "new_tokens: '<a>' is given twice"),
         ({"trainable_tokens": ["<|im_ned|>"]}, "did you mean '<|im_end|>'"),
         ({"trainable_tokens": ["<none>"]}, "--new_tokens '<none>' instead of --trainable_tokens"),
-    ],
-)
-def test_tokens_that_cannot_be_added_or_trained_are_refused_by_name(recipe, changes, message):
-    with pytest.raises(UserError) as error:
-        open_tokenizer(recipe(**changes))
-    assert message in str(error.value)
+    ]
+    for changes, message in cases:
+        with pytest.raises(UserError) as error:
+            open_tokenizer(recipe(**changes))
+        assert message in str(error.value), (changes, message)
 
 
 def test_new_tokens_change_the_key_of_the_cache(recipe):

@@ -44,34 +44,41 @@ def test_there_is_a_recipe_for_every_size_and_each_method_that_makes_sense_for_i
     assert set(NAMES) == EMBEDDED | small | {f"{size}-{m}" for size in large for m in ("full", "lora", "qlora")}
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_the_header_of_a_recipe_names_a_command_that_runs_it(name):
-    request = read_command_line(header_of(name).launch)
-    assert request.problems == []
-    assert request.recipe == load_recipe(name) and request.recipe_name in (name, f"{name}-{request.recipe.method}")
-    assert request.launch.config is None or (ACCELERATE_CONFIGS / f"{request.launch.config}.yaml").is_file()
-    assert len((RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()) <= 65
+def test_the_header_of_a_recipe_names_a_command_that_runs_it():
+    for name in FILES:
+        request = read_command_line(header_of(name).launch)
+        assert request.problems == [], name
+        assert request.recipe == load_recipe(name) and request.recipe_name in (
+            name,
+            f"{name}-{request.recipe.method}",
+        ), name
+        assert request.launch.config is None or (ACCELERATE_CONFIGS / f"{request.launch.config}.yaml").is_file(), name
+        assert len((RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()) <= 65, name
 
 
-@pytest.mark.parametrize("objective", [name for name, each in DECLARED.items() if each.rows != "answers"])
-@pytest.mark.parametrize("name", SIZES)
-def test_no_preference_objective_runs_with_the_rate_of_fine_tuning(name, objective):
+def test_no_preference_objective_runs_with_the_rate_of_fine_tuning():
     """A rate of the file for it is near the default; without one the default is taken, and a note says so."""
-    request = read_command_line(["--recipe", name, "--objective", objective])
-    recipe, default = request.recipe, DECLARED[objective].learning_rates[not name.endswith("-full")]
-    assert request.problems == [] and 0.4 * default <= recipe.peak_learning_rate <= 2 * default
-    has_own = recipe.learning_rate is not None
-    assert has_own or "is for sft" in "".join(request.notes)
-    assert has_own == (recipe.dataset != load_recipe(name).dataset)  # whoever has its rate has data for it too
+    for objective in [name for name, each in DECLARED.items() if each.rows != "answers"]:
+        for name in SIZES:
+            case = objective, name
+            request = read_command_line(["--recipe", name, "--objective", objective])
+            recipe, default = request.recipe, DECLARED[objective].learning_rates[not name.endswith("-full")]
+            assert request.problems == [] and 0.4 * default <= recipe.peak_learning_rate <= 2 * default, case
+            has_own = recipe.learning_rate is not None
+            assert has_own or "is for sft" in "".join(request.notes), case
+            # whoever has its rate has data for it too
+            assert has_own == (recipe.dataset != load_recipe(name).dataset), case
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_a_name_with_a_method_is_the_recipe_with_that_method(name):
-    size, _, method = name.rpartition("-")
-    request = read_command_line(["--recipe", size, "--method", method])
-    assert request.problems == [] and request.recipe_name == name
-    assert request.recipe == load_recipe(name) and request.recipe.method == method
-    assert set(header_of(name).needs) == {other.rpartition("-")[2] for other in NAMES if other.startswith(size)}
+def test_a_name_with_a_method_is_the_recipe_with_that_method():
+    for name in SIZES:
+        size, _, method = name.rpartition("-")
+        request = read_command_line(["--recipe", size, "--method", method])
+        assert request.problems == [] and request.recipe_name == name, name
+        assert request.recipe == load_recipe(name) and request.recipe.method == method, name
+        assert set(header_of(name).needs) == {other.rpartition("-")[2] for other in NAMES if other.startswith(size)}, (
+            name
+        )
 
 
 @pytest.mark.parametrize("name", sorted(EMBEDDED))
@@ -84,13 +91,13 @@ def test_an_embedded_recipe_brings_all_it_needs(name):
     assert abs(model.num_parameters() / header_of(name).num_parameters - 1) < 0.05
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_a_recipe_is_named_after_its_model(name):
-    recipe, header = load_recipe(name), header_of(name)
-    family, _, size = header.model.partition("-")
-    assert name == f"{header.model}-{recipe.method}"
-    assert recipe.model_name_or_path.partition("/")[2].lower().startswith(family)
-    assert f"-{size.upper()}" in recipe.model_name_or_path and header.title.endswith(f" {size.upper()}")
+def test_a_recipe_is_named_after_its_model():
+    for name in SIZES:
+        recipe, header = load_recipe(name), header_of(name)
+        family, _, size = header.model.partition("-")
+        assert name == f"{header.model}-{recipe.method}", name
+        assert recipe.model_name_or_path.partition("/")[2].lower().startswith(family), name
+        assert f"-{size.upper()}" in recipe.model_name_or_path and header.title.endswith(f" {size.upper()}"), name
 
 
 @pytest.mark.slow
@@ -107,18 +114,18 @@ def test_a_shape_builds_and_has_the_parameters_its_recipes_state(shape):
     assert {key: read[key] for key in written} == written
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_an_accelerate_config_is_one_for_accelerate_too(path):
-    config = load_config_from_file(str(path))
-    values, _ = read_yaml(path)
-    assert config.mixed_precision == "bf16"
-    assert config.distributed_type.value == values["distributed_type"]
-    # One file for every machine: the number of processes is the launcher's or the script's business.
-    assert "num_processes" not in values
-    assert set(config.fsdp_config) == set(values.get("fsdp_config", {}))
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 30
-    assert f"accelerate launch recipes/finetune.py --config {path.stem} " in text
+def test_an_accelerate_config_is_one_for_accelerate_too():
+    for path in CONFIGS:
+        config = load_config_from_file(str(path))
+        values, _ = read_yaml(path)
+        assert config.mixed_precision == "bf16", path
+        assert config.distributed_type.value == values["distributed_type"], path
+        # One file for every machine: the number of processes is the launcher's or the script's business.
+        assert "num_processes" not in values, path
+        assert set(config.fsdp_config) == set(values.get("fsdp_config", {})), path
+        text = path.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= 30, path
+        assert f"accelerate launch recipes/finetune.py --config {path.stem} " in text, path
 
 
 def test_the_accelerate_configs_differ_in_what_their_names_say():

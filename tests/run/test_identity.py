@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from helpers import ROOT
 
 from kit.config.recipe import IDENTITY, Recipe
@@ -19,33 +18,33 @@ def test_the_docs_list_every_setting_on_the_side_that_its_declaration_says():
     assert sorted(set(free)) == sorted(set(Recipe.model_fields) - set(IDENTITY))
 
 
-@pytest.mark.parametrize("setting", [name for name in IDENTITY if name not in ("method", "model_name_or_path")])
-def test_each_setting_of_the_identity_is_compared(recipe, setting):
-    old = getattr(recipe(), setting)
-    others = {"lora_target_modules": "q_proj", "dataset_columns": "a=text", "optim": "adamw_8bit"}
-    others |= {"freeze": ["a*"], "train_only": ["a*"], "chat_template_kwargs": "a=1"}
-    others |= {
-        "min_lr_rate": 0.1,
-        "learning_rate": 0.5,
-        "embedding_learning_rate": 0.5,
-        "init_lora_weights": "gaussian",
-        "adapter_type": "oft",
-        "qat": "int4_weight_only",
-        "lr_scheduler_type": "linear",
-        "mixing": "tokens",
-        "train_on": "last",
-        "excess_length_strategy": "drop",
-        "objective": "dft",
-        "beta": 0.5,
-        "dpo_loss": "ipo",
-        "label_smoothing": 0.1,
-        "label_smoothing_factor": 0.1,
-        "simpo_gamma": 0.1,
-    }
-    new = others.get(setting) or (not old if isinstance(old, bool) else 0.5 if isinstance(old, float) else "77")
-    of_old, of_new = (identity(each, "abc", "base") for each in (recipe(), recipe(**{setting: new})))
-    (difference,) = differences(of_old, of_new)
-    assert difference.startswith(f"{setting}: ")
+def test_each_setting_of_the_identity_is_compared(recipe):
+    for setting in [name for name in IDENTITY if name not in ("method", "model_name_or_path")]:
+        old = getattr(recipe(), setting)
+        others = {"lora_target_modules": "q_proj", "dataset_columns": "a=text", "optim": "adamw_8bit"}
+        others |= {"freeze": ["a*"], "train_only": ["a*"], "chat_template_kwargs": "a=1"}
+        others |= {
+            "min_lr_rate": 0.1,
+            "learning_rate": 0.5,
+            "embedding_learning_rate": 0.5,
+            "init_lora_weights": "gaussian",
+            "adapter_type": "oft",
+            "qat": "int4_weight_only",
+            "lr_scheduler_type": "linear",
+            "mixing": "tokens",
+            "train_on": "last",
+            "excess_length_strategy": "drop",
+            "objective": "dft",
+            "beta": 0.5,
+            "dpo_loss": "ipo",
+            "label_smoothing": 0.1,
+            "label_smoothing_factor": 0.1,
+            "simpo_gamma": 0.1,
+        }
+        new = others.get(setting) or (not old if isinstance(old, bool) else 0.5 if isinstance(old, float) else "77")
+        of_old, of_new = (identity(each, "abc", "base") for each in (recipe(), recipe(**{setting: new})))
+        (difference,) = differences(of_old, of_new)
+        assert difference.startswith(f"{setting}: "), setting
 
 
 def test_a_run_that_began_before_the_objective_was_a_setting_had_the_default(recipe):

@@ -120,29 +120,32 @@ def command_to_type(error):
 # The same topology from every form
 
 
-@pytest.mark.parametrize("gpus", [0, 1, 4])
-@pytest.mark.parametrize("config", STRATEGIES)
-def test_all_four_forms_give_the_same_topology(resolve, environments, config, gpus):
-    processes = gpus or 2
-    plain = environments("ddp", gpus) if gpus > 1 else environments("single", 1)  # accelerate launch without a config
-    forms = {
-        "accelerate launch script --config": resolve("--config", config, env=plain, gpus=gpus),
-        "accelerate launch --config_file": resolve(env=environments(config, processes), gpus=gpus),
-        "torchrun script --config": resolve("--config", config, env=ranks(processes), gpus=gpus),
-        "python script --config": resolve("--config", config, gpus=gpus),
-    }
-    wanted = forms["python script --config"]
-    without_gpus = {OFFLOAD: FSDP2}  # which have no memory to offload
-    strategy = STRATEGIES[config] if gpus else without_gpus.get(STRATEGIES[config], STRATEGIES[config])
-    assert (wanted.strategy, wanted.num_processes) == (strategy, processes)
-    assert wanted.mixed_precision == "bf16" and wanted.reshard_after_forward
-    assert wanted.device_type == ("cuda" if gpus else "cpu") and wanted.rehearsal == (gpus == 0)
-    assert wanted.load_on_rank0 == (config in ("fsdp", "fsdp_offload"))
-    by_launcher = forms["accelerate launch --config_file"]
-    if config == "fsdp_offload":  # a launcher does not pass on the name of its file
-        forms["accelerate launch --config_file"] = replace(by_launcher, config_name=config)
-    for form, topology in forms.items():
-        assert topology == wanted, form
+def test_all_four_forms_give_the_same_topology(resolve, environments):
+    for gpus in [0, 1, 4]:
+        for config in STRATEGIES:
+            case = gpus, config
+            processes = gpus or 2
+            plain = (
+                environments("ddp", gpus) if gpus > 1 else environments("single", 1)
+            )  # accelerate launch without a config
+            forms = {
+                "accelerate launch script --config": resolve("--config", config, env=plain, gpus=gpus),
+                "accelerate launch --config_file": resolve(env=environments(config, processes), gpus=gpus),
+                "torchrun script --config": resolve("--config", config, env=ranks(processes), gpus=gpus),
+                "python script --config": resolve("--config", config, gpus=gpus),
+            }
+            wanted = forms["python script --config"]
+            without_gpus = {OFFLOAD: FSDP2}  # which have no memory to offload
+            strategy = STRATEGIES[config] if gpus else without_gpus.get(STRATEGIES[config], STRATEGIES[config])
+            assert (wanted.strategy, wanted.num_processes) == (strategy, processes), case
+            assert wanted.mixed_precision == "bf16" and wanted.reshard_after_forward, case
+            assert wanted.device_type == ("cuda" if gpus else "cpu") and wanted.rehearsal == (gpus == 0), case
+            assert wanted.load_on_rank0 == (config in ("fsdp", "fsdp_offload")), case
+            by_launcher = forms["accelerate launch --config_file"]
+            if config == "fsdp_offload":  # a launcher does not pass on the name of its file
+                forms["accelerate launch --config_file"] = replace(by_launcher, config_name=config)
+            for form, topology in forms.items():
+                assert topology == wanted, form
 
 
 @pytest.mark.parametrize("gpus", [0, 4])
@@ -257,10 +260,10 @@ def test_the_relaunch_is_this_command_under_torchrun(resolve):
     assert caught.value.env["CUDA_VISIBLE_DEVICES"] == "1,2,3" and caught.value.env["HF_TOKEN"] == "secret"
 
 
-@pytest.mark.parametrize("config", ["single", *STRATEGIES])
-def test_a_dry_run_never_relaunches(resolve, config):
-    topology = resolve("--config", config, "--dry_run", "true", gpus=4, follow=False)
-    assert topology.num_processes == (1 if config == "single" else 4)
+def test_a_dry_run_never_relaunches(resolve):
+    for config in ["single", *STRATEGIES]:
+        topology = resolve("--config", config, "--dry_run", "true", gpus=4, follow=False)
+        assert topology.num_processes == (1 if config == "single" else 4), config
 
 
 @pytest.mark.parametrize("env", [ranks(4), ranks(1)], ids=["four ranks", "one rank"])
@@ -280,11 +283,11 @@ LEFT_OVER = {
 }
 
 
-@pytest.mark.parametrize("config", ["single", *STRATEGIES])
-def test_what_an_earlier_launch_left_does_not_leak_into_a_config(resolve, config):
-    assert resolve("--config", config, env=LEFT_OVER, gpus=2) == resolve("--config", config, gpus=2)
-    assert resolve("--config", config, env=LEFT_OVER | ranks(1), gpus=2).num_processes == 1
-    assert not set(os.environ) & set(LEFT_OVER)
+def test_what_an_earlier_launch_left_does_not_leak_into_a_config(resolve):
+    for config in ["single", *STRATEGIES]:
+        assert resolve("--config", config, env=LEFT_OVER, gpus=2) == resolve("--config", config, gpus=2), config
+        assert resolve("--config", config, env=LEFT_OVER | ranks(1), gpus=2).num_processes == 1, config
+        assert not set(os.environ) & set(LEFT_OVER), config
 
 
 def test_a_relaunch_passes_nothing_of_it_on(resolve):

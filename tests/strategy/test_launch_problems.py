@@ -28,22 +28,21 @@ def address(monkeypatch):
     monkeypatch.setattr(network, "address_of", lambda name: "10.0.0.1")
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
+def test_what_a_config_for_two_machines_lacks_is_reported():
+    cases = [
         ({}, []),
         ({"main_process_ip": None}, ["main_process_ip: missing"]),
         ({"num_processes": 7}, ["num_processes: 7 over 2 machines"]),
         ({"num_processes": 16}, ["num_processes: 8 on a machine with 4 GPUs; expected at most 8 over 2 machines"]),
         ({"strategy": SINGLE}, ["num_machines: 2 machines with a single-process config"]),
         ({"num_processes": 7, "main_process_ip": None}, ["num_processes: 7 over", "main_process_ip: missing"]),
-    ],
-)
-def test_what_a_config_for_two_machines_lacks_is_reported(changes, expected):
-    settings = replace(TWO, **changes)
-    problems = launch_problems._machine_problems(settings, settings.num_processes, 4)
-    assert len(problems) == len(expected)
-    assert all(str(problem).startswith(text) for problem, text in zip(problems, expected, strict=True))
+    ]
+    for case in cases:
+        changes, expected = case
+        settings = replace(TWO, **changes)
+        problems = launch_problems._machine_problems(settings, settings.num_processes, 4)
+        assert len(problems) == len(expected), case
+        assert all(str(problem).startswith(text) for problem, text in zip(problems, expected, strict=True)), case
 
 
 def test_a_main_address_of_loopback_is_refused(monkeypatch):

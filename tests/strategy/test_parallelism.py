@@ -16,9 +16,8 @@ def asked(strategy="fsdp2", **sizes):
     return found, "\n".join(refused)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "groups"),
-    [
+def test_the_sizes_are_those_of_the_config():
+    cases = [
         ({}, GroupSizes()),
         ({"dp_replicate_size": 2}, GroupSizes(replicas=2)),
         ({"dp_shard_size": "8"}, GroupSizes(shards=8)),  # of a launcher's environment
@@ -28,15 +27,13 @@ def asked(strategy="fsdp2", **sizes):
         # What `accelerate config` and its launcher write beside.
         ({"dp_replicate_size": 1, "dp_shard_size": 1, "tp_size": 1, "cp_size": 1, "sp_size": 1}, GroupSizes()),
         ({"cp_backend": "torch", "cp_comm_strategy": "allgather", "sp_backend": "deepspeed"}, GroupSizes()),
-    ],
-)
-def test_the_sizes_are_those_of_the_config(sizes, groups):
-    assert asked(**sizes) == (groups, "")
+    ]
+    for sizes, groups in cases:
+        assert asked(**sizes) == (groups, ""), (sizes, groups)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "sizes", "words"),
-    [
+def test_what_is_not_offered_is_refused_with_the_reason():
+    cases = [
         ("fsdp2", {"tp_size": 2}, ["tp_size: 2; expected 1", "neither with adapters", "docs/parallelism.md"]),
         ("single", {"tp_size": "2"}, ["tp_size: 2; expected 1"]),
         ("fsdp2", {"cp_size": 2}, ["cp_size: 2; expected 1", "docs/parallelism.md"]),
@@ -52,17 +49,16 @@ def test_the_sizes_are_those_of_the_config(sizes, groups):
         ),
         ("fsdp1", {"dp_replicate_size": 2}, ["1 without FSDP2", "fsdp_version: 2"]),
         ("ddp", {"dp_shard_size": 2}, ["1 without FSDP2", "distributed_type: FSDP"]),
-    ],
-)
-def test_what_is_not_offered_is_refused_with_the_reason(strategy, sizes, words):
-    text = asked(strategy, **sizes)[1]
-    assert len(text.splitlines()) in (1, 2)
-    assert all(word in text for word in words), text
+    ]
+    for case in cases:
+        strategy, sizes, words = case
+        text = asked(strategy, **sizes)[1]
+        assert len(text.splitlines()) in (1, 2), case
+        assert all(word in text for word in words), text
 
 
-@pytest.mark.parametrize(
-    ("groups", "num_processes", "found"),
-    [
+def test_processes_that_make_no_such_groups_are_refused():
+    cases = [
         (GroupSizes(), 3, ""),
         (GroupSizes(replicas=2), 4, ""),
         (GroupSizes(replicas=2), 16, ""),
@@ -74,11 +70,10 @@ def test_what_is_not_offered_is_refused_with_the_reason(strategy, sizes, words):
         (GroupSizes(replicas=2, shards=8), 16, ""),
         (GroupSizes(replicas=2, shards=8), 8, "2 x 8 = 16 (dp_replicate_size x dp_shard_size); expected 8"),
         (GroupSizes(replicas=1, shards=4), 8, "1 x 4 = 4"),
-    ],
-)
-def test_processes_that_make_no_such_groups_are_refused(groups, num_processes, found):
-    text = "".join(map(str, groups.problems(num_processes)))
-    assert text.startswith(f"parallelism_config: {found}") if found else not text
+    ]
+    for groups, num_processes, found in cases:
+        text = "".join(map(str, groups.problems(num_processes)))
+        assert text.startswith(f"parallelism_config: {found}") if found else not text, (groups, num_processes, found)
 
 
 def test_the_size_that_is_left_out_follows_from_the_number_of_processes():

@@ -37,30 +37,35 @@ def on(monkeypatch):
     return on
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.config)
-@pytest.mark.parametrize("gpu", GPUS)
-def test_a_gpu_says_what_it_could_do_better_under_any_strategy(on, gpu, strategy):
-    topology = on(gpu, strategy)
-    (without_config,) = describe_precision(topology, None, "full")
-    (with_config,) = describe_precision(topology, "mine.yaml", "full")
-    assert without_config.startswith("computes in float32") and gpu in without_config and gpu in with_config
-    if GPUS[gpu]:
-        assert without_config.endswith(f"--config {strategy.config}") and "no --config was given" in without_config
-        assert with_config.endswith("mixed_precision: bf16 in mine.yaml")
-    else:
-        assert without_config == with_config and "fp16 is not offered" in with_config
-    assert check_precision(topology) == []
+def test_a_gpu_says_what_it_could_do_better_under_any_strategy(on):
+    for strategy in STRATEGIES:
+        for gpu in GPUS:
+            case = strategy, gpu
+            topology = on(gpu, strategy)
+            (without_config,) = describe_precision(topology, None, "full")
+            (with_config,) = describe_precision(topology, "mine.yaml", "full")
+            assert without_config.startswith("computes in float32") and gpu in without_config and gpu in with_config, (
+                case
+            )
+            if GPUS[gpu]:
+                assert (
+                    without_config.endswith(f"--config {strategy.config}") and "no --config was given" in without_config
+                ), case
+                assert with_config.endswith("mixed_precision: bf16 in mine.yaml"), case
+            else:
+                assert without_config == with_config and "fp16 is not offered" in with_config, case
+            assert check_precision(topology) == [], case
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-def test_bf16_is_silent_where_the_gpu_has_it_and_refused_where_torch_would_emulate_it(on, gpu):
-    topology = on(gpu, precision="bf16")
-    assert describe_precision(topology, "single", "lora") == []
-    problems = check_precision(topology)
-    assert bool(problems) != GPUS[gpu]
-    for problem in problems:
-        assert str(problem).startswith(f"mixed_precision: bf16, which {gpu} does not have; expected no")
-        assert problem.fix == FLOAT32
+def test_bf16_is_silent_where_the_gpu_has_it_and_refused_where_torch_would_emulate_it(on):
+    for gpu in GPUS:
+        topology = on(gpu, precision="bf16")
+        assert describe_precision(topology, "single", "lora") == [], gpu
+        problems = check_precision(topology)
+        assert bool(problems) != GPUS[gpu], gpu
+        for problem in problems:
+            assert str(problem).startswith(f"mixed_precision: bf16, which {gpu} does not have; expected no"), gpu
+            assert problem.fix == FLOAT32, gpu
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])

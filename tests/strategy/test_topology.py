@@ -16,9 +16,8 @@ def recipe(**settings):
     return Recipe(model_name_or_path="m", dataset="d", **settings)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "settings", "line"),
-    [
+def test_one_line_says_what_runs():
+    cases = [
         (
             {"rehearsal": True},
             {},
@@ -53,10 +52,9 @@ def recipe(**settings):
             "DDP, 2 processes, bf16, 1,234,567 trainable parameters (lora), gradient checkpointing with "
             "activation_offload, global batch 32 = 2 x 1 x 16",
         ),
-    ],
-)
-def test_one_line_says_what_runs(strategy, settings, line):
-    assert actual_strategy(**strategy).describe(recipe(**settings)) == line
+    ]
+    for strategy, settings, line in cases:
+        assert actual_strategy(**strategy).describe(recipe(**settings)) == line, (strategy, settings, line)
 
 
 @pytest.mark.parametrize("changes", [{}, ALONE])
@@ -83,9 +81,8 @@ def topology(strategy, num_processes=2, device="cuda", **more):
     return Topology(config_name="mine", mixed_precision="bf16", **values, **more)
 
 
-@pytest.mark.parametrize(
-    ("where", "settings", "on_cpu", "ways"),
-    [
+def test_ways_to_hold_less_are_those_that_the_batch_and_the_optimiser_allow():
+    cases = [
         (topology(DDP), {}, False, [("config", "fsdp"), ("config", "fsdp_offload")]),
         (topology(SINGLE, 1), {"optim": "adamw_8bit"}, False, []),  # which no sharded strategy takes
         (topology(FSDP2), {}, False, [("num_processes", 4), ("config", "fsdp_offload")]),
@@ -95,10 +92,10 @@ def topology(strategy, num_processes=2, device="cuda", **more):
         (topology(DDP, device="cpu"), {}, True, [("num_processes", 1)]),
         (topology(SINGLE, 1, device="cpu"), {}, True, []),
         (topology(DDP), {}, True, []),  # the GPUs' memory is not what is short
-    ],
-)
-def test_ways_to_hold_less_are_those_that_the_batch_and_the_optimiser_allow(where, settings, on_cpu, ways):
-    assert [way[:2] for way in ways_to_share(where, recipe(**settings), on_cpu)] == ways
+    ]
+    for case in cases:
+        where, settings, on_cpu, ways = case
+        assert [way[:2] for way in ways_to_share(where, recipe(**settings), on_cpu)] == ways, case
 
 
 def test_a_copy_is_divided_over_the_processes_that_share_it():
@@ -106,11 +103,12 @@ def test_a_copy_is_divided_over_the_processes_that_share_it():
     assert shards == [1, 1, 8, 8] and topology(HYBRID, 8, num_replicas=2).num_shards == 4
 
 
-@pytest.mark.parametrize(("strategy", "refused"), [(SINGLE, False), (DDP, False), (FSDP2, True), (FSDP1, True)])
-def test_the_loss_of_routers_is_refused_where_their_weights_are_not_gathered(strategy, refused):
-    asked = Topology(
-        strategy=strategy, config_name=strategy.config, num_processes=2, mixed_precision="no", device_type="cpu"
-    )
-    assert bool(check_router_loss(asked, 0.1)) == refused
-    assert "--router_aux_loss_coef 0" in str(check_router_loss(asked, 0.1)) or not refused
-    assert check_router_loss(asked, 0.0) == []
+def test_the_loss_of_routers_is_refused_where_their_weights_are_not_gathered():
+    for case in [(SINGLE, False), (DDP, False), (FSDP2, True), (FSDP1, True)]:
+        strategy, refused = case
+        asked = Topology(
+            strategy=strategy, config_name=strategy.config, num_processes=2, mixed_precision="no", device_type="cpu"
+        )
+        assert bool(check_router_loss(asked, 0.1)) == refused, case
+        assert "--router_aux_loss_coef 0" in str(check_router_loss(asked, 0.1)) or not refused, case
+        assert check_router_loss(asked, 0.0) == [], case

@@ -109,20 +109,21 @@ def test_a_model_whose_config_asks_for_the_loss_of_routers_generates(accelerator
     assert model.config.output_router_logits
 
 
-@pytest.mark.parametrize(("mesh", "rank"), [((3,), 0), ((3,), 1), ((3,), 2), ((2, 2), 3)])
-def test_a_shard_begins_at_its_position_in_the_whole_weight(mesh, rank):
+def test_a_shard_begins_at_its_position_in_the_whole_weight():
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    placements = [*[Replicate()] * (len(mesh) - 1), Shard(0)]
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=torch.Size(mesh).numel())
-    try:
-        devices = torch.distributed.init_device_mesh("cpu", mesh)
-        for shape in ((7, 2, 5), (7,), (4, 3), (1, 2)):
-            whole = torch.arange(torch.Size(shape).numel()).view(shape)
-            shard = distribute_tensor(whole, devices, placements, src_data_rank=None)
-            own = own_part(shard).flatten()
-            assert len(own) == 0 or torch.equal(own, whole.flatten()[own_start(shard) :][: len(own)])
-            assert own_start(whole) == 0
-    finally:
-        torch.distributed.destroy_process_group()
+    for case in [((3,), 0), ((3,), 1), ((3,), 2), ((2, 2), 3)]:
+        mesh, rank = case
+        placements = [*[Replicate()] * (len(mesh) - 1), Shard(0)]
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=torch.Size(mesh).numel())
+        try:
+            devices = torch.distributed.init_device_mesh("cpu", mesh)
+            for shape in ((7, 2, 5), (7,), (4, 3), (1, 2)):
+                whole = torch.arange(torch.Size(shape).numel()).view(shape)
+                shard = distribute_tensor(whole, devices, placements, src_data_rank=None)
+                own = own_part(shard).flatten()
+                assert len(own) == 0 or torch.equal(own, whole.flatten()[own_start(shard) :][: len(own)]), case
+                assert own_start(whole) == 0, case
+        finally:
+            torch.distributed.destroy_process_group()

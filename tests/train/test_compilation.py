@@ -1,20 +1,20 @@
 """What the layers compile with does not depend on data."""
 
-import pytest
 import torch
 
 from kit.train.compilation import _example
 
 
-@pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("max_length", [256, 8192])
-def test_the_example_has_the_rows_of_a_micro_batch_and_an_odd_length(recipe, rows, max_length):
-    settings = {"per_device_train_batch_size": rows, "global_batch_size": 8, "max_length": max_length}
-    ids = _example(recipe(**settings)).input_ids
-    assert len(ids) == rows and ids.shape[1] % 2 == 1
-    assert max_length == 256 or ids.numel() > 4096
-    pairs = _example(recipe(**settings, objective="dpo", method="lora"))
-    assert len(pairs.input_ids) == 2 * rows
+def test_the_example_has_the_rows_of_a_micro_batch_and_an_odd_length(recipe):
+    for rows in [1, 8]:
+        for max_length in [256, 8192]:
+            case = rows, max_length
+            settings = {"per_device_train_batch_size": rows, "global_batch_size": 8, "max_length": max_length}
+            ids = _example(recipe(**settings)).input_ids
+            assert len(ids) == rows and ids.shape[1] % 2 == 1, case
+            assert max_length == 256 or ids.numel() > 4096, case
+            pairs = _example(recipe(**settings, objective="dpo", method="lora"))
+            assert len(pairs.input_ids) == 2 * rows, case
 
 
 def test_the_rows_of_a_packed_example_have_two_samples(recipe):

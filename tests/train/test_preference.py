@@ -257,18 +257,18 @@ def test_packed_samples_have_the_loss_and_gradients_of_padded_ones(run, case, im
         assert_same_gradients(packed_gradients, gradients)
 
 
-@pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize("case", [CASES[0], CASES[6], CASES[-1]], ids=name_of)
-def test_a_micro_batch_without_samples_adds_nothing(run, case, packing):
+def test_a_micro_batch_without_samples_adds_nothing(run):
     """A rank has one if there are fewer samples than ranks."""
-    trial = run(case, "lora", packing=packing)
-    loss, metrics, gradients = trial.step()
-    more_loss, more_metrics, more_gradients = trial.step(trial.batch([*ALONE, []]))
-    assert more_loss == loss and more_metrics == metrics
-    assert_same_gradients(more_gradients, gradients, 1e-7)
-    empty = trial.batch([[]])
-    empty_loss, _, none = trial.step(replace(empty, num_samples=NUM, chosen_weight=10.0))
-    assert empty_loss == 0 and none and not any(gradient.any() for gradient in none.values())
+    for packing in [False, True]:
+        for case in [CASES[0], CASES[6], CASES[-1]]:
+            trial = run(case, "lora", packing=packing)
+            loss, metrics, gradients = trial.step()
+            more_loss, more_metrics, more_gradients = trial.step(trial.batch([*ALONE, []]))
+            assert more_loss == loss and more_metrics == metrics, (packing, case)
+            assert_same_gradients(more_gradients, gradients, 1e-7)
+            empty = trial.batch([[]])
+            empty_loss, _, none = trial.step(replace(empty, num_samples=NUM, chosen_weight=10.0))
+            assert empty_loss == 0 and none and not any(gradient.any() for gradient in none.values()), (packing, case)
 
 
 @pytest.mark.parametrize(("method", "dropout"), [("lora", 0.5), ("full", 0.0)])
@@ -361,9 +361,8 @@ def pairs_of(chosen, rejected, length=10.0):
     return Pairs(logps, torch.full_like(logps, length), torch.zeros_like(logps))
 
 
-@pytest.mark.parametrize(
-    ("case", "expected"),
-    [
+def test_a_margin_of_ten_thousand_nats_has_a_finite_loss_and_gradient():
+    cases = [
         ({"objective": "dpo"}, 1e3),
         ({"objective": "dpo", "dpo_loss": "hinge"}, 1e3 + 1),
         ({"objective": "dpo", "dpo_loss": "robust", "label_smoothing": 0.2}, 1e3 * 0.8 / 0.6),
@@ -372,37 +371,36 @@ def pairs_of(chosen, rejected, length=10.0):
         ({"objective": "orpo"}, 1e2),
         ({"objective": "simpo"}, 2e3 + 0.5),
         ({"objective": "cpo"}, 1e3),
-    ],
-    ids=str,
-)
-def test_a_margin_of_ten_thousand_nats_has_a_finite_loss_and_gradient(case, expected):
-    objective = build_objective(ObjectiveSettings(**case), ["a"])
-    wrong = pairs_of(-1e4 - 1e-3, -1e-3)
-    loss = objective.losses(wrong)
-    loss.backward()
-    assert loss.item() == pytest.approx(expected, rel=1e-2)
-    assert wrong.logps.grad.isfinite().all() and wrong.logps.grad[0, 0] < 0
-    right = pairs_of(-1e-3, -1e4 - 1e-3)
-    loss = objective.losses(right)
-    loss.backward()
-    assert loss.isfinite().all() and right.logps.grad.isfinite().all()
-    if case.get("dpo_loss", "sigmoid") == "sigmoid":
-        assert loss.item() < 1e-10 and right.logps.grad.abs().max() < 1e-10
+    ]
+    for case, expected in cases:
+        objective = build_objective(ObjectiveSettings(**case), ["a"])
+        wrong = pairs_of(-1e4 - 1e-3, -1e-3)
+        loss = objective.losses(wrong)
+        loss.backward()
+        assert loss.item() == pytest.approx(expected, rel=1e-2), (case, expected)
+        assert wrong.logps.grad.isfinite().all() and wrong.logps.grad[0, 0] < 0, (case, expected)
+        right = pairs_of(-1e-3, -1e4 - 1e-3)
+        loss = objective.losses(right)
+        loss.backward()
+        assert loss.isfinite().all() and right.logps.grad.isfinite().all(), (case, expected)
+        if case.get("dpo_loss", "sigmoid") == "sigmoid":
+            assert loss.item() < 1e-10 and right.logps.grad.abs().max() < 1e-10, (case, expected)
 
 
-@pytest.mark.parametrize("logp", [0.0, -1e-300, -1e-12, -1e-7, -1e-3, -math.log(2) * 10, -50.0, -1e4])
-@pytest.mark.parametrize("other", [0.0, -1e-7, -1.0, -1e4])
-def test_orpo_is_exact_for_answers_that_are_certain_and_for_those_that_are_most_unlikely(logp, other):
+def test_orpo_is_exact_for_answers_that_are_certain_and_for_those_that_are_most_unlikely():
     """An answer with the probability 1 has infinite odds: no NaN."""
-    objective = build_objective(ObjectiveSettings(objective="orpo", beta=1.0), ["a"])
-    pairs = pairs_of(logp, other)
-    loss = objective.losses(pairs)
-    loss.backward()
-    assert loss.isfinite().all() and pairs.logps.grad.isfinite().all()
-    log_odds = [value / 10 - math.log(-math.expm1(min(value / 10, -1e-12))) for value in (logp, other)]
-    difference = log_odds[0] - log_odds[1]
-    expected = math.log1p(math.exp(-difference)) if difference > -700 else -difference
-    assert loss.item() == pytest.approx(expected, rel=1e-9)
+    for logp in [0.0, -1e-300, -1e-12, -1e-7, -1e-3, -math.log(2) * 10, -50.0, -1e4]:
+        for other in [0.0, -1e-7, -1.0, -1e4]:
+            case = logp, other
+            objective = build_objective(ObjectiveSettings(objective="orpo", beta=1.0), ["a"])
+            pairs = pairs_of(logp, other)
+            loss = objective.losses(pairs)
+            loss.backward()
+            assert loss.isfinite().all() and pairs.logps.grad.isfinite().all(), case
+            log_odds = [value / 10 - math.log(-math.expm1(min(value / 10, -1e-12))) for value in (logp, other)]
+            difference = log_odds[0] - log_odds[1]
+            expected = math.log1p(math.exp(-difference)) if difference > -700 else -difference
+            assert loss.item() == pytest.approx(expected, rel=1e-9), case
 
 
 def test_kto_of_extreme_ratios_is_finite(run):

@@ -49,39 +49,41 @@ def test_every_shape_is_tried():
     assert list(SHAPES) == choices(Recipe.model_fields["lr_scheduler_type"].annotation)
 
 
-@pytest.mark.parametrize(("kind", "total", "warmup"), CASES)
-def test_every_rate_trains_and_none_exceeds_the_peak(kind, total, warmup):
+def test_every_rate_trains_and_none_exceeds_the_peak():
     """No step is wasted at rate 0, neither the first nor the last."""
-    assert all(0 < rate <= PEAK for rate in curve(kind, total, warmup))
+    for kind, total, warmup in CASES:
+        assert all(0 < rate <= PEAK for rate in curve(kind, total, warmup)), (kind, total, warmup)
 
 
-@pytest.mark.parametrize(("kind", "total", "warmup"), CASES)
-def test_it_climbs_to_the_peak_and_then_never_again(kind, total, warmup):
-    rates, length = curve(kind, total, warmup), count_steps(warmup, total)
-    climb, rest = rates[:length], rates[length:]
-    assert all(a < b for a, b in itertools.pairwise(climb))
-    assert all(a >= b for a, b in itertools.pairwise(rest))
-    if length <= total:
-        assert max(rates) == PEAK
-    if length:
-        assert climb == pytest.approx([PEAK * (i + 1) / length for i in range(len(climb))])
+def test_it_climbs_to_the_peak_and_then_never_again():
+    for case in CASES:
+        kind, total, warmup = case
+        rates, length = curve(kind, total, warmup), count_steps(warmup, total)
+        climb, rest = rates[:length], rates[length:]
+        assert all(a < b for a, b in itertools.pairwise(climb)), case
+        assert all(a >= b for a, b in itertools.pairwise(rest)), case
+        if length <= total:
+            assert max(rates) == PEAK, case
+        if length:
+            assert climb == pytest.approx([PEAK * (i + 1) / length for i in range(len(climb))]), case
 
 
-@pytest.mark.parametrize("kind", SHAPES)
-@pytest.mark.parametrize(("total", "warmup"), [(20, 4), (13, 0), (50, 10)])
-def test_the_shapes_are_those_of_transformers_one_step_on(kind, total, warmup):
+def test_the_shapes_are_those_of_transformers_one_step_on():
     """Theirs spends step 0 at rate 0 where there is a warm-up; ours starts where theirs is after one step."""
     import torch
     from transformers import get_scheduler
 
-    options = {"warmup_stable_decay": {"num_decay_steps": 5, "min_lr_ratio": 0.1}}.get(kind, SHAPES[kind])
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=PEAK)
-    name = kind if kind != "constant" else "constant_with_warmup"
-    theirs = get_scheduler(name, optimizer, warmup, total, scheduler_specific_kwargs=options).lr_lambdas[0]
-    ours = curve(kind, total, warmup)
-    if kind != "warmup_stable_decay":  # in which theirs climbs from the lowest rate, not from 0
-        assert ours[:warmup] == pytest.approx([PEAK * theirs(step + 1) for step in range(warmup)])
-    assert ours[warmup:] == pytest.approx([PEAK * theirs(step) for step in range(warmup, total)])
+    for kind in SHAPES:
+        for total, warmup in [(20, 4), (13, 0), (50, 10)]:
+            case = kind, total, warmup
+            options = {"warmup_stable_decay": {"num_decay_steps": 5, "min_lr_ratio": 0.1}}.get(kind, SHAPES[kind])
+            optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=PEAK)
+            name = kind if kind != "constant" else "constant_with_warmup"
+            theirs = get_scheduler(name, optimizer, warmup, total, scheduler_specific_kwargs=options).lr_lambdas[0]
+            ours = curve(kind, total, warmup)
+            if kind != "warmup_stable_decay":  # in which theirs climbs from the lowest rate, not from 0
+                assert ours[:warmup] == pytest.approx([PEAK * theirs(step + 1) for step in range(warmup)]), case
+            assert ours[warmup:] == pytest.approx([PEAK * theirs(step) for step in range(warmup, total)]), case
 
 
 def test_known_points():
@@ -112,11 +114,11 @@ def test_a_number_of_steps_below_one_is_a_share_of_all_rounded_up():
     assert [count_steps(count, 100) for count in (1, 10, 250)] == [1, 10, 250]
 
 
-@pytest.mark.parametrize("kind", SHAPES)
-def test_a_resumed_run_sees_the_same_rates_in_any_order(kind):
-    forwards = curve(kind, 40, 5)
-    backwards = [rate_of(recipe(kind, 5), step, 40) for step in reversed(range(40))]
-    assert forwards == backwards[::-1]
+def test_a_resumed_run_sees_the_same_rates_in_any_order():
+    for kind in SHAPES:
+        forwards = curve(kind, 40, 5)
+        backwards = [rate_of(recipe(kind, 5), step, 40) for step in reversed(range(40))]
+        assert forwards == backwards[::-1], kind
 
 
 def due(is_due, **settings):
@@ -129,22 +131,21 @@ def due(is_due, **settings):
     return [step for step in range(20) if is_due(*known, step)]
 
 
-@pytest.mark.parametrize(
-    ("settings", "steps"),
-    [
+def test_a_checkpoint_is_due_every_n_steps_or_when_an_epoch_is_complete():
+    cases = [
         ({}, []),
         ({"save_strategy": "no"}, []),
         ({"save_steps": 6}, [6, 12, 18]),
         ({"save_strategy": "steps", "save_steps": 6}, [6, 12, 18]),
         ({"save_steps": 0.5}, [10]),  # of all 19, rounded up
         ({"save_strategy": "epoch"}, [8, 15]),  # 30 samples are complete after 7.5 steps, 60 after 15
-    ],
-)
-def test_a_checkpoint_is_due_every_n_steps_or_when_an_epoch_is_complete(settings, steps):
-    assert [step for step in due(save_is_due, **settings) if step] == steps
-    of_evaluation = {key.replace("save", "eval"): value for key, value in settings.items()}
-    assert due(evaluation_is_due, **of_evaluation) == [*steps, 19]
-    assert due(evaluation_is_due, **of_evaluation, eval_on_start=True) == [0, *steps, 19]
+    ]
+    for case in cases:
+        settings, steps = case
+        assert [step for step in due(save_is_due, **settings) if step] == steps, case
+        of_evaluation = {key.replace("save", "eval"): value for key, value in settings.items()}
+        assert due(evaluation_is_due, **of_evaluation) == [*steps, 19], case
+        assert due(evaluation_is_due, **of_evaluation, eval_on_start=True) == [0, *steps, 19], case
 
 
 def test_a_run_that_becomes_longer_reports_how_its_rate_changes():
@@ -162,8 +163,8 @@ def test_only_a_change_of_rates_is_reported(kind, warmup):
     assert bool(schedule_change(recipe(kind, warmup), PEAK, 100, 100, 200)) == (kind == "linear")  # it had finished
 
 
-@pytest.mark.parametrize("kind", SHAPES)
-def test_every_schedule_is_described(kind):
-    text = describe_schedule(recipe(kind, 0.1), 40)
-    assert text.startswith(kind) and "over 40 steps, the first 4 of them warm-up" in text
-    assert ("0.1 of the peak" in text) == (SHAPES[kind].get("min_lr_rate") == 0.1)
+def test_every_schedule_is_described():
+    for kind in SHAPES:
+        text = describe_schedule(recipe(kind, 0.1), 40)
+        assert text.startswith(kind) and "over 40 steps, the first 4 of them warm-up" in text, kind
+        assert ("0.1 of the peak" in text) == (SHAPES[kind].get("min_lr_rate") == 0.1), kind

@@ -6,37 +6,42 @@ import pytest
 from kit.tools.report.axes import AxisScale, fitted_range, full_range, log_ticks, number, short, ticks
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [(0, 4, [0, 1, 2, 3, 4]), (0, 160, [0, 50, 100, 150]), (0, 0.0015, [0, 0.0005, 0.001, 0.0015]), (3, 3, [3])],
-)
-def test_ticks_are_round_numbers(low, high, expected):
-    assert ticks(low, high) == pytest.approx(expected)
+def test_ticks_are_round_numbers():
+    for low, high, expected in [
+        (0, 4, [0, 1, 2, 3, 4]),
+        (0, 160, [0, 50, 100, 150]),
+        (0, 0.0015, [0, 0.0005, 0.001, 0.0015]),
+        (3, 3, [3]),
+    ]:
+        assert ticks(low, high) == pytest.approx(expected), (low, high, expected)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
+def test_ticks_of_a_logarithmic_axis_are_round_too():
+    cases = [
         (0.01, 15, [0.01, 0.1, 1, 10]),
         (0.9, 12, [1, 2, 5, 10]),
         (2, 6, [2, 3, 4, 5, 6]),
         (2.1, 2.4, [2.1, 2.2, 2.3, 2.4]),
-    ],
-)
-def test_ticks_of_a_logarithmic_axis_are_round_too(low, high, expected):
-    assert log_ticks(low, high) == pytest.approx(expected)
+    ]
+    for low, high, expected in cases:
+        assert log_ticks(low, high) == pytest.approx(expected), (low, high, expected)
 
 
 def test_many_powers_of_ten_do_not_crowd_the_axis():
     assert 2 <= len(log_ticks(1e-12, 1e12)) <= 6
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (20_000, "20k"), (1.5e6, "1.5M"), (0.25, "0.25"), (0.00015, "1.5e-4"), (2e-5, "2e-5"), (-3e9, "-3B")],
-)
-def test_numbers_on_an_axis_are_short(value, text):
-    assert short(value) == text
+def test_numbers_on_an_axis_are_short():
+    for value, text in [
+        (0, "0"),
+        (20_000, "20k"),
+        (1.5e6, "1.5M"),
+        (0.25, "0.25"),
+        (0.00015, "1.5e-4"),
+        (2e-5, "2e-5"),
+        (-3e9, "-3B"),
+    ]:
+        assert short(value) == text, (value, text)
 
 
 def test_values_are_read_as_people_write_them():

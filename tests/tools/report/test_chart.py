@@ -83,13 +83,14 @@ def test_a_long_line_is_a_band_with_its_means():
     assert [y for _, y in means] == pytest.approx([middle] * len(means), abs=2)  # a stretch of odd length is uneven
 
 
-@pytest.mark.parametrize("values", [[0.0], [0.0, 0.0], [3.0], [-1.0, -1.0], [1e-100, 1e100], [5.0, 5.0]])
-@pytest.mark.parametrize("is_fitted", [False, True])
-def test_any_values_can_be_drawn(values, is_fitted):
-    rows = [{"step": i, "loss": value} for i, value in enumerate(values)]
-    figure = draw([Chart("loss", [series("", Columns(rows), "loss")], is_fitted=is_fitted)])
-    assert not re.search("[^a-z](nan|inf)", figure) and figure.count("<circle") >= len(values)
-    assert ("y-log" in figure) == any(value > 0 for value in values)
+def test_any_values_can_be_drawn():
+    for values in [[0.0], [0.0, 0.0], [3.0], [-1.0, -1.0], [1e-100, 1e100], [5.0, 5.0]]:
+        for is_fitted in [False, True]:
+            case = values, is_fitted
+            rows = [{"step": i, "loss": value} for i, value in enumerate(values)]
+            figure = draw([Chart("loss", [series("", Columns(rows), "loss")], is_fitted=is_fitted)])
+            assert not re.search("[^a-z](nan|inf)", figure) and figure.count("<circle") >= len(values), case
+            assert ("y-log" in figure) == any(value > 0 for value in values), case
 
 
 def test_a_chart_without_values_is_left_out_and_an_axis_that_a_line_lacks_too():

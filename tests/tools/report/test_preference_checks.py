@@ -63,9 +63,8 @@ def test_answers_that_nearly_agree_are_reported_unless_they_are_short(tmp_path, 
     assert found(looked(tokenizer, **DPO), "in one token alone")[1] == "ok"
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
+def test_one_token_is_replaced_put_in_or_left_out():
+    cases = [
         ([1, 2, 3], [1, 9, 3], True),
         ([1, 2, 3], [1, 3], True),
         ([1, 3], [1, 2, 3], True),
@@ -75,10 +74,9 @@ def test_answers_that_nearly_agree_are_reported_unless_they_are_short(tmp_path, 
         ([1, 2, 3], [3, 2], False),
         ([1, 2, 3, 4], [1, 2], False),
         ([1, 2, 3], [1, 3, 2], False),
-    ],
-)
-def test_one_token_is_replaced_put_in_or_left_out(first, second, expected):
-    assert _differ_in_one(np.array(first), np.array(second)) == expected
+    ]
+    for first, second, expected in cases:
+        assert _differ_in_one(np.array(first), np.array(second)) == expected, (first, second, expected)
 
 
 def test_pairs_that_contradict_each_other_are_named(tmp_path, tokenizer):

@@ -180,10 +180,11 @@ def test_what_may_have_made_the_answers_longer_is_named_unless_they_do_not_end(t
     assert said(tmp_path, [*rows, answered(30, "xx", num_unended_answers=1)]) == []
 
 
-@pytest.mark.parametrize("objective", ["dpo", "simpo", "kto", "orpo"])
-@pytest.mark.parametrize("key", OF_PAIRS)
-def test_metrics_that_lack_a_key_are_no_failure(tmp_path, key, objective):
+def test_metrics_that_lack_a_key_are_no_failure(tmp_path):
     """As of kto, where all answers may be good."""
-    rows = [{k: v for k, v in row.items() if k not in (key, f"eval_{key}")} for row in HEALTHY]
-    assert said(tmp_path, rows, objective=objective) == []
-    assert said(tmp_path, [step_row(1)], objective=objective) == []
+    for objective in ["dpo", "simpo", "kto", "orpo"]:
+        for key in OF_PAIRS:
+            case = objective, key
+            rows = [{k: v for k, v in row.items() if k not in (key, f"eval_{key}")} for row in HEALTHY]
+            assert said(tmp_path, rows, objective=objective) == [], case
+            assert said(tmp_path, [step_row(1)], objective=objective) == [], case

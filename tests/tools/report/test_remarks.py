@@ -1,6 +1,5 @@
 """What went wrong or was wasted is said in words; of a good run there is nothing to say."""
 
-import pytest
 from report_helpers import evaluation_row, make_run, opened, record, step_row
 
 from kit.tools.report.remarks import mean, remarks
@@ -18,9 +17,8 @@ def test_of_a_good_run_there_is_nothing_to_say(tmp_path):
     assert remarks(opened(tmp_path, rows, finished_steps=30)) == []
 
 
-@pytest.mark.parametrize(
-    ("rows", "text"),
-    [
+def test_remarks_follow_from_the_metrics(tmp_path):
+    cases = [
         ([], "No step has been done yet."),
         ([step_row(1), {"step": 2, "nonfinite": "loss nan", "samples": ["d:1"]}], "Step 2 was skipped because"),
         (
@@ -52,11 +50,10 @@ def test_of_a_good_run_there_is_nothing_to_say(tmp_path):
             "88% of the time even the slowest rank waited for collectives: the network between the ranks is",
         ),
         ([falling(step, padding_share=0.4) for step in MANY], "40% of the computed tokens were padding; --packing"),
-    ],
-)
-def test_remarks_follow_from_the_metrics(tmp_path, rows, text):
-    found = remarks(opened(tmp_path, rows))
-    assert [each for each in found if each.startswith(text)], found
+    ]
+    for rows, text in cases:
+        found = remarks(opened(tmp_path, rows))
+        assert [each for each in found if each.startswith(text)], found
 
 
 def test_remarks_follow_from_the_record(tmp_path):

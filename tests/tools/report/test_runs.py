@@ -55,20 +55,18 @@ def test_of_preferences_the_two_losses_are_one_measure(tmp_path):
     assert not opened_pairs(tmp_path / "b", [pair_row(1, router_loss=0.1)]).has_one_loss
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
+def test_the_objective_is_named_with_what_changes_its_loss(tmp_path):
+    cases = [
         ({"objective": "sft"}, ""),
         ({"objective": "sft", "label_smoothing_factor": 0.1}, "sft, label_smoothing_factor 0.1"),
         ({"objective": "dft"}, "dft"),
         ({"objective": "dpo", "precompute_reference": True}, "dpo, beta 0.1"),
         ({"objective": "dpo", "dpo_loss": "robust", "label_smoothing": 0.2}, "dpo, beta 0.1, dpo_loss robust, "),
         ({"objective": "simpo", "simpo_gamma": 1.0}, "simpo, beta 2, simpo_gamma 1"),
-    ],
-)
-def test_the_objective_is_named_with_what_changes_its_loss(tmp_path, settings, text):
-    found = opened_pairs(tmp_path, [pair_row(1)], settings=settings).objective_text
-    assert found == text or (text.endswith(", ") and found == f"{text}label_smoothing 0.2")
+    ]
+    for settings, text in cases:
+        found = opened_pairs(tmp_path, [pair_row(1)], settings=settings).objective_text
+        assert found == text or (text.endswith(", ") and found == f"{text}label_smoothing 0.2"), (settings, text)
 
 
 def test_how_many_pairs_are_right_is_left_out_where_the_model_equals_its_reference(tmp_path):
@@ -112,8 +110,6 @@ def test_the_duration_is_that_of_the_last_line(tmp_path):
     assert opened(tmp_path, [step_row(1), evaluation_row(1, seconds=99.0)]).seconds == 99.0
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(7, "7 s"), (89, "89 s"), (600, "10 min"), (11100, "3 h 5 min"), (200000, "2 d 7 h")]
-)
-def test_durations_are_words(seconds, text):
-    assert duration(seconds) == text
+def test_durations_are_words():
+    for seconds, text in [(7, "7 s"), (89, "89 s"), (600, "10 min"), (11100, "3 h 5 min"), (200000, "2 d 7 h")]:
+        assert duration(seconds) == text, (seconds, text)

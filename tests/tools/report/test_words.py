@@ -1,30 +1,26 @@
 """Keys become words, and settings read as a recipe writes them."""
 
-import pytest
-
 from kit.config.recipe import Recipe
 from kit.tools.report.words import chosen_and_defaults, meaning, setting, start_text, words
 
 
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
+def test_keys_become_words():
+    cases = [
         ("num_supervised_tokens", "tokens learned from"),
         ("eval_loss/chat", "loss (chat)"),
         ("num_of_a_later_version", "of a later version"),
         ("eval_rewards/margins", "margin"),
         ("eval_rewards/rejected", "reward of rejected"),
         ("logps/chosen", "log-probability of chosen"),
-    ],
-)
-def test_keys_become_words(key, text):
-    assert words(key) == text
-    assert words("eval_rewards/chosen", {"chosen": "good"}) == "reward of good"
+    ]
+    for case in cases:
+        key, text = case
+        assert words(key) == text, case
+        assert words("eval_rewards/chosen", {"chosen": "good"}) == "reward of good", case
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+def test_settings_read_as_a_recipe_writes_them():
+    cases = [
         (None, ""),
         (True, "true"),
         (3.0, "3.0"),
@@ -35,10 +31,9 @@ def test_keys_become_words(key, text):
             [{"path": "x", "max_samples": 200.0}, {"path": "y", "weight": 0.5}],
             "path: x, max_samples: 200\npath: y, weight: 0.5",
         ),
-    ],
-)
-def test_settings_read_as_a_recipe_writes_them(value, text):
-    assert setting(value) == text
+    ]
+    for value, text in cases:
+        assert setting(value) == text, (value, text)
 
 
 def test_what_was_chosen_is_apart_from_defaults():
