@@ -83,7 +83,7 @@ def test_a_wrong_command_says_what_is_wrong_and_writes_nothing(folder, typed):
     before = content(folder)
     for command, answer in wrong_commands():
         status, out, err = typed(command)
-        assert (status, err) == (2, answer), command
+        assert (status, err) == (2, answer), (command, out)
         # What is found without slow imports comes before the line that says what is being done.
         assert not out or re.fullmatch("(fine-tuning|checking|scoring) .*", out), command
         assert answer.count("error: ") == 1 and "Traceback" not in answer
