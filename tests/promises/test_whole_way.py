@@ -107,6 +107,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"extra": "router", "topology": "fsdp1"}, "router_aux_loss_coef: .* under FSDP1"),
     ({"whole": "head", "tied": "yes"}, "the output head without the embedding, to which it is tied"),
     ({"whole": "embedding", "tied": "yes", "family": "gpt2|bloom"}, "lora_modules_to_save: .*tied"),
+    ({"whole": "embedding", "tied": "yes", "topology": "fsdp1"}, "one weight cannot be in two units"),
     ({"targets": "head", "tied": "yes"}, "an adapter on it cannot be merged"),
     ({"targets": "head", "whole": "head"}, "lora_modules_to_save"),
     ({"targets": "head", "tokens": "new|trained"}, "lm_head gets an adapter"),
@@ -387,7 +388,7 @@ class Way:
         """All samples in each step, in packs and without: the same losses."""
         if self.row["packing"] == "no" or self.row["streaming"] == "yes" or self.row["data"] == "mixture":
             return
-        if self.row["extra"] == "neftune":  # noise follows the place in the row
+        if self.row["extra"] in ("neftune", "router"):  # noise follows the place in the row, the other the micro-batch
             return
         once = {"mirror_to": None, "save_steps": 0, "max_steps": 3, "shuffle": False}
         counted = self.start("counted", "single", global_batch_size=1, per_device_train_batch_size=1, **once)
