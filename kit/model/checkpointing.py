@@ -46,8 +46,12 @@ def enable_checkpointing(model: Any, how: Checkpointing) -> None:
 
 def _contexts() -> tuple[Any, Any]:
     """The contexts of one layer: that of its forward pass, and that of its recomputation."""
-    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+    import torch
+    from torch.utils.checkpoint import SAC_IGNORED_OPS, create_selective_checkpoint_contexts
 
+    # FSDP1 marks its gathers for the profiler, in a recomputation not always as often as in the forward pass.
+    marks = torch.ops.profiler
+    SAC_IGNORED_OPS.update((marks._record_function_enter_new.default, marks._record_function_exit._RecordFunction))
     # Torch's own check refuses each change in place of what is kept. ``_Kept`` allows the ones that it can follow.
     return create_selective_checkpoint_contexts(_Kept(), allow_cache_entry_mutation=True)
 
