@@ -20,15 +20,18 @@ def possible_pairs(factors: Mapping[str, Sequence[str]], is_allowed: Callable[[R
 
 
 def covering_rows(
-    factors: Mapping[str, Sequence[str]], is_allowed: Callable[[Row], bool], candidates: int = 12
+    factors: Mapping[str, Sequence[str]],
+    is_allowed: Callable[[Row], bool],
+    covered: Sequence[Row] = (),
+    candidates: int = 12,
 ) -> list[Row]:
-    """Rows that cover every possible pair; each one takes as many uncovered pairs as a greedy search finds.
+    """Rows that cover every possible pair that no row of ``covered`` has; each takes as many as a greedy search finds.
 
     The rows are the same in every process. A pair of which no allowed row is found is left out: rules of more than two
     factors can forbid it.
     """
     rng = random.Random(0)
-    left = possible_pairs(factors, is_allowed)
+    left = possible_pairs(factors, is_allowed).difference(*map(pairs_of, covered))
     order = sorted(left, key=sorted)  # a set of strings has another order in each process
     rng.shuffle(order)
     rows = []

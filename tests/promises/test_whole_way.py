@@ -123,7 +123,9 @@ def is_allowed(row: dict[str, str]) -> bool:
     return not any(_matches(rule, row) for rule in [*NOTHING, *(rule for rule, _ in REFUSED)])
 
 
-ROWS = covering_rows(FACTORS, is_allowed)
+# Rows that compile take a minute each: they have only the pairs that need it, and come last.
+PLAIN = covering_rows(FACTORS | {"compile": ["no"]}, is_allowed)
+ROWS = [*PLAIN, *covering_rows(FACTORS, is_allowed, covered=PLAIN)]
 
 
 def name_of(row: dict[str, str]) -> str:
@@ -257,6 +259,8 @@ class Way:
         self.base = _model(models, row["family"], row["tied"] == "yes", row["stored"])
         self.samples = _rows(row, 12, longest=60)
         self.evaluated = _rows(row, 5)
+        # Rounding grows in a step of muon or lion, which do not follow the size of a gradient.
+        self.bound = 1e-4 if row["optim"] in ("muon", "lion_32bit") else 2e-6
         self.flags = self._flags()
 
     def _write(self, name: str, rows: list[dict]) -> Path:
@@ -387,11 +391,10 @@ class Way:
             return
         one = self.start("one", "single", per_device_train_batch_size=4, mirror_to=None)
         assert one.status == 0, one.output
-        bound = 1e-4 if self.row["optim"] in ("muon", "lion_32bit") else 2e-6
         assert [row["loss"] for row in run.rows if "loss" in row] == pytest.approx(
-            [row["loss"] for row in one.rows if "loss" in row], rel=bound
+            [row["loss"] for row in one.rows if "loss" in row], rel=self.bound
         ), "topology: losses"
-        assert run.grad_norms == pytest.approx(one.grad_norms, rel=10 * bound), "topology: norms"
+        assert run.grad_norms == pytest.approx(one.grad_norms, rel=10 * self.bound), "topology: norms"
 
     def check_packs(self) -> None:
         """All samples in each step, in packs and without: the same losses."""
@@ -409,7 +412,7 @@ class Way:
             run = self.start(f"packing-{packing}", "single", packing=packing, **sizes, **once)
             assert run.status == 0, run.output
             losses[packing] = [row["loss"] for row in run.rows if "loss" in row]
-        assert losses[True] == pytest.approx(losses[False], rel=5e-6), "packs: losses"
+        assert losses[True] == pytest.approx(losses[False], rel=2.5 * self.bound), "packs: losses"
 
     def check_final(self, run) -> None:
         """What ``final/`` holds, opened by the libraries alone, has the loss that the run has measured."""
@@ -507,14 +510,12 @@ def models(tmp_path_factory):
     return tmp_path_factory.mktemp("models")
 
 
-# Rows in the order of what they add; those that compile take a minute each.
-_ORDERED = sorted(ROWS, key=lambda row: row["compile"] == "yes")
 _MARKS = [(), (pytest.mark.long,), (pytest.mark.release,)]  # the first 10; CI has the first 40
 
 
 @pytest.mark.parametrize(
     "row",
-    [pytest.param(row, marks=_MARKS[(i >= 10) + (i >= 40)], id=name_of(row)) for i, row in enumerate(_ORDERED)],
+    [pytest.param(row, marks=_MARKS[(i >= 10) + (i >= 40)], id=name_of(row)) for i, row in enumerate(ROWS)],
 )
 def test_a_row_of_options_is_right_at_each_station(row, tmp_path, models, fp32):
     Way(row, tmp_path, models, fp32).travel()
