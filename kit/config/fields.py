@@ -15,7 +15,15 @@ from kit.durable import read_small
 
 
 def option(
-    group: str, default: Any, meaning: str, unit: str = "", *, expected: str = "", identity: bool = False, **limits: Any
+    group: str,
+    default: Any,
+    meaning: str,
+    unit: str = "",
+    *,
+    expected: str = "",
+    identity: bool = False,
+    needs: str = "",
+    **limits: Any,
 ) -> Any:
     """Declare a field of the schema.
 
@@ -25,10 +33,12 @@ def option(
         meaning: one line for ``--help``.
         unit: unit of the value, such as ``tokens``.
         expected: describes the allowed values in messages, if the type does not describe them well.
+        needs: what must be set so that this has an effect: names of settings with ``or`` between them, each true or,
+            as in ``method lora``, of that value.
         identity: whether a run with another value of this setting is another run.
         limits: limits of pydantic, such as ``ge``.
     """
-    extra: Any = {"group": group, "unit": unit, "expected": expected, "identity": identity}
+    extra: Any = {"group": group, "unit": unit, "expected": expected, "identity": identity, "needs": needs}
     return Field(default, description=meaning, json_schema_extra=extra, **limits)
 
 
@@ -176,6 +186,12 @@ def is_identity(info: FieldInfo) -> bool:
     """Return whether the field is part of the identity of a run."""
     extra: Any = info.json_schema_extra
     return bool(extra["identity"])
+
+
+def needs_of(info: FieldInfo) -> str:
+    """Return what must be set so that the field has an effect; empty if nothing."""
+    extra: Any = info.json_schema_extra
+    return str(extra["needs"])
 
 
 def is_optional(info: FieldInfo) -> bool:

@@ -29,11 +29,8 @@ from kit.own_metric import is_own
 
 BY_METHOD, BY_OBJECTIVE = "by_method", "by_objective"
 NAMES = {BY_METHOD: METHODS, BY_OBJECTIVE: OBJECTIVES}  # of the sections that each may have
-_CHOOSING = {BY_METHOD: ("method",), BY_OBJECTIVE: ("method", "objective")}  # what chooses a section stands outside
-_MUCH = 5  # times a default rate
 
 MAX_BYTES = 1 << 20
-MAX_VALUES = 100_000
 PATHS = ("model_name_or_path", "dataset", "eval_dataset", "chat_template", "adapter_name_or_path")
 
 
@@ -114,31 +111,33 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
     shown = _shown_path(path)
     where = {key: f"{shown}:{line} {key}" for key, line in lines.items()}
     recipe_name = path.stem
-    method = method or of_name or values.get("method") or Recipe.model_fields["method"].default
-    by_objective = {BY_OBJECTIVE: values.pop(BY_OBJECTIVE, {})}  # by the keys that lead to each
+    method = str(method or of_name or values.get("method") or Recipe.model_fields["method"].default)
+    own = str(values.get("objective") or Recipe.model_fields["objective"].default)
+    by_objective, more = _sections(BY_OBJECTIVE, values.pop(BY_OBJECTIVE, {}), where)
+    problems += more
     if BY_METHOD in values:
-        chosen, more = _section(BY_METHOD, values.pop(BY_METHOD), method, where)
-        by_objective[f"{BY_METHOD}.{method}.{BY_OBJECTIVE}"] = chosen.pop(BY_OBJECTIVE, {})
+        by_method, more = _sections(BY_METHOD, values.pop(BY_METHOD), where)
+        problems += more
+        chosen = by_method.get(method, {})
+        more_by_objective = chosen.pop(BY_OBJECTIVE, {})
         values |= {"method": method} | chosen
         where |= {key: where[f"{BY_METHOD}.{method}.{key}"] for key in chosen}
-        problems += more
         recipe_name = f"{recipe_name}-{method}"
-    elif of_name:
-        find_file(name, RECIPES, "recipe")  # raises: the file does not depend on the method
-    given = values.get("objective")
-    own = given if given in OBJECTIVES else Recipe.model_fields["objective"].default
-    objective = objective or given or own
+    else:
+        more_by_objective = {}
+        if of_name:
+            find_file(name, RECIPES, "recipe")  # raises: the file does not depend on the method
+    objective = str(objective or values.get("objective") or own)
     rate_of_own = where.get("learning_rate")
-    for place, sections in by_objective.items():
-        chosen, more = _section(place, sections, objective, where)
+    for place, sections in ((BY_OBJECTIVE, by_objective), (f"{BY_METHOD}.{method}.{BY_OBJECTIVE}", more_by_objective)):
+        chosen = sections.get(objective, {})
         values |= chosen
         where |= {key: where[f"{place}.{objective}.{key}"] for key in chosen}
-        problems += more
     values = {key: None if value in ("", "~", "null") else value for key, value in values.items()}
     problems += _own_metrics(values, where)
     rate_note = ""
-    if where.get("learning_rate") == rate_of_own and objective in OBJECTIVES:
-        rate_note = _fit_rate(values, where, str(method), str(own), str(objective))
+    if where.get("learning_rate") == rate_of_own and {own, objective} <= set(OBJECTIVES):
+        rate_note = _leave_out_rate(values, where, method, own, objective)
     given = values.get("chat_template_kwargs")
     if isinstance(given, dict):  # to a template, false and "false" are different
         values["chat_template_kwargs"] = json_or_string(given)
@@ -159,81 +158,57 @@ def _own_metrics(values: dict[str, Any], where: dict[str, str]) -> list[Problem]
     return [Problem(where["metrics"], found, fix=f"take the line out, and type --metrics {shlex.quote(typed)}")]
 
 
-def _section(place: str, sections: Any, chosen: Any, where: dict[str, str]) -> tuple[dict[str, Any], list[Problem]]:
-    """Return the settings of one section, and problems also with the others.
+def _sections(place: str, sections: Any, where: dict[str, str]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
+    """Return the settings of each section without those that cannot be there, and a problem for each of these.
 
     Args:
         place: the keys that lead to ``sections``: by_method, by_objective, or by_method.lora.by_objective.
-        chosen: the method or objective in use; None if no section here is.
     """
     kind = place.rpartition(".")[2]
     expected = f"{', '.join(NAMES[kind])}, each with key: value lines"
     if not isinstance(sections, dict):
         return {}, [Problem(where[place], f"found {sections!r}", expected)]
+    right: dict[str, dict[str, Any]] = {}
     problems = []
-    for name, values in sections.items():
+    for name, settings in sections.items():
         key = f"{place}.{name}"
         if name not in NAMES[kind]:
-            found = "not a method" if kind == BY_METHOD else "not an objective"
-            problems.append(Problem(where.get(key, place), found, expected, _hint_for_section(name, kind)))
-        elif not isinstance(values, dict):
-            problems.append(Problem(where.get(key, place), f"found {values!r}", expected))
-        else:
-            problems += _problems_with_keys(key, values, name == chosen, where)
-    settings = sections[chosen] if chosen in NAMES[kind] and chosen in sections else {}
-    if not isinstance(settings, dict):
-        return {}, problems
-    left_out = {*_CHOOSING[kind], *NAMES} - ({BY_OBJECTIVE} if kind == BY_METHOD else set())
-    return {key: value for key, value in settings.items() if key not in left_out}, problems
+            problems.append(Problem(where.get(key, place), "not its name", expected, did_you_mean(name, NAMES[kind])))
+            continue
+        if not isinstance(settings, dict):
+            problems.append(Problem(where.get(key, place), f"found {settings!r}", expected))
+            continue
+        right[name] = {}
+        for each, value in settings.items():
+            if each == BY_OBJECTIVE and kind == BY_METHOD:
+                right[name][each], more = _sections(f"{key}.{each}", value, where)
+                problems += more
+            elif each == "method" or (each == "objective" and kind == BY_OBJECTIVE):
+                problems.append(
+                    Problem(where[f"{key}.{each}"], f"found in {kind}", fix="put it at the top of the file")
+                )
+            elif each not in Recipe.model_fields:
+                fix = did_you_mean(each, Recipe.model_fields)
+                problems.append(Problem(where[f"{key}.{each}"], "unknown key", "a setting", fix))
+            else:
+                right[name][each] = value
+    return right, problems
 
 
-def _hint_for_section(name: str, kind: str) -> str:
-    """What to do about a name that cannot stand in ``kind``, or a mapping of sections in one of its sections."""
-    if name in NAMES:
-        return f"put {BY_OBJECTIVE} into a section of {BY_METHOD}, or both at the top of the file"
-    other = next((other for other, names in NAMES.items() if name in names), None)
-    return f"put it under {other}" if other else did_you_mean(name, NAMES[kind])
+def _leave_out_rate(values: dict[str, Any], where: dict[str, str], method: str, own: str, objective: str) -> str:
+    """Leave out a learning rate that is for ``own``, the file's objective, if ``objective`` is learned at other rates.
 
-
-def _problems_with_keys(section: str, values: dict[str, Any], is_in_use: bool, where: dict[str, str]) -> list[Problem]:
-    """Problems with the keys of ``section``, such as by_method.lora; settings in use are checked with all others."""
-    kind = section.split(".")[-2]
-    problems = []
-    for key in values:
-        place = f"{section}.{key}"
-        if key == BY_OBJECTIVE and kind == BY_METHOD:
-            if not is_in_use:
-                problems += _section(place, values[key], None, where)[1]
-        elif key in NAMES:
-            problems.append(Problem(where[place], f"found in {kind}", "settings", _hint_for_section(key, kind)))
-        elif key in _CHOOSING[kind]:
-            problems.append(Problem(where[place], f"found in {kind}", "settings", "put it at the top of the file"))
-        elif key not in Recipe.model_fields and not is_in_use:
-            hint = did_you_mean(key, Recipe.model_fields)
-            problems.append(Problem(where[place], "unknown key", fix=hint))
-    return problems
-
-
-def _fit_rate(values: dict[str, Any], where: dict[str, str], method: str, own: str, objective: str) -> str:
-    """Leave out a learning rate that is for another objective. Return a note on that, or on a rate that is very high.
-
-    Args:
-        own: the objective that the file names, for which its rate is.
-        objective: the one in use.
+    Returns:
+        A note that says so; empty if there was nothing to leave out.
     """
-    try:
-        rate = float(values["learning_rate"])
-    except (KeyError, TypeError, ValueError):  # there is none, or it will be refused
+    rates = DECLARED[objective].learning_rates
+    if values.get("learning_rate") in (None, "", "~", "null") or DECLARED[own].learning_rates == rates:
         return ""
-    default = DECLARED[objective].learning_rates[method != "full"]
-    shown = f"note: {where['learning_rate']}: {values['learning_rate']} is"
-    if DECLARED[own].learning_rates != DECLARED[objective].learning_rates:
-        del values["learning_rate"]
-        other = f"another: --learning_rate, or {BY_OBJECTIVE} in the file"
-        return f"{shown} for {own}; {objective} takes its default of {show_rate(default)} ({other})"
-    if DECLARED[objective].rows != "answers" and rate > _MUCH * default:
-        return f"{shown} {rate / default:.0f} times the default of {objective}, {show_rate(default)}"
-    return ""
+    rate = values.pop("learning_rate")
+    return (
+        f"note: {where['learning_rate']}: {rate} is for {own}; {objective} takes its default of "
+        f"{show_rate(rates[method != 'full'])} (another: --learning_rate, or {BY_OBJECTIVE} in the file)"
+    )
 
 
 def _relative_to(folder: Path, value: Any) -> Any:
@@ -253,14 +228,17 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
     """Return values and lines of the top-level keys, and a problem for each key given twice, at any depth."""
     shown = _shown_path(path)
     try:
-        loader = loader_class(read_small(path, MAX_BYTES))
+        text = read_small(path, MAX_BYTES)
+        aliases = (event for event in yaml.parse(text) if isinstance(event, yaml.AliasEvent))
+        if alias := next(aliases, None):  # ten lines of nested ones would give a billion values
+            found = f"an alias, *{alias.anchor}"
+            raise UserError(Problem(f"{shown}:{alias.start_mark.line + 1}", found, "each value written out"))
+        loader = loader_class(text)
         node = loader.get_single_node()
         if node is None:
             return {}, {}, []
         if not isinstance(node, yaml.MappingNode):
             raise UserError(Problem(shown, f"holds a {node.id}", "key: value lines"))
-        if problem := _too_many_values(node, shown):
-            raise UserError(problem)
         values = {key.value: loader.construct_object(value, deep=True) for key, value in node.value}
         return values, _lines(node), _duplicates(node, shown)
     except UnicodeDecodeError as error:
@@ -279,26 +257,6 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
         raise UserError(Problem(shown, f"not valid YAML ({error})", "key: value lines")) from None
 
 
-def _too_many_values(node: yaml.Node, shown: str) -> Problem | None:
-    """The problem of aliases that multiply: ten lines of nested aliases would give a billion values.
-
-    Each value counts as often as it is named, since whatever reads the values visits it as often.
-    """
-    num_values = 0
-    nodes = [node]
-    while nodes:
-        node = nodes.pop()
-        num_values += 1
-        if num_values > MAX_VALUES:
-            found = f"more than {MAX_VALUES} values; one that an alias (*name) repeats counts each time"
-            return Problem(shown, found, f"at most {MAX_VALUES}")
-        if isinstance(node, yaml.SequenceNode):
-            nodes += node.value
-        elif isinstance(node, yaml.MappingNode):
-            nodes += [part for pair in node.value for part in pair]
-    return None
-
-
 def _lines(node: yaml.MappingNode, prefix: str = "") -> dict[str, int]:
     """The line of each top-level key, and of those in sections as ``by_method.lora.by_objective.dpo.learning_rate``."""
     lines = {}
@@ -313,12 +271,8 @@ def _lines(node: yaml.MappingNode, prefix: str = "") -> dict[str, int]:
 def _duplicates(node: yaml.Node, shown: str) -> list[Problem]:
     problems = []
     nodes = [node]
-    visited: set[int] = set()
     while nodes:
         node = nodes.pop()
-        if id(node) in visited:  # an alias; without this check, ten lines of nested aliases give a billion nodes
-            continue
-        visited.add(id(node))
         if isinstance(node, yaml.SequenceNode):
             nodes += node.value
         elif isinstance(node, yaml.MappingNode):

@@ -58,9 +58,7 @@ def check_recipe(
     uncertain = set(uncertain).union(*(re.findall(r"\w+", problem.fix) for problem in unknown))
     known = {key: value for key, value in values.items() if key in Recipe.model_fields}
     recipe, problems, wrong = validate(Recipe, known, where, uncertain)
-    for conflict in find_conflicts(recipe):
-        if not uncertain.union(wrong).intersection(conflict.keys):
-            problems.append(conflict.problem(where))
+    problems += find_conflicts(recipe, where, uncertain | wrong)
     return None if wrong else recipe, unknown + problems
 
 
@@ -167,18 +165,13 @@ def problems_with_secrets(values: dict[str, Any], where: dict[str, str]) -> list
 
 def _strings(value: Any) -> Iterator[str]:
     """All strings in a YAML value."""
-    values = [value]
-    visited: set[int] = set()
-    while values:
-        value = values.pop()
-        if isinstance(value, str):
-            yield value
-        elif id(value) not in visited:  # an alias of YAML may name a value again; see _duplicates in recipe_file.py
-            visited.add(id(value))
-            if isinstance(value, dict):
-                values += [*value, *value.values()]
-            elif isinstance(value, list):
-                values += value
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _strings([*value, *value.values()])
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
 
 
 def _typed(name: str, value: Any) -> str:

@@ -24,13 +24,13 @@ import xxhash
 
 from kit import interrupt, own_metric
 from kit.config.command_line import Request, read_flags
-from kit.config.conflicts import describe_unused, fix_of_batch
+from kit.config.conflicts import describe_unused
 from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.recipe_file import find_file
 from kit.config.settings.evaluation import METRIC_PACKAGES
 from kit.config.settings.method import MethodSettings
-from kit.config.settings.optimisation import OptimSettings
+from kit.config.settings.optimisation import FIX_OF_BATCH, OptimSettings
 from kit.console import say
 from kit.errors import Problem, Problems, UserError, raise_if
 from kit.interrupt import OWN_TORCHRUN
@@ -80,7 +80,7 @@ def resolve(
             adapter, base = recipe.adapter_name_or_path, recipe.model_name_or_path
             scored = f"{adapter}, an adapter of {base}" if adapter else base
             say(f"scoring {scored} ({config.strategy.title}{_on_machines()})")
-        say(*request.notes, *describe_unused(recipe, trains))
+        say(*request.notes, *describe_unused(recipe))
     if check and OWN_TORCHRUN not in os.environ:
         raise_if(_problems_without_devices(request, config))
         check(recipe, not request.launch.dry_run)
@@ -337,8 +337,7 @@ def _batch_problems(settings: OptimSettings, num_processes: int) -> list[Problem
         return []
     found = f"{batch_size} is not divisible by {num_processes} processes x per_device_train_batch_size"
     found += f" {micro_batch_size} = {unit}"
-    fix = fix_of_batch(batch_size, micro_batch_size, num_processes)
-    return [Problem("global_batch_size", found, fix=fix)]
+    return [Problem("global_batch_size", found, fix=FIX_OF_BATCH)]
 
 
 def _devices(strategy: Strategy) -> tuple[int, str]:

@@ -6,7 +6,7 @@ import sys
 import pytest
 from config_helpers import accepted, problems
 
-from kit.config.command_line import flag_of_values, read_command_line, read_flags
+from kit.config.command_line import read_command_line, read_flags
 from kit.config.recipe import ROOT, Recipe
 from kit.config.validation import FLAGS
 
@@ -120,7 +120,7 @@ def test_all_problems_of_file_and_flags_come_together(recipe_file):
         "mine.yaml:6 learning-rate": "did you mean 'learning_rate'",
         "mine.yaml:7 fp16": "Accelerate config",
         "mine.yaml:9 seed": "line 8",
-        "mine.yaml:10 global_batch_size": "--per_device_train_batch_size 1",
+        "mine.yaml:10 global_batch_size": "smaller --per_device_train_batch_size",
         "--num_processes": "'0'",
         "--max_length": "'x'",
         "--evl_steps": "did you mean 'eval_steps'",
@@ -151,7 +151,7 @@ def test_of_a_flag_given_twice_the_last_value_is_taken_and_a_note_says_so():
 
 def test_of_a_list_given_twice_nothing_is_dropped():
     found = problems(["--dataset", "a.jsonl", "--dataset", "b.jsonl"])["--dataset"]
-    assert "'a.jsonl' and 'b.jsonl'" in found and found.endswith("-> --dataset a.jsonl,b.jsonl")
+    assert "'a.jsonl' and 'b.jsonl'" in found and "separated by commas" in found
 
 
 # Help, and the time it takes
@@ -190,7 +190,7 @@ def test_reading_a_command_line_is_quick_and_needs_nothing_heavy():
     code = """
 import sys, time
 start = time.process_time()
-from kit.config.command_line import flag_of_values, read_command_line, read_flags
+from kit.config.command_line import read_command_line, read_flags
 assert read_command_line(["--recipe", "llama-8b-lora"]).recipe
 heavy = {"torch", "transformers", "accelerate", "numpy", "datasets", "peft"} & set(sys.modules)
 print(time.process_time() - start, heavy)
@@ -198,15 +198,6 @@ print(time.process_time() - start, heavy)
     done = run(code=code)
     seconds, heavy = done.stdout.split(maxsplit=1)
     assert heavy.strip() == "set()" and float(seconds) < 0.5, done.stdout
-
-
-def test_values_that_lost_their_quotes_are_put_together_again(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data dir").mkdir()
-    assert flag_of_values("dataset", ["data", "dir"]) == "--dataset 'data dir'"
-    assert flag_of_values("dataset", ["data", "other"]) == "--dataset data,other"
-    mapping = ["mail=instruction,", "reply=output"]
-    assert flag_of_values("dataset_columns", mapping) == "--dataset_columns mail=instruction,reply=output"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Settings of the data."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -7,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.fields import STRICT, TEMPLATE_KWARGS, column_mapping, dataset_entries, option, template_kwargs
+from kit.config.rules import Rule
 
 _option = partial(option, "Data")
 _identity = partial(option, "Data", identity=True)
@@ -38,7 +40,9 @@ class DataSettings(BaseModel):
         False, "read and tokenise rows while training instead of all of them first; needs max_steps"
     )
     shuffle: bool = _identity(True, "shuffle the samples anew in each epoch; false: keep the order of the data")
-    shuffle_buffer_size: int = _identity(1000, "streamed rows that are shuffled together", "rows", ge=1)
+    shuffle_buffer_size: int = _identity(
+        1000, "streamed rows that are shuffled together", "rows", ge=1, needs="streaming"
+    )
     chat_template: str | None = _identity(None, "name or file of a chat template; default: the tokenizer's own")
     chat_template_kwargs: Annotated[dict[str, Any] | None, BeforeValidator(template_kwargs)] = _identity(
         None, "values for variables of the chat template: enable_thinking=false", expected=TEMPLATE_KWARGS
@@ -80,3 +84,123 @@ def entries_of(
     """Return the value of ``dataset`` or ``eval_dataset`` as entries, each with the defaults that it does not set."""
     entries = [DatasetEntry(path=value)] if isinstance(value, str) else value
     return [entry.filled(config, split, columns, revision) for entry in entries]
+
+
+def _lists(recipe: Any, test: Callable[[list[DatasetEntry]], object], flag: str = "dataset") -> object:
+    """What ``test`` returns for a list of data sets; false for a single one."""
+    entries = getattr(recipe, flag)
+    return isinstance(entries, list) and test(entries)
+
+
+def _name_of_two(entries: list[DatasetEntry]) -> str | None:
+    names = [entry.filled(None, "", {}).name for entry in entries]
+    return next((name for name in names if names.count(name) > 1), None)
+
+
+RULES = (
+    *(
+        Rule(
+            flag,
+            lambda r, flag=flag: _lists(r, _name_of_two, flag),
+            "two data sets of the name {it!r}",
+            "give one of them another in a list: [{path: a.jsonl, name: first}, {path: b.jsonl}]",
+        )
+        for flag in ("dataset", "eval_dataset")
+    ),
+    Rule(
+        "eval_dataset",
+        lambda r: _lists(r, lambda entries: any(entry.weight is not None for entry in entries), "eval_dataset"),
+        "weights, but each evaluation sample counts once",
+        "leave the weights out",
+    ),
+    Rule(
+        "dataset",
+        lambda r: _lists(r, lambda entries: len({entry.weight is None for entry in entries}) == 2),
+        "some data sets have a weight and others none",
+        "give each a weight, or none: they then count by their sizes",
+    ),
+    Rule(
+        "dataset",
+        lambda r: _lists(r, lambda entries: all(entry.weight == 0 for entry in entries)),
+        "all weights are 0",
+        "give one of them a weight above 0",
+    ),
+    Rule(
+        "shuffle dataset",
+        lambda r: not r.shuffle and _lists(r, lambda entries: entries[0].weight is not None),
+        "false, with weights, which draw at random",
+        "--shuffle true; or leave the weights out: one data set then follows the other",
+    ),
+    Rule(
+        "streaming max_steps",
+        lambda r: r.streaming and r.max_steps is None,
+        "without max_steps",
+        "--max_steps 1000, or another number: a stream has no known end",
+    ),
+    Rule(
+        "streaming max_train_samples",
+        lambda r: r.streaming and r.max_train_samples,
+        "with max_train_samples",
+        "leave out --max_train_samples: a run reads no more of a stream than its steps need",
+    ),
+    Rule(
+        "streaming dedup",
+        lambda r: r.streaming and r.dedup,
+        "with dedup",
+        "--dedup false, and remove repeated rows beforehand: only data that is read as a whole can be searched",
+    ),
+    Rule(
+        "streaming shuffle",
+        lambda r: r.streaming and not r.shuffle,
+        "with shuffle false",
+        "--shuffle true --shuffle_buffer_size 1: rows keep the order of their file, and files come in random order",
+    ),
+    Rule(
+        "streaming eval_strategy",
+        lambda r: r.streaming and r.eval_strategy == "epoch",
+        "with eval_strategy epoch",
+        "--eval_strategy steps --eval_steps 100: a stream's epochs have no known end",
+    ),
+    Rule(
+        "streaming save_strategy",
+        lambda r: r.streaming and r.save_strategy == "epoch",
+        "with save_strategy epoch",
+        "--save_strategy steps --save_steps 100: a stream's epochs have no known end",
+    ),
+    Rule(
+        "streaming eval_split_size",
+        lambda r: r.streaming and r.eval_split_size,
+        "with eval_split_size",
+        "--eval_split_size 0 --eval_dataset FILE: nothing can be held out of a stream",
+    ),
+    Rule(
+        "streaming dataset",
+        lambda r: r.streaming and _lists(r, lambda entries: len(entries) > 1 and entries[0].weight is None),
+        "several data sets without weights",
+        "give each a weight: a stream's size is not known",
+    ),
+    Rule(
+        "streaming dataset",
+        lambda r: r.streaming and _lists(r, lambda entries: any(entry.max_samples for entry in entries)),
+        "max_samples of a data set, which are drawn of all",
+        "leave out max_samples: a run reads no more of a stream than its steps need",
+    ),
+    Rule(
+        "streaming mixing",
+        lambda r: r.streaming and _lists(r, lambda _: r.mixing == "tokens"),
+        "with mixing tokens",
+        "--mixing samples: a stream's lengths are not known beforehand",
+    ),
+    Rule(
+        "attn_implementation packing",
+        lambda r: r.attn_implementation in ("varlen", "flash_attention_3") and not r.packing,
+        "{r.attn_implementation} without packing",
+        "--attn_implementation auto; or --packing true, which makes batches of other samples",
+    ),
+    Rule(
+        "attn_implementation packing",
+        lambda r: r.attn_implementation == "flash_attention_2" and r.packing,
+        "flash_attention_2 with packing",
+        "--attn_implementation auto: it takes varlen, which needs no other package",
+    ),
+)

@@ -12,8 +12,9 @@ from kit.config.fields import (
     option,
     share_or_count,
 )
+from kit.config.rules import Rule, is_given
 from kit.config.settings.data import ENTRIES, Entries
-from kit.own_metric import PATTERN
+from kit.own_metric import PATTERN, is_own, key_of
 
 _option = partial(option, "Evaluation")
 # What one of ``metrics`` needs.
@@ -31,10 +32,12 @@ class EvalSettings(BaseModel):
     eval_dataset: Entries | None = _option(
         None, "evaluation data, given like dataset; default: the split of eval_split_size", expected=ENTRIES
     )
-    eval_dataset_config: str | None = _option(None, "config of eval_dataset; default: dataset_config")
-    eval_dataset_split: str = _option("test", "split of eval_dataset where it has several")
+    eval_dataset_config: str | None = _option(
+        None, "config of eval_dataset; default: dataset_config", needs="eval_dataset"
+    )
+    eval_dataset_split: str = _option("test", "split of eval_dataset where it has several", needs="eval_dataset")
     eval_dataset_revision: str | None = _option(
-        None, "branch, tag or commit of eval_dataset; default: that of the same hub id in dataset"
+        None, "branch, tag or commit of eval_dataset; default: that of the same hub id in dataset", needs="eval_dataset"
     )
     eval_split_size: Annotated[float, AfterValidator(share_or_count)] = _option(
         0.0,
@@ -43,9 +46,15 @@ class EvalSettings(BaseModel):
         ge=0,
         expected=SHARE_OR_COUNT,
     )
-    max_eval_samples: int | None = _option(None, "evaluate on the first N samples only", "samples", ge=1)
+    max_eval_samples: int | None = _option(
+        None, "evaluate on the first N samples only", "samples", ge=1, needs="eval_dataset or eval_split_size"
+    )
     per_device_eval_batch_size: int | None = _option(
-        None, "samples per evaluation micro-batch; default: per_device_train_batch_size", "samples", ge=1
+        None,
+        "samples per evaluation micro-batch; default: per_device_train_batch_size",
+        "samples",
+        ge=1,
+        needs="eval_dataset or eval_split_size or precomputes_reference",
     )
     eval_strategy: Literal["no", "steps", "epoch"] | None = _option(
         None, "when to evaluate before the end: every eval_steps, after each epoch, or not; default: follows eval_steps"
@@ -75,6 +84,7 @@ class EvalSettings(BaseModel):
         "eval_loss",
         "what keep_best and early stopping follow; rewards are of objectives over pairs",
         expected="eval_loss, eval_rewards/accuracies, eval_rewards/margins, or eval_ and the name of one of metrics",
+        needs="keep_best or early_stopping_patience",
     )
     early_stopping_patience: int | None = _option(
         None, "end the run after N evaluations in a row without a better metric_for_best_model", "evaluations", ge=1
@@ -91,10 +101,15 @@ class EvalSettings(BaseModel):
         ["exact_match"],
         "of generated answers, separated by commas; as a flag also your own function(expected, answer, row)",
         expected="names of exact_match, number, token_f1, bleu, chrf, rouge_l, and FILE.py:FUNCTION,",
+        needs="predict_with_generate",
     )
-    max_new_tokens: int = _option(128, "longest generated answer", "tokens", ge=1)
+    max_new_tokens: int = _option(128, "longest generated answer", "tokens", ge=1, needs="predict_with_generate")
     temperature: float | None = _option(
-        None, "draw answers from probabilities of this temperature; default: greedy", ge=0.01, le=10
+        None,
+        "draw answers from probabilities of this temperature; default: greedy",
+        ge=0.01,
+        le=10,
+        needs="predict_with_generate",
     )
     top_p: float | None = _option(
         None, "with a temperature: draw from the likeliest tokens that together have this probability", ge=0.001, le=1
@@ -107,3 +122,103 @@ class EvalSettings(BaseModel):
     def has_evaluation(self) -> bool:
         """Whether there is evaluation data: an ``eval_dataset``, or a split of the training data."""
         return self.eval_dataset is not None or self.eval_split_size > 0
+
+    @property
+    def results_of_answers(self) -> list[str]:
+        """The results of generated answers in an evaluation: ``eval_exact_match``, ``eval_number/pass@8``."""
+        if not self.predict_with_generate:
+            return []
+        keys = dict.fromkeys(["exact_match", *map(key_of, self.metrics)])
+        num = self.num_return_sequences
+        best = {key: "pass" if key in ("exact_match", "number") else "best" for key in keys if key != "bleu"}
+        return [f"eval_{key}" for key in keys] + [f"eval_{key}/{best[key]}@{num}" for key in best if num > 1]
+
+
+def _repeated_key(settings: EvalSettings) -> str | None:
+    """The own metric whose result would have the name of another one."""
+    keys = ["loss", "perplexity", "tokens", *map(key_of, settings.metrics)]
+    return next((name for name in settings.metrics if is_own(name) and keys.count(key_of(name)) > 1), None)
+
+
+RULES = (
+    Rule(
+        "eval_split_size eval_dataset",
+        lambda r: r.eval_dataset and r.eval_split_size,
+        "given together with eval_dataset",
+        "--eval_split_size 0; or leave out --eval_dataset: a split is held out of training, an eval_dataset is not",
+    ),
+    *(
+        Rule(
+            f"{name} eval_dataset eval_split_size",
+            lambda r, name=name: is_given(r, name) and getattr(r, name) != "no" and not r.has_evaluation,
+            "nothing to evaluate on",
+            "--eval_dataset FILE; or --eval_split_size 0.1, which holds a tenth of the data out of training",
+        )
+        for name in """
+        eval_steps eval_strategy eval_on_start predict_with_generate early_stopping_patience keep_best""".split()
+    ),
+    Rule(
+        "eval_strategy eval_steps",
+        lambda r: r.eval_strategy == "steps" and not r.eval_steps,
+        "steps without eval_steps",
+        "--eval_steps 100, or another number",
+    ),
+    Rule(
+        "eval_strategy eval_steps",
+        lambda r: r.eval_strategy in ("no", "epoch") and r.eval_steps,
+        "{r.eval_strategy}, with eval_steps {r.eval_steps:g}",
+        "--eval_steps 0; or --eval_strategy steps",
+    ),
+    Rule(
+        "early_stopping_patience eval_steps eval_strategy",
+        lambda r: r.early_stopping_patience and not r.eval_steps and r.eval_strategy != "epoch",
+        "given without an evaluation before the end",
+        "--eval_strategy steps --eval_steps 100",
+    ),
+    Rule(
+        "early_stopping_threshold early_stopping_patience",
+        lambda r: r.early_stopping_threshold and not r.early_stopping_patience,
+        "given without early_stopping_patience",
+        "--early_stopping_patience 3, or another number of evaluations",
+    ),
+    Rule(
+        "metrics",
+        _repeated_key,
+        "{it} would have the name of another result",
+        "rename the function",
+    ),
+    *(
+        Rule(
+            f"{name} temperature",
+            lambda r, name=name: is_given(r, name) and r.temperature is None,
+            f"{{r.{name}:g}} without temperature: answers are greedy",
+            "--temperature 1",
+        )
+        for name in ("top_p", "num_return_sequences")
+    ),
+    Rule(
+        "metric_for_best_model predict_with_generate metrics num_return_sequences train_on",
+        lambda r: (
+            r.metric_for_best_model not in ("eval_loss", *r.results_of_answers)
+            and not r.metric_for_best_model.startswith("eval_rewards/")
+        ),
+        "{r.metric_for_best_model}, which these evaluations do not compute",
+        "--metric_for_best_model eval_loss; or --predict_with_generate true, and its name in --metrics",
+    ),
+    Rule(
+        "metric_for_best_model train_on",
+        lambda r: r.metric_for_best_model in r.results_of_answers and r.train_on == "all",
+        "{r.metric_for_best_model}: with train_on all nothing is asked",
+        "--metric_for_best_model eval_loss",
+    ),
+    Rule(
+        "metric_for_best_model objective",
+        lambda r: (
+            r.metric_for_best_model.startswith("eval_rewards/")
+            and r.declared.rows != "pairs"
+            and (r.objective, r.metric_for_best_model) != ("kto", "eval_rewards/margins")
+        ),
+        "{r.metric_for_best_model}, which objective {r.objective} does not have",
+        "--metric_for_best_model eval_loss",
+    ),
+)

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 from kit.config.adapter_types import AdapterTypeName
 from kit.config.expressions import TARGETS, module_names
 from kit.config.fields import STRICT, TOKENS, comma_separated, option, token_list
+from kit.config.rules import Rule, is_given
 from kit.config.settings.model import ModelSettings
 
 _identity = partial(option, "Method", identity=True)
@@ -35,35 +36,52 @@ class MethodSettings(ModelSettings):
         | None
     ) = _identity(None, "quantisation-aware training by torchao: linear layers round as this quantised model will")
     qat_group_size: int | None = _identity(
-        None, "weights of a row that share a scale with qat; default: 32 of 4 bits, or a row of 8 bits", ge=2
+        None,
+        "weights of a row that share a scale with qat; default: 32 of 4 bits, or a row of 8 bits",
+        ge=2,
+        needs="qat",
     )
     adapter_type: AdapterTypeName = _identity(
-        "lora", "kind of the adapters: lora adds a product of two matrices, oft rotates inputs in blocks"
+        "lora",
+        "kind of the adapters: lora adds a product of two matrices, oft rotates inputs in blocks",
+        needs="method lora or method qlora",
     )
-    lora_r: int = _identity(16, "rank of the adapters", ge=1)
-    lora_alpha: float = _identity(32, "scale of the adapters: alpha / r, or alpha / sqrt(r) with --use_rslora", gt=0)
-    lora_dropout: float = _identity(0.0, "dropout before the adapters", "probability", ge=0, lt=1)
+    lora_r: int = _identity(16, "rank of the adapters", ge=1, needs="method lora or method qlora")
+    lora_alpha: float = _identity(
+        32,
+        "scale of the adapters: alpha / r, or alpha / sqrt(r) with --use_rslora",
+        gt=0,
+        needs="method lora or method qlora",
+    )
+    lora_dropout: float = _identity(
+        0.0, "dropout before the adapters", "probability", ge=0, lt=1, needs="method lora or method qlora"
+    )
     lora_target_modules: Annotated[
         Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], BeforeValidator(module_names)
     ] = _identity(
         "all-linear",
         "all-linear (all but the head), module names separated by commas, or a regular expression of full names",
         expected=TARGETS,
+        needs="method lora or method qlora",
     )
     lora_modules_to_save: Annotated[list[str] | None, BeforeValidator(comma_separated)] = _identity(
-        None, "modules that train whole beside the adapters, separated by commas: lm_head,embed_tokens"
+        None,
+        "modules that train whole beside the adapters, separated by commas: lm_head,embed_tokens",
+        needs="method lora or method qlora",
     )
     trainable_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _identity(
         None, "tokens that exist, whose rows of embedding and head train beside the adapters", expected=TOKENS
     )
     init_lora_weights: Literal["default", "gaussian", "orthogonal"] = _identity(
-        "default", "how adapters begin: default and gaussian with B = 0, orthogonal with B A = 0"
+        "default",
+        "how adapters begin: default and gaussian with B = 0, orthogonal with B A = 0",
+        needs="method lora or method qlora",
     )
     oft_block_size: int = _identity(
-        32, "inputs that OFT rotates together; the number of inputs must be a multiple", ge=2
+        32, "inputs that OFT rotates together; the number of inputs must be a multiple", ge=2, needs="adapter_type oft"
     )
-    use_rslora: bool = _identity(False, "rank-stabilised scaling")
-    use_dora: bool = _identity(False, "weight-decomposed adapters")
+    use_rslora: bool = _identity(False, "rank-stabilised scaling", needs="method lora or method qlora")
+    use_dora: bool = _identity(False, "weight-decomposed adapters", needs="method lora or method qlora")
     freeze: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _identity(
         None, "with method full: patterns of parameters that do not train, separated by commas: model.embed_tokens*"
     )
@@ -73,3 +91,90 @@ class MethodSettings(ModelSettings):
     adapter_name_or_path: str | None = _identity(
         None, "continue training this adapter, with its own rank, scale and modules"
     )
+
+
+RULES = (
+    Rule(
+        "adapter_name_or_path method",
+        lambda r: r.adapter_name_or_path and r.method == "full",
+        "given with method full",
+        "--method lora, which trains the adapter on",
+    ),
+    Rule(
+        "train_only freeze",
+        lambda r: r.freeze and r.train_only,
+        "given together with freeze",
+        "leave out --freeze; or leave out --train_only",
+    ),
+    *(
+        Rule(
+            f"{name} method",
+            lambda r, name=name: getattr(r, name) and r.method != "full",
+            "given with method {r.method}",
+            "leave it out: adapters freeze the whole model; or --method full",
+        )
+        for name in ("freeze", "train_only")
+    ),
+    *(
+        Rule(
+            f"{name} adapter_name_or_path",
+            lambda r, name=name: getattr(r, name) and r.adapter_name_or_path,
+            "given with adapter_name_or_path: what that adapter trains is kept",
+            "leave it out; or leave out --adapter_name_or_path, and start from the adapter merged into its base",
+        )
+        for name in ("new_tokens", "trainable_tokens", "lora_modules_to_save")
+    ),
+    Rule(
+        "use_dora method",
+        lambda r: r.use_dora and r.method == "qlora",
+        "given with method qlora",
+        "--method lora; or --use_dora false",
+    ),
+    Rule(
+        "init_lora_weights lora_r",
+        lambda r: r.init_lora_weights == "orthogonal" and r.lora_r % 2 and r.method != "full",
+        "orthogonal with lora_r {r.lora_r}, which is odd: half of the rank is orthogonal to the other",
+        "an even --lora_r; or --init_lora_weights default",
+    ),
+    Rule(
+        "fp8 method",
+        lambda r: r.fp8 and r.method == "qlora",
+        "true, with a base of 4 bits, which is multiplied in bf16",
+        "--fp8 false; or --method lora",
+    ),
+    Rule(
+        "qat method",
+        lambda r: r.qat and r.method == "qlora",
+        "{r.qat}, with a base that is quantised already, to NF4, which is not what qat rounds to",
+        "leave out --qat; or --method lora",
+    ),
+    Rule(
+        "qat fp8",
+        lambda r: r.qat and r.fp8,
+        "{r.qat}, with fp8, which would round what qat has rounded to other numbers",
+        "leave out --qat; or --fp8 false",
+    ),
+    Rule(
+        "qat torch_compile",
+        lambda r: r.qat and r.torch_compile,
+        "{r.qat}, with torch_compile, which is not shown to round as the quantised model will",
+        "--torch_compile false",
+    ),
+    *(
+        Rule(
+            f"{name} adapter_type method",
+            lambda r, name=name: r.adapter_type != "lora" and r.method != "full" and is_given(r, name),
+            "given with adapter_type {r.adapter_type}, which does not have it or was not shown with it",
+            "leave it out; or --adapter_type lora",
+        )
+        for name in """
+        use_dora use_rslora lora_dropout lora_modules_to_save trainable_tokens new_tokens init_lora_weights
+        loraplus_lr_ratio fp8 qat torch_compile""".split()
+    ),
+    Rule(
+        "optim adapter_type method",
+        lambda r: r.optim == "muon" and r.adapter_type != "lora" and r.method != "full",
+        "given with adapter_type {r.adapter_type}, which was not shown with muon",
+        "leave it out; or --adapter_type lora",
+    ),
+)

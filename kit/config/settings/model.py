@@ -30,5 +30,7 @@ class ModelSettings(BaseModel):
         "recompute layers in the backward pass to save memory; selective: only what is cheap; auto: as little as fits",
     )
     activation_offload: bool = _option(
-        False, "keep the inputs of layers that gradient_checkpointing recomputes in host memory (CUDA)"
+        False,
+        "keep the inputs of layers that gradient_checkpointing recomputes in host memory (CUDA)",
+        needs="gradient_checkpointing",
     )

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from kit.config.fields import STRICT, option
+from kit.config.rules import Rule, is_given
 
 _option = partial(option, "Objective")
 _identity = partial(option, "Objective", identity=True)
@@ -147,3 +148,68 @@ class ObjectiveSettings(BaseModel):
         """The settings that say what the objective minimises, ``beta`` with its default."""
         names = [name for name in self.declared.settings if name != "precompute_reference"]
         return {name: self.reward_scale if name == "beta" else getattr(self, name) for name in names}
+
+
+def _takers(name: str) -> list[str]:
+    return [objective for objective, declared in DECLARED.items() if name in declared.settings]
+
+
+RULES = (
+    *(
+        Rule(
+            f"{name} objective",
+            lambda r, name=name: is_given(r, name) and r.objective not in _takers(name),
+            "objective {r.objective} does not read it",
+            f"leave it out, or put it under by_objective in a recipe; or --objective {' or '.join(_takers(name))}",
+        )
+        for name in ObjectiveSettings.model_fields
+        if _takers(name)
+    ),
+    Rule(
+        "label_smoothing dpo_loss objective",
+        lambda r: r.objective == "dpo" and r.label_smoothing and r.dpo_loss in ("ipo", "hinge"),
+        "given with dpo_loss {r.dpo_loss}",
+        "--label_smoothing 0; or --dpo_loss sigmoid",
+    ),
+    Rule(
+        "dpo_loss label_smoothing objective",
+        lambda r: r.objective == "dpo" and r.dpo_loss == "robust" and not r.label_smoothing,
+        "robust without label_smoothing",
+        "--label_smoothing 0.1, the share of pairs that are the wrong way round; or --dpo_loss sigmoid",
+    ),
+    Rule(
+        "init_lora_weights objective method adapter_name_or_path",
+        lambda r: (
+            r.init_lora_weights == "orthogonal"
+            and r.declared.has_reference
+            and r.method != "full"
+            and not r.adapter_name_or_path
+        ),
+        "orthogonal, with objective {r.objective}: B A is 0 only up to rounding, and the reference is the base",
+        "--init_lora_weights default",
+    ),
+    Rule(
+        "train_on objective",
+        lambda r: r.declared.rows != "answers" and r.train_on == "all",
+        "all, with objective {r.objective}, which compares answers",
+        "--train_on assistant",
+    ),
+    Rule(
+        "excess_length_strategy objective",
+        lambda r: r.declared.rows != "answers" and r.excess_length_strategy == "split",
+        "split, with objective {r.objective}: preference answers cannot be cut",
+        "--excess_length_strategy truncate cuts the prompt; or --excess_length_strategy drop",
+    ),
+    Rule(
+        "streaming objective",
+        lambda r: r.streaming and r.objective == "kto",
+        "with objective kto, which also reads each prompt with the answer to another one",
+        "--streaming false",
+    ),
+    Rule(
+        "streaming objective method precompute_reference adapter_name_or_path",
+        lambda r: r.streaming and r.objective != "kto" and r.precomputes_reference,
+        "with objective {r.objective}, whose reference is computed before the first step",
+        "--streaming false; or new adapters without precompute_reference: the reference is the model without them",
+    ),
+)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from kit.config.fields import SHARE_OR_COUNT, STRICT, option, share_or_count
+from kit.config.rules import Rule, is_given
 from kit.config.settings.objective import describe_rates
 
 _option = partial(option, "Optimisation")
@@ -45,7 +46,11 @@ class OptimSettings(BaseModel):
     # The update of each optimiser moves a weight by about the rate: one above 1 is a slip, as 1e4 for 1e-4.
     learning_rate: float | None = _identity(None, f"peak; default, full/adapters: {describe_rates()}", gt=0, le=1)
     loraplus_lr_ratio: float | None = _identity(
-        None, "LoRA+: the rate of the adapters' matrices B, as a multiple of learning_rate", ge=1, le=1000
+        None,
+        "LoRA+: the rate of the adapters' matrices B, as a multiple of learning_rate",
+        ge=1,
+        le=1000,
+        needs="method lora or method qlora",
     )
     embedding_learning_rate: float | None = _identity(
         None, "peak rate of what trains of the embedding and the output head; default: learning_rate", gt=0, le=1
@@ -93,3 +98,49 @@ class OptimSettings(BaseModel):
     def micro_batch_size(self) -> int:
         """``per_device_train_batch_size`` as a number: 1 as long as it is auto."""
         return 1 if self.per_device_train_batch_size == "auto" else self.per_device_train_batch_size
+
+
+FIX_OF_BATCH = "a smaller --per_device_train_batch_size, or another --num_processes: the same maths"
+_SHAPES = {"min_lr_rate": "cosine_with_min_lr warmup_stable_decay", "lr_decay_steps": "warmup_stable_decay"}
+
+RULES = (
+    Rule(
+        "global_batch_size per_device_train_batch_size",
+        lambda r: r.global_batch_size % r.micro_batch_size,
+        "{r.global_batch_size} is not divisible by per_device_train_batch_size {r.micro_batch_size}",
+        FIX_OF_BATCH,
+    ),
+    Rule(
+        "lr_scheduler_type min_lr_rate",
+        lambda r: r.lr_scheduler_type == "cosine_with_min_lr" and r.min_lr_rate is None,
+        "cosine_with_min_lr without min_lr_rate",
+        "--min_lr_rate 0.1: the rate then falls to a tenth of learning_rate",
+    ),
+    Rule(
+        "lr_scheduler_type lr_decay_steps",
+        lambda r: r.lr_scheduler_type == "warmup_stable_decay" and r.lr_decay_steps is None,
+        "warmup_stable_decay without lr_decay_steps",
+        "--lr_decay_steps 0.1: the rate then falls in the last tenth of all steps",
+    ),
+    *(
+        Rule(
+            f"{name} lr_scheduler_type",
+            lambda r, name=name: is_given(r, name) and r.lr_scheduler_type not in _SHAPES[name].split(),
+            "given with lr_scheduler_type {r.lr_scheduler_type}",
+            f"leave it out; or --lr_scheduler_type {_SHAPES[name].split()[0]}",
+        )
+        for name in _SHAPES
+    ),
+    Rule(
+        "learning_rate optim",
+        lambda r: r.optim.startswith("lion") and r.learning_rate is None,
+        "{r.optim} without a learning_rate: the defaults are for AdamW, and lion moves each weight further",
+        "--learning_rate with a rate 3 to 10 times below AdamW's",
+    ),
+    Rule(
+        "optim method",
+        lambda r: r.optim == "adamw_bf16" and r.method != "full",
+        "adamw_bf16 with method {r.method}, whose adapters are small: bf16 would cost accuracy and save nothing",
+        "--optim adamw_torch_fused; or --method full",
+    ),
+)

@@ -12,6 +12,7 @@ from kit.config.fields import (
     option,
     share_or_count,
 )
+from kit.config.rules import Rule
 
 _option = partial(option, "Output and checkpoints")
 
@@ -53,5 +54,23 @@ class OutputSettings(BaseModel):
         list[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "comet_ml"]],
         BeforeValidator(comma_separated),
     ] = _option([], "trackers, separated by commas: tensorboard, wandb, trackio, mlflow, swanlab, comet_ml")
-    run_name: str | None = _option(None, "name of the run in trackers; default: the name that they choose")
-    project: str = _option("kit", "project of the run in trackers; in mlflow its experiment")
+    run_name: str | None = _option(
+        None, "name of the run in trackers; default: the name that they choose", needs="report_to"
+    )
+    project: str = _option("kit", "project of the run in trackers; in mlflow its experiment", needs="report_to")
+
+
+RULES = (
+    Rule(
+        "save_strategy save_steps",
+        lambda r: r.save_strategy == "steps" and not r.save_steps,
+        "steps without save_steps",
+        "--save_steps 100, or another number",
+    ),
+    Rule(
+        "save_strategy save_steps",
+        lambda r: r.save_strategy in ("no", "epoch") and r.save_steps,
+        "{r.save_strategy}, with save_steps {r.save_steps:g}",
+        "--save_steps 0; or --save_strategy steps",
+    ),
+)

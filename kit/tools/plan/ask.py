@@ -10,10 +10,10 @@ from pathlib import Path
 
 from kit.config.adapter_base import adapter_config
 from kit.config.command_line import Request, read_command_line
-from kit.config.conflicts import fix_of_batch
 from kit.config.hints import recipe_names
 from kit.config.recipe import RECIPES, Recipe
 from kit.config.settings.method import MethodSettings
+from kit.config.settings.optimisation import FIX_OF_BATCH
 from kit.config.validation import load_recipe
 from kit.errors import Problem, Problems
 from kit.memory.shape import Shape
@@ -239,8 +239,7 @@ def _question(
     if num_gpus and recipe.global_batch_size % (num_gpus * recipe.micro_batch_size):
         gpus = f"{num_gpus} GPU{'s' if num_gpus > 1 else ''}"
         found = f"{recipe.global_batch_size}, of micro-batches of {recipe.micro_batch_size} on {gpus}"
-        fix = fix_of_batch(recipe.global_batch_size, recipe.micro_batch_size, num_gpus)
-        problems.append(Problem("global_batch_size", found, fix=fix.replace("--num_processes", "--gpus")))
+        problems.append(Problem("global_batch_size", found, fix=FIX_OF_BATCH.replace("--num_processes", "--gpus")))
     file = request.recipe_name if names_recipe else None
     named = {MODEL} if names_recipe and "model" in own else set()
     named |= {MODEL, "adapter_name_or_path"} if recipe.adapter_name_or_path else set()

@@ -1,0 +1,25 @@
+"""Rules between settings that are right one by one. Each stands in the file of the settings that it is about."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Rule(NamedTuple):
+    """Settings that cannot be used together, and what to say where they are.
+
+    Attributes:
+        keys: all settings that take part, separated by spaces; the message names the first one.
+        broken: takes the recipe; what it returns is false where the rule is kept.
+        found: may quote the recipe (``{r.method}``) and what ``broken`` has returned (``{it}``).
+        fix: what to type.
+    """
+
+    keys: str
+    broken: Callable[[Any], object]
+    found: str
+    fix: str
+
+
+def is_given(recipe: Any, name: str) -> bool:
+    """Return whether the setting has another value than its default."""
+    return bool(getattr(recipe, name) != type(recipe).model_fields[name].default)
