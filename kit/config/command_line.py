@@ -124,7 +124,7 @@ def _replaced(flags: dict[str, str], values: dict[str, Any]) -> set[str]:
         keys = {"eval_dataset", "eval_dataset_config", "eval_dataset_split", "eval_dataset_revision"}
     elif "dataset" in flags and "eval_dataset" in values:  # the recipe evaluates on what belongs to its own data
         keys = set(EvalSettings.model_fields)
-    if flags.get("optim", "").startswith("lion") and not values.get("optim", "").startswith("lion"):
+    if flags.get("optim", "").startswith("lion") and not str(values.get("optim")).startswith("lion"):
         keys.add("learning_rate")  # which is for another optimiser; a lion then asks for one
     return keys & (set(values) - set(flags))
 

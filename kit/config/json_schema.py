@@ -36,7 +36,7 @@ def _described(field: dict[str, Any]) -> dict[str, Any]:
     unit = f" [{field['unit']}]" if field.get("unit") else ""
     description = f"{field.get('group', '')}: {field.get('description', '')}{unit}"
     default = {"default": field["default"]} if "default" in field else {}
-    meta = ("expected", "group", "unit", "identity", "title", "description", "default")
+    meta = ("expected", "group", "unit", "identity", "needs", "title", "description", "default")
     types = {key: value for key, value in field.items() if key not in meta}
     members = types.pop("anyOf", [types])
     is_list = any(member.get("type") in ("array", "object") for member in members)

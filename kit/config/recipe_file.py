@@ -110,6 +110,7 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
         raise UserError(Problem("--recipe", f"{path} is a file of {kit}", "a recipe of this kit", fix))
     shown = _shown_path(path)
     where = {key: f"{shown}:{line} {key}" for key, line in lines.items()}
+    values = _without_nulls(values)
     recipe_name = path.stem
     method = str(method or of_name or values.get("method") or Recipe.model_fields["method"].default)
     own = str(values.get("objective") or Recipe.model_fields["objective"].default)
@@ -120,7 +121,7 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
         problems += more
         chosen = by_method.get(method, {})
         more_by_objective = chosen.pop(BY_OBJECTIVE, {})
-        values |= {"method": method} | chosen
+        values |= {"method": method if method in METHODS else values.get("method")} | chosen
         where |= {key: where[f"{BY_METHOD}.{method}.{key}"] for key in chosen}
         recipe_name = f"{recipe_name}-{method}"
     else:
@@ -133,7 +134,6 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
         chosen = sections.get(objective, {})
         values |= chosen
         where |= {key: where[f"{place}.{objective}.{key}"] for key in chosen}
-    values = {key: None if value in ("", "~", "null") else value for key, value in values.items()}
     problems += _own_metrics(values, where)
     rate_note = ""
     if where.get("learning_rate") == rate_of_own and {own, objective} <= set(OBJECTIVES):
@@ -192,7 +192,13 @@ def _sections(place: str, sections: Any, where: dict[str, str]) -> tuple[dict[st
                 problems.append(Problem(where[f"{key}.{each}"], "unknown key", "a setting", fix))
             else:
                 right[name][each] = value
+        right[name] = _without_nulls(right[name])
     return right, problems
+
+
+def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with None where YAML has a null."""
+    return {key: None if value in ("", "~", "null") else value for key, value in values.items()}
 
 
 def _leave_out_rate(values: dict[str, Any], where: dict[str, str], method: str, own: str, objective: str) -> str:
@@ -202,7 +208,7 @@ def _leave_out_rate(values: dict[str, Any], where: dict[str, str], method: str, 
         A note that says so; empty if there was nothing to leave out.
     """
     rates = DECLARED[objective].learning_rates
-    if values.get("learning_rate") in (None, "", "~", "null") or DECLARED[own].learning_rates == rates:
+    if values.get("learning_rate") is None or DECLARED[own].learning_rates == rates:
         return ""
     rate = values.pop("learning_rate")
     return (
@@ -229,16 +235,16 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
     shown = _shown_path(path)
     try:
         text = read_small(path, MAX_BYTES)
-        aliases = (event for event in yaml.parse(text) if isinstance(event, yaml.AliasEvent))
-        if alias := next(aliases, None):  # ten lines of nested ones would give a billion values
-            found = f"an alias, *{alias.anchor}"
-            raise UserError(Problem(f"{shown}:{alias.start_mark.line + 1}", found, "each value written out"))
         loader = loader_class(text)
         node = loader.get_single_node()
         if node is None:
             return {}, {}, []
         if not isinstance(node, yaml.MappingNode):
             raise UserError(Problem(shown, f"holds a {node.id}", "key: value lines"))
+        aliases = (event for event in yaml.parse(text) if isinstance(event, yaml.AliasEvent))
+        if alias := next(aliases, None):  # ten lines of nested ones would give a billion values
+            found = f"an alias, *{alias.anchor}"
+            raise UserError(Problem(f"{shown}:{alias.start_mark.line + 1}", found, "each value written out"))
         values = {key.value: loader.construct_object(value, deep=True) for key, value in node.value}
         return values, _lines(node), _duplicates(node, shown)
     except UnicodeDecodeError as error:

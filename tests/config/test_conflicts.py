@@ -99,7 +99,7 @@ def test_a_rule_names_settings_and_is_not_asked_where_one_of_them_is_wrong_by_it
         assert set(rule.keys.split()) <= set(Recipe.model_fields), rule
     recipe = Recipe(**REQUIRED, global_batch_size=10, per_device_train_batch_size=4)
     (problem,) = find_conflicts(recipe, {"global_batch_size": "mine.yaml:3 global_batch_size"}, set())
-    assert str(problem).startswith("mine.yaml:3 global_batch_size: 10 is not divisible by per_device_train_batch_size 4")
+    assert str(problem).startswith("mine.yaml:3 global_batch_size: 10 is not divisible by")
     assert find_conflicts(recipe, {}, {"per_device_train_batch_size"}) == []
 
 

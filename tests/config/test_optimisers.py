@@ -5,7 +5,6 @@ import re
 from transformers.training_args import OptimizerNames
 
 from kit.config.command_line import read_command_line
-from kit.config.conflicts import find_conflicts
 from kit.config.fields import choices
 from kit.config.optimisers import OPTIMISERS, OTHER_NAMES, optimiser_of_other_kits
 from kit.config.recipe import Recipe
@@ -33,19 +32,13 @@ def test_the_message_has_the_reason_in_place_of_a_guess_by_spelling():
     assert "projects whole gradients" in problem.fix and "use adamw_8bit" in problem.fix
 
 
-def test_lion_has_no_default_rate():
-    recipe = Recipe(model_name_or_path="m", dataset="x.jsonl", optim="lion_8bit")
-    (conflict,) = find_conflicts(recipe)
-    rate = float(re.search(r"--learning_rate (\S+),", conflict.fix)[1])
-    assert not find_conflicts(recipe.model_copy(update={"learning_rate": rate}))
-
-
-def test_lion_does_not_take_a_recipes_rate_for_adamw(tmp_path):
+def test_a_lion_has_no_default_rate_and_does_not_take_a_recipes_for_adamw(tmp_path):
     file = tmp_path / "mine.yaml"
-    file.write_text("model_name_or_path: m\ndataset: x.jsonl\nlearning_rate: 1e-4\n")
-    words = ["--recipe", str(file), "--optim", "lion_32bit"]
-    (problem,) = read_command_line(words).problems
-    assert "mine.yaml:3" in problem.where and "--learning_rate 2e-05" in problem.fix
-    assert not read_command_line([*words, "--learning_rate", "1e-4"]).problems
+    for text in ("", "learning_rate: 1e-4\n"):
+        file.write_text(f"model_name_or_path: m\ndataset: x.jsonl\n{text}")
+        words = ["--recipe", str(file), "--optim", "lion_32bit"]
+        (problem,) = read_command_line(words).problems
+        assert problem.where.endswith("learning_rate") and "below AdamW's" in problem.fix
+        assert not read_command_line([*words, "--learning_rate", "1e-4"]).problems
     file.write_text(file.read_text() + "optim: lion_8bit\n")
     assert not read_command_line(words).problems  # the file's rate is for lion

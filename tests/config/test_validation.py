@@ -99,8 +99,8 @@ def test_a_list_of_data_sets_is_checked_entry_by_entry():
         ("[{weight: 1}]", r"--dataset\[0\].path: missing"),
         ("[{path: a, columns: q}]", r"--dataset\[0\].columns: found 'q'; expected column=field"),
         ("[{path: a", r"--dataset: found '\[\{path: a'"),
-        ("a.jsonl,b/a.jsonl", r"two data sets of the name 'a'\n.*{path: b/a.jsonl, name: b-a}"),
-        ("[{path: a, weight: 1}, {path: b}]", r"some weights are missing: b"),
+        ("a.jsonl,b/a.jsonl", r"two data sets of the name 'a'\n.*name: first"),
+        ("[{path: a, weight: 1}, {path: b}]", "some data sets have a weight and others none"),
         ("[{path: a, weight: 0}, {path: b, weight: 0}]", r"--dataset: all weights are 0"),
     ]
     for value, message in cases:
