@@ -1,4 +1,4 @@
-"""Writes the tables in the headers of the recipes, and those of docs/questions.md and README.md.
+"""Writes the tables in the headers of the recipes, and that of docs/questions.md.
 
     python docs/recipe_headers.py
 
@@ -24,7 +24,6 @@ from kit.tools.plan.search import METHODS, Option, smallest
 from kit.tools.plan.table import table
 
 QUESTIONS = Path(__file__).with_name("questions.md")
-README = Path(__file__).parents[1] / "README.md"
 # Machines that people have, the cheapest first: a key of ``GPUS``, what its memory is called, the number of GPUs, and
 # GiB of host memory of one machine, which has up to eight. The last ones hold every recipe without offloading, so that
 # ``fewest``, which tries more GPUs before it offloads, says the same.
@@ -41,7 +40,6 @@ MACHINES: tuple[Machine, ...] = (
     ("h100", "80 GB", 16, 2048),
     ("h100", "80 GB", 32, 2048),
 )
-FEW_MACHINES = tuple(each for each in MACHINES if each[0] in ("rtx3060", "rtx4090", "h100") and each[2] in (1, 4, 8))
 TITLES = ("method", "config", "GPUs", "GiB of a GPU", "tokens/s of a GPU")
 
 
@@ -129,10 +127,9 @@ def pages() -> dict[Path, str]:
         rows = [row(*known[name]) for name in known if name.rpartition("-")[0] == path.stem]
         text = path.read_text(encoding="utf-8")
         found[path] = renewed(text, load_recipe(path.stem).method, [each for each in rows if each])
-    for path, machines in {QUESTIONS: MACHINES, README: FEW_MACHINES}.items():
-        before, begin, rest = path.read_text(encoding="utf-8").partition("<!-- table -->\n")
-        _, end, after = rest.partition("<!-- end -->\n")
-        found[path] = before + begin + "\n".join(["", *largest(known, machines), "", ""]) + end + after
+    before, begin, rest = QUESTIONS.read_text(encoding="utf-8").partition("<!-- table -->\n")
+    _, end, after = rest.partition("<!-- end -->\n")
+    found[QUESTIONS] = before + begin + "\n".join(["", *largest(known, MACHINES), "", ""]) + end + after
     return found
 
 
