@@ -126,7 +126,7 @@ def open_hub(
     try:
         dataset = datasets.load_dataset(name, config, split=split, streaming=streaming, **named)
     except Exception as error:  # builders of data sets raise many types
-        if problem := _choice(str(error), name, split, flag, config):
+        if problem := _choice(str(error), name, flag):
             raise UserError(problem) from None
         if constants.HF_HUB_OFFLINE and isinstance(error, ConnectionError | FileNotFoundError):
             raise UserError(not_cached(tried, name, "dataset", flag)) from None
@@ -175,26 +175,15 @@ def _num_rows(dataset: Any, split: str) -> int | None:
     return splits[split].num_examples if split in splits else None
 
 
-def _choice(message: str, name: str, split: str, flag: str, config: str | None) -> Problem | None:
+def _choice(message: str, name: str, flag: str) -> Problem | None:
     """The ``Problem`` for a message of ``datasets`` that lists the configs or splits; None for any other message."""
-    lists = re.findall(r"\[('[^\[\]]*')\]", message)
-    names = re.findall(r"'([^']*)'", lists[-1]) if lists else []
-    if "available configs" in message:
-        fix = f"--{flag}_config {names[0]}" if names else ""
-        return Problem(f"{flag}_config", f"{name} needs one of {', '.join(names)}", fix=fix)
-    if message.startswith("BuilderConfig"):
-        hint = did_you_mean(str(config), names)
-        return Problem(f"{flag}_config", f"{name} has no config {config!r}", ", ".join(names), hint)
-    if re.match("(Unknown|Bad) split", message):
-        if "[" in split and split.partition("[")[0] in names:
-            return Problem(f"{flag}_split", f"{split!r}: a stream has no slices", ", ".join(names))
-        return _no_split(name, split, names, flag)
+    found = f"{name}: {' '.join(message.splitlines()[:2])}"
+    if message.startswith(("Config name is missing", "BuilderConfig")):
+        return Problem(f"{flag}_config", found, f"one of them as --{flag}_config")
+    if message.startswith(("Unknown split", "Bad split")):  # of a stream a slice is bad too
+        return Problem(f"{flag}_split", found, f"one of them as --{flag}_split")
     return None
 
 
 def _no_split(name: str, split: str, splits: list[str], flag: str) -> Problem:
-    likely = next((each for each in splits if split in each or each in split), "")
-    hint = did_you_mean(split, splits) or (f"did you mean {likely!r}?" if likely else "")
-    if not hint and splits:
-        hint = f"--{flag}_split {splits[0]}"
-    return Problem(f"{flag}_split", f"{name} has no split {split!r}", ", ".join(splits), hint)
+    return Problem(f"{flag}_split", f"{name} has no split {split!r}", ", ".join(splits), did_you_mean(split, splits))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Protocol
 
-from kit.data.read.cells import DELIMITERS, csv_rows, separator_of
+from kit.data.read.cells import csv_rows
 from kit.data.read.compressed import Location, Reader, open_location, type_and_message
 from kit.data.read.text import (
     MAX_LINE_BYTES,
@@ -187,28 +187,13 @@ def _whole_lines(reader: Reader, name: str) -> Iterator[tuple[int, int, Any]]:
             first += 1
 
 
-def first_bytes(location: Location) -> bytes:
-    """Some bytes from the start of the content; none if it cannot be read, which reading the rows will report."""
-    try:
-        with open_location(location) as reader:
-            return reader.peek(1)
-    except Exception:
-        return b""
-
-
 def begins_array(location: Location) -> bool:
     """Whether the content begins with ``[`` (after spaces), as a JSON array does. False if it cannot be read."""
-    return first_bytes(location).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
-
-
-def delimiter_of(location: Location) -> str:
-    """What separates the cells of a table: a comma or a tab by its suffix, or what separates its first line instead."""
-    usual = DELIMITERS[location.suffix]
     try:
         with open_location(location) as reader:
-            return separator_of(reader.readline(MAX_LINE_BYTES), usual)
+            return reader.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
     except Exception:  # reading the rows will report it
-        return usual
+        return False
 
 
 @dataclass(frozen=True)
