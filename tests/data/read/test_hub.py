@@ -32,18 +32,16 @@ def test_saved_folders_give_the_same_rows_as_lines(folder):
     assert contents(source_of("several", "test[:1]")) == text_rows(1, 7)
 
 
-@pytest.mark.parametrize("content", ['{"splits": ["tra', '{"names": []}', "[1]", '{"splits": 1}'])
-def test_a_damaged_list_of_splits_is_reported(content, folder):
-    (folder / "saved").mkdir()
-    (folder / "saved" / "dataset_dict.json").write_text(content)
-    assert "dataset: 'saved' cannot be opened: its dataset_dict.json is damaged" in refused("saved")
-
-
-@pytest.mark.slow
 def test_a_damaged_saved_folder_is_reported(folder):
     (folder / "saved").mkdir()
-    (folder / "saved" / "state.json").write_text("{}")
-    assert "dataset: 'saved' cannot be opened (" in refused("saved")
+    for name, content in (
+        ("dataset_dict.json", '{"splits": ["tra'),
+        ("dataset_dict.json", "[1]"),
+        ("state.json", "{}"),
+    ):
+        (folder / "saved" / name).write_text(content)
+        assert "dataset: 'saved' cannot be opened" in refused("saved")
+        (folder / "saved" / name).unlink()
 
 
 CARD = """---
@@ -97,25 +95,23 @@ def test_a_hub_data_set_has_a_config_and_splits(hub, streaming):
     assert source_of(hub, config="main", streaming=streaming).digest == source.digest
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(
-    ("split", "config", "message"),
-    [
-        ("train", None, "dataset_config: someone/sums needs one of main, socratic\n    -> --dataset_config main"),
-        ("train", "mian", "dataset_config: someone/sums has no config 'mian'; expected main, socratic\n    -> did you"),
-        ("tset", "main", "dataset_split: someone/sums has no split 'tset'; expected train, test\n    -> did you mean"),
-    ],
-)
-def test_what_a_hub_data_set_offers_is_reported(hub, streaming, split, config, message):
-    assert message in refused(hub, split, config=config, streaming=streaming)
+def test_what_a_hub_data_set_offers_is_reported(hub):
+    for split, config, where, offered in (
+        ("train", None, "dataset_config", ["main", "socratic"]),
+        ("train", "mian", "dataset_config", ["main", "socratic"]),
+        ("tset", "main", "dataset_split", ["train", "test"]),
+    ):
+        for streaming in (False, True):
+            reported = refused(hub, split, config=config, streaming=streaming)
+            assert f"error: {where}: someone/sums: " in reported and f"expected one of them as --{where}" in reported
+            assert all(name in reported for name in offered)
 
 
 def test_a_slice_of_a_split_is_read_but_not_as_a_stream(hub):
     source = source_of(hub, "train[:10%]", config="main")
     assert contents(source) == text_rows(300)
     assert source.digest != source_of(hub, config="main").digest
-    reported = refused(hub, "train[:10%]", config="main", streaming=True)
-    assert "dataset_split: 'train[:10%]': a stream has no slices; expected train, test" in reported
+    assert "error: dataset_split: " in refused(hub, "train[:10%]", config="main", streaming=True)
 
 
 def test_an_unreachable_hub_is_reported_without_retries(monkeypatch):
