@@ -76,12 +76,6 @@ def variables(source: str) -> frozenset[str]:
     return frozenset(_call(source, "variables", False))
 
 
-@lru_cache(maxsize=32)
-def texts(source: str) -> tuple[str, ...]:
-    """Return the texts and strings that stand in a template."""
-    return tuple(_call(source, "texts", False))
-
-
 class _Worker:
     """The process, as the one that asks sees it."""
 
@@ -260,15 +254,8 @@ def _variables(source: str, marks: bool) -> list[str]:
     return sorted(meta.find_undeclared_variables(environment.parse(source)) - set(environment.globals))
 
 
-def _texts(source: str, marks: bool) -> list[str]:
-    tree = _compiled(source, marks).environment.parse(source)
-    found = [node.data for node in tree.find_all(nodes.TemplateData)]
-    return found + [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
-
-
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "render": _render,
     "walk": _walk,
     "variables": _variables,
-    "texts": _texts,
 }

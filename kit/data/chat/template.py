@@ -11,18 +11,15 @@ Promises:
 
 import copy
 import datetime
-import json
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence, Set
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
 from kit.data.chat.beginnings import Beginnings
-from kit.data.chat.sandbox import CLOSE, OPEN, TemplateError, TooMuch, beginnings, render, texts, variables
-from kit.data.chat.shipped import SHIPPED, can_be_added, fitting, is_one_token, new_tokens_flag, without_header
+from kit.data.chat.sandbox import CLOSE, OPEN, TemplateError, TooMuch, beginnings, render, variables
+from kit.data.chat.shipped import SHIPPED, is_one_token, without_header
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
 
@@ -75,23 +72,15 @@ def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[s
     return named if isinstance(source, dict) else named[""]
 
 
-def check_kwargs(kwargs: Mapping[str, Any], variables: Set[str], of_row: bool = False) -> None:
-    """Raise ``UserError`` if one of ``kwargs`` is not among the ``variables`` that a template reads.
-
-    ``of_row``: they are values of a row, and not those of ``--chat_template_kwargs``.
-    """
+def check_kwargs(kwargs: Mapping[str, Any], variables: Set[str]) -> None:
+    """Raise ``UserError`` if one of ``kwargs`` is not among the ``variables`` that a template reads."""
     free = sorted(variables - _GIVEN)
     for key in kwargs:
         if key in free:
             continue
         found = f"the chat template reads no {key!r}, so it would change nothing"
         expected = "one of " + ", ".join(free) if free else "none"
-        fix = did_you_mean(key, free)
-        if not of_row:
-            close = next(iter(get_close_matches(key, [name for name in free if name not in kwargs], n=1)), "")
-            corrected = json.dumps({close if name == key else name: value for name, value in kwargs.items()})
-            fix = f"did you mean --chat_template_kwargs {shlex.quote(corrected)}" if close else "leave it out"
-        raise UserError(Problem("chat_template_kwargs", found, expected, fix))
+        raise UserError(Problem("chat_template_kwargs", found, expected, did_you_mean(key, free)))
 
 
 def _with_defaults(source: str, kwargs: Mapping[str, Any], read: Set[str]) -> str:
@@ -132,14 +121,10 @@ def _template_of_tokenizer(tokenizer: Any) -> Jinja:
 
 
 def _shipped_template(tokenizer: Any, name: str) -> str:
-    missing = SHIPPED[name].missing_tokens(tokenizer)
-    if missing:
+    if missing := SHIPPED[name].missing_tokens(tokenizer):
         found = f"{name!r} needs {', '.join(missing)}, which the tokenizer would split into pieces"
-        expected = "a tokenizer that has them"
-        fix = fitting(tokenizer)
-        if can_be_added(tokenizer, missing):
-            fix = f"{new_tokens_flag(tokenizer, missing)} adds them and trains their rows; or {fix}"
-        raise UserError(Problem("chat_template", found, expected, fix))
+        fix = "add special tokens with --new_tokens, which trains their rows too; or take another template"
+        raise UserError(Problem("chat_template", found, "a tokenizer that has them", fix))
     return SHIPPED[name].source
 
 
@@ -180,7 +165,7 @@ class Template:
 
     def with_values(self, kwargs: Mapping[str, Any]) -> "Template":
         """Return this template with values for its variables. Raises ``UserError`` if it reads no such variable."""
-        check_kwargs(kwargs, self.variables, of_row=True)
+        check_kwargs(kwargs, self.variables)
         template = copy.copy(self)
         template._values = {**self._values, **kwargs}
         return template
@@ -202,10 +187,10 @@ class Template:
 
     @cached_property
     def split_literals(self) -> list[str]:
-        """What looks like a special token in the template, but is split by the tokenizer."""
+        """What looks like a special token in the text of the template, but is split by the tokenizer."""
         if any(self.source == shipped.source for shipped in SHIPPED.values()):
             return []  # the tokens that it needs were checked, all else in it is plain text
-        literals = {literal for text in texts(self.source) for literal in _SPECIAL.findall(text)}
+        literals = set(_SPECIAL.findall(self.source))
         return sorted(literal for literal in literals if not is_one_token(self._tokenizer, literal))
 
     def render(self, messages: Messages, tools: Tools, add_generation_prompt: bool = False) -> str:

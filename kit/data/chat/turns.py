@@ -18,7 +18,7 @@ from typing import Any, Literal
 from kit.data.chat.answers import OTHER_PROMPT, AnswerFinder, RenderedAnswer, first_difference
 from kit.data.chat.beginnings import Conversation
 from kit.data.chat.messages import REASONING
-from kit.data.chat.shipped import fitting
+from kit.data.chat.shipped import NAMES
 from kit.data.chat.shown import (
     check_answer,
     check_extras,
@@ -262,7 +262,7 @@ class Drafters:
         """
         if not self._named:
             found = "the tokenizer has no chat template of its own"
-            raise UserError(Problem("chat_template", found, fix=fitting(self._tokenizer)))
+            raise UserError(Problem("chat_template", found, fix=NAMES))
         name = "tool_use" if has_tools and "tool_use" in self._named else "default"
         key = name + (json.dumps(kwargs, sort_keys=True) if kwargs else "")
         if key not in self._made:

@@ -89,19 +89,6 @@ def test_an_answer_of_several_turns_is_refused(tokenizer):
     assert text.count("<|im_end|>") == 3 and text.endswith("Hello<|im_end|>]]\n")
 
 
-def test_a_template_that_knows_no_generation_prompt_but_opens_nothing_is_taken(sentencepiece):
-    template = "{% for m in messages %}{{ m.content + (':' if m.role == 'user' else '</s>') }}{% endfor %}"
-    [text], remarks = learned(TWO, sentencepiece, template)
-    assert "Hi:[[Hello</s>]]" in text and text.endswith("Bye:[[Bye now</s>]]") and remarks == ()
-
-
-def test_what_a_template_writes_after_every_message_is_not_part_of_an_answer(tokenizer):
-    template = HEADER + "{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}\n{% endfor %}"
-    template += "<|im_start|>system\nAnswer<|end|> with an action.<|im_end|>\n" + PROMPT
-    sample = {"messages": [*TWO["messages"][:1], {"role": "assistant", "content": "", "tool_calls": [CALL]}]}
-    assert "the template writes more behind the answer, without an end" in refusal(sample, tokenizer, template).found
-
-
 # Answers that a template leaves open
 
 GLM = (
@@ -142,26 +129,6 @@ def test_an_answer_whose_thought_disappears_is_closed_by_what_would_come_next(th
     assert everything.endswith(f"{text}<|user|>]]") and remarks == (CLOSED,)
 
 
-def test_a_call_whose_closing_tag_ends_an_answer_is_closed_too(tokenizer):
-    """The tag is a token of the tokenizer that is not special, as GLM's is."""
-    parting = byte_level_tokenizer(["<|user|>", "<|assistant|>", "<|tool|>"])
-    parting.add_tokens(["<tool_call>", "</tool_call>"])
-    template = GLM.replace("m.tool_calls | tojson", "'<tool_call>' + m.tool_calls | tojson + '</tool_call>'")
-    calling = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-    [text], remarks = learned({"messages": [TWO["messages"][0], calling]}, parting, template)
-    assert text.endswith("</tool_call><|tool|>]]") and remarks == (CLOSED,)
-    open_end = template + "{{ raise_exception('no') if messages[2:] }}"
-    assert learned({"messages": [TWO["messages"][0], calling]}, parting, open_end)[1] == (NO_END_OF_TURN,)
-
-
-def test_an_end_that_only_earlier_answers_have_closes_the_last_one_too(tokenizer):
-    """As Qwen 1.5's and Apertus's templates do."""
-    template = HEADER + "{{ m.content }}{{ '<|im_end|>\n' if not loop.last or add_generation_prompt }}{% endfor %}"
-    template += "{{ '<|im_start|>assistant\n' if add_generation_prompt and messages[-1].role != 'assistant' }}"
-    [text], remarks = learned(TWO, tokenizer, template)
-    assert text.endswith("[[Bye now<|im_end|>]]") and "[[Hello<|im_end|>]]\n" in text and remarks == (CLOSED,)
-
-
 def test_an_answer_that_nothing_closes_is_remarked_on(tokenizer):
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
     [text], remarks = learned(ONE, tokenizer, template + "{{ 'assistant:' if add_generation_prompt }}")
@@ -190,10 +157,6 @@ def test_an_empty_thought_in_the_prompt_is_not_learned(tokenizer):
         texts,
         remarks,
     )
-
-
-def test_an_answer_that_repeats_part_of_the_prompt_is_refused(tokenizer):
-    assert "differs from the prompt" in refusal(chat("Hi", "</think>Hello"), tokenizer, prompting(EMPTY)).found
 
 
 def test_a_thought_that_the_prompt_opens_and_the_answer_lacks_is_refused_with_a_fix(tokenizer):
@@ -252,14 +215,6 @@ def test_an_answer_of_several_messages_after_a_call_is_whole(extra, thought, tok
     assert f"<|start|>assistant[[{before} call " in texts[0]
     after = f" analysis {thought}<|end|><|start|>assistant" if thought else ""
     assert texts[-1].endswith(f"<|start|>tool 4<|end|><|start|>assistant[[{after} final Yes<|end|>]]")
-
-
-def test_a_prompt_that_the_answer_changes_is_taken_as_at_inference(tokenizer):
-    texts, remarks = learned(TWO, tokenizer, "{{ messages | length }}\n" + HEADER + SIMPLE)
-    assert [text[:2] for text in texts] == ["1\n", "3\n"] and remarks == (UNROLLED, MOVED)
-    assert texts[1].endswith(
-        "assistant\nHello<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n[[Bye now<|im_end|>]]\n"
-    )
 
 
 # A conversation that the assistant opens
