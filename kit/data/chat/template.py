@@ -10,7 +10,6 @@ Promises:
 """
 
 import copy
-import datetime
 import os
 import re
 from collections.abc import Mapping, Sequence, Set
@@ -18,12 +17,11 @@ from functools import cached_property
 from typing import Any
 
 from kit.data.chat.beginnings import Beginnings
-from kit.data.chat.sandbox import CLOSE, OPEN, TemplateError, TooMuch, beginnings, render, variables
+from kit.data.chat.sandbox import CLOSE, OPEN, TODAY, TemplateError, TooMuch, beginnings, render, variables
 from kit.data.chat.shipped import SHIPPED, is_one_token, without_header
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
 
-TODAY = datetime.datetime(2024, 7, 26)  # the date in Llama 3.1's own template if none is given
 FIXED_DATE = f"the chat template writes today's date: these samples say {TODAY:%Y-%m-%d}, whatever the day"
 
 # What to do about a conversation that a template does not take.
@@ -146,7 +144,6 @@ class Template:
 
     Attributes:
         source: the Jinja text.
-        date_was_asked: whether a rendering has asked for the date since this was last set to False.
 
     Raises ``UserError`` if ``source`` does not compile.
     """
@@ -154,7 +151,6 @@ class Template:
     def __init__(self, source: str, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self.source = source
-        self.date_was_asked = False
         self._values: dict[str, Any] = dict(tokenizer.special_tokens_map)
         try:
             self.variables = variables(source)  # that it reads, such as messages and enable_thinking
@@ -179,6 +175,10 @@ class Template:
         found = "too long: all earlier turns must be read anew for each answer, because of the chat template"
         expected = f"at most {most >> 20} million characters in all"
         return UserError(Problem("messages", found, expected, "split the conversation into several rows"))
+
+    def writes_date(self, text: str) -> bool:
+        """Whether ``text``, a rendering, seems to have the date for which the template asks."""
+        return "strftime_now" in self.source and f"{TODAY:%Y}" in text
 
     @cached_property
     def marks_answers(self) -> bool:
@@ -225,20 +225,16 @@ class Template:
         """Return what is known of the renderings of the first messages; ``marks``: as ``render_marked`` has them."""
         given = self._given(tools, add_generation_prompt)
         try:
-            found, asked = beginnings(self.source, self._as_read(messages), given, TODAY.isoformat(), marks)
+            return Beginnings(beginnings(self.source, self._as_read(messages), given, marks))
         except (TemplateError, TooMuch):
             return Beginnings(None)
-        self.date_was_asked |= asked
-        return Beginnings(found)
 
     def _render(self, messages: Messages, tools: Tools, add_generation_prompt: bool, marks: bool = False) -> str:
         given = {"messages": self._as_read(messages), **self._given(tools, add_generation_prompt)}
         try:
-            text, asked = render(self.source, given, TODAY.isoformat(), marks)
+            return render(self.source, given, marks)
         except (TemplateError, TooMuch) as error:
             raise self.refusal(f"the template fails ({error})") from None
-        self.date_was_asked |= asked
-        return text
 
     def _as_read(self, messages: Messages) -> Messages:
         """The messages as the template reads them: their text as a list of one part, if it shows no other."""
@@ -258,7 +254,7 @@ class Template:
         def shows(content: Any) -> bool:
             try:
                 given = {"messages": [{"role": "user", "content": content}], **self._given(None, False)}
-                return _PROBE in render(self.source, given, TODAY.isoformat())[0]
+                return _PROBE in render(self.source, given)
             except (TemplateError, TooMuch):
                 return False
 

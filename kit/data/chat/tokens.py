@@ -217,10 +217,9 @@ class _Encoder:
     def encode_chat(self, messages: Messages, first: int, tools: Tools, kwargs: Mapping[str, Any]) -> TokenRequests:
         """Encode a conversation; answers from message number ``first`` on are learned. Returns ``list[Encoded]``."""
         template, drafter = self.drafters.of(bool(tools), kwargs)
-        template.date_was_asked = False
         drafts = drafter.drafts(messages, first, tools)
         remarks = []
-        if template.date_was_asked:
+        if any(template.writes_date(draft.text) for draft in drafts):
             remarks.append(FIXED_DATE)
         if len(drafts) > 1:
             remarks.append(UNROLLED)

@@ -4,7 +4,6 @@ Promises: if the library or the hub refuses a data set, the message lists its sp
 reported after one short request, not after long retries.
 """
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from typing import Any
 from kit.data.read.compressed import type_and_message
 from kit.data.read.parts import Part
 from kit.data.read.tables import Shard
-from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
 from kit.hub import check_access, not_cached, refusal
 
@@ -55,26 +53,23 @@ def open_saved(name: str, path: Path, split: str, flag: str) -> Found:
     ``name`` is how the user wrote the path, ``flag`` the recipe's key for it, for messages. Raises ``UserError`` if
     there is no such split, or the folder is damaged.
     """
-    if (path / "dataset_dict.json").is_file():
-        try:
-            splits = [str(each) for each in json.loads(read_small(path / "dataset_dict.json"))["splits"]]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            found = f"{name!r} cannot be opened: its dataset_dict.json is damaged ({type_and_message(error)})"
-            raise UserError(Problem(flag, found)) from None
-        if split not in splits:
-            raise UserError(_no_split(name, split, splits, flag))
-        path = path / split
     import datasets
 
     try:
-        opened = _loaded(name, datasets.load_from_disk(str(path)))
-        if outside := [file for file in opened.files if leaves(file, path)]:
-            raise UserError(Problem(flag, f"{name!r} names {outside[0]}", "files in its folder"))
-        return opened
+        saved = datasets.load_from_disk(str(path))
+        if isinstance(saved, datasets.DatasetDict):
+            if split not in saved:
+                hint = did_you_mean(split, saved)
+                raise UserError(Problem(f"{flag}_split", f"{name} has no split {split!r}", ", ".join(saved), hint))
+            saved, path = saved[split], path / split
+        opened = _loaded(name, saved)
     except UserError:
         raise
     except Exception as error:  # a damaged folder can make the library raise anything
         raise UserError(Problem(flag, f"{name!r} cannot be opened ({type_and_message(error)})")) from None
+    if outside := [file for file in opened.files if leaves(file, path)]:
+        raise UserError(Problem(flag, f"{name!r} names {outside[0]}", "files in its folder"))
+    return opened
 
 
 def _loaded(name: str, dataset: Any) -> Found:
@@ -183,7 +178,3 @@ def _choice(message: str, name: str, flag: str) -> Problem | None:
     if message.startswith(("Unknown split", "Bad split")):  # of a stream a slice is bad too
         return Problem(f"{flag}_split", found, f"one of them as --{flag}_split")
     return None
-
-
-def _no_split(name: str, split: str, splits: list[str], flag: str) -> Problem:
-    return Problem(f"{flag}_split", f"{name} has no split {split!r}", ", ".join(splits), did_you_mean(split, splits))

@@ -3,7 +3,7 @@
 import pytest
 from data_helpers import CALL, HEADER, PROMPT, SIMPLE, byte_level_tokenizer, chat, marked, with_keys
 
-from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT, MOVED, OPEN_THOUGHT
+from kit.data.chat.answers import CLOSED, MOVED
 from kit.data.chat.template import AS_CONTENT
 from kit.data.chat.tokens import UNROLLED, encode
 from kit.data.chat.turns import NO_END_OF_TURN
@@ -176,20 +176,6 @@ def test_a_thought_in_the_content_goes_on_from_the_prompt(tokenizer):
         "\n[[So soon\n</think>\n\nBye now<|im_end|>]]\n",
     ]
     assert "assistant\nHello<|im_end|>\n" in texts[1] and remarks == (UNROLLED, MOVED)
-
-
-def test_thoughts_that_are_left_open_or_empty_are_remarked_on(tokenizer):
-    opened = (
-        HEADER + "{{ '<think>\n' + (m.reasoning_content or '') if m.role == 'assistant' }}{{ m.content }}<|im_end|>\n"
-    )
-    opened += "{% endfor %}" + PROMPT + "{{ '<think>\n' if add_generation_prompt }}"
-    assert learned(ONE, tokenizer, opened) == (
-        ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n[[Hello<|im_end|>]]\n"],
-        (OPEN_THOUGHT,),
-    )
-    closed = opened.replace("'') if", "'') + '\n</think>\n' if")
-    assert learned(ONE, tokenizer, closed)[1] == (EMPTY_THOUGHT,)
-    assert learned(with_keys(ONE, assistant_0={"reasoning_content": "Hm"}), tokenizer, closed)[1] == ()
 
 
 CHANNELS = (

@@ -83,8 +83,6 @@ OF_OASST = {
     **{"deleted": False, "rank": None, "synthetic": False, "model_name": None, "message_tree_id": "m1"},
     **{"tree_state": "ready_for_export", "emojis": {"name": ["+1"], "count": [2]}},
 }
-OF_WILDCHAT = {"country": "Norway", "hashed_ip": "ab", "header": {"user-agent": "x"}, "state": None, "toxic": False}
-OF_WILDCHAT |= {"language": "English", "redacted": False}
 OF_S1K = {"question": QUESTION, "solution": "2 + 2 = 4", "cot_type": "math", "metadata": "{}"}
 
 PAIR = ((ANSWER, WRONG),)
@@ -123,28 +121,6 @@ CASES = {
         ],
         learned=((ANSWER,), (ANSWER,)),
     ),
-    "teknium/OpenHermes-2.5, with system prompts": Case(
-        [
-            {"conversations": CONVERSATION, "system_prompt": "Be brief."},
-            {"conversations": [said("system", "Be kind."), *CONVERSATION], "system_prompt": "Be kind."},
-        ],
-        learned=((ANSWER,), (ANSWER,)),
-        shows=("system\nBe brief.", f"user\n{QUESTION}"),
-        flag="system_prompt=system",
-        says="system_prompt: a system prompt",
-    ),
-    "Open-Orca/SlimOrca": Case(
-        [
-            {
-                "conversations": [
-                    said("system", "Be brief.", weight=None),
-                    said("human", QUESTION, weight=0.0),
-                    said("gpt", ANSWER, weight=1.0),
-                ]
-            }
-        ],
-        shows=("system\nBe brief.", f"user\n{QUESTION}"),
-    ),
     "databricks/databricks-dolly-15k": Case(
         [
             {"instruction": "Sum up.", "context": LONGER_ANSWER, "response": ANSWER, "category": "summarization"},
@@ -170,21 +146,6 @@ CASES = {
         is_refused=True,
         says="one message of a conversation in each row",
     ),
-    "Team-ACE/ToolACE": Case(
-        [
-            {
-                "system": "You may call functions:\n" + json.dumps([ADD]),
-                "conversations": [
-                    said("user", QUESTION),
-                    said("assistant", "[add(a=2, b=2)]"),
-                    said("tool", '[{"name": "add", "results": {"sum": 4}}]'),
-                    said("assistant", ANSWER),
-                ],
-            }
-        ],
-        learned=(("[add(a=2, b=2)]", ANSWER),),
-        shows=("system\nYou may call functions:\n", f"user\n{QUESTION}", '"results"'),
-    ),
     "simplescaling/s1K-1.1": Case(
         [
             {
@@ -201,44 +162,7 @@ CASES = {
         learned=(("2 + 2 = <<2+2=4>>4\n#### 4",),),
         flag="question=instruction,answer=output",
     ),
-    "allenai/WildChat-1M": Case(
-        [
-            {
-                "conversation_hash": "c",
-                "model": "gpt-4-0314",
-                "timestamp": "2023-04-09T00:02:53Z",
-                "conversation": [each | OF_WILDCHAT | {"turn_identifier": 1} for each in MESSAGES],
-                "turn": 1,
-                "openai_moderation": [{"flagged": False, "categories": {"hate": False}}],
-                "detoxify_moderation": [{"toxicity": 0.01}],
-                **OF_WILDCHAT,
-            }
-        ],
-        flag="conversation=messages",
-    ),
-    "HuggingFaceH4/ultrafeedback_binarized": Case(
-        [ULTRAFEEDBACK],
-        says="chosen and rejected are not used, messages are learned; --objective dpo uses both",
-    ),
     "HuggingFaceH4/ultrafeedback_binarized, pairs": Case([ULTRAFEEDBACK], PAIR, objective="dpo"),
-    "trl-lib/ultrafeedback_binarized, pairs": Case(
-        [
-            {"chosen": MESSAGES, "rejected": WORSE, "score_chosen": 8.5, "score_rejected": 2.0},
-            {  # of several turns, the last answers differ
-                "chosen": [*MESSAGES, role("user", "And 3 + 3?"), role("assistant", "Six.")],
-                "rejected": [*MESSAGES, role("user", "And 3 + 3?"), role("assistant", "Seven.")],
-                "score_chosen": 7.0,
-                "score_rejected": 6.5,
-            },
-        ],
-        (*PAIR, ("Six.", "Seven.")),
-        objective="dpo",
-    ),
-    "mlabonne/orpo-dpo-mix-40k, pairs": Case(
-        [{"source": "a", "chosen": MESSAGES, "rejected": WORSE, "prompt": QUESTION, "question": QUESTION}],
-        PAIR,
-        objective="orpo",
-    ),
     "Intel/orca_dpo_pairs, pairs": Case(
         [OF_ORCA, {**OF_ORCA, "system": ""}],
         PAIR * 2,
@@ -266,12 +190,6 @@ CASES = {
         (*PAIR, *PAIR, ("Six.", "Seven.")),
         flag="conversations=prompt",
         objective="dpo",
-    ),
-    "LLaMA-Factory's kto_en_demo, labels": Case(
-        [{"messages": MESSAGES, "label": True}, {"messages": WORSE, "label": False}],
-        ((ANSWER,), (WRONG,)),
-        flag="messages=completion",
-        objective="kto",
     ),
     "trl-lib/kto-mix-14k, labels": Case(OF_KTO, ((ANSWER,), (WRONG,)), objective="kto"),
     "HuggingFaceTB/smoltalk2": Case(
@@ -320,26 +238,6 @@ CASES = {
         learned=((f"<think>\nDeux et deux.\n</think>\n\n{ANSWER}",),),
         shows=("system\nreasoning language: French\n\nBe brief.", f"user\n{QUESTION}"),
         template="qwen3",
-    ),
-    "NousResearch/hermes-function-calling-v1": Case(
-        [
-            {
-                "id": "f",
-                "conversations": [
-                    said("system", f"You call functions. <tools> {json.dumps([ADD])} </tools>"),
-                    said("human", QUESTION),
-                    said("gpt", CALL_AS_TEXT),
-                    said("tool", '<tool_response>\n{"sum": 4}\n</tool_response>'),
-                    said("gpt", ANSWER),
-                ],
-                "category": "Math",
-                "subcategory": "Sums",
-                "task": "Add",
-                "tools": json.dumps([{"type": "function", "function": ADD}]),
-            }
-        ],
-        learned=((CALL_AS_TEXT, ANSWER),),
-        shows=("system\nYou call functions. <tools>", f"user\n{QUESTION}", '{"sum": 4}'),
     ),
     "Salesforce/APIGen-MT-5k": Case(
         [

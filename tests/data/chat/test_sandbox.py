@@ -11,7 +11,6 @@ from kit.data.chat import sandbox
 from kit.data.chat.sandbox import TemplateError, TooMuch, render
 from kit.data.chat.shipped import SHIPPED
 
-NOW = "2024-07-26T00:00:00"
 GROWS = "{% set n = namespace(x=SEED) %}{% for i in range(90) %}{% set n.x = STEP %}{% endfor %}{{ n.x|string|length }}"
 # Large in a single step of Python, in small pieces, and without end: in time, in memory or in depth.
 HARMFUL = {
@@ -41,7 +40,7 @@ def end():
 
 
 def text(source, **values):
-    return render(source, values, NOW)[0]
+    return render(source, values)
 
 
 def in_thread(function):

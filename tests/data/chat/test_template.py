@@ -1,7 +1,7 @@
 """Templates found, rendered as at inference, and refused where they leave something out."""
 
 import pytest
-from data_helpers import CALL, USER, WEATHER, byte_level_tokenizer, chat, sentencepiece_tokenizer
+from data_helpers import USER, byte_level_tokenizer, chat, sentencepiece_tokenizer
 
 from kit.data.chat.template import TODAY, Template, resolve_template
 from kit.errors import UserError
@@ -80,24 +80,10 @@ def test_kwargs_that_a_template_never_reads_are_refused(tokenizer, tmp_path):
         resolve_template(byte_level_tokenizer(), None, {"mode": 1})
 
 
-def test_chatml_writes_several_calls_and_several_results(tokenizer):
-    template = Template(resolve_template(tokenizer, "chatml"), tokenizer)
-    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-    message = {"role": "assistant", "content": "Wait", "tool_calls": [CALL, CALL]}
-    assert template.render([message], None) == f"<|im_start|>assistant\nWait\n{call}\n{call}<|im_end|>\n"
-    results = [{"role": "tool", "content": text} for text in ("4", "5")]
-    assert template.render(results, None) == (
-        "<|im_start|>user\n<tool_response>\n4\n</tool_response>\n<tool_response>\n5\n</tool_response><|im_end|>\n"
-    )
-    system = {"role": "system", "content": "Be kind"}
-    assert template.render([system], [WEATHER]).startswith("<|im_start|>system\nBe kind\n\nYou may call these")
-
-
 def test_the_date_is_fixed_and_asking_for_it_is_noticed(tokenizer):
     template = Template("{% macro m() %}{{ strftime_now('%d %b %Y') }}{% endmacro %}{{ m() }}", tokenizer)
-    assert not template.date_was_asked
     assert template.render([], None) == "26 Jul 2024" == f"{TODAY:%d %b %Y}"
-    assert template.date_was_asked
+    assert template.writes_date("26 Jul 2024") and not template.writes_date("Hi")
 
 
 def marked(template, messages, tokenizer):
@@ -134,21 +120,6 @@ def test_shipped_templates_have_no_split_literals_and_others_only_what_they_writ
         "<\uff5cAssistant\uff5c>",
         "[INST]",
     ]
-
-
-def test_a_value_is_the_same_in_the_saved_template(tokenizer, tmp_path):
-    value = {"a": None, "b": [True, 1e-7, 'it\'s \\n "é" %} }} \u200b\n']}
-    (tmp_path / "own.jinja").write_text(
-        "{{ value.a is none }} {{ value.b[0] is true }} {{ value.b[1] }} {{ value.b[2] }}"
-    )
-    saved = resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"value": value})
-    assert Template(saved, tokenizer).render([], None) == f"True True {value['b'][1]} {value['b'][2]}"
-
-
-@pytest.mark.parametrize("source", ["{% if 1 %}" * 2000, "{{ " + "[" * 3000 + "]" * 3000 + " }}"])
-def test_a_template_that_is_nested_too_deeply_is_refused(source, tokenizer):
-    with pytest.raises(UserError, match="not a Jinja template"):
-        Template(source, tokenizer)
 
 
 PARTS = "{% for m in messages %}{{ m.role }}: {% for part in m.content %}{{ part.text }}{% endfor %}|{% endfor %}"

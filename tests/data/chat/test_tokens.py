@@ -15,8 +15,7 @@ from data_helpers import (
     sentencepiece_tokenizer,
     template_of,
 )
-from tokenizers import AddedToken, Tokenizer, models, processors
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken, processors
 
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import FIXED_DATE, Template, resolve_template
@@ -142,14 +141,6 @@ def test_a_token_is_cut_where_it_would_straddle_the_border(sentencepiece):
     """Jointly 'is 42' ends in one token for ' 42'; at inference the prompt has already given the space."""
     [encoded] = encode({"prompt": "is ", "completion": "42"}, sentencepiece, None)
     assert sentencepiece.convert_ids_to_tokens(encoded.input_ids) == ["<s>", "▁is", "▁", "42", "</s>"]
-
-
-def test_a_completion_is_not_merged_with_what_it_is_tokenised_after():
-    vocab = {text: i for i, text in enumerate(["H", "i", "4", "2", "\n", "a", "\n4", "</s>"])}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("\n", "4")]))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
-    [encoded] = encode({"prompt": "Hi\n", "completion": "42"}, tokenizer, None)
-    assert tokenizer.convert_ids_to_tokens(encoded.input_ids) == ["H", "i", "\n", "4", "2", "</s>"]
 
 
 def test_added_tokens_that_are_normalised_do_not_part_a_text():

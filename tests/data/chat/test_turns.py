@@ -223,22 +223,6 @@ def test_a_thought_in_the_content_is_refused_where_the_model_would_not_write_it(
     encode(only_read, tokenizer, template)
 
 
-def test_an_answer_that_names_the_end_of_turn_is_supervised_to_its_real_end(tokenizer):
-    template = resolve_template(tokenizer, "chatml")
-    for text in ("a<|im_end|>b", "a<|im_end|>", "<|im_end|> <|im_end|>"):
-        encoded = encode(chat("Hi", text), tokenizer, template)
-        assert marked(encoded, tokenizer).endswith(f"assistant\n[[{text}<|im_end|>]]\n")
-
-
-def test_of_a_prompt_in_messages_no_answer_is_supervised(tokenizer):
-    messages = chat("Hi", "Hello", "Bye", "Bye now")["messages"]
-    for shape in ("chatml", "marked"):
-        sample = {"prompt": messages[:3], "completion": messages[3:]}
-        [encoded] = encode(sample, tokenizer, template_of(shape, tokenizer))
-        assert marked(encoded, tokenizer).count("[[") == 1
-        assert marked(encoded, tokenizer).endswith(CHATML_BYE)
-
-
 def test_a_rewriting_template_unrolls_only_the_answers_that_it_rewrites(tokenizer):
     """Here thoughts after the last question are kept, so its answers share one sample."""
     calling = {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "Look it up"}
@@ -296,18 +280,6 @@ def test_generation_blocks_belong_to_answers(template, remark, tokenizer):
     assert marked(last, tokenizer) == marked(encoded, tokenizer)
 
 
-def test_generation_blocks_with_thoughts_that_are_forgotten_are_unrolled(tokenizer):
-    """As those of templates made for training are: earlier thoughts are not in the whole."""
-    thoughts = "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-    template = BLOCKS.replace("{% generation %}", "{% generation %}" + thoughts) + PROMPT
-    encoded = encode(CHATS["thoughts"], tokenizer, template)
-    assert [marked(one, tokenizer).rpartition("[[")[2] for one in encoded] == [
-        "<think>A guest</think>Hello<|im_end|>]]\n",
-        "<think>So soon</think>Bye now<|im_end|>]]\n",
-    ]
-    assert encoded[0].remarks == (UNROLLED,) and "assistant\nHello<|im_end|>" in marked(encoded[1], tokenizer)
-
-
 # Tool calls and values for the template
 
 
@@ -326,13 +298,6 @@ def test_arguments_are_strings_if_the_template_expects_strings(tokenizer):
     assert '"arguments": {"city": "Oslo"}' in marked(encoded, tokenizer)
     with pytest.raises(UserError, match="can only concatenate str"):  # neither helps: the first reason is reported
         encode(CHATS["tools"] | {"tools": None}, tokenizer, HEADER + "{{ 'a' + (m.tool_calls or 1) }}{% endfor %}")
-
-
-@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
-def test_reasoning_has_the_name_that_the_template_reads(name, tokenizer):
-    template = HEADER + "{{ '<think>' + m." + name + " + '</think>' if m." + name + " }}" + SIMPLE
-    encoded = encode(CHATS["thoughts"], tokenizer, template)
-    assert "[[<think>A guest</think>Hello<|im_end|>]]" in marked(encoded, tokenizer)
 
 
 def test_the_template_for_tools_is_taken_where_there_are_tools(tokenizer):

@@ -107,13 +107,6 @@ def test_what_a_hub_data_set_offers_is_reported(hub):
             assert all(name in reported for name in offered)
 
 
-def test_a_slice_of_a_split_is_read_but_not_as_a_stream(hub):
-    source = source_of(hub, "train[:10%]", config="main")
-    assert contents(source) == text_rows(300)
-    assert source.digest != source_of(hub, config="main").digest
-    assert "error: dataset_split: " in refused(hub, "train[:10%]", config="main", streaming=True)
-
-
 def test_an_unreachable_hub_is_reported_without_retries(monkeypatch):
     def fail(*_, **__):
         raise ConnectionError("no route")
@@ -122,18 +115,6 @@ def test_an_unreachable_hub_is_reported_without_retries(monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fail)
     reported = refused("someone/something")
     assert "the hub cannot be reached (no route)" in reported and "give a local path, or connect" in reported
-
-
-def test_offline_a_data_set_that_was_never_downloaded_is_reported_with_the_reason(monkeypatch):
-    def fail(*_, **__):
-        raise ConnectionError("Couldn't reach the Hugging Face Hub for dataset 'someone/something': Offline mode")
-
-    import datasets
-
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets, "load_dataset", fail)
-    reported = refused("someone/something")
-    assert reported.count("HF_HUB_OFFLINE forbids to download it") == 1 and "Couldn't" not in reported
 
 
 def test_a_lost_connection_in_a_stream_ends_with_a_problem(hub, monkeypatch):
@@ -202,10 +183,6 @@ def test_the_revision_that_is_asked_for_is_read_and_its_commit_is_known(revision
     assert revisions[0] == [None if revision in (None, "main") else commit]
 
 
-def test_a_revision_that_the_hub_does_not_have_is_reported(revisions):
-    assert "dataset_revision: someone/something has no such revision" in refused("someone/something", revision="v2")
-
-
 def test_offline_a_revision_is_taken_only_from_a_copy_of_its_commit(revisions, monkeypatch, tmp_path):
     _, state = revisions
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -221,9 +198,3 @@ def test_offline_a_revision_is_taken_only_from_a_copy_of_its_commit(revisions, m
     (refs / "v1").write_text(COMMITS["v1"])
     assert source_of(name, revision="v1").commit == COMMITS["v1"]
     assert "is of commit unknown" in refused(name, revision="v1", streaming=True)
-
-
-def test_a_revision_of_files_is_refused(folder):
-    (folder / "a.jsonl").write_text('{"text": "a"}\n')
-    reported = refused("a.jsonl", revision="v1")
-    assert "dataset_revision: 'v1', but 'a.jsonl' is no hub id" in reported and "leave it out" in reported

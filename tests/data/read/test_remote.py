@@ -97,12 +97,6 @@ def failing(monkeypatch, store, *errors):
     monkeypatch.setattr(type(store), "get_file", get)
 
 
-def test_a_copy_that_breaks_off_is_made_again(store, monkeypatch):
-    put(store, "a.jsonl", text_rows(3))
-    failing(monkeypatch, store, ConnectionError("reset"), TimeoutError("slow"))
-    assert contents(source_of("memory://bucket/a.jsonl")) == text_rows(3)
-
-
 @pytest.mark.parametrize(
     ("errors", "message"),
     [

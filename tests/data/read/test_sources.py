@@ -96,15 +96,6 @@ def test_a_name_for_which_nothing_is_found_is_reported(folder, monkeypatch):
         assert message in refused(name)
 
 
-def test_links_to_folders_are_followed_once(tmp_path):
-    (tmp_path / "data/sub").mkdir(parents=True)
-    write_any("data/a.jsonl", [{"text": "a"}])
-    write_any("data/sub/b.jsonl", [{"text": "b"}])
-    (tmp_path / "data/linked").symlink_to(tmp_path / "data/sub")
-    (tmp_path / "data/sub/back").symlink_to(tmp_path / "data")
-    assert [row["text"] for row in contents(source_of("data"))] == ["a", "b"]
-
-
 def test_a_pipe_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(UserError, match=r"'pipe.jsonl' is neither a file nor a folder"):
@@ -148,19 +139,7 @@ def test_the_fix_of_a_problem_is_kept():
     assert shown([Problem("a.jsonl:1", "bad"), long], "a.jsonl", FIX) == [Problem("a.jsonl:1", "bad", fix=FIX), long]
 
 
-def test_the_columns_are_those_of_the_first_good_row(folder):
-    (folder / "train.jsonl").write_text('\n{\n{"a": 1, "b": 2}\n{"c": 3}\n')
-    assert source_of("train.jsonl").columns == ["a", "b"]
-
-
 # Origins and sizes
-
-
-def test_origins_are_lines_or_rows_of_a_part():
-    write_any("a.jsonl", text_rows(1000))
-    write_any("a.parquet", text_rows(3))
-    assert source_of("a.jsonl").origin(0, 17) == "a.jsonl:17"
-    assert source_of("a.parquet").origin(0, 2) == "a.parquet row 2"
 
 
 def test_a_source_has_a_total_size_if_its_parts_have_one_unit(folder):
@@ -278,11 +257,3 @@ def test_a_saved_data_set_reads_files_in_its_folder_only(folder):
     state["_data_files"][0]["filename"] = "../two/data-00000-of-00001.arrow"
     path.write_text(json.dumps(state))
     assert "expected files in its folder" in refused("one")
-
-
-def test_a_pipe_in_a_folder_is_no_data(folder):
-    make_folder(folder / "data", "a.jsonl")
-    os.mkfifo(folder / "data/b.jsonl")
-    os.mkfifo(folder / "data/c.parquet")
-    assert len(contents(source_of("data"))) == 1
-    assert "neither a file nor a folder" in refused("data/b.jsonl")
