@@ -71,21 +71,16 @@ class AnswerFinder:
         self._check_one_turn(answer, conversation.messages[i], i)
         return RenderedAnswer(text, [(len(prompt), end)], remarks + _thought_remarks(prompt, answer))
 
-    def find_marked(self, conversation: Conversation, i: int) -> RenderedAnswer | None:
-        """Find message number ``i``, an answer, by the ``{% generation %}`` blocks of the template.
-
-        Returns None if the text after the prompt at inference cannot be found, and so not whose the blocks are.
-        """
+    def find_marked(self, conversation: Conversation, i: int) -> RenderedAnswer:
+        """Find message number ``i``, an answer, by the ``{% generation %}`` blocks of the template."""
         text, blocks = conversation.render_marked(i + 1)
         prompt = self.prompt(conversation, i, text)
         remarks: tuple[str, ...] = ()
         if not text.startswith(prompt):
-            try:
-                text, answer_start = self._put_after_prompt(prompt, text, conversation, i)
-            except UserError:
-                return None
+            text, answer_start = self._put_after_prompt(prompt, text, conversation, i)
             if answer_start is None:
-                return None
+                found = f"messages[{i}]: its {{% generation %}} blocks do not follow the prompt at inference"
+                raise self._template.refusal(found, BLOCKS)
             shift = len(prompt) - answer_start
             blocks = [(start + shift, end + shift) for start, end in blocks]
             remarks = (MOVED,)

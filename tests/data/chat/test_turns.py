@@ -22,7 +22,7 @@ from data_helpers import (
 )
 from transformers.utils import chat_template_utils
 
-from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT, OTHER_PROMPT
+from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import FIXED_DATE, TODAY, resolve_template
 from kit.data.chat.tokens import UNROLLED, Encoded, encode
@@ -265,19 +265,19 @@ BLOCKS = HEADER + (
     "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|im_end|>{% endgeneration %}{% else %}"
     "{{ m['content'] }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
 )
-# The prompt at inference is nowhere in the text, so what counts is the order of the blocks.
-APART = BLOCKS + PROMPT.replace("assistant", "model")
 
 
-@pytest.mark.parametrize(("template", "remark"), [(BLOCKS + PROMPT, ()), (APART, (OTHER_PROMPT,))])
-def test_generation_blocks_belong_to_answers(template, remark, tokenizer):
+def test_generation_blocks_belong_to_answers_and_follow_the_prompt_at_inference(tokenizer):
+    template = BLOCKS + PROMPT
     sample = with_keys(chat("Hi", "Hello", "Bye", "Bye now"), assistant_0={"weight": 0}, assistant_1={"weight": 0.5})
     [encoded] = encode(sample, tokenizer, template)
     assert marked(encoded, tokenizer).endswith("Hello<|im_end|>\n" + CHATML_BYE)
     assert set(encoded.weights) == {0.0, 0.5}
-    assert encoded.remarks == remark
+    assert encoded.remarks == ()
     [last] = encode(chat("Hi", "Hello", "Bye", "Bye now"), tokenizer, template, train_on="last")
     assert marked(last, tokenizer) == marked(encoded, tokenizer)
+    with pytest.raises(UserError, match="the text before the answer differs from the prompt at inference"):
+        encode(sample, tokenizer, BLOCKS + PROMPT.replace("assistant", "model"))
 
 
 # Tool calls and values for the template
