@@ -77,7 +77,7 @@ def _loaded(name: str, dataset: Any) -> Found:
     # The library's own fingerprint depends on paths and times, so it differs between machines: used only without files.
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
     marks = [str(dataset.split), len(dataset), *([] if files else [dataset._fingerprint])]
-    return Found(name, [Shard(name, dataset, len(dataset))], files, marks, _commit_of(files))
+    return Found(name, [Shard(name, dataset, size=len(dataset))], files, marks, _commit_of(files))
 
 
 def _commit_of(files: Sequence[Path]) -> str | None:
@@ -138,7 +138,7 @@ def open_hub(
         raise UserError(_other_commit(name, flag, revision, None))
     num_shards = dataset.num_shards
     if num_shards == 1:
-        parts = [Shard(shown, dataset, _num_rows(dataset, split))]
+        parts = [Shard(shown, dataset, size=_num_rows(dataset, split))]
     else:
         parts = [Shard(f"{shown} shard {i}", dataset.shard(num_shards, i)) for i in range(num_shards)]
     asked = None if constants.HF_HUB_OFFLINE else commit

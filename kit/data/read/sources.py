@@ -326,15 +326,15 @@ def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool) -
 def _part(name: str, path: Path, flag: str) -> Part:
     """The part for a file. Raises ``UserError`` if its suffix is not known."""
     location = Location(str(path), path.stat().st_size)
+    size, ending = location.num_bytes, path.suffix.lower()
     if location.suffix in JSON_SUFFIXES:
-        return JsonFile(name, location, begins_array(location))
+        return JsonFile(name, location, begins_array(location), size=size)
     if location.suffix in DELIMITERS:
-        return CellFile(name, location, DELIMITERS[location.suffix])
+        return CellFile(name, location, DELIMITERS[location.suffix], size=size)
     if location.suffix == ".txt":
-        return TextFile(name, location)
-    ending = path.suffix.lower()
+        return TextFile(name, location, size=size)
     if ending == ".parquet":
-        return TableFile(name, location, num_parquet_rows(name, location))
+        return TableFile(name, location, size=num_parquet_rows(name, location))
     if ending == ".arrow":
         return TableFile(name, location)
     fix = "unpack it, and give the folder" if {ending, location.suffix} & set(ARCHIVES) else ""

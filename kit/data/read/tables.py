@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kit.data.read.compressed import Location, type_and_message
-from kit.data.read.parts import BLOCK_ROWS, Block, to_the_end
+from kit.data.read.parts import BLOCK_ROWS, Block, Part
 from kit.data.read.text import Ending, Row
 from kit.errors import Problem, UserError
 
@@ -17,14 +17,11 @@ MAX_BLOCK_BYTES = 1 << 28  # of a block in memory; ordinary ones have some megab
 
 
 @dataclass(frozen=True)
-class _Table:
+class _Table(Part):
     unit: ClassVar[str] = " rows"
     has_schema: ClassVar[bool] = True
-    has_lines: ClassVar[bool] = False
-    name: str
 
-    @to_the_end
-    def blocks(self, columns: list[str] | None = None) -> Iterator[Block]:
+    def _read(self, columns: list[str] | None) -> Iterator[Block]:
         first = 1
         for table in self._tables(columns):
             for start in range(0, table.num_rows, BLOCK_ROWS):
@@ -36,31 +33,26 @@ class _Table:
         """Yield Arrow tables or record batches, each of any number of rows, with ``columns`` only (None: all)."""
         raise NotImplementedError
 
-    def rows(self, block: Block) -> Iterator[Row]:
-        if isinstance(block.payload, list):
-            return iter(block.payload)
+    def _parse(self, payload: bytes, first: int) -> Iterator[Row]:
         import pyarrow
 
-        table = pyarrow.ipc.open_stream(block.payload).read_all()
+        table = pyarrow.ipc.open_stream(payload).read_all()
         names = table.column_names
         if twice := [name for i, name in enumerate(names) if name in names[:i]]:
             found = f"two columns are called {twice[0]!r}"
-            return iter([(block.first, Ending(self.name, found, "columns with different names"))])
+            return iter([(first, Ending(self.name, found, "columns with different names"))])
         try:
             rows = _to_dicts(table)
         except Exception:  # a value that Python cannot represent, or text that is not valid UTF-8
-            rows = [
-                _to_dict_or_problem(table.slice(i, 1), f"{self.name} row {block.first + i}") for i in range(len(table))
-            ]
-        return enumerate(rows, block.first)
+            rows = [_to_dict_or_problem(table.slice(i, 1), f"{self.name} row {first + i}") for i in range(len(table))]
+        return enumerate(rows, first)
 
 
 @dataclass(frozen=True)
 class TableFile(_Table):
-    """A parquet file, or an Arrow file in either of its formats (IPC file, IPC stream). ``size``: rows, if known."""
+    """A parquet file, or an Arrow file in either of its formats (IPC file, IPC stream)."""
 
     location: Location
-    size: int | None = None
 
     def _tables(self, columns: list[str] | None) -> Iterator[Any]:
         import pyarrow
@@ -87,10 +79,9 @@ class TableFile(_Table):
 
 @dataclass(frozen=True)
 class Shard(_Table):
-    """A data set of ``datasets``, or one shard of a streaming data set. ``size``: rows, if known."""
+    """A data set of ``datasets``, or one shard of a streaming data set."""
 
     dataset: Any
-    size: int | None = None
 
     def _tables(self, columns: list[str] | None) -> Iterator[Any]:
         names = self.dataset.column_names
