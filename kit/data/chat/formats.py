@@ -54,7 +54,8 @@ class Format:
     Attributes:
         columns: what every row has. The first column is that of no other format.
         make: makes a sample of the values of a row, by our names of the columns; a column that the data set lacks is
-    XX
+            absent, a value that the row lacks is None. What is wrong is added to the problems, or raised, and then the
+            result does not count.
         optional: columns that a data set may have too; a row may lack them, or have null.
         all_or_none: columns that a data set may have too, but then in every row.
         is_chat: each row is a conversation. Its questions are not learned from, which is checked.
@@ -144,13 +145,10 @@ def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
 def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample:
     system = system_message(values, problems)
     messages = read_messages("conversations", values["conversations"], problems, SPEAKERS)
-    if not problems and messages[0]["role"] == "system":
-        # A blank one is as if absent. One that says what the column says is the same message.
-        text = messages[0]["content"].strip()
-        if not text or (system and text == system[0]["content"].strip()):
-            messages = messages[1:]
-        elif system:
+    if not problems and system and messages[0]["role"] == "system":
+        if messages[0]["content"].strip() != system[0]["content"].strip():
             problems.append(Problem("conversations[0].role", "a second system message, beside system", "one of them"))
+        messages = messages[1:]
     return {"messages": system + messages} | _template_inputs(values, problems)
 
 
@@ -170,7 +168,7 @@ def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
 def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
     before = system_message(values, problems) + _history(values, problems)
     problems += check_text("instruction", values["instruction"]) + check_text("output", values["output"])
-    question, more, reasoning = values["instruction"], values.get("input"), values.get("reasoning_content")
+    text, more, reasoning = values["instruction"], values.get("input"), values.get("reasoning_content")
     if more is not None:
         problems += check_text("input", more, may_be_empty=True)
     answer = {"role": "assistant", "content": values["output"]}
@@ -178,8 +176,8 @@ def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
         problems += check_text("reasoning_content", reasoning)
         answer["reasoning_content"] = reasoning
     if not problems and more and more.strip():
-        question = f"{question}\n\n{more}"
-    messages = [*before, {"role": "user", "content": question}, answer]
+        text = f"{text}\n\n{more}"
+    messages = [*before, {"role": "user", "content": text}, answer]
     return {"messages": messages} | _template_inputs(values, problems)
 
 

@@ -103,7 +103,7 @@ def read_messages(
         where: the field that holds the messages, for messages to the user.
         given: the value of that field, of any type.
         roles: the names that roles may have, each with our role. With ``SPEAKERS``, messages may also have ``from``
-            and ``value`` instead of ``role`` and ``content``, and the first system message may be blank.
+            and ``value`` instead of ``role`` and ``content``, and a first system message that is blank is left out.
         may_begin: the first message may be a system message.
         needs_answer: at least one message must be an assistant's.
     """
@@ -122,6 +122,8 @@ def read_messages(
             problems.append(Problem(f"{where}[{i}].role", "another system message, or one behind others", "one, first"))
     if needs_answer and len(problems) == num_problems and all(message["role"] != "assistant" for message in messages):
         problems.append(Problem(where, "no assistant turn", "at least one: nothing else is learned"))
+    if len(problems) == num_problems and messages[0]["role"] == "system" and not messages[0]["content"].strip():
+        messages = messages[1:]
     return messages
 
 
