@@ -211,14 +211,3 @@ def test_the_assistant_may_open_a_conversation(first, tokenizer):
     sample = {"messages": TWO["messages"][1:]}
     [text], remarks = learned(sample, tokenizer, first + "<|system|>" + HEADER + SIMPLE)
     assert text.startswith("<|system|><|im_start|>assistant\n[[Hello<|im_end|>]]\n<|im_start|>user") and remarks == ()
-
-
-def test_a_first_answer_that_a_template_cannot_write_can_be_only_read(tokenizer):
-    template = (
-        "{{ raise_exception('no question') if messages | map(attribute='role') | select('eq', 'user') | list == [] }}"
-    )
-    problem = refusal({"messages": TWO["messages"][1:]}, tokenizer, template + HEADER + SIMPLE)
-    assert problem.found == "the template fails (no question)"
-    only_read = with_keys({"messages": TWO["messages"][1:]}, assistant_0={"weight": 0})
-    [text], _ = learned(only_read, tokenizer, template + HEADER + SIMPLE)
-    assert text.count("[[") == 1 and text.endswith("[[Bye now<|im_end|>]]\n")

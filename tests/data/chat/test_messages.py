@@ -1,7 +1,6 @@
 """Messages as others write them: read as what they mean, or reported with the field that is wrong."""
 
 import json
-import math
 
 from data_helpers import ANSWER, SYSTEM, USER, problems_of, sample_of
 
@@ -107,56 +106,39 @@ def test_train_and_weight_of_an_answer_become_one_weight():
 
 BAD_MESSAGES = [
     ("Hi", "messages: a string that is not JSON"),
-    (None, "messages: null; expected a list of messages"),
     ([], "messages: empty"),
-    (["Hi"], "messages[0]: a string; expected an object with role and content"),
     ([USER], "messages: no assistant turn; expected at least one"),
     ([{"role": "asistant", "content": "Hi"}], "messages[0].role: found 'asistant'; expected system, user, assistant"),
     ([{"role": "asistant", "content": "Hi"}], "did you mean 'assistant'?"),
-    ([{"role": "gpt", "content": "Hi"}], "messages[0].role: found 'gpt'"),  # ShareGPT's belong to conversations
     ([{"content": "Hi"}], "messages[0].role: missing"),
     ([{"role": "assistant"}], "messages[0].content: missing"),
     ([{"role": "assistant", "content": None, "tool_calls": "[]"}], "messages[0].content: null"),
-    ([{"role": "assistant", "content": None, "reasoning_content": "hm"}], "messages[0].content: null"),
-    ([USER, {"role": "assistant", "content": " "}], "messages[1].content: empty"),
     ([USER, ANSWER | {"content": " \u200b"}], "messages[1].content: only invisible characters (U+200B)"),
-    ([{"role": "tool", "content": {"sum": 2}}, ANSWER], "messages[0].content: an object; expected a string"),
     ([{"role": "user", "content": [{"type": "image", "url": "x"}]}, ANSWER], "content[0]: a part of type 'image'"),
     ([{"role": "user", "content": "\ud800"}, ANSWER], "messages[0].content: half of a surrogate pair"),
     ([USER, SYSTEM, ANSWER], "messages[1].role: another system message, or one behind others; expected one, first"),
-    ([USER, ANSWER | {"train": 1}], "messages[1].train: a number; expected true or false"),
     (
         [USER | {"train": True}, ANSWER],
         "messages[0].train: given on a turn of the user; expected it on assistant turns",
     ),
     ([USER, ANSWER | {"weight": True}], "messages[1].weight: true; expected 0, or a number from 1e-30 to 1e30"),
-    ([USER, ANSWER | {"weight": math.nan}], "messages[1].weight: nan"),
     ([USER, ANSWER | {"weight": 10**400}], "messages[1].weight: 1000"),
     ([USER | {"tool_calls": [ADD]}, ANSWER], "messages[0].tool_calls: calls of the user"),
-    ([ANSWER | {"tool_calls": "add(1)"}], "messages[0].tool_calls: a string that is not JSON"),
     ([USER, {"role": "tool_call", "content": "add 1"}], "messages[1].content: a string that is not JSON"),
-    ([ANSWER | {"tool_calls": [{"arguments": {}}]}], "messages[0].tool_calls[0]: no call"),
     ([ANSWER | {"tool_calls": [{"function": "add"}]}], "messages[0].tool_calls[0]: no call"),
     (
         [ANSWER | {"tool_calls": [ADD["function"] | {"result": 4}]}],
         "tool_calls[0].result: a key of a call that nothing",
     ),
     (
-        [ANSWER | {"tool_calls": [ADD | {"arguments": {"b": 1}}]}],
-        "tool_calls[0].arguments: a key of a call that nothing",
-    ),
-    (
         [ANSWER | {"tool_calls": [{"name": "add", "arguments": '{"a": 1, "a": 2}'}]}],
         "messages[0].tool_calls[0].arguments: an object has the key 'a' twice, with different values",
     ),
     ([ANSWER | {"tool_calls": [{"name": "add", "arguments": [1]}]}], "tool_calls[0].arguments: a list; expected an ob"),
-    ([ANSWER | {"tool_calls": [ADD["function"] | {"parameters": {"b": 2}}]}], "parameters: differs from arguments"),
     ([ANSWER | {"tool_calls": [{"name": "\ud800"}]}], "messages[0].tool_calls: not JSON-serialisable"),
-    ([ANSWER | {"thinking": ["a"]}], "messages[0].thinking: a list; expected a string"),
     ([ANSWER | {"reasoning": "a", "thinking": "b"}], "messages[0].reasoning: differs from thinking"),
     ([USER | {"thinking": "a"}, ANSWER], "messages[0].thinking: reasoning of the user; expected it on assistant turns"),
     ([ANSWER | {"tool_calls": [ADD], "function_call": ADD}], "messages[0]: calls in messages[0].tool_calls and"),
-    ([USER, ANSWER, {"role": "tool", "content": "2", "tool_call_id": 7}], "messages[2].tool_call_id: a number"),
 ]
 
 

@@ -130,14 +130,6 @@ CASES = {
         shows=(f"user\nSum up.\n\n{LONGER_ANSWER}",),
         flag="instruction=instruction,context=input,response=output",
     ),
-    "yahma/alpaca-cleaned": Case(
-        [
-            {"output": ANSWER, "input": "2, 2", "instruction": "Add."},
-            {"output": ANSWER, "input": "", "instruction": QUESTION},
-        ],
-        learned=((ANSWER,), (ANSWER,)),
-        shows=("user\nAdd.\n\n2, 2",),
-    ),
     "OpenAssistant/oasst2": Case(
         [
             {"message_id": "m1", "parent_id": None, "text": QUESTION, "role": "prompter", **OF_OASST},
@@ -208,20 +200,6 @@ CASES = {
         learned=((f"<think>\n{THOUGHT}\n</think>\n{ANSWER}",),),
         shows=("system\nBe brief.", "Adds two numbers.", f"user\n{QUESTION}"),
         template="variables",
-    ),
-    "open-r1/OpenR1-Math-220k": Case(
-        [
-            {
-                **{"problem": QUESTION, "solution": LONGER_ANSWER, "answer": "4", "problem_type": "Algebra"},
-                **{"question_type": "math-word-problem", "source": "olympiads", "uuid": "u"},
-                **{"is_reasoning_complete": [True, True], "correctness_math_verify": [True, False]},
-                **{"correctness_llama": None, "finish_reasons": None, "correctness_count": 1},
-                "generations": [f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}", "<think>\nHm.\n</think>\n\n5"],
-                "messages": [MESSAGES[0], role("assistant", f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}")],
-            }
-        ],
-        learned=((f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}",),),
-        template="qwen3",
     ),
     "HuggingFaceH4/Multilingual-Thinking": Case(
         [

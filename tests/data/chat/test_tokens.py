@@ -51,18 +51,6 @@ def test_prompt_and_completion_become_messages_with_chat_template(tokenizer):
     assert marked(encode(pair, tokenizer, template), tokenizer) == "Hi[[\nHello<|endoftext|>]]"
 
 
-def test_tools_and_values_for_a_template_do_not_go_with_strings(tokenizer):
-    pair = {"prompt": "Hi", "completion": "Hello"}
-    template = "{{ tools | tojson if tools }}{{ mode }}" + HEADER + SIMPLE
-    for more in ({"tools": [{"name": "add"}]}, {"chat_template_kwargs": {"mode": "x"}}):
-        with pytest.raises(
-            UserError, match=f"{next(iter(more))}: given for a prompt and a completion that are strings"
-        ):
-            encode(pair | more, tokenizer, template)
-        text = marked(encode(pair | more, tokenizer, template, prompts_as_chat=True), tokenizer)
-        assert text.startswith("x" if "mode" in str(more) else '[{"name": "add"}]')
-
-
 def test_no_template_is_refused_with_those_of_the_kit(tokenizer):
     with pytest.raises(UserError, match=re.escape(f"--chat_template {' | '.join(SHIPPED)}")):
         encode(chat("Hi", "Hello"), tokenizer, None)
@@ -165,13 +153,6 @@ def test_bos_and_eos_in_the_text_are_not_doubled(sentencepiece):
     [encoded] = encode({"prompt": "<s>Hi\n", "completion": "42</s>"}, sentencepiece, None)
     assert encoded.input_ids.count(1) == 1 and encoded.input_ids.count(2) == 1
     assert encoded.weights[-1] == 1
-
-
-def test_a_tokenizer_without_eos_is_refused():
-    tokenizer = byte_level_tokenizer()
-    tokenizer.eos_token = None
-    with pytest.raises(UserError, match="could not learn to stop"):
-        encode({"text": "Hi"}, tokenizer, None)
 
 
 def test_samples_are_encoded_alike_together_and_one_by_one(tokenizer):

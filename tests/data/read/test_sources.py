@@ -9,7 +9,7 @@ from data_helpers import contents, json_lines, problems, refused, rows_of, sourc
 from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.data.read import sources
 from kit.data.read.compressed import DECOMPRESSORS
-from kit.data.read.sources import FIX, FIX_FILE, FIX_ROWS, SUFFIXES, shown
+from kit.data.read.sources import FIX, FIX_ROWS, SUFFIXES, shown
 from kit.errors import Problem, UserError
 
 # Names
@@ -129,29 +129,12 @@ def test_a_file_without_a_usable_row_is_reported_with_the_first_ten_problems_and
     assert reported[11:] == ["  - train.jsonl: ... and 602 more problems", f"    -> {FIX_ROWS}"]
 
 
-def test_rows_need_no_fix_if_the_file_has_the_problem(folder):
-    (folder / "train.jsonl.gz").write_bytes(b"")
-    assert refused("train.jsonl.gz") == f"error: train.jsonl.gz: cut short after line 0\n    -> {FIX_FILE}"
-
-
 def test_the_fix_of_a_problem_is_kept():
     long = Problem("a.jsonl:2", "long", fix="split it")
     assert shown([Problem("a.jsonl:1", "bad"), long], "a.jsonl", FIX) == [Problem("a.jsonl:1", "bad", fix=FIX), long]
 
 
 # Origins and sizes
-
-
-def test_a_source_has_a_total_size_if_its_parts_have_one_unit(folder):
-    (folder / "mixed").mkdir()
-    write_any("mixed/a.jsonl", text_rows(3))
-    write_any("mixed/b.parquet", text_rows(3))
-    write_any("stream.arrow", text_rows(3))
-    assert (source_of("mixed/*.jsonl").total, source_of("mixed/*.jsonl").unit) == (len(json_lines(text_rows(3))), "B")
-    assert (source_of("mixed/*.parquet").total, source_of("mixed/*.parquet").unit) == (3, " rows")
-    assert (source_of("stream.arrow").total, source_of("stream.arrow").unit) == (None, " rows")
-    assert (source_of("mixed").total, source_of("mixed").unit) == (None, "")
-    assert contents(source_of("mixed")) == text_rows(3) * 2
 
 
 # Digests
