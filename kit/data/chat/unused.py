@@ -23,6 +23,7 @@ _SYSTEM = "a system prompt; map it to system, which goes with conversations, and
 _TOOLS = "tools of the assistant; map it to tools, which goes with messages and conversations"
 _HISTORY = "earlier turns; map it to history, which goes with instruction and output"
 _CONTEXT = "more text for the question; map it to input, which goes with instruction and output"
+_DOCUMENTS = "documents that a chat template would put into the prompt; write them into the messages"
 _CALLS = "calls of tools; write them as the tool_calls of an assistant message"
 _REASONING = f"the reasoning of an answer; it is read as {REASONING[0]}, of a message or beside instruction and output"
 _VARIABLE = "a variable of the chat template; write it into a column chat_template_kwargs"
@@ -44,7 +45,8 @@ COLUMNS = _by_name(
         _SYSTEM: "system system_prompt system_message",
         _TOOLS: "tools functions",
         _HISTORY: "history chat_history conversation_history",
-        _CONTEXT: "input context documents",
+        _CONTEXT: "input context",
+        _DOCUMENTS: "documents",
         _CALLS: "tool_calls function_calls",
         _REASONING: "reasoning_content",
         _VARIABLE: "enable_thinking reasoning_effort",
@@ -63,8 +65,8 @@ MESSAGE_KEYS = _by_name(
     }
 )
 # The subjects of columns that say something beside texts and ids too.
-_OF_TEXT = {_MEDIA, _WEIGHT, _MASK, _SYSTEM, _TOOLS, _HISTORY, _TURN}
-_OF_IDS = {_MEDIA, _WEIGHT, _MASK, _PACKED}
+_OF_TEXT = frozenset((_MEDIA, _WEIGHT, _MASK, _SYSTEM, _TOOLS, _HISTORY, _TURN))
+_OF_IDS = frozenset((_MEDIA, _WEIGHT, _MASK, _PACKED))
 
 
 def is_watched(column: str) -> bool:
@@ -99,9 +101,8 @@ class Unused:
         first = format.columns[0]
         self._ignored = frozenset(ignored)
         self._read = frozenset(fields.values())
-        self._harmful = _OF_TEXT if first == "text" else _OF_IDS if first == "input_ids" else set(COLUMNS.values())
-        if first not in ("text", "input_ids"):
-            self._harmful -= {_TURN, _PACKED}
+        of_messages = frozenset(COLUMNS.values()) - {_TURN, _PACKED}
+        self._harmful = {"text": _OF_TEXT, "input_ids": _OF_IDS}.get(first, of_messages)
         if first in ("messages", "conversations"):
             self._harmful -= {_CONTEXT}
         if format.rows != "answers":

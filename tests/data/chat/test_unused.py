@@ -41,6 +41,7 @@ HARMFUL = [
     (CHAT | {"system_prompt": "Be kind"}, "system_prompt"),
     (ALPACA | {"tools": [{"name": "add"}]}, "tools"),
     (PAIR | {"context": "Once"}, "context"),
+    (CHAT | {"documents": [{"title": "a"}]}, "documents"),
     (PAIR | {"tool_calls": [CALL]}, "tool_calls"),
     (CHAT | {"reasoning_content": "Hm"}, "reasoning_content"),
     (CHAT | {"enable_thinking": False}, "enable_thinking"),
