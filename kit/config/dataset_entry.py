@@ -17,7 +17,7 @@ from kit.config.prompt_format import FORM, checked_format
 
 DATA_SUFFIXES = tuple(
     f".{kind}{packed}"
-    for kind in "jsonl ndjson json csv tsv txt parquet arrow zip tar tgz tbz2 txz tzst".split()
+    for kind in "jsonl ndjson json csv tsv txt parquet arrow".split()
     for packed in ("", ".gz", ".bz2", ".xz", ".zst")
 )
 

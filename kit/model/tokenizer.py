@@ -42,7 +42,6 @@ def open_tokenizer(settings: MethodSettings) -> PreTrainedTokenizerBase:
         tokenizer.chat_template = _template_of_processor(name, settings)
     if not tokenizer.is_fast:
         raise UserError(Problem(field, "a slow tokenizer only", "a tokenizer.json"))
-    tokenizer.takes_new_tokens = settings.method == "full" or settings.adapter_type == "lora"  # for advice
     _add(tokenizer, settings.new_tokens or [])
     _check_known(tokenizer, settings.trainable_tokens or [])
     return tokenizer
@@ -83,7 +82,6 @@ def _add(tokenizer: Any, tokens: list[str]) -> None:
     twice = [token for token, count in Counter(tokens).items() if count > 1]
     raise_if(problems + [Problem("new_tokens", f"{token!r} is given twice") for token in twice])
     tokenizer.add_tokens(tokens, special_tokens=True)
-    tokenizer.tokens_of_recipe = list(tokens)  # a fix that adds more must keep them
     # A normaliser may make two of them equal.
     lost = [token for token in tokens if token not in tokenizer.get_vocab()]
     raise_if(Problem("new_tokens", f"{token!r} cannot be added to this tokenizer") for token in lost)

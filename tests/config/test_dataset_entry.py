@@ -12,7 +12,7 @@ def test_a_data_set_is_named_by_a_word_for_tables(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
     cases = [
         ("d/sums.jsonl.gz", "sums"),
-        ("d/sums.TXZ", "sums"),
+        ("d/sums.CSV.xz", "sums"),
         ("d/.jsonl", "jsonl"),
         ("d/folder/*.jsonl", "folder"),
         ("d/folder/**/*.jsonl", "folder"),

@@ -54,10 +54,10 @@ def test_several_data_sets_are_named_from_a_flag_or_a_recipe_and_take_the_recipe
 
 def test_evaluation_data_of_the_same_hub_id_have_its_revision_unless_they_have_their_own():
     def revisions(**settings):
-        values = {"model_name_or_path": "m", "dataset": "org/a:main", "dataset_revision": "v1", **settings}
+        values = {"model_name_or_path": "m", "dataset": "org/a", "dataset_revision": "v1", **settings}
         return [entry.revision for entry in Recipe(**values).eval_dataset_entries]
 
-    assert revisions(eval_dataset="org/a:main") == ["v1"] == revisions(eval_dataset="org/a")
+    assert revisions(eval_dataset="org/a") == ["v1"] == revisions(eval_dataset="org/a")
     assert revisions(eval_dataset="org/b") == [None]
     assert revisions(eval_dataset="org/a", eval_dataset_revision="v2") == ["v2"]
     assert revisions(eval_dataset=[{"path": "org/a", "revision": "v3"}, {"path": "org/a"}]) == ["v3", "v1"]

@@ -324,18 +324,15 @@ def test_plain_text_of_preferences_on_a_chat_model_is_said_with_the_flag_that_ma
 def test_the_prompt_that_is_found_in_the_texts_is_shown(tmp_path, tokenizer, chat_tokenizer):
     before = "\n\nHuman: Hi\n\nAssistant:"
     write(tmp_path / "hh.jsonl", {"chosen": f"{before} Hello", "rejected": f"{before} Go away"})
-    write(tmp_path / "words.jsonl", {"chosen": "The sky is blue", "rejected": "The sky is green"})
     write(tmp_path / "rated.jsonl", *[{"completion": f"{before} Hello", "label": label} for label in (True, False)])
     cases = {
         ("dpo", "hh.jsonl"): f"what chosen and rejected both begin with; in the first row it ends with {before!r}",
-        ("dpo", "words.jsonl"): "what chosen and rejected both begin with; in the first row it ends with 'The sky is'",
         ("kto", "rated.jsonl"): f"all up to the last answer; in the first row it ends with {before!r}",
     }
     for (objective, file), text in cases.items():
         assert f"{file}: the prompt is {text}" in open_all(tokenizer, objective=objective, dataset=file).notes
         notes = open_all(chat_tokenizer, objective=objective, dataset=file).notes
-        # A prompt that ends in the middle of a sentence is no question of a user.
-        assert any(PLAIN_ANSWERS in note for note in notes) == (file != "words.jsonl")
+        assert any(PLAIN_ANSWERS in note for note in notes)
     messages = {"chosen": [USER, HELLO], "rejected": [USER, AWAY]}
     write(tmp_path / "train.jsonl", messages)
     assert not any("the prompt is" in note for note in open_all(chat_tokenizer, objective="dpo").notes)

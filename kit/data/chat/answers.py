@@ -26,8 +26,6 @@ EMPTY_THOUGHT = "an answer without reasoning closes at once the thought that the
 OTHER_PROMPT = (
     "the {% generation %} blocks of the chat template mark an answer after another text than the prompt at inference"
 )
-MARKED_LESS = "the {% generation %} blocks of the chat template leave out a part of what the model must write"
-MARKED_MORE = "the {% generation %} blocks of the chat template mark text behind the end of an answer"
 CLOSED = "the chat template leaves a last answer open: it was closed with the token that another turn would begin with"
 
 # What opens or closes a part of a turn: <think>, </think>, <|channel>, [THINK].
@@ -73,22 +71,16 @@ class AnswerFinder:
         self._check_one_turn(answer, conversation.messages[i], i)
         return RenderedAnswer(text, [(len(prompt), end)], remarks + _thought_remarks(prompt, answer))
 
-    def find_marked(self, conversation: Conversation, i: int) -> RenderedAnswer | None:
-        """Find message number ``i``, an answer, by the ``{% generation %}`` blocks of the template.
-
-        Returns None if the text after the prompt at inference cannot be found, and so not whose the blocks are.
-        """
+    def find_marked(self, conversation: Conversation, i: int) -> RenderedAnswer:
+        """Find message number ``i``, an answer, by the ``{% generation %}`` blocks of the template."""
         text, blocks = conversation.render_marked(i + 1)
-        whole = text
         prompt = self.prompt(conversation, i, text)
         remarks: tuple[str, ...] = ()
         if not text.startswith(prompt):
-            try:
-                text, answer_start = self._put_after_prompt(prompt, text, conversation, i)
-            except UserError:
-                return None
+            text, answer_start = self._put_after_prompt(prompt, text, conversation, i)
             if answer_start is None:
-                return None
+                found = f"messages[{i}]: its {{% generation %}} blocks do not follow the prompt at inference"
+                raise self._template.refusal(found, BLOCKS)
             shift = len(prompt) - answer_start
             blocks = [(start + shift, end + shift) for start, end in blocks]
             remarks = (MOVED,)
@@ -106,9 +98,6 @@ class AnswerFinder:
         remarks += _thought_remarks(prompt, answer)
         if all(start != len(prompt) for start, _ in spans):
             remarks = (*remarks, OTHER_PROMPT)
-        with suppress(UserError):  # nothing is known of where the answer ends
-            own_end = self._end(text, prompt, whole, conversation, i)
-            remarks += _marks_remarks(text, spans, len(prompt), own_end)
         return RenderedAnswer(text, spans, remarks)
 
     def prompt(self, conversation: Conversation, i: int, text: str) -> str:
@@ -290,14 +279,6 @@ def _thought_remarks(prompt: str, answer: str) -> tuple[str, ...]:
     if not thought.strip():
         remarks.append(EMPTY_THOUGHT)
     return tuple(remarks)
-
-
-def _marks_remarks(text: str, spans: list[Span], start: int, end: int) -> tuple[str, ...]:
-    """Remarks on ``spans``, marked in ``text``, if the model would write other text than that: ``text[start:end]``."""
-    borders = [start, *(border for span in spans for border in span), end]
-    unmarked = [text[left:right] for left, right in zip(borders[::2], borders[1::2], strict=True)]
-    remarks = (MARKED_LESS,) if any(part.strip() for part in unmarked) else ()
-    return (*remarks, MARKED_MORE) if text[end : spans[-1][1]].strip() else remarks
 
 
 def _continued(opening: str, message: dict[str, Any], answer: str) -> str | None:

@@ -13,35 +13,23 @@ from kit.config.settings.objective import Rows
 from kit.data.chat.formats import FORMATS, IGNORE, Format
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 
-_QUESTIONS = "question query instruction prompt problem input user human source article document context".split()
-_ANSWERS = "answer response output completion solution reply assistant target summary highlights".split()
-# Of each kind of rows the fields that a message proposes, with names of columns that are well known elsewhere.
-ALIASES: dict[Rows, tuple[dict[str, list[str]], ...]] = {
-    "answers": (
-        {"conversations": "conversation dialog dialogs chat chats turns data".split()},
-        {"instruction": ["query"], "tool_calls": ["answers"]},
-        {"instruction": ["instruction"], "input": ["context"], "output": _ANSWERS},
-        {"instruction": _QUESTIONS, "output": _ANSWERS},
-        {"text": "content document article body sentence code story".split()},
-    ),
-    "pairs": (
-        {"prompt": ["conversations", "trajectory"], "chosen": ["chosen"], "rejected": ["rejected"]},
-        {
-            "instruction": _QUESTIONS,
-            "chosen": "chosen chosen_response response_chosen accepted preferred better winner response_j".split(),
-            "rejected": "rejected rejected_response response_rejected dispreferred worse loser response_k".split(),
-        },
-    ),
-    "rated": (
-        {"completion": ["messages", "conversations"], "label": ["label", "kto_tag"]},
-        {"prompt": _QUESTIONS, "completion": _ANSWERS, "label": ["label", "kto_tag"]},
-    ),
+# Names of columns that are well known elsewhere, for each field that they usually mean.
+ALIASES = {
+    "conversations": "conversation dialog dialogs chat chats turns",
+    "instruction": "question query prompt problem input user human source article document",
+    "input": "context",
+    "output": "answer response completion solution reply assistant target summary highlights",
+    "text": "content document article body sentence code story",
+    "chosen": "chosen_response response_chosen accepted preferred better winner response_j",
+    "rejected": "rejected_response response_rejected dispreferred worse loser response_k",
+    "completion": "messages conversations answer response output",
+    "label": "kto_tag",
 }
 # Of each kind of rows an objective that learns from it, and from what.
-OBJECTIVES: dict[Rows, tuple[str, str]] = {
-    "pairs": ("dpo", "learns from pairs of answers"),
-    "rated": ("kto", "learns from answers with a label"),
-    "answers": ("sft", "learns the answers"),
+OBJECTIVES: dict[Rows, str] = {
+    "pairs": "--objective dpo learns from pairs of answers",
+    "rated": "--objective kto learns from answers with a label",
+    "answers": "--objective sft learns the answers",
 }
 
 
@@ -67,13 +55,11 @@ def choose_fields(
 
     Args:
         columns: the columns of the data set.
-        mapping: the recipe's ``dataset_columns``, their column to our field.
+        mapping: the recipe's ``dataset_columns``, their column to our field. What it maps to ``IGNORE`` is absent.
         name: the data set's, for messages.
         may_lack: ``mapping`` was written for another data set (the training data, while this one is for evaluation):
             columns that this one lacks are ignored if it has a complete format without them.
         wanted: what the rows must hold for the objective.
-
-    What ``mapping`` maps to ``IGNORE`` is treated as absent.
 
     Raises ``UserError`` if no format fits, or if ``mapping`` names an unknown field or a column that is not there.
     """
@@ -94,12 +80,6 @@ def choose_fields(
         if ours not in fields:
             found = f"{ours} does not go with {' and '.join(fields)}"
             raise UserError(Problem(f"dataset_columns {theirs}={ours}", found, "fields of one format", "leave it out"))
-    answer = next((column for column in columns if column.lower() in _ANSWERS), "")
-    if "text" in fields and not mapping and answer:
-        found = f"columns {', '.join(columns)}: texts to learn as a whole, or questions with answers"
-        chat = columns_flag({"text": "instruction", answer: "output"})
-        fix = f"to learn each text as a whole: {columns_flag({'text': 'text'})}; to make a chat of each row: {chat}"
-        raise UserError(Problem(name, found, "a mapping that says which", fix))
     return fields
 
 
@@ -109,13 +89,9 @@ def _problems_of_mapping(columns: Sequence[str], mapping: Mapping[str, str], nam
     known = tuple(dict.fromkeys(field for format in formats_of(wanted) for field in format.fields))
     for theirs, ours in mapping.items():
         where = f"dataset_columns {theirs}={ours}"
-        if theirs in known and theirs not in columns and ours in columns:
-            fix = f"write {ours}={theirs}"
-            problems.append(Problem(where, f"{ours!r} is the column, {theirs!r} the field", "column=field", fix))
-            continue
         if ours not in known:
-            names = (*known, IGNORE)
-            problems.append(Problem(where, f"{ours!r} is no field", ", ".join(names), did_you_mean(ours, names)))
+            fix = f"write {ours}={theirs}" if theirs in known and ours in columns else did_you_mean(ours, known)
+            problems.append(Problem(where, f"{ours!r} is no field", ", ".join((*known, IGNORE)), fix))
         elif list(mapping.values()).count(ours) > 1:
             problems.append(Problem(where, f"{ours} is given twice", "one column for each field"))
         if theirs not in columns:
@@ -145,32 +121,18 @@ def _complete(
     return sorted(complete, key=lambda fields: -sum(field in fields for field in mapping.values()))
 
 
-def _next_step(columns: Sequence[str], ignored: Iterable[str], wanted: Rows) -> str:
-    """What to do about columns that are no format: another objective, or a mapping, by their names alone."""
-    others = [kind for kind in OBJECTIVES if kind != wanted]
-    steps = [_by_alias(columns, ignored, wanted)]
-    steps += [" ".join(("--objective", *OBJECTIVES[kind])) for kind in others if _complete(columns, {}, ignored, kind)]
-    for kind in others:
-        if flag := _by_alias(columns, ignored, kind):
-            steps.append(f"--objective {OBJECTIVES[kind][0]} {flag}")
-    if step := next(filter(None, steps), ""):
-        return step
+def _next_step(columns: Sequence[str], ignored: set[str], wanted: Rows) -> str:
+    """What to do about columns that are no format, by their names alone: a mapping, or another objective."""
+    for format in formats_of(wanted):
+        mapping: dict[str, str] = {}  # their column to our field
+        for ours in ("instruction", *format.columns, "input") if wanted == "pairs" else (*format.columns, "input"):
+            names = [ours, *ALIASES.get(ours, "").split()]
+            found = next((each for each in columns if each.lower() in names and each not in mapping), None)
+            mapping |= {found: ours} if found else {}
+        if set(format.columns) <= set(mapping.values()):
+            kept = {theirs: ours for theirs, ours in mapping.items() if ours in format.fields}
+            return columns_flag(kept | dict.fromkeys(sorted(ignored), IGNORE))
+    for kind, step in OBJECTIVES.items():
+        if kind != wanted and _complete(columns, {}, ignored, kind):
+            return step
     return f"say which column is which: {columns_flag({'COLUMN': 'FIELD'})}; or write the rows in one of these formats"
-
-
-def _by_alias(columns: Sequence[str], ignored: Iterable[str], wanted: Rows) -> str:
-    """The flag that maps columns with well-known names; empty if there are not enough of them."""
-    mapping = next(filter(None, (_named(columns, fields) for fields in ALIASES[wanted])), {})
-    return columns_flag(mapping | dict.fromkeys(sorted(ignored), IGNORE)) if mapping else ""
-
-
-def _named(columns: Sequence[str], fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The first column with a well-known name for each of ``fields``: their column to our field; empty if one lacks."""
-    theirs = {column.lower(): column for column in columns}
-    mapping: dict[str, str] = {}
-    for ours, names in fields.items():
-        column = next((theirs[name] for name in names if name in theirs and theirs[name] not in mapping), "")
-        if not column:
-            return {}
-        mapping[column] = ours
-    return mapping

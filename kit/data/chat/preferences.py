@@ -13,8 +13,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kit.data.chat.lists import are_printed_messages, explain_string, list_of, listed, system_message
-from kit.data.chat.messages import SPEAKERS, Message, check_text, read_messages
+from kit.data.chat.messages import (
+    SPEAKERS,
+    Message,
+    are_messages,
+    check_text,
+    is_message,
+    parsed,
+    read_messages,
+    system_message,
+)
 from kit.errors import Problem, Problems, kind
 
 # The turns of a conversation written as text, as in Anthropic's hh-rlhf.
@@ -32,41 +40,34 @@ def answers_to_one_prompt(
             text for it.
         names: the answers, such as ``chosen`` and ``rejected``.
 
-    What is wrong is added to ``problems``, and then the result does not count.
+    What is wrong is added to ``problems``, and then the result does not count; or it is a ``UserError``.
     """
-    prompt_name = "instruction" if "instruction" in values else "prompt"
-    if "instruction" in values and "prompt" in values:
+    asked = [name for name in ("prompt", "instruction") if name in values]
+    if len(asked) > 1:
         problems.append(Problem("prompt and instruction", "two prompts", "one of them"))
+        return {}
     system = system_message(values, problems)
-    prompt = _given(prompt_name, values.get(prompt_name), problems)
-    if prompt_name in values and prompt is None:
-        problems.append(Problem(prompt_name, "null", "a prompt in every row, or in none"))
-    answers = {name: _given(name, values[name], problems) for name in names}
-    if len({isinstance(answer, list) for answer in answers.values()}) > 1:
+    prompt = _prompt(values, asked[0], problems) if asked else None
+    answers = {name: _listed(name, values[name]) for name in names}
+    are_texts = not isinstance(answers[names[0]], list)
+    if any(isinstance(answer, list) is are_texts for answer in answers.values()):
         found = ", ".join(f"{name} is {kind(answer)}" for name, answer in answers.items())
         problems.append(Problem(names[0], found, "two strings, or two lists of messages"))
-    if problems:
-        return {}
-    are_texts = not isinstance(answers[names[0]], list)
-    if are_texts:
+    elif are_texts:
         for name, answer in answers.items():
             problems += check_text(name, answer)
-    if prompt is not None and not isinstance(prompt, list):
-        problems += check_text(prompt_name, prompt)
-    prompt = _with_input(prompt, values, problems)
     if problems:
         return {}
     if are_texts and "instruction" not in values and not isinstance(prompt, list):
         if system:
-            found = f"given beside {' and '.join(names)} that are strings"
-            problems.append(Problem("system", found, "the question in the field instruction, which makes a chat"))
+            problems.append(Problem("system", "given beside texts", "the question as instruction, which makes a chat"))
         return _texts(prompt, answers, problems)
     conversations = {}
     for name, answer in answers.items():
         given = [{"role": "assistant", "content": answer}] if are_texts else answer
         conversations[name] = read_messages(name, given, problems, SPEAKERS)
     if isinstance(prompt, list):
-        prompt = read_messages(prompt_name, prompt, problems, SPEAKERS, needs_answer=False)
+        prompt = read_messages(asked[0], prompt, problems, SPEAKERS, needs_answer=False)
     if problems:
         return {}
     before, conversations = _apart(prompt, conversations, problems)
@@ -77,36 +78,30 @@ def answers_to_one_prompt(
     return {"prompt": before, **conversations}
 
 
-def _given(name: str, value: Any, problems: Problems) -> Any:
-    """The value of a column: as a list if it is a message, or a JSON string of one or several; else as it is."""
-    if isinstance(value, str):
-        text = f"[{value}]" if value.lstrip().startswith("{") else value
-        items = listed(text)
-        if isinstance(items, list) and items and all(map(_is_message, items)):
-            return list_of(name, text, problems)
-        if are_printed_messages(value):
-            problems.append(Problem(name, kind(value), "a string, or a list of messages"))
-            explain_string(value, problems)
-    return [value] if _is_message(value) else value
+def _listed(name: str, value: Any) -> Any:
+    """The value of a column: as a list if it is a message, or a JSON string of messages; else as it is.
+
+    Raises ``UserError`` if a key of such an object is there twice.
+    """
+    text = f"[{value}]" if isinstance(value, str) and value.lstrip().startswith("{") else value
+    if isinstance(text, str) and are_messages(text):
+        return parsed(name, text)
+    return [value] if is_message(value) else value
 
 
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and bool({"role", "from"} & value.keys())
-
-
-def _with_input(prompt: Any, values: Mapping[str, Any], problems: Problems) -> Any:
-    """The prompt with the column ``input``, if that has text."""
-    more = values.get("input")
+def _prompt(values: Mapping[str, Any], name: str, problems: Problems) -> Any:
+    """The prompt, a text or a list, with the column ``input`` if that has text."""
+    prompt, more = _listed(name, values[name]), values.get("input")
+    if prompt is None:
+        problems.append(Problem(name, "null", "a prompt in every row, or in none"))
+    elif not isinstance(prompt, list):
+        problems += check_text(name, prompt)
     if more is None or more == "":
         return prompt
     problems += check_text("input", more, may_be_empty=True)
-    if not isinstance(more, str) or not more.strip():
-        return prompt
-    if "instruction" not in values or not isinstance(prompt, str):
-        found = "given beside an instruction that is a list" if "instruction" in values else "given without instruction"
-        problems.append(Problem("input", found, "it as more text for an instruction that is a string"))
-        return prompt
-    return f"{prompt}\n\n{more}"
+    if name != "instruction" or not isinstance(prompt, str):
+        problems.append(Problem("input", "given without an instruction", "it beside an instruction that is a string"))
+    return f"{prompt}\n\n{more}" if isinstance(more, str) and more.strip() else prompt
 
 
 def _apart(
@@ -119,40 +114,34 @@ def _apart(
         is_repeated = question is not None and question.strip() == prompt.strip()
         prompt = None if is_repeated else [{"role": "user", "content": prompt}]
     if prompt is None:
-        prompt = first[: _num_shared(first, others)]
+        if others:
+            num_shared = min(_num_alike(first, *others), *(len(each) - 1 for each in (first, *others)))
+        else:  # of a single conversation the last answer is rated
+            num_shared = max(i for i, message in enumerate(first) if message["role"] == "assistant")
+        prompt = first[:num_shared]
         if not prompt or prompt[-1]["role"] == "assistant":
-            begins = {messages[0]["role"] for messages in conversations.values()}
-            found = "the prompts differ" if prompt or begins != {"assistant"} else "no prompt before the answer"
             expected = "conversations that begin with the same prompt, or a column prompt"
-            problems.append(Problem(" and ".join(conversations), found, expected))
+            problems.append(Problem(" and ".join(conversations), "no prompt, or prompts that differ", expected))
             return [], conversations
     parted = {}
     for name, messages in conversations.items():
         rest = messages[len(prompt) :] if messages[: len(prompt)] == prompt else messages
         if not rest or rest[0]["role"] != "assistant":
-            at = f"{name}[{len(messages) - len(rest)}]" if rest else name
             found = f"a message of the {rest[0]['role']}: the prompts differ" if rest else "ends with the prompt"
+            at = f"{name}[{len(messages) - len(rest)}]" if rest else name
             problems.append(Problem(at, found, "an answer to the prompt"))
         parted[name] = rest
     return prompt, parted
 
 
-def _num_shared(first: list[Message], others: list[list[Message]]) -> int:
-    """The number of messages before the answers: the same in all; of a single conversation, before its last answer."""
-    if not others:
-        return max(i for i, message in enumerate(first) if message["role"] == "assistant")
-    return min(_num_alike(first, *others), *(len(each) - 1 for each in (first, *others)))
-
-
 def _num_alike(first: Sequence[Any], *others: Sequence[Any]) -> int:
     """The number of items with which all sequences begin."""
     shortest = min(map(len, (first, *others)))
-    pairs = (enumerate(zip(first, other, strict=False)) for other in others)
-    return min((next((i for i, (one, two) in pair if one != two), shortest) for pair in pairs), default=shortest)
+    return next((i for i in range(shortest) if any(other[i] != first[i] for other in others)), shortest)
 
 
 def _texts(prompt: str | None, answers: dict[str, str], problems: Problems) -> dict[str, str | list[Message]]:
-    """The prompt and the answers as texts. Without ``prompt``, it is what the texts begin with."""
+    """The prompt and the answers as texts. Without ``prompt``, it is that of the transcripts that they are."""
     if prompt is not None:
         # A transcript is no answer: where the answers begin with that of the prompt, it is there twice.
         repeats = is_transcript(prompt) and all(answer.startswith(prompt) for answer in answers.values())
@@ -160,17 +149,12 @@ def _texts(prompt: str | None, answers: dict[str, str], problems: Problems) -> d
     else:
         first, *others = answers.values()
         shared = first[: _num_alike(first, *others)]
-        if _ASSISTANT in shared:
-            end = shared.rindex(_ASSISTANT) + len(_ASSISTANT)
-        else:  # between two words; a single text shows no border
-            end = max(shared.rfind(" "), shared.rfind("\n")) if len(answers) > 1 else 0
-        prompt = shared[: max(end, 0)]
-        if not prompt.strip():
-            found = f"no prompt: {' and '.join(answers)} begin differently"
-            if len(answers) == 1:
-                found = f"no prompt: it has no turn {_ASSISTANT.strip()!r}"
-            problems.append(Problem(" and ".join(answers), found, "a column prompt, or texts that begin with it"))
+        end = shared.rfind(_ASSISTANT) + len(_ASSISTANT)
+        if _ASSISTANT not in shared:
+            expected = f"a column prompt, or texts that begin with the same turns up to {_ASSISTANT.strip()!r}"
+            problems.append(Problem(" and ".join(answers), "no prompt", expected))
             return {}
+        prompt = shared[:end]
     rest = {name: answer[end:] for name, answer in answers.items()}
     for name, text in rest.items():
         problems += check_text(name, text)

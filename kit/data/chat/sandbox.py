@@ -33,6 +33,7 @@ CPU_SECONDS = 3  # of one call; ordinary ones take less than a thousandth of a s
 MAX_STOPPED = 3  # calls after which a template is not tried again: others would take as long
 MAX_BYTES = 1 << 30  # of memory that a template may take
 MAX_SOURCE = 1 << 18  # characters of a template; the longest published ones have 30,000
+TODAY = datetime.datetime(2024, 7, 26)  # for every template that asks; the date of Llama 3.1 if none is given
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # around what a {% generation %} block wrote: noncharacters, in no text
 _PR_SET_PDEATHSIG = 1  # the number of this option of Linux's prctl
 
@@ -49,37 +50,29 @@ class TemplateError(Exception):
         self.line = line
 
 
-def render(source: str, values: Mapping[str, Any], today: str, marks: bool = False) -> tuple[str, bool]:
-    """Return the text of a template, and whether it has asked for the date.
+def render(source: str, values: Mapping[str, Any], marks: bool = False) -> str:
+    """Return the text of a template.
 
     Args:
-        today: the date that a template is given, in ISO form.
         marks: each ``{% generation %}`` block writes ``OPEN`` and ``CLOSE`` around its text.
 
     Raises ``TemplateError``, or ``TooMuch``; so do the other functions.
     """
-    text, asked = _call(source, "render", marks, values, today)
-    return text, asked
+    return str(_call(source, "render", marks, values))
 
 
 def beginnings(
-    source: str, messages: Sequence[dict[str, Any]], values: Mapping[str, Any], today: str, marks: bool
-) -> tuple[tuple[str, list[int | None], int] | None, bool]:
-    """Return what ``kit.data.chat.beginnings.walk`` does, and whether the template has asked for the date."""
-    found, asked = _call(source, "walk", marks, messages, values, today)
-    return found and tuple(found), asked
+    source: str, messages: Sequence[dict[str, Any]], values: Mapping[str, Any], marks: bool
+) -> tuple[str, list[int | None], int] | None:
+    """Return what ``kit.data.chat.beginnings.walk`` does."""
+    found = _call(source, "walk", marks, messages, values)
+    return found and tuple(found)
 
 
 @lru_cache(maxsize=32)  # templates are made anew for each block of rows
 def variables(source: str) -> frozenset[str]:
     """Return the variables that a template reads."""
     return frozenset(_call(source, "variables", False))
-
-
-@lru_cache(maxsize=32)
-def texts(source: str) -> tuple[str, ...]:
-    """Return the texts and strings that stand in a template."""
-    return tuple(_call(source, "texts", False))
 
 
 class _Worker:
@@ -232,27 +225,13 @@ def _walking(source: str, marks: bool) -> jinja2.Template | None:
     return None if tree is None else environment.from_string(tree)
 
 
-class _Clock:
-    """Gives a template the same date whenever it asks."""
-
-    def __init__(self, today: str) -> None:
-        self.today = datetime.datetime.fromisoformat(today)
-        self.was_asked = False
-
-    def __call__(self, format: str) -> str:
-        self.was_asked = True
-        return self.today.strftime(format)
+def _render(source: str, marks: bool, values: Mapping[str, Any]) -> str:
+    return _compiled(source, marks).render({**values, "strftime_now": TODAY.strftime})
 
 
-def _render(source: str, marks: bool, values: Mapping[str, Any], today: str) -> tuple[str, bool]:
-    clock = _Clock(today)
-    return _compiled(source, marks).render({**values, "strftime_now": clock}), clock.was_asked
-
-
-def _walk(source: str, marks: bool, messages: Any, values: Mapping[str, Any], today: str) -> Any:
-    template, clock = _walking(source, marks), _Clock(today)
-    found = None if template is None else walk(template, messages, {**values, "strftime_now": clock})
-    return found, clock.was_asked
+def _walk(source: str, marks: bool, messages: Any, values: Mapping[str, Any]) -> Any:
+    template = _walking(source, marks)
+    return None if template is None else walk(template, messages, {**values, "strftime_now": TODAY.strftime})
 
 
 def _variables(source: str, marks: bool) -> list[str]:
@@ -260,15 +239,8 @@ def _variables(source: str, marks: bool) -> list[str]:
     return sorted(meta.find_undeclared_variables(environment.parse(source)) - set(environment.globals))
 
 
-def _texts(source: str, marks: bool) -> list[str]:
-    tree = _compiled(source, marks).environment.parse(source)
-    found = [node.data for node in tree.find_all(nodes.TemplateData)]
-    return found + [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
-
-
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "render": _render,
     "walk": _walk,
     "variables": _variables,
-    "texts": _texts,
 }

@@ -8,8 +8,6 @@ Promises:
 """
 
 import re
-import shlex
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,34 +66,4 @@ def is_one_token(tokenizer: Any, text: str) -> bool:
     return len(tokenizer(text, add_special_tokens=False).input_ids) == 1
 
 
-def can_be_added(tokenizer: Any, tokens: Collection[str]) -> bool:
-    """Whether ``--new_tokens`` can add missing tokens.
-
-    A BOS or EOS has a role, which only the tokenizer gives it; and not every adapter trains rows of new tokens.
-    """
-    return getattr(tokenizer, "takes_new_tokens", True) and not {"bos_token", "eos_token"}.intersection(tokens)
-
-
-def new_tokens_flag(tokenizer: Any, tokens: Sequence[str]) -> str:
-    """Return the flag that adds these tokens, besides those that the recipe has added already."""
-    given = getattr(tokenizer, "tokens_of_recipe", [])
-    return f"--new_tokens {shlex.quote(','.join([*given, *tokens]))}"
-
-
-def with_chat_template(tokenizer: Any, variable: str) -> str:
-    """Return the flag for a shipped template that reads ``variable``, such as tools; one that fits, if there is one."""
-    known = {name: one.missing_tokens(tokenizer) for name, one in SHIPPED.items() if variable in one.source}
-    for name, missing in sorted(known.items(), key=lambda item: bool(item[1])):
-        if not missing:
-            return f"--chat_template {name}"
-        if can_be_added(tokenizer, missing):
-            return f"--chat_template {name} {new_tokens_flag(tokenizer, missing)}"
-    return "the file of a chat template that reads them, as --chat_template,"
-
-
-def fitting(tokenizer: Any) -> str:
-    """Return advice for a message: the shipped templates whose tokens the tokenizer has, or to write a file."""
-    names = [name for name, template in SHIPPED.items() if not template.missing_tokens(tokenizer)]
-    if not names:
-        return "a template file of your own"
-    return f"--chat_template {' | '.join(names)}, which fit this one"
+NAMES = f"--chat_template {' | '.join(SHIPPED)}, or a file of your own"  # what to give where a template is missing

@@ -10,23 +10,18 @@ Promises:
 """
 
 import copy
-import datetime
-import json
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence, Set
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
 from kit.data.chat.beginnings import Beginnings
-from kit.data.chat.sandbox import CLOSE, OPEN, TemplateError, TooMuch, beginnings, render, texts, variables
-from kit.data.chat.shipped import SHIPPED, can_be_added, fitting, is_one_token, new_tokens_flag, without_header
+from kit.data.chat.sandbox import CLOSE, OPEN, TODAY, TemplateError, TooMuch, beginnings, render, variables
+from kit.data.chat.shipped import SHIPPED, is_one_token, without_header
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
 
-TODAY = datetime.datetime(2024, 7, 26)  # the date in Llama 3.1's own template if none is given
 FIXED_DATE = f"the chat template writes today's date: these samples say {TODAY:%Y-%m-%d}, whatever the day"
 
 # What to do about a conversation that a template does not take.
@@ -75,23 +70,15 @@ def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[s
     return named if isinstance(source, dict) else named[""]
 
 
-def check_kwargs(kwargs: Mapping[str, Any], variables: Set[str], of_row: bool = False) -> None:
-    """Raise ``UserError`` if one of ``kwargs`` is not among the ``variables`` that a template reads.
-
-    ``of_row``: they are values of a row, and not those of ``--chat_template_kwargs``.
-    """
+def check_kwargs(kwargs: Mapping[str, Any], variables: Set[str]) -> None:
+    """Raise ``UserError`` if one of ``kwargs`` is not among the ``variables`` that a template reads."""
     free = sorted(variables - _GIVEN)
     for key in kwargs:
         if key in free:
             continue
         found = f"the chat template reads no {key!r}, so it would change nothing"
         expected = "one of " + ", ".join(free) if free else "none"
-        fix = did_you_mean(key, free)
-        if not of_row:
-            close = next(iter(get_close_matches(key, [name for name in free if name not in kwargs], n=1)), "")
-            corrected = json.dumps({close if name == key else name: value for name, value in kwargs.items()})
-            fix = f"did you mean --chat_template_kwargs {shlex.quote(corrected)}" if close else "leave it out"
-        raise UserError(Problem("chat_template_kwargs", found, expected, fix))
+        raise UserError(Problem("chat_template_kwargs", found, expected, did_you_mean(key, free)))
 
 
 def _with_defaults(source: str, kwargs: Mapping[str, Any], read: Set[str]) -> str:
@@ -132,14 +119,10 @@ def _template_of_tokenizer(tokenizer: Any) -> Jinja:
 
 
 def _shipped_template(tokenizer: Any, name: str) -> str:
-    missing = SHIPPED[name].missing_tokens(tokenizer)
-    if missing:
+    if missing := SHIPPED[name].missing_tokens(tokenizer):
         found = f"{name!r} needs {', '.join(missing)}, which the tokenizer would split into pieces"
-        expected = "a tokenizer that has them"
-        fix = fitting(tokenizer)
-        if can_be_added(tokenizer, missing):
-            fix = f"{new_tokens_flag(tokenizer, missing)} adds them and trains their rows; or {fix}"
-        raise UserError(Problem("chat_template", found, expected, fix))
+        fix = "add special tokens with --new_tokens, which trains their rows too; or take another template"
+        raise UserError(Problem("chat_template", found, "a tokenizer that has them", fix))
     return SHIPPED[name].source
 
 
@@ -161,7 +144,6 @@ class Template:
 
     Attributes:
         source: the Jinja text.
-        date_was_asked: whether a rendering has asked for the date since this was last set to False.
 
     Raises ``UserError`` if ``source`` does not compile.
     """
@@ -169,7 +151,6 @@ class Template:
     def __init__(self, source: str, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self.source = source
-        self.date_was_asked = False
         self._values: dict[str, Any] = dict(tokenizer.special_tokens_map)
         try:
             self.variables = variables(source)  # that it reads, such as messages and enable_thinking
@@ -180,7 +161,7 @@ class Template:
 
     def with_values(self, kwargs: Mapping[str, Any]) -> "Template":
         """Return this template with values for its variables. Raises ``UserError`` if it reads no such variable."""
-        check_kwargs(kwargs, self.variables, of_row=True)
+        check_kwargs(kwargs, self.variables)
         template = copy.copy(self)
         template._values = {**self._values, **kwargs}
         return template
@@ -195,6 +176,10 @@ class Template:
         expected = f"at most {most >> 20} million characters in all"
         return UserError(Problem("messages", found, expected, "split the conversation into several rows"))
 
+    def writes_date(self, text: str) -> bool:
+        """Whether ``text``, a rendering, seems to have the date for which the template asks."""
+        return "strftime_now" in self.source and f"{TODAY:%Y}" in text
+
     @cached_property
     def marks_answers(self) -> bool:
         """Whether the template has ``{% generation %}`` blocks, which mark the text to learn from."""
@@ -202,10 +187,10 @@ class Template:
 
     @cached_property
     def split_literals(self) -> list[str]:
-        """What looks like a special token in the template, but is split by the tokenizer."""
+        """What looks like a special token in the text of the template, but is split by the tokenizer."""
         if any(self.source == shipped.source for shipped in SHIPPED.values()):
             return []  # the tokens that it needs were checked, all else in it is plain text
-        literals = {literal for text in texts(self.source) for literal in _SPECIAL.findall(text)}
+        literals = set(_SPECIAL.findall(self.source))
         return sorted(literal for literal in literals if not is_one_token(self._tokenizer, literal))
 
     def render(self, messages: Messages, tools: Tools, add_generation_prompt: bool = False) -> str:
@@ -240,20 +225,16 @@ class Template:
         """Return what is known of the renderings of the first messages; ``marks``: as ``render_marked`` has them."""
         given = self._given(tools, add_generation_prompt)
         try:
-            found, asked = beginnings(self.source, self._as_read(messages), given, TODAY.isoformat(), marks)
+            return Beginnings(beginnings(self.source, self._as_read(messages), given, marks))
         except (TemplateError, TooMuch):
             return Beginnings(None)
-        self.date_was_asked |= asked
-        return Beginnings(found)
 
     def _render(self, messages: Messages, tools: Tools, add_generation_prompt: bool, marks: bool = False) -> str:
         given = {"messages": self._as_read(messages), **self._given(tools, add_generation_prompt)}
         try:
-            text, asked = render(self.source, given, TODAY.isoformat(), marks)
+            return render(self.source, given, marks)
         except (TemplateError, TooMuch) as error:
             raise self.refusal(f"the template fails ({error})") from None
-        self.date_was_asked |= asked
-        return text
 
     def _as_read(self, messages: Messages) -> Messages:
         """The messages as the template reads them: their text as a list of one part, if it shows no other."""
@@ -273,7 +254,7 @@ class Template:
         def shows(content: Any) -> bool:
             try:
                 given = {"messages": [{"role": "user", "content": content}], **self._given(None, False)}
-                return _PROBE in render(self.source, given, TODAY.isoformat())[0]
+                return _PROBE in render(self.source, given)
             except (TemplateError, TooMuch):
                 return False
 

@@ -10,7 +10,6 @@ Promises:
 - A sample that cannot be encoded like this is refused, with the reason.
 """
 
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from kit.data.chat.shipped import with_chat_template
 from kit.data.chat.template import FIXED_DATE, Jinja, Messages, Template, Tools
 from kit.data.chat.turns import Draft, Drafters, TrainOn
 from kit.errors import Problem, UserError
@@ -31,12 +29,8 @@ UNROLLED = (
     "the chat template rewrites earlier turns: the conversation became several samples, each with the answers that "
     "the model would give after the same text"
 )
-TOOLS_TWICE = (
-    "the system message lists the tools, and so does the chat template; --dataset_columns tools=ignore keeps the former"
-)
 MAX_BEFORE = 1 << 25  # characters that are tokenised again for the answers of one conversation: seconds
 AT_ONCE = 1 << 20  # of them, tokenised at once
-TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")  # at the start of a message: markup of a chat format
 
 Ids = list[int]
 Tokens = tuple[Ids, Any]  # ids, and the tokenizer's Encoding; of LocatedTexts it knows the characters of each token
@@ -186,7 +180,7 @@ class _Encoder:
             return (yield from self.encode_chat(messages, 0, tools, kwargs))
         if tools or kwargs:
             key = "tools" if tools else "chat_template_kwargs"
-            fix = f"{with_chat_template(self.tokenizer, key)} makes messages of prompt and completion"
+            fix = "give a template as --chat_template, which makes messages of prompt and completion"
             raise UserError(
                 Problem(key, "given for a prompt and a completion that are strings", "them for messages", fix)
             )
@@ -223,15 +217,13 @@ class _Encoder:
     def encode_chat(self, messages: Messages, first: int, tools: Tools, kwargs: Mapping[str, Any]) -> TokenRequests:
         """Encode a conversation; answers from message number ``first`` on are learned. Returns ``list[Encoded]``."""
         template, drafter = self.drafters.of(bool(tools), kwargs)
-        template.date_was_asked = False
         drafts = drafter.drafts(messages, first, tools)
         remarks = []
-        if template.date_was_asked:
+        if any(template.writes_date(draft.text) for draft in drafts):
             remarks.append(FIXED_DATE)
         if len(drafts) > 1:
             remarks.append(UNROLLED)
         remarks += dict.fromkeys(remark for draft in drafts for remark in draft.remarks)
-        remarks += _repeated(messages, tools, drafts[-1].text)
         names = [message["name"] for message in messages if message["role"] != "tool" and message.get("name")]
         if not all(name in drafts[-1].text for name in names):
             remarks.append(NO_NAMES)
@@ -333,17 +325,3 @@ def _pretokenised(ids: Ids, labels: Ids | None) -> Encoded:
         if label not in (-100, id_):
             raise UserError(Problem("labels", f"labels[{k}] is {label}, input_ids[{k}] is {id_}", "the same, or -100"))
     return Encoded(list(ids), [float(label != -100) for label in labels])
-
-
-def _repeated(messages: Messages, tools: Tools, text: str) -> list[str]:
-    """Say what both the messages and the chat template write, so that ``text``, the rendering, has it twice."""
-    remarks: dict[str, None] = {}
-    for content in (message["content"].lstrip() for message in messages):
-        tag = TAG.match(content)
-        if tag and re.search(rf"{re.escape(tag[0])}\s*{re.escape(content[:100])}", text):
-            remarks[f"the chat template writes {tag[0]} before messages that begin with it"] = None
-    if tools and messages[0]["role"] == "system":
-        names = [tool.get("function", tool).get("name", "") for tool in tools]
-        if all(f'"{name}"' in messages[0]["content"] or f"'{name}'" in messages[0]["content"] for name in names):
-            remarks[TOOLS_TWICE] = None
-    return list(remarks)

@@ -15,12 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from kit.data.chat.answers import OTHER_PROMPT, AnswerFinder, RenderedAnswer, first_difference
+from kit.data.chat.answers import AnswerFinder, RenderedAnswer, first_difference
 from kit.data.chat.beginnings import Conversation
 from kit.data.chat.messages import REASONING
-from kit.data.chat.shipped import fitting
+from kit.data.chat.shipped import NAMES
 from kit.data.chat.shown import (
-    check_answer,
     check_extras,
     check_shown,
     check_thought,
@@ -29,7 +28,7 @@ from kit.data.chat.shown import (
     thought_of,
 )
 from kit.data.chat.stops import Stops
-from kit.data.chat.template import BLOCKS, Jinja, Messages, Template, Tools
+from kit.data.chat.template import Jinja, Messages, Template, Tools
 from kit.errors import Problem, UserError
 
 NO_END_OF_TURN = "the chat template ends an answer without a special token, so nothing teaches the model to stop"
@@ -117,8 +116,6 @@ class Drafter:
         num_characters = 0  # of different texts
         for i in learned:
             found = find(conversation, i)
-            if found is None:
-                return [self._marked(messages, weights, learned, tools)]
             if found.text.startswith(text_of_last.text[: text_of_last.end]) and found.end >= text_of_last.end:
                 text_of_last.text, text_of_last.end = found.text, found.end
             else:
@@ -195,42 +192,6 @@ class Drafter:
             spans += [(start, end, weight) for start, end in answer.spans]
         return Draft(text, spans, 1.0, remarks)
 
-    def _marked(self, messages: Messages, weights: dict[int, float], learned: list[int], tools: Tools) -> Draft:
-        """The draft for a template whose ``{% generation %}`` blocks do not follow the prompts at inference.
-
-        The blocks belong to the answers in their order, one each. Raises ``UserError`` if there are not as many and
-        the answers have different weights, or if no block marks anything.
-
-        Args:
-            learned: the numbers of the answers to learn from.
-        """
-        answers = list(weights)
-        messages = messages[: answers[-1] + 1]  # nothing after the last answer is ever learned from
-        text, blocks = self._template.render_marked(messages, tools)
-        check_shown(self._template, text, messages, tools)
-        if len(blocks) == len(answers):
-            owners = answers
-        elif learned == answers and set(weights.values()) == {1.0}:
-            owners = [answers[-1]] * len(blocks)  # all answers have the same weight
-        else:
-            found = f"{len(blocks)} {{% generation %}} blocks for {len(answers)} answers"
-            found += ": it is unknown which belong to which"
-            raise self._template.refusal(found, BLOCKS)
-        spans = []
-        ends = {}
-        for (start, end), owner in zip(blocks, owners, strict=True):
-            if owner in learned:
-                stops = self._stops.at_end(text[:end], start)
-                end = stops[0] if stops else self._stops.with_next(text, end)
-                ends[owner] = end
-                spans.append((start, end, weights[owner]))
-        for owner, end in ends.items():
-            check_answer(self._template, text[:end], messages[owner], owner)
-        if not spans:
-            raise self._template.refusal("its {% generation %} blocks mark nothing in this conversation", BLOCKS)
-        have_ends = all(self._stops.before(text, end) for end in ends.values())
-        return Draft(text, spans, remarks=(*_unended(have_ends), OTHER_PROMPT))
-
     def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message as ``apply_chat_template`` would be given it."""
         # Arrow fills absent keys with null, and a template that tests `is defined` would take null for a value.
@@ -262,7 +223,7 @@ class Drafters:
         """
         if not self._named:
             found = "the tokenizer has no chat template of its own"
-            raise UserError(Problem("chat_template", found, fix=fitting(self._tokenizer)))
+            raise UserError(Problem("chat_template", found, fix=NAMES))
         name = "tool_use" if has_tools and "tool_use" in self._named else "default"
         key = name + (json.dumps(kwargs, sort_keys=True) if kwargs else "")
         if key not in self._made:

@@ -4,7 +4,6 @@ Promises: if the library or the hub refuses a data set, the message lists its sp
 reported after one short request, not after long retries.
 """
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from typing import Any
 from kit.data.read.compressed import type_and_message
 from kit.data.read.parts import Part
 from kit.data.read.tables import Shard
-from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
 from kit.hub import check_access, not_cached, refusal
 
@@ -55,26 +53,23 @@ def open_saved(name: str, path: Path, split: str, flag: str) -> Found:
     ``name`` is how the user wrote the path, ``flag`` the recipe's key for it, for messages. Raises ``UserError`` if
     there is no such split, or the folder is damaged.
     """
-    if (path / "dataset_dict.json").is_file():
-        try:
-            splits = [str(each) for each in json.loads(read_small(path / "dataset_dict.json"))["splits"]]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            found = f"{name!r} cannot be opened: its dataset_dict.json is damaged ({type_and_message(error)})"
-            raise UserError(Problem(flag, found)) from None
-        if split not in splits:
-            raise UserError(_no_split(name, split, splits, flag))
-        path = path / split
     import datasets
 
     try:
-        opened = _loaded(name, datasets.load_from_disk(str(path)))
-        if outside := [file for file in opened.files if leaves(file, path)]:
-            raise UserError(Problem(flag, f"{name!r} names {outside[0]}", "files in its folder"))
-        return opened
+        saved = datasets.load_from_disk(str(path))
+        if isinstance(saved, datasets.DatasetDict):
+            if split not in saved:
+                hint = did_you_mean(split, saved)
+                raise UserError(Problem(f"{flag}_split", f"{name} has no split {split!r}", ", ".join(saved), hint))
+            saved, path = saved[split], path / split
+        opened = _loaded(name, saved)
     except UserError:
         raise
     except Exception as error:  # a damaged folder can make the library raise anything
         raise UserError(Problem(flag, f"{name!r} cannot be opened ({type_and_message(error)})")) from None
+    if outside := [file for file in opened.files if leaves(file, path)]:
+        raise UserError(Problem(flag, f"{name!r} names {outside[0]}", "files in its folder"))
+    return opened
 
 
 def _loaded(name: str, dataset: Any) -> Found:
@@ -82,7 +77,7 @@ def _loaded(name: str, dataset: Any) -> Found:
     # The library's own fingerprint depends on paths and times, so it differs between machines: used only without files.
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
     marks = [str(dataset.split), len(dataset), *([] if files else [dataset._fingerprint])]
-    return Found(name, [Shard(name, dataset, len(dataset))], files, marks, _commit_of(files))
+    return Found(name, [Shard(name, dataset, size=len(dataset))], files, marks, _commit_of(files))
 
 
 def _commit_of(files: Sequence[Path]) -> str | None:
@@ -126,7 +121,7 @@ def open_hub(
     try:
         dataset = datasets.load_dataset(name, config, split=split, streaming=streaming, **named)
     except Exception as error:  # builders of data sets raise many types
-        if problem := _choice(str(error), name, split, flag, config):
+        if problem := _choice(str(error), name, flag):
             raise UserError(problem) from None
         if constants.HF_HUB_OFFLINE and isinstance(error, ConnectionError | FileNotFoundError):
             raise UserError(not_cached(tried, name, "dataset", flag)) from None
@@ -143,7 +138,7 @@ def open_hub(
         raise UserError(_other_commit(name, flag, revision, None))
     num_shards = dataset.num_shards
     if num_shards == 1:
-        parts = [Shard(shown, dataset, _num_rows(dataset, split))]
+        parts = [Shard(shown, dataset, size=_num_rows(dataset, split))]
     else:
         parts = [Shard(f"{shown} shard {i}", dataset.shard(num_shards, i)) for i in range(num_shards)]
     asked = None if constants.HF_HUB_OFFLINE else commit
@@ -175,26 +170,11 @@ def _num_rows(dataset: Any, split: str) -> int | None:
     return splits[split].num_examples if split in splits else None
 
 
-def _choice(message: str, name: str, split: str, flag: str, config: str | None) -> Problem | None:
+def _choice(message: str, name: str, flag: str) -> Problem | None:
     """The ``Problem`` for a message of ``datasets`` that lists the configs or splits; None for any other message."""
-    lists = re.findall(r"\[('[^\[\]]*')\]", message)
-    names = re.findall(r"'([^']*)'", lists[-1]) if lists else []
-    if "available configs" in message:
-        fix = f"--{flag}_config {names[0]}" if names else ""
-        return Problem(f"{flag}_config", f"{name} needs one of {', '.join(names)}", fix=fix)
-    if message.startswith("BuilderConfig"):
-        hint = did_you_mean(str(config), names)
-        return Problem(f"{flag}_config", f"{name} has no config {config!r}", ", ".join(names), hint)
-    if re.match("(Unknown|Bad) split", message):
-        if "[" in split and split.partition("[")[0] in names:
-            return Problem(f"{flag}_split", f"{split!r}: a stream has no slices", ", ".join(names))
-        return _no_split(name, split, names, flag)
+    found = f"{name}: {' '.join(message.splitlines()[:2])}"
+    if message.startswith(("Config name is missing", "BuilderConfig")):
+        return Problem(f"{flag}_config", found, f"one of them as --{flag}_config")
+    if message.startswith(("Unknown split", "Bad split")):  # of a stream a slice is bad too
+        return Problem(f"{flag}_split", found, f"one of them as --{flag}_split")
     return None
-
-
-def _no_split(name: str, split: str, splits: list[str], flag: str) -> Problem:
-    likely = next((each for each in splits if split in each or each in split), "")
-    hint = did_you_mean(split, splits) or (f"did you mean {likely!r}?" if likely else "")
-    if not hint and splits:
-        hint = f"--{flag}_split {splits[0]}"
-    return Problem(f"{flag}_split", f"{name} has no split {split!r}", ", ".join(splits), hint)

@@ -9,13 +9,12 @@ Promises:
 - The same content gives the same blocks every time.
 """
 
-import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
-from kit.data.read.cells import DELIMITERS, csv_rows, separator_of
+from kit.data.read.cells import csv_rows
 from kit.data.read.compressed import Location, Reader, open_location, type_and_message
 from kit.data.read.text import (
     MAX_LINE_BYTES,
@@ -43,58 +42,76 @@ class Block:
     payload: Any  # bytes of whole lines, an Arrow stream as bytes, or a list of Row
 
 
-class Part(Protocol):
-    """A file, or a shard of a data set. Immutable, and can be pickled to another process."""
+@dataclass(frozen=True)
+class Part:
+    """A file, or a shard of a data set. Immutable, and can be pickled to another process. Subclasses read it.
 
-    @property
-    def unit(self) -> str:
-        """The unit of sizes: "B" or " rows"."""
+    Attributes:
+        unit: that of sizes, "B" or " rows".
+        has_schema: all rows have the same columns, of which only those asked for are read.
+        name: shown to users: ``data/train.jsonl``.
+        size: the sum of the sizes of all blocks, in ``unit``; None if it is not known before reading.
+        every: how many blocks are left out before the first one, and of how many from there on one is read.
+        window: the first row to read, counted from 0 without blank lines, and the one after the last; None: all.
+    """
 
-    @property
-    def has_schema(self) -> bool:
-        """Whether all rows have the same columns, of which only those asked for are read."""
+    unit: ClassVar[str]
+    has_schema: ClassVar[bool]
+    name: str
+    size: int | None = field(default=None, kw_only=True)
+    every: tuple[int, int] = field(default=(0, 1), kw_only=True)
+    window: tuple[int, int] | None = field(default=None, kw_only=True)
 
     @property
     def has_lines(self) -> bool:
         """Whether rows are numbered by the line they begin on; if not, by their position."""
-
-    @property
-    def name(self) -> str:
-        """The name shown to users: ``data/train.jsonl``."""
-
-    @property
-    def size(self) -> int | None:
-        """The sum of the sizes of all blocks, in ``unit``. None if it is not known before reading."""
+        return not self.has_schema
 
     def blocks(self, columns: list[str] | None = None) -> Iterator[Block]:
         """Read and decompress the part, and cut it into blocks; parsing is left to ``rows`` where possible.
 
         ``columns`` are the columns needed, None for all. Text files ignore it: their lines are always read whole.
         """
+        first, distance = self.every
+        blocks = islice(self._to_the_end(columns), first, None, distance)
+        return blocks if self.window is None else self._in_window(blocks, *self.window)
 
     def rows(self, block: Block) -> Iterator[Row]:
         """Parse a block of this part: the number of each row, and its content."""
+        return iter(block.payload) if isinstance(block.payload, list) else self._parse(block.payload, block.first)
 
+    def _read(self, columns: list[str] | None) -> Iterator[Block]:
+        """What ``blocks`` returns, of the whole part. An exception is reported as a problem of the part."""
+        raise NotImplementedError
 
-def origin(part: Part, number: int) -> str:
-    """Name a line or row so that a user can find it: ``train.jsonl:17``, ``train.parquet row 17``."""
-    return f"{part.name}:{number}" if part.has_lines else f"{part.name} row {number}"
+    def _parse(self, payload: bytes, first: int) -> Iterator[Row]:
+        """Parse the bytes of a block that begins with number ``first``."""
+        raise NotImplementedError
 
-
-def to_the_end(blocks: Callable[..., Iterator[Block]]) -> Callable[..., Iterator[Block]]:
-    """Decorate ``Part.blocks``: an exception while reading becomes a last block, which holds one ``Problem``."""
-
-    @functools.wraps(blocks)
-    def guarded(self: Part, columns: list[str] | None = None) -> Iterator[Block]:
+    def _to_the_end(self, columns: list[str] | None) -> Iterator[Block]:
         number = 1
         try:
-            for block in blocks(self, columns):
+            for block in self._read(columns):
                 number = block.first + block.num_rows
                 yield block
         except Exception as error:
             yield _ending(self.name, number, f"damaged or unreadable ({type_and_message(error)})")
 
-    return guarded
+    def _in_window(self, blocks: Iterator[Block], start: int, stop: int) -> Iterator[Block]:
+        seen = 0
+        for block in blocks:
+            if seen >= stop:
+                return
+            filled = [row for row in self.rows(block) if row[1] is not None]
+            rows = filled[max(start - seen, 0) : stop - seen]
+            seen += len(filled)
+            if rows:
+                yield Block(rows[0][0], len(rows), block.size, rows)
+
+
+def origin(part: Part, number: int) -> str:
+    """Name a line or row so that a user can find it: ``train.jsonl:17``, ``train.parquet row 17``."""
+    return f"{part.name}:{number}" if part.has_lines else f"{part.name} row {number}"
 
 
 def _ending(name: str, number: int, found: str) -> Block:
@@ -103,22 +120,12 @@ def _ending(name: str, number: int, found: str) -> Block:
 
 
 @dataclass(frozen=True)
-class _TextFile:
+class _TextPart(Part):
     unit: ClassVar[str] = "B"
     has_schema: ClassVar[bool] = False
-    name: str
     location: Location
 
-    @property
-    def has_lines(self) -> bool:
-        return True
-
-    @property
-    def size(self) -> int:
-        return self.location.num_bytes
-
-    @to_the_end
-    def blocks(self, columns: list[str] | None = None) -> Iterator[Block]:
+    def _read(self, columns: list[str] | None) -> Iterator[Block]:
         num_bytes = 0  # read so far
         last = 0  # number of the last line or row
         with open_location(self.location) as reader:
@@ -133,18 +140,11 @@ class _TextFile:
 
     def _pieces(self, reader: Reader) -> Iterator[tuple[int, int, Any]]:
         """Cut the content into blocks: ``first``, ``num_rows`` and ``payload`` of each, see ``Block``."""
-        raise NotImplementedError
-
-    def rows(self, block: Block) -> Iterator[Row]:
-        if isinstance(block.payload, bytes):
-            return self._parse(block.payload, block.first, self.name)
-        return iter(block.payload)
-
-    _parse = staticmethod(json_rows)  # of blocks that are whole lines
+        return _whole_lines(reader, self.name)
 
 
 @dataclass(frozen=True)
-class JsonFile(_TextFile):
+class JsonFile(_TextPart):
     """JSON objects, one on each line; or one JSON array of objects, with line breaks anywhere."""
 
     is_array: bool
@@ -155,10 +155,10 @@ class JsonFile(_TextFile):
         return not self.is_array
 
     def _pieces(self, reader: Reader) -> Iterator[tuple[int, int, Any]]:
-        if self.is_array:
-            yield from _by_thousands(array_rows(reader, self.name))
-            return
-        yield from _whole_lines(reader, self.name)
+        return _by_thousands(array_rows(reader, self.name)) if self.is_array else _whole_lines(reader, self.name)
+
+    def _parse(self, payload: bytes, first: int) -> Iterator[Row]:
+        return json_rows(payload, first, self.name)
 
 
 def _whole_lines(reader: Reader, name: str) -> Iterator[tuple[int, int, Any]]:
@@ -187,42 +187,25 @@ def _whole_lines(reader: Reader, name: str) -> Iterator[tuple[int, int, Any]]:
             first += 1
 
 
-def first_bytes(location: Location) -> bytes:
-    """Some bytes from the start of the content; none if it cannot be read, which reading the rows will report."""
-    try:
-        with open_location(location) as reader:
-            return reader.peek(1)
-    except Exception:
-        return b""
-
-
 def begins_array(location: Location) -> bool:
     """Whether the content begins with ``[`` (after spaces), as a JSON array does. False if it cannot be read."""
-    return first_bytes(location).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
-
-
-def delimiter_of(location: Location) -> str:
-    """What separates the cells of a table: a comma or a tab by its suffix, or what separates its first line instead."""
-    usual = DELIMITERS[location.suffix]
     try:
         with open_location(location) as reader:
-            return separator_of(reader.readline(MAX_LINE_BYTES), usual)
+            return reader.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
     except Exception:  # reading the rows will report it
-        return usual
+        return False
 
 
 @dataclass(frozen=True)
-class TextFile(_TextFile):
+class TextFile(_TextPart):
     """Plain text. Each line is a row, as in ``datasets``."""
 
-    _parse = staticmethod(text_rows)
-
-    def _pieces(self, reader: Reader) -> Iterator[tuple[int, int, Any]]:
-        return _whole_lines(reader, self.name)
+    def _parse(self, payload: bytes, first: int) -> Iterator[Row]:
+        return text_rows(payload, first, self.name)
 
 
 @dataclass(frozen=True)
-class CellFile(_TextFile):
+class CellFile(_TextPart):
     """A CSV or TSV file. Its first row names the columns."""
 
     delimiter: str

@@ -2,9 +2,10 @@
 
 Promises:
 
-- A file is copied into the cache complete or not at all, by one process of a machine, and is then read as a local file.
-- Each start asks the store for the version of each file (its ETag, or what the store has like it). A file of another
-  version is copied anew, and then its content counts, as that of any local file.
+- The files of an address are copied into the cache complete or not at all, by one process of a machine, and are then
+  read as local files.
+- Each start asks the store for the version of each file (its ETag, or what the store has like it). Where one differs,
+  they are copied anew, and then their content counts, as that of any local file.
 - Nothing is taken from the cache without asking the store.
 """
 
@@ -13,22 +14,18 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fsspec.callbacks import Callback
-
 from kit import durable
 from kit.cache import cache_folder, cannot_write, digest, locked
-from kit.console import bar, is_main, say
+from kit.console import say
 from kit.errors import Problem, UserError
 from kit.stores import PAUSES_SECONDS, is_final, open_filesystem, problem_of, retried
 
 _FOLDER = "remote"  # of the cache
-_NUM_AT_ONCE = 8  # files
 # What tells versions of a file apart, as stores call it: hashes and versions first, then times.
 _VERSIONS = "ETag etag generation md5Hash blob_id sha256 mtime LastModified last_modified updated created".split()
 _SAVED = ("dataset_dict.json", "state.json")  # files of ``save_to_disk``
@@ -50,75 +47,68 @@ class Remote:
         return self.is_folder and any(name in self.infos for name in _SAVED)
 
     def fetch(self, names: Sequence[str]) -> list[Path]:
-        """Return where the files are on this machine, each in a folder of its own; copy those that are not there.
+        """Return where the files are on this machine; copy them if they are not there.
 
         Raises:
             UserError: one cannot be copied, or changed meanwhile.
         """
-        parts = [{PurePosixPath(self.infos[name]["name"]).name: self.infos[name]} for name in names]
-        return [folder / next(iter(part)) for folder, part in zip(self._fetch(parts), parts, strict=True)]
+        given = [self.infos[name] for name in names]
+        relative = list(names)
+        if not self.is_folder:
+            relative = [f"{i}/{PurePosixPath(info['name']).name}" for i, info in enumerate(given)]
+        folder = self._fetched(dict(zip(relative, given, strict=True)))
+        return [folder / name for name in relative]
 
     def fetch_folder(self) -> Path:
         """Return where the folder is on this machine; copy it if it is not there. Raises as ``fetch``."""
-        return self._fetch([self.infos])[0]
+        return self._fetched(self.infos)
 
-    def _fetch(self, parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[Path]:
-        keys = [digest(*((name, info["name"], version(info)) for name, info in sorted(part.items()))) for part in parts]
-        folders = [cache_folder() / _FOLDER / key for key in keys]
-        absent = [i for i, folder in enumerate(folders) if not folder.is_dir()]
-        if not absent:
-            return folders
-        num_bytes = sum(info.get("size") or 0 for i in absent for info in parts[i].values())
-        num_files = sum(len(parts[i]) for i in absent)
-        say(f"copying {self.address} to the cache: {num_files} files, {num_bytes / 1e6:,.1f} MB")
-        with bar("copying", "B", num_bytes, scales=True) if is_main() else _NoBar() as shown:
-            with ThreadPoolExecutor(_NUM_AT_ONCE) as pool:
-                copies = [pool.submit(self._copy, parts[i], folders[i], _Shown(shown)) for i in absent]
-            for each in copies:
-                each.result()
-        return folders
+    def _fetched(self, infos: Mapping[str, Mapping[str, Any]]) -> Path:
+        folder = (
+            cache_folder() / _FOLDER / digest(*((name, infos[name]["name"], version(infos[name])) for name in infos))
+        )
+        if not folder.is_dir():
+            self._copy(infos, folder)
+        return folder
 
-    def _copy(self, part: Mapping[str, Mapping[str, Any]], folder: Path, shown: Callback) -> None:
+    def _copy(self, infos: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
         """Copy files into a folder, which appears when all of them are complete."""
         with locked(folder), cannot_write(folder.parent):
             if folder.is_dir():
                 return  # another process of this machine copied them
+            num_bytes = sum(info.get("size") or 0 for info in infos.values())
+            say(f"copying {self.address} to the cache: {len(infos)} files, {num_bytes / 1e6:,.1f} MB")
             staging = durable.staging_of(folder)
             durable.make_afresh(staging)
             try:
-                for name, info in part.items():
+                for name, info in infos.items():
                     if ".." in PurePosixPath(name).parts:  # a store may hold such names; as a path it leads elsewhere
                         raise UserError(Problem(self.field, f"{self.address!r} has a file called {name!r}", "no .."))
                     (staging / name).parent.mkdir(parents=True, exist_ok=True)
-                    self._copy_file(info, staging / name, shown)
+                    self._copy_file(info, staging / name)
                 os.replace(staging, folder)
             except BaseException:
                 shutil.rmtree(staging, ignore_errors=True)
                 raise
 
-    def _copy_file(self, info: Mapping[str, Any], to: Path, shown: Callback) -> None:
+    def _copy_file(self, info: Mapping[str, Any], to: Path) -> None:
         path = str(info["name"])
 
         def get() -> Any:
-            self.filesystem.get_file(path, str(to), callback=shown)
+            self.filesystem.get_file(path, str(to))
             self.filesystem.invalidate_cache()
             return self.filesystem.info(path)
 
         try:
             after = retried(get)
         except Exception as error:  # each library has its own
-            if isinstance(error, FileNotFoundError):
-                raise UserError(self._changed(path, "vanished")) from None
             if is_final(error) and isinstance(error, OSError) and error.errno:
                 raise  # of the local disk
             raise UserError(problem_of(error, self.address, self.field)) from None
         size = info.get("size")
         if version(after) != version(info) or (size is not None and to.stat().st_size != size):
-            raise UserError(self._changed(path, "changed"))
-
-    def _changed(self, path: str, how: str) -> Problem:
-        fix = "type the same command again when nothing writes there"
-        return Problem(self.field, f"{path!r} of {self.address!r} {how} while it was copied", fix=fix)
+            fix = "type the same command again when nothing writes there"
+            raise UserError(Problem(self.field, f"{path!r} of {self.address!r} changed while it was copied", fix=fix))
 
 
 def version(info: Mapping[str, Any]) -> str:
@@ -140,16 +130,14 @@ def look_up(address: str, field: str) -> Remote:
     """
     filesystem, path = open_filesystem(address, field)
     filesystem.invalidate_cache()
-    is_web = address.startswith(("http://", "https://"))
 
     def ask() -> Remote:
         try:
             info = filesystem.info(path)
         except FileNotFoundError:
-            if is_web or not re.search(r"[*?\[]", path):
-                raise
-            matches = filesystem.glob(path, detail=True)
-            files = {_shown_name(address, path, name): each for name, each in sorted(matches.items()) if _is_file(each)}
+            matches = filesystem.glob(path, detail=True) if re.search(r"[*?\[]", path) else {}
+            before = address.rstrip("/").removesuffix(path)  # of the address of a file, for messages
+            files = {before + name: each for name, each in sorted(matches.items()) if _is_file(each)}
             if not files:
                 raise
             return Remote(address, field, filesystem, files, is_folder=False)
@@ -168,31 +156,3 @@ def look_up(address: str, field: str) -> Remote:
 
 def _is_file(info: Mapping[str, Any]) -> bool:
     return info["type"] == "file" and not str(info["name"]).endswith("/")  # some stores mark a folder by such a name
-
-
-def _shown_name(address: str, path: str, name: str) -> str:
-    """The address of a file that a pattern found, for messages: ``address`` ends in ``path``."""
-    return address[: len(address.rstrip("/")) - len(path)] + name if address.rstrip("/").endswith(path) else name
-
-
-class _Shown(Callback):
-    """Adds what is copied to a progress bar."""
-
-    def __init__(self, shown: Any) -> None:
-        super().__init__()
-        self._bar = shown
-
-    def relative_update(self, inc: int = 1) -> None:
-        """See ``Callback``."""
-        self._bar.update(inc)
-
-
-class _NoBar:
-    def __enter__(self) -> "_NoBar":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-    def update(self, _: int) -> None:
-        """Show nothing."""

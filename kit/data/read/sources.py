@@ -8,7 +8,6 @@ Promises:
 - What a folder holds besides data files is counted, so that nothing is left out unseen.
 """
 
-import codecs
 import glob
 import math
 import os
@@ -27,51 +26,27 @@ from kit.cache import file_digest, file_stamp
 from kit.data.read.cells import DELIMITERS
 from kit.data.read.compressed import DECOMPRESSORS, Location, split_name
 from kit.data.read.hub import Found, is_saved, leaves, open_hub, open_saved
-from kit.data.read.parts import (
-    JSON_SUFFIXES,
-    CellFile,
-    JsonFile,
-    Part,
-    TextFile,
-    begins_array,
-    delimiter_of,
-    first_bytes,
-    origin,
-)
+from kit.data.read.parts import JSON_SUFFIXES, CellFile, JsonFile, Part, TextFile, begins_array, origin
 from kit.data.read.remote import Remote, look_up
 from kit.data.read.slices import sliced, split_of
 from kit.data.read.tables import TableFile, num_parquet_rows
-from kit.data.read.text import NOT_UTF8, SPREAD, Ending
+from kit.data.read.text import Ending
 from kit.errors import Problem, Problems, UserError, did_you_mean, did_you_mean_path
 from kit.stores import is_address
 
 SUFFIXES = [*JSON_SUFFIXES, *DELIMITERS, ".txt", ".parquet", ".arrow"]
-KNOWN = f"{', '.join(SUFFIXES)}, compressed ({', '.join(DECOMPRESSORS)}) or not"
+KNOWN = f"{', '.join(SUFFIXES)}; text may be compressed ({', '.join(DECOMPRESSORS)})"
 # Files that ``datasets`` writes beside the data; they hold no rows.
 NOT_DATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-HUB_ID_WITH_CONFIG = re.compile(r"([\w.-]+/[\w.-]+):([\w.+-]+)")
 ROW = re.compile(r"(:| row )\d+\b")  # matches Problem.where of a row, but not of a whole file
 FIX_ROWS = "fix or remove such rows"
 FIX = f"{FIX_ROWS}, or leave them out with --on_bad_row skip"
 FIX_FILE = "correct the file there, or copy it again: what follows cannot be read"
 # A tenth: single damaged rows are far fewer, and what a mapping or a format does not fit is usually far more.
 MAX_SKIPPED_SHARE = 0.1
-IN_UTF8 = "save the file in UTF-8; or, if only such lines are damaged, leave them out with --on_bad_row skip"
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-# What to do about files in another form, by their suffix.
-OTHER_FORMS = {
-    **dict.fromkeys((".zip", ".tar", ".tgz", ".rar", ".7z"), "unpack it, and give the folder"),
-    **dict.fromkeys(
-        (".xlsx", ".xls", ".ods"), "save the sheet as CSV in UTF-8, with the names of the columns in row 1"
-    ),
-    **dict.fromkeys(
-        (".docx", ".doc", ".odt", ".pdf", ".html", ".md", ".py"),
-        'write each text as one line of a .jsonl file: {"text": "..."}, or {"prompt": "...", "completion": "..."}',
-    ),
-    **dict.fromkeys((".pkl", ".pickle", ".pt", ".bin"), "it may run code when it is opened: write its rows as .jsonl"),
-}
+ARCHIVES = (".zip", ".tar", ".tgz", ".rar", ".7z")
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # bad rows before the first good one that end the search for it
 _Files = tuple[dict[Path, Path], list[Path]]  # of a folder, by the path in it: data files, and the others
@@ -155,7 +130,7 @@ def open_source(
       refused;
     - a pattern such as ``data/*.jsonl``, with ``**`` for any folders: the files that match it;
     - an address that fsspec can open (``s3://bucket/data/*.jsonl``), of any of these: it is copied to the cache first;
-    - a hub id, with its ``config``; ``openai/gsm8k:main`` names both. ``revision`` is its branch, tag or commit.
+    - a hub id, with its ``config``. ``revision`` is its branch, tag or commit.
 
     ``split`` may be a slice such as ``train[:10%]``, whatever the name stands for. Of a file only the slice counts.
 
@@ -172,28 +147,23 @@ def open_source(
         if remote and remote.is_saved:
             path = remote.fetch_folder()
         saved = is_saved(path)
-        with_config = None if path.exists() or remote else HUB_ID_WITH_CONFIG.fullmatch(name)
-        if with_config:
-            name, config = with_config[1], _one_config(with_config[2], config, flag)
-        in_folder = _data_files(path) if path.is_dir() and not saved else ({}, [])
+        notes: tuple[str, ...] = ()
+        files: dict[str, Path] = {}
         if remote and not saved:
-            if remote.is_folder:
-                in_folder = _sorted_out({Path(relative): Path(relative) for relative in remote.infos})
+            in_folder = _sorted_out({Path(name): Path(name) for name in remote.infos}) if remote.is_folder else ({}, [])
             files = _fetch(remote, in_folder, split_of(split))
-        else:
-            files = {} if saved or with_config else _find_files(name, path, split_of(split), flag)
+            notes = _unread(name, in_folder[1])
+        elif not saved:
+            files = _find_files(name, path, split_of(split), flag)
+            if files and path.is_dir():
+                notes = _unread(name, _data_files(path)[1])
         if revision and (saved or files):
             fix = "leave it out: in a list of data sets, `revision` may stand in the entry of a hub id"
             raise UserError(Problem(f"{flag}_revision", f"{revision!r}, but {name!r} is no hub id", fix=fix))
-        notes: tuple[str, ...] = ()
         if saved:
             found = open_saved(name, path, split_of(split), flag)
         elif files:
-            others = list(map(str, in_folder[1]))
             found = _open_files(name, files, flag, by_size)
-            notes = _unread(found, others)
-            if not path.exists() and not remote:  # a pattern
-                notes += _links(found, files)
         else:
             found = open_hub(name, split, flag, config, streaming, revision)
         if (saved or files) and "[" in split:
@@ -211,14 +181,6 @@ def open_source(
     )
 
 
-def _one_config(in_name: str, config: str | None, flag: str) -> str:
-    """The config that stands behind a hub id. Raises ``UserError`` if another one is given too."""
-    if config not in (None, in_name):
-        found = f"{config!r}, and {in_name!r} behind the hub id"
-        raise UserError(Problem(f"{flag}_config", found, "one config", f"leave :{in_name} out of the name"))
-    return in_name
-
-
 def hub_id(name: str, split: str, flag: str) -> str | None:
     """Return the hub id that ``name`` stands for; None for a path. Reads no file.
 
@@ -227,9 +189,6 @@ def hub_id(name: str, split: str, flag: str) -> str | None:
     path = Path(os.path.expanduser(name))
     if is_address(name) or is_saved(path):
         return None
-    with_config = None if path.exists() else HUB_ID_WITH_CONFIG.fullmatch(name)
-    if with_config:
-        return with_config[1]
     return None if _find_files(name, path, split_of(split), flag) else name
 
 
@@ -276,22 +235,18 @@ def _in_folder(name: str, files: dict[Path, Path], others: list[Path], split: st
     """The data files in and below a folder, by their path in it; only those of ``split`` if all name one."""
     if not files:
         expected = f"a folder written by datasets' save_to_disk, or with files that end in {KNOWN}"
-        endings = Counter(other.suffix.lower() for other in others)
-        fix = next((OTHER_FORMS[ending] for ending, _ in endings.most_common() if ending in OTHER_FORMS), "")
-        found = f"{name!r} is a folder without state.json and without data files"
-        found += f" (it has {_endings(list(map(str, others)))})" if others else " (it is empty)"
-        raise UserError(Problem(flag, found, expected, fix))
-
+        found = f"{name!r} is a folder without data files"
+        raise UserError(Problem(flag, found + (f" ({_endings(others)})" if others else ""), expected))
     name = name.rstrip("/")
     words = re.compile(rf"(?<![a-z])({'|'.join(map(re.escape, (split.lower(), *SPLITS)))})(?![a-z])")
     matches = {relative: words.search(relative.as_posix().lower()) for relative in files}
     split_of = {relative: match[1] for relative, match in matches.items() if match}
-    others = [relative for relative in files if relative not in split_of]
-    if split_of and others:
-        found = f"{name!r} has files named after a split ({_few(list(split_of))}) and others ({_few(others)})"
+    unnamed = [relative for relative in files if relative not in split_of]
+    if split_of and unnamed:
+        found = f"{name!r} has files named after a split ({next(iter(split_of))}, ...) and others ({unnamed[0]}, ...)"
         fix = "name those that you mean by a pattern, or sort them into folders such as train and test"
         raise UserError(Problem(flag, found, "all of them named so, or none", fix))
-    chosen = others or [relative for relative, word in split_of.items() if word == split.lower()]
+    chosen = unnamed or [relative for relative, word in split_of.items() if word == split.lower()]
     if not chosen:
         splits = [word for word in SPLITS if word in split_of.values()]
         found, hint = f"{name} has no file of split {split!r}", did_you_mean(split, splits)
@@ -332,32 +287,15 @@ def _sorted_out(found: dict[Path, Path], broken: Set[Path] = frozenset()) -> _Fi
     return chosen or files, others
 
 
-def _unread(found: Found, others: Sequence[str]) -> tuple[str, ...]:
-    """Notes about files that give no rows, and about tables with another separator. ``others``: those without data."""
-    counts = []
-    if others:
-        counts.append(f"{len(others)} that are no data files: {_endings(others)}")
-    if empty := [part.name for part in found.parts if part.size == 0]:
-        counts.append(f"{len(empty)} empty, first {empty[0]}")
-    notes = [f"{found.name}: files that are not read: {'; '.join(counts)}"] if counts else []
-    for part in found.parts:
-        if isinstance(part, CellFile) and part.delimiter != DELIMITERS[part.location.suffix]:
-            notes.append(f"{part.name}: its cells are separated by {part.delimiter!r}")
-    return tuple(notes)
+def _unread(name: str, others: Sequence[Path]) -> tuple[str, ...]:
+    """A note about the files of a folder that are no data files, if there are any."""
+    return (f"{name}: {len(others)} files are not read: {_endings(others)}",) if others else ()
 
 
-def _endings(files: Sequence[str]) -> str:
+def _endings(files: Sequence[Path]) -> str:
     """How many files have each ending: ``.md (1), .pdf (3)``."""
-    endings = Counter(os.path.splitext(file)[1].lower() or "no ending" for file in files)
+    endings = Counter(file.suffix.lower() or "no ending" for file in files)
     return ", ".join(f"{ending} ({count})" for ending, count in sorted(endings.items()))
-
-
-def _links(found: Found, files: dict[str, Path]) -> tuple[str, ...]:
-    """A note about links among the files of a pattern to other folders, if there are any."""
-    links = [name for name, file in files.items() if file.is_symlink() and leaves(file, file.parent)]
-    if not links:
-        return ()
-    return (f"{found.name}: {len(links)} files are links to other folders, first {links[0]}",)
 
 
 def _walk(path: Path) -> Iterator[Path]:
@@ -369,11 +307,6 @@ def _walk(path: Path) -> Iterator[Path]:
             continue
         seen.add(os.path.realpath(folder))
         yield from (Path(folder, name) for name in names)
-
-
-def _few(paths: Sequence[Path]) -> str:
-    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-    return ", ".join(path.as_posix() for path in paths[:3]) + more
 
 
 def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool) -> Found:
@@ -391,22 +324,21 @@ def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool) -
 
 
 def _part(name: str, path: Path, flag: str) -> Part:
-    """The part for a file. Raises ``UserError`` if its suffix is not known, or if it is text that says it is UTF-16."""
+    """The part for a file. Raises ``UserError`` if its suffix is not known."""
     location = Location(str(path), path.stat().st_size)
-    if location.suffix in (*JSON_SUFFIXES, *DELIMITERS, ".txt") and first_bytes(location).startswith(_UTF16):
-        raise UserError(Problem(name, "UTF-16 text", "UTF-8 text", IN_UTF8))
+    size, ending = location.num_bytes, path.suffix.lower()
     if location.suffix in JSON_SUFFIXES:
-        return JsonFile(name, location, begins_array(location))
+        return JsonFile(name, location, begins_array(location), size=size)
     if location.suffix in DELIMITERS:
-        return CellFile(name, location, delimiter_of(location))
+        return CellFile(name, location, DELIMITERS[location.suffix], size=size)
     if location.suffix == ".txt":
-        return TextFile(name, location)
-    if location.suffix == ".parquet":
-        return TableFile(name, location, num_parquet_rows(name, location))
-    if location.suffix == ".arrow":
+        return TextFile(name, location, size=size)
+    if ending == ".parquet":
+        return TableFile(name, location, size=num_parquet_rows(name, location))
+    if ending == ".arrow":
         return TableFile(name, location)
-    ending = f"ends in {path.suffix!r}" if path.suffix else "has no ending that says what it holds"
-    raise UserError(Problem(flag, f"{name!r} {ending}", KNOWN, OTHER_FORMS.get(location.suffix, "")))
+    fix = "unpack it, and give the folder" if {ending, location.suffix} & set(ARCHIVES) else ""
+    raise UserError(Problem(flag, f"{name!r} ends in {ending!r}", KNOWN, fix))
 
 
 def read_rows(parts: Sequence[Part], columns: list[str] | None = None) -> Iterator[tuple[int, int, Any]]:
@@ -432,8 +364,6 @@ def _columns(name: str, parts: Sequence[Part]) -> list[str]:
             break
     if not bad:
         raise UserError(Problem(name, "no rows", "at least one"))
-    if bad[0].fix == SPREAD:
-        bad = bad[:1]
     raise UserError(*shown(bad, name, FIX_ROWS))
 
 
@@ -456,10 +386,6 @@ def shown(problems: Sequence[Problem], name: str, fix: str, scope: str = "") -> 
         if isinstance(problem, Ending) and not problem.fix:
             first[i] = replace(problem, fix=FIX_FILE)
     of_rows = [i for i, problem in enumerate(first) if ROW.search(problem.where) and not problem.fix]
-    # Other rows of such a file may have been read wrongly, without any message.
-    if of_rows and all(problem.found.startswith(NOT_UTF8) for problem in problems):
-        found = f"{first[0].found}, and so are {len(problems) - 1} other lines" if num_more else first[0].found
-        return [replace(first[0], found=found, fix=IN_UTF8)]
     if num_more:
         text = f"... and {num_more} more problem{'s' if num_more > 1 else ''}{scope}"
         first.append(Problem(name, text, fix=fix if of_rows else "", num_others=num_more))

@@ -1,39 +1,31 @@
 """Rows of tables: parquet files, Arrow files, and data sets of ``datasets``. A block stays Arrow until it is parsed.
 
-The promises of ``kit.data.read.parts`` hold here too, with one exception: a parquet or Arrow file that is
-compressed as a whole (``.parquet.gz``) is read into memory as a whole.
+The promises of ``kit.data.read.parts`` hold here too.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kit.data.read.compressed import Location, open_location, split_name, type_and_message
-from kit.data.read.parts import BLOCK_ROWS, Block, to_the_end
+from kit.data.read.compressed import Location, type_and_message
+from kit.data.read.parts import BLOCK_ROWS, Block, Part
 from kit.data.read.text import Ending, Row
 from kit.errors import Problem, UserError
 
 MAX_BLOCK_BYTES = 1 << 28  # of a block in memory; ordinary ones have some megabytes
-FEW_ROWS = 20  # read at a time where a thousand could be too much
-MAX_RATIO = 1000  # of uncompressed to compressed bytes; text has about 5
 
 
 @dataclass(frozen=True)
-class _Table:
+class _Table(Part):
     unit: ClassVar[str] = " rows"
     has_schema: ClassVar[bool] = True
-    has_lines: ClassVar[bool] = False
-    name: str
 
-    @to_the_end
-    def blocks(self, columns: list[str] | None = None) -> Iterator[Block]:
+    def _read(self, columns: list[str] | None) -> Iterator[Block]:
         first = 1
         for table in self._tables(columns):
-            num_rows = _rows_of_block(table)
-            for start in range(0, table.num_rows, num_rows):
-                block = _block(table.slice(start, num_rows), first)
+            for start in range(0, table.num_rows, BLOCK_ROWS):
+                block = _block(table.slice(start, BLOCK_ROWS), first)
                 first += block.num_rows
                 yield block
 
@@ -41,40 +33,37 @@ class _Table:
         """Yield Arrow tables or record batches, each of any number of rows, with ``columns`` only (None: all)."""
         raise NotImplementedError
 
-    def rows(self, block: Block) -> Iterator[Row]:
-        if isinstance(block.payload, list):
-            return iter(block.payload)
+    def _parse(self, payload: bytes, first: int) -> Iterator[Row]:
         import pyarrow
 
-        table = pyarrow.ipc.open_stream(block.payload).read_all()
+        table = pyarrow.ipc.open_stream(payload).read_all()
         names = table.column_names
         if twice := [name for i, name in enumerate(names) if name in names[:i]]:
             found = f"two columns are called {twice[0]!r}"
-            return iter([(block.first, Ending(self.name, found, "columns with different names"))])
+            return iter([(first, Ending(self.name, found, "columns with different names"))])
         try:
             rows = _to_dicts(table)
         except Exception:  # a value that Python cannot represent, or text that is not valid UTF-8
-            rows = [
-                _to_dict_or_problem(table.slice(i, 1), f"{self.name} row {block.first + i}") for i in range(len(table))
-            ]
-        return enumerate(rows, block.first)
+            rows = [_to_dict_or_problem(table.slice(i, 1), f"{self.name} row {first + i}") for i in range(len(table))]
+        return enumerate(rows, first)
 
 
 @dataclass(frozen=True)
 class TableFile(_Table):
-    """A parquet file, or an Arrow file in either of its formats (IPC file, IPC stream). ``size``: rows, if known."""
+    """A parquet file, or an Arrow file in either of its formats (IPC file, IPC stream)."""
 
     location: Location
-    size: int | None = None
 
     def _tables(self, columns: list[str] | None) -> Iterator[Any]:
+        import pyarrow
         from pyarrow import ipc, parquet
 
-        with _as_arrow(self.location) as file:
+        # Not memory-mapped: if the file shrinks meanwhile, that would kill the process.
+        with pyarrow.OSFile(self.location.path) as file:
             if self.location.suffix == ".parquet":
                 with parquet.ParquetFile(file) as table:
                     present = _present(columns, table.schema_arrow.names)
-                    yield from _batches(table, present)
+                    yield from table.iter_batches(_rows_at_a_time(table.metadata), columns=present)
                 return
             is_file = file.read(6) == b"ARROW1"
             file.seek(0)
@@ -90,10 +79,9 @@ class TableFile(_Table):
 
 @dataclass(frozen=True)
 class Shard(_Table):
-    """A data set of ``datasets``, or one shard of a streaming data set. ``size``: rows, if known."""
+    """A data set of ``datasets``, or one shard of a streaming data set."""
 
     dataset: Any
-    size: int | None = None
 
     def _tables(self, columns: list[str] | None) -> Iterator[Any]:
         names = self.dataset.column_names
@@ -103,53 +91,10 @@ class Shard(_Table):
         return dataset.iter(BLOCK_ROWS)
 
 
-def _batches(file: Any, columns: list[str] | None) -> Iterator[Any]:
-    """The rows of a parquet file as tables of ``BLOCK_ROWS``, or of fewer with more than ``MAX_BLOCK_BYTES``.
-
-    A value that is stored once for many rows, in a dictionary, is in memory once for each row that is read at a time.
-    So few are read at a time where that could be much.
-    """
-    import pyarrow
-
-    if _largest_chunk(file) * BLOCK_ROWS <= MAX_BLOCK_BYTES:
-        yield from file.iter_batches(BLOCK_ROWS, columns=columns)
-        return
-    batches: list[Any] = []
-    num_rows = num_bytes = 0
-    for batch in file.iter_batches(FEW_ROWS, columns=columns):
-        batches.append(batch)
-        num_rows += batch.num_rows
-        num_bytes += batch.nbytes
-        if num_rows >= BLOCK_ROWS or num_bytes > MAX_BLOCK_BYTES:
-            yield pyarrow.Table.from_batches(batches)
-            batches, num_rows, num_bytes = [], 0, 0
-    if batches:
-        yield pyarrow.Table.from_batches(batches)
-
-
-def _chunks(file: Any) -> Iterator[Any]:
-    """What the footer of a parquet file says about each column of each group of rows."""
-    metadata = file.metadata
-    for i in range(metadata.num_row_groups):
-        group = metadata.row_group(i)
-        yield from (group.column(j) for j in range(group.num_columns))
-
-
-def _largest_chunk(file: Any) -> int:
-    return max((chunk.total_uncompressed_size for chunk in _chunks(file)), default=0)
-
-
-def _rows_of_block(table: Any) -> int:
-    """How many rows a block of ``table`` may have: fewer if a value of a dictionary, which many rows share, is long."""
-    from pyarrow import compute, types
-
-    longest = 0
-    for column in table.columns:
-        kind = column.type
-        if types.is_dictionary(kind) and (types.is_string(kind.value_type) or types.is_large_string(kind.value_type)):
-            for array in getattr(column, "chunks", [column]):
-                longest = max(longest, compute.max(compute.binary_length(array.dictionary)).as_py() or 0)
-    return max(1, min(BLOCK_ROWS, MAX_BLOCK_BYTES // max(longest, 1)))
+def _rows_at_a_time(metadata: Any) -> int:
+    """How many rows of a parquet file are read at a time: fewer where they are long."""
+    num_bytes = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    return max(1, min(BLOCK_ROWS, MAX_BLOCK_BYTES * metadata.num_rows // max(num_bytes, 1)))
 
 
 def _present(columns: list[str] | None, names: list[str]) -> list[str] | None:
@@ -157,30 +102,6 @@ def _present(columns: list[str] | None, names: list[str]) -> list[str] | None:
     if columns is None:
         return None
     return [column for column in columns if column in names]
-
-
-def _as_arrow(location: Location) -> Any:
-    """Open a file for random access. A file that is compressed is first read into memory.
-
-    Raises ``EOFError`` if its bytes are damaged, and whatever the libraries raise.
-    """
-    import pyarrow
-
-    if not split_name(location.path)[1]:
-        return pyarrow.OSFile(location.path)  # not memory-mapped: if the file shrinks meanwhile, that kills the process
-    most = _quarter_of_memory()
-    with open_location(location) as reader:
-        content = reader.read(most + 1)
-        if reader.damage:
-            raise EOFError(reader.damage)
-    if len(content) > most:
-        raise MemoryError(f"it unpacks to more than {most >> 30} GiB, a quarter of the memory: unpack it")
-    return pyarrow.BufferReader(content)
-
-
-def _quarter_of_memory() -> int:
-    """In bytes. What is unpacked in memory may take so much."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 def _block(table: Any, first: int) -> Block:
@@ -237,24 +158,10 @@ def _parse_json(value: Any, kind: Any) -> Any:
 
 
 def num_parquet_rows(name: str, location: Location) -> int:
-    """The number of rows, from the file's footer.
-
-    Raises ``UserError`` if the file is not readable parquet, or a few bytes of it claim to be much data.
-    """
+    """The number of rows, from the file's footer. Raises ``UserError`` if the file is not readable parquet."""
     from pyarrow import parquet
 
     try:
-        with _as_arrow(location) as file, parquet.ParquetFile(file) as table:
-            for chunk in _chunks(table):
-                size, stored = chunk.total_uncompressed_size, chunk.total_compressed_size
-                # Numbers may all be zero, and each takes few bytes in memory; a string may be long.
-                is_text = chunk.physical_type == "BYTE_ARRAY"
-                if is_text and size > MAX_BLOCK_BYTES and size > MAX_RATIO * max(stored, 1):
-                    found = f"column {chunk.path_in_schema!r} unpacks from {stored} bytes to {size >> 20} MiB"
-                    fix = "if you made the file: write it with fewer rows in a group (pyarrow: row_group_size=10000)"
-                    raise UserError(Problem(name, found, f"at most {MAX_RATIO} times its bytes", fix))
-            return table.metadata.num_rows
-    except UserError:
-        raise
+        return parquet.read_metadata(location.path).num_rows
     except Exception as error:  # several libraries raise here
         raise UserError(Problem(name, f"not a readable parquet file ({type_and_message(error)})")) from None

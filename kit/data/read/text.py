@@ -26,8 +26,7 @@ MAX_LINE_BYTES = 1 << 24
 MAX_SKIPPED_BYTES = 1 << 30
 READ_BYTES = 1 << 18
 SPACE = re.compile(r"[ \t\r\n]*")
-ONE_A_LINE = "one JSON object a line"
-SPREAD = "is it one object over several lines? write each sample on one line, or all as a JSON array"
+ONE_A_LINE = "one JSON object a line, or all in a JSON array"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def json_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
             yield number, Problem(f"{name}:{number}", found, "UTF-8 text")
         except json.JSONDecodeError as error:
             found = f"{NOT_JSON} at column {error.colno} ({error.msg})"
-            yield number, Problem(f"{name}:{number}", found, ONE_A_LINE, SPREAD if text == "{" else "")
+            yield number, Problem(f"{name}:{number}", found, ONE_A_LINE)
         except ValueError as error:  # an integer with more digits than Python's limit
             yield number, Problem(f"{name}:{number}", str(error).split(";")[0], ONE_A_LINE)
         except RecursionError:
@@ -96,20 +95,18 @@ def long_line(where: str) -> Problem:
     return Problem(where, found, "one sample a line", "split it into several samples")
 
 
-def skip_line(reader: Bytes) -> int:
-    """Read to the end of the current line without keeping it in memory. Returns the number of quotes in it.
+def skip_line(reader: Bytes) -> None:
+    """Read to the end of the current line without keeping it in memory.
 
     Raises ``ValueError`` for a line without end: a few kilobytes can be unpacked to one of terabytes.
     """
-    num_quotes = num_bytes = 0
+    num_bytes = 0
     while part := reader.readline(READ_BYTES):
-        num_quotes += part.count(b'"')
         num_bytes += len(part)
         if part.endswith(b"\n"):
             break
         if num_bytes > MAX_SKIPPED_BYTES:
             raise ValueError(f"a line of more than {MAX_SKIPPED_BYTES >> 30} GiB")
-    return num_quotes
 
 
 def text_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
@@ -136,14 +133,11 @@ def array_rows(reader: Bytes, name: str) -> Iterator[Row]:
     number = 1
     try:
         array.take("[")
-        if array.peek() == "]":
-            array.take("]")
-        else:
-            while True:
-                yield number, _object(array.element(), f"{name} row {number}")
-                number += 1
-                if array.take(",]") == "]":
-                    break
+        end = array.take("]") if array.next() == "]" else ""
+        while end != "]":
+            yield number, _object(array.element(), f"{name} row {number}")
+            number += 1
+            end = array.take(",]")
         array.take("")
     except _BadLine as bad:
         if not reader.damage:
@@ -154,92 +148,74 @@ class _Array:
     """Parses a JSON array through a window on its text, so that the text never has to be in memory as a whole."""
 
     def __init__(self, reader: Bytes, name: str) -> None:
-        self.reader = reader
-        self.name = name
-        self.text = ""  # the window
-        self.at = 0  # the position in it up to which it is parsed
-        self.line = 1  # line number at that position
-        self.column = 0  # characters of that line before the window
-        self.decode = codecs.getincrementaldecoder("utf-8-sig")().decode
-        self.has_ended = False  # the window reaches to the end of the file, or to the first bytes that are not UTF-8
-        self.is_no_text = False  # the latter
+        self._reader = reader
+        self._name = name
+        self._text = ""  # the window
+        self._at = 0  # the position in it up to which it is parsed
+        self._line = 1  # line number at that position
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+        self._has_ended = False  # the window reaches to the end of the file
 
-    def read_more(self) -> None:
+    def _read_more(self) -> None:
         """Extend the window, at least to twice what is unparsed: then a long element is not parsed too often."""
-        kept = len(self.text) - self.at
-        last_newline = self.text.rfind("\n", 0, self.at)
-        self.column = self.at - last_newline - 1 if last_newline >= 0 else self.column + self.at
-        chunk = self.reader.read(max(READ_BYTES, kept))
-        self.has_ended = not chunk
+        unparsed = self._text[self._at :]
+        chunk = self._reader.read(max(READ_BYTES, len(unparsed)))
+        self._has_ended = not chunk
         try:
-            text = self.decode(chunk, final=not chunk)
+            self._text, self._at = unparsed + self._decode(chunk, final=not chunk), 0
         except UnicodeDecodeError as error:
-            text = error.object[: error.start].decode()
-            self.has_ended = self.is_no_text = True
-        self.text = self.text[self.at :] + text
-        self.at = 0
+            self._text, self._at = unparsed + error.object[: error.start].decode(), 0
+            raise self._bad(NOT_UTF8, "UTF-8 text", len(self._text)) from None
 
-    def move(self, end: int) -> None:
+    def _move(self, end: int) -> None:
         """Mark the window as parsed up to ``end``."""
-        self.line += self.text.count("\n", self.at, end)
-        self.at = end
+        self._line += self._text.count("\n", self._at, end)
+        self._at = end
 
-    def peek(self) -> str:
+    def next(self) -> str:
         """Skip spaces, and return the next character without parsing it. Empty at the end of the file."""
         while True:
-            self.move(SPACE.match(self.text, self.at).end())  # type: ignore[union-attr]  # it matches nothing too
-            if self.at < len(self.text) or self.has_ended:
-                return self.text[self.at : self.at + 1]
-            self.read_more()
+            self._move(SPACE.match(self._text, self._at).end())  # type: ignore[union-attr]  # it matches nothing too
+            if self._at < len(self._text) or self._has_ended:
+                return self._text[self._at : self._at + 1]
+            self._read_more()
 
     def take(self, allowed: str) -> str:
         """Parse the next character, which must be one of ``allowed``; if that is empty, the file must end here.
 
         Raises ``_BadLine`` for anything else.
         """
-        found = self.peek()
+        found = self.next()
         if found not in allowed or bool(found) != bool(allowed):
-            if not found:
-                raise self.bad("the file ends inside a JSON array", "a closing bracket")
             expected = " or ".join(map(repr, allowed)) or "nothing after the array"
-            raise self.bad(f"not a JSON array at column {self.column_at(self.at)} ({found!r})", expected)
-        self.move(self.at + len(found))
+            raise self._bad(f"not a JSON array ({found!r})" if found else "the file ends inside a JSON array", expected)
+        self._move(self._at + len(found))
         return found
 
     def element(self) -> Any:
         """Parse the next element. Raises ``_BadLine`` if it is not JSON or too long."""
-        self.peek()
+        self.next()
         while True:
+            size = len(self._text) - self._at
             try:
-                value, end = decode(self.text, self.at)
+                value, end = decode(self._text, self._at)
             except json.JSONDecodeError as error:
-                is_cut = error.msg.startswith("Unterminated string") or error.pos > len(self.text) - 16
-                if is_cut and not self.has_ended and len(self.text) - self.at <= MAX_LINE_BYTES:
-                    self.read_more()
-                    continue
-                if is_cut and not self.has_ended:
-                    raise self.bad(f"an element of more than {MAX_LINE_BYTES >> 20} MiB", "smaller samples") from None
-                column = self.column_at(error.pos)
-                self.move(error.pos)
-                raise self.bad(f"not JSON at column {column} ({error.msg})", "a JSON array of objects") from None
-            except ValueError as error:  # an integer with more digits than Python's limit
-                raise self.bad(str(error).split(";")[0], "a JSON array of objects") from None
-            except RecursionError:
-                raise self.bad("nested too deeply", "a JSON array of objects") from None
-            if end == len(self.text) and not self.has_ended:  # a number may go on
-                self.read_more()
-                continue
-            self.move(end)
-            return value
+                is_cut = error.msg.startswith("Unterminated string") or error.pos > len(self._text) - 16
+                if not is_cut or self._has_ended:
+                    raise self._bad(f"{NOT_JSON} ({error.msg})", "a JSON array of objects", error.pos) from None
+                if size > MAX_LINE_BYTES:
+                    found = f"an element of more than {MAX_LINE_BYTES >> 20} MiB"
+                    raise self._bad(found, "smaller samples") from None
+            except (ValueError, RecursionError) as error:  # an integer with more digits than Python's limit
+                found = str(error).split(";")[0] if isinstance(error, ValueError) else "nested too deeply"
+                raise self._bad(found, "a JSON array of objects") from None
+            else:
+                if end < len(self._text) or self._has_ended:  # else a number may go on
+                    self._move(end)
+                    return value
+            self._read_more()
 
-    def column_at(self, position: int) -> int:
-        """The column, from 1, of a position in the window."""
-        last_newline = self.text.rfind("\n", 0, position)
-        return position - last_newline if last_newline >= 0 else self.column + position + 1
-
-    def bad(self, found: str, expected: str) -> _BadLine:
-        """The exception to raise for the current line; the real cause may be that the text ends in bytes not UTF-8."""
-        if self.is_no_text:
-            self.line += self.text.count("\n", self.at)
-            found, expected = "not UTF-8", "UTF-8 text"
-        return _BadLine(Problem(f"{self.name}:{self.line}", found, expected))
+    def _bad(self, found: str, expected: str, at: int = 0) -> _BadLine:
+        """The exception to raise for the line of position ``at``, or of the parsed position."""
+        line = self._line + self._text.count("\n", self._at, max(at, self._at))
+        return _BadLine(Problem(f"{self._name}:{line}", found, expected))

@@ -150,7 +150,7 @@ class Encoder:
         """
         source = dataset.source
         piece = Piece(np.empty(0, SAMPLE), np.empty(0, np.int32), np.empty(0, np.uint8), [0.0, 1.0])
-        unused = Unused(dataset.fields, dataset.ignored, self.template)
+        unused = Unused(dataset.fields, dataset.ignored)
         ignored_keys = read_keys(dataset.ignored)
         unread = set(source.columns) - set(dataset.columns)
         origins: list[tuple[int, int, int]] = []  # of each sample: part, number of its row, index of its row

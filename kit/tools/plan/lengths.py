@@ -115,12 +115,10 @@ def _every(dataset: "Dataset") -> int:
 
 def _thinned(dataset: "Dataset", every: int) -> "Dataset":
     """The data set with one in ``every`` blocks. Of its parts others begin, so that many short ones are thinned too."""
-    from kit.data.read.slices import Thinned
-
     if every == 1:
         return dataset
     source = dataset.source
-    parts = tuple(Thinned(part, -i % every, every) for i, part in enumerate(source.parts))
+    parts = tuple(replace(part, every=(-i % every, every), size=None) for i, part in enumerate(source.parts))
     return replace(dataset, source=replace(source, parts=parts, digest=f"{source.digest} 1/{every}"))
 
 

@@ -3,7 +3,7 @@
 import pytest
 from data_helpers import CALL, HEADER, PROMPT, SIMPLE, byte_level_tokenizer, chat, marked, with_keys
 
-from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT, MOVED, OPEN_THOUGHT
+from kit.data.chat.answers import CLOSED, MOVED
 from kit.data.chat.template import AS_CONTENT
 from kit.data.chat.tokens import UNROLLED, encode
 from kit.data.chat.turns import NO_END_OF_TURN
@@ -89,19 +89,6 @@ def test_an_answer_of_several_turns_is_refused(tokenizer):
     assert text.count("<|im_end|>") == 3 and text.endswith("Hello<|im_end|>]]\n")
 
 
-def test_a_template_that_knows_no_generation_prompt_but_opens_nothing_is_taken(sentencepiece):
-    template = "{% for m in messages %}{{ m.content + (':' if m.role == 'user' else '</s>') }}{% endfor %}"
-    [text], remarks = learned(TWO, sentencepiece, template)
-    assert "Hi:[[Hello</s>]]" in text and text.endswith("Bye:[[Bye now</s>]]") and remarks == ()
-
-
-def test_what_a_template_writes_after_every_message_is_not_part_of_an_answer(tokenizer):
-    template = HEADER + "{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}\n{% endfor %}"
-    template += "<|im_start|>system\nAnswer<|end|> with an action.<|im_end|>\n" + PROMPT
-    sample = {"messages": [*TWO["messages"][:1], {"role": "assistant", "content": "", "tool_calls": [CALL]}]}
-    assert "the template writes more behind the answer, without an end" in refusal(sample, tokenizer, template).found
-
-
 # Answers that a template leaves open
 
 GLM = (
@@ -142,26 +129,6 @@ def test_an_answer_whose_thought_disappears_is_closed_by_what_would_come_next(th
     assert everything.endswith(f"{text}<|user|>]]") and remarks == (CLOSED,)
 
 
-def test_a_call_whose_closing_tag_ends_an_answer_is_closed_too(tokenizer):
-    """The tag is a token of the tokenizer that is not special, as GLM's is."""
-    parting = byte_level_tokenizer(["<|user|>", "<|assistant|>", "<|tool|>"])
-    parting.add_tokens(["<tool_call>", "</tool_call>"])
-    template = GLM.replace("m.tool_calls | tojson", "'<tool_call>' + m.tool_calls | tojson + '</tool_call>'")
-    calling = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-    [text], remarks = learned({"messages": [TWO["messages"][0], calling]}, parting, template)
-    assert text.endswith("</tool_call><|tool|>]]") and remarks == (CLOSED,)
-    open_end = template + "{{ raise_exception('no') if messages[2:] }}"
-    assert learned({"messages": [TWO["messages"][0], calling]}, parting, open_end)[1] == (NO_END_OF_TURN,)
-
-
-def test_an_end_that_only_earlier_answers_have_closes_the_last_one_too(tokenizer):
-    """As Qwen 1.5's and Apertus's templates do."""
-    template = HEADER + "{{ m.content }}{{ '<|im_end|>\n' if not loop.last or add_generation_prompt }}{% endfor %}"
-    template += "{{ '<|im_start|>assistant\n' if add_generation_prompt and messages[-1].role != 'assistant' }}"
-    [text], remarks = learned(TWO, tokenizer, template)
-    assert text.endswith("[[Bye now<|im_end|>]]") and "[[Hello<|im_end|>]]\n" in text and remarks == (CLOSED,)
-
-
 def test_an_answer_that_nothing_closes_is_remarked_on(tokenizer):
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
     [text], remarks = learned(ONE, tokenizer, template + "{{ 'assistant:' if add_generation_prompt }}")
@@ -192,10 +159,6 @@ def test_an_empty_thought_in_the_prompt_is_not_learned(tokenizer):
     )
 
 
-def test_an_answer_that_repeats_part_of_the_prompt_is_refused(tokenizer):
-    assert "differs from the prompt" in refusal(chat("Hi", "</think>Hello"), tokenizer, prompting(EMPTY)).found
-
-
 def test_a_thought_that_the_prompt_opens_and_the_answer_lacks_is_refused_with_a_fix(tokenizer):
     problem = refusal(ONE, tokenizer, prompting("<think>\n"))
     assert problem.found.endswith("differs from the prompt at inference ('Hello<|im_end|>\\n' instead of '<think>\\n')")
@@ -213,20 +176,6 @@ def test_a_thought_in_the_content_goes_on_from_the_prompt(tokenizer):
         "\n[[So soon\n</think>\n\nBye now<|im_end|>]]\n",
     ]
     assert "assistant\nHello<|im_end|>\n" in texts[1] and remarks == (UNROLLED, MOVED)
-
-
-def test_thoughts_that_are_left_open_or_empty_are_remarked_on(tokenizer):
-    opened = (
-        HEADER + "{{ '<think>\n' + (m.reasoning_content or '') if m.role == 'assistant' }}{{ m.content }}<|im_end|>\n"
-    )
-    opened += "{% endfor %}" + PROMPT + "{{ '<think>\n' if add_generation_prompt }}"
-    assert learned(ONE, tokenizer, opened) == (
-        ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n[[Hello<|im_end|>]]\n"],
-        (OPEN_THOUGHT,),
-    )
-    closed = opened.replace("'') if", "'') + '\n</think>\n' if")
-    assert learned(ONE, tokenizer, closed)[1] == (EMPTY_THOUGHT,)
-    assert learned(with_keys(ONE, assistant_0={"reasoning_content": "Hm"}), tokenizer, closed)[1] == ()
 
 
 CHANNELS = (
@@ -254,14 +203,6 @@ def test_an_answer_of_several_messages_after_a_call_is_whole(extra, thought, tok
     assert texts[-1].endswith(f"<|start|>tool 4<|end|><|start|>assistant[[{after} final Yes<|end|>]]")
 
 
-def test_a_prompt_that_the_answer_changes_is_taken_as_at_inference(tokenizer):
-    texts, remarks = learned(TWO, tokenizer, "{{ messages | length }}\n" + HEADER + SIMPLE)
-    assert [text[:2] for text in texts] == ["1\n", "3\n"] and remarks == (UNROLLED, MOVED)
-    assert texts[1].endswith(
-        "assistant\nHello<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n[[Bye now<|im_end|>]]\n"
-    )
-
-
 # A conversation that the assistant opens
 
 
@@ -270,14 +211,3 @@ def test_the_assistant_may_open_a_conversation(first, tokenizer):
     sample = {"messages": TWO["messages"][1:]}
     [text], remarks = learned(sample, tokenizer, first + "<|system|>" + HEADER + SIMPLE)
     assert text.startswith("<|system|><|im_start|>assistant\n[[Hello<|im_end|>]]\n<|im_start|>user") and remarks == ()
-
-
-def test_a_first_answer_that_a_template_cannot_write_can_be_only_read(tokenizer):
-    template = (
-        "{{ raise_exception('no question') if messages | map(attribute='role') | select('eq', 'user') | list == [] }}"
-    )
-    problem = refusal({"messages": TWO["messages"][1:]}, tokenizer, template + HEADER + SIMPLE)
-    assert problem.found == "the template fails (no question)"
-    only_read = with_keys({"messages": TWO["messages"][1:]}, assistant_0={"weight": 0})
-    [text], _ = learned(only_read, tokenizer, template + HEADER + SIMPLE)
-    assert text.count("[[") == 1 and text.endswith("[[Bye now<|im_end|>]]\n")

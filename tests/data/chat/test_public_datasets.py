@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from data_helpers import GOLDEN, byte_level_tokenizer, marked, open_all, write, write_table
+from data_helpers import GOLDEN, byte_level_tokenizer, marked, open_all, write_table
 
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.tokens import Encoded
@@ -83,9 +83,6 @@ OF_OASST = {
     **{"deleted": False, "rank": None, "synthetic": False, "model_name": None, "message_tree_id": "m1"},
     **{"tree_state": "ready_for_export", "emojis": {"name": ["+1"], "count": [2]}},
 }
-OF_WILDCHAT = {"country": "Norway", "hashed_ip": "ab", "header": {"user-agent": "x"}, "state": None, "toxic": False}
-OF_WILDCHAT |= {"language": "English", "redacted": False}
-OF_NEMOTRON = {"license": "cc-by-4.0", "used_in_training": "Ultra", "version": "v1"}
 OF_S1K = {"question": QUESTION, "solution": "2 + 2 = 4", "cot_type": "math", "metadata": "{}"}
 
 PAIR = ((ANSWER, WRONG),)
@@ -98,10 +95,6 @@ ULTRAFEEDBACK = {
     "messages": MESSAGES,
     "score_chosen": 8.5,
     "score_rejected": 2.0,
-}
-OF_ARGILLA = {
-    **{"source": "a", "prompt": QUESTION, "chosen": MESSAGES, "chosen-rating": 5.0, "chosen-model": "m"},
-    **{"rejected": WORSE, "rejected-rating": 2.0, "rejected-model": "n"},
 }
 OF_ORCA = {"system": "Be brief.", "question": QUESTION, "chosen": ANSWER, "rejected": WRONG}
 TURNS = f"\n\nHuman: {QUESTION}\n\nAssistant: {ANSWER}\n\nHuman: And 3 + 3?\n\nAssistant:"
@@ -128,51 +121,6 @@ CASES = {
         ],
         learned=((ANSWER,), (ANSWER,)),
     ),
-    "teknium/OpenHermes-2.5, with system prompts": Case(
-        [
-            {"conversations": CONVERSATION, "system_prompt": "Be brief."},
-            {"conversations": [said("system", "Be kind."), *CONVERSATION], "system_prompt": "Be kind."},
-        ],
-        learned=((ANSWER,), (ANSWER,)),
-        shows=("system\nBe brief.", f"user\n{QUESTION}"),
-        flag="system_prompt=system",
-        says="system_prompt: a system prompt",
-    ),
-    "HuggingFaceH4/ultrachat_200k": Case(
-        [
-            {
-                "prompt": QUESTION,
-                "prompt_id": "p",
-                "messages": [*MESSAGES, role("user", "And 3 + 3?"), role("assistant", "Six.")],
-            }
-        ],
-        learned=((ANSWER, "Six."),),
-    ),
-    "LDJnr/Capybara": Case(
-        [
-            {
-                "source": "a",
-                "conversation": [{"input": QUESTION, "output": ANSWER}, {"input": "And 3 + 3?", "output": "Six."}],
-            },
-            {"source": "b", "conversation": [{"input": "Why?", "output": "Because."}]},
-        ],
-        learned=((ANSWER, "Six."), ("Because.",)),
-        flag="conversation=alternating_turns",
-    ),
-    "trl-lib/Capybara": Case([{"source": "a", "messages": MESSAGES, "num_turns": 2}]),
-    "allenai/tulu-3-sft-mixture": Case([{"id": "a", "messages": MESSAGES, "source": "b"}]),
-    "Open-Orca/SlimOrca": Case(
-        [
-            {
-                "conversations": [
-                    said("system", "Be brief.", weight=None),
-                    said("human", QUESTION, weight=0.0),
-                    said("gpt", ANSWER, weight=1.0),
-                ]
-            }
-        ],
-        shows=("system\nBe brief.", f"user\n{QUESTION}"),
-    ),
     "databricks/databricks-dolly-15k": Case(
         [
             {"instruction": "Sum up.", "context": LONGER_ANSWER, "response": ANSWER, "category": "summarization"},
@@ -182,93 +130,13 @@ CASES = {
         shows=(f"user\nSum up.\n\n{LONGER_ANSWER}",),
         flag="instruction=instruction,context=input,response=output",
     ),
-    "yahma/alpaca-cleaned": Case(
-        [
-            {"output": ANSWER, "input": "2, 2", "instruction": "Add."},
-            {"output": ANSWER, "input": "", "instruction": QUESTION},
-        ],
-        learned=((ANSWER,), (ANSWER,)),
-        shows=("user\nAdd.\n\n2, 2",),
-    ),
     "OpenAssistant/oasst2": Case(
         [
             {"message_id": "m1", "parent_id": None, "text": QUESTION, "role": "prompter", **OF_OASST},
             {"message_id": "m2", "parent_id": "m1", "text": ANSWER, "role": "assistant", **OF_OASST},
         ],
         is_refused=True,
-        says="a row for each message of a conversation, read as plain texts",
-    ),
-    "OpenAssistant/oasst2, trees": Case(
-        [
-            {
-                "message_tree_id": "m1",
-                "tree_state": "ready_for_export",
-                "prompt": {
-                    "message_id": "m1",
-                    "text": QUESTION,
-                    "role": "prompter",
-                    "replies": [{"message_id": "m2", "parent_id": "m1", "text": ANSWER, "role": "assistant"}],
-                },
-            }
-        ],
-        is_refused=True,
-    ),
-    "glaiveai/glaive-function-calling-v2": Case(
-        [
-            {
-                "system": "SYSTEM: You may call these functions -\n" + json.dumps(ADD),
-                "chat": f"USER: {QUESTION}\n\n\nASSISTANT: <functioncall> "
-                + '{"name": "add", "arguments": \'{"a": 2, "b": 2}\'} <|endoftext|>\n\n\n'
-                + f'FUNCTION RESPONSE: {{"sum": 4}}\n\n\nASSISTANT: {ANSWER} <|endoftext|>\n\n\n',
-            }
-        ],
-        is_refused=True,
-    ),
-    "Salesforce/xlam-function-calling-60k": Case(
-        [
-            {
-                "id": 0,
-                "query": QUESTION,
-                "answers": json.dumps([CALL]),
-                "tools": json.dumps([{**ADD, "parameters": {"a": {"description": "One.", "type": "int"}}}]),
-            }
-        ],
-        learned=((CALL_AS_TEXT,),),
-        shows=('"name": "add", "description": "Adds two numbers.", "parameters"', f"user\n{QUESTION}"),
-        flag="query=instruction,answers=tool_calls",
-    ),
-    "Team-ACE/ToolACE": Case(
-        [
-            {
-                "system": "You may call functions:\n" + json.dumps([ADD]),
-                "conversations": [
-                    said("user", QUESTION),
-                    said("assistant", "[add(a=2, b=2)]"),
-                    said("tool", '[{"name": "add", "results": {"sum": 4}}]'),
-                    said("assistant", ANSWER),
-                ],
-            }
-        ],
-        learned=(("[add(a=2, b=2)]", ANSWER),),
-        shows=("system\nYou may call functions:\n", f"user\n{QUESTION}", '"results"'),
-    ),
-    "open-thoughts/OpenThoughts-114k": Case(
-        [
-            {
-                "system": "Think first.",
-                "conversations": [
-                    said("user", QUESTION),
-                    said("assistant", f"<|begin_of_thought|>\n\n{THOUGHT}\n\n<|end_of_thought|>\n\n{ANSWER}"),
-                ],
-            }
-        ],
-        learned=((f"<|begin_of_thought|>\n\n{THOUGHT}\n\n<|end_of_thought|>\n\n{ANSWER}",),),
-        shows=("system\nThink first.", f"user\n{QUESTION}"),
-    ),
-    "simplescaling/s1K": Case(
-        [{**OF_S1K, "cot": None, "thinking_trajectories": [THOUGHT], "attempt": LONGER_ANSWER}],
-        learned=(("2 + 2 = 4",),),
-        flag="question=instruction,solution=output",
+        says="one message of a conversation in each row",
     ),
     "simplescaling/s1K-1.1": Case(
         [
@@ -281,134 +149,18 @@ CASES = {
         learned=(("2 + 2 = 4",),),
         flag="question=instruction,solution=output",
     ),
-    "meta-math/MetaMathQA": Case(
-        [{"type": "MATH_AnsAug", "query": QUESTION, "original_question": "2 + 2?", "response": LONGER_ANSWER}],
-        learned=((LONGER_ANSWER,),),
-        flag="query=instruction,response=output",
-    ),
-    "AI-MO/NuminaMath-CoT": Case(
-        [{"source": "synthetic_math", "problem": QUESTION, "solution": ANSWER, "messages": MESSAGES}]
-    ),
     "openai/gsm8k": Case(
         [{"question": QUESTION, "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}],
         learned=(("2 + 2 = <<2+2=4>>4\n#### 4",),),
         flag="question=instruction,answer=output",
     ),
-    "allenai/WildChat-1M": Case(
-        [
-            {
-                "conversation_hash": "c",
-                "model": "gpt-4-0314",
-                "timestamp": "2023-04-09T00:02:53Z",
-                "conversation": [each | OF_WILDCHAT | {"turn_identifier": 1} for each in MESSAGES],
-                "turn": 1,
-                "openai_moderation": [{"flagged": False, "categories": {"hate": False}}],
-                "detoxify_moderation": [{"toxicity": 0.01}],
-                **OF_WILDCHAT,
-            }
-        ],
-        flag="conversation=messages",
-    ),
-    "GAIR/lima": Case(
-        [
-            {"conversations": [QUESTION, ANSWER], "source": "stackexchange"},
-            {"conversations": ["Why?", "Because.", "Really?", "Yes."], "source": "multi_turn"},
-        ],
-        learned=((ANSWER,), ("Because.", "Yes.")),
-        flag="conversations=alternating_turns",
-        says="conversations[0]: a string",
-    ),
-    "HuggingFaceH4/no_robots": Case(
-        [
-            {
-                "prompt": QUESTION,
-                "prompt_id": "p",
-                "messages": [role("system", "Be brief."), *MESSAGES],
-                "category": "Chat",
-            }
-        ],
-        shows=("system\nBe brief.", f"user\n{QUESTION}"),
-    ),
-    "HuggingFaceH4/ultrafeedback_binarized": Case(
-        [ULTRAFEEDBACK],
-        says="chosen and rejected are not used, messages are learned; --objective dpo uses both",
-    ),
     "HuggingFaceH4/ultrafeedback_binarized, pairs": Case([ULTRAFEEDBACK], PAIR, objective="dpo"),
-    "argilla/ultrafeedback-binarized-preferences-cleaned": Case(
-        [OF_ARGILLA], flag="chosen=messages", says="--objective dpo learns from pairs"
-    ),
-    "argilla/ultrafeedback-binarized-preferences-cleaned, pairs": Case([OF_ARGILLA], PAIR, objective="dpo"),
-    "trl-lib/ultrafeedback_binarized, pairs": Case(
-        [
-            {"chosen": MESSAGES, "rejected": WORSE, "score_chosen": 8.5, "score_rejected": 2.0},
-            {  # of several turns, the last answers differ
-                "chosen": [*MESSAGES, role("user", "And 3 + 3?"), role("assistant", "Six.")],
-                "rejected": [*MESSAGES, role("user", "And 3 + 3?"), role("assistant", "Seven.")],
-                "score_chosen": 7.0,
-                "score_rejected": 6.5,
-            },
-        ],
-        (*PAIR, ("Six.", "Seven.")),
-        objective="dpo",
-    ),
-    "mlabonne/orpo-dpo-mix-40k, pairs": Case(
-        [{"source": "a", "chosen": MESSAGES, "rejected": WORSE, "prompt": QUESTION, "question": QUESTION}],
-        PAIR,
-        objective="orpo",
-    ),
-    "Skywork/Skywork-Reward-Preference-80K-v0.2, pairs": Case(
-        [{"chosen": MESSAGES, "rejected": WORSE, "source": "a"}], PAIR, objective="simpo"
-    ),
-    "Intel/orca_dpo_pairs": Case(
-        [OF_ORCA],
-        shows=BRIEF,
-        flag="question=instruction,chosen=output",
-        says="--objective dpo learns from pairs",
-    ),
     "Intel/orca_dpo_pairs, pairs": Case(
         [OF_ORCA, {**OF_ORCA, "system": ""}],
         PAIR * 2,
         shows=BRIEF,
         flag="question=instruction",
         objective="dpo",
-    ),
-    "argilla/distilabel-intel-orca-dpo-pairs, pairs": Case(
-        [
-            {
-                **{"system": "Be brief.", "input": QUESTION, "chosen": ANSWER, "rejected": WRONG, "rating": [9.0, 8.0]},
-                **{"generations": [ANSWER, WRONG], "order": ["a", "b"], "labelling_prompt": MESSAGES[:1]},
-                **{"status": "unchanged", "original_chosen": ANSWER, "original_rejected": WRONG, "chosen_score": 9.0},
-            }
-        ],
-        PAIR,
-        shows=BRIEF,
-        flag="input=instruction",
-        objective="cpo",
-    ),
-    "jondurbin/truthy-dpo-v0.1, pairs": Case(
-        [{"id": "a", "source": "b", "system": "Be brief.", "prompt": QUESTION, "chosen": ANSWER, "rejected": WRONG}],
-        PAIR,
-        shows=BRIEF,
-        flag="prompt=instruction",
-        objective="dpo",
-    ),
-    "openbmb/UltraInteract_pair, pairs": Case(
-        [
-            {
-                **{"task": "Math_CoT", "dataset": "gsm8k", "id": "a", "parent_id": "b"},
-                **{"trajectory": [said("user", QUESTION)], "chosen": ANSWER, "rejected": WRONG},
-            }
-        ],
-        PAIR,
-        flag="trajectory=prompt",
-        objective="dpo",
-    ),
-    "Anthropic/hh-rlhf": Case(
-        OF_HH[:1],
-        learned=((f"\n\nHuman: {QUESTION}\n\nAssistant: {ANSWER}<|endoftext|>",),),
-        shows=(),
-        flag="chosen=text",
-        says="--objective dpo learns from pairs",
     ),
     "Anthropic/hh-rlhf, pairs": Case(
         OF_HH,
@@ -431,19 +183,7 @@ CASES = {
         flag="conversations=prompt",
         objective="dpo",
     ),
-    "LLaMA-Factory's kto_en_demo, labels": Case(
-        [{"messages": MESSAGES, "label": True}, {"messages": WORSE, "label": False}],
-        ((ANSWER,), (WRONG,)),
-        flag="messages=completion",
-        objective="kto",
-    ),
-    "trl-lib/kto-mix-14k": Case(
-        OF_KTO,
-        is_refused=True,
-        says="--objective kto learns from answers with a label; or remove such rows",
-    ),
     "trl-lib/kto-mix-14k, labels": Case(OF_KTO, ((ANSWER,), (WRONG,)), objective="kto"),
-    "HuggingFaceTB/smoltalk": Case([{"messages": MESSAGES, "source": "smol-magpie-ultra"}]),
     "HuggingFaceTB/smoltalk2": Case(
         [
             {
@@ -461,41 +201,6 @@ CASES = {
         shows=("system\nBe brief.", "Adds two numbers.", f"user\n{QUESTION}"),
         template="variables",
     ),
-    "HuggingFaceTB/smoltalk2, on another model": Case(
-        [
-            {
-                "messages": MESSAGES,
-                "chat_template_kwargs": {
-                    "custom_instructions": "",
-                    "enable_thinking": True,
-                    "python_tools": [],
-                    "xml_tools": [],
-                },
-                "source": "smoltalk",
-            }
-        ],
-        flag="chat_template_kwargs=ignore",
-        says="to ignore it, add chat_template_kwargs=ignore to --dataset_columns",
-    ),
-    "microsoft/orca-math-word-problems-200k": Case(
-        [{"question": QUESTION, "answer": LONGER_ANSWER}],
-        learned=((LONGER_ANSWER,),),
-        flag="question=instruction,answer=output",
-    ),
-    "open-r1/OpenR1-Math-220k": Case(
-        [
-            {
-                **{"problem": QUESTION, "solution": LONGER_ANSWER, "answer": "4", "problem_type": "Algebra"},
-                **{"question_type": "math-word-problem", "source": "olympiads", "uuid": "u"},
-                **{"is_reasoning_complete": [True, True], "correctness_math_verify": [True, False]},
-                **{"correctness_llama": None, "finish_reasons": None, "correctness_count": 1},
-                "generations": [f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}", "<think>\nHm.\n</think>\n\n5"],
-                "messages": [MESSAGES[0], role("assistant", f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}")],
-            }
-        ],
-        learned=((f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}",),),
-        template="qwen3",
-    ),
     "HuggingFaceH4/Multilingual-Thinking": Case(
         [
             {
@@ -511,46 +216,6 @@ CASES = {
         learned=((f"<think>\nDeux et deux.\n</think>\n\n{ANSWER}",),),
         shows=("system\nreasoning language: French\n\nBe brief.", f"user\n{QUESTION}"),
         template="qwen3",
-    ),
-    "nvidia/Llama-Nemotron-Post-Training-Dataset": Case(
-        [
-            {
-                "input": [MESSAGES[0]],
-                "output": f"<think>\n{THOUGHT}\n</think>\n{ANSWER}",
-                **{"category": "math", "reasoning": "on", "generator": "DeepSeek-R1", **OF_NEMOTRON},
-                "system_prompt": "detailed thinking on",
-            },
-            {
-                "input": [role("user", "Why?"), role("assistant", "Because."), role("user", "Really?")],
-                "output": "Yes.",
-                **{"category": "chat", "reasoning": "off", "generator": "Llama-3.3-70B-Instruct", **OF_NEMOTRON},
-                "system_prompt": "detailed thinking off",
-            },
-        ],
-        learned=((f"<think>\n{THOUGHT}\n</think>\n{ANSWER}",), ("Yes.",)),
-        shows=("system\ndetailed thinking on", f"user\n{QUESTION}"),
-        flag="input=instruction,output=output,system_prompt=system",
-    ),
-    "NousResearch/hermes-function-calling-v1": Case(
-        [
-            {
-                "id": "f",
-                "conversations": [
-                    said("system", f"You call functions. <tools> {json.dumps([ADD])} </tools>"),
-                    said("human", QUESTION),
-                    said("gpt", CALL_AS_TEXT),
-                    said("tool", '<tool_response>\n{"sum": 4}\n</tool_response>'),
-                    said("gpt", ANSWER),
-                ],
-                "category": "Math",
-                "subcategory": "Sums",
-                "task": "Add",
-                "tools": json.dumps([{"type": "function", "function": ADD}]),
-            }
-        ],
-        learned=((CALL_AS_TEXT, ANSWER),),
-        shows=("system\nYou call functions. <tools>", f"user\n{QUESTION}", '{"sum": 4}'),
-        says="the system message lists the tools, and so does the chat template; --dataset_columns tools=ignore",
     ),
     "Salesforce/APIGen-MT-5k": Case(
         [
@@ -577,14 +242,13 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(params=["jsonl", "parquet"])
-def write_rows(request, tmp_path):
-    """Writes rows to a file of one kind, and returns its name."""
+@pytest.fixture
+def write_rows(tmp_path):
+    """Writes rows to a table, and returns its name. The lines of other tests have the same samples."""
 
     def write_rows(rows):
-        path = tmp_path / f"train.{request.param}"
-        write(path, *rows) if request.param == "jsonl" else write_table(path, rows)
-        return path.name
+        write_table(tmp_path / "train.parquet", rows)
+        return "train.parquet"
 
     return write_rows
 
@@ -607,11 +271,6 @@ def refusal(file, tokenizer, flag="", **settings):
     with pytest.raises(UserError) as caught:
         opened(file, tokenizer, flag, **settings)
     return str(caught.value)
-
-
-def flags_of(text):
-    """The values of ``--dataset_columns`` that a text names."""
-    return re.findall(r"--dataset_columns ((?:\w+=\w+,?)+)", text)
 
 
 def read(train, i, tokenizer):
@@ -646,23 +305,6 @@ def test_a_public_data_set_is_read_as_it_is_or_with_its_mapping(name, write_rows
         at = samples[0][1].index(text, at)
 
 
-# The first turn of LLaMA-Factory's pairs looks like a conversation whose answer is missing.
-OF_PREFERENCES = [name for name in CASES if re.search(", (pairs|labels)$", name) and "dpo_en_demo" not in name]
-
-
-@pytest.mark.parametrize("name", OF_PREFERENCES)
-def test_without_an_objective_the_message_names_the_one_that_learns_from_preferences(name, write_rows):
-    case, tokenizer = CASES[name], model_tokenizer("chatml")
-    file = write_rows(case.rows)
-    try:
-        text = "\n".join(opened(file, tokenizer).notes)
-    except UserError as error:
-        text = str(error)
-    objective = "kto" if name.endswith("labels") else "dpo"
-    assert f"--objective {objective}" in text
-    assert len(opened(file, tokenizer, case.flag, objective=objective).train) == len(case.rows)
-
-
 def test_transcripts_become_chats_with_the_template_that_the_note_asks_for(write_rows):
     tokenizer = model_tokenizer("chatml")
     data = opened(write_rows(OF_HH), tokenizer, objective="dpo", chat_template="chatml")
@@ -678,14 +320,3 @@ def test_thoughts_of_s1k_can_be_learned_with_the_answer(write_rows):
     flag = "question=instruction,deepseek_thinking_trajectory=reasoning_content,deepseek_attempt=output"
     (learned,) = read(opened(file, tokenizer, flag).train, 0, tokenizer)[0]
     assert learned == f"<think>\n{THOUGHT}\n</think>\n\n{LONGER_ANSWER}{END}"
-
-
-def test_the_doubled_parts_of_hermes_are_said_and_the_named_flag_leaves_the_list_of_tools_once(write_rows):
-    tokenizer = model_tokenizer("chatml")
-    file = write_rows(CASES["NousResearch/hermes-function-calling-v1"].rows)
-    notes = "\n".join(opened(file, tokenizer).notes)
-    assert "the chat template writes <tool_response> before messages that begin with it" in notes
-    (flag,) = flags_of(notes)
-    data = opened(file, tokenizer, flag)
-    assert "the system message lists the tools" not in "\n".join(data.notes)
-    assert read(data.train, 0, tokenizer)[1].count("Adds two numbers.") == 1

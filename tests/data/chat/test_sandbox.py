@@ -11,25 +11,17 @@ from kit.data.chat import sandbox
 from kit.data.chat.sandbox import TemplateError, TooMuch, render
 from kit.data.chat.shipped import SHIPPED
 
-NOW = "2024-07-26T00:00:00"
 GROWS = "{% set n = namespace(x=SEED) %}{% for i in range(90) %}{% set n.x = STEP %}{% endfor %}{{ n.x|string|length }}"
 # Large in a single step of Python, in small pieces, and without end: in time, in memory or in depth.
 HARMFUL = {
     "product": "{{ 'a' * 10**10 }}",
     "power": "{{ 10 ** (10**10) }}",
-    "width": "{{ '%10000000000d' % 1 }}",
     "nested format": "{{ '{:>{}}'.format(1, 10**10) }}",
-    "method by name": "{{ ('a'|attr('ljust'))(10**10) }}",
-    "slice": "{{ [1]|slice(10**10)|list }}",
-    "join": "{{ range(99999)|list|join('b' * 100000) }}",
-    "sum of strings": GROWS.replace("SEED", "'ab'").replace("STEP", "n.x + n.x"),
     "lists in lists": GROWS.replace("SEED", "[1]").replace("STEP", "[n.x, n.x]"),
     "small pieces": GROWS.replace("SEED", "[]").replace("STEP", "n.x + ['a' * 20000000 ~ i]"),
     "source": "a" * (sandbox.MAX_SOURCE + 1),
     "brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
-    "blocks": "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
     "loops": "{% for a in range(9999) %}" * 4 + "{% endfor %}" * 4,
-    "macros": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
 }
 
 
@@ -48,7 +40,7 @@ def end():
 
 
 def text(source, **values):
-    return render(source, values, NOW)[0]
+    return render(source, values)
 
 
 def in_thread(function):
@@ -72,15 +64,6 @@ def in_thread(function):
 def test_what_would_take_too_much_is_stopped_in_any_thread(name):
     assert isinstance(in_thread(lambda: text(HARMFUL[name])), TooMuch)
     assert text("{{ 1 + 1 }}") == "2"
-
-
-@pytest.mark.slow
-def test_after_a_few_times_it_is_not_tried_again():
-    for _ in range(sandbox.MAX_STOPPED):
-        with pytest.raises(TooMuch, match="more than 1 seconds"):
-            text(HARMFUL["loops"])
-    with pytest.raises(TooMuch, match="stopped 3 times before"):
-        text(HARMFUL["loops"])
 
 
 def test_a_process_that_was_killed_is_replaced_and_a_fork_has_its_own():

@@ -7,9 +7,7 @@ import pytest
 from data_helpers import CHATS, byte_level_tokenizer, open_all, write
 from helpers import ROOT
 
-from kit.data.chat.shipped import SHIPPED, TEMPLATES, ShippedTemplate, parse_template
-from kit.data.chat.template import Template, resolve_template
-from kit.errors import UserError
+from kit.data.chat.shipped import SHIPPED, TEMPLATES
 
 # Of the text that is saved with a model. It is part of a run's fingerprint: with another text, runs begun before could
 # not be continued.
@@ -28,37 +26,6 @@ SAVED_TEXTS = {
 }
 
 
-def unwritten(template: ShippedTemplate) -> set[str]:
-    """The tokens of the header that the template writes in none of the test conversations."""
-    tokenizer = byte_level_tokenizer(bos_token="<bos>")
-    compiled = Template(template.source, tokenizer)
-    texts = []
-    for sample in CHATS.values():
-        for tools in (None, sample.get("tools")):
-            try:
-                texts.append(compiled.render(sample["messages"], tools))
-            except UserError:  # the template refuses this conversation
-                continue
-    written = "".join(texts)
-    return {token for token in template.tokens if getattr(tokenizer, token, token) not in written}
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_template_writes_every_token_that_its_header_names(name):
-    assert not unwritten(SHIPPED[name])
-
-
-def test_a_token_that_a_template_never_writes_is_found():
-    text = "{#- tokens: eos_token, <|end|>, <|no|>, bos_token -#}\n{{ messages[0]['content'] }}{{ eos_token }}<|end|>"
-    assert unwritten(parse_template(text, "own.jinja")) == {"<|no|>", "bos_token"}
-
-
-@pytest.mark.parametrize("text", ["{{ 1 }}", "{#- tokens: -#}\n{{ 1 }}", "{#- Mine. -#}\n{#- tokens: eos_token -#}\n"])
-def test_a_template_without_a_header_is_refused(text):
-    with pytest.raises(ValueError, match=r"own.jinja: the first line must name its tokens"):
-        parse_template(text, "own.jinja")
-
-
 @pytest.mark.parametrize(("name", "digest"), SAVED_TEXTS.items())
 def test_the_text_that_is_saved_with_a_model_stays_the_same(name, digest):
     assert hashlib.sha256(SHIPPED[name].source.encode()).hexdigest()[:16] == digest
@@ -74,13 +41,6 @@ def test_a_template_is_the_same_by_its_name_and_by_its_file(tmp_path):
     assert by_name.chat_template == by_file.chat_template == SHIPPED["chatml"].source
     assert "tokens:" not in by_name.chat_template
     assert by_name.fingerprint == by_file.fingerprint
-
-
-def test_the_line_of_a_syntax_error_counts_the_header(tmp_path):
-    path = tmp_path / "broken.jinja"
-    path.write_text("{#- tokens: eos_token -#}\n{% for %}")
-    with pytest.raises(UserError, match=r"broken.jinja:2: not a Jinja template"):
-        resolve_template(byte_level_tokenizer(), str(path))
 
 
 def test_the_page_on_data_lists_every_template():

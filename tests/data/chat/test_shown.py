@@ -3,7 +3,7 @@
 import pytest
 from data_helpers import CALL, WEATHER, byte_level_tokenizer, chat
 
-from kit.data.chat.shown import check_answer, check_extras, check_shown, reads
+from kit.data.chat.shown import check_answer, check_extras, check_shown
 from kit.data.chat.template import Template
 from kit.errors import UserError
 
@@ -39,11 +39,6 @@ def test_tools_calls_and_reasoning_that_a_template_never_reads_are_refused(sourc
         check_extras(template, messages, [WEATHER], [1])
 
 
-def test_a_template_that_sets_its_tools_itself_reads_them(tokenizer):
-    source = "{%- if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}{{ tools }}"
-    check_extras(Template(source, tokenizer), [], [WEATHER], [])
-
-
 def shown(source, messages, tokenizer, tools=None):
     template = Template(source, tokenizer)
     check_shown(template, template.render(messages, tools), messages, tools)
@@ -61,24 +56,6 @@ def test_a_message_that_is_left_out_is_named(tokenizer):
     ]:
         with pytest.raises(UserError, match=rf"messages\[{number}\]: the template leaves its text out, or changes it"):
             shown(source, messages, tokenizer)
-
-
-def test_a_message_that_says_the_same_as_the_one_before_is_missed_too(tokenizer):
-    same = chat("Hi", "Hi")["messages"]
-    shown(SHOW, same, tokenizer)
-    with pytest.raises(UserError, match=r"messages\[1\]: the template leaves its text out"):
-        shown("{{ messages[0].content }}", same, tokenizer)
-
-
-def test_a_system_message_may_stand_elsewhere(tokenizer):
-    messages = [*chat("Hi", "Hello")["messages"], {"role": "system", "content": "Be kind"}]
-    shown("{{ messages[-1].content }}" + SHOW.replace("messages", "messages[:-1]"), messages, tokenizer)
-
-
-def test_a_template_may_leave_out_the_reasoning_of_earlier_answers(tokenizer):
-    messages = chat("Hi", "<think>A guest</think>\n\nHello", "Bye", "Bye now")["messages"]
-    forgetful = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
-    shown(forgetful, messages, tokenizer)
 
 
 ASKED = [{"role": "user", "content": "Cold?"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
@@ -124,26 +101,6 @@ def test_values_in_the_arguments_of_a_call_must_be_there(tokenizer):
                 check_answer(Template("", tokenizer), "weather " + text.replace(part, ""), answer, 1)
 
 
-def test_arguments_that_are_written_as_a_json_string_of_json_are_refused(tokenizer):
-    call = {"function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
-    with pytest.raises(UserError, match="leaves out the call of 'weather', or part of it"):
-        check_answer(
-            Template("", tokenizer),
-            'weather "{\\"city\\": \\"Oslo\\"}"',
-            {"content": "", "tool_calls": [call]},
-            1,
-        )
-
-
-def test_a_tool_result_may_be_put_into_json(tokenizer):
-    messages = [{"role": "tool", "content": '{"sky": "blåtiful\n"}'}]
-    shown(SHOW, messages, tokenizer)
-    shown("{{ messages[0].content | tojson }}", messages, tokenizer)
-    shown("{{ messages[0].content | tojson(ensure_ascii=True) }}", messages, tokenizer)
-    with pytest.raises(UserError, match=r"messages\[0\]"):
-        shown("{{ messages[0].content | length }}", messages, tokenizer)
-
-
 def test_a_tool_that_is_left_out_is_named_though_a_call_names_it(tokenizer):
     messages = [{"role": "assistant", "content": "weather"}]
     shown("{{ tools | tojson }}" + SHOW, messages, tokenizer, [WEATHER])
@@ -164,34 +121,6 @@ def test_an_answer_has_its_content_reasoning_and_calls(tokenizer):
     for text in (f"C A B{call}", "C A B weather weather"):
         with pytest.raises(UserError, match=r"messages\[1\]: the template leaves out the call of 'weather', or part"):
             check_answer(template, text, answer, 1)
-
-
-def test_a_name_is_read_as_a_word(tokenizer):
-    template = Template("{{ enable_thinking }}{{ messages[0].reasoning_content }}", tokenizer)
-    assert not reads(template, "thinking") and reads(template, "reasoning_content") and not reads(template, "reasoning")
-
-
-def test_arguments_that_are_not_written_as_json_are_noticed(tokenizer):
-    answer = {"content": "", "tool_calls": [CALL]}
-    with pytest.raises(UserError, match="does not write the arguments of 'weather' as JSON"):
-        check_answer(Template("", tokenizer), "weather {'city': 'Oslo'}", answer, 1)
-    as_text = {"content": "", "tool_calls": [{"function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}]}
-    check_answer(Template("", tokenizer), 'weather {"city": "Oslo"}', as_text, 1)
-    with pytest.raises(UserError, match="leaves out the call of 'weather', or part of it"):
-        check_answer(Template("", tokenizer), "weather {}", as_text, 1)
-
-
-def test_reasoning_that_is_left_out_is_refused(tokenizer):
-    answer = {"content": "B", "reasoning_content": "A"}
-    with pytest.raises(UserError, match=r"messages\[1\]: the template leaves the reasoning of the answer out"):
-        check_answer(Template("", tokenizer), "B", answer, 1)
-
-
-def test_a_name_that_json_escapes_is_found(tokenizer):
-    call = {"type": "function", "function": {"name": "weather", "arguments": {'a"b': 1}}}
-    template = Template("{{ messages[0].tool_calls[0].function | tojson }}", tokenizer)
-    message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    check_answer(template, template.render([message], None), message, 0)
 
 
 NAMES = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"

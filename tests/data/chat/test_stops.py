@@ -20,13 +20,6 @@ def test_a_stop_is_an_added_token_at_the_end(stops):
     assert stops.within("Hi</call><|im_end|>\n<|im_end|>") == 3
 
 
-def test_all_stops_at_the_end_are_found_last_first(stops):
-    text = "<|im_end|>Hi<|im_end|>\n<|endoftext|>\n"
-    assert [text[:end][-13:] for end in stops.at_end(text, 0)] == ["<|endoftext|>", ">Hi<|im_end|>"]
-    assert stops.at_end(text, 10) == [36, 22] and stops.at_end(text, 22) == [36]
-    assert stops.at_end("Hi", 0) == []
-
-
 @pytest.mark.parametrize(
     ("text", "end", "taken"),
     [

@@ -1,9 +1,8 @@
 """Templates found, rendered as at inference, and refused where they leave something out."""
 
 import pytest
-from data_helpers import CALL, GOLDEN, SPECIAL, USER, WEATHER, byte_level_tokenizer, chat, sentencepiece_tokenizer
+from data_helpers import USER, byte_level_tokenizer, chat, sentencepiece_tokenizer
 
-from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import TODAY, Template, resolve_template
 from kit.errors import UserError
 
@@ -34,8 +33,6 @@ def test_a_template_is_found_by_name_or_file(tmp_path, tokenizer, sentencepiece)
         UserError, match=r"'chatml' needs <\|im_start\|>, <\|im_end\|>, which the tokenizer would split"
     ):
         resolve_template(sentencepiece, "chatml")
-    with pytest.raises(UserError, match=r"--new_tokens '<\|im_start\|>,<\|im_end\|>' adds them"):
-        resolve_template(sentencepiece, "chatml")
 
 
 def test_several_templates_are_kept_if_one_is_the_default():
@@ -46,18 +43,6 @@ def test_several_templates_are_kept_if_one_is_the_default():
     tokenizer.chat_template = {"rag": "{{ 1 }}", "tool_use": "{{ 2 }}"}
     with pytest.raises(UserError, match=r"chat_template: .*multiple chat templates"):
         resolve_template(tokenizer, None)
-
-
-@pytest.mark.parametrize("value", ["{{ bos_token }}" * 500, "{% for m in messages %}{% endfor %}"])
-def test_a_template_given_inline_belongs_in_a_file(value, tokenizer):
-    with pytest.raises(UserError, match=r"the template itself; expected a file.*\n.*put the template in a file"):
-        resolve_template(tokenizer, value)
-
-
-def test_a_template_name_longer_than_any_file_name_is_no_template(tokenizer):
-    with pytest.raises(UserError, match=r"no template 'xxxx.*; expected a file, or one of alpaca") as caught:
-        resolve_template(tokenizer, "x" * 5000)
-    assert len(str(caught.value)) < 300
 
 
 # Values for variables of a template
@@ -79,22 +64,12 @@ def test_kwargs_become_defaults_of_the_template_itself(value, tokenizer, tmp_pat
     assert resolve_template(tokenizer, name, {}) == SWITCH
 
 
-def test_a_default_does_not_change_what_a_template_begins_with(tokenizer, tmp_path):
-    for number, beginning in enumerate(
-        ["\n\nHi", "  {% if true %}Hi{% endif %}", "{%- if true %}\n Hi{% endif %}", " Hi"]
-    ):
-        path = tmp_path / f"{number}.jinja"
-        path.write_text(beginning + "{{ mode }}")
-        rendered = Template(resolve_template(tokenizer, str(path), {"mode": 1}), tokenizer).render([], None)
-        assert rendered == Template(beginning + "1", tokenizer).render([], None)
-
-
 def test_kwargs_that_a_template_never_reads_are_refused(tokenizer, tmp_path):
     (tmp_path / "own.jinja").write_text(SWITCH + "{{ messages }}{{ range(2) }}")
     with pytest.raises(
         UserError,
         match=r"chat_template_kwargs: the chat template reads no 'modes', .*nothing; expected "
-        r"one of enable_thinking, mode\n.*did you mean --chat_template_kwargs '{\"mode\": 1}'",
+        r"one of enable_thinking, mode\n.*did you mean 'mode'",
     ):
         resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"modes": 1})
     with pytest.raises(UserError, match="reads no 'messages'"):
@@ -105,60 +80,10 @@ def test_kwargs_that_a_template_never_reads_are_refused(tokenizer, tmp_path):
         resolve_template(byte_level_tokenizer(), None, {"mode": 1})
 
 
-def test_of_several_templates_each_gets_the_values_that_it_reads():
-    tokenizer = byte_level_tokenizer()
-    tokenizer.chat_template = {"default": "{{ a }}", "tool_use": "{{ a }}{{ b }}"}
-    templates = resolve_template(tokenizer, None, {"b": 1})
-    assert templates == {"default": "{{ a }}", "tool_use": "{%- set b = b | default(1) %}\n{{ a }}{{ b }}"}
-
-
-ALTERNATING = ["alpaca", "gemma", "llama2", "mistral", "vicuna"]
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_templates_say_what_they_cannot_express(name, tokenizer):
-    template = Template(resolve_template(tokenizer, name), tokenizer)
-    hello = {"role": "assistant", "content": "Hello"}
-    hi = {"role": "user", "content": "Hi"}
-    for messages in ([hello], [{"role": "system", "content": "Be kind"}, hello], []):
-        if name in ALTERNATING:
-            with pytest.raises(UserError, match=r"must begin with a user message"):
-                template.render(messages, None)
-        else:
-            assert "Hello" in template.render(messages, None) or not messages
-    if name in ALTERNATING:
-        with pytest.raises(UserError, match="roles must alternate"):
-            template.render([hi, hi], None)
-    if name not in ("chatml", "llama3"):
-        with pytest.raises(UserError, match=r"roles must alternate|no role tool"):
-            template.render([hi, {"role": "tool", "content": "4"}], None)
-
-
-def test_llama3_writes_one_call_a_turn_and_nothing_beside_it(tokenizer):
-    template = Template(resolve_template(tokenizer, "llama3"), tokenizer)
-    for message in ({"content": "Hi", "tool_calls": [CALL]}, {"content": "", "tool_calls": [CALL, CALL]}):
-        with pytest.raises(UserError, match="a turn holds a text or a single call"):
-            template.render([{"role": "assistant", **message}], None)
-
-
-def test_chatml_writes_several_calls_and_several_results(tokenizer):
-    template = Template(resolve_template(tokenizer, "chatml"), tokenizer)
-    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-    message = {"role": "assistant", "content": "Wait", "tool_calls": [CALL, CALL]}
-    assert template.render([message], None) == f"<|im_start|>assistant\nWait\n{call}\n{call}<|im_end|>\n"
-    results = [{"role": "tool", "content": text} for text in ("4", "5")]
-    assert template.render(results, None) == (
-        "<|im_start|>user\n<tool_response>\n4\n</tool_response>\n<tool_response>\n5\n</tool_response><|im_end|>\n"
-    )
-    system = {"role": "system", "content": "Be kind"}
-    assert template.render([system], [WEATHER]).startswith("<|im_start|>system\nBe kind\n\nYou may call these")
-
-
 def test_the_date_is_fixed_and_asking_for_it_is_noticed(tokenizer):
     template = Template("{% macro m() %}{{ strftime_now('%d %b %Y') }}{% endmacro %}{{ m() }}", tokenizer)
-    assert not template.date_was_asked
     assert template.render([], None) == "26 Jul 2024" == f"{TODAY:%d %b %Y}"
-    assert template.date_was_asked
+    assert template.writes_date("26 Jul 2024") and not template.writes_date("Hi")
 
 
 def marked(template, messages, tokenizer):
@@ -187,7 +112,7 @@ def test_generation_blocks_are_found_wherever_they_end_up(tokenizer):
 
 def test_shipped_templates_have_no_split_literals_and_others_only_what_they_write(tokenizer, sentencepiece):
     assert Template(resolve_template(sentencepiece, "zephyr"), sentencepiece).split_literals == []
-    source = "{# <|no|> #}<|a b|>{{ '<|yes|>' }}[INST]<s><|im_end|>[x][OK] <\uff5cAssistant\uff5c>"
+    source = "<|a b|>{{ '<|yes|>' }}[INST]<s><|im_end|>[x][OK] <\uff5cAssistant\uff5c>"
     assert Template(source, tokenizer).split_literals == ["<s>", "<|yes|>", "<\uff5cAssistant\uff5c>"]
     assert Template(source, sentencepiece).split_literals == [
         "<|im_end|>",
@@ -195,34 +120,6 @@ def test_shipped_templates_have_no_split_literals_and_others_only_what_they_writ
         "<\uff5cAssistant\uff5c>",
         "[INST]",
     ]
-
-
-@pytest.mark.slow
-def test_every_special_token_of_the_shapes_is_one_to_the_tokenizer(tokenizer):
-    assert all(len(tokenizer(token, add_special_tokens=False).input_ids) == 1 for token in SPECIAL)
-    for path in GOLDEN.glob("*.jinja"):
-        assert Template(path.read_text(), tokenizer).split_literals == []
-
-
-def test_a_value_is_the_same_in_the_saved_template(tokenizer, tmp_path):
-    value = {"a": None, "b": [True, 1e-7, 'it\'s \\n "é" %} }} \u200b\n']}
-    (tmp_path / "own.jinja").write_text(
-        "{{ value.a is none }} {{ value.b[0] is true }} {{ value.b[1] }} {{ value.b[2] }}"
-    )
-    saved = resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"value": value})
-    assert Template(saved, tokenizer).render([], None) == f"True True {value['b'][1]} {value['b'][2]}"
-
-
-def test_a_token_that_the_tokenizer_gives_is_no_value(tokenizer, tmp_path):
-    (tmp_path / "own.jinja").write_text("{{ eos_token }}{{ mode }}")
-    with pytest.raises(UserError, match=r"'eos_token', so it would change nothing; expected one of .*mode"):
-        resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"eos_token": "x"})
-
-
-@pytest.mark.parametrize("source", ["{% if 1 %}" * 2000, "{{ " + "[" * 3000 + "]" * 3000 + " }}"])
-def test_a_template_that_is_nested_too_deeply_is_refused(source, tokenizer):
-    with pytest.raises(UserError, match="not a Jinja template"):
-        Template(source, tokenizer)
 
 
 PARTS = "{% for m in messages %}{{ m.role }}: {% for part in m.content %}{{ part.text }}{% endfor %}|{% endfor %}"

@@ -15,12 +15,11 @@ from data_helpers import (
     sentencepiece_tokenizer,
     template_of,
 )
-from tokenizers import AddedToken, Tokenizer, models, processors
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken, processors
 
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import FIXED_DATE, Template, resolve_template
-from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, NO_NAMES, TOOLS_TWICE, Encoded, encode, encode_all
+from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, Encoded, encode, encode_all
 from kit.errors import Problem, UserError
 
 
@@ -52,30 +51,9 @@ def test_prompt_and_completion_become_messages_with_chat_template(tokenizer):
     assert marked(encode(pair, tokenizer, template), tokenizer) == "Hi[[\nHello<|endoftext|>]]"
 
 
-def test_tools_go_with_a_prompt_and_a_completion(tokenizer):
-    template = resolve_template(tokenizer, "chatml")
-    whole = CHATS["tools"]
-    parts = {"prompt": whole["messages"][:1], "completion": whole["messages"][1:], "tools": whole["tools"]}
-    assert encode(parts, tokenizer, template) == encode(whole, tokenizer, template)
-
-
-def test_tools_and_values_for_a_template_do_not_go_with_strings(tokenizer):
-    pair = {"prompt": "Hi", "completion": "Hello"}
-    template = "{{ tools | tojson if tools }}{{ mode }}" + HEADER + SIMPLE
-    for more in ({"tools": [{"name": "add"}]}, {"chat_template_kwargs": {"mode": "x"}}):
-        with pytest.raises(
-            UserError, match=f"{next(iter(more))}: given for a prompt and a completion that are strings"
-        ):
-            encode(pair | more, tokenizer, template)
-        text = marked(encode(pair | more, tokenizer, template, prompts_as_chat=True), tokenizer)
-        assert text.startswith("x" if "mode" in str(more) else '[{"name": "add"}]')
-
-
-def test_no_template_is_refused_with_those_that_fit(sentencepiece):
-    names = [name for name, template in SHIPPED.items() if {"bos_token", "eos_token"}.issuperset(template.tokens)]
-    assert {"alpaca", "llama2", "tulu", "vicuna", "zephyr"} <= set(names)
-    with pytest.raises(UserError, match=re.escape(f"--chat_template {' | '.join(names)}")):
-        encode(chat("Hi", "Hello"), sentencepiece, resolve_template(sentencepiece, None))
+def test_no_template_is_refused_with_those_of_the_kit(tokenizer):
+    with pytest.raises(UserError, match=re.escape(f"--chat_template {' | '.join(SHIPPED)}")):
+        encode(chat("Hi", "Hello"), tokenizer, None)
 
 
 def test_two_bos_are_refused(tokenizer_with_bos):
@@ -103,22 +81,6 @@ def test_tokens_that_the_tokenizer_splits_are_remarked_on():
     assert remarks == (split.format("<|im_start|>"), split.format("[INST]"))
     zephyr = resolve_template(tokenizer, "zephyr")
     assert encode(chat("Hi", "Hello"), tokenizer, zephyr)[0].remarks == ()
-
-
-def test_what_messages_and_template_both_write_is_remarked_on(tokenizer):
-    def remarks(system, result, **more):
-        messages = [{"role": "system", "content": system}, *CHATS["tools"]["messages"]]
-        messages[3] = {**messages[3], "content": result}
-        sample = {"messages": messages, **more}
-        return [remark for remark in encode(sample, tokenizer, SHIPPED["chatml"].source)[0].remarks]
-
-    listed = 'Tools: [{"name": "weather"}]'
-    tag = "the chat template writes <tool_response> before messages that begin with it"
-    tools = CHATS["tools"]["tools"]
-    assert remarks(listed, "<tool_response>\n4</tool_response>", tools=tools) == [tag, TOOLS_TWICE]
-    assert remarks(listed, "<tool_response>\n4</tool_response>") == [tag]
-    assert remarks("The weather is good", "4 <tool_response>", tools=tools) == []
-    assert remarks("Be kind", "<b>4</b>", tools=tools) == []
 
 
 def test_a_token_that_swallows_whitespace_after_it_does_so_as_at_inference():
@@ -169,14 +131,6 @@ def test_a_token_is_cut_where_it_would_straddle_the_border(sentencepiece):
     assert sentencepiece.convert_ids_to_tokens(encoded.input_ids) == ["<s>", "▁is", "▁", "42", "</s>"]
 
 
-def test_a_completion_is_not_merged_with_what_it_is_tokenised_after():
-    vocab = {text: i for i, text in enumerate(["H", "i", "4", "2", "\n", "a", "\n4", "</s>"])}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("\n", "4")]))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
-    [encoded] = encode({"prompt": "Hi\n", "completion": "42"}, tokenizer, None)
-    assert tokenizer.convert_ids_to_tokens(encoded.input_ids) == ["H", "i", "\n", "4", "2", "</s>"]
-
-
 def test_added_tokens_that_are_normalised_do_not_part_a_text():
     """Such as older conversions of Llama's have: a space is put before the text around them, not after them."""
     tokenizer = sentencepiece_tokenizer("prepend")
@@ -190,21 +144,6 @@ def test_added_tokens_that_are_normalised_do_not_part_a_text():
     assert marked(encoded, tokenizer) == " user:Hi<|end|>assistant:[[42<|end|>]]user:Hi<|end|>assistant:[[Hi<|end|>]]"
 
 
-def test_a_completion_after_a_special_token_is_tokenised_like_the_whole(sentencepiece):
-    [encoded] = encode({"prompt": "Hi</s>", "completion": " 42"}, sentencepiece, None)
-    whole = sentencepiece("Hi</s> 42", add_special_tokens=False).input_ids
-    assert encoded.input_ids[1:-1] == whole
-
-
-def test_a_cut_in_one_turn_leaves_the_others_whole(sentencepiece):
-    template = "{% for m in messages %}{{ m['role'][0] }}: {{ m['content'] }}</s>{% endfor %}"
-    template += "{% if add_generation_prompt %}a: {% endif %}"
-    encoded = encode(chat("Hi", "42", "Hi", "Hi"), sentencepiece, template)
-    text = marked(encoded, sentencepiece)
-    space = " " if sentencepiece.backend_tokenizer.normalizer else ""  # which it puts after special tokens
-    assert text == f" u: Hi</s>{space}a: [[42</s>]]{space}u: Hi</s>{space}a: [[Hi</s>]]"
-
-
 def test_text_is_supervised_whole(tokenizer, sentencepiece):
     assert marked(encode({"text": "Hello there"}, tokenizer, None), tokenizer) == "[[Hello there<|endoftext|>]]"
     assert marked(encode({"text": "Hi"}, sentencepiece, None), sentencepiece) == "<s>[[ Hi</s>]]"
@@ -214,19 +153,6 @@ def test_bos_and_eos_in_the_text_are_not_doubled(sentencepiece):
     [encoded] = encode({"prompt": "<s>Hi\n", "completion": "42</s>"}, sentencepiece, None)
     assert encoded.input_ids.count(1) == 1 and encoded.input_ids.count(2) == 1
     assert encoded.weights[-1] == 1
-
-
-def test_the_pad_id_of_an_eos_padded_tokenizer_is_still_supervised_at_the_end():
-    tokenizer = byte_level_tokenizer()
-    tokenizer.pad_token = tokenizer.eos_token
-    assert encode({"text": "Hi"}, tokenizer, None)[0].weights[-1] == 1
-
-
-def test_a_tokenizer_without_eos_is_refused():
-    tokenizer = byte_level_tokenizer()
-    tokenizer.eos_token = None
-    with pytest.raises(UserError, match="could not learn to stop"):
-        encode({"text": "Hi"}, tokenizer, None)
 
 
 def test_samples_are_encoded_alike_together_and_one_by_one(tokenizer):
@@ -240,12 +166,6 @@ def test_samples_are_encoded_alike_together_and_one_by_one(tokenizer):
         chat("Hi", "Hello"),
     ]
     assert encode_all(samples, tokenizer, template) == [encode(sample, tokenizer, template) for sample in samples]
-
-
-def test_a_refused_sample_does_not_affect_the_others(tokenizer):
-    results = encode_all([CHATS["thoughts"], CHATS["single"]], tokenizer, resolve_template(tokenizer, "chatml"))
-    assert "reasoning_content" in results[0].found
-    assert results[1] == encode(CHATS["single"], tokenizer, resolve_template(tokenizer, "chatml"))
 
 
 def test_the_date_is_the_same_on_every_day(tokenizer):
@@ -280,12 +200,3 @@ def test_a_conversation_that_would_take_too_long_is_refused(shape, limit, tokeni
     monkeypatch.setattr(f"kit.data.chat.{limit}", 1000)
     (problem,) = encode_all([sample], tokenizer, template)
     assert isinstance(problem, Problem) and problem.fix == "split the conversation into several rows"
-
-
-def test_a_name_that_the_template_leaves_out_is_said(tokenizer):
-    messages = [{"role": "user", "name": "Ann", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    (encoded,) = encode({"messages": messages}, tokenizer, template_of("chatml", tokenizer))
-    assert NO_NAMES in encoded.remarks
-    with_names = "{% for m in messages %}<|im_start|>{{ m.role }}{{ ' ' ~ m.name if m.name }}\n" + SIMPLE
-    (encoded,) = encode({"messages": messages}, tokenizer, with_names)
-    assert NO_NAMES not in encoded.remarks

@@ -22,13 +22,12 @@ from data_helpers import (
 )
 from transformers.utils import chat_template_utils
 
-from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT, MARKED_LESS, MARKED_MORE, MOVED, OTHER_PROMPT
+from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT
 from kit.data.chat.shipped import SHIPPED
-from kit.data.chat.shown import AS_SCHEMA
-from kit.data.chat.template import AS_CONTENT, AS_REASONING, FIXED_DATE, TODAY, resolve_template
-from kit.data.chat.tokens import UNROLLED, Encoded, encode, encode_all
+from kit.data.chat.template import FIXED_DATE, TODAY, resolve_template
+from kit.data.chat.tokens import UNROLLED, Encoded, encode
 from kit.data.chat.turns import FORGOTTEN, NO_END_OF_TURN
-from kit.errors import Problem, UserError
+from kit.errors import UserError
 
 SHAPES = sorted(path.stem for path in GOLDEN.glob("*.txt"))
 
@@ -49,25 +48,21 @@ def golden(shape):
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-@pytest.mark.parametrize("case", CHATS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_golden(shape, case, tokenizer_with_bos):
-    try:
-        encoded = encode(CHATS[case], tokenizer_with_bos, template_of(shape, tokenizer_with_bos))
-    except UserError as error:
-        found = f"refused: {error.problems[0].found}\n"
-    else:
-        names = {FIXED_DATE: "FIXED_DATE", UNROLLED: "UNROLLED", NO_END_OF_TURN: "NO_END_OF_TURN"}
-        names |= {EMPTY_THOUGHT: "EMPTY_THOUGHT"}
+def test_golden(shape, tokenizer_with_bos):
+    names = {FIXED_DATE: "FIXED_DATE", UNROLLED: "UNROLLED", NO_END_OF_TURN: "NO_END_OF_TURN"}
+    names |= {EMPTY_THOUGHT: "EMPTY_THOUGHT"}
+    found = {}
+    for case, sample in CHATS.items():
+        try:
+            encoded = encode(sample, tokenizer_with_bos, template_of(shape, tokenizer_with_bos))
+        except UserError as error:
+            found[case] = f"refused: {error.problems[0].found}\n"
+            continue
         remarks = "".join(f"remark: {names[remark]}\n" for remark in encoded[0].remarks)
         assert not any(one.remarks for one in encoded[1:])
-        found = f"{marked(encoded, tokenizer_with_bos)}\n{remarks}"
-    assert found == golden(shape)[case]
-
-
-def test_every_shipped_template_and_every_file_has_golden_texts_for_every_case():
-    assert set(SHAPES) == {*SHIPPED, *(path.stem for path in GOLDEN.glob("*.jinja"))}
-    assert all(list(golden(shape)) == list(CHATS) for shape in SHAPES)
+        found[case] = f"{marked(encoded, tokenizer_with_bos)}\n{remarks}"
+    assert found == golden(shape) and set(SHAPES) >= set(SHIPPED)
 
 
 def random_conversation(choose):
@@ -95,7 +90,7 @@ def test_every_answer_is_learned_once_right_after_the_prompt_at_inference(shape,
         return tokenizer.apply_chat_template(messages, tools, chat_template=template, return_dict=False, **options)
 
     num_conversations = num_whole = 0
-    for _ in range(150):
+    for _ in range(60):
         messages, tools = random_conversation(choose)
         train_on = choose.choice(["assistant", "assistant", "last"])
         try:
@@ -122,7 +117,7 @@ def test_every_answer_is_learned_once_right_after_the_prompt_at_inference(shape,
                 if shape != "plain":
                     assert tokenizer.convert_ids_to_tokens(ids[end - 1]) in {*SPECIAL, "<|endoftext|>"}
         assert learned == (answers[-1:] if train_on == "last" else answers)
-    assert num_conversations > 20 or shape == "deepseek_r1"
+    assert num_conversations > 8 or shape == "deepseek_r1"
     assert num_whole >= num_conversations / 3 or shape in ("llama3", "llama31")  # which this tokenizer always cuts
 
 
@@ -187,12 +182,6 @@ def test_with_train_on_all_each_answer_is_whole_or_the_row_is_refused(template, 
         encode(sample, tokenizer, template.replace("KEPT", kept), train_on="all")
 
 
-def test_with_train_on_all_the_search_for_a_fix_comes_to_an_end(tokenizer_with_bos):
-    sample = with_keys(chat("42", "-", "{}", "Hello there"), assistant_0={"reasoning_content": " Hello\n"})
-    with pytest.raises(UserError, match="knows no reasoning_content"):
-        encode(sample, tokenizer_with_bos, template_of("deepseek", tokenizer_with_bos), train_on="all")
-
-
 @pytest.mark.parametrize(
     ("template", "sample"), [(THINKING, REASONED), (CUTTING, THOUGHT), (HEADER + SIMPLE, REASONED)]
 )
@@ -234,41 +223,6 @@ def test_a_thought_in_the_content_is_refused_where_the_model_would_not_write_it(
     encode(only_read, tokenizer, template)
 
 
-def test_a_call_of_an_answer_that_is_only_read_must_be_in_the_context(tokenizer):
-    sample = with_keys(CALLED, assistant_0={"weight": 0})
-    assert '"weather"' in marked(encode(sample, tokenizer, CALLING.replace("KEPT", "true")), tokenizer)
-    with pytest.raises(UserError, match=r"messages\[1\]: the template leaves out the call of 'weather'"):
-        encode(sample, tokenizer, CALLING.replace("KEPT", "loop.last"))
-    with pytest.raises(UserError, match=r"messages\[1\]: the template leaves out the call of 'weather'"):
-        encode(CALLED, tokenizer, CALLING.replace("KEPT", "loop.last"), train_on="last")
-
-
-def test_a_template_does_not_see_weights(tokenizer):
-    template = HEADER + "{{ raise_exception('seen') if 'weight' in m }}" + SIMPLE
-    assert encode(with_keys(CHATS["single"], assistant_0={"weight": 0.5}), tokenizer, template)[0].weights.count(0.5)
-
-
-def test_messages_after_the_last_answer_are_left_out(tokenizer):
-    template = resolve_template(tokenizer, "chatml")
-    assert encode(chat("Hi", "Hello", "Bye"), tokenizer, template) == encode(chat("Hi", "Hello"), tokenizer, template)
-
-
-def test_an_answer_that_names_the_end_of_turn_is_supervised_to_its_real_end(tokenizer):
-    template = resolve_template(tokenizer, "chatml")
-    for text in ("a<|im_end|>b", "a<|im_end|>", "<|im_end|> <|im_end|>"):
-        encoded = encode(chat("Hi", text), tokenizer, template)
-        assert marked(encoded, tokenizer).endswith(f"assistant\n[[{text}<|im_end|>]]\n")
-
-
-def test_of_a_prompt_in_messages_no_answer_is_supervised(tokenizer):
-    messages = chat("Hi", "Hello", "Bye", "Bye now")["messages"]
-    for shape in ("chatml", "marked"):
-        sample = {"prompt": messages[:3], "completion": messages[3:]}
-        [encoded] = encode(sample, tokenizer, template_of(shape, tokenizer))
-        assert marked(encoded, tokenizer).count("[[") == 1
-        assert marked(encoded, tokenizer).endswith(CHATML_BYE)
-
-
 def test_a_rewriting_template_unrolls_only_the_answers_that_it_rewrites(tokenizer):
     """Here thoughts after the last question are kept, so its answers share one sample."""
     calling = {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "Look it up"}
@@ -307,89 +261,23 @@ def test_generation_blocks_are_followed_to_the_end_of_turn(body, tokenizer):
     assert encode(sample, tokenizer, HEADER + body + PROMPT) == expected
 
 
-def test_a_header_inside_a_generation_block_is_not_supervised(tokenizer):
-    template = (
-        "{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}"
-        "{{ '<|im_start|>assistant\n' + m['content'] + '<|im_end|>\n' }}{% endgeneration %}"
-        "{% else %}{{ '<|im_start|>user\n' + m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}" + PROMPT
-    )
-    sample = chat("Hi", "Hello", "Bye", "Bye now")
-    assert encode(sample, tokenizer, template) == encode(sample, tokenizer, resolve_template(tokenizer, "chatml"))
-
-
 BLOCKS = HEADER + (
     "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|im_end|>{% endgeneration %}{% else %}"
     "{{ m['content'] }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
 )
-# The prompt at inference is nowhere in the text, so what counts is the order of the blocks.
-APART = BLOCKS + PROMPT.replace("assistant", "model")
 
 
-@pytest.mark.parametrize(("template", "remark"), [(BLOCKS + PROMPT, ()), (APART, (OTHER_PROMPT,))])
-def test_generation_blocks_belong_to_answers(template, remark, tokenizer):
+def test_generation_blocks_belong_to_answers_and_follow_the_prompt_at_inference(tokenizer):
+    template = BLOCKS + PROMPT
     sample = with_keys(chat("Hi", "Hello", "Bye", "Bye now"), assistant_0={"weight": 0}, assistant_1={"weight": 0.5})
     [encoded] = encode(sample, tokenizer, template)
     assert marked(encoded, tokenizer).endswith("Hello<|im_end|>\n" + CHATML_BYE)
     assert set(encoded.weights) == {0.0, 0.5}
-    assert encoded.remarks == remark
+    assert encoded.remarks == ()
     [last] = encode(chat("Hi", "Hello", "Bye", "Bye now"), tokenizer, template, train_on="last")
     assert marked(last, tokenizer) == marked(encoded, tokenizer)
-
-
-def test_generation_blocks_that_belong_to_no_answer_are_refused_where_it_matters(tokenizer):
-    split = "{{ m['content'] }}{% endgeneration %}{% generation %}<|im_end|>{% end"
-    split = APART.replace("{{ m['content'] }}<|im_end|>{% end", split, 1)
-    sample = chat("Hi", "Hello", "Bye", "Bye now")
-    [encoded] = encode(sample, tokenizer, split)
-    assert marked(encoded, tokenizer).count("[[") == 2
-    with pytest.raises(
-        UserError, match=r"4 {% generation %} blocks for 2 answers: it is unknown which belong to which"
-    ):
-        encode(sample, tokenizer, split, train_on="last")
-    by_place = encode(
-        sample, tokenizer, "{{ messages | length }}" + split.replace("model", "assistant"), train_on="last"
-    )
-    assert marked(by_place[0], tokenizer).count("[[") == 1 and by_place[0].remarks == (MOVED,)
-
-
-@pytest.mark.parametrize(
-    ("before", "marked_text", "after", "remark"),
-    [
-        ("", "<think></think>{{ m['content'] }}<|im_end|>", "", ()),
-        ("", "{{ '<think></think>' }}{{ m['content'] }}", "<|im_end|>", ()),
-        ("<think></think>", "{{ m['content'] }}<|im_end|>", "", (OTHER_PROMPT, MARKED_LESS)),
-        ("", "<think>{% endgeneration %}</think>{% generation %}{{ m['content'] }}<|im_end|>", "", (MARKED_LESS,)),
-        ("", "<think></think>{{ m['content'] }}<|im_end|>\n<|endoftext|>", "", (MARKED_MORE,)),
-    ],
-)
-def test_generation_blocks_that_differ_from_what_the_model_would_write_are_remarked_on(
-    before, marked_text, after, remark, tokenizer
-):
-    """As Phi 3's with EOS behind the end of turn, and those that leave an empty thought out."""
-    template = HEADER + (
-        "{% if m['role'] == 'assistant' %}"
-        + f"{before}{{% generation %}}{marked_text}{{% endgeneration %}}{after}"
-        + "{% else %}{{ m['content'] }}<|im_end|>{% endif %}{{ '\n' if not loop.last or add_generation_prompt }}"
-        + "{% endfor %}"
-        + PROMPT
-    )
-    template = template.replace("\n<|endoftext|>", "{{ '\n<|endoftext|>' if loop.last and not add_generation_prompt }}")
-    [encoded] = encode(CHATS["single"], tokenizer, template)
-    assert encoded.remarks == remark
-    [encoded] = encode(CHATS["single"], tokenizer, HEADER + SIMPLE)
-    assert encoded.remarks == ()
-
-
-def test_generation_blocks_with_thoughts_that_are_forgotten_are_unrolled(tokenizer):
-    """As those of templates made for training are: earlier thoughts are not in the whole."""
-    thoughts = "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-    template = BLOCKS.replace("{% generation %}", "{% generation %}" + thoughts) + PROMPT
-    encoded = encode(CHATS["thoughts"], tokenizer, template)
-    assert [marked(one, tokenizer).rpartition("[[")[2] for one in encoded] == [
-        "<think>A guest</think>Hello<|im_end|>]]\n",
-        "<think>So soon</think>Bye now<|im_end|>]]\n",
-    ]
-    assert encoded[0].remarks == (UNROLLED,) and "assistant\nHello<|im_end|>" in marked(encoded[1], tokenizer)
+    with pytest.raises(UserError, match="the text before the answer differs from the prompt at inference"):
+        encode(sample, tokenizer, BLOCKS + PROMPT.replace("assistant", "model"))
 
 
 # Tool calls and values for the template
@@ -410,13 +298,6 @@ def test_arguments_are_strings_if_the_template_expects_strings(tokenizer):
     assert '"arguments": {"city": "Oslo"}' in marked(encoded, tokenizer)
     with pytest.raises(UserError, match="can only concatenate str"):  # neither helps: the first reason is reported
         encode(CHATS["tools"] | {"tools": None}, tokenizer, HEADER + "{{ 'a' + (m.tool_calls or 1) }}{% endfor %}")
-
-
-@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
-def test_reasoning_has_the_name_that_the_template_reads(name, tokenizer):
-    template = HEADER + "{{ '<think>' + m." + name + " + '</think>' if m." + name + " }}" + SIMPLE
-    encoded = encode(CHATS["thoughts"], tokenizer, template)
-    assert "[[<think>A guest</think>Hello<|im_end|>]]" in marked(encoded, tokenizer)
 
 
 def test_the_template_for_tools_is_taken_where_there_are_tools(tokenizer):
@@ -442,31 +323,7 @@ def test_a_row_may_give_values_to_the_template(tokenizer):
         encode(CHATS["single"] | {"chat_template_kwargs": {"node": 1}}, tokenizer, template)
 
 
-@pytest.mark.parametrize("empty", ["", [], {}])
-def test_an_empty_value_of_a_row_that_the_template_never_reads_changes_nothing(empty, tokenizer):
-    template = HEADER + SIMPLE
-    sample = chat("Hi", "Hello")
-    assert encode({**sample, "chat_template_kwargs": {"node": empty}}, tokenizer, template) == encode(
-        sample, tokenizer, template
-    )
-    for value in (False, 0, "b", [1]):
-        with pytest.raises(UserError, match="reads no 'node'") as caught:
-            encode({**sample, "chat_template_kwargs": {"node": value}}, tokenizer, template)
-        assert not caught.value.problems[0].fix  # rows.py adds the flag that ignores the column
-    reads = "{% if node is defined %}<|end|>{% endif %}" + template
-    read = encode({**sample, "chat_template_kwargs": {"node": empty}}, tokenizer, reads)
-    assert read != encode(sample, tokenizer, reads)
-
-
 # Where an answer ends
-
-
-def test_an_end_marker_of_the_whole_conversation_is_not_part_of_a_turn(tokenizer):
-    template = HEADER + "{{ m['content'] }}<|im_end|>\n{% endfor %}" + PROMPT
-    template += "{% if not add_generation_prompt %}<|endoftext|>{% endif %}"
-    [encoded] = encode(chat("Hi", "Hello", "Bye", "42"), tokenizer, template)
-    assert marked(encoded, tokenizer).endswith("[[42<|im_end|>]]\n<|endoftext|>")
-    assert "[[Hello<|im_end|>]]\n<|im_start|>user" in marked(encoded, tokenizer)
 
 
 def test_the_token_that_opens_the_next_turn_may_end_an_answer(tokenizer):
@@ -509,37 +366,3 @@ def test_the_token_that_opens_the_next_turn_may_end_an_answer(tokenizer):
 def test_a_template_whose_renderings_do_not_fit_together_is_refused(template, reason, tokenizer):
     with pytest.raises(UserError, match=reason):
         encode(chat("Hi", "Hello", "Bye", "Bye now"), tokenizer, template)
-
-
-THOUGHT_IN_CONTENT = chat("Hi", "<think>\nA guest\n</think>\n\nHello")
-THOUGHT_APART = with_keys(chat("Hi", "Hello"), assistant_0={"reasoning_content": "A guest"})
-CITY = {"city": {"type": "str", "description": "Where"}}
-
-
-def with_tool(parameters):
-    return {**chat("Hi", "Hello"), "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]}
-
-
-@pytest.mark.parametrize(
-    ("before", "refused", "step", "taken"),
-    [
-        ("", THOUGHT_APART, AS_CONTENT, THOUGHT_IN_CONTENT),
-        (
-            "{{ '<|channel|>' + m.reasoning_content + '<|end|>' if m.reasoning_content }}",
-            THOUGHT_IN_CONTENT,
-            AS_REASONING,
-            THOUGHT_APART,
-        ),
-        (
-            "{% for t in tools or [] %}{{ t.function.name }}({{ t.function.parameters.properties }}){% endfor %}",
-            with_tool(CITY),
-            AS_SCHEMA,
-            with_tool({"type": "object", "properties": CITY}),
-        ),
-    ],
-)
-def test_the_step_that_a_refusal_names_is_right(before, refused, step, taken, tokenizer):
-    template = HEADER + before + SIMPLE
-    (problem,) = encode_all([refused], tokenizer, template)
-    assert problem.fix == step
-    assert not isinstance(encode_all([taken], tokenizer, template)[0], Problem)

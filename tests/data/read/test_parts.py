@@ -5,66 +5,45 @@ import pickle
 import tracemalloc
 
 import pytest
-from data_helpers import (
-    contents,
-    json_lines,
-    problems,
-    refused,
-    rows_of,
-    source_of,
-    text_rows,
-    write_any,
-)
+from data_helpers import contents, json_lines, problems, refused, rows_of, source_of, text_rows, write_any
 
 from kit.data.read.sources import read_rows
 
-NAMES = [
-    *["a.jsonl", "a.ndjson", "a.json", "a.csv", "a.tsv", "a.parquet", "file.arrow", "stream.arrow", "A.JSONL"],
-    *["a.jsonl.gz", "a.json.bz2", "a.csv.xz", "a.tsv.zst", "a.ndjson.zst"],
-]
+NAMES = ["a.jsonl", "a.json", "a.csv", "a.tsv.zst", "a.parquet", "file.arrow", "stream.arrow", "A.JSONL"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_kind_of_file_gives_all_rows_in_order(name, monkeypatch):
     monkeypatch.setattr("kit.data.read.parts.BLOCK_BYTES", 5000)
     rows = text_rows(2300)
     write_any(name, rows)
     source = source_of(name)
-    if ".csv" in name or ".tsv" in name:
+    is_cells = ".csv" in name or ".tsv" in name
+    if is_cells:
         rows = [{"text": row["text"], "n": str(row["n"])} for row in rows]
-    assert contents(source) == rows
-    if len(source.parts) == 1:
-        assert [number for number, _ in rows_of(source)] == [
-            i + 1 + (".csv" in name or ".tsv" in name) for i in range(2300)
-        ]
-    assert source.columns == ["text", "n"]
-    parts = pickle.loads(pickle.dumps(source.parts))
-    assert [row for _, _, row in read_rows(parts)] == rows
-    for part in source.parts:
-        blocks = list(part.blocks(["text"]))
-        assert [len(list(part.rows(block))) for block in blocks] == [block.num_rows for block in blocks]
-        assert list(part.blocks(["text"])) == blocks
-        assert list(part.rows(pickle.loads(pickle.dumps(blocks[-1])))) == list(part.rows(blocks[-1]))
-        assert len(blocks) >= len(rows) // len(source.parts) // 1000 and max(b.num_rows for b in blocks) <= 1000
+    assert contents(source) == rows and source.columns == ["text", "n"]
+    assert [number for number, _ in rows_of(source)] == [i + 1 + is_cells for i in range(2300)]
+    (part,) = pickle.loads(pickle.dumps(source.parts))
+    assert [row for _, _, row in read_rows([part])] == rows
+    blocks = list(part.blocks(["text"]))
+    assert list(part.blocks(["text"])) == blocks and max(block.num_rows for block in blocks) <= 1000
+    assert [len(list(part.rows(block))) for block in blocks] == [block.num_rows for block in blocks]
+    assert list(part.rows(pickle.loads(pickle.dumps(blocks[-1])))) == list(part.rows(blocks[-1]))
     if source.total is not None:
-        assert sum(block.size for part in source.parts for block in part.blocks()) == source.total
+        assert sum(block.size for block in part.blocks()) == source.total
 
 
 @pytest.mark.parametrize("extra", [0, 1])
 def test_a_line_of_more_than_the_allowed_bytes_is_a_problem(extra, folder, monkeypatch):
     monkeypatch.setattr("kit.data.read.parts.MAX_LINE_BYTES", 1 << 20)
     monkeypatch.setattr("kit.data.read.text.MAX_LINE_BYTES", 1 << 20)
-    monkeypatch.setattr("kit.data.read.cells.MAX_LINE_BYTES", 1 << 20)
     row = {"text": "a" * ((1 << 20) - len('{"text": ""}') + extra)}
     (folder / "train.jsonl").write_bytes(json_lines([*text_rows(2), row, *text_rows(2)]))
     (folder / "last.jsonl").write_bytes(json_lines([*text_rows(2), row]).rstrip())
-    (folder / "train.csv").write_bytes(b"text\na\n" + b"a" * ((1 << 20) + extra) + b"\nb\n")
     long = "train.jsonl:3: a line of more than 1 MiB; expected one sample a line"
     assert [text.splitlines()[0] for text in problems(source_of("train.jsonl"))] == [long] * extra
     assert [row.get("n") for row in contents(source_of("train.jsonl")) if isinstance(row, dict)][-2:] == [0, 1]
-    assert len(problems(source_of("last.jsonl"))) == len(problems(source_of("train.csv"))) == extra
-    assert contents(source_of("train.csv"))[-1] == {"text": "b"}
+    assert len(problems(source_of("last.jsonl"))) == extra
 
 
 @pytest.mark.slow
@@ -79,31 +58,22 @@ def test_a_line_without_end_takes_no_memory(name, folder):
     del content, long
     tracemalloc.start()
     try:
-        if name == "a.json":
-            assert "a.json:1: an element of more than 16 MiB" in refused(name)
-            limit = 90 << 20  # text in a window, its bytes, and what the parser takes
-        else:
-            source = source_of(name)
-            first, reported, last = contents(source)
-            assert "more than 16 MiB" in str(reported) and isinstance(first, dict) and isinstance(last, dict)
-            limit = 40 << 20
-        assert tracemalloc.get_traced_memory()[1] < limit
+        reported = refused(name) if name == "a.json" else "".join(problems(source_of(name)))
+        assert "more than 16 MiB" in reported
+        assert tracemalloc.get_traced_memory()[1] < 90 << 20  # text in a window, its bytes, and what the parser takes
     finally:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz"])
-def test_elements_of_an_array_are_rows_as_they_may_share_a_line(name, folder):
+def test_elements_of_an_array_are_rows_as_they_may_share_a_line(folder):
     content = b'\n [ {"n": 1}, {"n":\n2},\n\n3\n,{"n": [1,\n2]}]\n\n'
-    (folder / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-    source = source_of(name)
-    rows = rows_of(pickle.loads(pickle.dumps(source)))
-    assert [number for number, _ in rows] == [1, 2, 3, 4] and source.origin(0, 2) == f"{name} row 2"
-    assert str(rows[2][1]) == f"{name} row 3: a number; expected an object in braces"
-    assert [row for _, row in rows if isinstance(row, dict)] == [{"n": 1}, {"n": 2}, {"n": [1, 2]}]
-
-
-def test_lines_of_arrays_are_no_array_and_keep_their_lines(folder):
-    (folder / "a.json").write_bytes(b'{"n": 1}\n[1]\n')
-    source = source_of("a.json")
-    assert source.origin(0, 1) == "a.json:1" and problems(source)[0].startswith("a.json:2: a list")
+    (folder / "a.jsonl").write_bytes(content)
+    (folder / "a.json.gz").write_bytes(gzip.compress(content))
+    for name in ("a.jsonl", "a.json.gz"):
+        source = source_of(name)
+        rows = rows_of(source)
+        assert [number for number, _ in rows] == [1, 2, 3, 4] and source.origin(0, 2) == f"{name} row 2"
+        assert str(rows[2][1]) == f"{name} row 3: a number; expected an object in braces"
+        assert [row for _, row in rows if isinstance(row, dict)] == [{"n": 1}, {"n": 2}, {"n": [1, 2]}]
+    (folder / "a.json").write_bytes(b'{"n": 1}\n[1]\n')  # lines of arrays are no array
+    assert problems(source_of("a.json"))[0].startswith("a.json:2: a list")

@@ -5,7 +5,6 @@ import pytest
 from data_helpers import contents, json_lines, refused, rows_of, source_of, text_rows
 from fsspec.implementations.memory import MemoryFile
 
-from kit.data.read import sources
 from kit.data.read.remote import version
 
 
@@ -25,18 +24,18 @@ def put(store, name, rows):
     store.pipe_file(f"/bucket/{name}", json_lines(rows))
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "my data #1 100%.jsonl", "ünï/cödé 漢.jsonl", "a[1].jsonl"])
-def test_a_file_is_what_the_same_local_file_is(store, name, tmp_path):
-    put(store, name, text_rows(3))
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_bytes(json_lines(text_rows(3)))
-    source, local = source_of(f"memory://bucket/{name}"), source_of(name.replace("[1]", "[[]1]"))
-    assert contents(source) == text_rows(3)
-    assert source.digest == local.digest
-    assert source.origin(0, 2) == f"memory://bucket/{name}:2"
+def test_a_file_is_what_the_same_local_file_is(store, tmp_path):
+    for name in ("a.jsonl", "ünï/my data #1 100%.jsonl", "a[1].jsonl"):
+        put(store, name, text_rows(3))
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(json_lines(text_rows(3)))
+        source, local = source_of(f"memory://bucket/{name}"), source_of(name.replace("[1]", "[[]1]"))
+        assert contents(source) == text_rows(3)
+        assert source.digest == local.digest
+        assert source.origin(0, 2) == f"memory://bucket/{name}:2"
 
 
-def test_folders_patterns_splits_slices_and_archives(store, tmp_path):
+def test_folders_patterns_splits_and_slices(store):
     for name in ("d/train-0.jsonl", "d/sub/train-1.jsonl", "d/test.jsonl", "e/a.jsonl", "e/b.jsonl"):
         put(store, name, text_rows(2, len(name)))
     store.pipe_file("/bucket/d/README.md", b"hello")
@@ -45,13 +44,11 @@ def test_folders_patterns_splits_slices_and_archives(store, tmp_path):
         "memory://bucket/d/sub/train-1.jsonl",
         "memory://bucket/d/train-0.jsonl",
     ]
-    assert source.notes == ("memory://bucket/d/: files that are not read: 1 that are no data files: .md (1)",)
+    assert source.notes == ("memory://bucket/d/: 1 files are not read: .md (1)",)
     assert [part.name for part in source_of("memory://bucket/d", "test").parts] == ["memory://bucket/d/test.jsonl"]
     assert len(rows_of(source_of("memory://bucket/e/*.jsonl"))) == 4
     assert [part.name for part in source_of("memory://bucket/**/b.jsonl").parts] == ["memory://bucket/e/b.jsonl"]
     assert len(rows_of(source_of("memory://bucket/e/a.jsonl", "train[:1]"))) == 1
-    # only what was asked for is copied
-    assert "test.jsonl" in {path.name for path in (tmp_path / "cache" / "remote").rglob("*.jsonl")}
     assert "did you mean 'test'?" in refused("memory://bucket/d", "tets")
 
 
@@ -85,13 +82,6 @@ def test_a_second_start_copies_nothing_and_a_changed_object_is_another(store, mo
     assert len(gets) == 1
 
 
-def test_streams_know_the_content_too(store):
-    put(store, "a.jsonl", text_rows(3))
-    first = sources.open_source("memory://bucket/a.jsonl", "train", "dataset", streaming=True)
-    put(store, "a.jsonl", text_rows(3, 1))
-    assert sources.open_source("memory://bucket/a.jsonl", "train", "dataset", streaming=True).digest != first.digest
-
-
 def failing(monkeypatch, store, *errors):
     """The next copies raise ``errors``, one each, after half of the bytes."""
     left = list(errors)
@@ -107,18 +97,11 @@ def failing(monkeypatch, store, *errors):
     monkeypatch.setattr(type(store), "get_file", get)
 
 
-def test_a_copy_that_breaks_off_is_made_again(store, monkeypatch):
-    put(store, "a.jsonl", text_rows(3))
-    failing(monkeypatch, store, ConnectionError("reset"), TimeoutError("slow"))
-    assert contents(source_of("memory://bucket/a.jsonl")) == text_rows(3)
-
-
 @pytest.mark.parametrize(
     ("errors", "message"),
     [
         ([ConnectionError("reset")] * 4, "'memory://bucket/a.jsonl' cannot be reached (ConnectionError: reset)"),
         ([PermissionError("Forbidden")], "'memory://bucket/a.jsonl': not allowed (Forbidden)"),
-        ([FileNotFoundError("x")], "'/bucket/a.jsonl' of 'memory://bucket/a.jsonl' vanished while it was copied"),
         ([OSError(28, "No space left on device")], "No space left on device"),
     ],
 )
@@ -142,35 +125,19 @@ def test_an_object_that_changes_meanwhile_is_refused(store, monkeypatch):
     assert "changed while it was copied" in refused("memory://bucket/a.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("memory://bucket/trian.jsonl", "dataset: nothing at 'memory://bucket/trian.jsonl', or no such bucket"),
-        ("memory://bucket/trian.jsonl", "did you mean 'memory://bucket/train.jsonl'?"),
-        ("memory://bucket/none*.jsonl", "nothing at 'memory://bucket/none*.jsonl'"),
-        ("memory://bucket/train.pt", "'memory://bucket/train.pt' ends in '.pt'; expected .jsonl"),
-        ("memory://bucket/pictures", "is a folder without state.json and without data files (it has .png (1))"),
-        ("s33://bucket/a.jsonl", "'s33://bucket/a.jsonl': no such kind of address; expected s3://, gs://, ..."),
-        ("s33://bucket/a.jsonl", "did you mean 's3://bucket/a.jsonl'?"),
-    ],
-)
-def test_what_cannot_be_found_is_reported(store, name, message):
+def test_what_cannot_be_found_is_reported(store):
     put(store, "train.jsonl", text_rows(1))
-    store.pipe_file("/bucket/train.pt", b"x")
     store.pipe_file("/bucket/pictures/a.png", b"x")
-    assert message in refused(name)
+    reported = refused("memory://bucket/trian.jsonl")
+    assert "dataset: nothing at 'memory://bucket/trian.jsonl', or no such bucket" in reported
+    assert "did you mean 'memory://bucket/train.jsonl'?" in reported
+    assert "nothing at 'memory://bucket/none*.jsonl'" in refused("memory://bucket/none*.jsonl")
+    assert "is a folder without data files (.png (1))" in refused("memory://bucket/pictures")
+    assert "is no hub id" in refused("memory://bucket/train.jsonl", revision="main")
 
 
-def test_a_revision_belongs_to_the_hub(store):
-    put(store, "a.jsonl", text_rows(1))
-    with pytest.raises(sources.UserError, match="is no hub id"):
-        sources.open_source("memory://bucket/a.jsonl", "train", "dataset", revision="main")
-
-
-def test_versions():
-    assert version({"size": 1, "ETag": '"a"', "LastModified": 1}) == version(
-        {"size": 1, "ETag": "a", "LastModified": 2}
-    )
-    assert version({"size": 1, "ETag": "a"}) != version({"size": 1, "ETag": "b"})
+def test_a_file_whose_store_gives_another_etag_size_or_time_is_another_version():
+    etags = [version({"size": 1, "ETag": etag, "LastModified": 1}) for etag in ("a", '"a"', "b")]
+    assert etags[0] == etags[1] != etags[2]
     assert version({"size": 1, "mtime": 1}) != version({"size": 1, "mtime": 2})
     assert version({"size": 1}) != version({"size": 2})

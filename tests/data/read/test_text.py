@@ -1,4 +1,4 @@
-"""Lines, JSON arrays and tables of cells: what cannot be used is reported with its line, and reading goes on."""
+"""Lines and JSON arrays: what cannot be used is reported with its line, and reading goes on."""
 
 import json
 import tracemalloc
@@ -7,40 +7,24 @@ from pathlib import Path
 import pytest
 from data_helpers import contents, problems, refused, rows_of, source_of
 
-# Lines
+from kit.data.read import text
 
 
-def bad_lines(line, after=b'{"text": "b"}\n', name="train.jsonl"):
-    """What is reported of ``line``, the second of three of which the others are good."""
-    Path(name).write_bytes(b'{"text": "a"}\n' + line + b"\n" + after)
-    source = source_of(name)
-    good = [number for number, row in rows_of(source) if isinstance(row, dict)]
-    assert good == [1, 3]
-    (reported,) = problems(source)
-    return reported
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b'{"text": }', "train.jsonl:2: not JSON at column 10 (Expecting value); expected one JSON object a line"),
-        (b'{"text": "a"} {}', "train.jsonl:2: not JSON at column 14 (Extra data)"),
-        (b'{"text": "a', "train.jsonl:2: not JSON at column 10 (Unterminated string starting at)"),
-        (b"[1, 2]", "train.jsonl:2: a list; expected an object in braces"),
-        (b"null", "train.jsonl:2: null; expected an object in braces"),
-        (b'{"n": ' + b"1" * 5000 + b"}", "train.jsonl:2: Exceeds the limit"),
-        (b'{"n": ' + b"[" * 200_000, "train.jsonl:2: nested too deeply"),
-        (b'{"text": "\xff"}', "train.jsonl:2: not UTF-8 at byte 11 of the line; expected UTF-8 text"),
-        (b'{"te\xef\xbb\xbfxt": "\xc3"}', "train.jsonl:2: not UTF-8"),
-        (
-            b'{"text": "a", "text": "b"}',
-            "train.jsonl:2: an object has the key 'text' twice, with different values",
-        ),
-        (b'{"m": [{"role": "user", "te\\u0078t": 1, "text": 2}]}', "train.jsonl:2: an object has the key 'text' twice"),
-    ],
-)
-def test_a_bad_line_is_named_and_reading_goes_on_behind_it(line, message):
-    assert bad_lines(line).startswith(message)
+def test_a_bad_line_is_named_and_reading_goes_on_behind_it(folder):
+    for line, message in (
+        (b'{"text": }', "not JSON at column 10 (Expecting value); expected one JSON object a line"),
+        (b'{"text": "a"} {}', "not JSON at column 14 (Extra data)"),
+        (b"[1, 2]", "a list; expected an object in braces"),
+        (b'{"n": ' + b"1" * 5000 + b"}", "Exceeds the limit"),
+        (b'{"n": ' + b"[" * 200_000, "nested too deeply"),
+        (b'{"text": "\xff"}', "not UTF-8 at byte 11 of the line; expected UTF-8 text"),
+        (b'{"text": "a", "text": "b"}', "an object has the key 'text' twice, with different values"),
+        (b'{"m": [{"role": "user", "te\\u0078t": 1, "text": 2}]}', "an object has the key 'text' twice"),
+    ):
+        (folder / "train.jsonl").write_bytes(b'{"text": "a"}\n' + line + b'\n{"text": "b"}\n')
+        rows = rows_of(source_of("train.jsonl"))
+        assert [number for number, row in rows if isinstance(row, dict)] == [1, 3]
+        assert problems(source_of("train.jsonl"))[0].startswith(f"train.jsonl:2: {message}")
 
 
 def test_blank_lines_count_as_lines(folder):
@@ -54,65 +38,49 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(folder):
     (folder / "a.csv").write_bytes(b"\xef\xbb\xbfn\r\na\r\nb\r\n")
     for name in ("a.jsonl", "a.json", "a.csv"):
         assert contents(source_of(name)) == [{"n": "a"}, {"n": "b"}]
-
-
-def test_a_byte_order_mark_before_bad_bytes_is_no_part_of_the_first_line(folder):
     (folder / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"n": 1}\n\xff\n')
     first, second = contents(source_of("a.jsonl"))
     assert first == {"n": 1} and "a.jsonl:2: not UTF-8 at byte 1" in str(second)
 
 
-# JSON arrays
+def array(content):
+    Path("a.json").write_bytes(content)
+    return rows_of(source_of("a.json"))
 
 
-def test_an_element_with_a_key_twice_is_named_and_reading_goes_on_behind_it(folder):
-    long = "a" * (1 << 19)  # so that the element with it does not fit in the first window
-    rows = [{"text": "a"}, {"text": long}, {"text": "c"}]
-    text = json.dumps(rows).replace('{"text": "aa', '{"text": 1, "text": "aa')
-    (folder / "a.json").write_text(text)
-    first, second, third = rows_of(source_of("a.json"))
-    assert (first, third) == ((1, rows[0]), (3, rows[2]))
-    assert str(second[1]).startswith("a.json row 2: an object has the key 'text' twice")
-
-
-def array(content, name="a.json"):
-    Path(name).write_bytes(content)
-    return rows_of(source_of(name))
-
-
-@pytest.mark.parametrize(
-    ("end", "line", "message"),
-    [
-        (b'\n{"n": 2}]', 2, "not a JSON array at column 1 ('{'); expected ',' or ']'"),
-        (b',\n{"n": 2}\n', 3, "the file ends inside a JSON array; expected a closing bracket"),
-        (b",\n", 2, "not JSON at column 1 (Expecting value)"),
-        (b",\n  ]", 2, "not JSON at column 3 (Expecting value)"),
-        (b',\n{"n": 2', 2, "not JSON at column 8 (Expecting ',' delimiter)"),
-        (b',\n{"n": "2\n', 2, "not JSON at column"),
-        (b'] {"n": 2}', 1, "not a JSON array at column 14 ('{'); expected nothing after the array"),
-        (b',\n {"n": 2 3}]', 2, "not JSON at column 10 (Expecting ',' delimiter); expected a JSON array of objects"),
-        (b',\n{"n": "\xff"}]', 2, "not UTF-8; expected UTF-8 text"),
+@pytest.mark.parametrize("window", [4, 1 << 18])
+def test_a_broken_array_is_reported_with_its_line(window, monkeypatch):
+    monkeypatch.setattr(text, "READ_BYTES", window)
+    for end, line, message in (
+        (b'\n{"n": 2}]', 2, "not a JSON array ('{'); expected ',' or ']'"),
+        (b',\n{"n": 2}\n', 3, "the file ends inside a JSON array; expected ',' or ']'"),
+        (b",\n  ]", 2, "not JSON (Expecting value)"),
+        (b',\n{"n": "2\n', 2, "not JSON ("),
+        (b'] {"n": 2}', 1, "not a JSON array ('{'); expected nothing after the array"),
+        (b',\n {"n": 2 3}]', 2, "not JSON (Expecting ',' delimiter); expected a JSON array of objects"),
         (b",\n" + b"1" * 5000 + b"]", 2, "Exceeds the limit"),
         (b",\n" + b"[" * 200_000, 2, "nested too deeply"),
-    ],
-)
-@pytest.mark.parametrize("window", [4, 1 << 18])
-def test_a_broken_array_is_reported_with_its_line(end, line, message, window, monkeypatch):
-    monkeypatch.setattr("kit.data.read.text.READ_BYTES", window)
-    rows = array(b'[{"n": "1"}' + end)
-    assert str(rows[-1][1]).startswith(f"a.json:{line}: {message}")
-    assert rows[0] == (1, {"n": "1"})
+    ):
+        first, *_, last = array(b'[{"n": "1"}' + end)
+        assert str(last[1]).startswith(f"a.json:{line}: {message}") and isinstance(last[1], text.Ending)
+        assert first == (1, {"n": "1"})
 
 
-@pytest.mark.parametrize("window", range(1, 12))
-def test_where_the_file_is_cut_into_windows_does_not_matter(window, monkeypatch):
-    monkeypatch.setattr("kit.data.read.text.READ_BYTES", window)
+def test_an_array_with_bytes_that_are_no_text_is_reported_with_their_line(folder):
+    (folder / "a.json").write_bytes(b'[{"n": "1"},\n{"n": "\xff"}]')
+    assert "a.json:2: not UTF-8; expected UTF-8 text" in refused("a.json")
+
+
+def test_where_the_file_is_cut_into_windows_does_not_matter(monkeypatch):
     rows = [{"text": 'é\u4f60\\"', "n": [1, 2.5, None, True]}, {}, {"x": {"y": -1e9}}] * 3
-    assert [row for _, row in array(json.dumps(rows, indent=1, ensure_ascii=False).encode())] == rows
-
-
-def test_an_array_of_nothing_has_no_rows(folder):
-    (folder / "a.json").write_text(" [ ]\n")
+    for window in range(1, 12):
+        monkeypatch.setattr(text, "READ_BYTES", window)
+        assert [row for _, row in array(json.dumps(rows, indent=1, ensure_ascii=False).encode())] == rows
+    long = json.dumps([{"text": "a"}, {"text": "a" * 1000}, {"text": "c"}]).replace(
+        '{"text": "aa', '{"text": 1, "text": "aa'
+    )
+    assert str(array(long.encode())[1][1]).startswith("a.json row 2: an object has the key 'text' twice")
+    (Path("a.json")).write_text(" [ ]\n")
     assert refused("a.json") == "error: a.json: no rows; expected at least one"
 
 

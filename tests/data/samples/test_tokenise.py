@@ -499,7 +499,7 @@ def test_a_conversation_that_the_template_refuses_is_skipped_too(tmp_path, token
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('[{"text": "a"}, {"text": "b"}, x]', "train.json:1: not JSON at column"),
+        ('[{"text": "a"}, {"text": "b"}, x]', "train.json:1: not JSON"),
         ('[{"text": "a"}', "train.json:1: the file ends inside a JSON array"),
         ('text\na\nb\n"c\n', "train.csv:4: not a row of cells (unexpected end of data)"),
     ],

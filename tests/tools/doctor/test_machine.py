@@ -156,7 +156,7 @@ def test_local_data_asks_no_hub(recipe, monkeypatch):
 
 
 def test_data_of_the_hub_are_asked_for_once_or_looked_for_in_the_cache(recipe, monkeypatch):
-    remote = recipe.model_copy(update={"dataset": "org/data:main", "eval_dataset": None})
+    remote = recipe.model_copy(update={"dataset": "org/data", "eval_dataset": None})
     asked = []
     monkeypatch.setattr(machine.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(machine, "ask_hub", lambda name, flag, revision: asked.append((name, flag)))
