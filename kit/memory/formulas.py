@@ -90,22 +90,6 @@ def predict(workload: Workload) -> Memory:
     return Memory(components=components, moment=moment, host=host, disk=disk_bytes(workload))
 
 
-def limits_of_rows(workload: Workload) -> dict[str, int]:
-    """Return the bytes of a GPU that limit how long rows can be, by what holds them: the largest is what limits.
-
-    All but the logits grow with the tokens of a micro-batch, and masks with their square. The logits and the backward
-    pass of a layer are not there at the same time.
-    """
-    tokens, layers = workload.tokens, workload.shape.num_layers
-    again = kept(workload) if workload.gradient_checkpointing else 0
-    return {
-        f"held by {layers} layers for their backward pass": tokens * layers * held(workload),
-        "one layer in its backward pass": tokens * (again + passing(workload)),
-        "masks of eager attention": tokens * masks(workload),
-        "logits, in chunks": int(max(parts[LOGITS] for parts in _loss_head(workload))),
-    }
-
-
 # --- what is there all the time
 
 

@@ -48,15 +48,6 @@ def test_memory_is_shown_by_component_with_the_disk_and_on_a_known_gpu_the_time(
     assert describe_plan(own, RECIPE, stream, True)[-1].startswith("time: unknown GPU")
 
 
-def test_the_time_of_the_references_pass_is_shown(config, monkeypatch):
-    monkeypatch.setattr(dry_run, "this_machine", lambda: (GPUS["h100"], 8))
-    stream = SimpleNamespace(total_steps=lambda recipe: 70)
-    for method, line in (("full", "before the first step: "), ("lora", "of it ")):
-        pairs = RECIPE.model_copy(update={"objective": "dpo", "method": method})
-        text = "\n".join(describe_plan(planned_workload(pairs, GPU, config), pairs, stream, True))
-        assert f"\n{line}" in text and "tokens of both halves of the pairs" in text
-
-
 @pytest.mark.slow
 def test_a_dry_run_reports_strategy_data_and_steps(recipe):
     checked = preflight.check(
