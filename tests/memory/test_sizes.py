@@ -7,7 +7,7 @@ from torch import nn
 from kit.checkpoint.manifest import list_checkpoints
 from kit.checkpoint.save import Saver
 from kit.config.settings.output import OutputSettings
-from kit.memory.sizes import checkpoint_bytes, copied_bytes, final_bytes, num_checkpoints
+from kit.memory.sizes import checkpoint_bytes, num_checkpoints
 
 
 def test_the_checkpoint_that_is_being_written_counts_too():
@@ -51,13 +51,3 @@ def test_a_checkpoint_has_trained_weights_and_both_moments():
     assert checkpoint_bytes(100, "lion_8bit", save_only_model=False) == 100 * 5
     assert checkpoint_bytes(100, "adamw_bf16", save_only_model=True) == 100 * 2
     assert checkpoint_bytes(100, "adamw_torch_fused", save_only_model=True) == 100 * 4
-
-
-def test_a_machine_copies_its_share_of_a_checkpoint_and_of_hybrid_sharding_a_whole_one():
-    assert copied_bytes(1200, ranks_here=2, num_processes=4, num_replicas=1) == 600
-    assert copied_bytes(1200, ranks_here=2, num_processes=4, num_replicas=2) == 1200
-
-
-def test_final_is_the_adapter_or_the_whole_model_in_its_dtype():
-    assert final_bytes("lora", 1000, 100) == 100 * 4
-    assert final_bytes("full", 1000, 1000) == 1000 * 2 and final_bytes("full", 1000, 1000, 4) == 1000 * 4

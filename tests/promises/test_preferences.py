@@ -5,7 +5,6 @@ import math
 import random
 import shutil
 
-import numpy as np
 import pytest
 from helpers import WORDS, matrix
 
@@ -146,14 +145,6 @@ def test_a_reference_that_is_computed_before_equals_the_one_along_the_way(finetu
                 assert row[key] == pytest.approx(other[key], rel=1e-6, abs=2e-6), key
 
 
-def test_dpo_begins_at_ln_2_for_new_adapters_at_any_dropout(finetune, fp32, data):
-    run = finetune.ok(
-        "run", config=fp32["single"], **flags_of(data, "dpo", method="lora", lora_dropout=0.5, max_steps=1)
-    )
-    assert steps(run)[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
-    assert steps(run)[0]["rewards/margins"] == pytest.approx(0, abs=1e-6)
-
-
 def test_an_adapter_that_is_trained_on_is_compared_with_itself_as_it_was(finetune, fp32, data):
     flags = flags_of(data, "dpo", method="lora", seed=1)
     first = {rate: finetune.ok(f"first {rate}", lora_dropout=rate, config=fp32["single"], **flags) for rate in (0, 0.5)}
@@ -184,12 +175,6 @@ def test_other_weights_have_another_reference(finetune, fp32, data, model_folder
     assert steps(second)[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
 
 
-def test_another_objective_is_another_run(finetune, data):
-    finetune.ok("run", **flags_of(data, "dpo", method="lora", max_steps=2))
-    refused = finetune("run", **flags_of(data, "orpo", method="lora", max_steps=2))
-    assert refused.status == 2 and "objective: 'dpo' -> 'orpo'" in refused.output
-
-
 @pytest.mark.parametrize(
     ("objective", "row", "message"),
     [
@@ -214,19 +199,3 @@ def test_what_does_not_fit_is_named_with_status_2(finetune, tmp_path, objective,
     run = finetune("run", objective=objective, dataset=tmp_path / "data.jsonl")
     assert run.status == 2 and message in run.output and "Traceback" not in run.output, run.output
     assert not (run.folder / "run.json").exists()
-
-
-def test_early_stopping_and_the_best_checkpoint_follow_the_margin(finetune, fp32, data):
-    flags = {"eval_split_size": 8, "eval_steps": 1, "save_steps": 0, "keep_best": True}
-    run = finetune.ok(
-        "run",
-        config=fp32["single"],
-        metric_for_best_model="eval_rewards/margins",
-        early_stopping_patience=30,
-        **flags,
-        **flags_of(data, "dpo", method="lora", max_steps=8),
-    )
-    margins = [row["eval_rewards/margins"] for row in run.rows if "eval_loss" in row]
-    best = int(np.argmax(margins)) + 1
-    assert f"highest eval_rewards/margins: {max(margins):.4f} after step {best}" in run.output
-    assert (run.folder / f"checkpoints/step-{best:08}").is_dir()

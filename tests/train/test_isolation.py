@@ -9,8 +9,6 @@ from transformers import (
     JambaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -48,12 +46,6 @@ def test_a_llama_keeps_the_samples_of_a_pack_apart(implementation):
     model = random_model(LlamaForCausalLM, LlamaConfig(**SHAPE, intermediate_size=64), implementation)
     check(model)
     assert model.training and all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", attention.VARLEN])
-def test_a_family_that_builds_no_mask_from_positions_keeps_the_samples_apart(implementation):
-    config = OPTConfig(**SHAPE, word_embed_proj_dim=32, ffn_dim=64)
-    check(random_model(OPTForCausalLM, config, implementation))
 
 
 def jamba():
@@ -133,15 +125,6 @@ def test_the_longest_sample_of_a_pack_sets_the_frequencies_of_longrope():
     assert torch.equal(short, short_again)
     assert all(torch.equal(saved[name], tensor) for name, tensor in model.state_dict().items())
     assert not any("inv_freq" in name for name in saved)
-
-
-@pytest.mark.parametrize(
-    "family", ["mistral", "gemma2", "gemma3_text", "olmo3", "smollm3", "ministral3", "mixtral", "deepseek_v3"]
-)
-def test_windows_positions_and_experts_are_no_such_layers(family):
-    config = tiny_config(family)
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    check(random_model(kind, config, "eager" if family == "gemma2" else "sdpa"))
 
 
 def test_a_leak_too_small_for_the_losses_is_refused_by_its_gradient(monkeypatch):

@@ -81,17 +81,6 @@ def test_the_recipes_numbers_reach_the_update():
         assert weight.item() == pytest.approx(value, rel=1e-6)
 
 
-@pytest.mark.parametrize(("method", "rate"), [("full", 2e-5), ("lora", 2e-4), ("qlora", 2e-4)])
-def test_the_default_rate_follows_the_method(method, rate):
-    optimizer = build_optimizer(model(), recipe(method=method))
-    assert {group["lr"] for group in optimizer.param_groups} == {rate}
-
-
-def test_adapters_have_no_group_without_weights():
-    optimizer = build_optimizer(nn.Linear(3, 3, bias=False), recipe())
-    assert [len(group["params"]) for group in optimizer.param_groups] == [1]
-
-
 def test_each_group_keeps_its_factor_of_the_schedule():
     """Without a gradient only decay moves a weight: by ``rate x decay`` of itself."""
     for kind in KINDS:
@@ -143,29 +132,6 @@ def test_embedding_and_head_have_their_own_rate_with_any_method():
     layers, settings = adapted(embedding_learning_rate=1e-4, method="full")
     slow = {name for name, rate in rates_of(build_optimizer(layers, settings), layers).items() if rate == 1e-4}
     assert slow == {"model.embed_tokens.weight", "lm_head.weight"}
-
-
-def test_groups_with_the_rate_of_the_schedule_have_every_bit_of_it_and_no_line():
-    optimizer = build_optimizer(model(), recipe(learning_rate=0.3))
-    assert optim.keep_rate_factors(optimizer, 0.3) == []
-    for rate in (0.3, 0.1 * 0.3, 1e-7 / 3):
-        optim.set_learning_rate(optimizer, rate)
-        assert {group["lr"] for group in optimizer.param_groups} == {rate}
-
-
-def test_calls_for_all_weights_at_once_give_every_bit_of_a_loop_over_them():
-    """torch chooses them on a GPU unless ``fused`` is False; here they are asked for."""
-    moved = []
-    for options in ({}, {"foreach": True}):
-        layers = model()
-        optimizer = build_optimizer(layers, recipe(optim="adamw_torch", weight_decay=0.1))
-        for group in optimizer.param_groups:
-            assert group["fused"] is None
-            group.update(options)
-        for _ in range(3):
-            step(layers, optimizer)
-        moved.append([p.detach().clone() for p in layers.parameters()])
-    assert all(map(torch.equal, *moved))
 
 
 @pytest.mark.parametrize("kind", ["adamw_torch", "adamw_torch_fused"])

@@ -21,9 +21,8 @@ from kit.model.loss_head import install_loss_head
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
-from kit.train import step as module
 from kit.train.objective import SupervisedLoss
-from kit.train.optim import build_optimizer, can_skip
+from kit.train.optim import build_optimizer
 from kit.train.step import seed_everything, train_step
 
 IDS = [3, 14, 15, 9, 26, 5, 35, 8]
@@ -178,18 +177,6 @@ def test_a_fused_optimiser_skips_a_step_that_is_not_finite_and_keeps_every_bit(f
     assert fused.step().is_finite
     steps = {of["step"].item() for of in fused.optimizer.state.values()}
     assert steps == {2.0} and not any(map(torch.equal, bits(), before))
-
-
-@pytest.mark.parametrize("offloads", [False, True])
-def test_a_fused_optimiser_gets_its_work_before_the_host_waits_for_the_numbers(fused, monkeypatch, offloads):
-    """Unless its weights are elsewhere, as offloaded ones: then a copy to them would have to be waited for."""
-    done, begin, update = [], module._begin_to_read, fused.optimizer.step
-    monkeypatch.setattr(module, "_begin_to_read", lambda numbers: lambda: done.append("read") or begin(numbers)())
-    monkeypatch.setattr(fused.optimizer, "step", lambda: done.append("update") or update())
-    if offloads:
-        monkeypatch.setattr(module, "can_skip", lambda optimizer, _: can_skip(optimizer, torch.device("meta")))
-    fused.step()
-    assert done[0] == ("read" if offloads else "update") and {"read", "update"} == set(done)
 
 
 def test_generators_are_a_function_of_seed_step_and_rank():
