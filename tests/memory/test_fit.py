@@ -56,13 +56,6 @@ def test_what_the_formulas_do_not_describe_is_neither_planned_nor_refused(config
     assert (plan_record(None, GPU), memory_problems(None, GPU)) == ({}, [])
 
 
-def test_the_record_of_a_run_holds_the_peak_that_was_predicted_for_a_gpu(config):
-    own = planned_workload(RECIPE, GPU, config)
-    assert (
-        plan_record(own, GPU)["peak"] == predict(own).peak and plan_record(own, replace(GPU, device_type="cpu")) == {}
-    )
-
-
 def test_a_run_is_refused_only_if_its_tensors_do_not_fit(config, gpus):
     own = planned_workload(RECIPE, GPU, config)
     tensors = predict(own).tensors / 2**30

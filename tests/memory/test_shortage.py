@@ -14,7 +14,6 @@ from memory_helpers import GIB, ON_CPU, ON_GPU, fail, make, message_of, placed, 
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from kit import evaluate
 from kit.checkpoint import save as saver
 from kit.checkpoint.save import Saver
 from kit.errors import TrainingError, UserError
@@ -131,25 +130,6 @@ def test_a_layer_computed_again_is_part_of_the_backward_pass(build):
     assert "asked for in the backward pass (LlamaMLP)\n" in message_of(
         raised(backward, model), gradient_checkpointing=True
     )
-
-
-def test_evaluation_and_generation_are_distinguished(build, monkeypatch):
-    model, _ = build()
-    ids = torch.arange(3, 9)[None]
-    broken(model, "LlamaMLP")
-    prepared = SimpleNamespace(model=model)
-    monkeypatch.setattr(evaluate, "_loss", lambda prepared, *_: prepared.model(input_ids=ids))
-    samples = type("One", (), {"preferences": None, "__len__": lambda _: 1})()
-    text = message_of(raised(evaluate.evaluate, prepared, make(), 1, None, samples))
-    assert "asked for in evaluation (LlamaMLP)\n" in text
-    assert "--gradient_checkpointing" not in text
-    monkeypatch.setattr(evaluate, "_loss", lambda *_: ({}, []))
-    monkeypatch.setattr(evaluate, "_answers", lambda prepared, *_: prepared.model.generate(ids, max_new_tokens=2))
-    monkeypatch.setattr(evaluate, "_references", lambda *_: ([0], set(), None))
-    tokenizer = SimpleNamespace(eos_token_id=1, added_tokens_decoder={})
-    recipe = make(predict_with_generate=True, eval_split_size=2)
-    text = message_of(raised(evaluate.evaluate, prepared, recipe, 1, tokenizer, samples))
-    assert "asked for in generation (LlamaMLP)\n" in text
 
 
 def save_checkpoint(model, optimizer, folder, **settings):

@@ -257,20 +257,6 @@ def test_packed_samples_have_the_loss_and_gradients_of_padded_ones(run, case, im
         assert_same_gradients(packed_gradients, gradients)
 
 
-def test_a_micro_batch_without_samples_adds_nothing(run):
-    """A rank has one if there are fewer samples than ranks."""
-    for packing in [False, True]:
-        for case in [CASES[0], CASES[6], CASES[-1]]:
-            trial = run(case, "lora", packing=packing)
-            loss, metrics, gradients = trial.step()
-            more_loss, more_metrics, more_gradients = trial.step(trial.batch([*ALONE, []]))
-            assert more_loss == loss and more_metrics == metrics, (packing, case)
-            assert_same_gradients(more_gradients, gradients, 1e-7)
-            empty = trial.batch([[]])
-            empty_loss, _, none = trial.step(replace(empty, num_samples=NUM, chosen_weight=10.0))
-            assert empty_loss == 0 and none and not any(gradient.any() for gradient in none.values()), (packing, case)
-
-
 @pytest.mark.parametrize(("method", "dropout"), [("lora", 0.5), ("full", 0.0)])
 def test_dpo_begins_at_the_logarithm_of_2(run, method, dropout):
     """Also with dropout of the adapters, of which the reference has none."""
@@ -316,14 +302,6 @@ def test_metrics_of_kto_are_means_over_good_and_over_bad_answers(run):
     expected["rewards/margins"] = expected["rewards/chosen"] - expected["rewards/rejected"]
     _, metrics, _ = trial.step()
     assert metrics == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_kl_of_kto_goes_over_the_global_batch(run):
-    """Not over a micro-batch, whose answers would be too few."""
-    trial = run(CASES[-1], "lora")
-    _, whole, _ = trial.step()
-    _, cut, _ = trial.step(trial.batch([[[i]] for i in range(NUM)]))
-    assert whole["kl"] > 0 and cut["kl"] == pytest.approx(whole["kl"], rel=1e-5)
 
 
 def pairs_of(chosen, rejected, length=10.0):
