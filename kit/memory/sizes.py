@@ -45,10 +45,12 @@ def moment_bytes(optim: str, num_weights: int, num_in_matrices: int, weight_byte
     """Return the bytes of the moments of trained weights, which the optimiser ``optim`` keeps in 8 bits or as these.
 
     Args:
-        num_in_matrices: weights among them of which muon keeps one moment: those of the layers' linear modules.
+        num_in_matrices: weights among them that the layers' linear modules have.
     """
     known = OPTIMISERS[optim]
-    number = known.num_moments * num_weights - (num_in_matrices if optim == "muon" else 0)
+    number = known.num_moments * num_weights
+    if known.moments_of_matrices is not None:
+        number += (known.moments_of_matrices - known.num_moments) * num_in_matrices
     return number * (1 if known.in_8_bits else weight_bytes)
 
 

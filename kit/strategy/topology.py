@@ -173,14 +173,9 @@ def strategy_name(accelerator: "Accelerator") -> StrategyName:
 
 
 def takes_optimizer(strategy: Strategy, optim: str) -> bool:
-    """Return whether the strategy supports the optimiser.
-
-    Those of bitsandbytes cannot read sharded parameters; adamw_bf16 must know where in a weight a shard begins, which
-    FSDP1's flat parameters do not say; nor do they have muon's matrices.
-    """
-    if optim in ("adamw_bf16", "muon"):
-        return strategy.name != "fsdp1"
-    return not (OPTIMISERS[optim].bitsandbytes and strategy.shards)
+    """Return whether the strategy supports the optimiser. Those of bitsandbytes cannot read sharded parameters."""
+    known = OPTIMISERS[optim]
+    return not (known.bitsandbytes and strategy.shards) and not (known.not_fsdp1 and strategy.name == "fsdp1")
 
 
 def check_router_loss(topology: Topology, coefficient: float) -> list[Problem]:

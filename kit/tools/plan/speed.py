@@ -9,6 +9,7 @@ The project's own runs on an H100 are in benchmarks/results; none is fitted here
 import math
 from dataclasses import dataclass
 
+from kit.config.optimisers import OPTIMISERS
 from kit.memory.activations import kept, offloaded
 from kit.memory.formulas import chunk_tokens
 from kit.memory.operations import (
@@ -219,9 +220,7 @@ def _ring(workload: Workload, gpu: Gpu) -> float:
 
 def _optimiser_bytes(workload: Workload) -> float:
     """Bytes that the optimiser and the conversion of 4-bit weights move in a step."""
-    # AdamW reads weight, gradient and two moments, and writes all but the gradient; the norm and its scaling take 12.
-    # In bf16 it is some forty operations: 340 bytes, counted on fake tensors.
-    size = 340.0 if workload.optim == "adamw_bf16" else 40.0
+    size = OPTIMISERS[workload.optim].update_bytes
     moved = 0.0 if workload.strategy.offloads else size * workload.trainable_parameters / workload.num_shards
     passes = (3 if workload.gradient_checkpointing is True else 2) + workload.passes
     return moved + _conversion_bytes(workload, passes)
