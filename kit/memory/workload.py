@@ -22,13 +22,6 @@ def machines_with_copies(num_gpus: int, gpus_per_machine: int) -> int:
     return machines if gpus_per_machine > 1 and not rest else 1
 
 
-def _logit_bytes(recipe: Recipe) -> int:
-    """Bytes of a logit, as fake tensors show them: in float32 its log-softmax and gradients, and log Z's of z-loss."""
-    if recipe.z_loss_coef:
-        return 20
-    return 12 if recipe.label_smoothing_factor or recipe.objective == "eaft" else 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """One way to run a recipe."""
@@ -98,7 +91,7 @@ class Workload:
             gradient_checkpointing=recipe.gradient_checkpointing != "auto" and recipe.gradient_checkpointing,
             activation_offload=recipe.activation_offload,
             fuses=bool(recipe.torch_compile),  # a plan is for a GPU, where `auto` compiles
-            logit_bytes=_logit_bytes(recipe),
+            logit_bytes=recipe.logit_bytes,
             fp8=recipe.fp8,
             objective=recipe.objective,
             precompute_reference=recipe.precompute_reference or bool(recipe.adapter_name_or_path),
