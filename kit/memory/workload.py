@@ -50,7 +50,7 @@ class Workload:
     sync_each_batch: bool | None = None  # None: with FSDP, not with DDP
     async_save: bool = True
     save_only_model: bool = False
-    num_checkpoints: int | None = 3  # on the disk at once; None: all are kept, of a number that depends on the data
+    num_checkpoints: int | None = 3  # on the disk at once; None: all are kept
     fuses: bool = False  # compiled layers, which keep fewer tensors
     # Bytes of a logit of a chunk, where autograd differentiates a loss of its own; 0: plain cross-entropy.
     logit_bytes: int = 0
@@ -104,7 +104,7 @@ class Workload:
             sync_each_batch=recipe.sync_each_batch,
             async_save=recipe.async_save,
             save_only_model=recipe.save_only_model,
-            num_checkpoints=num_checkpoints(recipe, recipe.max_steps, recipe.num_train_epochs),
+            num_checkpoints=num_checkpoints(recipe),
         )
 
     def with_method(self, method: Literal["full", "lora", "qlora"]) -> "Workload":

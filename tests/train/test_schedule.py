@@ -108,6 +108,8 @@ def test_a_checkpoint_is_due_every_n_steps_or_when_an_epoch_is_complete():
 def test_a_run_that_becomes_longer_reports_how_its_rate_changes():
     (line,) = schedule_change(recipe("cosine", 0.03, 1e-3), 1e-3, 50, 100, 200)
     before, after = (rate_of(recipe("cosine", 0.03, 1e-3), 50, total) for total in (100, 200))
-    assert f"had 100 steps and now has 200, so its learning rates change: step 51 has {after:.3g} instead of" in line
-    assert f"instead of {before:.3g}; the schedule is now cosine to 0 over 200 steps, the first 6 of them" in line
+    assert (
+        f"had 100 steps and now has 200, so its learning rates change: step 51 has {after:.3g} instead of {before:.3g}"
+        in line
+    )
     assert before < 0.6e-3 < 0.8e-3 < after

@@ -7,7 +7,6 @@ import math
 import re
 import shutil
 import subprocess
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -138,27 +137,26 @@ def this_machine() -> tuple[Gpu, int] | None:
     command = shutil.which("nvidia-smi")
     if command is None:
         return None
-    rows = _ask_driver(command, "name,memory.total,compute_cap") or _ask_driver(command, "name,memory.total")
+    rows = _ask_driver(command)
     found = [(int(row[1]) * 2**20, row[0]) for row in rows if row[1].isdigit()]
     if not found:
         return None
     memory, name = min(found)
     gpu = gpu_of(name, memory)
-    with suppress(IndexError, ValueError):  # drivers before 2021 do not report it
-        gpu = replace(gpu, bf16=all(float(row[2]) >= _BF16_FROM for row in rows))
-    return replace(gpu, host=host_memory()[0]), len(found)
+    bf16 = all(float(row[2]) >= _BF16_FROM for row in rows)
+    return replace(gpu, bf16=bf16, host=host_memory()[0]), len(found)
 
 
-def _ask_driver(command: str, columns: str) -> list[list[str]]:
-    """The cells of each GPU of this machine; empty if the driver does not answer."""
-    query = [command, f"--query-gpu={columns}", "--format=csv,noheader,nounits"]
+def _ask_driver(command: str) -> list[list[str]]:
+    """Name, memory in MiB and compute capability of each GPU of this machine; empty if the driver does not answer."""
+    query = [command, "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
     try:
         result = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    last = columns.count(",")
-    rows = [[cell.strip() for cell in line.rsplit(",", last)] for line in result.stdout.splitlines()]
-    return [row for row in rows if len(row) == last + 1]
+    return [
+        [cell.strip() for cell in line.rsplit(",", 2)] for line in result.stdout.splitlines() if line.count(",") >= 2
+    ]
 
 
 def gpu_of(name: str, memory: int | None = None) -> Gpu:
