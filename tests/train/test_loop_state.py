@@ -73,20 +73,6 @@ def test_of_accuracies_and_margins_more_is_better_through_resumes(metric):
     assert state.best == {"step": 10, metric: 0.8} and state.stale_evaluations == 0
 
 
-@pytest.mark.parametrize(("before", "after"), [("eval_loss", MARGINS), (MARGINS, "eval_loss"), (ACCURACIES, MARGINS)])
-def test_a_resume_that_follows_another_metric_begins_to_look_for_the_best_again(before, after):
-    """The best by one metric is not the best by another, and what did not improve says nothing of another."""
-    recipe = Recipe(model_name_or_path="m", dataset="d", early_stopping_patience=2, metric_for_best_model=after)
-    state, metrics = LoopState(), {"eval_loss": 0.5, MARGINS: 0.5, ACCURACIES: 0.5}
-    for step in range(3):
-        state.end_evaluation(step, metrics, metric=before)
-    state = through_a_checkpoint(state)
-    assert state.stale_evaluations == 2 and state.early_stop_reason(recipe, 100) == ""
-    worse = {"eval_loss": 9.0, MARGINS: 0.1, ACCURACIES: 0.1}
-    assert state.end_evaluation(3, worse, metric=after) and state.best == {"step": 3, after: worse[after]}
-    assert state.stale_evaluations == 0
-
-
 @pytest.mark.parametrize(
     ("threshold", "losses", "stale"),
     [

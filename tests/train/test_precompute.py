@@ -116,23 +116,6 @@ def test_a_damaged_entry_is_made_again(run, damage):
     assert run().num_calls == 0
 
 
-def test_a_pass_that_ends_early_leaves_no_entry(run, monkeypatch):
-    def ends(model):
-        calls = []
-
-        def hook(*_):
-            calls.append(1)
-            if len(calls) == 4:
-                raise KeyboardInterrupt
-
-        model.register_forward_hook(hook)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(spoil=ends)
-    assert not (cache_folder() / FOLDER).exists() or not entries()
-    assert run().num_calls == 10
-
-
 def test_a_log_probability_that_is_not_finite_names_its_sample(run):
     def spoil(model):
         with torch.no_grad():

@@ -14,7 +14,6 @@ from kit.memory.workload import Workload
 from kit.tools.plan.hardware import GPUS
 from kit.tools.plan.lengths import measure_lengths, read_training_data
 from kit.tools.plan.models import find_shape
-from kit.tools.plan.speed import step
 
 MODEL = ROOT / "recipes/tiny/model"
 VOCAB = find_shape(str(MODEL)).vocab_size
@@ -74,35 +73,12 @@ def test_both_halves_of_a_pair_are_rows():
     assert found.pass_of(workload, GPUS["h100"]).tokens == 560
 
 
-def test_both_halves_of_a_pair_are_in_one_pack_and_attend_to_themselves():
-    changes = {"objective": "dpo", "packing": True, "max_length": 80}
-    mine = recipe(global_batch_size=2, per_device_train_batch_size=1, **changes)
-    found = measure_lengths(data(PAIRS[1:], 2, capacity=160), mine, 1)  # of 80 tokens and 80, and of 120
-    assert found.row == (160 + 120) / 4 and found.padding == 0
-    assert found.seen == pytest.approx(sum(tokens**2 for pair in PAIRS[1:] for tokens in pair) / 280)
-    assert found.step_of(Workload.of(mine, find_shape("llama-1b")), GPUS["h100"]).tokens == 280
-
-
-def test_how_often_the_samples_are_read_is_known():
-    mine = recipe(global_batch_size=2, max_length=100)
-    assert measure_lengths(data([10] * 8, 2), mine.model_copy(update={"num_train_epochs": 2.5}), 1).epochs == 2.5
-    limited = mine.model_copy(update={"max_steps": 2})
-    assert measure_lengths(data([10] * 8, 2), limited, 1).epochs == 0.5
-
-
 @pytest.mark.slow
 def test_the_padding_is_what_the_run_reports():
     mine = recipe(global_batch_size=32, per_device_train_batch_size=4, max_length=128)
     found = read_training_data(mine, VOCAB)
     (note,) = (line for line in found.open_feed(mine, Ranks(0, 2), 0, {}).notes() if line.startswith("padding: "))
     assert note == f"padding: {measure_lengths(found, mine, 2).padding:.1%} of the computed tokens"
-
-
-def test_the_time_is_that_of_rows_of_this_length():
-    workload = Workload(shape=find_shape("llama-1b"), method="lora", length=2048, rows=2)
-    mine = recipe(global_batch_size=2, per_device_train_batch_size=2, max_length=2048)
-    found = measure_lengths(data([500, 1000], 2), mine, 1).step_of(workload, GPUS["h100"])
-    assert found.tokens == 2 * 1024 < step(workload, GPUS["h100"]).tokens
 
 
 def test_data_that_are_not_there_and_a_model_without_a_tokenizer_are_reported_together(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from helpers import ROOT
 
 from kit.memory.workload import Workload
-from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD, SINGLE
+from kit.strategy.strategies import DDP, FSDP2, OFFLOAD, SINGLE
 from kit.tools.plan.hardware import GB, GPUS
 from kit.tools.plan.models import find_shape
 from kit.tools.plan.speed import collective_seconds, forward_pass, step
@@ -52,21 +52,6 @@ def test_the_references_passes_are_parts_of_the_step(method, strategy, num_gpus)
         head = 2 * 2 * pairs.shape.embedding_parameters * 7 / 8 / H100.link
         assert with_reference.sent - without.sent == pytest.approx(alone.sent - head, rel=1e-3)
     assert with_reference.tokens_per_second[1] < 0.8 * without.tokens_per_second[1]
-
-
-def test_what_is_computed_before_the_first_step_takes_no_time_of_a_step():
-    pairs = replace(BASE, objective="dpo")  # full: its reference is computed before
-    assert step(pairs, H100) == step(replace(BASE, objective="orpo"), H100)
-
-
-def test_copies_send_their_shards_of_the_gradients_once_a_step():
-    quick = replace(H100, link=1e6 * GB, network=1 * GB)  # inside a machine nothing takes time
-    hybrid = replace(BASE, strategy=HYBRID, num_gpus=16, num_replicas=2, micro_batches=4)
-    share = 4 * BASE.shape.num_parameters / 8
-    assert collective_seconds(hybrid, quick) == pytest.approx(2 * (1 / 2) * share / GB, rel=0.01)
-    assert collective_seconds(replace(hybrid, strategy=FSDP2, num_replicas=1), quick) > 2 * collective_seconds(
-        hybrid, quick
-    )
 
 
 def test_offloading_and_quantising_take_time():
