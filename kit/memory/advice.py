@@ -101,7 +101,7 @@ def changes(shortage: Shortage, recipe: "Recipe", topology: "Topology", trains: 
         ),
         (
             computes and recipe.max_length > 8,
-            Change("max_length", max(8, recipe.max_length // 2), f"longer samples: {recipe.excess_length_strategy}"),
+            Change("max_length", max(8, recipe.max_length // 2), f"longer samples ({recipe.excess_length_strategy})"),
         ),
     ]
     return [change for applies, change in table if applies]
