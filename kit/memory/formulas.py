@@ -6,7 +6,7 @@ have the names by which a simulation measures them, so that both can be compared
 
 Sources: what autograd saves (``kit.memory.activations``), the dtypes and chunks of ``kit.model``, and what FSDP2
 gathers and reduces in a simulation of the kit's own step (benchmarks/simulation). What no simulation shows is
-assumed (``ASSUMED``).
+assumed (``CONTEXT_BYTES`` and so on).
 """
 
 from collections import Counter
@@ -44,11 +44,8 @@ TENSORS = (
 )
 TRAINABLE, FROZEN, FOUR_BIT, _, GRADIENTS, OPTIMISER, GATHERED, DEQUANTISED, LOGITS, ACTIVATIONS = TENSORS
 CONTEXT, NCCL, FRAGMENTATION = "CUDA context", "collectives' buffers", "fragmentation"
-ASSUMED = {
-    CONTEXT: "0.6 GiB: CUDA, its kernels and the workspace of its matrix library take about that on recent GPUs",
-    NCCL: "0.4 GiB for each group: the buffers of NCCL's channels; more with more machines",
-    FRAGMENTATION: "5 % of what comes and goes within a step: pieces that the allocator cannot use",
-}
+# Assumed: what CUDA, its kernels and the workspace of its matrix library take; the buffers of NCCL's channels for each
+# group; and pieces that the allocator cannot use, a share of what comes and goes within a step.
 CONTEXT_BYTES, NCCL_BYTES, FRAGMENTATION_SHARE = int(0.6 * 2**30), int(0.4 * 2**30), 0.05
 
 

@@ -16,7 +16,6 @@ ORTHOGONALISED_BYTES = 12  # of muon at most, for each weight of the matrix that
 # these scales.
 NF4_PACKED_BYTES = 1 / 2
 NF4_TABLE_BYTES = 1 / 64 + 4 / (64 * 256)
-NF4_BYTES = NF4_PACKED_BYTES + NF4_TABLE_BYTES
 FINAL_BYTES = 2  # of a weight of a full model in ``final/``, which has the dtype of the model's files: bf16 as a rule
 
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
