@@ -56,7 +56,7 @@ def lengths_of(args: argparse.Namespace) -> np.ndarray:
         max_length=args.max_length,
         excess_length_strategy="drop",
     )
-    data, _ = read_training_data(recipe, open_config(recipe).vocab_size)
+    data = read_training_data(recipe, open_config(recipe).vocab_size)
     return data.train.lengths.astype(np.int64)
 
 

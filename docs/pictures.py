@@ -78,14 +78,6 @@ PICTURES = {
         1280,
         1300,
     ),
-    "plan-table": Picture(
-        f'(echo "{TERMINAL}<pre>$ kit plan --recipe llama-8b-qlora --gpu rtx4090"; '
-        f"{KIT} plan --recipe llama-8b-qlora --gpu rtx4090) > plan.html",
-        "plan.html",
-        960,
-        545,
-        scale=2,
-    ),
     "model-card": Picture(
         f"(echo '{PLAIN}'; {FRONT} runs/tiny-single/final/README.md | "
         f"{sys.executable} -m markdown -x tables -x fenced_code -x sane_lists) > card.html",

@@ -11,8 +11,6 @@ class Phase:
     noun: str = ""  # as in "out of memory in loading"
     # Full names of functions that run only in this phase: a traceback that contains one of them shows the phase.
     functions: tuple[str, ...] = ()
-    activations: bool = False  # whether memory holds activations of a forward pass
-    mid_step: bool = False  # whether the step may still allocate gradients and optimiser state
 
 
 STARTING = Phase("starting")
@@ -28,32 +26,17 @@ LOADING = Phase(
         "kit.train.isolation.check_isolation",
     ),
 )
-REFERENCE = Phase(
-    "computing the reference",
-    "the reference's forward passes",
-    ("kit.train.precompute.add_references",),
-    activations=True,
-)
-READING = Phase(
-    "reading data",
-    "reading data",
-    ("kit.data.feed.feed.take", "kit.data.feed.stream.take"),
-    activations=True,
-    mid_step=True,
-)
-TRAINING = Phase("training", "training", activations=True, mid_step=True)
-FORWARD = Phase("training", "the forward pass", activations=True, mid_step=True)
+REFERENCE = Phase("computing the reference", "the reference's forward passes", ("kit.train.precompute.add_references",))
+READING = Phase("reading data", "reading data", ("kit.data.feed.feed.take", "kit.data.feed.stream.take"))
+TRAINING = Phase("training", "training")
+FORWARD = Phase("training", "the forward pass")
 COMPARING = Phase(
-    "training",
-    "a pass without gradients",
-    ("kit.train.reference.with_references", "kit.train.preference.estimate_kl"),
-    activations=True,
-    mid_step=True,
+    "training", "a pass without gradients", ("kit.train.reference.with_references", "kit.train.preference.estimate_kl")
 )
-BACKWARD = Phase("training", "the backward pass", ("torch.autograd.backward",), activations=True, mid_step=True)
-UPDATING = Phase("training", "the optimiser's step", ("accelerate.optimizer.step",), mid_step=True)
-EVALUATING = Phase("evaluating", "evaluation", ("kit.evaluate.evaluate",), activations=True)
-GENERATING = Phase("evaluating", "generation", ("transformers.generation.utils.generate",), activations=True)
+BACKWARD = Phase("training", "the backward pass", ("torch.autograd.backward",))
+UPDATING = Phase("training", "the optimiser's step", ("accelerate.optimizer.step",))
+EVALUATING = Phase("evaluating", "evaluation", ("kit.evaluate.evaluate",))
+GENERATING = Phase("evaluating", "generation", ("transformers.generation.utils.generate",))
 SAVING = Phase("saving", "saving", ("kit.checkpoint.save.save", "kit.checkpoint.save.wait"))
 WRITING_FINAL = Phase("writing the final model", "writing the final model", ("kit.export.final.save_final",))
 

@@ -9,7 +9,6 @@ from kit.checkpoint import load as checkpoint
 from kit.checkpoint import save as saver
 from kit.data.feed import feed, stream
 from kit.export import final as export
-from kit.memory import shortage as memory
 from kit.model import load as model
 from kit.phases import BY_FUNCTION, PHASES, Phase
 from kit.strategy import accelerator as strategy
@@ -28,7 +27,7 @@ def test_the_functions_that_show_the_phase_exist():
     }
     modules = (checkpoint, evaluate, export, head_proof, isolation, model, precompute, reference, strategy)
     holders |= {module.__name__: module for module in modules}
-    for name in [*BY_FUNCTION, memory._IN_BACKGROUND]:
+    for name in BY_FUNCTION:
         module, _, function = name.rpartition(".")
         assert callable(getattr(holders[module], function)), name
 

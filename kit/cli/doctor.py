@@ -8,7 +8,7 @@ import socket
 
 from kit import interrupt
 from kit.config.command_line import Request, read_command_line
-from kit.console import is_main, show, show_error
+from kit.console import Parser, is_main, show, show_error
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.strategy.launch import plan_launch, resolve_config
@@ -21,11 +21,10 @@ TIMEOUT_SECONDS = 60.0
 # How much later rank 0 may come than ranks that check no machine: it imports more, and its machine may be slow.
 _LATE_SECONDS = 120.0
 
-USAGE = f"""usage: kit doctor [--config C] [--recipe R] [--json] [--timeout SECONDS] [--flag value ...]
+USAGE = f"""usage: kit doctor [--config C] [--recipe R] [--timeout SECONDS] [--flag value ...]
 
 {HELP[0].upper()}{HELP[1:]}. Each line is ok, warn or fail, and says what to do.
 
-  --json             print one JSON object at the end, instead of lines
   --timeout SECONDS  give up on a rank that does not answer in this time (default: {TIMEOUT_SECONDS:.0f})
 
 Takes the flags of recipes/finetune.py; without any, it checks what the recipe tiny needs. On each of several machines:
@@ -38,30 +37,38 @@ def run(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
         show(USAGE)
         return 0
-    words, as_json, timeout_seconds = _own_flags(argv)
+    parser = Parser(prog="kit doctor", add_help=False, allow_abbrev=False)
+    parser.add_argument("--timeout", default=TIMEOUT_SECONDS)
+    own, words = parser.parse_known_args(argv)
     request = read_command_line(words)
+    try:
+        timeout_seconds = float(own.timeout)
+    except ValueError:
+        timeout_seconds = 0.0
+    if not 1 <= timeout_seconds < 86400:
+        raise UserError(Problem("--timeout", f"found {own.timeout!r}", "seconds from 1"), *request.problems)
     launched = launched_rank()
     if launched and launched.world > 1:
         with exits.reporting_errors():
-            exits.leave(_run_as_rank(request, launched, as_json, timeout_seconds))
+            exits.leave(_run_as_rank(request, launched, timeout_seconds))
     resolve_config(request, checks_batch=False)  # mistyped flags are reported before torch is imported
-    report = Report(lambda result: None if as_json else show(str(result)))
+    report = Report(lambda result: show(str(result)))
     planned = plan_launch(request)
     from kit.tools.doctor.machine import check_machine
 
     interrupt.raise_on_ctrl_c()
     check_machine(report, planned, None)
     if planned.topology.strategy != SINGLE and planned.config.num_machines == 1 and not planned.problems:
-        from kit.tools.doctor.starting import start_ranks
+        from kit.tools.doctor.ranks import start_ranks
 
         num_processes = planned.topology.num_processes
-        if not as_json:
-            show(f"      starting {num_processes} ranks")
-        start_ranks(report, words, num_processes, timeout_seconds, bool(request.launch.config))
-    return report.end(as_json)
+        show(f"      starting {num_processes} ranks")
+        if failed := start_ranks(words, num_processes, timeout_seconds, bool(request.launch.config)):
+            report.add(failed)
+    return report.end()
 
 
-def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeout_seconds: float) -> int:
+def _run_as_rank(request: Request, launched: LaunchedRank, timeout_seconds: float) -> int:
     """Make the checks of this rank, which a launcher of the user started. Returns the exit status, equal on all ranks.
 
     The first rank of a machine prints what it finds there; rank 0 also prints what all ranks find together.
@@ -75,7 +82,7 @@ def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeou
     def report_result(result: Result) -> None:
         if result.status == "fail" and not is_main():
             show_error(str(result))
-        elif launched.local_rank == 0 and not as_json:
+        elif launched.local_rank == 0:
             show(str(result))
 
     report = Report(report_result, socket.gethostname() if launched.several_machines else "")
@@ -85,42 +92,14 @@ def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeou
         check_machine(report, planned, launched)
 
     def end() -> int:
-        return report.end(as_json) if is_main() else report.exit_status
+        return report.end() if is_main() else report.exit_status
 
     everyones = check_ranks(report, planned, timeout_seconds, end, 0 if is_main() else _LATE_SECONDS)
     if is_main():
-        for results in everyones[1:]:
-            for result in results:
-                report.results.append(result)
-                if result.status != "ok" and result.host != socket.gethostname() and not as_json:
-                    show(str(result))
+        for result in (result for results in everyones[1:] for result in results):
+            report.results.append(result)
+            if result.status != "ok" and result.host != socket.gethostname():
+                show(str(result))
     status = end()
     any_failed = any(result.status == "fail" for results in everyones for result in results)
     return FAILED if any_failed else status
-
-
-def _own_flags(argv: list[str]) -> tuple[list[str], bool, float]:
-    """Take this command's own flags out of ``argv``. Returns the other words, ``--json`` and ``--timeout``."""
-    words: list[str] = []
-    as_json = False
-    text = str(TIMEOUT_SECONDS)
-    rest = list(argv)
-    while rest:
-        word = rest.pop(0)
-        name, has_value, value = word.partition("=")
-        if word == "--json":
-            as_json = True
-        elif name == "--timeout":
-            text = value
-            if not has_value and rest and not rest[0].startswith("--"):
-                text = rest.pop(0)
-        else:
-            words.append(word)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 1 <= seconds < 86400:
-        found = f"found {text!r}" if text else "no value"
-        raise UserError(Problem("--timeout", found, "seconds from 1"), *read_command_line(words).problems)
-    return words, as_json, seconds

@@ -2,145 +2,77 @@
 
 import json
 import math
-import shlex
-from dataclasses import asdict
-from typing import Any
 
+from kit.config.hints import recipe_names
+from kit.config.validation import load_recipe
 from kit.console import announce_wait, show
-from kit.errors import Problem, UserError, raise_if
-from kit.tools.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
-from kit.tools.plan.hardware import GPUS, USUAL, Gpu
+from kit.errors import Problem, raise_if
+from kit.tools.plan.ask import OWN, Ask, Question, read_ask
+from kit.tools.plan.hardware import GPUS, USUAL
 from kit.tools.plan.lengths import Lengths, measure_lengths, read_training_data
-from kit.tools.plan.search import (
-    Option,
-    fewest,
-    options,
-    recommend,
-    strategies,
-)
-from kit.tools.plan.table import (
-    NOTE,
-    all_recipes,
-    changes,
-    command,
-    explanation,
-    fitted,
-    gib,
-    limits,
-    needs,
-    on_machines,
-    parts,
-    rows_of,
-    start_words,
-    time_lines,
-    to_type,
-    ways,
-)
+from kit.tools.plan.models import find_shape
+from kit.tools.plan.search import MOST_GPUS, Option, options, recommend, smallest
+from kit.tools.plan.table import command, gib, in_short, own_config, parts, record, rows_of, table, time_lines, ways
 from kit.visible import joined
 
-IN_BF16 = (
-    "--optim adamw_bf16 takes less: weights and moments in bf16, rounded at random, which changes what is "
-    "learned (docs/performance.md)"
-)
 HELP = "what fits a GPU, how long it takes, and the command to type"
-USAGE = "usage: kit plan [--recipe R | --model M | --params N] [--gpu G] [--gpus N] [--flag value ...]"
+USAGE = "usage: kit plan [--recipe R | --model M] [--gpu G] [--gpus N] [--flag value ...]"
+NOTE = "Planned by formulas, not measured: docs/planning.md says from what."
 
 
 def run(argv: list[str]) -> int:
     """Print the plan. Raises ``UserError`` with all problems."""
     if {"-h", "--help"} & set(argv):
-        lines = [f"  --{name:<10} {meaning}" for name, meaning in (OWN | SWITCHES).items()]
+        lines = [f"  --{name:<6} {meaning}" for name, meaning in OWN.items()]
         show(joined([USAGE, "", f"{HELP}. Without a model: all recipes.", "", *lines, ""]))
         show("Each key of a recipe is a flag too, as in recipes/finetune.py.")
         return 0
     ask = read_ask(argv)
-    if len(ask.questions) > 1 or ask.gpu is None:
-        return _show_usual(ask)
-    (question,) = ask.questions
-    base = ask.workload(question)
-    found = options(base, ask.gpu, question.recipe.global_batch_size, question.only)
-    own = [option.workload for option in found if option.workload.method == base.method]
-    if not own:
-        known = " or ".join(way.config for way in strategies(base))
-        raise UserError(Problem("--config", f"{question.only} with {base.method} and {base.optim}", known))
-    recommended = recommend(found, base.method)
-    lengths = _lengths(question, recommended[0] if recommended else found[0])
-    if ask.write:
-        _write(ask, question, recommended)
-    if "json" in ask.switches:
-        show(json.dumps(_record(ask, question, found, recommended, lengths), indent=1))
+    question = ask.question
+    if question is None:
+        show(joined([*_all_recipes(ask), "", NOTE]))
         return 0
-    _show_plan(ask, question, found, recommended, lengths)
-    if "explain" in ask.switches:
-        show(fitted(["", *explanation(recommended[0] if recommended else found[0])]))
-    show(joined(["", NOTE]))
+    raise_if([Problem("--gpu", "none is named, and this machine has none", "as --gpu rtx4090")] if not ask.gpu else [])
+    assert ask.gpu is not None
+    recipe = question.recipe
+    found = options(ask.workload(recipe, question.shape), ask.gpu, recipe.global_batch_size, question.only)
+    best = recommend(found, recipe.method)
+    if ask.as_json:
+        plan = {
+            "fits": best is not None and best.workload.method == recipe.method,
+            "model": question.shape.name,
+            "num_parameters": question.shape.num_parameters,
+            "ways": [record(option) for option in found],
+            "recommended": best and record(best),
+            "command": best and command(best, question),
+            "own_config": best and own_config(best.workload),
+        }
+        show(json.dumps(plan, indent=1))
+        return 0
+    show(joined([*_plan(ask, question, found, best), "", NOTE]))
     return 0
 
 
-def _show_plan(
-    ask: Ask,
-    question: Question,
-    found: list[Option],
-    recommended: tuple[Option, str] | None,
-    lengths: Lengths | None,
-) -> None:
-    """Show all ways, and of the recommended one memory, time and the command to type."""
+def _plan(ask: Ask, question: Question, found: list[Option], best: Option | None) -> list[str]:
+    """The recommended way with its memory, time and command, and the table of all ways."""
     assert ask.gpu is not None
-    base = ask.workload(question)
+    base = ask.workload(question.recipe, question.shape)
     where = f"{base.num_gpus} x {ask.gpu.name}, {gib(ask.gpu.memory)} each"
-    where += f", {base.num_machines} machines" if base.num_machines > 1 else ""
     where += f", host memory {gib(ask.gpu.host)}" if math.isfinite(ask.gpu.host) else ""
     where += "" if ask.gpu.bf16 else "; in float32, since it has no bf16"
-    where += "; fp8 needs compute capability 8.9, and its time is taken for that of bf16" if base.fp8 else ""
-    shape = question.shape
-    title = f"{shape.name}, {shape.num_parameters:,} parameters; {rows_of(base)}"
-    fits_in_full = any(option.fits for option in found if option.workload.method == "full")
-    less = [IN_BF16] if base.method == "full" and ask.gpu.bf16 and not (base.pure_bf16 or fits_in_full) else []
-    if recommended is None:
-        show(fitted([title, where, "", *ways(found), "", *_nothing_fits(found), *less]))
-        return
-    option, reason = recommended
-    lines = [title, where, "", f"Recommended: {option.workload.method} with {option.workload.config}: {reason}."]
-    lines += [
-        *less,
-        *needs(option),
-        *time_lines(option, question.recipe.max_steps, ask.price, lengths),
-        "",
-    ]
-    show(joined([fitted(lines), *to_type(command(option, question))]))
-    machines = on_machines(option)
-    lines = ["", *machines] if machines else []
-    show(fitted([*lines, "", "All ways:", *ways(found), "", "What takes it, in the recommended way:"]))
-    show(fitted([*parts(option.memory), *limits(option.workload)]))
-
-
-def _nothing_fits(found: list[Option]) -> list[str]:
-    """What is missing where none of these ways fits."""
-    if any(option.missing_host and option.spare >= 0 for option in found):
-        return ["Nothing fits: host memory is what is missing. --async_save false keeps no copy of what is saved."]
-    return ["Nothing fits. A smaller --max_length, a smaller model, or more GPUs."]
-
-
-def _show_usual(ask: Ask) -> int:
-    """Show on how many GPUs each recipe fits: on those that were asked for, or without any on the usual ones."""
-    gpus = [ask.gpu] if ask.gpu else [GPUS[name] for name in USUAL]
-    needing_gpu = set(ask.switches) - {"json"}
-    if ask.write:
-        needing_gpu.add("write")
-    if any("dataset" in question.typed for question in ask.questions):
-        needing_gpu.add("dataset")
-    if any(question.only for question in ask.questions):
-        needing_gpu.add("config")
-    raise_if(Problem(f"--{name}", "for which GPU?", fix="add --gpu, as --gpu rtx4090") for name in sorted(needing_gpu))
-    if "json" in ask.switches:
-        show(json.dumps([_short_record(ask, question, gpu) for question in ask.questions for gpu in gpus], indent=1))
-        return 0
-    if ask.gpu is None:
-        show("No GPU here: the usual ones. --gpu 24GiB, or --gpu h100, plans for one.\n")
-    elif not ask.gpu.bf16:
-        show(f"In float32: {ask.gpu.name} has no bf16.\n")
-    show(fitted([*all_recipes(ask, gpus), "", NOTE]))
-    return 0
+    title = f"{question.shape.name}, {question.shape.num_parameters:,} parameters; {rows_of(base)}"
+    if best is None:
+        none = "Nothing fits. A smaller --max_length, a smaller model, or more GPUs or host memory."
+        return [title, where, "", *ways(found), "", none]
+    own = best.workload
+    lines = [title, where, "", f"Recommended: {own.method} with {own.config}"]
+    if own.method != question.recipe.method:
+        lines[-1] += f", since {question.recipe.method} does not fit"
+    lines += [*time_lines(best, question.recipe.max_steps, ask.price, _lengths(question, best)), ""]
+    lines += ["    " + command(best, question)]
+    if note := own_config(own):
+        lines.append(f"    {note}")
+    return [*lines, "", *ways(found), "", "The recommended way takes:", *parts(best.memory)]
 
 
 def _lengths(question: Question, option: Option) -> Lengths | None:
@@ -148,82 +80,23 @@ def _lengths(question: Question, option: Option) -> Lengths | None:
     if "dataset" not in question.typed:
         return None
     announce_wait(f"counting the tokens of {question.recipe.dataset}")
-    data, every = read_training_data(question.recipe, question.shape.vocab_size)
+    data = read_training_data(question.recipe, question.shape.vocab_size)
     recipe = question.recipe.model_copy(update={"per_device_train_batch_size": option.workload.rows})
-    return measure_lengths(data, recipe, option.workload.num_gpus, every)
+    return measure_lengths(data, recipe, option.workload.num_gpus)
 
 
-def _short_record(ask: Ask, question: Question, gpu: Gpu) -> dict[str, Any]:
-    way = fewest(ask.workload(question), question.recipe.global_batch_size, gpu, ask.num_gpus)
-    own = {"num_gpus": way.workload.num_gpus, "config": way.workload.config, "peak": way.memory.peak}
-    return {"recipe": question.recipe_name, "gpu": gpu.name, "fits": way.fits, **own}
-
-
-def _write(ask: Ask, question: Question, recommended: tuple[Option, str] | None) -> None:
-    """Save the recommended recipe."""
-    import yaml
-
-    from kit import durable
-
-    if recommended is None or ask.write is None:
-        raise UserError(Problem("--write", "nothing fits, so there is nothing to save"))
-    option, _ = recommended
-    recipe = question.recipe
-    kept = recipe.model_dump(mode="json", include=recipe.model_fields_set)
-    values = kept | {"method": option.workload.method} | changes(option, question)
-    header = f"# Planned for {option.workload.num_gpus} x {option.gpu.name}.\n# Launch:   "
-    words = [*start_words(option.workload), "--recipe", str(ask.write)]
-    launch = "\n".join([shlex.join(words), *(f"# {line}" for line in on_machines(option))])
-    durable.write_text(ask.write, f"{header}{launch}\n\n" + yaml.safe_dump(values, sort_keys=False))
-
-
-def _record(
-    ask: Ask,
-    question: Question,
-    found: list[Option],
-    recommended: tuple[Option, str] | None,
-    lengths: Lengths | None,
-) -> dict[str, Any]:
-    """The plan as JSON values; sizes in bytes, times in seconds."""
-    assert ask.gpu is not None
-
-    def described(option: Option) -> dict[str, Any]:
-        own = option.workload
-        return {
-            "method": own.method,
-            "config": own.config,
-            "num_gpus": own.num_gpus,
-            "num_replicas": own.num_replicas,
-            "per_device_train_batch_size": own.rows,
-            "max_length": own.length,
-            "gradient_checkpointing": own.gradient_checkpointing,
-            "activation_offload": own.activation_offload,
-            "fits": option.fits,
-            "spare": option.spare,
-            "peak": option.memory.peak,
-            "moment": option.memory.moment,
-            "components": option.memory.components,
-            "host": option.memory.host,
-            "disk": option.memory.disk,
-            "largest_max_length": option.largest_length,
-            "seconds_per_step": option.step and option.step.seconds,
-            "passes_without_gradients": own.passes,
-            "passes_share": option.step and option.step.passes_share,
-            "tokens_per_second": option.step and option.step.tokens_per_second,
-        }
-
-    seconds = lengths.step_of(recommended[0].workload, ask.gpu) if lengths and recommended else None
-    return {
-        "fits": recommended is not None and recommended[0].workload.method == question.recipe.method,
-        "model": question.shape.name,
-        "num_parameters": question.shape.num_parameters,
-        "gpu": {"name": ask.gpu.name, "memory": ask.gpu.memory},
-        "host": ask.gpu.host if math.isfinite(ask.gpu.host) else None,
-        "ways": [described(option) for option in found],
-        "recommended": described(recommended[0]) if recommended else None,
-        "reason": recommended[1] if recommended else "nothing fits",
-        "command": command(recommended[0], question) if recommended else None,
-        "on_machines": " ".join(on_machines(recommended[0])) if recommended else None,
-        "data": lengths and asdict(lengths),
-        "seconds_per_step_of_data": seconds and seconds.seconds,
-    }
+def _all_recipes(ask: Ask) -> list[str]:
+    """A table of all recipes: on how few of each GPU they fit, and with which config."""
+    gpus = [ask.gpu] if ask.gpu else [GPUS[name] for name in USUAL]
+    counts = [ask.num_gpus] if ask.num_gpus else [2**power for power in range(MOST_GPUS.bit_length())]
+    known = {name: load_recipe(name) for name in recipe_names()}
+    shapes = {name: find_shape(recipe.model_name_or_path) for name, recipe in known.items()}
+    rows = []
+    for name in sorted(known, key=lambda name: shapes[name].num_parameters):
+        base, batch = ask.workload(known[name], shapes[name]), known[name].global_batch_size
+        rows.append([name, *(in_short(smallest(base, batch, [(gpu, num) for num in counts])) for gpu in gpus)])
+    return [
+        *table(["", *(gpu.name for gpu in gpus)], [["recipe", *(gib(gpu.memory) for gpu in gpus)], *rows]),
+        "The fewest GPUs that fit. *: with gradient checkpointing. offload: fsdp_offload, weights in host memory.",
+        "How long it takes, and what to type: kit plan --recipe R --gpu G",
+    ]

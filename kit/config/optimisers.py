@@ -1,32 +1,48 @@
-"""The optimisers: who computes each, and what it keeps of a weight.
+"""The optimisers: who builds each, what it keeps of a weight, and where it runs.
 
 Promises: the only table of them. The setting ``optim`` lists its names; checks, plans and the optimiser itself read the
 rest here.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 
 class Optimiser(NamedTuple):
     """What is known of an optimiser by its name."""
 
+    # Makes it from the model, the groups of weights, the settings, the peak rate and the seed.
+    build: str = "kit.train.optim.torch_adamw"
     bitsandbytes: str = ""  # the class of that library; empty: torch, or this kit, computes it
-    num_moments: int = 2  # tensors of the size of a weight that it keeps; muon has one of a matrix
+    num_moments: int = 2  # tensors of the size of a weight that it keeps
+    moments_of_matrices: int | None = None  # the same of the layers' linear modules, where it differs
     in_8_bits: bool = False  # the moments of weights of 4,096 elements or more; else they have the weight's dtype
     paged: bool = False  # CUDA moves moments to host memory where the GPU's does not suffice
+    update_bytes: int = 40  # that an update moves for each weight: it, its gradient, two moments, and their norm
+    not_fsdp1: str = ""  # why FSDP1 cannot have it; empty: it can
 
 
+_BITSANDBYTES = "kit.train.optim.of_bitsandbytes"
 OPTIMISERS = {
     "adamw_torch": Optimiser(),
     "adamw_torch_fused": Optimiser(),
-    "adamw_bf16": Optimiser(),
-    "adamw_8bit": Optimiser("AdamW8bit", in_8_bits=True),
-    "paged_adamw_8bit": Optimiser("PagedAdamW8bit", in_8_bits=True, paged=True),
-    "paged_adamw_32bit": Optimiser("PagedAdamW32bit", paged=True),
-    "muon": Optimiser(),
-    "lion_8bit": Optimiser("Lion8bit", num_moments=1, in_8_bits=True),
-    "lion_32bit": Optimiser("Lion32bit", num_moments=1),
+    "adamw_bf16": Optimiser(
+        "kit.train.bf16_adamw.build",
+        update_bytes=340,  # some forty operations, counted on fake tensors
+        not_fsdp1="the flat parameters of FSDP1 do not say where in a weight a shard begins",
+    ),
+    "adamw_8bit": Optimiser(_BITSANDBYTES, "AdamW8bit", in_8_bits=True),
+    "paged_adamw_8bit": Optimiser(_BITSANDBYTES, "PagedAdamW8bit", in_8_bits=True, paged=True),
+    "paged_adamw_32bit": Optimiser(_BITSANDBYTES, "PagedAdamW32bit", paged=True),
+    "muon": Optimiser(
+        "kit.train.muon.build", moments_of_matrices=1, not_fsdp1="the flat parameters of FSDP1 have no matrices"
+    ),
+    "lion_8bit": Optimiser(_BITSANDBYTES, "Lion8bit", num_moments=1, in_8_bits=True),
+    "lion_32bit": Optimiser(_BITSANDBYTES, "Lion32bit", num_moments=1),
 }
+if TYPE_CHECKING:
+    OptimiserName = str
+else:
+    OptimiserName = Literal[tuple(OPTIMISERS)]
 
 # What other kits and transformers call an optimiser of this table.
 OTHER_NAMES = {

@@ -6,7 +6,6 @@ they do not describe is never refused.
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 from kit.config.recipe import Recipe
@@ -170,17 +169,10 @@ def memory_problems(workload: Workload | None, topology: Topology) -> list[Probl
     found = (
         f"the run needs about {memory.peak / GIB:.1f} GiB of each GPU ({_largest(memory)}), a GPU has {total / GIB:.1f}"
     )
-    fix = f"`kit plan --gpu {total // 2**20}MiB` with the same flags says what fits"
-    ways = [(how, workload.activation_offload) for how in CHECKPOINTING[1:]] + [(True, True)]
-    for rows, (how, offloads) in product((workload.rows, 1), ways):
-        way = replace(workload, rows=rows, gradient_checkpointing=how, activation_offload=offloads)
-        if predict(way).peak <= total:
-            fewer = "" if rows == workload.rows else " --per_device_train_batch_size 1"
-            more = " --activation_offload true" if offloads > workload.activation_offload else ""
-            flag = "true" if how is True else how
-            fix = f"--gradient_checkpointing {flag}{more}{fewer}: the same maths, in more time"
-            break
-    fix += "; --skip_memory_check true starts it all the same"
+    fix = (
+        "--gradient_checkpointing true, then --per_device_train_batch_size 1; `kit plan` with the same flags says what "
+    )
+    fix += "fits; --skip_memory_check true starts it all the same"
     return [Problem("memory", found, fix=fix)]
 
 

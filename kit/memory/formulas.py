@@ -6,7 +6,7 @@ have the names by which a simulation measures them, so that both can be compared
 
 Sources: what autograd saves (``kit.memory.activations``), the dtypes and chunks of ``kit.model``, and what FSDP2
 gathers and reduces in a simulation of the kit's own step (benchmarks/simulation). What no simulation shows is
-assumed (``ASSUMED``).
+assumed (``CONTEXT_BYTES`` and so on).
 """
 
 from collections import Counter
@@ -44,11 +44,8 @@ TENSORS = (
 )
 TRAINABLE, FROZEN, FOUR_BIT, _, GRADIENTS, OPTIMISER, GATHERED, DEQUANTISED, LOGITS, ACTIVATIONS = TENSORS
 CONTEXT, NCCL, FRAGMENTATION = "CUDA context", "collectives' buffers", "fragmentation"
-ASSUMED = {
-    CONTEXT: "0.6 GiB: CUDA, its kernels and the workspace of its matrix library take about that on recent GPUs",
-    NCCL: "0.4 GiB for each group: the buffers of NCCL's channels; more with more machines",
-    FRAGMENTATION: "5 % of what comes and goes within a step: pieces that the allocator cannot use",
-}
+# Assumed: what CUDA, its kernels and the workspace of its matrix library take; the buffers of NCCL's channels for each
+# group; and pieces that the allocator cannot use, a share of what comes and goes within a step.
 CONTEXT_BYTES, NCCL_BYTES, FRAGMENTATION_SHARE = int(0.6 * 2**30), int(0.4 * 2**30), 0.05
 
 
@@ -88,22 +85,6 @@ def predict(workload: Workload) -> Memory:
     whole = sum(_frozen(workload, shards=1).values()) or WEIGHT_BYTES * workload.trainable_parameters
     host = host_bytes(workload, share, int(whole))
     return Memory(components=components, moment=moment, host=host, disk=disk_bytes(workload))
-
-
-def limits_of_rows(workload: Workload) -> dict[str, int]:
-    """Return the bytes of a GPU that limit how long rows can be, by what holds them: the largest is what limits.
-
-    All but the logits grow with the tokens of a micro-batch, and masks with their square. The logits and the backward
-    pass of a layer are not there at the same time.
-    """
-    tokens, layers = workload.tokens, workload.shape.num_layers
-    again = kept(workload) if workload.gradient_checkpointing else 0
-    return {
-        f"held by {layers} layers for their backward pass": tokens * layers * held(workload),
-        "one layer in its backward pass": tokens * (again + passing(workload)),
-        "masks of eager attention": tokens * masks(workload),
-        "logits, in chunks": int(max(parts[LOGITS] for parts in _loss_head(workload))),
-    }
 
 
 # --- what is there all the time

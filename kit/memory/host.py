@@ -40,7 +40,7 @@ def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
 def disk_bytes(workload: Workload) -> dict[str, int]:
     """Return the bytes on the disk of ``output_dir``, and of the model in the hub's cache, by what takes them.
 
-    Where a run keeps all checkpoints, and only the data says how many these are, the bytes are those of one.
+    Where a run keeps all checkpoints, the bytes are those of one.
     """
     if workload.num_checkpoints is None:
         checkpoints = {"each checkpoint, all are kept": _checkpoint(workload)}

@@ -8,50 +8,26 @@ import re
 import resource
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
 
-from kit.config.optimisers import OPTIMISERS
 from kit.errors import causes, out_of_memory
-from kit.memory.sizes import GRADIENT_BYTES, UNITS, format_bytes
-from kit.phases import BY_FUNCTION, COMPARING, EVALUATING, FORWARD, LOADING, SAVING, TRAINING, Phase
+from kit.memory.formulas import FOUR_BIT, FROZEN, GATHERED, GRADIENTS, OPTIMISER, TRAINABLE, Memory
+from kit.memory.sizes import UNITS, format_bytes
+from kit.phases import BY_FUNCTION, COMPARING, EVALUATING, FORWARD, TRAINING, Phase
 from kit.strategy.gradients import keeps_gradients
-from kit.strategy.weights import gathered_weights, own_shards, rank_and_world
+from kit.strategy.weights import gathered_weights, own_shards
 
-if TYPE_CHECKING:
-    from kit.config.settings.optimisation import OptimSettings
-    from kit.strategy.topology import Topology
-
-_IN_BACKGROUND = "kit.checkpoint.save._complete"
 # Modules of these packages are not named in messages: a model has hundreds of `Linear`, but the class that contains it
 # says which one it is.
 _ANONYMOUS = ("torch.nn.", "peft.", "bitsandbytes.")
-
 _SIZE = rf"([\d.]+) ({'|'.join(UNITS)})"  # a number of bytes in a message
-
-
-@dataclass(frozen=True)
-class Held:
-    """Bytes that this process holds on one device, by component."""
-
-    frozen: int = 0  # frozen weights, with the quantisation state of 4-bit weights
-    trainable: int = 0  # trainable weights
-    gradients: int = 0
-    optimizer: int = 0  # optimiser state
-    gradients_to_come: int = 0  # gradients that the failed step had still to allocate
-    optimizer_to_come: int = 0  # optimiser state that the failed step had still to allocate
-    gathered: int = 0  # whole layers that FSDP has gathered for the pass that failed
-    to_save: int = 0  # size of this rank's copy of a checkpoint's tensors, whatever device the originals are on
-    sharded: bool = False  # whether these are the shards of this rank only
-
-    @property
-    def total(self) -> int:
-        """Bytes of weights, gradients, optimiser state and gathered layers."""
-        return self.frozen + self.trainable + self.gradients + self.optimizer + self.gathered
+COMPONENTS = (FROZEN, TRAINABLE, GRADIENTS, OPTIMISER, GATHERED)
+REST = "activations, logits, the rest"
 
 
 @dataclass(frozen=True)
@@ -64,12 +40,23 @@ class Device:
     peak: int  # highest use by this process: allocated on a GPU, resident on a CPU
     unused: int = 0  # reserved by torch's GPU allocator but unused: the pieces are too small for the request
     others: int = 0  # used on the GPU by other processes
-    limit: tuple[int, str] | None = None  # of this process on a CPU: bytes, and the option of ulimit that sets it
+    limit: int = 0  # of this process on a CPU, as `ulimit` sets it; 0: none
 
     @property
     def is_cpu(self) -> bool:
         """Whether the CPU's memory ran out."""
         return self.name == "CPU"
+
+    def __str__(self) -> str:
+        """Describe it in a line."""
+        parts = [f"{self.name}: {format_bytes(self.total)}", f"{format_bytes(self.free)} free"]
+        if self.others:
+            parts.append(f"{format_bytes(self.others)} used by other processes")
+        if self.unused:
+            parts.append(f"{format_bytes(self.unused)} lost between tensors")
+        if self.limit:
+            parts.append(f"this process may reserve {format_bytes(self.limit)} (ulimit)")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -80,67 +67,36 @@ class Shortage:
     module: str  # class of the innermost named module that was running; empty if none was
     asked: int  # bytes requested; 0 if unknown
     device: Device
-    held: Held
+    held: dict[str, int]  # bytes that this process holds there, by ``COMPONENTS``
     rank: int | None  # the rank that failed; None with a single process
-    trains_here: bool  # whether the model trains on the device that ran out
-    is_saving: bool  # whether a checkpoint is being written, in the background or not
 
-    def lines(self) -> list[str]:
-        """Describe it for the user: a line with what was requested, and a table of what fills the memory."""
-        held, device = self.held, self.device
+    def lines(self, planned: Memory | None) -> list[str]:
+        """Describe it for the user: what was requested, and a table of what was taken beside what was planned.
+
+        Args:
+            planned: of the run on such a GPU; None: there is no plan.
+        """
         rank = f"rank {self.rank}: " if self.rank is not None else ""
         requested = f"{format_bytes(self.asked)} asked for " if self.asked else ""
         module = f" ({self.module})" if self.module else ""
-        free = f"{format_bytes(device.free)} free"
-        if device.limit:
-            limit, option = device.limit
-            free += f"; this process may reserve {format_bytes(limit)} (ulimit {option})"
-        peak = "resident" if device.is_cpu else "allocated"
-        if device.unused:
-            peak += f", and {format_bytes(device.unused)} lost between tensors"
-        gradients = optimizer = ""
-        if self.phase.mid_step:
-            gradients, optimizer = _to_come(held.gradients_to_come), _to_come(held.optimizer_to_come)
-        rows = [
-            (device.name, device.total, free),
-            ("peak of this process", device.peak, peak),
-            ("  frozen weights", held.frozen, ""),
-            ("  trainable weights", held.trainable, ""),
-            ("  gradients", held.gradients, gradients),
-            ("  optimiser state", held.optimizer, optimizer),
-            ("  gathered layers", held.gathered, ""),
-            ("  the rest", max(0, device.peak - held.total), ", ".join(self._rest())),
-        ]
-        lines = [f"{rank}{requested}in {self.phase.noun}{module}"]
-        for name, num_bytes, note in rows:
-            if num_bytes or note.endswith("to come in this step"):
-                lines.append(f"{name:20}  {format_bytes(num_bytes):>10}  {note}".rstrip())
+        lines = [f"{rank}{requested}in {self.phase.noun}{module}", str(self.device)]
+        taken = {**self.held, REST: max(0, self.device.peak - sum(self.held.values()))}
+        plan: dict[str, int] = {}
+        if planned:
+            plan = dict.fromkeys(taken, 0)
+            for name, size in planned.components.items():
+                plan[FROZEN if name == FOUR_BIT else name if name in self.held else REST] += size
+        rows = [(name, size, plan.get(name, 0)) for name, size in taken.items() if size or plan.get(name)]
+        rows.append(("peak of this process", self.device.peak, sum(plan.values())))
+        lines.append(f"{'':30}{'taken':>12}{'planned' if plan else '':>12}".rstrip())
+        for name, size, expected in rows:
+            beside = format_bytes(expected) if plan else ""
+            lines.append(f"{name:30}{format_bytes(size):>12}{beside:>12}".rstrip())
         return lines
-
-    def _rest(self) -> list[str]:
-        """What takes the memory that no component has."""
-        rest = []
-        if self.phase is LOADING:
-            rest.append("what is being loaded")
-        elif self.trains_here:
-            rest.append("activations, logits, buffers")
-        if self.device.is_cpu:
-            rest.append("Python, libraries")
-            if self.is_saving:
-                rest.append("a save in progress")
-        return rest
-
-
-def _to_come(num_bytes: int) -> str:
-    return f"{format_bytes(num_bytes)} still to come in this step" if num_bytes else ""
 
 
 def find_shortage(
-    error: BaseException,
-    model: torch.nn.Module | None,
-    optimizer: torch.optim.Optimizer | None,
-    settings: "OptimSettings",
-    topology: "Topology",
+    error: BaseException, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
 ) -> Shortage | None:
     """Return what ``error`` and the current memory show; None if no cause of ``error`` is about memory.
 
@@ -155,17 +111,13 @@ def find_shortage(
         return None
     phase, module = _phase_and_module(error)
     device = _device(cause)
-    held = components(model, optimizer, device.is_cpu, settings.optim)
-    in_background = (_IN_BACKGROUND in _calls(frame) for frame in sys._current_frames().values())
     return Shortage(
         phase,
         module,
         asked=_bytes_in_message(cause, rf"(?:allocate|mmap) {_SIZE}"),
         device=device,
-        held=_with_accumulated(held, model, settings.sync_each_batch),
+        held=components(model, optimizer, device.is_cpu),
         rank=_rank(error),
-        trains_here=device.is_cpu == (topology.device_type == "cpu"),
-        is_saving=phase is SAVING or any(in_background),
     )
 
 
@@ -199,13 +151,6 @@ def _name(frame: FrameType) -> str:
     return f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
 
 
-def _calls(frame: FrameType | None) -> Iterator[str]:
-    """Names of the function that a thread is in and of its callers, innermost first."""
-    while frame is not None:
-        yield _name(frame)
-        frame = frame.f_back
-
-
 def _rank(error: BaseException) -> int | None:
     """The rank that failed: this one, or the rank that the message names; a failed save is raised on all ranks."""
     if not torch.distributed.is_initialized():
@@ -222,9 +167,8 @@ def _device(error: BaseException) -> Device:
     if not isinstance(error, RuntimeError) or re.search(words, str(error)):
         memory = psutil.virtual_memory()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        options = {"-d": resource.RLIMIT_DATA, "-v": resource.RLIMIT_AS}
-        limits = [(resource.getrlimit(kind)[0], option) for option, kind in options.items()]
-        limit = min((limit for limit in limits if 0 < limit[0] < memory.total), default=None)
+        limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
+        limit = min((limit for limit in limits if 0 < limit < memory.total), default=0)
         return Device("CPU", memory.total, memory.available, peak, limit=limit)
     free = total = peak = unused = in_use = index = 0
     if torch.backends.mps.is_available():
@@ -246,25 +190,20 @@ def _device(error: BaseException) -> Device:
     return Device(f"GPU {index}", total, free, peak, unused, max(0, total - free - in_use))
 
 
-def components(
-    model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, on_cpu: bool, optim: str
-) -> Held:
-    """Measure what this process holds, by component; of a sharded tensor only its own shard.
+def components(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, on_cpu: bool) -> dict[str, int]:
+    """Measure what this process holds, by ``COMPONENTS``; of a sharded tensor only its own shard.
 
     Args:
         on_cpu: measure the CPU's memory; else the GPU's.
-        optim: the setting, for the size of states that are not yet there.
     """
     if model is None:
-        return Held()
+        return dict.fromkeys(COMPONENTS, 0)
 
-    def is_here(tensor: torch.Tensor) -> bool:
-        return (tensor.device.type == "cpu") == on_cpu and not tensor.is_meta
-
-    def num_bytes(tensors: Iterable[torch.Tensor], anywhere: bool = False) -> int:
+    def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
         once = {id(tensor): tensor for tensor in tensors}  # quantisation tables may be shared between weights
         own = [_own(tensor) for tensor in once.values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in own if anywhere or is_here(tensor))
+        here = [tensor for tensor in own if (tensor.device.type == "cpu") == on_cpu and not tensor.is_meta]
+        return sum(tensor.numel() * tensor.element_size() for tensor in here)
 
     gathered = num_bytes(gathered_weights(model))
     shards = own_shards(model)
@@ -272,46 +211,19 @@ def components(
     trainable = [p for p in parameters if p.requires_grad]
     graded = trainable if keeps_gradients(model) else [p for p in trainable if p.grad is not None]
     states = optimizer.state if optimizer is not None else {}
-    moments = [tensor for state in states.values() for tensor in state.values() if torch.is_tensor(tensor)]
-    groups = optimizer.param_groups if optimizer is not None else []
-    stateless = [
-        (_own(p), 1 if "ns_steps" in group else OPTIMISERS[optim].num_moments)  # muon has one of a matrix
-        for group in groups
-        for p in group["params"]
-        if not states.get(p)
-    ]
-    return Held(
-        frozen=num_bytes([*(p for p in parameters if not p.requires_grad), *_quantisation(model)]),
-        trainable=num_bytes(trainable),
-        gradients=num_bytes(p if p.grad is None else p.grad for p in graded),
-        optimizer=num_bytes(moments),
-        gradients_to_come=num_bytes(trainable) - num_bytes(graded),
-        optimizer_to_come=sum(_moments(p, number, optim) for p, number in stateless if is_here(p)),
-        gathered=gathered,
-        # What every rank holds whole, only one of them copies and writes.
-        to_save=num_bytes([*trainable, *moments], anywhere=True) // (1 if shards is not None else rank_and_world()[1]),
-        sharded=shards is not None,
-    )
-
-
-def _with_accumulated(held: Held, model: torch.nn.Module | None, sync_each_batch: bool | None) -> Held:
-    """``held`` with the float32 gradients of the whole model that ``sync_each_batch`` false keeps under FSDP."""
-    if model is None or not held.sharded or sync_each_batch is not False:
-        return held
-    whole = sum(GRADIENT_BYTES * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return replace(held, gradients=held.gradients + whole)
+    return {
+        FROZEN: num_bytes([*(p for p in parameters if not p.requires_grad), *_quantisation(model)]),
+        TRAINABLE: num_bytes(trainable),
+        GRADIENTS: num_bytes(p if p.grad is None else p.grad for p in graded),
+        OPTIMISER: num_bytes(each for state in states.values() for each in state.values() if torch.is_tensor(each)),
+        GATHERED: gathered,
+    }
 
 
 @torch.no_grad()
 def _own(tensor: Any) -> torch.Tensor:
     """This rank's shard of a sharded tensor; any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def _moments(parameter: torch.Tensor, number: int, optim: str) -> int:
-    """Bytes of the moments to be made for ``parameter``; bitsandbytes quantises those of 4,096 elements or more."""
-    in_8_bits = OPTIMISERS[optim].in_8_bits and parameter.numel() >= 4096
-    return number * parameter.numel() * (1 if in_8_bits else parameter.element_size())
 
 
 def _quantisation(model: torch.nn.Module) -> Iterator[torch.Tensor]:

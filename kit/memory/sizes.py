@@ -4,8 +4,6 @@ The only home of these numbers: formulas (``kit.memory.formulas``) and the repor
 (``kit.memory.shortage``) count with them.
 """
 
-import math
-
 from kit.config.optimisers import OPTIMISERS
 from kit.config.settings.output import OutputSettings
 
@@ -18,7 +16,6 @@ ORTHOGONALISED_BYTES = 12  # of muon at most, for each weight of the matrix that
 # these scales.
 NF4_PACKED_BYTES = 1 / 2
 NF4_TABLE_BYTES = 1 / 64 + 4 / (64 * 256)
-NF4_BYTES = NF4_PACKED_BYTES + NF4_TABLE_BYTES
 FINAL_BYTES = 2  # of a weight of a full model in ``final/``, which has the dtype of the model's files: bf16 as a rule
 
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
@@ -45,10 +42,12 @@ def moment_bytes(optim: str, num_weights: int, num_in_matrices: int, weight_byte
     """Return the bytes of the moments of trained weights, which the optimiser ``optim`` keeps in 8 bits or as these.
 
     Args:
-        num_in_matrices: weights among them of which muon keeps one moment: those of the layers' linear modules.
+        num_in_matrices: weights among them that the layers' linear modules have.
     """
     known = OPTIMISERS[optim]
-    number = known.num_moments * num_weights - (num_in_matrices if optim == "muon" else 0)
+    number = known.num_moments * num_weights
+    if known.moments_of_matrices is not None:
+        number += (known.moments_of_matrices - known.num_moments) * num_in_matrices
     return number * (1 if known.in_8_bits else weight_bytes)
 
 
@@ -77,30 +76,14 @@ def copied_bytes(checkpoint: int, ranks_here: int, num_processes: int, num_repli
     return checkpoint * ranks_here // (num_processes // num_replicas)
 
 
-def num_checkpoints(settings: OutputSettings, max_steps: int | None, num_epochs: float) -> int | None:
-    """Return the largest number of checkpoints that are on the disk at once; None if it depends on the data.
+def num_checkpoints(settings: OutputSettings) -> int | None:
+    """Return the largest number of checkpoints that are on the disk at once; None if a run keeps all.
 
     A run keeps ``save_total_limit`` checkpoints and, with ``keep_best``, the best one. The newest is complete before an
-    older one is deleted, so there is one more. A run that keeps all has as many as it writes.
-
-    Args:
-        max_steps: of the run; None: ``num_epochs`` passes over the data.
+    older one is deleted, so there is one more.
     """
-    num_written = _num_written(settings, max_steps, num_epochs)
+    if not settings.keep_best and (settings.save_strategy == "no" or settings.save_steps == 0):
+        return 1  # the one at its end
     if settings.save_total_limit == 0:
-        return num_written
-    most = settings.save_total_limit + 1 + (1 if settings.keep_best else 0)
-    return most if num_written is None else min(most, num_written)
-
-
-def _num_written(settings: OutputSettings, max_steps: int | None, num_epochs: float) -> int | None:
-    """The number of checkpoints that the run writes, the one at its end included; None if it depends on the data."""
-    if settings.keep_best:  # after each evaluation that is better than all before
         return None
-    if settings.save_strategy == "epoch":
-        return math.ceil(num_epochs) if max_steps is None else None
-    if settings.save_strategy == "no" or not settings.save_steps:
-        return 1
-    if settings.save_steps < 1:
-        return math.ceil(1 / settings.save_steps)
-    return math.ceil(max_steps / settings.save_steps) if max_steps else None
+    return settings.save_total_limit + 1 + (1 if settings.keep_best else 0)

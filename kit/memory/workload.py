@@ -22,13 +22,6 @@ def machines_with_copies(num_gpus: int, gpus_per_machine: int) -> int:
     return machines if gpus_per_machine > 1 and not rest else 1
 
 
-def _logit_bytes(recipe: Recipe) -> int:
-    """Bytes of a logit, as fake tensors show them: in float32 its log-softmax and gradients, and log Z's of z-loss."""
-    if recipe.z_loss_coef:
-        return 20
-    return 12 if recipe.label_smoothing_factor or recipe.objective == "eaft" else 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """One way to run a recipe."""
@@ -57,7 +50,7 @@ class Workload:
     sync_each_batch: bool | None = None  # None: with FSDP, not with DDP
     async_save: bool = True
     save_only_model: bool = False
-    num_checkpoints: int | None = 3  # on the disk at once; None: all are kept, of a number that depends on the data
+    num_checkpoints: int | None = 3  # on the disk at once; None: all are kept
     fuses: bool = False  # compiled layers, which keep fewer tensors
     # Bytes of a logit of a chunk, where autograd differentiates a loss of its own; 0: plain cross-entropy.
     logit_bytes: int = 0
@@ -98,7 +91,7 @@ class Workload:
             gradient_checkpointing=recipe.gradient_checkpointing != "auto" and recipe.gradient_checkpointing,
             activation_offload=recipe.activation_offload,
             fuses=bool(recipe.torch_compile),  # a plan is for a GPU, where `auto` compiles
-            logit_bytes=_logit_bytes(recipe),
+            logit_bytes=recipe.logit_bytes,
             fp8=recipe.fp8,
             objective=recipe.objective,
             precompute_reference=recipe.precompute_reference or bool(recipe.adapter_name_or_path),
@@ -111,7 +104,7 @@ class Workload:
             sync_each_batch=recipe.sync_each_batch,
             async_save=recipe.async_save,
             save_only_model=recipe.save_only_model,
-            num_checkpoints=num_checkpoints(recipe, recipe.max_steps, recipe.num_train_epochs),
+            num_checkpoints=num_checkpoints(recipe),
         )
 
     def with_method(self, method: Literal["full", "lora", "qlora"]) -> "Workload":

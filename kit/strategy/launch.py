@@ -265,10 +265,8 @@ def _method_problems(settings: MethodSettings, optim: str, strategy: Strategy) -
     if not takes_optimizer(strategy, optim):
         found = f"{optim} under {strategy.title}"
         fix = "--optim adamw_torch; or --config ddp, which keeps yours: bitsandbytes cannot read sharded parameters"
-        if optim == "adamw_bf16":
-            fix = "--config fsdp: the flat parameters of FSDP1 do not say where in a weight a shard begins"
-        elif optim == "muon":
-            fix = "--config fsdp: the flat parameters of FSDP1 have no matrices"
+        if OPTIMISERS[optim].not_fsdp1:
+            fix = f"--config fsdp: {OPTIMISERS[optim].not_fsdp1}"
         problems.append(Problem("optim", found, "adamw_torch or adamw_torch_fused", fix))
     if strategy.name != "fsdp1":
         return problems

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
-from kit.config.settings.optimisation import OptimSettings
 from kit.errors import Problem, kind
-from kit.strategy.strategies import FSDP2, Strategy, StrategyName
+from kit.strategy.strategies import Strategy, StrategyName
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -174,14 +173,9 @@ def strategy_name(accelerator: "Accelerator") -> StrategyName:
 
 
 def takes_optimizer(strategy: Strategy, optim: str) -> bool:
-    """Return whether the strategy supports the optimiser.
-
-    Those of bitsandbytes cannot read sharded parameters; adamw_bf16 must know where in a weight a shard begins, which
-    FSDP1's flat parameters do not say; nor do they have muon's matrices.
-    """
-    if optim in ("adamw_bf16", "muon"):
-        return strategy.name != "fsdp1"
-    return not (OPTIMISERS[optim].bitsandbytes and strategy.shards)
+    """Return whether the strategy supports the optimiser. Those of bitsandbytes cannot read sharded parameters."""
+    known = OPTIMISERS[optim]
+    return not (known.bitsandbytes and strategy.shards) and not (known.not_fsdp1 and strategy.name == "fsdp1")
 
 
 def check_router_loss(topology: Topology, coefficient: float) -> list[Problem]:
@@ -194,37 +188,6 @@ def check_router_loss(topology: Topology, coefficient: float) -> list[Problem]:
         return []
     found = f"{coefficient:g} (the recipe's, or the model's own) under {topology.strategy.title}, which cannot do that"
     return [Problem("router_aux_loss_coef", found, fix="--router_aux_loss_coef 0; or --config ddp")]
-
-
-def ways_to_share(topology: Topology, settings: OptimSettings, on_cpu: bool) -> list[tuple[str, str | int, str]]:
-    """Return flags that reduce the weights and optimiser state that each process holds, the cheapest first.
-
-    Args:
-        on_cpu: whether the CPU's memory is full, which all processes of a machine share; else a GPU's.
-
-    Returns:
-        (flag, value, cost in words) for each.
-    """
-    if on_cpu:
-        if topology.device_type != "cpu" or topology.num_processes == 1:
-            return []
-        return [("num_processes", 1, "some speed; the processes of a machine share its memory")]
-    cost = "more GPUs, to share weights and optimiser"
-    offload = ("config", "fsdp_offload", "much speed: CPU memory takes weights and optimiser")
-    if not topology.strategy.shards:
-        return [("config", "fsdp", cost), offload] if takes_optimizer(FSDP2, settings.optim) else []
-    ways: list[tuple[str, str | int, str]] = []
-    if topology.num_replicas > 1:
-        ways.append(("config", "fsdp", "speed: weights are gathered over the network too"))
-    else:
-        num_micro_batches = settings.global_batch_size // settings.micro_batch_size
-        counts = range(2 * topology.num_processes, num_micro_batches + 1)
-        more = next((count for count in counts if num_micro_batches % count == 0), None)
-        if more is not None:
-            ways.append(("num_processes", more, cost))
-    if not topology.strategy.offloads:
-        ways.append(offload)
-    return ways
 
 
 def gpu_memory(topology: Topology) -> int | None:

@@ -11,13 +11,16 @@ by rounding. Runs on any device.
 """
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from kit.memory.sizes import UPDATED_TOGETHER
 from kit.strategy.weights import own_part, own_start
+
+if TYPE_CHECKING:
+    from kit.config.settings.optimisation import OptimSettings
 
 
 class AdamWBF16(torch.optim.AdamW):
@@ -52,6 +55,13 @@ class AdamWBF16(torch.optim.AdamW):
                 parts = [own_part(each).view(-1) for each in (weight, first, second)]
                 parts.append(own_part(gradient).reshape(-1))
                 _update(parts, group, step, key, own_start(weight))
+
+
+def build(
+    model: torch.nn.Module, groups: list[dict[str, Any]], settings: "OptimSettings", rate: float, seed: int
+) -> AdamWBF16:
+    """Build it, see ``kit.train.optim.build_optimizer``."""
+    return AdamWBF16(groups, seed=seed, lr=rate, betas=settings.adam_betas, eps=settings.adam_epsilon)
 
 
 def _update(parts: list[torch.Tensor], group: dict[str, Any], step: int, key: tuple[int, int], start: int) -> None:

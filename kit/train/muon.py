@@ -8,12 +8,17 @@ Promises: in one process each bit is that of ``torch.optim.Muon``. Under FSDP2 e
 other and iterates on the whole of it, so all ranks compute the same as one process would.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
+from kit.model.targets import layer_matrices
 from kit.strategy.weights import own_part, own_start, whole_tensor
+from kit.train.optim import AdamW
+
+if TYPE_CHECKING:
+    from kit.config.settings.optimisation import OptimSettings
 
 
 class Muon(torch.optim.Muon):
@@ -65,3 +70,21 @@ class MuonWithAdamW(torch.optim.Optimizer):
             optimizer.param_groups = [group for group in self.param_groups if optimizer.defaults.keys() <= group.keys()]
             optimizer.state = self.state
             optimizer.step()
+
+
+def build(
+    model: torch.nn.Module, groups: list[dict[str, Any]], settings: "OptimSettings", rate: float, seed: int
+) -> MuonWithAdamW:
+    """Build it, see ``kit.train.optim.build_optimizer``. Of the groups it takes the matrices of layers out."""
+    rates = {parameter: group["lr"] for group in groups for parameter in group["params"]}
+    matrices = layer_matrices(model)
+    by_rate: dict[float, list[torch.nn.Parameter]] = {}
+    for parameter in matrices:
+        by_rate.setdefault(rates[parameter], []).append(parameter)
+    of_rates = [{"params": parameters, "lr": each} for each, parameters in by_rate.items()]
+    muon = Muon(of_rates, lr=rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw")
+    ids = {id(parameter) for parameter in matrices}
+    rest = [group | {"params": [p for p in group["params"] if id(p) not in ids]} for group in groups]
+    rest = [group for group in rest if group["params"]]
+    adamw = [AdamW(rest, lr=rate, betas=settings.adam_betas, eps=settings.adam_epsilon)] if rest else []
+    return MuonWithAdamW(muon, *adamw)

@@ -4,16 +4,14 @@ Promises: a group keeps its factor of the schedule. It is the rate with which th
 rate, so a resume needs no saved state.
 """
 
+import importlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kit.config.optimisers import OPTIMISERS
-from kit.model.targets import layer_matrices
 from kit.strategy.weights import own_part
-from kit.train.bf16_adamw import AdamWBF16
-from kit.train.muon import Muon, MuonWithAdamW
 
 if TYPE_CHECKING:
     from kit.config.settings.optimisation import OptimSettings
@@ -57,30 +55,33 @@ def build_optimizer(
         {"params": by_group[is_vector, rate], "weight_decay": 0.0 if is_vector else settings.weight_decay, "lr": rate}
         for is_vector, rate in sorted(by_group)
     ]
-    betas = (settings.adam_beta1, settings.adam_beta2)
-    epsilon = settings.adam_epsilon
-    if settings.optim.startswith("adamw_torch"):
-        # None: on a GPU torch updates all weights in a few calls, on a CPU one after another. False: always the latter.
-        fused = True if settings.optim == "adamw_torch_fused" else None
-        return AdamW(groups, lr=peak_learning_rate, betas=betas, eps=epsilon, fused=fused)
-    if settings.optim == "adamw_bf16":
-        return AdamWBF16(groups, seed=seed, lr=peak_learning_rate, betas=betas, eps=epsilon)
-    if settings.optim == "muon":
-        matrices = layer_matrices(model)
-        by_rate: dict[float, list[torch.nn.Parameter]] = {}
-        for parameter in matrices:
-            by_rate.setdefault(rates[parameter], []).append(parameter)
-        of_rates = [{"params": parameters, "lr": rate} for rate, parameters in by_rate.items()]
-        muon = Muon(of_rates, lr=peak_learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw")
-        ids = {id(p) for p in matrices}
-        rest = [group | {"params": [p for p in group["params"] if id(p) not in ids]} for group in groups]
-        rest = [group for group in rest if group["params"]]
-        return MuonWithAdamW(muon, *([AdamW(rest, lr=peak_learning_rate, betas=betas, eps=epsilon)] if rest else []))
+    module, _, name = OPTIMISERS[settings.optim].build.rpartition(".")
+    build = getattr(importlib.import_module(module), name)
+    optimizer: torch.optim.Optimizer = build(model, groups, settings, peak_learning_rate, seed)
+    return optimizer
+
+
+def torch_adamw(
+    model: torch.nn.Module, groups: list[dict[str, Any]], settings: "OptimSettings", rate: float, seed: int
+) -> torch.optim.Optimizer:
+    """Build AdamW of torch."""
+    # None: on a GPU torch updates all weights in a few calls, on a CPU one after another. False: always the latter.
+    fused = True if settings.optim == "adamw_torch_fused" else None
+    return AdamW(groups, lr=rate, betas=settings.adam_betas, eps=settings.adam_epsilon, fused=fused)
+
+
+def of_bitsandbytes(
+    model: torch.nn.Module, groups: list[dict[str, Any]], settings: "OptimSettings", rate: float, seed: int
+) -> torch.optim.Optimizer:
+    """Build an optimiser of bitsandbytes."""
     import bitsandbytes.optim
 
     name = OPTIMISERS[settings.optim].bitsandbytes
-    options = {} if name.startswith("Lion") else {"eps": epsilon}
-    return getattr(bitsandbytes.optim, name)(groups, lr=peak_learning_rate, betas=betas, **options)
+    options = {} if name.startswith("Lion") else {"eps": settings.adam_epsilon}
+    optimizer: torch.optim.Optimizer = getattr(bitsandbytes.optim, name)(
+        groups, lr=rate, betas=settings.adam_betas, **options
+    )
+    return optimizer
 
 
 def _rates(model: Any, settings: "OptimSettings", peak_learning_rate: float) -> dict[torch.nn.Parameter, float]:

@@ -1,7 +1,7 @@
 """Check that the copies of the model on all processes are equal, bit for bit."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
@@ -12,6 +12,10 @@ from kit.strategy.weights import own_part, replicated
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
+
+Shard = tuple[int, int]  # which one it is, and how many there are
+_CHUNK = 1 << 22
+_MOST_SHOWN = 5  # tensors in a message
 
 
 class ReplicaCheck:
@@ -40,59 +44,36 @@ class ReplicaCheck:
 def compare_replicas(prepared: "Prepared", step: int) -> None:
     """Compare all weights, frozen ones too, and the gradients that the optimiser will use. Called by all ranks.
 
-    Reads every weight once. What a process sends and is sent, a few integers for each tensor and each of its shards,
-    does not grow with the number of copies: if the least and the greatest of all sums are equal, all are. Only if they
-    are not, the sums of the tensors that the message names are gathered. Shards without a copy are left out.
+    Reads every weight once. Each process sends a number for each shard that it holds, and only if these differ the sums
+    of all tensors. Shards without a copy are left out.
 
     Raises:
         TrainingError: on all ranks, if a copy differs; names the tensors and the ranks.
     """
-    parameters = replicated(prepared.accelerator, prepared.model)
-    held: dict[str, torch.Tensor | None] = {}  # of each parameter, this rank's part of its weight and of its gradient
-    for name, parameter in parameters.items():
-        held |= {name: parameter.detach(), f"gradient of {name}": parameter.grad}
-    found = iter(checksums([own_part(tensor) for tensor in held.values() if tensor is not None]))
-    sums = {name: (0, 0, 0) if tensor is None else (1, *next(found)) for name, tensor in held.items()}
-    shards = [shard for parameter in parameters.values() for shard in [own_shard(parameter)] * 2]
-    differing = _differing(list(sums.values()), shards, prepared.accelerator.device)
-    if not differing:
+    held: dict[str, tuple[Shard, torch.Tensor | None]] = {}  # this rank's parts of weights and of their gradients
+    for name, parameter in replicated(prepared.accelerator, prepared.model).items():
+        shard = own_shard(parameter)
+        held |= {name: (shard, parameter.detach()), f"gradient of {name}": (shard, parameter.grad)}
+    found = iter(checksums([own_part(tensor) for _, tensor in held.values() if tensor is not None]))
+    sums = {(name, shard): (0,) if tensor is None else next(found) for name, (shard, tensor) in held.items()}
+    shards = {shard: hash(tuple(value for (_, of), value in sums.items() if of == shard)) for _, shard in sums}
+    if not _differing(gather_object([shards])):
         return
-    names, shown = list(sums), differing[:_MOST_SHOWN]
-    own = [sums[names[i]] if shard == shards[i][0] else None for shard, i in shown]
+    differing = _differing(gather_object([sums]))
     drifted = []
-    for (shard, i), values in zip(shown, zip(*gather_object([own]), strict=True), strict=True):
-        text = f"{names[i]} (shard {shard})" if shards[i][1] > 1 else names[i]
-        holders = [rank for rank, value in enumerate(values) if value is not None]
-        others = _minority([values[rank] for rank in holders])
-        drifted.append(f"{text} on rank {', '.join(str(holders[other]) for other in others)}")
-    more = f" and {len(differing) - len(shown)} more tensors" if len(differing) > len(shown) else ""
+    for (name, (number, count)), values in list(differing.items())[:_MOST_SHOWN]:
+        majority = Counter(values.values()).most_common(1)[0][0]  # of two that are equally frequent, the first
+        others = ", ".join(str(rank) for rank, value in values.items() if value != majority)
+        drifted.append(f"{name}{f' (shard {number})' if count > 1 else ''} on rank {others}")
+    more = f" and {len(differing) - len(drifted)} more tensors" if len(differing) > len(drifted) else ""
     raise TrainingError(f"step {step}: replicas have drifted apart: {'; '.join(drifted)}{more}")
 
 
-def _differing(
-    sums: list[tuple[int, ...]], shards: list[tuple[int, int]], device: torch.device
-) -> list[tuple[int, int]]:
-    """Shards, (number, index in ``sums``) each, whose sums are not equal on all ranks that hold them.
-
-    The list is the same on all ranks.
-
-    Args:
-        sums: three integers for each tensor: 1, or 0 where this rank has no such tensor, and its sums.
-        shards: of each tensor, which shard this rank holds, and how many there are.
-    """
-    most = torch.iinfo(torch.int64).max  # for shards that this rank does not hold
-    width = max((number for _, number in shards), default=1)
-    ends = torch.full((2, width, len(sums), 3), most, dtype=torch.int64)
-    for i, (row, (shard, _)) in enumerate(zip(sums, shards, strict=True)):
-        ends[0, shard, i] = torch.tensor(row, dtype=torch.int64)
-        # The complement reverses the order of integers, without an overflow: the least one is of the greatest.
-        ends[1, shard, i] = ~ends[0, shard, i]
-    ends = ends.to(device)
-    if torch.distributed.is_initialized():
-        torch.distributed.all_reduce(ends, op=torch.distributed.ReduceOp.MIN)
-    is_held = ends[0, :, :, 0] != most
-    is_equal = (ends[0] == ~ends[1]).all(dim=-1)
-    return [(shard, i) for i, shard in (is_held & ~is_equal).T.nonzero().tolist()]
+def _differing(everyones: list[dict[Any, Any]]) -> dict[Any, dict[int, Any]]:
+    """The keys whose values are not equal on all ranks that have them, with the value of each of these ranks."""
+    keys = dict.fromkeys(key for one in everyones for key in one)
+    by_key = {key: {rank: one[key] for rank, one in enumerate(everyones) if key in one} for key in keys}
+    return {key: values for key, values in by_key.items() if len(set(values.values())) > 1}
 
 
 def checksums(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
@@ -108,13 +89,3 @@ def checksums(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
             total += torch.stack([chunk.sum(), (chunk * weights).sum()])
         sums.append(total)
     return [(int(plain), int(weighted)) for plain, weighted in torch.stack(sums).tolist()] if sums else []
-
-
-_CHUNK = 1 << 22
-_MOST_SHOWN = 5  # tensors in a message
-
-
-def _minority(values: Sequence[object]) -> list[int]:
-    """The positions of values that differ from the most frequent one. If two are equally frequent, the first counts."""
-    majority = max(values, key=lambda value: (values.count(value), value == values[0]))
-    return [i for i, value in enumerate(values) if value != majority]

@@ -54,19 +54,6 @@ def learning_rate(settings: "OptimSettings", peak: float, step: int, total_steps
     return peak * (lowest + (1 - lowest) * shape)
 
 
-def describe_schedule(settings: "OptimSettings", total_steps: int) -> str:
-    """Describe the learning rates of a run in words: ``cosine to 0 over 200 steps, the first 6 of them warm-up``."""
-    kind = settings.lr_scheduler_type
-    warmup = count_steps(settings.warmup_steps, total_steps)
-    lowest = "" if kind in ("constant", "constant_with_warmup", "inverse_sqrt") else " to 0"
-    if settings.min_lr_rate is not None:
-        lowest = f" to {settings.min_lr_rate:g} of the peak"
-    decay = ""
-    if kind == "warmup_stable_decay":
-        decay = f", the last {count_steps(settings.lr_decay_steps or 0.0, total_steps)} of them decay"
-    return f"{kind}{lowest} over {total_steps} steps, the first {warmup} of them warm-up{decay}"
-
-
 def schedule_change(settings: "OptimSettings", peak: float, step: int, was: int, now: int) -> list[str]:
     """Return a line for a run that continues with ``step`` and other learning rates; an empty list if none differs.
 
@@ -81,7 +68,7 @@ def schedule_change(settings: "OptimSettings", peak: float, step: int, was: int,
     before, after = (learning_rate(settings, peak, step, total) for total in (was, now))
     return [
         f"warning: the run had {was} steps and now has {now}, so its learning rates change: step {step + 1} has "
-        f"{after:.3g} instead of {before:.3g}; the schedule is now {describe_schedule(settings, now)}"
+        f"{after:.3g} instead of {before:.3g}"
     ]
 
 

@@ -10,8 +10,6 @@ of them: it gets its work at once, and skips the update on the device if a numbe
 import functools
 import math
 import random
-import re
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -217,7 +215,7 @@ def _check_gradients(prepared: "Prepared") -> None:
     found += "; other processes would wait for it"
     if any(is_of_adapter(name) for name in without):
         raise UserError(Problem("lora_target_modules", found, "modules that every batch reaches"))
-    raise UserError(Problem("freeze", found, fix=f"--freeze {shlex.quote(','.join(_patterns(without)))}"))
+    raise UserError(Problem("freeze", found, fix="--freeze with the names of these weights"))
 
 
 def _report_still_adapters(prepared: "Prepared") -> None:
@@ -240,11 +238,6 @@ def _report_still_adapters(prepared: "Prepared") -> None:
     if still:
         found = f"in the first step no gradient reached {len(still)} of {len(moves)} adapters: {listed(still)}"
         say(f"warning: {found}; they stay as they are until a batch reaches them")
-
-
-def _patterns(names: list[str]) -> list[str]:
-    """Patterns that match the names, each once, with * for the number of a layer."""
-    return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names))
 
 
 def _no_gradient() -> UserError:

@@ -1,6 +1,5 @@
-"""``kit doctor`` as a user types it: lines while it works, one JSON object, and a status."""
+"""``kit doctor`` as a user types it: lines while it works, and a status."""
 
-import json
 import subprocess
 import sys
 import time
@@ -24,19 +23,12 @@ def test_without_arguments_it_checks_this_machine_for_the_recipe_tiny(capsys, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failed_check_is_status_2_and_json_is_all_that_is_printed(capsys, monkeypatch):
-    monkeypatch.setattr(
-        "kit.tools.doctor.machine.check_disk", lambda *given: Result("disk", "fail", "full", "make room")
-    )
-    assert main(["doctor", "--json"]) == 2
-    record = json.loads(capsys.readouterr().out)
-    assert record["status"] == "fail"
-    assert [check["cure"] for check in record["checks"] if check["status"] == "fail"] == ["make room"]
-
-
-@pytest.mark.parametrize("words", [["--timeout"], ["--timeout=x"], ["--timeout", "0"], ["--timeout", "--json"]])
-def test_a_time_out_that_is_none_is_refused(words, capsys):
-    assert main(["doctor", *words]) == 2
+def test_a_failed_check_is_status_2(capsys, monkeypatch):
+    full = Result("disk", "fail", "full", "make room")
+    monkeypatch.setattr("kit.tools.doctor.machine.check_disk", lambda *given: full)
+    assert main(["doctor"]) == 2
+    assert f"\n{full}\n" in capsys.readouterr().out
+    assert main(["doctor", "--timeout", "0"]) == 2
     assert "--timeout: " in capsys.readouterr().err
 
 
@@ -44,10 +36,8 @@ def test_a_time_out_that_is_none_is_refused(words, capsys):
 @pytest.mark.slow
 def test_ranks_of_the_kits_own_launcher_are_checked_and_one_that_stops_is_named(tmp_path):
     command = [*COMMAND, "--config", "ddp", "--num_processes", "2", "--timeout", "5", "--output_dir", str(tmp_path)]
-    done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = {check["name"]: check["status"] for check in json.loads(done.stdout)["checks"]}
-    assert {"ranks", "all-reduce"} <= set(found)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0 and "\nok    all-reduce " in done.stdout, done.stdout + done.stderr
 
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 120

@@ -103,10 +103,3 @@ def test_selective_checkpointing_keeps_the_results_of_wide_products_and_of_atten
     assert stream(own) < held(own) < kept(own)
     assert held(replace(own, gradient_checkpointing=True)) == stream(own)
     assert held(replace(own, gradient_checkpointing=False)) == kept(own)
-
-
-def test_states_between_layers_are_float32_only_under_autocast():
-    shape = find_shape("llama-1b")
-    assert stream(Workload(shape=shape, method="full")) == 4 * shape.hidden_size
-    assert stream(Workload(shape=shape, method="full", strategy=FSDP2, num_gpus=8)) == 2 * shape.hidden_size
-    assert stream(Workload(shape=shape, method="lora")) == 2 * shape.hidden_size

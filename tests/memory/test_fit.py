@@ -9,7 +9,7 @@ import torch
 from kit.config.validation import load_recipe
 from kit.memory.fit import explain_auto, memory_problems, plan_record, planned_workload, resolve_auto
 from kit.memory.formulas import predict
-from kit.strategy.strategies import FSDP1, FSDP2, HYBRID, OFFLOAD, SINGLE
+from kit.strategy.strategies import FSDP1, FSDP2, OFFLOAD, SINGLE
 from kit.strategy.topology import Topology
 from kit.tools.plan.models import SHAPES, find_shape
 
@@ -42,20 +42,6 @@ def test_a_run_is_planned_as_the_command_plans_it(config):
     assert not planned_workload(RECIPE, replace(GPU, mixed_precision="no"), config).bf16
 
 
-def test_a_run_of_several_copies_takes_what_one_copy_takes_alone(config, gpus):
-    own = planned_workload(RECIPE, replace(GPU, strategy=HYBRID, num_replicas=2), config)
-    assert (own.config, own.num_gpus, own.num_shards) == ("fsdp_hybrid", GPU.num_processes, GPU.num_processes // 2)
-    alone = replace(own, strategy=FSDP2, num_gpus=own.num_shards, num_replicas=1)
-    assert predict(own).tensors == predict(alone).tensors
-    assert own.micro_batches == planned_workload(RECIPE, GPU, config).micro_batches
-    gpus(80.0)
-    auto = RECIPE.model_copy(update={"per_device_train_batch_size": "auto", "global_batch_size": 2 * GPU.num_processes})
-    assert resolve_auto(auto, replace(GPU, strategy=HYBRID, num_replicas=2), config).per_device_train_batch_size in (
-        1,
-        2,
-    )
-
-
 def test_what_the_formulas_do_not_describe_is_neither_planned_nor_refused(config, gpus):
     gpus(1.0)
     mixtral = SimpleNamespace(to_dict=lambda: {"model_type": "mixtral"})
@@ -70,13 +56,6 @@ def test_what_the_formulas_do_not_describe_is_neither_planned_nor_refused(config
     assert (plan_record(None, GPU), memory_problems(None, GPU)) == ({}, [])
 
 
-def test_the_record_of_a_run_holds_the_peak_that_was_predicted_for_a_gpu(config):
-    own = planned_workload(RECIPE, GPU, config)
-    assert (
-        plan_record(own, GPU)["peak"] == predict(own).peak and plan_record(own, replace(GPU, device_type="cpu")) == {}
-    )
-
-
 def test_a_run_is_refused_only_if_its_tensors_do_not_fit(config, gpus):
     own = planned_workload(RECIPE, GPU, config)
     tensors = predict(own).tensors / 2**30
@@ -86,24 +65,6 @@ def test_a_run_is_refused_only_if_its_tensors_do_not_fit(config, gpus):
     (problem,) = memory_problems(own, GPU)
     assert "memory: the run needs about" in str(problem) and "--skip_memory_check" in str(problem)
     assert memory_problems(own, replace(GPU, device_type="cpu", rehearsal=True)) == []
-
-
-def test_the_fix_is_one_that_fits(config, gpus):
-    recipe = load_recipe("llama-8b-lora").model_copy(
-        update={"gradient_checkpointing": False, "per_device_train_batch_size": 4, "max_length": 4096}
-    )
-    alone = replace(GPU, strategy=SINGLE, num_processes=1)
-    for gib, fix in (
-        (80.0, "--gradient_checkpointing selective:"),
-        (44.0, "--gradient_checkpointing true:"),
-        (21.0, "--gradient_checkpointing true --activation_offload true:"),
-        (19.0, "--gradient_checkpointing true --per_device_train_batch_size 1:"),
-        (17.5, "--gradient_checkpointing true --activation_offload true --per_device_train_batch_size 1:"),
-        (8, "kit plan"),
-    ):
-        gpus(gib)
-        (problem,) = memory_problems(planned_workload(recipe, alone, config), alone)
-        assert fix in str(problem)
 
 
 @pytest.mark.parametrize(
@@ -124,41 +85,6 @@ def test_auto_takes_what_is_best_on_the_gpus_of_the_machine(config, gpus, gib, r
     assert kept.gradient_checkpointing is True and kept.micro_batch_size >= rows
     on_cpu = resolve_auto(recipe, replace(alone, device_type="cpu"), config)
     assert (on_cpu.per_device_train_batch_size, on_cpu.gradient_checkpointing) == (1, False)
-
-
-@pytest.mark.parametrize(("gib", "rows", "checkpointing"), [(200, 2, False), (80, 1, False), (24, 1, True)])
-def test_auto_counts_both_halves_of_a_pair(config, gpus, gib, rows, checkpointing):
-    auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto", "max_length": 4096}
-    recipe = load_recipe("llama-8b-lora").model_copy(update=auto | {"objective": "dpo"})
-    alone = replace(GPU, strategy=SINGLE, num_processes=1)
-    gpus(gib)
-    resolved = resolve_auto(recipe, alone, config)
-    assert (resolved.per_device_train_batch_size, resolved.gradient_checkpointing) == (rows, checkpointing)
-    packed = resolve_auto(recipe.model_copy(update={"packing": True}), alone, config)
-    assert packed.micro_batch_size == rows
-
-
-def test_pairs_that_cannot_fit_are_refused(config, gpus):
-    recipe = load_recipe("llama-8b-lora").model_copy(
-        update={"gradient_checkpointing": True, "per_device_train_batch_size": 1, "max_length": 8192}
-    )
-    alone = replace(GPU, strategy=SINGLE, num_processes=1)
-    gpus(22.0)
-    assert memory_problems(planned_workload(recipe, alone, config), alone) == []
-    (problem,) = memory_problems(planned_workload(recipe.model_copy(update={"objective": "cpo"}), alone, config), alone)
-    assert "the run needs about" in str(problem)
-
-
-def test_the_record_counts_the_references_pass(config):
-    alone = replace(GPU, strategy=SINGLE, num_processes=1)
-    orpo, dpo = (
-        plan_record(
-            planned_workload(load_recipe("llama-8b-lora").model_copy(update={"objective": each}), alone, config), alone
-        )
-        for each in ("orpo", "dpo")
-    )
-    assert 1.4 < dpo["operations_per_token"] / orpo["operations_per_token"] < 1.6
-    assert dpo["tensors"] == orpo["tensors"]
 
 
 def test_a_run_says_what_auto_took_without_a_plan_and_why(config, gpus):

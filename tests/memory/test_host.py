@@ -6,7 +6,7 @@ import pytest
 
 from kit.memory.formulas import predict
 from kit.memory.workload import Workload
-from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD
+from kit.strategy.strategies import FSDP2, OFFLOAD
 from kit.tools.plan.models import find_shape
 
 BASE = Workload(shape=find_shape("llama-8b"), method="full", strategy=FSDP2, num_gpus=16, gpus_per_machine=8)
@@ -28,13 +28,6 @@ def test_host_memory_is_that_of_loading_or_of_training():
     assert lora["loading"] == 2 * SHAPE
     qlora = predict(replace(BASE, method="qlora")).host
     assert 0.5 * SHAPE < qlora["loading"] < lora["loading"]  # it keeps no weight that it has quantised
-
-
-def test_each_machine_copies_its_own_shards_under_hybrid_sharding():
-    hybrid, ddp = replace(BASE, strategy=HYBRID, num_replicas=2), replace(BASE, strategy=DDP)
-    assert predict(hybrid).host["copies of a save"] == 12 * SHAPE
-    assert predict(ddp).host["copies of a save"] == 12 * SHAPE // 2
-    assert predict(hybrid).disk == predict(BASE).disk
 
 
 def test_offloaded_inputs_of_layers_are_pinned_in_blocks_of_a_power_of_two():

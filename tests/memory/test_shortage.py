@@ -4,30 +4,25 @@ import errno
 import json
 import re
 import sys
-import threading
 import tracemalloc
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from helpers import ROOT, matrix, run_ranks
+from helpers import ROOT, run_ranks
 from memory_helpers import GIB, ON_CPU, ON_GPU, fail, make, message_of, placed, raised
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from kit import evaluate
 from kit.checkpoint import save as saver
 from kit.checkpoint.save import Saver
-from kit.data.feed.feed import Ahead
-from kit.data.feed.stream import StreamFeed
 from kit.errors import TrainingError, UserError
-from kit.memory import advice
 from kit.memory.advice import explain
-from kit.memory.shortage import Held, components
+from kit.memory.formulas import FOUR_BIT, FROZEN, GRADIENTS, LOGITS, OPTIMISER, TRAINABLE, Memory
+from kit.memory.shortage import COMPONENTS, Device, Shortage, components
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
-from kit.train import reference
+from kit.phases import TRAINING
 
 
 def backward(model):
@@ -57,13 +52,7 @@ def test_every_form_of_out_of_memory_is_recognised():
         assert message_of(error).startswith(f"error: out of memory: {asked}"), (error, asked)
 
 
-def test_the_allocators_of_torch_python_and_numpy_are_understood():
-    assert "4.00 PiB asked for" in message_of(raised(torch.empty, 1 << 50, dtype=torch.int32))
-    assert "512.00 TiB asked for" in message_of(raised(np.empty, 1 << 49, dtype=np.uint8))
-    assert message_of(raised(bytearray, 1 << 50)).startswith("error: out of memory: in training")
-
-
-@pytest.mark.parametrize("chained", ["cause", "context", "suppressed", "twice"])
+@pytest.mark.parametrize("chained", ["cause", "context", "twice"])
 def test_an_error_that_was_raised_because_of_it_is_explained_too(chained):
     def wrapped():
         try:
@@ -103,7 +92,6 @@ def test_weights_that_do_not_fit_are_no_mistake_in_the_models_name(model_folder,
     assert not isinstance(error, UserError)
     text = message_of(error)
     assert "4.0 MiB asked for in loading\n" in text
-    assert re.search(r"the rest +\S+ \S+  what is being loaded, Python, libraries$", text, re.M)
     assert "--method qlora" in text and "--per_device" not in text and "--max_length" not in text
 
 
@@ -144,69 +132,6 @@ def test_a_layer_computed_again_is_part_of_the_backward_pass(build):
     )
 
 
-def test_the_optimisers_step_reports_no_activations(build, monkeypatch):
-    model, optimizer = build()
-    backward(model)
-    monkeypatch.setattr(torch.optim.AdamW, "_init_group", fail)
-    text = message_of(raised(optimizer.step), method="full")
-    assert "asked for in the optimiser's step\n" in text
-    assert "--per_device_train_batch_size" not in text and "--max_length" not in text
-
-
-def test_evaluation_and_generation_are_distinguished(build, monkeypatch):
-    model, _ = build()
-    ids = torch.arange(3, 9)[None]
-    broken(model, "LlamaMLP")
-    prepared = SimpleNamespace(model=model)
-    monkeypatch.setattr(evaluate, "_loss", lambda prepared, *_: prepared.model(input_ids=ids))
-    samples = type("One", (), {"preferences": None, "__len__": lambda _: 1})()
-    text = message_of(raised(evaluate.evaluate, prepared, make(), 1, None, samples))
-    assert "asked for in evaluation (LlamaMLP)\n" in text
-    assert "--gradient_checkpointing" not in text and "--max_new_tokens" not in text
-    monkeypatch.setattr(evaluate, "_loss", lambda *_: ({}, []))
-    monkeypatch.setattr(evaluate, "_answers", lambda prepared, *_: prepared.model.generate(ids, max_new_tokens=2))
-    monkeypatch.setattr(evaluate, "_references", lambda *_: ([0], set(), None))
-    tokenizer = SimpleNamespace(eos_token_id=1, added_tokens_decoder={})
-    recipe = make(predict_with_generate=True, eval_split_size=2)
-    text = message_of(raised(evaluate.evaluate, prepared, recipe, 1, tokenizer, samples))
-    assert "asked for in generation (LlamaMLP)\n" in text
-    assert "--max_new_tokens 64" in text and "--predict_with_generate false" in text
-
-
-@pytest.mark.parametrize("evaluates", [False, True])
-def test_a_pass_without_gradients_is_named_and_keeps_nothing_to_recompute(build, monkeypatch, evaluates):
-    micro_batch = SimpleNamespace(references=None, model_inputs=lambda: {"input_ids": torch.arange(3, 9)[None]})
-    micro_batch.to = lambda device: micro_batch
-    model, _ = build("lora")
-    prepared = SimpleNamespace(model=broken(model, "LlamaMLP"), accelerator=SimpleNamespace(device=torch.device("cpu")))
-
-    def compare(*_):
-        reference.with_references(prepared, [micro_batch])
-
-    monkeypatch.setattr(evaluate, "_preferences", compare)
-    pairs = SimpleNamespace(preferences=[])
-    in_evaluation = (evaluate.evaluate, prepared, make(), 1, None, pairs, lambda items, *_: items, "objective")
-    text = message_of(
-        raised(*in_evaluation) if evaluates else raised(compare), objective="dpo", method="lora", eval_split_size=2
-    )
-    assert f"asked for in {'evaluation' if evaluates else 'a pass without gradients'} (LlamaMLP)\n" in text
-    assert f"--per_device_{'eval' if evaluates else 'train'}_batch_size 2 " in text
-    assert "--gradient_checkpointing" not in text
-    assert re.search(r"--max_length 1024 .* whose prompts are cut; a pair takes two sequences of this length", text)
-
-
-def test_a_layer_is_named_and_not_one_of_its_hundred_linears(build, monkeypatch):
-    model, _ = build()
-    monkeypatch.setattr(torch.nn.functional, "linear", fail)
-    assert "asked for in the forward pass (LlamaAttention)\n" in message_of(raised(backward, model))
-
-
-def test_reading_data_is_a_phase_of_its_own():
-    feed = StreamFeed.__new__(StreamFeed)
-    feed._ahead = Ahead(fail, num_steps=2)
-    assert "asked for in reading data\n" in message_of(raised(feed.take, 0))
-
-
 def save_checkpoint(model, optimizer, folder, **settings):
     about = {"identity": {}, "strategy": {}, "versions": {}}
     saver = Saver(
@@ -216,12 +141,9 @@ def save_checkpoint(model, optimizer, folder, **settings):
     return saver
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("async_save", [True, False])
-def test_a_save_that_fails_can_be_done_without_the_copy(build, tmp_path, monkeypatch, async_save):
-    """Whoever met the limit: the copy, the thread that writes, or safetensors, which panics."""
+def test_a_save_that_fails_is_named_whoever_met_the_limit(build, tmp_path, monkeypatch):
+    """The copy, the thread that writes, or safetensors, which panics."""
     model, optimizer = build()
-    monkeypatch.setattr(advice, "_SMALL", 0.0)
 
     def fail_as(error):
         def fail(*_args, **_kwargs):
@@ -229,34 +151,13 @@ def test_a_save_that_fails_can_be_done_without_the_copy(build, tmp_path, monkeyp
 
         return fail
 
-    for error in (RuntimeError(ON_CPU), MemoryError(), RuntimeError("PyObject pointer is null")):
+    for error in (RuntimeError(ON_CPU), RuntimeError("PyObject pointer is null")):
         with monkeypatch.context() as patch:
             patch.setattr(saver.TensorWriter, "write_data", fail_as(error))
-            found = raised(lambda: save_checkpoint(model, optimizer, tmp_path, async_save=async_save).wait())
-        text = message_of(found, model, optimizer, async_save=async_save)
+            found = raised(lambda: save_checkpoint(model, optimizer, tmp_path).wait())
+        text = message_of(found, model, optimizer)
         assert re.match("error: out of memory: (4.0 MiB asked for )?in saving\n", text)
-        assert ("--async_save false" in text) == async_save
-        assert "Python, libraries, a save in progress\n" in text
-
-
-def test_a_save_in_the_background_is_reported_while_it_lasts(build, tmp_path, monkeypatch):
-    model, optimizer = build()
-    monkeypatch.setattr(advice, "_SMALL", 0.0)
-    go_on = threading.Event()
-    plain = saver.describe_file
-
-    def describe_file(path):
-        assert go_on.wait(120)
-        return plain(path)
-
-    monkeypatch.setattr(saver, "describe_file", describe_file)
-    one = save_checkpoint(model, optimizer, tmp_path)
-    during = message_of(RuntimeError(ON_CPU), model, optimizer)
-    go_on.set()
-    one.wait()
-    after = message_of(RuntimeError(ON_CPU), model, optimizer)
-    assert "--async_save false" in during and "a save in progress\n" in during
-    assert "--async_save" not in after and "a save in progress" not in after
+        assert "--async_save false" in text
 
 
 def test_the_rank_is_the_one_that_failed(monkeypatch):
@@ -271,17 +172,14 @@ def test_the_rank_is_the_one_that_failed(monkeypatch):
 # --- what it is full of
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", "adamw_8bit"])
 @pytest.mark.parametrize(
-    ("method", "compute_dtype"), [("full", "float32"), ("lora", "bfloat16"), ("qlora", "bfloat16")]
+    ("method", "compute_dtype", "optim"),
+    [("full", "float32", "adamw_torch"), ("qlora", "bfloat16", "adamw_torch"), ("lora", "bfloat16", "adamw_8bit")],
 )
 def test_components_are_what_the_model_really_holds(build, method, compute_dtype, optim):
     model, optimizer = build(method, optim, compute_dtype, lora_r=64)
-    before = components(model, optimizer, True, optim)
     weights = list(model.named_parameters())
     num_trainable = sum(p.numel() for _, p in weights if p.requires_grad)
-    assert (before.trainable, before.gradients, before.optimizer) == (4 * num_trainable, 0, 0)
     frozen = sum(p.numel() * p.element_size() for _, p in weights if not p.requires_grad)
     if method == "qlora":
         for _, p in weights:
@@ -289,46 +187,38 @@ def test_components_are_what_the_model_really_holds(build, method, compute_dtype
                 num = state.shape.numel()  # half a byte each, one per 64 of them, 4 per 256 of those, and two tables
                 assert p.numel() * p.element_size() == num // 2
                 frozen += num // 64 + -(-num // 64 // 256) * 4 + 16 * 4 + 256 * 4 + 4
-    elif method == "lora":
-        assert frozen == 2 * sum(p.numel() for _, p in weights if not p.requires_grad)
-    assert before.frozen == frozen
-
+    assert list(components(model, optimizer, True).values()) == [frozen, 4 * num_trainable, 0, 0, 0]
     backward(model)
-    after = components(model, optimizer, True, optim)
-    assert (after.gradients, after.gradients_to_come) == (before.gradients_to_come, 0) == (4 * num_trainable, 0)
+    assert components(model, optimizer, True)[GRADIENTS] == 4 * num_trainable
     optimizer.step()
     optimizer.zero_grad()
-    after = components(model, optimizer, True, optim)
-    assert (after.frozen, after.trainable, after.gradients) == (frozen, 4 * num_trainable, 0)
-    assert after.gradients_to_come == 4 * num_trainable and after.optimizer_to_come == 0
+    after = components(model, optimizer, True)
     if optim == "adamw_8bit":  # a byte each, a scale per 256, and two tables
         large = [p.numel() for _, p in weights if p.requires_grad and p.numel() >= 4096]
         small = [p.numel() for _, p in weights if p.requires_grad and p.numel() < 4096]
-        assert large and after.optimizer == 2 * sum(n + -(-n // 256) * 4 for n in large) + 8 * sum(small) + 2 * 256 * 4
-        assert before.optimizer_to_come == 2 * sum(large) + 8 * sum(small)
+        moments = 2 * sum(n + -(-n // 256) * 4 for n in large) + 8 * sum(small) + 2 * 256 * 4
     else:  # and a counter of steps each
-        num_tensors = sum(p.requires_grad for _, p in weights)
-        assert after.optimizer == 8 * num_trainable + 4 * num_tensors
-        assert before.optimizer_to_come == 8 * num_trainable
-    assert after.to_save == after.trainable + after.optimizer
-    # Nothing of it is on a GPU, but what is saved is copied to CPU memory from either.
-    assert components(model, optimizer, False, optim) == Held(to_save=after.to_save)
+        moments = 8 * num_trainable + 4 * sum(p.requires_grad for _, p in weights)
+    assert list(after.values()) == [frozen, 4 * num_trainable, 0, moments, 0]
+    assert not any(components(model, optimizer, False).values())  # nothing of it is on a GPU
 
 
-def test_the_table_adds_up_to_the_peak(build):
-    model, optimizer = build("lora")
-    backward(model)
-    optimizer.step()
-    rows = re.findall(
-        r"^ +(.+?)  +([\d.]+ \w+)", message_of(RuntimeError(ON_CPU), model, optimizer, method="lora"), re.M
-    )
-    units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-    sizes = {name: float(text.split()[0]) * units[text.split()[1]] for name, text in rows if text.split()[1] in units}
-    parts = ["frozen weights", "trainable weights", "gradients", "optimiser state", "the rest"]
-    assert sum(sizes[part] for part in parts) == pytest.approx(sizes["peak of this process"], rel=0.01)
-    held = components(model, optimizer, True, "adamw_torch")
-    assert sizes["frozen weights"] == pytest.approx(held.frozen, rel=0.01)
-    assert sizes["gradients"] == pytest.approx(held.trainable, rel=0.01)
+def test_what_was_taken_stands_beside_what_was_planned(monkeypatch):
+    """The parts add up to the peak, in both columns."""
+    held = dict.fromkeys(COMPONENTS, 0) | {FROZEN: 3 * GIB, TRAINABLE: GIB}
+    device = Device("GPU 0", 80 * GIB, GIB, 10 * GIB)
+    short = Shortage(TRAINING, "", 2 * GIB, device, held, rank=None)
+    planned = Memory(components={TRAINABLE: GIB, FROZEN: GIB, FOUR_BIT: GIB, OPTIMISER: GIB, LOGITS: GIB}, moment="")
+    rows = [re.split(" {2,}", line) for line in short.lines(planned)[2:]]
+    assert rows == [
+        ["", "taken", "planned"],
+        ["frozen weights", "3.00 GiB", "2.00 GiB"],
+        ["trainable weights", "1.00 GiB", "1.00 GiB"],
+        ["optimiser", "0 bytes", "1.00 GiB"],
+        ["activations, logits, the rest", "6.00 GiB", "1.00 GiB"],
+        ["peak of this process", "10.00 GiB", "5.00 GiB"],
+    ]
+    assert [line.split("  ")[0] for line in short.lines(None)[3:5]] == ["frozen weights", "trainable weights"]
 
 
 @pytest.mark.slow
@@ -374,7 +264,6 @@ try:
     for power in range(20):
         model(input_ids=torch.ones(2**power, 64, dtype=torch.long)).logits.square().sum().backward()
 except Exception as error:
-    print(f"limit {limit / 2**30:.1f}")
     print(explain(error, model, optimizer, recipe, topology))
 """
 
@@ -385,13 +274,9 @@ def test_a_process_that_reaches_its_limit_can_still_report(tmp_path):
     (tmp_path / "limited.py").write_text(LIMITED)
     run_ranks(str(tmp_path / "limited"), [], 1, log := tmp_path / "log.txt")
     text = log.read_text()
-    found = re.search(r"^limit ([\d.]+)\n[^;]+; this process may reserve ([\d.]+) (MiB|GiB) \(ulimit -d\)$", text, re.M)
-    assert found and float(found[2]) / (1 if found[3] == "GiB" else 1024) == pytest.approx(float(found[1]), abs=0.06), (
-        text
-    )
+    assert re.search(r", this process may reserve [\d.]+ .iB \(ulimit\)$", text, re.M), text
     assert re.search(r"out of memory: [\d.]+ MiB asked for in the (forward|backward) pass", text), text
-    assert "ulimit -d unlimited" in text and "--per_device_train_batch_size 1 " in text
-    assert "--config" not in text and "nvidia-smi" not in text and "--optim" not in text  # the state is small
+    assert "--per_device_train_batch_size 1 " in text and "--config" not in text
 
 
 PROBE = """
@@ -425,9 +310,9 @@ def stepping(prepared, *args, **kwargs):
     try:
         return train_step(prepared, *args, **kwargs)
     except RuntimeError as error:
-        held = memory.components(model, optimizer, True, "adamw_torch")
+        held = memory.components(model, optimizer, True)
         text = str(advice.explain(error, model, optimizer, recipe, topology))
-        record = [held.frozen, held.trainable, held.gradients, held.optimizer, held.gathered, held.sharded, text]
+        record = [*held.values(), text]
         (out / f"held-{{accelerator.process_index}}.json").write_text(json.dumps(record))
         accelerator.wait_for_everyone()
         raise
@@ -454,49 +339,10 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
-BUCKETS = """
-import torch
-from torch.nn.parallel import DistributedDataParallel
-from kit.memory.shortage import components
-
-def data_bytes():
-    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
-torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-model = torch.nn.Linear(4096, 4096)
-for p in model.parameters():
-    p.grad = torch.zeros_like(p)
-    p.grad = None
-before = data_bytes()
-ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-print("buckets", data_bytes() - before)
-for _ in range(2):
-    held = components(ddp, None, True, "adamw_torch")
-    print("held", held.trainable, held.gradients, held.gradients_to_come)
-    ddp(torch.ones(1, 4096)).sum().backward()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
-def test_gradients_of_ddp_are_held_before_the_first_step(tmp_path):
-    (tmp_path / "buckets.py").write_text(BUCKETS)
-    run_ranks(str(tmp_path / "buckets"), [], 1, log := tmp_path / "log.txt")
-    text = log.read_text()
-    size = 4 * (4096 * 4096 + 4096)
-    assert int(re.search(r"^buckets (\d+)$", text, re.M)[1]) >= size, text
-    assert re.findall(r"^held (.+)$", text, re.M) == [f"{size} {size} 0"] * 2, text
-
-
-STOPPED = [("fsdp", "LlamaMLP"), ("fsdp", "logits"), ("fsdp1", "LlamaMLP")]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "place", "method"),
-    matrix(
-        [("fsdp", "LlamaMLP", "qlora"), ("fsdp", "logits", "full"), ("fsdp1", "LlamaMLP", "lora")],
-        rest=[(*each, method) for each in STOPPED for method in ("qlora", "full", "lora")],
-    ),
+    [("fsdp", "LlamaMLP", "qlora"), ("fsdp", "logits", "full"), ("fsdp1", "LlamaMLP", "lora")],
 )
 def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, tmp_path, config, place, method):
     """Also where the pass ended in the middle of a layer, or in the head, which is then gathered whole."""
@@ -509,10 +355,8 @@ def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, tmp_p
     totals = [0, 0]
     for rank in range(2):
         whole, own = json.loads((tmp_path / f"rest-{rank}.json").read_text())
-        frozen, trainable, gradients, moments, gathered, sharded, text = json.loads(
-            (tmp_path / f"held-{rank}.json").read_text()
-        )
-        assert sharded and trainable == own[1] and gradients == 0
+        frozen, trainable, gradients, moments, gathered, text = json.loads((tmp_path / f"held-{rank}.json").read_text())
+        assert trainable == own[1] and gradients == 0
         assert config == "fsdp1" or 0 < gathered < sum(whole)
         assert 0 <= moments - 2 * trainable <= 4 * 100  # and a counter for each tensor
         assert frozen == own[0] if method != "qlora" else frozen > own[0]  # every rank has all scales
@@ -523,10 +367,10 @@ def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, tmp_p
 
 def test_a_gpu_is_described_in_the_words_of_its_own_message():
     lines = message_of(torch.OutOfMemoryError(ON_GPU), topology=placed(2, device_type="cuda")).splitlines()
-    assert lines[1].split() == "GPU 0 79.25 GiB 1.50 GiB free".split()
-    lost = "and 6.25 GiB lost between tensors"
-    assert lines[2].split() == f"peak of this process 40.00 GiB allocated, {lost}".split()
-    assert any("nvidia-smi" in line and "30.00 GiB of this GPU" in line for line in lines)
+    assert lines[1].strip() == (
+        "GPU 0: 79.25 GiB, 1.50 GiB free, 30.00 GiB used by other processes, 6.25 GiB lost between tensors"
+    )
+    assert any(line.split() == "peak of this process 40.00 GiB".split() for line in lines)
 
 
 def test_a_gpu_is_queried_where_its_message_has_no_numbers(monkeypatch):
@@ -542,8 +386,6 @@ def test_a_gpu_is_queried_where_its_message_has_no_numbers(monkeypatch):
         monkeypatch.setattr(torch.accelerator, name, lambda answer=answer: answer)
     error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
     text = message_of(error, topology=placed(device_type="cuda"))
-    assert re.search(r"GPU 3 +80.00 GiB +1.00 GiB free", text)
-    assert re.search(r"peak of this process +70.00 GiB", text) and "and 12.00 GiB lost" in text
-    assert "expandable_segments" in text and "nvidia-smi" not in text
+    assert "GPU 3: 80.00 GiB, 1.00 GiB free" in text and "70.00 GiB" in text and "12.00 GiB lost" in text
     # A CPU that is full is not described by its GPU.
     assert "GPU" not in message_of(RuntimeError(ON_CPU)) and "GPU" not in message_of(MemoryError())

@@ -1,10 +1,8 @@
 """A workload is what a recipe would run."""
 
-from dataclasses import replace
-
 from kit.config.validation import load_recipe
 from kit.memory.workload import Workload, uncovered
-from kit.strategy.strategies import DDP, FSDP2, HYBRID
+from kit.strategy.strategies import FSDP2
 from kit.tools.plan.models import find_shape
 
 
@@ -16,26 +14,6 @@ def test_a_workload_follows_its_recipe():
     assert own.num_gpus * own.rows * own.micro_batches == recipe.global_batch_size
     assert own.config == "fsdp" and own.sharded and own.tokens == 8192
     assert own.trainable_parameters == own.shape.num_parameters and own.adapter_parameters == 0
-
-
-def test_copies_of_hybrid_sharding_divide_the_gpus():
-    recipe, shape = load_recipe("llama-8b-full"), find_shape("llama-8b")
-    own = Workload.of(recipe, shape, HYBRID, num_gpus=16, num_replicas=2)
-    assert (own.config, own.num_shards, own.num_machines) == ("fsdp_hybrid", 8, 2)
-    assert replace(own, strategy=DDP, num_replicas=1).num_shards == 1
-    assert replace(own, strategy=FSDP2, num_replicas=1).num_shards == 16
-
-
-def test_adapters_train_and_the_rest_does_not():
-    own = Workload.of(load_recipe("llama-8b-lora"), find_shape("llama-8b"))
-    assert own.trainable_parameters == own.adapter_parameters == 41_943_040
-    assert own.config == "single" and not own.sharded
-
-
-def test_adapters_of_a_model_in_bf16_train_in_float32():
-    full = Workload(shape=find_shape("llama-8b"), method="full", length=128, optim="adamw_bf16", pure_bf16=True)
-    adapters = full.with_method("lora")
-    assert not adapters.pure_bf16 and adapters.optim == "adamw_torch_fused"
 
 
 def test_attention_is_eager_where_the_family_takes_no_other_or_the_recipe_says_so():
@@ -74,13 +52,6 @@ def test_passes_without_gradients_are_in_each_step_or_before_the_first():
         objective, method, precomputes, passes, first_passes = case
         own = with_objective(objective, method, precompute_reference=precomputes)
         assert (own.passes, own.first_passes) == (passes, first_passes), case
-
-
-def test_the_reference_of_an_adapter_that_is_trained_on_is_computed_before_the_first_step():
-    recipe = load_recipe("llama-8b-lora").model_copy(
-        update={"objective": "dpo", "adapter_name_or_path": "some/adapter"}
-    )
-    assert recipe.precomputes_reference and Workload.of(recipe, find_shape("llama-8b")).first_passes == 1
 
 
 def test_settings_that_no_formula_describes_are_named():

@@ -6,8 +6,8 @@ import pytest
 from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
-from kit.strategy.strategies import DDP, FSDP1, FSDP2, HYBRID, OFFLOAD, SINGLE
-from kit.strategy.topology import ActualStrategy, Topology, check_router_loss, takes_optimizer, ways_to_share
+from kit.strategy.strategies import DDP, FSDP1, FSDP2, HYBRID, SINGLE
+from kit.strategy.topology import ActualStrategy, Topology, check_router_loss, takes_optimizer
 
 ALONE = {"type": SINGLE, "num_processes": 1, "sharded_layers": None}
 
@@ -79,23 +79,6 @@ def test_optimisers_of_bitsandbytes_are_for_whole_parameters():
 def topology(strategy, num_processes=2, device="cuda", **more):
     values = {"strategy": strategy, "num_processes": num_processes, "device_type": device}
     return Topology(config_name="mine", mixed_precision="bf16", **values, **more)
-
-
-def test_ways_to_hold_less_are_those_that_the_batch_and_the_optimiser_allow():
-    cases = [
-        (topology(DDP), {}, False, [("config", "fsdp"), ("config", "fsdp_offload")]),
-        (topology(SINGLE, 1), {"optim": "adamw_8bit"}, False, []),  # which no sharded strategy takes
-        (topology(FSDP2), {}, False, [("num_processes", 4), ("config", "fsdp_offload")]),
-        (topology(FSDP2, 3), {"global_batch_size": 9}, False, [("num_processes", 9), ("config", "fsdp_offload")]),
-        (topology(OFFLOAD), {"global_batch_size": 2}, False, []),  # a batch for no more than two
-        (topology(HYBRID, 4, num_replicas=2), {}, False, [("config", "fsdp"), ("config", "fsdp_offload")]),
-        (topology(DDP, device="cpu"), {}, True, [("num_processes", 1)]),
-        (topology(SINGLE, 1, device="cpu"), {}, True, []),
-        (topology(DDP), {}, True, []),  # the GPUs' memory is not what is short
-    ]
-    for case in cases:
-        where, settings, on_cpu, ways = case
-        assert [way[:2] for way in ways_to_share(where, recipe(**settings), on_cpu)] == ways, case
 
 
 def test_a_copy_is_divided_over_the_processes_that_share_it():

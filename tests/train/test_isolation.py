@@ -9,8 +9,6 @@ from transformers import (
     JambaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -48,12 +46,6 @@ def test_a_llama_keeps_the_samples_of_a_pack_apart(implementation):
     model = random_model(LlamaForCausalLM, LlamaConfig(**SHAPE, intermediate_size=64), implementation)
     check(model)
     assert model.training and all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", attention.VARLEN])
-def test_a_family_that_builds_no_mask_from_positions_keeps_the_samples_apart(implementation):
-    config = OPTConfig(**SHAPE, word_embed_proj_dim=32, ffn_dim=64)
-    check(random_model(OPTForCausalLM, config, implementation))
 
 
 def jamba():
@@ -112,36 +104,6 @@ def test_packs_so_long_that_the_place_counts_are_refused_before_weights_are_read
     (problem,) = problems(48)
     longest = int(problem.fix.split()[-1])  # the fix that it names
     assert longest in (7, 8) and not problems(longest) and not problems(48, packing=False)
-
-
-def test_the_longest_sample_of_a_pack_sets_the_frequencies_of_longrope():
-    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4, "rope_theta": 1e4}
-    rope["original_max_position_embeddings"] = 16
-    config = tiny_config("phi3")
-    config.rope_parameters, config.original_max_position_embeddings = rope, 16
-    assert attention.longest_pack(config) == (16, "original_max_position_embeddings 16")
-    assert "--max_length 16" in attention.describe_long_rows(config, 17, 2)[0]  # padded rows of a micro-batch too
-    assert not attention.describe_long_rows(config, 17, 1) and not attention.describe_long_rows(config, 16, 2)
-    assert not attention.describe_long_rows(tiny_config("llama"), 17, 2)
-    model = random_model(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config, "sdpa").eval()
-    saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    ids = torch.arange(3, 23)[None]
-    with torch.no_grad():
-        short, row, short_again = (model(input_ids=ids[:, :n], use_cache=False).logits[:, :10] for n in (10, 20, 10))
-    assert (row - short).abs().max() > 1e-3
-    # A long row leaves nothing behind: not in later rows, nor in what is saved.
-    assert torch.equal(short, short_again)
-    assert all(torch.equal(saved[name], tensor) for name, tensor in model.state_dict().items())
-    assert not any("inv_freq" in name for name in saved)
-
-
-@pytest.mark.parametrize(
-    "family", ["mistral", "gemma2", "gemma3_text", "olmo3", "smollm3", "ministral3", "mixtral", "deepseek_v3"]
-)
-def test_windows_positions_and_experts_are_no_such_layers(family):
-    config = tiny_config(family)
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    check(random_model(kind, config, "eager" if family == "gemma2" else "sdpa"))
 
 
 def test_a_leak_too_small_for_the_losses_is_refused_by_its_gradient(monkeypatch):

@@ -1,14 +1,10 @@
 """Which weights the optimiser moves, which of them decay, and at which rates."""
 
-import re
-import shutil
 import sys
 
 import pytest
 import torch
-from helpers import matrix
 from peft.optimizers import create_loraplus_optimizer
-from safetensors.torch import load_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -81,17 +77,6 @@ def test_the_recipes_numbers_reach_the_update():
         assert weight.item() == pytest.approx(value, rel=1e-6)
 
 
-@pytest.mark.parametrize(("method", "rate"), [("full", 2e-5), ("lora", 2e-4), ("qlora", 2e-4)])
-def test_the_default_rate_follows_the_method(method, rate):
-    optimizer = build_optimizer(model(), recipe(method=method))
-    assert {group["lr"] for group in optimizer.param_groups} == {rate}
-
-
-def test_adapters_have_no_group_without_weights():
-    optimizer = build_optimizer(nn.Linear(3, 3, bias=False), recipe())
-    assert [len(group["params"]) for group in optimizer.param_groups] == [1]
-
-
 def test_each_group_keeps_its_factor_of_the_schedule():
     """Without a gradient only decay moves a weight: by ``rate x decay`` of itself."""
     for kind in KINDS:
@@ -145,29 +130,6 @@ def test_embedding_and_head_have_their_own_rate_with_any_method():
     assert slow == {"model.embed_tokens.weight", "lm_head.weight"}
 
 
-def test_groups_with_the_rate_of_the_schedule_have_every_bit_of_it_and_no_line():
-    optimizer = build_optimizer(model(), recipe(learning_rate=0.3))
-    assert optim.keep_rate_factors(optimizer, 0.3) == []
-    for rate in (0.3, 0.1 * 0.3, 1e-7 / 3):
-        optim.set_learning_rate(optimizer, rate)
-        assert {group["lr"] for group in optimizer.param_groups} == {rate}
-
-
-def test_calls_for_all_weights_at_once_give_every_bit_of_a_loop_over_them():
-    """torch chooses them on a GPU unless ``fused`` is False; here they are asked for."""
-    moved = []
-    for options in ({}, {"foreach": True}):
-        layers = model()
-        optimizer = build_optimizer(layers, recipe(optim="adamw_torch", weight_decay=0.1))
-        for group in optimizer.param_groups:
-            assert group["fused"] is None
-            group.update(options)
-        for _ in range(3):
-            step(layers, optimizer)
-        moved.append([p.detach().clone() for p in layers.parameters()])
-    assert all(map(torch.equal, *moved))
-
-
 @pytest.mark.parametrize("kind", ["adamw_torch", "adamw_torch_fused"])
 def test_parts_of_sharded_weights_get_every_bit_of_torchs_own_update(kind, monkeypatch):
     from torch.distributed.fsdp import fully_shard
@@ -205,30 +167,3 @@ def test_parts_of_sharded_weights_get_every_bit_of_torchs_own_update(kind, monke
         assert all(map(torch.equal, own, trained(torchs))) and is_sharded[-1]
     finally:
         torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "processes"), matrix([("fsdp", 2), ("ddp", 2), ("single", 1), ("fsdp1", 2)], rest=[("fsdp_hybrid", 4)])
-)
-def test_rates_by_group_hold_under_each_strategy_and_after_a_resume(finetune, fp32, config, processes):
-    """Matrices B of LoRA with 16 times the rate. Adam's first step is the rate."""
-    flags = {"config": fp32[config], "method": "lora", "max_steps": 4, "learning_rate": 1e-4, "warmup_steps": 0}
-    flags |= {"loraplus_lr_ratio": 16}
-    flags |= {"save_steps": 1, "save_total_limit": 0}
-    whole = finetune.ok("whole", processes, **flags)
-    assert re.search(r"^learning rate: that of the schedule x 1 for [\d,]+, x 16 for [\d,]+ train", whole.output, re.M)
-    assert whole.rows[0]["learning_rate"] == 1e-4
-    after_one = {}
-    for path in (whole.folder / "checkpoints/step-00000001").glob("*.safetensors"):
-        after_one |= {name: tensor for name, tensor in load_file(path).items() if name.startswith("model.")}
-    moved = [tensor.abs().max().item() for name, tensor in after_one.items() if "lora_B" in name]
-    assert moved == pytest.approx([16e-4] * len(moved), rel=1e-2) and moved
-    shutil.copytree(whole.folder, finetune.folder / "half")
-    shutil.rmtree(finetune.folder / "half/final")
-    for step in (3, 4):
-        shutil.rmtree(finetune.folder / f"half/checkpoints/step-0000000{step}")
-    half = finetune.ok("half", processes, **flags)
-    assert "continuing after step 2 of 4" in half.output
-    finals = [load_file(run.folder / "final/adapter_model.safetensors") for run in (whole, half)]
-    assert all(torch.equal(finals[1][name], tensor) for name, tensor in finals[0].items())

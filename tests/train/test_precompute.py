@@ -1,6 +1,5 @@
 """References that are computed before the first step are found again, and never those of other weights or data."""
 
-import json
 import shutil
 from types import SimpleNamespace
 
@@ -117,23 +116,6 @@ def test_a_damaged_entry_is_made_again(run, damage):
     assert run().num_calls == 0
 
 
-def test_a_pass_that_ends_early_leaves_no_entry(run, monkeypatch):
-    def ends(model):
-        calls = []
-
-        def hook(*_):
-            calls.append(1)
-            if len(calls) == 4:
-                raise KeyboardInterrupt
-
-        model.register_forward_hook(hook)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(spoil=ends)
-    assert not (cache_folder() / FOLDER).exists() or not entries()
-    assert run().num_calls == 10
-
-
 def test_a_log_probability_that_is_not_finite_names_its_sample(run):
     def spoil(model):
         with torch.no_grad():
@@ -142,10 +124,3 @@ def test_a_log_probability_that_is_not_finite_names_its_sample(run):
     with pytest.raises(TrainingError, match=r"no finite log-probability to 10 of 10 samples, first .*pairs.jsonl:1"):
         run(spoil=spoil)
     assert not (cache_folder() / FOLDER).exists() or not entries()
-
-
-def test_an_entry_says_what_it_is(run, model_folder):
-    run()
-    (entry,) = entries()
-    about = json.loads((entry / "entry.json").read_text())["info"]["about"]
-    assert about == {"model": str(model_folder), "num_samples": 10}

@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,14 +11,13 @@ from data_helpers import open_recipe_data
 from helpers import WORDS, actual_strategy
 
 from kit.config.recipe import Recipe
-from kit.data.feed.batches import Collator, MicroBatch
+from kit.data.feed.batches import Collator
 from kit.data.feed.ranks import Ranks
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
-from kit.train.precompute import add_references
-from kit.train.reference import sequence_logps, sequence_weights, with_references, without_gradients
+from kit.train.reference import sequence_logps, with_references, without_gradients
 
 NUM = 6
 
@@ -97,77 +95,3 @@ def test_the_reference_of_an_adapter_is_its_base(open_run, case):
     assert prepared.model.training and torch.is_grad_enabled()
     assert {name: p.requires_grad for name, p in prepared.model.named_parameters()} == trained
     assert torch.equal(logps(prepared, micro_batches), before) and not torch.equal(before, known(found))
-
-
-@pytest.mark.parametrize("packing", [False, True])
-def test_references_computed_before_are_those_along_the_way(open_run, packing):
-    """Samples are batched and packed in other ways then."""
-    recipe, data, prepared = open_run(packing=packing, precompute_reference=True, moved=False)
-    along = known(with_references(prepared, collate(data, packing)))
-    add_references(prepared, recipe, data, 1, 0, lambda batches, *_: batches)
-    before = known(collate(data, packing))
-    assert torch.allclose(before, along, rtol=1e-6, atol=0)
-
-
-def test_known_references_are_taken_and_the_model_is_not_asked(open_run):
-    _, data, prepared = open_run(method="full")
-    data.train.references = np.arange(2.0 * NUM).reshape(NUM, 2)
-    micro_batches = collate(data)
-    prepared = replace(prepared, model=None)
-    assert with_references(prepared, micro_batches) == micro_batches
-    assert known(micro_batches).tolist() == list(range(2 * NUM))
-
-
-def test_a_model_whose_weights_change_has_no_reference_in_it(open_run):
-    _, data, prepared = open_run(method="full")
-    with pytest.raises(AssertionError, match="no reference"):
-        with_references(prepared, collate(data))
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_without_gradients_restores_the_mode_of_the_model(training):
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout()).train(training)
-    prepared = Prepared(None, Ranks(), model, None, actual_strategy())
-    with pytest.raises(KeyError), without_gradients(prepared):
-        assert not model[1].training and not torch.is_grad_enabled()
-        raise KeyError
-    assert model[1].training is training and torch.is_grad_enabled()
-
-
-def micro_batch_of(sequence_ids, weights, num_sequences):
-    blank = torch.zeros(len(weights), dtype=torch.int64)
-    return MicroBatch(
-        input_ids=blank[None],
-        target_positions=blank,
-        targets=blank,
-        dataset_ids=blank,
-        weights=torch.tensor(weights),
-        sequence_ids=torch.tensor(sequence_ids, dtype=torch.int64),
-        labels=torch.ones(num_sequences, dtype=torch.bool),
-    )
-
-
-def test_log_probabilities_are_sums_of_weighted_losses_by_sequence():
-    micro_batch = micro_batch_of([0, 0, 2, 2, 2], [1.0, 0.5, 1.0, 1.0, 2.0], 3)
-    losses = torch.tensor([1.0, 4.0, 2.0, 3.0, 0.5], requires_grad=True)
-    found = sequence_logps(losses, micro_batch)
-    assert found.dtype == torch.float64 and found.tolist() == [-3.0, 0.0, -6.0]
-    assert sequence_weights(micro_batch).tolist() == [1.5, 0.0, 4.0]
-    (found @ torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)).backward()
-    assert losses.grad.tolist() == [-1.0, -0.5, -100.0, -100.0, -200.0]
-
-
-def test_sums_lose_nothing_of_small_terms():
-    """In float32, a hundred thousand nats swallow a thousandth."""
-    micro_batch = micro_batch_of([0] * 1001, [1.0] * 1001, 1)
-    losses = torch.tensor([1e5, *[1e-3] * 1000])
-    assert sequence_logps(losses, micro_batch).item() == pytest.approx(-100001.0, abs=1e-6)
-
-
-def test_without_sequences_there_is_still_a_graph():
-    """On a rank without pairs; else its backward pass would not take part."""
-    losses = torch.zeros(0, requires_grad=True)
-    found = sequence_logps(losses, micro_batch_of([], [], 0))
-    assert found.shape == (0,) and found.requires_grad
-    found.sum().backward()
-    assert losses.grad.shape == (0,)

@@ -1,6 +1,5 @@
 """Copies are compared by sums that are equal for equal bits only, with as many bytes on any number of ranks."""
 
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -26,89 +25,42 @@ def test_checksums_see_one_bit_and_one_exchange():
     assert checksums([]) == []
 
 
-@pytest.fixture
-def compare(monkeypatch):
-    """Compare the copies of some ranks, which are threads. Returns the messages, and the numbers of integers sent."""
+def test_copies_that_differ_are_named_with_their_ranks_and_shards(monkeypatch):
+    """Ranks 0 and 1 hold the first half of a tensor, ranks 2 and 3 the second; all hold the other tensor whole."""
+    values = [{"a.weight": torch.ones(4), "b.weight": torch.zeros(3)} for _ in range(4)]
+    values[3]["a.weight"][1] = 2.0
+    values[2]["b.weight"][0] = 1.0
+    models = [{name: torch.nn.Parameter(tensor) for name, tensor in each.items()} for each in values]
+    given, taken = [], []
 
-    def compare(copies):
-        barrier, given = threading.Barrier(len(copies), timeout=10), {}
-        messages, num_sent = {}, dict.fromkeys(range(len(copies)), 0)
-        this = threading.local()
+    def gather(sent):
+        given.extend(sent)
+        return taken.pop(0)
 
-        def exchange(value):
-            given[this.rank] = value
-            barrier.wait()
-            everything = [given[rank] for rank in range(len(copies))]
-            barrier.wait()
-            return everything
+    monkeypatch.setattr(replicas, "replicated", lambda accelerator, model: model)
+    monkeypatch.setattr(replicas, "gather_object", gather)
 
-        def all_reduce(tensor, op):
-            assert op == torch.distributed.ReduceOp.MIN
-            num_sent[this.rank] += tensor.numel()
-            tensor.copy_(torch.stack(exchange(tensor.clone())).amin(dim=0))
+    def compare(rank):
+        def shard(parameter):
+            return (rank // 2, 2) if parameter is models[rank]["a.weight"] else (0, 1)
 
-        def rank(number):
-            this.rank = number
-            accelerator = SimpleNamespace(device=torch.device("cpu"))
-            try:
-                compare_replicas(SimpleNamespace(accelerator=accelerator, model=copies[number]), 7)
-            except TrainingError as error:
-                messages[number] = str(error)
+        monkeypatch.setattr(replicas, "own_shard", shard)
+        compare_replicas(SimpleNamespace(accelerator=None, model=models[rank]), 7)
 
-        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-        monkeypatch.setattr(
-            replicas, "gather_object", lambda values: [each for part in exchange(values) for each in part]
-        )
-        monkeypatch.setattr(replicas, "replicated", lambda accelerator, model: model)
-        threads = [threading.Thread(target=rank, args=(number,)) for number in range(len(copies))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-        return [messages.get(number, "equal") for number in range(len(copies))], set(num_sent.values())
-
-    return compare
-
-
-def copies(num_ranks, num=9):
-    return [{f"w{i}": torch.nn.Parameter(torch.full((3,), float(i))) for i in range(num)} for _ in range(num_ranks)]
-
-
-@pytest.mark.parametrize("num_ranks", [8, 64])
-def test_equal_copies_cost_a_rank_as_much_on_any_number_of_ranks(compare, num_ranks):
-    # The least and the greatest of three integers of each weight and each gradient.
-    assert compare(copies(num_ranks)) == (["equal"] * num_ranks, {2 * 3 * 2 * 9})
-
-
-def test_ranks_without_copies_have_nothing_that_differs(compare):
-    assert compare([{}, {}]) == (["equal"] * 2, {0})
-
-
-def test_copies_that_differ_are_named_with_their_ranks_on_all_ranks(compare):
-    all_copies = copies(4)
-    with torch.no_grad():
-        all_copies[2]["w3"][1] = 5
-    all_copies[1]["w5"].grad = torch.ones(3)
-    drifted = "step 7: replicas have drifted apart: "
-    assert compare(all_copies)[0] == [drifted + "w3 on rank 2; gradient of w5 on rank 1"] * 4
-    with torch.no_grad():
-        for copy in all_copies[3].values():
-            copy += 1
-    (message,) = set(compare(all_copies)[0])
-    assert message.startswith(drifted + "w0 on rank 3; w1 on rank 3; ") and message.endswith(" and 5 more tensors")
-
-
-def test_a_shard_is_compared_with_its_copies_only(compare, monkeypatch):
-    all_copies = copies(4, num=2)
-    shards = {parameter: (rank % 2, 2) for rank, copy in enumerate(all_copies) for parameter in copy.values()}
-    monkeypatch.setattr(replicas, "own_shard", shards.get)
-    with torch.no_grad():
-        for rank in (1, 3):  # other shards hold other values
-            all_copies[rank]["w0"] += 7
-    assert compare(all_copies)[0] == ["equal"] * 4
-    with torch.no_grad():
-        all_copies[2]["w1"] += 1
-        all_copies[3]["w0"] += 1
-    drifted = "step 7: replicas have drifted apart: w0 (shard 1) on rank 3; w1 (shard 0) on rank 2"
-    assert compare(all_copies)[0] == [drifted] * 4
+    for rank in range(4):  # what each sends for its shards
+        taken.append([{}])
+        compare(rank)
+    shards = list(given)
+    given.clear()
+    for rank in range(4):  # and then for its tensors
+        taken[:] = [shards, [{}]]
+        with pytest.raises(TrainingError):
+            compare(rank)
+    sums = given[1::2]
+    taken[:] = [shards, sums]
+    with pytest.raises(TrainingError) as caught:
+        compare(0)
+    found = "b.weight on rank 2; a.weight (shard 1) on rank 3"
+    assert str(caught.value) == f"step 7: replicas have drifted apart: {found}"
+    taken[:] = [[shards[0], shards[1]]]
+    compare(0)  # equal copies

@@ -139,6 +139,16 @@ class ObjectiveSettings(BaseModel):
         return DECLARED[self.objective]
 
     @property
+    def logit_bytes(self) -> int:
+        """Bytes that a logit takes where autograd differentiates a loss of its own; 0: plain cross-entropy.
+
+        As fake tensors show them: in float32 its log-softmax and gradients, and log Z's of z-loss.
+        """
+        if self.z_loss_coef:
+            return 20
+        return 12 if self.label_smoothing_factor or self.objective == "eaft" else 0
+
+    @property
     def reward_scale(self) -> float:
         """``beta``, or its default for the objective."""
         return self.beta or self.declared.beta or 0.0

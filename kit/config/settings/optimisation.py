@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from kit.config.fields import SHARE_OR_COUNT, STRICT, option, share_or_count
+from kit.config.optimisers import OptimiserName
 from kit.config.rules import Rule, is_given
 from kit.config.settings.objective import describe_rates
 
@@ -29,17 +30,7 @@ class OptimSettings(BaseModel):
     )
     num_train_epochs: float = _option(1.0, "passes over the data, unless max_steps is set", "epochs", gt=0)
     max_steps: int | None = _option(None, "optimiser steps; overrides num_train_epochs", "steps", ge=1)
-    optim: Literal[
-        "adamw_torch",
-        "adamw_torch_fused",
-        "adamw_bf16",
-        "adamw_8bit",
-        "paged_adamw_8bit",
-        "paged_adamw_32bit",
-        "muon",
-        "lion_8bit",
-        "lion_32bit",
-    ] = _identity(
+    optim: OptimiserName = _identity(
         "adamw_torch_fused",
         "optimiser; 8-bit, paged and lion need bitsandbytes; adamw_bf16 holds all in bf16; muon is for matrices",
     )
@@ -93,6 +84,11 @@ class OptimSettings(BaseModel):
         "reduce gradients after each micro-batch; default: true with FSDP (false: 4 more bytes a weight)",
     )
     max_grad_norm: float = _identity(1.0, "clip the global gradient norm to this value; 0: do not clip", ge=0)
+
+    @property
+    def adam_betas(self) -> tuple[float, float]:
+        """``adam_beta1`` and ``adam_beta2``."""
+        return self.adam_beta1, self.adam_beta2
 
     @property
     def micro_batch_size(self) -> int:

@@ -4,9 +4,7 @@ Promises: what cannot be checked, because the model could not be opened or the p
 """
 
 import os
-import shlex
 import shutil
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -48,8 +46,6 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
     recipe, topology, config = planned.recipe, planned.topology, planned.config
     local_world = launched.local_world if launched else -(-topology.num_processes // config.num_machines)
     report.run("launch", lambda: _check_launch(planned, launched))
-    if planned.batch_problems:
-        report.add(of_problems("batch", planned.batch_problems, ""))
     report.run("driver", lambda: check_driver(topology))
     config_file = str(planned.config_file) if planned.config_file else None
     report.run("bf16", lambda: check_bf16(topology, config_file, recipe.method))
@@ -69,18 +65,15 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
 
 
 def _check_launch(planned: LaunchPlan, launched: LaunchedRank | None) -> Result:
-    topology, config = planned.topology, planned.config
-    count = f"{topology.num_processes} process{'es' if topology.num_processes > 1 else ''}"
-    if launched is None and config.num_machines > 1:
-        # What needs one machine only is checked. The doctor starts no ranks on several machines; a launcher does.
-        file = shlex.quote(str(planned.config_file))
-        fix = f"on machine N (0, 1, ...): accelerate launch --config_file {file} --machine_rank N"
-        fix += f" -m kit.cli.main {shlex.join(sys.argv[1:])}"
-        if any(problem.where == "main_process_ip" for problem in planned.problems):
-            return of_problems("launch", planned.problems, "")
-        found = f"{count} on {config.num_machines} machines; without a launcher only this one is checked"
-        return Result("launch", "warn", found, fix)
-    return of_problems("launch", planned.problems, f"{topology.strategy.title}, {count}, config {topology.config_name}")
+    topology, machines = planned.topology, planned.config.num_machines
+    found = f"{topology.strategy.title}, {topology.num_processes} processes, config {topology.config_name}"
+    problems = [*planned.problems, *planned.batch_problems]
+    if launched is None and machines > 1:  # no launcher here, which some of these ask for
+        problems = [problem for problem in problems if problem.where == "main_process_ip"]
+        if not problems:
+            fix = "docs/doctor.md says how to start it on all"
+            return Result("launch", "warn", f"{found}; of {machines} machines only this one is checked", fix)
+    return of_problems("launch", problems, found)
 
 
 def check_driver(topology: Topology) -> Result:

@@ -4,7 +4,6 @@ Plain Python. Promises: each result is printed when its check ends. A check that
 traceback.
 """
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -35,16 +34,6 @@ class Result:
         text = f"{self.status:<5} {host}{self.name:<17} {one_line(self.found)}"
         return f"{text}\n      -> {one_line(self.fix)}" if self.fix else text
 
-    def record(self) -> dict[str, str]:
-        """Return it as ``--json`` prints it; scripts read the fix by the key ``cure``."""
-        return {
-            "name": self.name,
-            "status": self.status,
-            "found": self.found,
-            "cure": self.fix,
-            "host": self.host,
-        }
-
 
 def ok(name: str, found: str) -> Result:
     """Return the result of a check that found nothing wrong."""
@@ -69,11 +58,7 @@ class Report:
     """All results so far. Each one is passed to ``on_result`` as soon as it is added."""
 
     def __init__(self, on_result: Callable[[Result], None], host: str = "") -> None:
-        """
-        Args:
-            on_result: prints a result, or sends it to the process that prints.
-            host: put into each result.
-        """
+        """``host``: put into each result."""
         self.results: list[Result] = []
         self._on_result = on_result
         self._host = host
@@ -93,38 +78,20 @@ class Report:
 
     def add(self, result: Result) -> None:
         """Add one result without credentials, and pass it to ``on_result``."""
-        result = replace(
-            result,
-            found=redacted(result.found),
-            fix=redacted(result.fix),
-            host=result.host or self._host,
-        )
-        self.results.append(result)
-        self._on_result(result)
-
-    @property
-    def status(self) -> Status:
-        """The worst status of all results."""
-        found = {result.status for result in self.results}
-        if "fail" in found:
-            return "fail"
-        return "warn" if "warn" in found else "ok"
+        found, fix = redacted(result.found), redacted(result.fix)
+        self.results.append(replace(result, found=found, fix=fix, host=result.host or self._host))
+        self._on_result(self.results[-1])
 
     @property
     def exit_status(self) -> int:
         """0, or ``FAILED`` if a check failed."""
-        return FAILED if self.status == "fail" else 0
+        return FAILED if any(result.status == "fail" for result in self.results) else 0
 
-    def end(self, as_json: bool) -> int:
-        """Print the summary, or all results as one JSON object. Returns the exit status."""
-        seconds = time.monotonic() - self._began
-        if as_json:
-            checks = [result.record() for result in self.results]
-            show(json.dumps({"status": self.status, "seconds": round(seconds, 1), "checks": checks}, indent=1))
-            return self.exit_status
+    def end(self) -> int:
+        """Print the summary. Returns the exit status."""
         counts = Counter(result.status for result in self.results)
         show(
-            f"{len(self.results)} checks in {seconds:.0f} s: "
+            f"{len(self.results)} checks in {time.monotonic() - self._began:.0f} s: "
             f"{counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail"
         )
         return self.exit_status

@@ -7,14 +7,12 @@ import math
 import re
 import shutil
 import subprocess
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 import psutil
 
-from kit.errors import Problem, UserError
+from kit.errors import Problem, UserError, did_you_mean
 
 GB, GIB = 10**9, 2**30
 # Bytes per second in one direction between GPUs of a machine, of the manufacturer's datasheets.
@@ -93,18 +91,6 @@ GPUS = {
     "b200": _gpu("B200", 178.3, 2250, 8000, NVLINK5),
     "mi300x": _gpu("MI300X", 191.9, 1307.4, 5300, INFINITY3, fp8=False),
 }
-_OTHER_NAMES = {
-    **{key.replace("-", ""): key for key in GPUS},
-    **{key.removeprefix("rtx"): key for key in GPUS if key.startswith("rtx")},
-    **{"a10080": "a100", "a100sxm": "a100", "a100sxm4": "a100", "a100pcie": "a100"},
-    **{"h100sxm": "h100", "h100sxm5": "h100", "h200sxm": "h200", "h200sxm5": "h200"},
-    **{"v100sxm": "v100", "v100sxm2": "v100", "v100sxm32": "v100-32", "v100sxm232": "v100-32"},
-    **{"rtxa6000": "a6000", "6000ada": "rtx6000ada"},
-}
-_MAKERS = re.compile("nvidia|geforce|tesla|quadro|amd|instinct|radeon")
-_WITHOUT_BF16 = re.compile("p100|p40|p4|gtx|titan|(rtx)?20[678]0")
-_APPLE = re.compile("(apple)?m[1-9](pro|max|ultra)?")
-_FLOAT32 = "--gpu t4 plans in float32 (docs/strategies.md#gpus-without-bf16); a dry run on the GPU plans for itself"
 # Where this machine has no GPU and none was named.
 USUAL = ("rtx4090", "l40s", "a100", "h100")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": GB, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": GIB, "TIB": 2**40}
@@ -112,45 +98,16 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": GB, "TB": 10**12, "KIB": 2**10, "MIB":
 
 def parse_gpu(text: str) -> Gpu:
     """Read ``--gpu``: the name of a GPU, or a memory with its unit (``24GiB``). Raises ``UserError``."""
-    plain = _MAKERS.sub("", re.sub(r"[\s_-]", "", text.lower()))
-    if gpu := _named(plain):
-        return gpu
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]i?b)?", re.sub(r"[\s_]", "", text.lower())):
-        number, unit = float(match[1]), (match[2] or "").upper()
-        if not unit:
-            fix = f"--gpu {text}GiB, or --gpu {text}GB"
-            raise UserError(Problem("--gpu", f"{text}: a memory without a unit", fix=fix))
-        memory = int(number * _UNITS[unit])
+    plain = re.sub(r"[\s_]", "", text.lower())
+    if plain in GPUS:
+        return GPUS[plain]
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]i?b)", plain):
+        memory = int(float(match[1]) * _UNITS[match[2].upper()])
         if not 2 * GIB <= memory <= 2048 * GIB:
             raise UserError(Problem("--gpu", f"{text}: no GPU has so much memory", "2 GiB to 2048 GiB"))
         return Gpu(name=text, memory=memory)
-    expected = f"a memory such as 24GiB, or one of {', '.join(GPUS)}"
-    if _WITHOUT_BF16.match(plain):
-        raise UserError(Problem("--gpu", f"{text} has no bf16, and its numbers are not known here", expected, _FLOAT32))
-    if _APPLE.fullmatch(plain):
-        raise UserError(Problem("--gpu", f"{text} has no memory of its own: the machine's is shared", expected))
-    raise UserError(Problem("--gpu", f"no GPU {text!r}", expected, _near(plain)))
-
-
-def _named(plain: str) -> Gpu | None:
-    """The GPU of that name, with its memory in GB or without: a100, a100-80g, A100 SXM4 80GB."""
-    short = re.sub(r"(?<=\d)gi?b?$", "", plain)
-    if key := _OTHER_NAMES.get(short):
-        return GPUS[key]
-    for digits in (2, 3):
-        key, number = _OTHER_NAMES.get(short[:-digits], ""), short[-digits:]
-        kin = [key, *(each for each in GPUS if each.split("-")[0] == key.split("-")[0])] if key else []
-        for each in kin:
-            if number.isdecimal() and int(number) and 0.85 < GPUS[each].memory / (int(number) * GIB) < 1.1:
-                return GPUS[each]
-    return None
-
-
-def _near(plain: str) -> str:
-    """The names of GPUs that are spelled about like ``plain``, as flags to type; empty if none is."""
-    close = get_close_matches(plain, _OTHER_NAMES, n=8, cutoff=0.6)
-    names = dict.fromkeys(_OTHER_NAMES[name] for name in close)
-    return ", or ".join(f"--gpu {name}" for name in list(names)[:3])
+    expected = f"a memory with its unit such as 24GiB, or one of {', '.join(GPUS)}"
+    raise UserError(Problem("--gpu", f"no GPU {text!r}", expected, did_you_mean(plain, GPUS)))
 
 
 def parse_gpus(text: str) -> tuple[int, int]:
@@ -171,15 +128,6 @@ def parse_gpus(text: str) -> tuple[int, int]:
     return total, second or min(total, 8)
 
 
-def parse_parameters(text: str) -> float:
-    """Read ``--params``: ``8B``, ``350M``. Raises ``UserError``."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mbt])", text.strip().lower())
-    number = float(match[1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[match[2]] if match else 0.0
-    if not 1e6 <= number <= 2e12:
-        raise UserError(Problem("--params", f"found {text!r}", "a number of parameters with its unit: 350M, 8B"))
-    return number
-
-
 def this_machine() -> tuple[Gpu, int] | None:
     """Return the GPU of this machine and how many of it there are, as its driver reports; None without one.
 
@@ -189,27 +137,26 @@ def this_machine() -> tuple[Gpu, int] | None:
     command = shutil.which("nvidia-smi")
     if command is None:
         return None
-    rows = _ask_driver(command, "name,memory.total,compute_cap") or _ask_driver(command, "name,memory.total")
+    rows = _ask_driver(command)
     found = [(int(row[1]) * 2**20, row[0]) for row in rows if row[1].isdigit()]
     if not found:
         return None
     memory, name = min(found)
     gpu = gpu_of(name, memory)
-    with suppress(IndexError, ValueError):  # drivers before 2021 do not report it
-        gpu = replace(gpu, bf16=all(float(row[2]) >= _BF16_FROM for row in rows))
-    return replace(gpu, host=host_memory()[0]), len(found)
+    bf16 = all(float(row[2]) >= _BF16_FROM for row in rows)
+    return replace(gpu, bf16=bf16, host=host_memory()[0]), len(found)
 
 
-def _ask_driver(command: str, columns: str) -> list[list[str]]:
-    """The cells of each GPU of this machine; empty if the driver does not answer."""
-    query = [command, f"--query-gpu={columns}", "--format=csv,noheader,nounits"]
+def _ask_driver(command: str) -> list[list[str]]:
+    """Name, memory in MiB and compute capability of each GPU of this machine; empty if the driver does not answer."""
+    query = [command, "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
     try:
         result = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    last = columns.count(",")
-    rows = [[cell.strip() for cell in line.rsplit(",", last)] for line in result.stdout.splitlines()]
-    return [row for row in rows if len(row) == last + 1]
+    return [
+        [cell.strip() for cell in line.rsplit(",", 2)] for line in result.stdout.splitlines() if line.count(",") >= 2
+    ]
 
 
 def gpu_of(name: str, memory: int | None = None) -> Gpu:
@@ -228,7 +175,7 @@ def gpu_of(name: str, memory: int | None = None) -> Gpu:
     whole = [key for key in like if key.replace("-", "") in words]
     key = max(whole, key=len) if whole else min(like, key=len, default=None)
     if key is None:
-        return Gpu(name=name, memory=memory or 0, bf16=not _WITHOUT_BF16.match(_MAKERS.sub("", words)))
+        return Gpu(name=name, memory=memory or 0)
     return replace(GPUS[key], name=name, memory=memory or GPUS[key].memory)
 
 

@@ -1,10 +1,7 @@
 """How long the rows of real data are, which the time of a plan depends on.
 
-Promises:
-
-- Samples are tokenised, packed, and dealt to ranks and micro-batches by the code of a run. What is tokenised is in the
-  cache for the run, unless the data set was too large and only a sample of it was read.
-- Of a large data set every n-th block is read, spread evenly over it, and the plan says so.
+Promises: samples are tokenised, packed, and dealt to ranks and micro-batches by the code of a run. What is
+tokenised is in the cache for the run.
 
 Imports numpy and torch only where data are measured.
 """
@@ -20,10 +17,6 @@ from kit.tools.plan.speed import Step, forward_pass, step
 
 if TYPE_CHECKING:
     from kit.data.open import Data
-    from kit.data.samples.dataset import Dataset
-
-# What is read at most of a data set, by the unit of its size: some seconds of tokenising.
-MOST = {"B": 16 * 2**20, " rows": 20_000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +24,6 @@ class Lengths:
     """What the rows of the first steps are like, as a run computes them."""
 
     num_samples: int  # that were measured
-    every: int  # one block in ``every`` was read; 1: the whole data set
     shortest: int  # tokens of a sequence: of a sample, or of each half of a pair
     mean: float
     longest: int
@@ -39,18 +31,19 @@ class Lengths:
     # of pairs, which has twice the length, half of it.
     row: float
     padding: float  # share of the computed tokens
-    num_shapes: int  # rows and tokens of each: a GPU prepares kernels and memory for each
-    num_micro_batches: int  # that were counted, of all GPUs
     waiting: float  # share of the time in which a GPU waits for the one with the longest rows
     supervised: float  # share of the computed tokens that are learned from
     seen: float  # sum of squared lengths of the sequences of attention, over the sum of their lengths
     num_steps: int  # of the whole run
     epochs: float  # of the whole run: how often it reads each sample
 
-    @property
-    def useful(self) -> float:
-        """Tokens that are not padding, over those that all GPUs could compute in the time."""
-        return (1 - self.padding) * (1 - self.waiting)
+    def __str__(self) -> str:
+        """Describe it in a line."""
+        return (
+            f"data: {self.num_samples:,} samples, sequences of {self.shortest:,} to {self.longest:,} tokens, mean "
+            f"{self.mean:,.0f}; of the computed tokens {self.padding:.1%} are padding and {self.supervised:.1%} are "
+            f"learned from; a GPU waits {self.waiting:.0%} of the time for the one with the longest rows"
+        )
 
     def step_of(self, workload: Workload, gpu: Gpu) -> Step | None:
         """Return the parts of a mean step of such rows; None for a GPU whose speed is not known."""
@@ -64,10 +57,8 @@ class Lengths:
         return replace(workload, length=max(1, round(self.row)))
 
 
-def read_training_data(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
-    """Tokenise the training data of ``recipe``, or a sample of them.
-
-    Returns them and the number n of which one block in n was read; 1 if all were.
+def read_training_data(recipe: Recipe, vocab_size: int) -> "Data":
+    """Tokenise the training data of ``recipe``.
 
     Raises:
         UserError: the data or the tokenizer cannot be opened, or rows cannot be used.
@@ -92,10 +83,9 @@ def read_training_data(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
         fix = "leave out --dataset to plan without the lengths of the data"
         problems += [replace(each, fix=f"{each.fix}; or {fix}" if each.fix else fix) for each in error.problems]
     problems.raise_if_any()
-    every = max(_every(dataset) for dataset in datasets)
     data = open_data(
         recipe.model_copy(update={"streaming": False}),
-        [_thinned(each, every) for each in datasets],
+        datasets,
         tokenizer,
         vocab_size,
         eval_settings=recipe,
@@ -104,30 +94,14 @@ def read_training_data(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
         wanted=recipe.declared.rows,
     )
     assert isinstance(data, Data)
-    return data, every
+    return data
 
 
-def _every(dataset: "Dataset") -> int:
-    """The number n of which one block in n is to be read; 1 also where only reading shows how large a data set is."""
-    total, most = dataset.source.total, MOST.get(dataset.source.unit)
-    return -(-total // most) if total and most else 1
-
-
-def _thinned(dataset: "Dataset", every: int) -> "Dataset":
-    """The data set with one in ``every`` blocks. Of its parts others begin, so that many short ones are thinned too."""
-    if every == 1:
-        return dataset
-    source = dataset.source
-    parts = tuple(replace(part, every=(-i % every, every), size=None) for i, part in enumerate(source.parts))
-    return replace(dataset, source=replace(source, parts=parts, digest=f"{source.digest} 1/{every}"))
-
-
-def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1) -> Lengths:
+def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int) -> Lengths:
     """Deal the samples of the first steps to GPUs as a run does, and count.
 
     Args:
         recipe: with the micro-batch of the run.
-        every: as ``read_training_data`` returned it.
     """
     import numpy as np
 
@@ -143,8 +117,6 @@ def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1)
     learned = 0  # tokens that are learned from
     squares = 0  # of the lengths of the sequences of attention
     slowest = 0  # tokens of the rank that has the longest rows, in each micro-step
-    shapes = set()  # rows and tokens of each, of all micro-batches
-    num_micro_batches = 0  # of all GPUs
     num_sequence_rows = 0  # of the rank with the longest rows: sequences of samples, of a pack those of one sample
     for number in range(min(STEPS_LOOKED_AT, data.total_steps(recipe))):
         items = data.order.batch(number)
@@ -157,8 +129,6 @@ def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1)
                     filled = [tokens for item in share for tokens in sequence_lengths[item[0]].tolist()]
                 width = collator.width(filled)
                 widths.append(width)
-                shapes.add((len(filled), width))
-                num_micro_batches += 1
                 computed += width * len(filled)
                 useful += sum(filled)
                 if recipe.packing:  # each sequence by itself, and what is left of the row
@@ -172,33 +142,21 @@ def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1)
         learned += int(sum(targets[item].sum(dtype=np.int64) for item in items))
     return Lengths(
         num_samples=len(lengths),
-        every=every,
         shortest=int(sequence_lengths.min()),
         mean=float(sequence_lengths.mean()),
         longest=int(sequence_lengths.max()),
         row=slowest / num_sequence_rows,
         padding=1 - useful / computed,
-        num_shapes=len(shapes),
-        num_micro_batches=num_micro_batches,
         waiting=1 - computed / (slowest * num_gpus),
         supervised=learned / computed,
         seen=squares / computed,
-        num_steps=_num_steps(data, recipe, every),
-        epochs=_num_epochs(data, recipe, every),
+        num_steps=data.total_steps(recipe),
+        epochs=_num_epochs(data, recipe),
     )
 
 
-def _num_epochs(data: "Data", recipe: Recipe, every: int) -> float:
+def _num_epochs(data: "Data", recipe: Recipe) -> float:
     """How often the run reads each sample."""
     if recipe.max_steps is None:
         return recipe.num_train_epochs
-    return recipe.max_steps * recipe.global_batch_size / (data.order.num_items(0) * every)
-
-
-def _num_steps(data: "Data", recipe: Recipe, every: int) -> int:
-    """Optimiser steps of the whole run; of a data set that was sampled, an estimate."""
-    if recipe.max_steps or every == 1:
-        return data.total_steps(recipe)
-    samples = len(data.train) * every
-    share = min(samples, recipe.max_train_samples or samples) / samples
-    return max(1, round(data.total_steps(recipe) * every * share))
+    return recipe.max_steps * recipe.global_batch_size / data.order.num_items(0)

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 from kit.config.recipe import RECIPES
@@ -52,9 +51,7 @@ def find_shape(name: str, field: str = MODEL) -> Shape:
         known = ids.get(_plain(name))
         if known:
             return read_shape(known, known.parent.name, field)
-        fix = (
-            f"`hf download {shlex.quote(name)} config.json` puts it there; or `kit plan --params 8B` plans for its size"
-        )
+        fix = f"`hf download {shlex.quote(name)} config.json` puts it there; or a shape of its size: --model llama-8b"
         raise UserError(Problem(field, f"{name}: its config.json is not in the cache", fix=fix))
     expected = f"a folder, a hub id, or one of {', '.join(shipped)}"
     raise UserError(Problem(field, f"no model {name!r}", expected, did_you_mean(name, shipped)))
@@ -96,32 +93,3 @@ def read_shape(path: Path, name: str, field: str = MODEL) -> Shape:
     if not isinstance(config, dict):
         raise UserError(Problem(field, f"{path} holds {kind(config)}", "an object"))
     return shape_of(config, name, field, path)
-
-
-def shape_of_size(num_parameters: float, text: str) -> Shape:
-    """Return a shape of about ``num_parameters``: that of the nearest Llama, with wider or narrower layers.
-
-    Args:
-        text: the number as the user wrote it, for the name.
-    """
-    llamas = [read_shape(path, path.parent.name) for path in sorted(SHAPES.glob("llama-*/config.json"))]
-    near = min(llamas, key=lambda shape: abs(shape.num_parameters / num_parameters - 1))
-    if abs(near.num_parameters / num_parameters - 1) < 0.05:
-        return replace(near, name=f"{text} (as {near.name})", folder=None)
-
-    def scaled(width: int) -> Shape:
-        heads = max(1, width // near.head_dim)
-        kv_heads = max(1, heads * near.num_kv_heads // near.num_heads)
-        inner = width * near.intermediate_size // near.hidden_size
-        return replace(
-            near,
-            name=f"{text} (as {near.name}, scaled)",
-            folder=None,
-            hidden_size=width,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            intermediate_size=inner,
-        )
-
-    widths = range(near.head_dim, 4 * near.hidden_size + 1, near.head_dim)
-    return min(map(scaled, widths), key=lambda shape: abs(shape.num_parameters - num_parameters))

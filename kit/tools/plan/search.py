@@ -1,6 +1,6 @@
 """Which ways to run a recipe fit a GPU, how far each could go, and which one to take."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -14,7 +14,7 @@ from kit.tools.plan.speed import Step, step
 
 Method = Literal["full", "lora", "qlora"]
 METHODS: tuple[Method, ...] = get_args(Method)
-MOST_LENGTH, MOST_POWER = 2**20, 10
+MOST_GPUS = 512  # that are tried
 # Ways to run whose speeds differ by less are equally fast, as far as the formulas know.
 EQUALLY_FAST = 0.05
 
@@ -43,31 +43,11 @@ class Option:
         """Whether a GPU's memory is enough, with ``MARGIN`` left free, and that of its machine."""
         return self.spare >= 0 and not self.missing_host
 
-    @property
-    def largest_length(self) -> int:
-        """The longest row, in tokens, that fits with what takes the least memory, and that the model reads; 0: none."""
-        own = self.workload
-        most = min(own.shape.max_positions or MOST_LENGTH, MOST_LENGTH)
-        way = least(own, own.rows * own.micro_batches * own.num_gpus)
-        return _largest(lambda length: try_out(replace(way, length=length), self.gpu).fits, most)
-
 
 def try_out(workload: Workload, gpu: Gpu) -> Option:
     """Predict memory and time of ``workload`` on ``gpu``, in float32 on one without bf16."""
     workload = replace(workload, bf16=workload.bf16 and gpu.bf16, device_memory=gpu.memory)
     return Option(workload=workload, gpu=gpu, memory=predict(workload), step=step(workload, gpu))
-
-
-def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number from 0 to ``most`` that fits, where smaller ones fit if it does."""
-    low, high = 0, most + 1
-    while high - low > 1:
-        middle = min(2 * low or 1, (low + high) // 2) if high > most else (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def strategies(base: Workload) -> list[Workload]:
@@ -112,19 +92,17 @@ def least(workload: Workload, global_batch_size: int) -> Workload:
     return replace(workload, rows=1, micro_batches=share, gradient_checkpointing=True)
 
 
-def recommend(found: list[Option], method: Method) -> tuple[Option, str] | None:
-    """Return the way to take of ``options``, and why; None if nothing fits.
+def recommend(found: list[Option], method: Method) -> Option | None:
+    """Return the way to take of ``options``; None if nothing fits.
 
     The method is kept if it fits in any way, since another one learns something else. Else the next smaller one that
     fits is taken, else a larger one. Of the ways that fit, the simplest of those that are about the fastest is taken.
     """
     order = [*METHODS[METHODS.index(method) :], *reversed(METHODS[: METHODS.index(method)])]
     for each in order:
-        same = [o for o in found if o.workload.method == each]
-        fitting = [option for option in same if option.fits]
+        fitting = [option for option in found if option.workload.method == each and option.fits]
         if fitting:
-            best = _best(fitting)
-            return best, _reason(best, method, same)
+            return _best(fitting)
     return None
 
 
@@ -149,29 +127,6 @@ def tuned(workload: Workload, gpu: Gpu, global_batch_size: int) -> Option | None
     return _best(fitting) if fitting else None
 
 
-def _reason(best: Option, method: Method, same: list[Option]) -> str:
-    own = best.workload
-    parts = []
-    if own.method != method:
-        parts.append(f"{method} does not fit in any way")
-    too_large = [o.workload.config for o in same if not o.fits]
-    if too_large:
-        parts.append(f"{own.method} does not fit with {' or '.join(too_large)}")
-    elif len(same) > 1:
-        parts.append("no way that fits is clearly faster" if best.step else "the simplest way that fits")
-    if own.strategy.replicates:
-        parts.append(f"each machine holds a copy, sharded over its {own.num_shards} GPUs")
-    if own.strategy.offloads:
-        host = sum(best.memory.host.values()) / 2**30
-        parts.append(f"weights and optimiser wait in {host:,.0f} GiB of host memory, which each machine must have")
-    if own.gradient_checkpointing:
-        needed = f"{'' if own.gradient_checkpointing is True else 'selective '}gradient checkpointing"
-        parts.append(f"it needs {needed}{' and activation_offload' if own.activation_offload else ''}")
-    else:
-        parts.append("it fits without gradient checkpointing, which costs time")
-    return "; ".join(parts)
-
-
 def smallest(base: Workload, global_batch_size: int, machines: Iterable[tuple[Gpu, int]]) -> Option | None:
     """Return the best way to run ``base``, its method kept, on the first of ``machines`` that it fits; None if none.
 
@@ -188,23 +143,6 @@ def smallest(base: Workload, global_batch_size: int, machines: Iterable[tuple[Gp
             if own:
                 return _best(own)
     return None
-
-
-def fewest(base: Workload, global_batch_size: int, gpu: Gpu, most: int | None = None) -> Option:
-    """Return the way to run ``base`` on as few GPUs as possible, of up to ``most``.
-
-    One that does not fit is what comes closest, on as many GPUs as divide the global batch.
-    """
-    counts = [2**power for power in range(MOST_POWER) if most is None or 2**power < most]
-    if most:
-        counts.append(most)
-    counts = [count for count in counts if global_batch_size % count == 0]
-    best = smallest(base, global_batch_size, [(gpu, count) for count in counts])
-    if best:
-        return best
-    ways = strategies(replace(base, num_gpus=counts[-1]))
-    closest = (try_out(least(each, global_batch_size), gpu) for each in ways)
-    return min(closest, key=lambda o: (max(0, -o.spare), o.missing_host, o.memory.peak))
 
 
 def _fitting(base: Workload, global_batch_size: int, gpu: Gpu) -> list[Option]:

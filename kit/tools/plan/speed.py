@@ -1,13 +1,15 @@
 """The time of a step by formulas: operations, bytes moved and bytes sent, against what a GPU and its links can do, and
 kernels, against what the host can launch.
 
-The bounds are a roofline's. A run reaches a part of them: ``EFFICIENCY`` says which, from published runs of other kits.
+The bounds are a roofline's. A run reaches a part of them: ``PRODUCTS`` and ``PASSES`` say which, fitted to runs that
+torchtitan (8 to 128 H100, 64 A100), torchtune (A100) and NeMo AutoModel (H100) published; benchmarks/plan_accuracy.py.
 The project's own runs on an H100 are in benchmarks/results; none is fitted here, so every result is a range.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from kit.config.optimisers import OPTIMISERS
 from kit.memory.activations import kept, offloaded
 from kit.memory.formulas import chunk_tokens
 from kit.memory.operations import (
@@ -30,10 +32,6 @@ RING_STEP = 4e-6  # seconds that a step of a ring takes whatever its bytes: assu
 HOST_MEMORY = 100 * GB  # bytes per second of AdamW on the host, all processes of a machine together: assumed
 HOST_LINK = 20 * GB  # bytes per second between a GPU and the host, PCIe 4.0 x16 less its overhead: assumed
 LAUNCH_SECONDS = (5e-6, 12e-6)  # that the host takes to launch a kernel: assumed, and measured in FunASR's issue 3705
-SOURCE = (
-    "datasheets, and shares fitted to runs that torchtitan (8 to 128 H100, 64 A100), torchtune (A100) and NeMo "
-    "AutoModel (H100) published; benchmarks/plan_accuracy.py compares them"
-)
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,6 @@ class Step:
     sent: float  # collectives, or copies of layers' inputs to the host and back
     host: float  # offloaded weights and optimiser
     launches: float  # of kernels, a number
-    passes_share: float = 0.0  # of the shortest time: the passes without gradients, which all numbers above contain
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -108,7 +105,7 @@ def step(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | No
         return None
     tokens = workload.tokens * workload.micro_batches
     bandwidth = gpu.bandwidth * MEMORY_SHARE
-    whole = Step(
+    return Step(
         tokens=tokens,
         products=tokens * operations_per_token(workload, supervised, seen) / (gpu.tflops * 1e12),
         elementwise=tokens * _elementwise_bytes(workload, supervised) / bandwidth,
@@ -118,9 +115,6 @@ def step(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | No
         host=_host_seconds(workload),
         launches=_launches(workload),
     )
-    alone = forward_pass(workload, gpu, supervised, seen) if workload.passes else None
-    share = workload.passes * alone.seconds[0] / whole.seconds[0] if alone else 0.0
-    return replace(whole, passes_share=share)
 
 
 def forward_pass(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | None = None) -> Step | None:
@@ -226,9 +220,7 @@ def _ring(workload: Workload, gpu: Gpu) -> float:
 
 def _optimiser_bytes(workload: Workload) -> float:
     """Bytes that the optimiser and the conversion of 4-bit weights move in a step."""
-    # AdamW reads weight, gradient and two moments, and writes all but the gradient; the norm and its scaling take 12.
-    # In bf16 it is some forty operations: 340 bytes, counted on fake tensors.
-    size = 340.0 if workload.optim == "adamw_bf16" else 40.0
+    size = OPTIMISERS[workload.optim].update_bytes
     moved = 0.0 if workload.strategy.offloads else size * workload.trainable_parameters / workload.num_shards
     passes = (3 if workload.gradient_checkpointing is True else 2) + workload.passes
     return moved + _conversion_bytes(workload, passes)

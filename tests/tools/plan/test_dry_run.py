@@ -48,15 +48,6 @@ def test_memory_is_shown_by_component_with_the_disk_and_on_a_known_gpu_the_time(
     assert describe_plan(own, RECIPE, stream, True)[-1].startswith("time: unknown GPU")
 
 
-def test_the_time_of_the_references_pass_is_shown(config, monkeypatch):
-    monkeypatch.setattr(dry_run, "this_machine", lambda: (GPUS["h100"], 8))
-    stream = SimpleNamespace(total_steps=lambda recipe: 70)
-    for method, line in (("full", "before the first step: "), ("lora", "of it ")):
-        pairs = RECIPE.model_copy(update={"objective": "dpo", "method": method})
-        text = "\n".join(describe_plan(planned_workload(pairs, GPU, config), pairs, stream, True))
-        assert f"\n{line}" in text and "tokens of both halves of the pairs" in text
-
-
 @pytest.mark.slow
 def test_a_dry_run_reports_strategy_data_and_steps(recipe):
     checked = preflight.check(
@@ -84,18 +75,3 @@ def test_a_dry_run_needs_no_weights_but_everything_else(recipe, model_folder, tm
     assert wrong(mine.model_copy(update={"max_length": 4096}), ONE_PROCESS, "mine", **dry) == ["max_length"]
     (bare / "pytorch_model.bin").write_bytes(b"")
     assert wrong(mine, ONE_PROCESS, "mine", **dry) == ["model_name_or_path"]
-
-
-@pytest.mark.slow
-def test_a_dry_run_says_of_the_data_what_the_run_says(finetune, fp32):
-    def notes(run):
-        return [line for line in run.output.splitlines() if line.startswith(("padding:", "packing:", "streaming:"))]
-
-    run = finetune.ok("run", 2, config=fp32["ddp"], max_steps=1)
-    dry = finetune("dry", config=fp32["ddp"], num_processes=2, dry_run=True)
-    assert dry.status == 0 and not dry.folder.exists(), dry.output
-    assert len(notes(dry)) == 1 and notes(dry) == notes(run)
-    assert dry.output.splitlines()[-1].endswith("Dry run: nothing written but the tokenised data in the cache.")
-    for flag in ("packing", "streaming"):
-        dry = finetune(flag, config=fp32["single"], dry_run=True, **{flag: True})
-        assert len(notes(dry)) == 1 and notes(dry)[0].startswith(flag), dry.output

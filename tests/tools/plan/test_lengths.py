@@ -1,6 +1,5 @@
 """The lengths of real data, as rows that a run computes."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,11 +11,9 @@ from kit.data.feed.order import Order
 from kit.data.feed.ranks import Ranks
 from kit.errors import UserError
 from kit.memory.workload import Workload
-from kit.tools.plan import lengths as module
 from kit.tools.plan.hardware import GPUS
 from kit.tools.plan.lengths import measure_lengths, read_training_data
 from kit.tools.plan.models import find_shape
-from kit.tools.plan.speed import step
 
 MODEL = ROOT / "recipes/tiny/model"
 VOCAB = find_shape(str(MODEL)).vocab_size
@@ -46,20 +43,18 @@ def test_padded_rows_are_as_long_as_the_longest_of_their_micro_batch():
     # 100 and 60, then 20 and 10, which are padded to 24
     assert found.row == (100 + 24) / 2 and found.padding == pytest.approx(1 - 190 / 248) and found.waiting == 0
     assert found.supervised == pytest.approx(95 / 248) and found.seen == pytest.approx((2 * 100**2 + 2 * 24**2) / 248)
-    assert (found.num_shapes, found.num_micro_batches) == (2, 2)
     assert (found.shortest, found.mean, found.longest, found.num_samples, found.num_steps) == (10, 47.5, 100, 4, 1)
     # Two ranks with one row each: the slower one decides.
     apart = measure_lengths(data([10, 20, 60, 100], 4), mine.model_copy(update={"per_device_train_batch_size": 1}), 2)
     # The longest two, of 100 and 60, the second padded to 72; then 20, padded to 24, and 10, to 16.
     assert apart.row == (100 + 24) / 2 and apart.padding == pytest.approx(1 - 190 / 212)
-    assert apart.waiting == pytest.approx(1 - 212 / 248) and apart.useful == pytest.approx(190 / 248)
-    assert (apart.num_shapes, apart.num_micro_batches) == (4, 4)
+    assert apart.waiting == pytest.approx(1 - 212 / 248)
 
 
 def test_packed_rows_are_almost_full_and_samples_attend_to_themselves():
     mine = recipe(global_batch_size=2, per_device_train_batch_size=1, max_length=100, packing=True)
     found = measure_lengths(data([50, 50, 70, 30], 2, capacity=100), mine, 1)
-    assert found.row == 100 and found.useful == 1.0 and found.waiting == 0
+    assert found.row == 100 and found.padding == 0 and found.waiting == 0
     assert found.seen == pytest.approx((2 * 50**2 + 70**2 + 30**2) / 200)
 
 
@@ -78,54 +73,12 @@ def test_both_halves_of_a_pair_are_rows():
     assert found.pass_of(workload, GPUS["h100"]).tokens == 560
 
 
-def test_both_halves_of_a_pair_are_in_one_pack_and_attend_to_themselves():
-    changes = {"objective": "dpo", "packing": True, "max_length": 80}
-    mine = recipe(global_batch_size=2, per_device_train_batch_size=1, **changes)
-    found = measure_lengths(data(PAIRS[1:], 2, capacity=160), mine, 1)  # of 80 tokens and 80, and of 120
-    assert found.row == (160 + 120) / 4 and found.padding == 0
-    assert found.seen == pytest.approx(sum(tokens**2 for pair in PAIRS[1:] for tokens in pair) / 280)
-    assert found.step_of(Workload.of(mine, find_shape("llama-1b")), GPUS["h100"]).tokens == 280
-
-
-def test_how_often_the_samples_are_read_is_known():
-    mine = recipe(global_batch_size=2, max_length=100)
-    assert measure_lengths(data([10] * 8, 2), mine.model_copy(update={"num_train_epochs": 2.5}), 1).epochs == 2.5
-    limited = mine.model_copy(update={"max_steps": 2})
-    assert measure_lengths(data([10] * 8, 2), limited, 1).epochs == 0.5
-    assert measure_lengths(data([10] * 8, 2), limited, 1, every=2).epochs == 0.25
-
-
 @pytest.mark.slow
 def test_the_padding_is_what_the_run_reports():
     mine = recipe(global_batch_size=32, per_device_train_batch_size=4, max_length=128)
-    found, _ = read_training_data(mine, VOCAB)
+    found = read_training_data(mine, VOCAB)
     (note,) = (line for line in found.open_feed(mine, Ranks(0, 2), 0, {}).notes() if line.startswith("padding: "))
     assert note == f"padding: {measure_lengths(found, mine, 2).padding:.1%} of the computed tokens"
-
-
-def test_the_time_is_that_of_rows_of_this_length():
-    workload = Workload(shape=find_shape("llama-1b"), method="lora", length=2048, rows=2)
-    mine = recipe(global_batch_size=2, per_device_train_batch_size=2, max_length=2048)
-    found = measure_lengths(data([500, 1000], 2), mine, 1).step_of(workload, GPUS["h100"])
-    assert found.tokens == 2 * 1024 < step(workload, GPUS["h100"]).tokens
-
-
-@pytest.mark.slow
-def test_a_large_data_set_is_read_in_part_and_its_steps_are_estimated(tmp_path, monkeypatch):
-    row = json.dumps({"messages": [{"role": "user", "content": "a b c"}, {"role": "assistant", "content": "d e"}]})
-    for i in range(9):
-        (tmp_path / f"{i}.jsonl").write_text(f"{row}\n" * 20)
-    mine = recipe(global_batch_size=4, max_length=64).model_copy(update={"dataset": str(tmp_path)})
-    whole, every = read_training_data(mine, VOCAB)
-    assert (len(whole.train), every) == (180, 1)
-    monkeypatch.setitem(module.MOST, "B", 3 * 20 * (len(row) + 1))
-    part, every = read_training_data(mine, VOCAB)
-    assert (len(part.train), every) == (60, 3)
-    assert measure_lengths(part, mine, 1, every).num_steps == whole.total_steps(mine) == 45
-    limited = mine.model_copy(update={"max_train_samples": 90})
-    assert measure_lengths(read_training_data(limited, VOCAB)[0], limited, 1, every).num_steps == pytest.approx(
-        90 / 4, abs=1
-    )
 
 
 def test_data_that_are_not_there_and_a_model_without_a_tokenizer_are_reported_together(tmp_path):

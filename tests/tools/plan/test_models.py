@@ -6,7 +6,7 @@ import pytest
 
 from kit.errors import UserError
 from kit.memory.families import FAMILIES
-from kit.tools.plan.models import SHAPES, find_shape, shape_of_size, shipped_id
+from kit.tools.plan.models import SHAPES, find_shape, shipped_id
 
 LLAMA = json.loads((SHAPES / "llama-1b/config.json").read_text())
 
@@ -43,12 +43,6 @@ def test_variants_of_a_public_model_have_its_shape(variant, name):
     assert find_shape(variant).name == name
 
 
-def test_a_folder_that_is_called_model_has_the_name_of_what_it_is_in(tmp_path):
-    (tmp_path / "mine/model").mkdir(parents=True)
-    assert find_shape(folder_with(tmp_path / "mine/model")).name == "mine"
-    assert find_shape(folder_with(tmp_path / "mine")).name == "mine"
-
-
 def test_a_config_in_the_hubs_cache_beats_a_shipped_shape(tmp_path, monkeypatch):
     path = tmp_path / "config.json"
     folder_with(tmp_path, vocab_size=1000)
@@ -61,47 +55,19 @@ def test_sizes_that_a_config_leaves_out_follow_from_the_others(tmp_path):
     assert (shape.head_dim, shape.num_kv_heads) == (2048 // 32, 32)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_size": "absent"}, "has no hidden_size; expected a number"),
-        ({"num_hidden_layers": "many"}, "num_hidden_layers is 'many'"),
-        ({"vocab_size": 0}, "vocab_size is 0"),
-        ({"model_type": "mixtral"}, "the formulas do not know the family 'mixtral'"),
-        ({"model_type": None}, "the formulas do not know the family None"),
-    ],
-)
-def test_a_config_without_sizes_or_of_another_family_is_reported(tmp_path, changes, message):
-    assert message in refused(folder_with(tmp_path, **changes))
+def test_a_config_without_sizes_or_of_another_family_or_damaged_is_reported(tmp_path):
+    text = refused(folder_with(tmp_path, hidden_size="absent", vocab_size=0))
+    assert "has no hidden_size; expected a number" in text and "vocab_size is 0" in text
+    assert "do not know the family 'mixtral'" in refused(folder_with(tmp_path, model_type="mixtral"))
+    for damaged in ("{", "[]", ""):
+        (tmp_path / "config.json").write_text(damaged)
+        assert "config.json" in refused(str(tmp_path))
 
 
-def test_all_missing_sizes_are_reported_together(tmp_path):
-    text = refused(folder_with(tmp_path, hidden_size="absent", vocab_size="absent"))
-    assert "no hidden_size" in text and "no vocab_size" in text
-
-
-@pytest.mark.parametrize("text", ["{", "[]", ""])
-def test_a_damaged_config_is_reported(tmp_path, text):
-    (tmp_path / "config.json").write_text(text)
-    assert "config.json" in refused(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nobody/nothing", "its config.json is not in the cache"),
-        ("lama-8b", "did you mean 'llama-8b'?"),
-        ("./none", "no such folder"),
-        ("a/b/c", "no such folder"),
-    ],
-)
-def test_an_unknown_model_is_reported(name, message):
-    assert message in refused(name)
-
-
-@pytest.mark.parametrize("number", [3.5e8, 8e9, 30e9, 405e9])
-def test_a_shape_made_from_a_number_has_about_that_number_of_parameters(number):
-    assert shape_of_size(number, "x").num_parameters == pytest.approx(number, rel=0.12)
+def test_an_unknown_model_is_reported():
+    assert "its config.json is not in the cache" in refused("nobody/nothing")
+    assert "did you mean 'llama-8b'?" in refused("lama-8b")
+    assert "no such folder" in refused("./none") and "no such folder" in refused("a/b/c")
 
 
 def test_every_family_has_a_shape_or_is_a_plain_relative():

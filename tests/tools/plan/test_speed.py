@@ -7,8 +7,8 @@ import pytest
 from helpers import ROOT
 
 from kit.memory.workload import Workload
-from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD, SINGLE
-from kit.tools.plan.hardware import GB, GPUS, Gpu
+from kit.strategy.strategies import DDP, FSDP2, OFFLOAD, SINGLE
+from kit.tools.plan.hardware import GB, GPUS
 from kit.tools.plan.models import find_shape
 from kit.tools.plan.speed import collective_seconds, forward_pass, step
 
@@ -25,10 +25,6 @@ def test_published_runs_lie_in_the_range_or_the_table_says_why_not():
         assert low * 0.95 < row.tokens_per_second < high * 1.07, row.name
 
 
-def test_a_gpu_of_unknown_speed_has_no_time():
-    assert step(BASE, Gpu(name="24GiB", memory=24 * 2**30)) is None
-
-
 def test_sharding_sends_two_gathers_and_a_reduction_of_each_micro_batch():
     quick = replace(H100, link=1 * GB)
     number, head = BASE.shape.num_parameters, BASE.shape.embedding_parameters
@@ -41,9 +37,7 @@ def test_sharding_sends_two_gathers_and_a_reduction_of_each_micro_batch():
     assert collective_seconds(replace(BASE, num_gpus=1, strategy=SINGLE), quick) == 0
 
 
-@pytest.mark.parametrize(
-    ("method", "strategy", "num_gpus"), [("lora", FSDP2, 8), ("qlora", SINGLE, 1), ("lora", OFFLOAD, 8)]
-)
+@pytest.mark.parametrize(("method", "strategy", "num_gpus"), [("lora", FSDP2, 8), ("qlora", SINGLE, 1)])
 def test_the_references_passes_are_parts_of_the_step(method, strategy, num_gpus):
     pairs = replace(
         BASE, method=method, strategy=strategy, num_gpus=num_gpus, micro_batches=2, objective="orpo", rows=2
@@ -57,30 +51,7 @@ def test_the_references_passes_are_parts_of_the_step(method, strategy, num_gpus)
     if strategy == FSDP2:  # the head is gathered once for the pass and the training that follows it
         head = 2 * 2 * pairs.shape.embedding_parameters * 7 / 8 / H100.link
         assert with_reference.sent - without.sent == pytest.approx(alone.sent - head, rel=1e-3)
-    assert without.passes_share == 0 and 0.2 < with_reference.passes_share < 0.4
     assert with_reference.tokens_per_second[1] < 0.8 * without.tokens_per_second[1]
-
-
-def test_what_is_computed_before_the_first_step_takes_no_time_of_a_step():
-    pairs = replace(BASE, objective="dpo")  # full: its reference is computed before
-    assert step(pairs, H100) == step(replace(BASE, objective="orpo"), H100)
-
-
-def test_groups_help_where_there_are_many_machines():
-    many = replace(BASE, num_gpus=4096)
-    assert (
-        collective_seconds(replace(many, strategy=HYBRID, num_replicas=64), H100) < collective_seconds(many, H100) / 3
-    )
-
-
-def test_copies_send_their_shards_of_the_gradients_once_a_step():
-    quick = replace(H100, link=1e6 * GB, network=1 * GB)  # inside a machine nothing takes time
-    hybrid = replace(BASE, strategy=HYBRID, num_gpus=16, num_replicas=2, micro_batches=4)
-    share = 4 * BASE.shape.num_parameters / 8
-    assert collective_seconds(hybrid, quick) == pytest.approx(2 * (1 / 2) * share / GB, rel=0.01)
-    assert collective_seconds(replace(hybrid, strategy=FSDP2, num_replicas=1), quick) > 2 * collective_seconds(
-        hybrid, quick
-    )
 
 
 def test_offloading_and_quantising_take_time():
@@ -89,12 +60,6 @@ def test_offloading_and_quantising_take_time():
     lora, qlora = (step(replace(BASE, method=m, strategy=DDP), H100) for m in ("lora", "qlora"))
     assert qlora.optimiser > lora.optimiser
     assert lora.bound == "arithmetic" and step(replace(BASE, strategy=OFFLOAD), H100).bound == "host"
-
-
-def test_a_range_is_ordered():
-    found = step(BASE, H100)
-    assert 0 < found.seconds[0] < found.seconds[1]
-    assert found.tokens_per_second == (found.tokens / found.seconds[1], found.tokens / found.seconds[0])
 
 
 def test_the_host_bounds_the_step_of_a_small_model_and_larger_micro_batches_or_compiled_layers_help():
@@ -118,12 +83,8 @@ def test_launches_of_a_compiled_layer_are_within_a_twentieth_of_those_of_its_gra
     ("name", "method", "checkpointing", "counted"),
     [  # by benchmarks.simulation.simulate: one GPU, one row of 4,096 tokens
         ("llama-1b", "full", False, 2811),
-        ("llama-3b", "full", False, 4562),
-        ("llama-1b", "lora", False, 3468),
         ("llama-1b", "lora", True, 4531),
-        ("llama-8b", "lora", False, 6604),
         ("llama-1b", "qlora", False, 3795),
-        ("llama-3b", "qlora", False, 6399),
     ],
 )
 def test_launches_are_within_a_twentieth_of_those_that_a_simulation_counts(name, method, checkpointing, counted):
