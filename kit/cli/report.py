@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kit.console import Parser, show
 from kit.durable import read_small
 from kit.errors import Problem, Problems, UserError
-from kit.run.record import RUN_FILE, metrics_rows
+from kit.run.record import RUN_FILE
 from kit.visible import joined, one_line
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
     if not options.runs and not RUNS.is_dir():
         expected = "the output_dir of a run, or a folder of runs"
         raise UserError(Problem("RUN", f"none is given, and there is no folder {RUNS} here", expected))
-    folders = _runs_of(options.runs or [RUNS], needs_steps=not options.watch)
+    folders = _runs_of(options.runs or [RUNS])
     path = options.output or (folders[0] / "report.html" if len(folders) == 1 else folders[0].parent / COMPARISON)
     _check_output(path)
     runs = _write(folders, path, options.watch)
@@ -82,11 +82,11 @@ def _as_text(runs: "list[ReportedRun]") -> list[str]:
     return [*text_table(results(runs)), "", *differing, "", one_line(verdict(runs))]
 
 
-def _runs_of(folders: list[Path], needs_steps: bool) -> list[Path]:
-    """The runs to report: of a folder of runs, those that have begun; without pages of the kit, as ``runs/*`` has them.
+def _runs_of(folders: list[Path]) -> list[Path]:
+    """The runs to report: of a folder of runs, all of them; without pages of the kit, as ``runs/*`` has them.
 
     Raises:
-        UserError: there is none, one is given twice, or one has no step yet though ``needs_steps``.
+        UserError: there is none, or one is given twice.
     """
     runs: list[Path] = []
     for folder in folders:
@@ -94,27 +94,15 @@ def _runs_of(folders: list[Path], needs_steps: bool) -> list[Path]:
             continue
         above = [folder, *Path(os.path.realpath(folder)).parents[:2]]  # of final/ or a checkpoint
         run = next((each for each in above if (each / RUN_FILE).is_file()), None)
-        # A run that a link names too is there once.
         files = [] if run else sorted(folder.glob(f"*/{RUN_FILE}"), reverse=True)
-        inside = sorted({os.path.realpath(file.parent): file.parent for file in files}.values())
-        begun = [each for each in inside if not needs_steps or _has_begun(each)]
-        for each in sorted({*inside} - {*begun}) if begun else []:
-            show(f"left out, without a step yet: {one_line(str(each))}")
-        runs += begun or inside or [run or folder]
+        inside = {os.path.realpath(file.parent): file.parent for file in files}  # one that a link names too is once
+        runs += sorted(inside.values()) or [run or folder]
     if not runs:
         raise UserError(Problem("RUN", "pages only", "the output_dir of a run, or a folder of runs"))
     resolved = [os.path.realpath(run) for run in runs]  # of links in a circle too
     if twice := [run for i, run in enumerate(runs) if resolved[i] in resolved[:i]]:
         raise UserError(Problem("RUN", f"{twice[0]} is given twice", "each run once"))
-    waiting = [run for run in runs if needs_steps and (run / RUN_FILE).is_file() and not _has_begun(run)]
-    if waiting:
-        fix = "--watch waits for the first one"
-        raise UserError(*(Problem(str(run), "no step is logged yet", fix=fix) for run in waiting))
     return runs
-
-
-def _has_begun(run: Path) -> bool:
-    return next(iter(metrics_rows(run)), None) is not None
 
 
 def _check_output(path: Path) -> None:

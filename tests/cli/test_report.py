@@ -67,21 +67,18 @@ def test_several_runs_are_compared_on_a_page_and_on_the_terminal(folder, tmp_pat
     assert main(["report", str(folder), str(other)]) == 0 and "  nothing differs" in capsys.readouterr().out
 
 
-def test_a_folder_of_runs_is_a_comparison_of_those_that_have_begun(folder, tmp_path, capsys):
+def test_a_folder_of_runs_is_a_comparison_of_them(folder, tmp_path, capsys):
     for name in ("a", "b"):
         make_run(tmp_path / "runs" / name)
-    make_run(tmp_path / "runs/waiting", [])
     (tmp_path / "runs/notes").mkdir()
     (tmp_path / "runs/latest").symlink_to("b")
     for command in (["report", "runs"], ["report"]):  # runs/ is where runs are
         assert main(command) == 0
-        out = capsys.readouterr().out
-        assert "left out, without a step yet: runs/waiting" in out and "latest" not in out
+        assert "latest" not in capsys.readouterr().out
         assert "<title>2 runs: a, b</title>" in (tmp_path / "runs/comparison.html").read_text()
     # runs/* of a shell names the page too
     assert main(["report", "runs/a", "runs/b", "runs/comparison.html"]) == 0
     assert "is not a report" not in capsys.readouterr().err
-    (tmp_path / "runs/waiting/run.json").unlink()
     assert "is given twice" in refused(capsys, "runs", "runs/a")
 
 
@@ -91,10 +88,6 @@ def test_without_a_run_or_a_folder_of_runs_the_command_says_what_it_needs(folder
 
 
 def test_all_that_is_wrong_with_several_runs_is_reported_at_once(folder, tmp_path, capsys):
-    for name in ("empty", "waiting"):
-        make_run(tmp_path / name, [])
-    text = refused(capsys, folder, "empty", "waiting")
-    assert text.startswith("error: 2 problems") and "empty: no step is logged yet\n    -> --watch waits" in text
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     text = refused(capsys, folder, "one", "two")
