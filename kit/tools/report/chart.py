@@ -105,7 +105,13 @@ def draw(chart: Chart) -> str:
     keys = "".join(
         f"<span><i class='{line.style}'></i>{escaped(line.label)} <b>{number(line.y[-1])}</b></span>" for line in lines
     )
-    note = " <small>(logarithmic)</small>" if up.is_log else " <small>(not from 0)</small>" if up.low > 0 else ""
+    note = (
+        " <small>(logarithmic)</small>"
+        if up.is_log
+        else " <small>(not from 0)</small>"
+        if up.low > 0 or up.high < 0
+        else ""
+    )
     described = ". ".join([chart.title, *(f"{line.label}: last {number(line.y[-1])}" for line in lines)])
     return (
         f"<figure data-points='{json.dumps(points, separators=(',', ':'))}'>"
