@@ -34,12 +34,13 @@ class _Curve(NamedTuple):
     keys: Sequence[str]  # of the metrics, those of evaluations begin with ``eval_``; the second is dashed
     scale: float = 1.0
     is_fitted: bool = False  # see ``Chart``
+    names: Sequence[str] = ("training", "evaluation")  # of the lines, if there are two
 
 
 _CURVES = (
     _Curve("accuracy, % of the pairs", ("rewards/accuracies", ACCURACY), 100),
     _Curve("margin of the rewards", ("rewards/margins", _MARGIN)),
-    _Curve("log-probability of an answer, nats", ("logps/chosen", "logps/rejected"), 1, True),
+    _Curve("log-probability of an answer, nats", ("logps/chosen", "logps/rejected"), 1, True, ("chosen", "rejected")),
     _Curve("kl to the reference, nats", ("kl", "eval_kl")),
     _Curve("learning rate", ("learning_rate",)),
     _Curve("gradient norm before clipping", ("grad_norm",), 1, True),
@@ -183,9 +184,9 @@ def _lines(curve: _Curve, run: ReportedRun, number_of: int, label: str, num_runs
     lines = []
     for i, key in enumerate(curve.keys):
         rows = run.evaluations if key.startswith("eval_") else run.training
-        kind = key.rpartition("/")[2] if "logps" in key else "evaluation" if i else "training"
-        kind = kind if len(curve.keys) > 1 else "last"
-        name = kind if num_runs == 1 else f"{label}, {kind}" if len(curve.keys) > 1 else label
+        name = curve.names[i] if len(curve.keys) > 1 else "last"
+        if num_runs > 1:
+            name = label if name == "last" else f"{label}, {name}"
         colour = i if num_runs == 1 else number_of
         lines.append(Line(name, rows.steps(key), rows.values(key) * curve.scale, colour, i > 0 and num_runs > 1))
     return lines
