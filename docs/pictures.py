@@ -1,7 +1,7 @@
 """Makes the pictures in docs/pictures: runs the kit in a temporary folder, and photographs its pages with Chromium.
 
     python docs/pictures.py                   # all, in about five minutes on two cores
-    python docs/pictures.py report report-dark
+    python docs/pictures.py report rates
 
 Each is a PNG of few colours, at most ``MOST_BYTES`` large.
 """
@@ -23,9 +23,6 @@ KIT = f"{sys.executable} -m kit.cli.main"
 # Makes what a page shows: each command runs once, in the folder of the pages, before the first page that needs it.
 RUNS = {
     "tiny": f"{FINETUNE} --output_dir runs/tiny-single",
-    "slow": f"{FINETUNE} --output_dir runs/lower-rate --learning_rate 3e-4",
-    "adapters": f"{FINETUNE} --output_dir runs/lora --method lora --learning_rate 5e-3",
-    "preferences": f"{FINETUNE} --recipe tiny-dpo --eval_steps 10 --output_dir runs/tiny-dpo",
 }
 # Styles of what is text, or a page without a style.
 TERMINAL = "<body style='background:#0d1117;color:#e6edf3;margin:1.2rem;font:15px/1.45 ui-monospace,monospace'>"
@@ -45,23 +42,11 @@ class Picture:
     width: int  # CSS pixels
     height: int
     needs: tuple[str, ...] = ()  # of RUNS
-    theme: str = "light"
     scale: float = 1  # pixels of the picture for each CSS pixel
 
 
 PICTURES = {
     "report": Picture(f"{KIT} report runs/tiny-single", "runs/tiny-single/report.html", 1280, 1500, ("tiny",)),
-    "report-dark": Picture(
-        f"{KIT} report runs/tiny-single", "runs/tiny-single/report.html", 1280, 1500, ("tiny",), "dark"
-    ),
-    "comparison": Picture(
-        f"{KIT} report runs/tiny-single runs/lower-rate runs/lora --output comparison.html",
-        "comparison.html",
-        1280,
-        1300,
-        ("tiny", "slow", "adapters"),
-    ),
-    "preferences": Picture(f"{KIT} report runs/tiny-dpo", "runs/tiny-dpo/report.html", 1280, 1120, ("preferences",)),
     "rates": Picture(
         f"{KIT} rates --config single --output_dir runs/tiny --sweep_steps 20 --rates 3e-4,1e-3,3e-3,1e-2,3e-2",
         "runs/tiny-rates/rates.html",
@@ -116,7 +101,7 @@ def photograph(page: Path, picture: Picture, path: Path) -> None:
         command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         command += [f"--user-data-dir={profile}", f"--force-device-scale-factor={picture.scale}"]
         command += [f"--window-size={picture.width},{picture.height}", f"--screenshot={path}"]
-        command += [f"{page.as_uri()}?theme={picture.theme}"]
+        command += [f"{page.as_uri()}"]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
     # The method keeps colours of few points, such as that of a thin line.
     few = Image.open(path).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)

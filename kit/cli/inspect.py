@@ -19,11 +19,11 @@ def run(argv: list[str]) -> int:
         prog="kit inspect",
         description=HELP + ".",
         epilog="Takes the flags of recipes/finetune.py too: --recipe, --dataset, --chat_template, ... Marks of an "
-        "output without colours: [[learned]], {{cut off}}, ((differs from the other answer of a pair)).",
+        "output without colours: [[learned]], {{cut off}}.",
         allow_abbrev=False,
     )
-    parser.add_argument("-n", type=int, default=5, metavar="N", help="samples to show (default: 5)")
-    parser.add_argument("--show", metavar="WHAT", help="samples of one kind: cut, longest, ...; the output lists them")
+    shown = "samples to show, spread over the data (default: 5); some that were cut, left out or skipped come after"
+    parser.add_argument("-n", type=int, default=5, metavar="N", help=shown)
     parser.add_argument("--html", metavar="FILE", help="write a page that opens in a browser without network")
     options, rest = parser.parse_known_args(argv)
     raise_if([Problem("-n", f"found {options.n}", "whole number from 0")] if options.n < 0 else [])
@@ -33,20 +33,17 @@ def run(argv: list[str]) -> int:
     from kit import preflight
     from kit.data.open import Data
     from kit.tools.report import samples_page
+    from kit.tools.report.page import write_page
 
     interrupt.raise_on_ctrl_c()
     checked = preflight.check(recipe)
     if not isinstance(checked.data, Data):
         fix = "leave out --streaming, which shows all; or give some of its files only"
         raise UserError(Problem("streaming", "a stream cannot be shown as a whole", fix=fix))
-    each = options.n if options.show else samples_page.PER_REASON
-    gathered = samples_page.gather_samples(recipe, checked.tokenizer, checked.data, checked.notes, options.n, each)
+    gathered = samples_page.gather_samples(recipe, checked.tokenizer, checked.data, checked.notes, options.n)
     colour = sys.stdout.isatty()
-    show(samples_page.as_text(gathered, colour, options.show), has_colours=colour)
+    show(samples_page.as_text(gathered, colour), has_colours=colour)
     if options.html:
-        try:
-            Path(options.html).write_text(samples_page.as_page(gathered), encoding="utf-8")
-        except OSError as error:
-            raise UserError(Problem("--html", f"{options.html}: {error.strerror}", "a file to write to")) from None
-        show(f"\npage: {one_line(options.html)}")
+        path = write_page(Path(options.html), samples_page.as_page(gathered))
+        show(f"\npage: {one_line(str(path))}")
     return 0

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from kit.run.record import read_metrics
-from kit.tools.report.axes import AxisScale, short
-from kit.tools.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, Series, draw
+from kit.tools.report.chart import Chart, Line, charts_section
 from kit.tools.report.page import escaped, page, section, table
 
 _TAIL = 0.25  # share of the steps at the end whose losses are averaged
@@ -23,11 +22,6 @@ _TAIL = 0.25  # share of the steps at the end whose losses are averaged
 _OF_FALL, _OF_LOSS = 0.03, 0.1
 # What a loss of preferences does not show, and how it is written.
 _OF_PREFERENCES = {"rewards/accuracies": "{:.0%}", "logps/chosen": "{:.1f}"}
-_STYLE = """.charts { grid-template-columns: repeat(auto-fill, minmax(min(30rem, 100%), 1fr)) }
-.charts figure:first-child { grid-area: auto }
-.charts figure:first-child svg text { font-size: 11px }
-.charts figure:first-child circle { r: 4px }
-.up { stroke: var(--warn) }"""
 
 
 @dataclass(frozen=True)
@@ -175,23 +169,22 @@ class Sweep:
 def sweep_page(sweep: Sweep, title: str) -> str:
     """Return the page of a sweep as HTML."""
     curves = [
-        Series(f"{trial.rate:g}", {"step": np.arange(1.0, len(trial.losses) + 1)}, smoothed(trial.losses), colour)
+        Line(f"{trial.rate:g}", np.arange(1.0, len(trial.losses) + 1), smoothed(trial.losses), colour)
         for colour, trial in enumerate(sweep.trials)
-        if len(trial.losses)
     ]
+    fell = [trial for trial in sweep.trials if not sweep.went_up(trial)]
+    rates, scores = np.array([t.rate for t in fell]), np.array([sweep.score(t) for t in fell])
+    by_rate = f"{sweep.measure} after {sweep.num_steps} steps, without rates that went up"
     window = _window(sweep.num_steps)
     mean = f", mean of {window} steps" if window > 1 else ""
+    charts = [
+        Chart(by_rate, [Line("", rates, scores)], is_fitted=True, x_title="learning rate", is_x_log=True),
+        Chart(f"training loss{mean}", curves, is_fitted=True),
+    ]
     lines = "".join(f"<p class=line>{escaped(line)}</p>" for line in sweep.about)
     found = "".join(f"<p>{escaped(line.strip())}</p>" for line in sweep.suggestion())
-    rows = sweep.rows()
-    scores = f"<figure><figcaption><span class=title>{sweep.measure} after {sweep.num_steps} steps</span></figcaption>"
-    scores += f"{_score_svg(sweep)}</figure>"
-    parts = [
-        f"<h1>{escaped(title)}</h1>{lines}{found}",
-        f"<div class=charts>{scores}{draw([Chart(f'training loss{mean}', curves)])}</div>",
-        section("Rates", table(list(rows[0]), rows)),
-    ]
-    return page(title, parts, _STYLE)
+    top = f"<h1>{escaped(title)}</h1>{lines}{found}"
+    return page(title, [top, charts_section(charts), section("Rates", table(sweep.rows()))])
 
 
 def smoothed(losses: np.ndarray) -> np.ndarray:
@@ -202,44 +195,6 @@ def smoothed(losses: np.ndarray) -> np.ndarray:
 
 def _window(num_steps: int) -> int:
     return max(1, round(num_steps / 20))
-
-
-def _score_svg(sweep: Sweep) -> str:
-    """The score of each rate; rates on a logarithmic axis. Those that went up stand at the upper edge."""
-    rates = [trial.rate for trial in sweep.trials]
-    across = AxisScale(min(rates) / 1.5, max(rates) * 1.5, True)
-    fell = [sweep.score(trial) for trial in sweep.trials if not sweep.went_up(trial)] or [1.0]
-    margin = 0.1 * (max(fell) - min(fell)) or 0.1 * abs(max(fell)) or 1.0
-    up = AxisScale(min(fell) - margin, max(fell) + 2 * margin, False)
-
-    def x(rate: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * across.share(rate), 1)
-
-    def y(value: float) -> float:
-        return round(TOP + (HEIGHT - TOP - BOTTOM) * (1 - up.share(min(value, up.high))), 1)
-
-    parts = []
-    for tick in up.ticks():
-        parts.append(f"<path class=grid d='M{LEFT} {y(tick)}H{WIDTH - RIGHT}'/>")
-        parts.append(f"<text x={LEFT - 5} y={round(y(tick) + 4, 1)} text-anchor=end>{short(tick)}</text>")
-    points = []
-    for trial in sweep.trials:
-        at, has_risen = x(trial.rate), sweep.went_up(trial)
-        height = TOP + 4 if has_risen else y(sweep.score(trial))
-        parts.append(f"<path class=tick d='M{at} {HEIGHT - BOTTOM}v4'/>")
-        parts.append(f"<text x={at} y={HEIGHT - BOTTOM + 15} text-anchor=middle>{short(trial.rate)}</text>")
-        if has_risen:
-            parts.append(f"<path class=up d='M{at - 4} {height}l8 8m0 -8l-8 8' stroke-width=2 />")
-            parts.append(f"<text x={at - 7} y={height + 8} text-anchor=end>went up</text>")
-        else:
-            points.append((at, height))
-            colour = "c2" if trial in sweep.range else "c0"
-            parts.append(f"<circle class={colour} cx={at} cy={height} r=4 />")
-    parts.append(f"<path class='line c0' d='M{'L'.join(f'{a} {b}' for a, b in points)}'/>" if points else "")
-    label = "learning rate; the axis of losses does not begin at 0"
-    parts.append(f"<text x={WIDTH - RIGHT} y={HEIGHT - 2} text-anchor=end>{label}</text>")
-    described = ", ".join(f"{row['learning rate']}: {row.get(sweep.measure, '')} {row['']}" for row in sweep.rows())
-    return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role=img aria-label='{escaped(described)}'>{''.join(parts)}</svg>"
 
 
 def _text(loss: float) -> str:

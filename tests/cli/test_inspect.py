@@ -8,33 +8,23 @@ from kit.cli.main import main
 
 @pytest.mark.slow
 def test_the_command_prints_and_writes_a_page(model, tmp_path, capsys):
-    assert main(["inspect", *model.flags, "-n", "2", "--html", "out.html"]) == 0
+    assert main(["inspect", *model.flags, "-n", "2", "--packing", "true", "--html", "out.html"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("--- train.jsonl:") == 2 and "page: out.html" in printed
+    assert printed.count("--- train.jsonl:") == 2 and "page: out.html" in printed and "[[Answer 0" in printed
     assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
-    assert main(["inspect", *model.flags, "-n", "1", "--show", "longest"]) == 0
-    assert capsys.readouterr().out.count("--- train.jsonl:") == 1
     assert main(["inspect", *model.flags, "-n", "0"]) == 0 and "--- train.jsonl:" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+def test_a_mistake_is_reported_with_status_2(model, capsys):
+    for flags, message in (
         (["--datset", "x"], "--datset: unknown flag"),
         (["-n", "-1"], "-n: found -1; expected whole number from 0"),
-        (
-            ["--show", "shiny"],
-            "--show: shiny: no sample of these data; expected longest, shortest, least-learned, spread",
-        ),
-        (["--html", "nowhere/out.html"], "--html: nowhere/out.html: No such file or directory"),
+        (["--html", "nowhere/out.html"], "nowhere/out.html: cannot be written (No such file or directory)"),
         (["--streaming", "--max_steps", "3"], "streaming: a stream cannot be shown as a whole"),
-        (["--max_length", "8"], "train.jsonl: none of 20 samples"),
-    ],
-)
-def test_a_mistake_is_reported_with_status_2(flags, message, model, capsys):
-    assert main(["inspect", *model.flags, *flags]) == 2
-    assert message in capsys.readouterr().err
+    ):
+        assert main(["inspect", *model.flags, *flags]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["inspect", "prepare"])
@@ -51,40 +41,14 @@ def test_what_a_run_would_refuse_is_refused_before_any_data_is_read(command, mod
     assert capsys.readouterr().err.startswith("error: eval_dataset: no file or folder 'nowhere.jsonl'")
 
 
-@pytest.mark.parametrize("command", ["inspect", "prepare"])
-def test_help_says_what_it_takes(command, capsys):
-    try:
-        status = main([command, "--help"])
-    except SystemExit as leaving:
-        status = leaving.code
-    assert status == 0 and "recipes/finetune.py" in capsys.readouterr().out
-
-
-def preferences(kind, i):
-    prompt = [{"role": "user", "content": f"Question {i}"}]
-    good, bad = ([{"role": "assistant", "content": f"{word} {i}"}] for word in ("Answer", "Nonsense"))
-    if kind == "pairs":
-        return {"prompt": prompt, "chosen": good, "rejected": bad}
-    return {"prompt": prompt, "completion": good if i % 2 else bad, "label": bool(i % 2)}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "objective"), [("pairs", "dpo"), ("pairs", "simpo"), ("rated", "kto")])
-def test_pairs_and_answers_with_a_label_are_shown(kind, objective, model, tmp_path, capsys):
-    write(tmp_path / "train.jsonl", *(preferences(kind, i) for i in range(20)))
-    flags = [*model.flags, "--objective", objective]
-    assert main(["inspect", *flags, "-n", "2", "--html", "out.html"]) == 0
-    printed, page = capsys.readouterr().out, (tmp_path / "out.html").read_text()
-    if kind == "pairs":
-        assert printed.count("  chosen:\n") == printed.count("  rejected:\n") == 2
-        assert page.count("<div class=answers>") > 2 and "--show rejected-longer" in printed
-    else:
-        assert "50.0% of the answers have the label true" in printed and "label true</small>" in page
-        assert main(["inspect", *flags, "-n", "3", "--show", "label-false"]) == 0
-        assert capsys.readouterr().out.count(", label false\n") == 3
-    more = ["--method", "lora", "--streaming", "--max_steps", "3"]
-    if kind == "pairs":
-        assert main(["inspect", *flags, *more]) == 2
-        assert "streaming: a stream cannot be shown as a whole" in capsys.readouterr().err
-    assert main(["inspect", *flags, "-n", "1", "--packing", "true", "--eval_split_size", "4"]) == 0
-    assert "held out" in capsys.readouterr().out
+def test_preferences_are_shown_as_the_objective_reads_them(model, tmp_path, capsys):
+    prompt = [{"role": "user", "content": "Question"}]
+    good, bad = ([{"role": "assistant", "content": word}] for word in ("Answer", "Nonsense"))
+    write(tmp_path / "train.jsonl", *[{"prompt": prompt, "chosen": good, "rejected": bad}] * 9)
+    assert main(["inspect", *model.flags, "--objective", "dpo", "-n", "2"]) == 0
+    assert capsys.readouterr().out.count("  rejected:\n") == 2
+    rows = [{"prompt": prompt, "completion": good if i % 2 else bad, "label": bool(i % 2)} for i in range(8)]
+    write(tmp_path / "train.jsonl", *rows)
+    assert main(["inspect", *model.flags, "--objective", "kto", "-n", "9"]) == 0
+    assert capsys.readouterr().out.count(", label false\n") == 4

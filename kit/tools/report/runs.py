@@ -1,13 +1,15 @@
-"""A run for its report: the record, the metrics without damaged values, and what follows from them.
+"""A run as its report needs it: ``run.json``, and the numbers of ``metrics.jsonl``. It can be read at any time.
 
-It needs only ``run.json`` and ``metrics.jsonl``, so it can be read at any time, also of a run that is still running or
-was killed.
+Promises: numbers are kept as columns of 16 bytes a value, so a million lines take megabytes. A value of a type that no
+run writes there, as of a damaged file, is left out.
 """
 
 import json
-from dataclasses import dataclass
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,14 +17,51 @@ from kit import lock
 from kit.config.recipe import Recipe
 from kit.durable import open_regular, read_small
 from kit.errors import Problem, UserError
-from kit.run.record import METRICS_FILE, RUN_FILE, read_run
+from kit.run.record import METRICS_FILE, RUN_FILE, metrics_rows, read_run
 from kit.strategy.topology import ActualStrategy
-from kit.tools.plan.hardware import gpu_of
-from kit.tools.report.measures import ACCURACY
-from kit.tools.report.metrics import Columns, Metrics, Row, finite_number, read_metrics_of
+
+Row = dict[str, Any]  # a line of metrics.jsonl
+MOST_ODD = 100  # steps whose samples are kept
+ACCURACY = "eval_rewards/accuracies"  # share of the pairs
+_LEAST, _MOST = 1e-150, 1e150  # of a number that a run writes
 
 
-@dataclass(frozen=True)
+class Columns:
+    """The numbers of rows: for each key the steps that have it, and the values."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, tuple[array[float], array[float]]] = {}
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append the numbers of a row; other values are left out."""
+        for key, value in row.items():
+            if (number := finite_number(value)) is not None:
+                steps, values = self._columns.setdefault(key, (array("d"), array("d")))
+                steps.append(row["step"])
+                values.append(number)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that a row has, in the order of their first rows."""
+        return list(self._columns)
+
+    def steps(self, key: str) -> np.ndarray:
+        """Return the steps that have a value. [N], float64"""
+        return np.array(self._columns[key][0] if key in self._columns else (), np.float64)
+
+    def values(self, key: str) -> np.ndarray:
+        """Return these values. [N], float64"""
+        return np.array(self._columns[key][1] if key in self._columns else (), np.float64)
+
+
+class Evaluated(NamedTuple):
+    """A value of an evaluation."""
+
+    step: int
+    value: float
+
+
+@dataclass
 class ReportedRun:
     """A run with its record and its metrics, as they were when they were read.
 
@@ -33,8 +72,35 @@ class ReportedRun:
     recipe: Recipe
     strategy: ActualStrategy
     record: dict[str, Any]  # run.json
-    metrics: Metrics
     is_at_work: bool  # whether a process trains it now
+    training: Columns = field(default_factory=Columns)
+    evaluations: Columns = field(default_factory=Columns)
+    answered: list[Row] = field(default_factory=list)  # the evaluations with generated answers
+    answer_metrics: list[str] = field(default_factory=list)  # keys of the metrics of answers
+    odd_steps: list[Row] = field(default_factory=list)  # skipped, or their loss was a spike; MOST_ODD with samples
+    steps_done: int = 0
+    seconds: float = 0.0  # of the run so far, without the time between its starts
+    objective_class: str = ""  # of another objective than the supervised loss
+
+    def append(self, row: Row) -> None:
+        """Append a line of the metrics."""
+        self.steps_done = max(self.steps_done, row["step"])
+        self.seconds = max(self.seconds, finite_number(row.get("seconds")) or 0.0)
+        if "eval_loss" in row:
+            if self.recipe.declared.has_reference and not row["step"]:
+                row = {**row, ACCURACY: None}  # the model equals its reference: all rewards are 0 but for rounding
+            self.evaluations.append(row)
+            if isinstance(intervals := row.get("intervals"), dict):
+                self.answer_metrics = list(dict.fromkeys([*self.answer_metrics, *intervals]))
+            answers = row.get("answers")
+            if answers and isinstance(answers, list) and all(isinstance(each, dict) for each in answers):
+                self.answered = [*self.answered[:1], row]
+        else:
+            self.training.append(row)
+            self.objective_class = str(row.get("objective", self.objective_class))
+        if "nonfinite" in row or "loss_spike" in row:
+            has_room = len(self.odd_steps) < MOST_ODD
+            self.odd_steps.append(row if has_room else {key: each for key, each in row.items() if key != "samples"})
 
     @property
     def name(self) -> str:
@@ -42,134 +108,63 @@ class ReportedRun:
         return self.folder.absolute().name
 
     @property
-    def training(self) -> Columns:
-        """The numbers of the steps with an update."""
-        return self.metrics.training
-
-    @property
-    def evaluations(self) -> list[Row]:
-        """The rows of evaluations.
-
-        Before training, a model equals its reference, and all rewards are 0 but for rounding: how many pairs are right
-        says nothing then, and is left out.
-        """
-        rows = self.metrics.evaluations
-        if not self.recipe.declared.has_reference:
-            return rows
-        return [row if row["step"] else {k: v for k, v in row.items() if k != ACCURACY.key} for row in rows]
-
-    @property
-    def odd_steps(self) -> list[Row]:
-        """The rows of steps that were skipped, or whose loss was a spike."""
-        return self.metrics.odd_steps
-
-    @property
-    def starts(self) -> list[dict[str, Any]]:
-        """The starts of the run, as ``kit.run.starts`` lists them; empty of a run of a version that did not."""
-        listed = self.record.get("starts")
-        return [each for each in listed if _is_start(each)] if isinstance(listed, list) else []
-
-    @property
-    def steps_done(self) -> int:
-        """The last step in the metrics; 0 without any."""
-        return self.metrics.last_step
-
-    @property
-    def total_steps(self) -> int:
-        """The number of steps of the whole run; 0 if unknown."""
-        return _whole(self.record.get("total_steps"))
-
-    @property
-    def seconds(self) -> float | None:
-        """The duration of the run so far, without the time between its starts."""
-        return self.metrics.seconds
-
-    @property
-    def device(self) -> str:
-        """What one process computes on, as a word for a title: ``GPU``, or ``process`` on a CPU."""
-        return "process" if self.strategy.device == "cpu" else "GPU"
-
-    @property
-    def objective(self) -> str:
-        """The class of another objective than the supervised loss; else empty."""
-        return self.metrics.objective
-
-    @property
     def is_of_preferences(self) -> bool:
-        """Whether its data are pairs of answers, or answers with a label; then ``eval_loss`` is its objective's."""
+        """Whether its data are pairs of answers, or answers with a label."""
         return self.recipe.declared.rows != "answers"
 
     @property
-    def objective_text(self) -> str:
-        """The objective with ``beta`` and what is not at its default, as ``dpo, beta 0.1``; empty for sft without any.
-
-        Losses of preferences are comparable if this text is the same.
-        """
-        recipe, fields = self.recipe, type(self.recipe).model_fields
-        given = [
-            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in recipe.objective_settings.items()
-            if name == "beta" or value != fields[name].default
-        ]
-        return ", ".join([recipe.objective, *given]) if given or recipe.objective != "sft" else ""
+    def objective(self) -> str:
+        """The objective with its settings, as ``dpo, beta 0.1``. Losses are comparable if this text is the same."""
+        fields = type(self.recipe).model_fields
+        settings = self.recipe.objective_settings.items()
+        given = (f"{name} {value}" for name, value in settings if value not in (None, fields[name].default))
+        return ", ".join([self.recipe.objective, *given])
 
     @property
     def has_one_loss(self) -> bool:
         """Whether ``loss`` and ``eval_loss`` are the same measure, so that they fit into one chart."""
-        return (self.is_of_preferences or not self.objective) and not self.has_router_loss
+        return (self.is_of_preferences or not self.objective_class) and "router_loss" not in self.training.keys
 
     @property
-    def has_router_loss(self) -> bool:
-        """Whether the training loss contains the auxiliary loss of routers."""
-        return bool(self.recipe.router_aux_loss_coef) or "router_loss" in self.training.keys
+    def state(self) -> str:
+        """``finished``, ``running``, ``stopped`` or ``not finished``."""
+        if self.record.get("finished_steps"):
+            return "finished"
+        if self.is_at_work:
+            return "running"
+        return "not finished" if self.record.get("interrupted") is None else "stopped"
 
     @property
     def status(self) -> str:
         """How far the run came, and how it ended, in words."""
-        finished, total = _whole(self.record.get("finished_steps")), self.total_steps
-        of_total = f" of {total:,}" if total else ""
-        if finished:
-            early = self.record.get("ended_early")
-            reason = f", before its last one: {early}" if early else ""
-            return f"finished after {finished:,} steps{reason}"
-        if self.record.get("interrupted") is not None:
-            return f"stopped after {self.steps_done:,}{of_total} steps; the same command continues it"
-        if self.is_at_work:
-            return f"running: {self.steps_done:,}{of_total} steps so far{self._time_left()}"
-        done = f"not finished: {self.steps_done:,}{of_total} steps"
-        return f"{done}, and no process is at work; the same command continues it"
-
-    def _time_left(self) -> str:
-        seconds = self.training.column("seconds")
-        steps = self.training.column("step")[~np.isnan(seconds)][-50:]
-        seconds = seconds[~np.isnan(seconds)][-50:]
-        if len(seconds) < 2 or not self.total_steps:
-            return ""
-        speed = (seconds[-1] - seconds[0]) / max(steps[-1] - steps[0], 1)
-        return f", about {duration(speed * (self.total_steps - steps[-1]))} left"
+        total, early = self.record.get("total_steps"), self.record.get("ended_early")
+        text = f"{self.state}: {self.steps_done:,} of {total} steps" + (f", {early}" if early else "")
+        return text if self.state in ("finished", "running") else f"{text}; the same command continues it"
 
     @property
-    def utilisation_per_speed(self) -> float | None:
-        """Model FLOPs utilisation for each token per second of all devices; None if unknown.
+    def evaluated_on(self) -> str:
+        """The fingerprint of the tokenised evaluation data; empty if none is recorded."""
+        return str((self.record["data"].get("evaluation") or {}).get("fingerprint", ""))
 
-        It is the model's own FLOP of a token / the peak FLOP/s of all devices. It counts forward and backward pass
-        without recomputation, and is unknown for a GPU that the kit does not know.
+    def best_evaluation(self, key: str = "") -> Evaluated | None:
+        """Return the best evaluation; None without any.
+
+        Args:
+            key: of a metric; default: ``metric_for_best_model``. Of a loss less is better, of any other more.
         """
-        plan = self.record.get("plan")
-        per_token = finite_number(plan.get("operations_per_token")) if isinstance(plan, dict) else None
-        tflops = gpu_of(self.strategy.device).tflops if self.strategy.mixed_precision == "bf16" else None
-        if not tflops or not per_token:
+        key = key or self.recipe.metric_for_best_model
+        values = self.evaluations.values(key)
+        if not len(values):
             return None
-        return per_token / (tflops * 1e12 * self.strategy.num_processes)
+        best = int(values.argmin() if key == "eval_loss" else values.argmax())
+        return Evaluated(int(self.evaluations.steps(key)[best]), float(values[best]))
 
 
 def read_reported_run(folder: Path) -> ReportedRun:
     """Read the run in an ``output_dir``. Raises ``UserError`` if there is none, or if its record is damaged."""
     recipe, strategy = read_run(folder / RUN_FILE)
     record = json.loads(read_small(folder / RUN_FILE))
-    data = record.get("data")
-    has_data = isinstance(data, dict) and isinstance(data.get("train"), dict) and isinstance(data.get("sources"), list)
-    if not has_data or not isinstance(record.get("versions"), dict):
+    if not _is_whole(record):
         expected = "the folder of a run, or what lies in it"
         raise UserError(Problem(str(folder / RUN_FILE), "no record of a run (no data or versions)", expected))
     try:
@@ -183,28 +178,39 @@ def read_reported_run(folder: Path) -> ReportedRun:
         is_at_work = False
     except UserError:
         is_at_work = True
-    return ReportedRun(folder, recipe, strategy, record, read_metrics_of(folder), is_at_work)
+    run = ReportedRun(folder, recipe, strategy, record, is_at_work)
+    for row in metrics_rows(folder):
+        run.append(row)
+    return run
+
+
+def _is_whole(record: dict[str, Any]) -> bool:
+    """Whether what a page shows of ``run.json`` has the types that a run writes."""
+
+    def are(values: Any, *types: type) -> bool:
+        return isinstance(values, list) and all(isinstance(each, types) for each in values)
+
+    data, starts = record.get("data"), record.setdefault("starts", [])
+    return (
+        isinstance(data, dict)
+        and are([data.get("train"), data.get("evaluation") or {}, data.get("stop_tokens") or {}], dict)
+        and are(data.get("sources"), dict)
+        and are([record.get("versions"), record.get("plan") or {}], dict)
+        and are(starts, dict)
+        and all(are([each.get("changed")], list) and finite_number(each.get("step")) is not None for each in starts)
+    )
+
+
+def finite_number(value: Any) -> float | None:
+    """Return ``value`` if it is a finite number of a size that charts can compute with; else None."""
+    if type(value) not in (int, float) or not abs(value) < _MOST:
+        return None
+    return float(value) if abs(value) > _LEAST else 0.0
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words: ``45 s``, ``12 min``, ``3 h 5 min``, ``2 d 4 h``."""
+    """Return a duration in words: ``45 s``, ``12 min``, ``3 h 5 min``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
-def _is_start(value: Any) -> bool:
-    is_known = isinstance(value, dict) and isinstance(value.get("changed"), list)
-    return is_known and _is_whole(value.get("step")) and isinstance(value.get("time"), str)
-
-
-def _whole(value: Any) -> int:
-    return value if _is_whole(value) else 0
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and finite_number(value) is not None
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

@@ -1,14 +1,39 @@
-"""What is shown is what is trained on: the very tokens, learned or not, and what is wrong with them."""
+"""What is shown is what is trained on: the very tokens, learned or not, with what was cut or left out."""
 
 import re
 
 import numpy as np
 import pytest
-from data_helpers import chat, write
-from report_helpers import looked
+from data_helpers import chat, open_all, recipe, write
 
-from kit.tools.report.samples_page import as_page, as_text
-from kit.tools.report.shown_samples import runs_of, tokens_of
+from kit.tools.report.samples_page import as_page, as_text, gather_samples
+from kit.tools.report.shown_samples import tokens_of
+
+CHATML = {"chat_template": "chatml"}
+DPO, KTO = {"objective": "dpo", **CHATML}, {"objective": "kto", **CHATML}
+
+
+def looked(tokenizer, num_samples=5, **flags):
+    data = open_all(tokenizer, **flags)
+    return gather_samples(recipe(**flags), tokenizer, data, data.notes, num_samples)
+
+
+def checks(gathered):
+    return {text: is_ok for is_ok, text in gathered.checks}
+
+
+def plain(page):
+    return re.sub("<[^>]*>", "", page)
+
+
+def pair(prompt, chosen, rejected):
+    prompt = [{"role": "user", "content": prompt}]
+    answers = ([{"role": "assistant", "content": answer}] for answer in (chosen, rejected))
+    return {"prompt": prompt, **dict(zip(("chosen", "rejected"), answers, strict=True))}
+
+
+def rated(prompt, completion, label):
+    return {"instruction": prompt, "completion": completion, "label": label}
 
 
 def test_the_texts_of_the_tokens_add_up_to_the_sample_whatever_its_characters(tokenizer):
@@ -22,244 +47,156 @@ def test_the_texts_of_the_tokens_add_up_to_the_sample_whatever_its_characters(to
     assert "".join(token.text for token in tokens_of(in_two, in_two, tokenizer)) == text[:-1] + "\ufffd"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("train_on", ["assistant", "all"])
-def test_runs_count_the_tokens_whatever_their_characters(train_on, tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", chat("Ünï 🚀🇫🇷", "漢字 é e\u0301 🚀"))
-    gathered = looked(tokenizer, chat_template="chatml", train_on=train_on)
-    (sample,) = gathered.samples
-    runs = runs_of(sample.tokens)
-    assert sum(map(len, runs)) == sample.num_tokens
-    assert sum(len(run) for run in runs if run[0].weight) == sample.num_learned
-    counts = [int(count) for count in re.findall(r"<div class='run[^>]*><small>(\d+)</small>", as_page(gathered))]
-    assert counts == [len(run) for run in runs]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("row", "flags"),
-    [
-        (chat("Hi", "Hello"), {"chat_template": "llama3", "train_on": "all"}),
-        ({"input_ids": [1, 5, 6, 7]}, {}),
-    ],
-)
-def test_the_first_token_is_never_marked_as_nothing_predicts_it(row, flags, tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", row)
-    gathered = looked(tokenizer, **flags)
-    (sample,) = gathered.samples
-    first, rest = sample.tokens[0], sample.tokens[1:]
-    assert first.weight == 0 and all(token.weight for token in rest)
-    assert sample.num_learned == sample.num_tokens - 1 == len(rest)
-    assert f"\n{first.text}[[{rest[0].text}" in as_text(gathered, colour=False)
-
-
-@pytest.mark.slow
 def test_what_is_learned_is_marked_and_nothing_else(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", chat("Hi", "Hello", "Bye", "Bye now"))
-    gathered = looked(tokenizer, chat_template="chatml")
-    (sample,) = gathered.samples
-    learned = ["".join(t.text for t in run) for run in runs_of(sample.tokens) if run[0].weight]
-    assert learned == ["Hello<|im_end|>", "Bye now<|im_end|>"]
-    assert sample.origin == "train.jsonl:1"
-    text = as_text(gathered, colour=False)
-    assert "<|im_start|>assistant\n[[Hello<|im_end|>]]\n<|im_start|>user" in text
-    page = as_page(gathered)
-    learned = [
-        re.sub("<[^>]*>", "", run)
-        for run in re.findall(r"<div class='run learned'><small>.*?</small>(.*?)</div>", page, re.S)
-    ]
-    assert learned == ["Hello&lt;|im_end|&gt;", "Bye now&lt;|im_end|&gt;"]
-
-
-@pytest.mark.slow
-def test_weights_are_shown(tmp_path, tokenizer):
-    messages = chat("Hi", "Hello")["messages"]
-    messages[1]["weight"] = 0.5
+    messages = chat("Hi", "Hello", "Bye", "Bye now")["messages"]
+    messages[3]["weight"] = 0.5
     write(tmp_path / "train.jsonl", {"messages": messages})
-    gathered = looked(tokenizer, chat_template="chatml")
-    assert "]] x0.5" in as_text(gathered, colour=False) and "weight 0.5" in as_page(gathered)
+    gathered = looked(tokenizer, **CHATML)
+    text = as_text(gathered, colour=False)
+    assert re.findall(r"\[\[(.*?)\]\](?: (x[\d.]+))?", text) == [("Hello<|im_end|>", ""), ("Bye now<|im_end|>", "x0.5")]
+    assert "<|im_start|>assistant\n[[Hello<|im_end|>]]\n<|im_start|>user" in text
+    learned = re.findall("<span class='learned'>(.*?)</span>", as_page(gathered), re.S)
+    assert list(map(plain, learned)) == ["Hello&lt;|im_end|&gt;", "Bye now&lt;|im_end|&gt; x0.5"]
+    assert f"--- train.jsonl:1: {len(gathered.samples[0].parts[0].tokens)} tokens, 5 learned" in text
 
 
-@pytest.mark.slow
-def test_the_page_holds_its_data_as_text_and_needs_nothing_else(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", chat("<script>alert(1)</script>", "<b>&"))
-    page = as_page(looked(tokenizer, chat_template="chatml"))
-    assert page.count("<script") == 1 and "alert(1)</" not in page  # the kit's own
-    assert not re.search(r"(src|href)=['\"]?(https?:)?//", page)
-    assert page.count("<svg") == 1
+def test_the_first_token_is_never_marked_as_nothing_predicts_it(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", {"input_ids": [1, 5, 6, 7]})
+    first, *rest = looked(tokenizer).samples[0].parts[0].tokens
+    assert first.weight == 0 and all(token.weight for token in rest) and len(rest) == 3
 
 
-def test_the_rows_of_the_table_add_up(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", *({"text": "Hi" * (1 + i % 9)} for i in range(30)))
-    write(tmp_path / "b.jsonl", *[{"text": "Bye"}] * 9)
-    flags = {"dataset": "a.jsonl,b.jsonl", "max_length": 8, "excess_length_strategy": "drop"}
-    rows = looked(tokenizer, eval_split_size=6, max_eval_samples=2, **flags).datasets
-    assert [sum(row[key] for row in rows) for key in ("held out", "unused")] == [2, 4]
-    assert sum(row["left out"] for row in rows) > 0
-    assert all(row["rows"] == row["samples"] + row["held out"] + row["left out"] + row["unused"] for row in rows)
-    assert "held out" not in looked(tokenizer, **flags).datasets[0]
+def test_packs_change_nothing_of_what_is_shown(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *(chat(f"Hi {i}", "Hello") for i in range(9)))
+    packed, alone = looked(tokenizer, packing=True, **CHATML), looked(tokenizer, **CHATML)
+    assert packed.samples == alone.samples and "packs" in as_text(packed, colour=False)
 
 
-def test_samples_are_spread_over_the_data_and_every_source_has_one(tmp_path, tokenizer):
+def test_what_was_cut_or_left_out_is_shown_as_it_would_be_without(tmp_path, tokenizer):
+    rows = [chat("Hi", "Hello"), chat("Hi", "Bye now " * 30), chat("Hi " * 60, "Hello"), *[chat("Ho", "Ho")] * 9]
+    write(tmp_path / "train.jsonl", *rows)
+    gathered = looked(tokenizer, 1, max_length=40, **CHATML)
+    assert [sample.origin[-1] for sample in gathered.samples] == ["1", "2", "3"]
+    _, cut, lost = gathered.samples
+    assert cut.about.startswith("cut: ") and lost.about.startswith("left out: ")
+    assert [sum(not token.is_cut for token in sample.parts[0].tokens) for sample in (cut, lost)] == [40, 0]
+    text = as_text(gathered, colour=False)
+    assert "]]{{[[" in text and text.count("Bye now ") >= 29
+    assert "<span class='learned cut'>" in as_page(gathered)
+    dropped = looked(tokenizer, 1, max_length=40, excess_length_strategy="drop", **CHATML).samples[1]
+    assert dropped.about.startswith("left out: ") and all(token.is_cut for token in dropped.parts[0].tokens)
+    assert looked(tokenizer, 0, max_length=40, **CHATML).samples == []
+
+
+def test_of_a_text_whose_end_is_kept_the_beginning_is_marked_and_what_is_split_is_whole(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", {"text": "".join(f"{i} " for i in range(60))}, {"text": "short"})
+    flags = {"max_length": 40, "excess_length_strategy": "keep_end"}
+    tokens = looked(tokenizer, 1, **flags).samples[-1].parts[0].tokens
+    cut = "".join(token.text for token in tokens if token.is_cut)
+    assert cut.startswith("0 1 2 ") and "59" not in cut and len(tokens) - sum(token.is_cut for token in tokens) == 40
+    split = looked(tokenizer, 9, **flags | {"excess_length_strategy": "split"})
+    assert not any(sample.about.startswith("cut") for sample in split.samples)
+
+
+@pytest.mark.parametrize("objective", [DPO, KTO])
+def test_of_a_prompt_that_was_cut_the_start_is_marked(objective, tmp_path, tokenizer):
+    long = "Hi " * 60 + "Bye"
+    rows = [pair(long, "Hello", "Hello there"), pair("Hi", "Hello", "Bye")]
+    if objective is KTO:
+        rows = [rated(long, "Hello", False), rated("Hi", "Hello", True)]
+    write(tmp_path / "train.jsonl", *rows)
+    cut = looked(tokenizer, 1, max_length=40, **objective).samples[-1]
+    assert cut.origin == "train.jsonl:1" and cut.about.startswith("cut: ")
+    for part in cut.parts:
+        assert part.tokens[0].is_cut and not part.tokens[-1].is_cut
+    assert max(sum(not token.is_cut for token in part.tokens) for part in cut.parts) == 40
+
+
+def test_rows_that_were_skipped_are_named_with_their_problem(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *(chat(f"Hi {i}", "Hello") for i in range(60)), {"messages": "<script>"}, "{broken")
+    gathered = looked(tokenizer, 1, on_bad_row="skip", **CHATML)
+    shown = {sample.origin: sample.about for sample in gathered.samples[1:]}
+    assert shown.keys() == {"train.jsonl:61", "train.jsonl:62"} and "not JSON" in shown["train.jsonl:62"]
+
+
+def test_of_a_long_sample_the_beginning_and_the_end_are_shown(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr("kit.tools.report.shown_samples.MAX_TOKENS", 10)
+    write(tmp_path / "train.jsonl", {"text": "Hello " + "🚀" * 20 + " there"})
+    gathered = looked(tokenizer)
+    (part,) = gathered.samples[0].parts
+    assert len(part.tokens) == 10 and sum(token.num_hidden for token in part.tokens) > 20
+    for shown in (as_text(gathered, colour=False), plain(as_page(gathered))):
+        assert re.search(r"Hel.*\n\.\.\. \d+ tokens \.\.\.\n.*ere", shown, re.S)
+
+
+def test_samples_are_spread_over_the_data_and_every_data_set_has_one(tmp_path, tokenizer):
     write(tmp_path / "a.jsonl", *[{"text": f"text {i}"} for i in range(100)])
     write(tmp_path / "b.jsonl", {"text": "only one"})
     gathered = looked(tokenizer, 3, dataset="a.jsonl,b.jsonl")
-    assert [s.origin for s in gathered.samples] == ["a.jsonl:1", "a.jsonl:51", "b.jsonl:1"]
-    assert [row["data set"] for row in gathered.datasets] == ["a", "b"]
-    assert gathered.datasets[0]["samples"] == 100
-    assert looked(tokenizer, 0, dataset="a.jsonl,b.jsonl").samples == []
+    assert [s.origin for s in gathered.samples] == ["a.jsonl:1", "a.jsonl:50", "a.jsonl:100", "b.jsonl:1"]
+    assert [(row["data set"], row["samples"]) for row in gathered.datasets] == [("a", 100), ("b", 1)]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "num", "lines"),
-    [
-        ([5], 9, "a1 a2 a3 a4 a5"),
-        ([100], 1, "a1"),
-        ([100], 4, "a1 a34 a67 a100"),
-        ([2, 100, 1], 4, "a1 b33 b67 c1"),
-        ([100, 1, 100], 3, "a1 b1 c100"),
-        ([100, 1, 100], 4, "a1 b1 c33 c100"),
-        ([1, 1, 100], 3, "a1 b1 c49"),
-        ([1, 1, 1], 2, "a1 b1 c1"),  # each of them, though it is one more
-    ],
-)
-def test_as_many_samples_are_shown_as_asked_for(sizes, num, lines, tmp_path, tokenizer):
-    for name, size in zip("abc", sizes, strict=False):
-        write(tmp_path / f"{name}.jsonl", *({"text": f"text {i}"} for i in range(size)))
-    names = ",".join(f"{name}.jsonl" for name in "abc"[: len(sizes)])
-    places = [sample.origin.replace(".jsonl:", "") for sample in looked(tokenizer, num, dataset=names).samples]
-    assert " ".join(places) == lines
+def test_both_answers_of_a_pair_are_shown_with_their_prompt(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", pair("<script>", "It is well", "It is awful"))
+    gathered = looked(tokenizer, **DPO)
+    chosen, rejected = as_text(gathered, colour=False).partition("  chosen:\n")[2].split("  rejected:\n")
+    assert "user\n<script><|im_end|>" in chosen and "[[It is well<|im_end|>]]" in chosen
+    assert "user\n<script><|im_end|>" in rejected and "[[It is awful<|im_end|>]]" in rejected
+    text, page = as_text(gathered, colour=True), as_page(gathered)
+    assert "\x1b[32mIt is well" in text and "\x1b[31mIt is awful" in text  # green and red
+    assert "<span class='learned bad'><b>" in page and page.count("<script") == 1
+    assert "the chosen answer is the longer one in 0.0% of the pairs" in checks(gathered)
 
 
-@pytest.mark.slow
-def test_numbers_are_easy_to_read(tmp_path, tokenizer):
-    folder = tmp_path / "from 2024"
-    folder.mkdir()
-    write(folder / "train.jsonl", *({"text": f"text {i} " * 9} for i in range(1100)), {"text": "long " * 5000})
-    flags = {"dataset": f"{folder}/train.jsonl", "global_batch_size": 1100, "max_length": 4000}
-    gathered = looked(tokenizer, 1101, **flags)
-    assert gathered.title == "train" and gathered.notes[0] == f"{folder}/train.jsonl"
-    text, page = as_text(gathered, colour=False), as_page(gathered)
-    for shown in (text, page):
-        assert "1,101 samples" in shown and "1 of 1,101 samples cut at 4,000 tokens" in shown
-        assert "2 steps of 1,100" in shown and "train.jsonl:1101" in shown and "tokens, 3,999 learned" in shown
-    assert "1,101    1,101" in text and ">1,101</td>" in page and "<h1>train</h1>" in page
-    gathered = looked(tokenizer, 1, max_steps=1, **flags)
-    assert "1 step of 1,100" in gathered.notes
+def test_the_label_of_an_answer_is_shown(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", rated("Hi", "Hello", True), rated("Ho", "Bye", False))
+    gathered = looked(tokenizer, 2, **KTO)
+    good, bad = as_text(gathered, colour=True).split("--- train.jsonl:")[1:]
+    assert ", label true\n" in good and "\x1b[32mHello" in good and ", label false\n" in bad and "\x1b[31mBye" in bad
+    assert "50.0% of the answers have the label true" in checks(gathered)
 
 
-@pytest.mark.slow
-def test_of_a_very_long_sample_the_beginning_is_shown(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr("kit.tools.report.shown_samples.MAX_TOKENS_SHOWN", 10)
-    write(tmp_path / "train.jsonl", {"text": "Hello 🚀🚀🚀 there"})
-    gathered = looked(tokenizer)
-    (sample,) = gathered.samples
-    more = f"{sample.num_tokens - 10} more tokens"
-    assert more in as_text(gathered, colour=False) and more in as_page(gathered) and len(sample.tokens) == 10
-
-
-@pytest.mark.slow
-def test_data_cannot_drive_a_terminal(tmp_path, tokenizer):
-    write(tmp_path / "a\x1b.jsonl", chat("\x1b[31mred\x07\x9b2J\x7f", "a\r\n\tb"))
-    gathered = looked(tokenizer, dataset="a\x1b.jsonl", chat_template="chatml")
+def test_data_cannot_drive_a_terminal_nor_a_browser(tmp_path, tokenizer):
+    write(tmp_path / "a\x1b.jsonl", chat("\x1b[31mred\x07\x9b2J\x7f<script>alert(1)</script>", "a\r\n\tb"))
+    gathered = looked(tokenizer, dataset="a\x1b.jsonl", **CHATML)
     for shown in (as_text(gathered, colour=False), as_page(gathered)):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
-        assert r"\x1b[31mred\x07\x9b2J\x7f" in re.sub("</?b>", "", shown) and "a\\r\n\tb" in re.sub("</?b>", "", shown)
-    text = as_text(gathered, colour=True)
+        assert r"\x1b[31mred\x07\x9b2J\x7f" in plain(shown.replace("<script>", "")) and "a\\r\n\tb" in plain(shown)
+    text, page = as_text(gathered, colour=True), as_page(gathered)
     assert set(re.findall(r"\x1b.{0,4}?[a-zA-Z]", text)) == {"\x1b[32m", "\x1b[2m", "\x1b[22m", "\x1b[0m"}
-    assert "[[" not in text and r"a\x1b.jsonl:1" in text
+    assert r"a\x1b.jsonl:1" in text
+    assert page.count("<script") == 1 and not re.search(r"(src|href)=['\"]?(https?:)?//", page)
 
 
-def test_what_nothing_reads_is_shown_as_text_and_on_the_page(tmp_path, tokenizer):
+def test_what_nothing_reads_is_listed(tmp_path, tokenizer):
     messages = chat("Hi", "Hello")["messages"]
     write(tmp_path / "train.jsonl", {"messages": [messages[0] | {"id": 3}, messages[1]], "source": "web"})
-    gathered = looked(tokenizer, chat_template="chatml")
+    gathered = looked(tokenizer, **CHATML)
     for shown in (as_text(gathered, colour=False), as_page(gathered)):
-        assert "messages.id" in shown and "source" in shown and "100.0%" in shown and ": not used" not in shown
-    write(tmp_path / "train.jsonl", chat("Hi", "Hello"))
-    assert "not used" not in as_page(looked(tokenizer, chat_template="chatml")).lower()
+        assert "not used: messages.id (100.0% of the rows), source (100.0% of the rows)" in shown
 
 
-def pair(prompt, chosen, rejected):
-    prompt = [{"role": "user", "content": prompt}]
-    answers = ([{"role": "assistant", "content": answer}] for answer in (chosen, rejected))
-    return {"prompt": prompt, **dict(zip(("chosen", "rejected"), answers, strict=True))}
-
-
-def rated(prompt, completion, label):
-    return {"instruction": prompt, "completion": completion, "label": label}
-
-
-DPO = {"objective": "dpo", "chat_template": "chatml"}
-KTO = {"objective": "kto", "chat_template": "chatml"}
-
-
-def test_a_pair_is_shown_as_text(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", pair("How is it?", "It is well today", "It is bad today"))
-    gathered = looked(tokenizer, **DPO)
-    shown = as_text(gathered, colour=False).partition("--- train.jsonl:1: prompt ")[2]
-    lines = [line for line in shown.splitlines()[1:] if line]
-    assert lines[:3] == ["<|im_start|>user", "How is it?<|im_end|>", "<|im_start|>assistant"]
-    assert lines[3] == "  chosen:" and lines[5] == "  rejected:"
-    for line, own in ((lines[4], "well"), (lines[6], "bad")):
-        assert re.fullmatch(rf"\[\[It is ?\(\( ?{own} ?\)\) ?today<\|im_end\|>\]\]", line), line
-    text = as_text(gathered, colour=True)
-    assert "\x1b[32mIt is" in text and "\x1b[31mIt is" in text  # green and red
-    assert re.search(r"\x1b\[1;4m ?well ?\x1b\[22;24m", text) and "((" not in text
-
-
-@pytest.mark.parametrize("label", [True, False])
-def test_the_label_of_an_answer_is_shown(label, tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", rated("Hi", "Hello", label), rated("Ho", "Hello", label))
-    gathered = looked(tokenizer, 1, **KTO)
-    assert re.search(rf"train.jsonl:1: .*, label {str(label).lower()}\n", as_text(gathered, colour=False))
-    assert f"\x1b[{32 if label else 31}mHello" in as_text(gathered, colour=True)
-    page = as_page(gathered)
-    assert f", label {str(label).lower()}</small>" in page
-    kind = "run learned" if label else "run learned bad"
-    assert re.search(f"<div class='{kind}'><small>2</small><b>Hello</b>", page) and "<mark>" not in page
-
-
-def test_the_page_has_both_answers_side_by_side_with_what_differs(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", pair("<script>", "It is <b>well</b> today", "It is <b>bad</b> today"))
-    page = as_page(looked(tokenizer, **DPO))
-    (answers,) = re.findall("<div class=answers>(.*?</div>)</div></div>", page, re.S)
-    assert re.findall("<h4>(\\w+) <small>\\d+ tokens</small>", answers) == ["chosen", "rejected"]
-    marks = [re.sub("<[^>]*>", "", mark) for mark in re.findall("<mark>(.*?)</mark>", answers)]
-    assert [mark.strip() for mark in marks] == ["well", "bad"]
-    assert "<div class='run learned bad'>" in answers and page.count("<script") == 1
-    assert page.count("<svg") == 3 and "answers by their tokens: chosen" in page and "mean " in page
-    for name in ("chosen", "rejected"):
-        assert re.search(f"<p class=legend>.*<span class='run learned[a-z ]*'>{name}</span>", page)
-
-
-def test_the_lengths_of_both_kinds_of_answers_are_drawn_over_the_same_tokens(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *(pair(f"Hi {i}", "z" * 40, "q" * 10) for i in range(5)))
-    gathered = looked(tokenizer, **DPO)
-    (longest,) = set(gathered.answer_lengths["chosen"].tolist())
-    (shortest,) = set(gathered.answer_lengths["rejected"].tolist())
-    assert longest == shortest + 30
-    text = as_text(gathered, colour=False)
-    bars = {}
-    for name, mean in (("chosen", longest), ("rejected", shortest)):
-        (line,) = re.findall(f"  answers, {name}: 0 to {longest} tokens, {mean}.0 on average\n  (.*)", text)
-        bars[name] = line.index("█")
-    assert bars["rejected"] < bars["chosen"] == 47
-    charts = as_page(gathered).split("<svg")[2:]
-    places = [int(float(re.search("<path class=bar d='M([0-9.]+)", chart)[1])) for chart in charts]
-    assert places[1] < places[0] / 2, "also on the page"
-
-
-def test_pages_of_other_samples_say_nothing_of_pairs(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", chat("Hi", "Hello"))
-    gathered = looked(tokenizer, chat_template="chatml")
-    body = as_page(gathered).partition("</style>")[2].partition("<script>")[0]
-    assert not re.search("chosen|rejected|<mark>|label true|class=answers", body)
-    assert "learned from</span>" in body and body.count("<svg") == 1
-
-
-def test_pairs_cannot_drive_a_terminal(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", pair("\x1b[31mred", "a\x1b[2J\r", "b\x9b2J"))
-    gathered = looked(tokenizer, **DPO)
-    for shown in (as_text(gathered, colour=False), as_page(gathered)):
-        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
+def test_checks_find_common_mistakes(tmp_path, tokenizer):
+    rows = [chat(f"Hi {i}", "Hello") for i in range(9)]
+    write(tmp_path / "train.jsonl", *rows)
+    assert all(checks(looked(tokenizer, **CHATML)).values())
+    write(tmp_path / "train.jsonl", *rows, chat("Hi 4", "Hello"), chat("Bye", "A <|im_end|> B"))
+    write(tmp_path / "eval.jsonl", chat("Hi 2", "Hello"), chat("No", "No"))
+    wrong = {
+        text for text, is_ok in checks(looked(tokenizer, eval_dataset="eval.jsonl", **CHATML)).items() if not is_ok
+    }
+    assert wrong == {
+        "1 samples learn a special token in the middle of an answer: train.jsonl:11",
+        "2 samples occur more than once: train.jsonl:5, train.jsonl:10",
+        "1 of 2 evaluation samples are in the training data (1 token for token)",
+    }
+    bos = tokenizer.bos_token_id
+    write(tmp_path / "train.jsonl", *({"input_ids": [bos, bos, 300 + i, 301]} for i in range(9)))
+    found = checks(looked(tokenizer))
+    first = "train.jsonl:1, train.jsonl:2, train.jsonl:3, train.jsonl:4, train.jsonl:5, ..."
+    assert (
+        found[f"9 samples begin with <bos> twice: {first}"]
+        is found[f"9 samples do not teach to stop: {first}"]
+        is False
+    )
