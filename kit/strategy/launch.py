@@ -11,7 +11,6 @@ Promises:
 - torch is imported only to count devices.
 """
 
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -20,11 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-import xxhash
-
 from kit import interrupt, own_metric
-from kit.config.command_line import Request, read_flags
-from kit.config.conflicts import describe_unused, fix_of_batch
+from kit.config.command_line import Request
+from kit.config.conflicts import describe_unused
 from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.recipe_file import find_file
@@ -36,19 +33,12 @@ from kit.errors import Problem, Problems, UserError, raise_if
 from kit.interrupt import OWN_TORCHRUN
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
 from kit.strategy.compiler import compile_problems, describe_auto, resolve_compile
-from kit.strategy.failure_note import meets_at
 from kit.strategy.launch_problems import launch_problems, started_machines
-from kit.strategy.launcher import (
-    end_with_launcher,
-    exit_if_recorded,
-    launched_rank,
-    recipe_after_restart,
-)
-from kit.strategy.machines import DEFAULT_PORT, Machines
+from kit.strategy.launcher import end_with_launcher, recipe_after_restart
 from kit.strategy.network import is_own, warnings_of_address
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology, takes_optimizer
-from kit.strategy.torchrun import INHERITED, torchrun_command
+from kit.strategy.torchrun import DEFAULT_PORT, INHERITED, Machines, torchrun_command
 
 _RANK_VARIABLES = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT".split()
 
@@ -70,7 +60,7 @@ def resolve(
         UserError: with all problems of the recipe, the flags, the config and the launcher; or what ``check`` raises.
     """
     _prepare_process()
-    recipe, config, config_name = resolve_config(request, starts_run=not request.launch.dry_run)
+    recipe, config, config_name = resolve_config(request)
     if OWN_TORCHRUN not in os.environ:  # else it was printed before torchrun was started
         if trains:  # imports are slow, so say now what will be done
             title = f"{recipe.method}, {config.strategy.title}{_on_machines()}"
@@ -158,7 +148,6 @@ def plan_launch(request: Request) -> LaunchPlan:
 def _prepare_process() -> None:
     """Watch the launcher, and set what libraries read at their import."""
     end_with_launcher()
-    exit_if_recorded()
     # OpenMP reads this when torch is imported. Threads that spin while they wait make a busy CPU ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # CUDA's allocator reads this at its first allocation. Batches differ in length, so segments of a fixed size would
@@ -167,13 +156,8 @@ def _prepare_process() -> None:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
-def resolve_config(
-    request: Request, checks_batch: bool = True, starts_run: bool = False
-) -> tuple[Recipe, AccelerateConfig, str]:
+def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe, AccelerateConfig, str]:
     """Return the recipe with its ``output_dir``, the Accelerate config, and its name. Loads no torch.
-
-    Args:
-        starts_run: if this process fails from now on, the other machines of the config learn why.
 
     Raises:
         UserError: with all problems of the recipe, the flags and the config.
@@ -189,10 +173,6 @@ def resolve_config(
             config = config_from_environment()
     except UserError as error:
         problems += error.problems
-    if starts_run and config and config.num_machines > 1 and config.main_process_ip and launched_rank() is None:
-        # By the words that were typed, because there is no recipe if one of its values is wrong.
-        folder = read_flags(sys.argv[1:])[0].get("output_dir", "")
-        meets_at(_machines(config, 0), xxhash.xxh3_64_hexdigest(f"{request.recipe_name} {folder}".encode()))
     wanted = request.launch.num_processes or (config.num_processes if config else None)
     if request.recipe:
         problems += _package_problems(request.recipe) + _metric_problems(request.recipe.metrics)
@@ -337,8 +317,7 @@ def _batch_problems(settings: OptimSettings, num_processes: int) -> list[Problem
         return []
     found = f"{batch_size} is not divisible by {num_processes} processes x per_device_train_batch_size"
     found += f" {micro_batch_size} = {unit}"
-    fix = fix_of_batch(batch_size, micro_batch_size, num_processes)
-    return [Problem("global_batch_size", found, fix=fix)]
+    return [Problem("global_batch_size", found, fix="a multiple of that, or another number of processes")]
 
 
 def _devices(strategy: Strategy) -> tuple[int, str]:
@@ -359,15 +338,12 @@ def _devices(strategy: Strategy) -> tuple[int, str]:
 
 def _relaunch(config: AccelerateConfig, num_processes: int, timeout_seconds: float, keep_environment: bool) -> NoReturn:
     """Replace this process by torchrun, which starts the same command ``num_processes`` times over all machines."""
-    machines = _machines(config, timeout_seconds) if config.num_machines > 1 else None
-    if machines:
-        say(machines.waiting_line(), *warnings_of_address(machines.address, "main_process_ip"))
+    machines = Machines()
+    if config.num_machines > 1:
+        address = config.main_process_ip
+        assert address is not None  # else it was refused
+        port = config.main_process_port or DEFAULT_PORT
+        machines = Machines(config.num_machines, address, port, is_own(address))
+        say(machines.waiting_line(timeout_seconds), *warnings_of_address(address, "main_process_ip"))
     num_local = num_processes // config.num_machines
-    command, env = torchrun_command(sys.argv, num_local, timeout_seconds, keep_environment, machines)
-    interrupt.become(command, env)
-
-
-def _machines(config: AccelerateConfig, timeout_seconds: float) -> Machines:
-    address, port = config.main_process_ip, config.main_process_port or DEFAULT_PORT
-    assert address is not None  # else it was refused
-    return Machines(config.num_machines, address, port, is_own(address), math.ceil(timeout_seconds))
+    interrupt.become(*torchrun_command(sys.argv, num_local, timeout_seconds, keep_environment, machines))
