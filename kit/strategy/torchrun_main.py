@@ -4,11 +4,12 @@
 
 Promises:
 
-- The exit status is that of the rank that failed first (128 + N if signal N killed it), or the one that the ranks
-  ended with after a signal. A rank that was killed is named, because it could not print anything.
+- The exit status is that of the first rank that reports a failure, or the one that the ranks ended with after a
+  signal. If none reports anything, a rank that signal N killed is named, and the status is 128 + N.
 - The store listens on one address, and nothing in it is unpickled. No clock is compared with that of another machine.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -20,7 +21,6 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder: its modules would hide others
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # torchrun's log, which repeats what the ranks say
 
 from kit import interrupt
 
@@ -131,6 +131,7 @@ def main(argv: list[str]) -> int:
     if os.environ.get(ACCELERATE_PID, str(os.getppid())) != str(os.getppid()):
         return 128 + signal.SIGTERM  # `accelerate launch` ended before it could be watched from here
     end_with_launcher()
+    logging.disable()  # torchrun's log, which repeats what the ranks say
     file, path = tempfile.mkstemp(prefix="kit-status-")
     os.close(file)
     os.environ[interrupt.OWN_TORCHRUN] = path
@@ -145,7 +146,6 @@ def main(argv: list[str]) -> int:
         return 1
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
-        # A rank that kills one that hangs ends at the same time, and says why.
         if status := next((each.exitcode for each in error.failures.values() if each.exitcode > 0), 0):
             return status
         cause = ", as Linux does when memory runs out" if first.exitcode == -signal.SIGKILL else ""
