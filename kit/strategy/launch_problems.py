@@ -23,7 +23,7 @@ def launch_problems(
         launched: the number that a launcher started; None without a launcher.
         num_devices: GPUs of this machine.
     """
-    script = _script()
+    script = f"{_script()} {shlex.join(_without(sys.argv[1:], '--num_processes'))}".strip()
     started = started_machines()
     if started is not None and started < config.num_machines:
         found = f"{config.num_machines} in the config, the launcher started {started}"
@@ -31,16 +31,17 @@ def launch_problems(
     asked = num_processes_of_accelerate() if launched is None else None
     if asked and asked > 1 and asked != num_processes:
         found = f"accelerate launch was given {asked}, and started one process"
-        command = f"accelerate launch {script} --config {request.launch.config or 'ddp'} --num_processes {asked} ..."
+        config_flag = "" if request.launch.config else " --config ddp"
+        command = f"accelerate launch {script}{config_flag} --num_processes {asked}"
         return [Problem("--num_processes", found, fix=f"give it to the script: `{command}`")]
     if config.strategy == SINGLE and num_processes > 1:
         found = f"{launched or num_processes} with a single-process config"
-        fix = f"--config ddp; or --config fsdp; or `accelerate launch --num_processes 1 {script} ...`"
+        fix = f"`accelerate launch --num_processes 1 {script}`" if launched else "--config ddp; or --config fsdp"
         return [Problem("--num_processes", found, "1", fix)]
     if problems := config.groups.problems(num_processes):
         return problems
     if launched and launched != num_processes:
-        fix = f"`torchrun --nproc_per_node {num_processes} {script} ...`"
+        fix = f"`torchrun --nproc_per_node {num_processes} {script}`"
         return [Problem("--num_processes", f"{num_processes} wanted, the launcher started {launched}", fix=fix)]
     if launched is None and config.num_machines > 1:
         return _machine_problems(config, num_processes, num_devices)
@@ -81,3 +82,15 @@ def _script() -> str:
     """What a launcher takes to start this command: a script, or a module, whose folder it must not put on the path."""
     path = os.path.relpath(sys.argv[0])
     return "-m kit.cli.main" if os.path.basename(path) in ("kit", "main.py") else shlex.quote(path)
+
+
+def _without(words: list[str], flag: str) -> list[str]:
+    """A command line without a flag and its value, in any spelling."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        name = word.replace("-", "_").replace("__", "--", 1)
+        if not skip and name != flag and not name.startswith(f"{flag}="):
+            kept.append(word)
+        skip = name == flag
+    return kept
