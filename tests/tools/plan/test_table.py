@@ -11,7 +11,7 @@ from fake_gpu import SHAPES
 
 from kit.config.recipe import ACCELERATE_CONFIGS
 from kit.memory.formulas import predict
-from kit.strategy.parallelism import group_sizes
+from kit.strategy.parallelism import PREFIX, group_sizes
 from kit.tools.plan.ask import read_ask
 from kit.tools.plan.hardware import GPUS, parse_gpu
 from kit.tools.plan.lengths import Lengths
@@ -136,7 +136,8 @@ def test_the_config_for_several_machines_is_one_that_divides_them_so():
         key = re.search(r"parallelism_config_dp_replicate_size: \d+", text)[0]
         copied = re.sub(r"parallelism_config_dp_replicate_size: \d+", key, shipped)
         assert (copied != shipped) == differs and f"num_machines: {machines}" in text and "multi-node.md" in text
-        groups = group_sizes(yaml.safe_load(copied)["parallelism_config"], "fsdp2", pytest.fail)
+        sizes = yaml.safe_load(copied)["parallelism_config"]
+        groups, _ = group_sizes(*(sizes.get(f"{PREFIX}dp_{of}_size") for of in ("replicate", "shard")), "fsdp2")
         assert groups.num_replicas(8 * machines) == option.workload.num_replicas == machines
         assert f"--config fsdp_hybrid --recipe llama-8b-full --num_processes {8 * machines}" in command(
             option, question
