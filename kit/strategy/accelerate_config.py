@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from kit.config.recipe_file import read_yaml
 from kit.durable import read_small
-from kit.errors import Problem, UserError, did_you_mean, raise_if
+from kit.errors import Problem, did_you_mean, raise_if
 from kit.strategy.parallelism import NOT_OFFERED, PREFIX, GroupSizes, group_sizes
 from kit.strategy.precision import FLOAT32
 from kit.strategy.strategies import Strategy, StrategyName
@@ -159,8 +159,8 @@ def make_config(values: Mapping[str, Any], where: Callable[[str], str]) -> Accel
     name = _KINDS.get(kind, "single")
     if kind == "fsdp" and fsdp["fsdp_version"] == "1":
         name = "fsdp1"
-    sizes = [numbers[f"parallelism_config.{PREFIX}{each}_size"] for each in ("dp_replicate", "dp_shard")]
-    groups, fault = group_sizes(*sizes, name)
+    replicas, shards = (numbers[f"parallelism_config.{PREFIX}dp_{of}_size"] for of in ("replicate", "shard"))
+    groups, fault = group_sizes(replicas, shards, name)
     if fault:
         problems.append(Problem(where("parallelism_config"), *fault))
     raise_if(problems)
@@ -205,8 +205,9 @@ def config_from_environment() -> AccelerateConfig:
     if is_set("FSDP"):
         values["distributed_type"] = "FSDP"
         names = {"TRANSFORMER_CLS_TO_WRAP": "fsdp_transformer_layer_cls_to_wrap"}
-        of_fsdp = {key: value for key, value in env.items() if key.startswith("FSDP_") and value}
-        values["fsdp_config"] = {names.get(key[5:], key.lower()): value for key, value in of_fsdp.items()}
+        fsdp = {names.get(key[5:], key.lower()): value for key, value in env.items() if key.startswith("FSDP_")}
+        # The launcher also passes on the defaults of keys that its config does not have.
+        values["fsdp_config"] = {key: value for key, value in fsdp.items() if value and f"fsdp_config.{key}" in _KNOWN}
     if is_set("PARALLELISM_CONFIG"):
         # The launcher passes 1 on for each size that its config does not have.
         sizes = {key.lower(): value for key, value in env.items() if key.startswith(PREFIX.upper()) and value != "1"}

@@ -139,7 +139,7 @@ REFUSED = [
     (DDP + "dynamo_config: INDUCTOR\n", 3, ["dynamo_config", "a mapping"]),
     (FSDP + "parallelism_config:\n  parallelism_config_tp_size: 2\n", 6, ["tp_size: found 2", "neither with adapters"]),
     (FSDP + "parallelism_config:\n  parallelism_config_cp_size: 2\n", 6, ["packed samples", "docs/parallelism.md"]),
-    (FSDP + "parallelism_config:\n  tp_size: 2\n", 6, ["parallelism_config.parallelism_config_tp_size"]),
+    (FSDP + "parallelism_config:\n  tp_size: 2\n", 6, ["parallelism_config.tp_size: not a key"]),
     (FSDP + "parallelism_config:\n  parallelism_config_dp_shard_size: two\n", 6, ["a whole number from 1"]),
     (DDP + "parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n", 3, ["1 without FSDP2"]),
     (DDP + "num_processes: 0\n", 3, ["num_processes", "from 1"]),

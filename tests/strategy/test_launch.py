@@ -114,7 +114,7 @@ def config_file(tmp_path):
 
 def command_to_type(error):
     """The words of the command that a refusal prints."""
-    return shlex.split(re.search(r"-> `(.+)`", str(error))[1])
+    return shlex.split(re.search(r"-> .*?`(.+)`", str(error))[1])
 
 
 # The same topology from every form

@@ -44,7 +44,7 @@ def test_a_gpu_says_what_it_could_do_better_under_any_strategy(on):
             topology = on(gpu, strategy)
             (without_config,) = describe_precision(topology, None, "full")
             (with_config,) = describe_precision(topology, "mine.yaml", "full")
-            assert without_config.startswith("computes in float32") and gpu in without_config and gpu in with_config, (
+            assert without_config.startswith("computes in float32"), (
                 case
             )
             if GPUS[gpu]:
