@@ -175,11 +175,6 @@ def test_one_torchrun_rank_of_a_single_config_is_a_plain_process(resolve):
     assert not [name for name in os.environ if "RANK" in name or "WORLD" in name or "MASTER" in name]
 
 
-def test_plain_torchrun_is_ddp(resolve):
-    topology = resolve(env=ranks(3))
-    assert (topology.strategy, topology.num_processes, topology.mixed_precision) == (DDP, 3, "no")
-
-
 def test_fsdp_asked_for_by_variables_survives_the_relaunch(resolve, environments):
     env = {name: value for name, value in environments("fsdp", 2).items() if name.startswith(("ACCELERATE_", "FSDP_"))}
     assert resolve(env=env).strategy == FSDP2
@@ -278,15 +273,6 @@ def test_a_single_config_under_two_ranks_prints_the_command_for_one(resolve):
     assert resolve(*words[5:], gpus=2).strategy == SINGLE
 
 
-def test_another_number_than_the_launcher_started_prints_the_command_for_it(resolve):
-    error = refusal(resolve, "--config", "ddp", "--num_processes", 4, "--seed=1", env=ranks(2), gpus=4)
-    assert "4 wanted, the launcher started 2" in str(error)
-    words = command_to_type(error)
-    assert words[:3] == ["torchrun", "--nproc_per_node", "4"]
-    assert "--num_processes" not in words and words[4:7] == ["--config", "ddp", "--seed=1"]
-    assert resolve(*words[4:], env=ranks(4), gpus=4).num_processes == 4
-
-
 def test_more_processes_than_gpus_are_refused(resolve):
     error = refusal(resolve, "--config", "ddp", "--num_processes", 4, gpus=2)
     assert "4 on a machine with 2 GPUs" in str(error) and "at most 2" in str(error)
@@ -315,20 +301,6 @@ def test_a_run_on_fewer_machines_than_the_config_names_is_refused(resolve, confi
     env = ranks(4)
     del env["LOCAL_WORLD_SIZE"]  # of a launcher that does not say
     assert resolve("--config", path, env=env).num_processes == 4
-
-
-def test_variables_of_torchrun_do_not_change_the_launch(resolve):
-    with pytest.raises(Relaunched) as caught:
-        resolve("--config", "ddp", env={"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "other:1"}, gpus=2, follow=False)
-    assert not [name for name in caught.value.env if name.startswith("PET_")]
-
-
-def test_without_cuda_it_is_said_that_nothing_is_offloaded(resolve, capsys):
-    flags = ("--config", "single", "--gradient_checkpointing", "true", "--activation_offload", "true")
-    resolve(*flags)
-    assert "activation_offload: no effect on cpu, which computes in the host's memory\n" in capsys.readouterr().out
-    resolve(*flags, gpus=1)
-    assert "activation_offload" not in capsys.readouterr().out
 
 
 def test_a_public_address_is_a_warning(resolve, config_file, monkeypatch, capsys):
@@ -461,23 +433,6 @@ def test_a_mistyped_flag_is_answered_at_once_and_nothing_is_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_bad_data_on_two_ranks_is_reported_once_and_no_rank_hangs(flags, tmp_path):
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n{"prompt": 3, "completion": "b"}\n')
-    launcher = ["torchrun", "--nproc_per_node", 2, "--standalone"]
-    words = [word for word in flags if not word.startswith("--dataset=")]
-    folder = tmp_path / "here"
-    status, out, err = run([*launcher, SCRIPT, "--config=ddp", *words, f"--dataset={bad}"], folder, 120)
-    assert status != 0
-    assert err.count("error: 2 problems") == 1 and out.count("error:") == 0
-    assert "bad.jsonl:2" in err and "bad.jsonl:3" in err
-    # torchrun adds a trace of its own; the script has none.
-    assert 'finetune.py", line' not in err
-    assert not list(folder.iterdir())
-
-
 def test_processes_that_accelerate_was_asked_for_and_did_not_start_are_reported(resolve, environments, monkeypatch):
     """Without GPUs, `accelerate launch --num_processes 4` starts one."""
     monkeypatch.setattr(launch_problems, "num_processes_of_accelerate", lambda: 4)
@@ -509,13 +464,3 @@ def test_a_mac_gives_its_gpu_to_a_single_process_only(monkeypatch, capsys):
     assert launch._devices(SINGLE) == (1, "mps") and capsys.readouterr().out == ""
     assert launch._devices(DDP) == (0, "cpu")
     assert "--config single takes it" in capsys.readouterr().out
-
-
-def test_on_a_mac_nothing_is_to_be_installed_that_does_not_run_there(resolve, monkeypatch):
-    monkeypatch.setattr(launch, "find_spec", lambda package: None)
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(UserError) as caught:
-        resolve("--config", "single", "--method", "qlora", "--optim", "paged_adamw_8bit")
-    fixes = [problem.fix for problem in caught.value.problems]
-    assert fixes == ["--method lora", "--optim adamw_torch"]
-    resolve("--config", "single", *" ".join(fixes).split())  # they work when typed
