@@ -4,12 +4,14 @@ import socket
 import subprocess
 import sys
 
+import psutil
 import pytest
 from helpers import ROOT, free_port
 
 from kit.errors import Problem, TrainingError, UserError
 from kit.strategy import rendezvous
 from kit.strategy.rendezvous import join_group, open_store, together
+from kit.strategy.store import connect, serve
 
 
 def test_a_problem_of_one_rank_is_raised_on_all_ranks(monkeypatch):
@@ -43,6 +45,16 @@ def test_ranks_that_did_not_come_in_time_are_named(rank_of_two):
     rank_of_two(0, free_port())
     with pytest.raises(TrainingError, match=r"not all 2 processes came within 1 s \(--ddp_timeout\): rank 1 did not"):
         join_group("gloo", 1)
+
+
+def test_a_store_listens_on_the_address_that_it_is_given_only():
+    store = serve("127.0.0.2", 0, 10)
+    found = {each.laddr.ip for each in psutil.Process().net_connections("tcp") if each.laddr.port == store.port}
+    assert found == {"127.0.0.2"}
+    connect("127.0.0.2", store.port, 5).set("key", "value")
+    assert store.get("key") == b"value"
+    with pytest.raises(OSError, match="in use"):
+        serve("127.0.0.2", store.port, 10)
 
 
 def test_a_port_that_is_taken_is_a_users_problem(rank_of_two):
