@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from kit.config.recipe_file import read_yaml
 from kit.durable import read_small
-from kit.errors import Problem, did_you_mean, raise_if
+from kit.errors import Problem, UserError, did_you_mean, raise_if
 from kit.strategy.parallelism import NOT_OFFERED, PREFIX, GroupSizes, group_sizes
 from kit.strategy.precision import FLOAT32
 from kit.strategy.strategies import Strategy, StrategyName
@@ -97,6 +97,9 @@ class AccelerateConfig:
 def read_config(path: Path) -> AccelerateConfig:
     """Read and validate an Accelerate config file. Raises ``UserError`` with every problem of the file."""
     values, lines = read_yaml(path)
+    if values and not _KNOWN & set(values):
+        found = f"{path} has no key of an Accelerate config"
+        raise UserError(Problem("--config", found, fix="a recipe, of any kit, is given by --recipe"))
     text = read_small(path).splitlines()
 
     def where(key: str) -> str:
