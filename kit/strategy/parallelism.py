@@ -49,7 +49,14 @@ class GroupSizes:
         given = {"dp_replicate_size": replicas, "dp_shard_size": shards}
         found = " and ".join(f"{name} {size}" for name, size in given.items() if size)
         expected = "their product" if replicas and shards else f"a multiple of {size}, from {self.fewest} on"
-        return [Problem("num_processes", f"{num_processes} with {found}", expected, "or --config fsdp")]
+        return [
+            Problem(
+                "num_processes",
+                f"{num_processes} with {found}",
+                expected,
+                "another number of processes; or --config fsdp",
+            )
+        ]
 
 
 def group_sizes(
