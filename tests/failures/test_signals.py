@@ -174,32 +174,6 @@ def test_a_second_signal_ends_the_run_at_once_only_after_ctrl_c(first, second, p
     assert process.stdout.read() == ("True\n" if status == 0 else "")
 
 
-LAUNCHER = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", sys.argv[2]])
-for _ in range(600):
-    time.sleep(1)
-    if child.poll():
-        sys.exit(child.poll())
-"""
-UNDER_IT = "import sys; sys.path.insert(0, {root!r}); from kit.strategy import launcher; launcher.end_with_launcher()\n"
-
-
-@pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
-def test_a_run_saves_after_a_ctrl_c_that_also_ended_its_launcher(launcher):
-    """`accelerate launch` dies of a Ctrl-C some seconds later, and torchrun only of a second one."""
-    code = (UNDER_IT + WAITING).format(root=str(ROOT)).replace('print("ready"', "import os; print(os.getpid()")
-    env = {**os.environ, "ACCELERATE_MIXED_PRECISION": "no"} | ({"RANK": "0"} if launcher == "torchrun" else {})
-    command = [sys.executable, "-c", LAUNCHER, launcher, code]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
-    try:
-        os.kill(int(parent.stdout.readline()), signal.SIGINT)
-        time.sleep(1.2)
-    finally:
-        parent.kill()
-    assert parent.stdout.read() == ("True\n" if launcher == "accelerate" else "")
-
-
 ACCELERATE = ["-m", "accelerate.commands.launch"]
 
 

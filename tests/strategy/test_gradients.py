@@ -84,20 +84,6 @@ def test_sharded_gradients_are_clipped_with_every_bit_of_torchs_own_way(alone_in
     assert all(torch.equal(own.to_local(), p.grad.to_local()) for own, p in zip(clipped, trained, strict=True))
 
 
-def test_the_gradients_of_ddp_become_zero_where_they_lie(alone_in_a_group, model, monkeypatch):
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    wrapped(torch.ones(3, 4)).sum().backward()
-    before = [p.grad.data_ptr() for p in model.parameters() if p.requires_grad]
-    monkeypatch.setattr("kit.strategy.gradients.strategy_name", lambda accelerator: "ddp")
-    clear_gradients(None, wrapped)
-    gradients = [p.grad for p in model.parameters() if p.requires_grad]
-    assert [gradient.data_ptr() for gradient in gradients] == before
-    assert not any(gradient.any() for gradient in gradients)
-    monkeypatch.setattr("kit.strategy.gradients.strategy_name", lambda accelerator: "single")
-    clear_gradients(None, model)
-    assert all(p.grad is None for p in model.parameters())
-
-
 def in_bf16(model):
     return model.to(torch.bfloat16)
 

@@ -158,17 +158,6 @@ def test_all_four_forms_give_the_same_groups_of_processes(resolve, environments,
     assert replace(by_launcher, config_name="fsdp_hybrid") == wanted
 
 
-def test_all_four_forms_give_the_same_single_process(resolve, environments):
-    forms = [
-        resolve("--config", "single", env=environments("single", 1), gpus=1),
-        resolve(env=environments("single", 1), gpus=1),
-        resolve("--config", "single", env=ranks(1), gpus=1),
-        resolve("--config", "single", gpus=1),
-    ]
-    assert (forms[0].strategy, forms[0].num_processes, forms[0].mixed_precision) == (SINGLE, 1, "bf16")
-    assert forms == [forms[0]] * 4
-
-
 def test_one_torchrun_rank_of_a_single_config_is_a_plain_process(resolve):
     """No process group: what torchrun left would make accelerate form one."""
     assert resolve("--config", "single", env=ranks(1)).strategy == SINGLE
@@ -226,12 +215,6 @@ def test_the_relaunch_is_this_command_under_torchrun(resolve):
     assert command[:4] == [sys.executable, str(ROOT / "kit/strategy/torchrun_main.py"), "--nproc_per_node", "3"]
     assert command[command.index(SCRIPT) + 1 :][: len(words)] == words
     assert caught.value.env["CUDA_VISIBLE_DEVICES"] == "1,2,3" and caught.value.env["HF_TOKEN"] == "secret"
-
-
-def test_a_dry_run_never_relaunches(resolve):
-    for config in ["single", *STRATEGIES]:
-        topology = resolve("--config", config, "--dry_run", "true", gpus=4, follow=False)
-        assert topology.num_processes == (1 if config == "single" else 4), config
 
 
 LEFT_OVER = {
