@@ -7,9 +7,9 @@ import torch
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.simulation.gradients import all_gradients
 from kit.strategy.gradients import (
     accumulating,
-    all_gradients,
     clear_gradients,
     clip_grad_norm,
     drop_gradients,

@@ -31,7 +31,7 @@ def test_an_own_name_that_means_loopback_or_nothing_is_a_problem_with_the_interf
         addresses(**known)
         problem = check_own_name()[0]
         assert problem.found.startswith("node, the name of this machine, ") and found in problem.found
-        assert "on node: export GLOO_SOCKET_IFNAME=eth7" in problem.fix and "has eth7, ib0" in problem.fix
+        assert "on node: export GLOO_SOCKET_IFNAME=eth7 or ib0 NCCL" in problem.fix
     addresses(node="10.0.0.1")
     assert check_own_name() == []
     addresses(node="127.0.1.1")
