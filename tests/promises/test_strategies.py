@@ -1,6 +1,5 @@
 """Every strategy with every method, for real: trains, evaluates, generates, and leaves a model that opens plainly."""
 
-from pathlib import Path
 
 import pytest
 from helpers import matrix
@@ -39,19 +38,6 @@ def test_a_loss_that_is_not_finite_stops_every_rank_and_names_the_samples(finetu
     assert run.status == 1
     assert "step 1" in run.output and "chats.jsonl:" in run.output and "Traceback" not in run.output
     assert not (run.folder / "final").exists() and not list((run.folder / "checkpoints").glob("*"))
-
-
-@pytest.mark.slow
-def test_the_wrapped_layer_class_comes_from_the_config_or_is_refused_by_name(finetune, fp32, tmp_path):
-    text = Path(fp32["fsdp"]).read_text()
-    text = text.replace("# fsdp_transformer_layer_cls_to_wrap:", "fsdp_transformer_layer_cls_to_wrap:")
-    assert "\n  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer" in text
-    config = tmp_path / "named.yaml"
-    config.write_text(text)
-    assert finetune.ok("named", 2, config=config, max_steps=1).info["strategy"]["sharded_layers"]["count"] == 3
-    config.write_text(text.replace("LlamaDecoderLayer", "MistralDecoderLayer"))
-    refused = finetune("refused", 2, config=config, max_steps=1)
-    assert refused.status == 2 and "LlamaDecoderLayer" in refused.output and "Traceback" not in refused.output
 
 
 @pytest.mark.slow

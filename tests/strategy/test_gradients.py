@@ -40,18 +40,6 @@ def test_gradients_of_a_sharded_model_are_not_kept_whole_unless_asked_for(sharde
     assert bias.tolist() == [6.0, 6.0]  # of both micro-batches
 
 
-@pytest.mark.parametrize("sync_each_batch", [True, False])
-def test_gradients_of_a_pass_that_is_not_part_of_a_step_are_not_added_to_it(sharded, sync_each_batch):
-    prepared = sharded(sync_each_batch=sync_each_batch)
-    for is_last in (False, True):
-        with accumulating(prepared.accelerator, prepared.model, is_last):
-            prepared.accelerator.backward(prepared.model(torch.ones(3, 4)).sum())
-        if not is_last:
-            drop_gradients(prepared.model)
-            assert all_gradients(prepared.model) == []
-    assert prepared.model.head.bias.grad.full_tensor().tolist() == [3.0, 3.0]
-
-
 @pytest.mark.parametrize(("drops", "expected"), [(False, 6.0), (True, 3.0)])
 def test_copies_of_a_sharded_model_add_up_after_the_last_micro_batch(alone_in_a_group, model, drops, expected):
     mesh = torch.distributed.init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))

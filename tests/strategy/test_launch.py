@@ -190,12 +190,9 @@ def test_before_anything_slow_it_is_said_what_will_be_done(resolve, capsys):
     ("flag", "in_config", "gpus", "expected"),
     [
         (None, None, 0, 2),  # a rehearsal
-        (None, None, 1, 1),
         (None, None, 4, 4),
         (None, 3, 4, 3),
         (2, 3, 4, 2),
-        (3, None, 0, 3),
-        (1, 2, 0, 1),
     ],
 )
 def test_the_flag_beats_the_config_beats_the_machine(resolve, config_file, flag, in_config, gpus, expected):
@@ -324,11 +321,6 @@ def test_what_a_strategy_cannot_train_is_refused(resolve):
         "fsdp1 --method full --new_tokens <a>",
     ):
         resolve("--config", *words.split())
-
-
-def test_an_unknown_config_is_answered_with_the_known_ones(resolve):
-    error = refusal(resolve, "--config", "fsdpp")
-    assert "did you mean 'fsdp'?" in str(error) and "single" in str(error)
 
 
 @pytest.mark.parametrize(
