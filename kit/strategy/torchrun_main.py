@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -58,7 +59,7 @@ class _Meeting(RendezvousHandler):
         self._seconds = parameters.get_as_int("join_timeout") or 60
         self._run_id = parameters.run_id
         self._store: BoundedStore | None = None
-        self._ended_at = 0.0  # when another launcher was first seen to have ended
+        self._failed_at = 0.0  # when another launcher was first seen to have failed
 
     def get_backend(self) -> str:
         return RENDEZVOUS
@@ -74,11 +75,14 @@ class _Meeting(RendezvousHandler):
         number = 0 if self._is_host else store.add("others", 1)
         end = time.monotonic() + self._seconds
         self._store = BoundedStore(store, where)
-        while (others := self._store.call(lambda store: store.add("others", 0))) < self._count - 1:
-            if time.monotonic() > end:
-                found = f"{others + 1} of {self._count} machines came to {where} within {self._seconds} s"
-                raise TrainingError(f"{found} (--ddp_timeout)\n    -> {START_ALL}")
-            time.sleep(0.2)
+        try:
+            while (others := self._store.call(lambda store: store.add("others", 0))) < self._count - 1:
+                if time.monotonic() > end:
+                    found = f"{others + 1} of {self._count} machines came to {where} within {self._seconds} s"
+                    raise TrainingError(f"{found} (--ddp_timeout)\n    -> {START_ALL}")
+                time.sleep(0.2)
+        except (TimeoutError, RuntimeError):
+            raise TrainingError(f"{socket.gethostname()} lost the others, who meet at {where}") from None
         if number >= self._count:
             raise TrainingError(f"{where} has {self._count} machines already: this command runs twice on one of them")
         return RendezvousInfo(store, number, self._count, RendezvousStoreInfo(self._address, self._port))
@@ -97,23 +101,23 @@ class _Meeting(RendezvousHandler):
             raise TrainingError(f"{found} (--ddp_timeout)\n    -> {START_ALL}") from None
 
     def num_nodes_waiting(self) -> int:
-        """None: ranks are not restarted. torchrun asks often, so here it learns that another launcher has ended."""
-        if self._count > 1 and self._store is not None:
-            with suppress(TimeoutError):  # ranks have time-outs of their own
-                try:
-                    ended = self._store.call(lambda store: store.get("ended") if store.check(["ended"]) else b"")
-                except RuntimeError:  # the machine that keeps the store has ended
-                    ended = self._address.encode()
-                if ended and not self._ended_at:
-                    self._ended_at = time.monotonic()
-                if ended and time.monotonic() > self._ended_at + _GRACE_SECONDS:
-                    raise TrainingError(f"{ended.decode()} has ended this run, and says why")
+        """None: ranks are not restarted. torchrun asks often, so here it learns that another launcher has failed."""
+        with suppress(TimeoutError, RuntimeError):  # of a store that is gone the ranks notice too
+            if self._count > 1 and self._store is not None:
+                failed = self._store.call(lambda store: store.get("failed") if store.check(["failed"]) else b"")
+                self._failed_at = self._failed_at or (time.monotonic() if failed else 0.0)
+                if failed and time.monotonic() > self._failed_at + _GRACE_SECONDS:
+                    raise TrainingError(f"{failed.decode()} has ended this run, and says why")
         return 0
 
-    def shutdown(self) -> bool:
+    def tell_failure(self) -> None:
+        """Let the other launchers know that this one ends because its ranks failed."""
         with suppress(TimeoutError, RuntimeError):
             if self._count > 1 and self._store is not None:
-                self._store.call(lambda store: store.set("ended", socket.gethostname()))
+                self._store.call(lambda store: store.set("failed", socket.gethostname()))
+                time.sleep(1.0)  # the store may end with this process
+
+    def shutdown(self) -> bool:
         return True
 
     def is_closed(self) -> bool:
@@ -128,6 +132,19 @@ class _Meeting(RendezvousHandler):
 
 def main(argv: list[str]) -> int:
     """Start the ranks, wait for them, and return the exit status."""
+    meetings: list[_Meeting] = []
+
+    def meet(parameters: RendezvousParameters) -> _Meeting:
+        meetings.append(_Meeting(parameters))
+        return meetings[0]
+
+    status = _run(argv, meet)
+    if status and meetings:
+        meetings[0].tell_failure()
+    return status
+
+
+def _run(argv: list[str], meet: Callable[[RendezvousParameters], _Meeting]) -> int:
     if os.environ.get(ACCELERATE_PID, str(os.getppid())) != str(os.getppid()):
         return 128 + signal.SIGTERM  # `accelerate launch` ended before it could be watched from here
     end_with_launcher()
@@ -135,7 +152,7 @@ def main(argv: list[str]) -> int:
     file, path = tempfile.mkstemp(prefix="kit-status-")
     os.close(file)
     os.environ[interrupt.OWN_TORCHRUN] = path
-    rendezvous_handler_registry.register(RENDEZVOUS, _Meeting)
+    rendezvous_handler_registry.register(RENDEZVOUS, meet)
     try:
         run.run(run.parse_args(["--rdzv_backend", RENDEZVOUS, *argv]))
     except UserError as error:
