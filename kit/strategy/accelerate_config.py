@@ -52,7 +52,7 @@ _KEYS = {
     ),
     "fsdp_config.fsdp_offload_params": _Key(("false", "true")),
     "fsdp_config.fsdp_cpu_ram_efficient_loading": _Key(("true", "false")),
-    "fsdp_config.fsdp_reshard_after_forward": _Key(("true", "false")),
+    "fsdp_config.fsdp_reshard_after_forward": _Key(("true", "false", "full_shard", "shard_grad_op")),
     "fsdp_config.fsdp_sharding_strategy": _Key(("full_shard", "shard_grad_op", "1", "2")),
     "fsdp_config.fsdp_use_orig_params": _Key(("true",), "frozen and trained weights share a unit"),
     "dynamo_config.dynamo_backend": _Key(("no", "inductor")),
@@ -170,6 +170,9 @@ def make_config(values: Mapping[str, Any], where: Callable[[str], str]) -> Accel
     classes = flat.get("fsdp_config.fsdp_transformer_layer_cls_to_wrap") or ""
     names = classes if isinstance(classes, list) else str(classes).split(",")
     is_fsdp = kind == "fsdp"
+    reshards = fsdp["fsdp_reshard_after_forward"] in ("true", "full_shard")
+    if name == "fsdp1":
+        reshards = reshards and fsdp["fsdp_sharding_strategy"] in ("full_shard", "1")
     offloads = fsdp["fsdp_offload_params"] == "true" and is_fsdp
     count, address = numbers["num_processes"], flat.get("main_process_ip")
     return AccelerateConfig(
@@ -179,9 +182,7 @@ def make_config(values: Mapping[str, Any], where: Callable[[str], str]) -> Accel
         num_machines=numbers["num_machines"] or 1,
         use_cpu=chosen["use_cpu"] == "true",
         layer_classes=tuple(str(name).strip() for name in names if str(name).strip()),
-        reshard_after_forward=fsdp["fsdp_reshard_after_forward"] == "true"
-        if name == "fsdp2"
-        else fsdp["fsdp_sharding_strategy"] in ("full_shard", "1"),
+        reshard_after_forward=reshards,
         load_on_rank0=fsdp["fsdp_cpu_ram_efficient_loading"] == "true" and is_fsdp,
         groups=groups,
         main_process_ip=str(address) if address else None,

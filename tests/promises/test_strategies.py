@@ -1,6 +1,5 @@
 """Every strategy with every method, for real: trains, evaluates, generates, and leaves a model that opens plainly."""
 
-
 import pytest
 from helpers import matrix
 

@@ -114,6 +114,9 @@ def test_resharding_has_another_key_under_fsdp1(read):
     for sharding, reshard in {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "2": False}.items():
         text = f"distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1\n  fsdp_sharding_strategy: {sharding}\n"
         assert read(text).reshard_after_forward is reshard
+        if sharding != "2":  # as `accelerate config` writes it
+            text = text.replace("fsdp_sharding_strategy", "fsdp_reshard_after_forward")
+            assert read(text).reshard_after_forward is reshard
 
 
 def test_minus_one_process_is_one_per_gpu(read):
