@@ -447,10 +447,6 @@ def main() -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m", "kit-faults", str(runs)], check=True)
     hosts = Hosts(work, arguments.hosts)
     try:
-        for host in hosts.all:
-            host.warm(**environment(hosts, host))
-        for host in hosts.all:
-            host.wait_until_warm()
         if not (work / f"reference-{arguments.hosts}/final").is_dir():
             trial = Trial(-1, hosts, work, random.Random(0), 10 * arguments.timeout, list(hosts.all))
             trial.start()

@@ -23,6 +23,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +43,7 @@ from kit.data.feed.batches import Collator, evaluation_batches  # noqa: E402
 from kit.data.feed.order import Order  # noqa: E402
 from kit.data.feed.ranks import Ranks  # noqa: E402
 from kit.failures import survey as surveys  # noqa: E402
-from kit.failures.survey import RankStatus, Surveys  # noqa: E402
+from kit.failures.survey import RankStatus, take_survey  # noqa: E402
 from kit.strategy import rendezvous  # noqa: E402
 from kit.strategy import store as stores  # noqa: E402
 from kit.strategy.agreement import Fact, exchange  # noqa: E402
@@ -102,10 +103,10 @@ def survey(world: int) -> Figures:
 
     def write(number: int, store: Any) -> None:
         status = RankStatus(number, 1, 7, "training", host="machine-17", pid=4711)
-        Surveys(BoundedStore(store, ""), world, 60.0).write(status)
+        store.set(str(number), json.dumps(asdict(status)))
 
     def ask(number: int, store: Any) -> None:
-        Surveys(BoundedStore(store, ""), world, 60.0).ask()
+        take_survey(BoundedStore(store, ""), world, 60.0)
 
     patched = mock.patch.object
     silent_seconds = 1.0  # all ask within it, as in the 4 s of a run

@@ -890,17 +890,6 @@ def test_the_hubs_cache_has_commits_and_knows_absent_files(tmp_path):
     assert unknown is None
 
 
-@needed_by("kit/strategy/meeting.py")
-def test_torchs_rendezvous_has_the_parts_that_the_kit_replaces():
-    from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
-
-    assert "self._sanitize()" in inspect.getsource(dynamic._BackendRendezvousStateHolder.sync)
-    assert "self._create_tcp_store_server(" in inspect.getsource(dynamic.DynamicRendezvousHandler.next_rendezvous)
-    assert set(re.findall(r"\bdatetime\.(\w+)\(", inspect.getsource(dynamic))) == {"now"}  # the kit's has no other
-    fields = "round complete deadline closed participants wait_list redundancy_list last_heartbeats"
-    assert set(vars(dynamic._RendezvousState())) == set(fields.split())
-
-
 @needed_by("kit/run/profile.py")
 def test_the_history_of_cudas_allocator_is_recorded_and_written_by_two_private_functions():
     """``--profile_steps`` begins and ends the history, and writes it to a file."""

@@ -1,16 +1,12 @@
 """Hosts on one machine: network namespaces with cables to a switch, host names, and disks of their own.
 
 Needs root, `ip` and `unshare`. The processes of a host are those in its network namespace, whoever their parent is, so
-all of them can be found, and killed. `warm` hosts keep a Python that has done the slow imports (tests/warm_python.py).
+all of them can be found, and killed.
 """
 
-import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
-import threading
 import time
 import uuid
 from contextlib import suppress
@@ -68,68 +64,6 @@ class Started:
         return time.monotonic() - self.began
 
 
-class _Warm:
-    """A Python of a host that has done the slow imports, and what it says of the commands that it forked."""
-
-    def __init__(self, words: list[str], env: dict[str, str]) -> None:
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-        self.pid = 0  # until it is ready
-        self.told: dict[int, dict[str, int]] = {}
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            told = json.loads(line)
-            self.pid = self.pid or told["ready"]
-            self.told.setdefault(told.get("number", -1), {}).update(told)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def wait_until_ready(self) -> None:
-        while not self.pid:
-            assert self.process.poll() is None
-            time.sleep(0.05)
-
-    def start(self, words: list[str], log: Path, env: dict[str, str], cwd: Path) -> "_Forked":
-        self.wait_until_ready()
-        number = len(self.told)
-        self.told[number] = {}
-        command = {"number": number, "words": words, "log": str(log), "env": env, "cwd": str(cwd)}
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-        while "pid" not in self.told[number]:
-            time.sleep(0.01)
-        return _Forked(self.told[number])
-
-
-class _Forked:
-    """What is used of `subprocess.Popen`, for a process that a warm Python forked."""
-
-    def __init__(self, told: dict[str, int]) -> None:
-        self._told = told
-        self.pid = told["pid"]
-
-    def poll(self) -> int | None:
-        return self._told.get("status")
-
-    def wait(self, seconds: float = 60) -> int:
-        end = time.monotonic() + seconds
-        while (status := self.poll()) is None:
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("command", seconds)
-            time.sleep(0.05)
-        return status
-
-    def kill(self) -> None:
-        if self.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-
-
 class Host:
     """A host with an address, a name, an ``/etc/hosts`` and a disk of its own."""
 
@@ -140,40 +74,17 @@ class Host:
         self.names = folder / f"{name}-etc-hosts"
         self.disk = folder / f"disk-of-{name}"
         self.disk.mkdir(exist_ok=True)
-        self._warm: _Warm | None = None
 
     def start(self, command: list[str], own_disk_at: Path | None = None, **env: str) -> Started:
         """Start ``command``; ``own_disk_at`` is a folder that the hosts do not share."""
         log = self.folder / f"{self.name}-{len(self.started)}.log"
         log.write_text("")
         environment = self._environment(env)
-        process: Any
-        if self._warm and command[0] == sys.executable and not own_disk_at:
-            process = self._warm.start(command, log, environment, Path.cwd())
-        else:
-            with log.open("w") as out:
-                words = self._inside(command, own_disk_at)
-                process = subprocess.Popen(words, stdout=out, stderr=out, env=environment, text=True)
+        with log.open("w") as out:
+            words = self._inside(command, own_disk_at)
+            process = subprocess.Popen(words, stdout=out, stderr=out, env=environment, text=True)
         self.started.append(Started(self, process, log))
         return self.started[-1]
-
-    def warm(self, own_disk_at: Path | None = None, **env: str) -> None:
-        """Have commands of Python start in a second from now on; ``own_disk_at`` as for ``start``."""
-        words = [sys.executable, str(Path(__file__).with_name("warm_python.py")), "torchrun"]
-        self._warm = _Warm(self._inside(words, own_disk_at), self._environment(env))
-        self._warmed_with = (own_disk_at, env)
-
-    def wait_until_warm(self) -> None:
-        """Wait until commands start in a second."""
-        if self._warm:
-            self._warm.wait_until_ready()
-
-    def warm_again(self) -> None:
-        """Start the warm Python again, with the name that the host has now."""
-        if self._warm:
-            self._warm.close()
-            self.warm(self._warmed_with[0], **self._warmed_with[1])
-            self.wait_until_warm()
 
     def _inside(self, command: list[str], own_disk_at: Path | None) -> list[str]:
         script = (
@@ -190,12 +101,11 @@ class Host:
     def processes(self) -> list[psutil.Process]:
         """All processes of this host, without those that are dead and not yet waited for."""
         own = os.stat(f"/run/netns/{self.namespace}").st_ino
-        warm = self._warm.process.pid if self._warm else 0
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
                 is_here = os.stat(f"/proc/{process.pid}/ns/net").st_ino == own
-                if is_here and process.status() != psutil.STATUS_ZOMBIE and process.pid != warm:
+                if is_here and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
@@ -209,8 +119,6 @@ class Host:
 
     def close(self) -> None:
         self.kill()
-        if self._warm:
-            self._warm.close()
 
 
 class Hosts:
@@ -256,13 +164,12 @@ class Hosts:
             host.names.write_text(known)
 
     def rename(self, host: Host, name: str, address: str) -> None:
-        """Give a host another name and address, as of a machine that replaces it. Its warm Python is started again."""
+        """Give a host another name and address, as of a machine that replaces it."""
         inside = ("-n", host.namespace)
         _run(*inside, "addr", "flush", "dev", "eth7")
         _run(*inside, "addr", "add", f"{address}/24", "dev", "eth7")
         host.name, host.address = name, address
         self.write_names()
-        host.warm_again()
 
     def cut(self, host: Host | None = None) -> None:
         """Pull the cable of a host; None: of alpha."""

@@ -35,6 +35,7 @@ from benchmarks.simulation.fake_tensors import (
     take_kernels_of_cuda,
     teach_fake_tensors,
 )
+from benchmarks.simulation.gradients import all_gradients
 from benchmarks.simulation.labels import label_storages
 from benchmarks.simulation.meter import Meter, Tally
 from benchmarks.simulation.simulate import set_rank_0_variables
@@ -47,7 +48,7 @@ from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
 from kit.data.samples.halves import PREFERENCE
 from kit.model.load import attention_of, build_model, open_config
-from kit.strategy.gradients import all_gradients, hold_in_float32, trains_in_bf16
+from kit.strategy.gradients import hold_in_float32, trains_in_bf16
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
 from kit.train.objective import build_objective

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.simulation.gradients import all_gradients
 from benchmarks.simulation.meter import Meter
 from benchmarks.simulation.storages import GRADIENTS
-from kit.strategy.gradients import all_gradients
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from kit.console import progress
 from kit.failures import exits
 from kit.failures.ranks import Watch
-from kit.failures.underway import Underway
 from kit.memory import advice
 from kit.phases import Phase
 from kit.strategy.rendezvous import open_store
@@ -31,9 +30,6 @@ class Guard:
             trains: the same command goes on from a checkpoint.
         """
         self.watch = Watch(accelerator, open_store(), recipe.ddp_timeout, trains)
-        self._underway = Underway(topology.device_type == "cpu")
-        if accelerator.num_processes > 1 and accelerator.is_main_process:
-            self._underway.start()
         self._model: torch.nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         exits.explain_with(self.watch.explain)
@@ -42,7 +38,6 @@ class Guard:
     def enter(self, phase: Phase, step: int = 0) -> None:
         """Note that this rank begins ``phase``; ``step`` counts from 1, and is 0 for a phase outside the steps."""
         self.watch.enter(phase, step)
-        self._underway.enter(phase, step)
 
     def progress(self, items: Iterable[Any], name: str, total: int) -> Iterator[Any]:
         """Return ``items`` with a progress bar. Each item taken counts as a sign that this rank does not hang."""

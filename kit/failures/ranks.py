@@ -1,16 +1,14 @@
 """The status of every rank, to name a rank that died or hangs.
 
 On every rank a thread writes the rank's status to the ranks' key-value store once per second. If no rank makes progress
-for the time-out, or if a collective fails, each rank asks which ranks are missing (``kit.failures.survey``), and
-reports in which phase and step they were last seen. Progress means: a phase or a collective begins, an evaluation takes
-an item, or the process reads or writes files; so a slow disk does not count as a hang.
+for the time-out, or if a collective fails, the rank takes a survey (``kit.failures.survey``), and reports which ranks
+are missing, and in which phase and step they were last seen. Progress means: a phase or a collective begins, an
+evaluation takes an item, or the process reads or writes files; so a slow disk does not count as a hang.
 
-A rank that fails for a reason of its own leaves a note (``kit.strategy.failure_note``). The thread looks for it with
-every beat, and ends its rank with that reason, whatever the rank waits for.
-
-If the store does not answer either, as when a machine or the network went down, the rank says that, and ends.
+If the store does not answer, as when a machine or the network went down, the rank says that, and ends.
 """
 
+import json
 import os
 import signal
 import socket
@@ -18,17 +16,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from kit.console import show_error
 from kit.errors import TrainingError
-from kit.failures import exits
-from kit.failures.survey import SILENT_SECONDS, RankList, RankStatus, Surveys
+from kit.failures.survey import SILENT_SECONDS, RankStatus, Survey, last_seen, names, take_survey
 from kit.phases import STARTING, Phase
-from kit.strategy.failure_note import FailedElsewhere, FailureNote, find_note, rank_notes_are_used, report_to_others
-from kit.strategy.launcher import end_launcher_later, launched_rank, record_exit
 from kit.strategy.rendezvous import collectives_begun
 from kit.strategy.store import BoundedStore
 
@@ -36,7 +32,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 BEAT_SECONDS = 1.0
-_OWN_SECONDS = 3.0  # in which a rank that was about to fail too reports its own error
 PROGRESS_BYTES = 1 << 16  # reading or writing more than this within a beat counts as progress
 
 
@@ -64,16 +59,13 @@ class Watch:
         self._store = store
         self._timeout = timeout_seconds
         self._trains = trains
-        # Without a launcher's store, rank 0 keeps one.
-        self._surveys = Surveys(store, self._world, timeout_seconds, self._rank == 0) if store is not None else None
         self._step = 0
         self._phase = STARTING.doing
         self._save = ""
         self._last_progress = time.monotonic()
         self._is_surveying = False
-        self._note: FailureNote | None = None
         if store is not None:
-            threading.Thread(target=self._beat, daemon=True).start()
+            threading.Thread(target=self._beat, args=(store,), daemon=True).start()
 
     def enter(self, phase: Phase, step: int = 0) -> None:
         """Note that this rank begins ``phase``; ``step`` counts from 1, and is 0 for a phase outside the steps."""
@@ -105,26 +97,20 @@ class Watch:
         Args:
             error: an exception raised by a collective.
         """
-        if self._surveys is None or not isinstance(error, RuntimeError):
+        if self._store is None or not isinstance(error, RuntimeError):
             return None
-        if note := self._note or self._find_note():
-            return FailedElsewhere(note)
-        then = "the same command continues from the last checkpoint" if self._trains else ""
+        then = "\n    -> the same command continues from the last checkpoint" if self._trains else ""
         try:
-            gone = self._surveys.ask().gone
-        except TimeoutError:
-            ending = f"\n    -> {then}" if then else ""
-            return TrainingError(self._unreachable() + ending)
-        if not gone.count:
+            gone = take_survey(self._store, self._world, self._timeout).gone
+        except (TimeoutError, RuntimeError):
+            return TrainingError(self._unreachable() + then)
+        if not gone:
             return None
-        several = gone.count > 1
-        found = f"{gone.names()} {'are' if several else 'is'} gone, last seen: {_listed(gone)}"
-        said, killed = ("They say", "were killed") if several else ("It says", "was killed")
+        found = f"{names(gone)} {'are' if len(gone) > 1 else 'is'} gone, last seen: {self._last_seen(gone)}"
         causes = "by hand, by a scheduler, or for lack of memory (see `dmesg`)"
-        ending = f";\n       {then}" if then else ""
-        return TrainingError(f"{found}\n    -> {said} why above, or {killed}: {causes}{ending}")
+        return TrainingError(f"{found}; a rank that printed no reason was killed: {causes}{then}")
 
-    def _beat(self) -> None:
+    def _beat(self, store: BoundedStore) -> None:
         beats = 0
         last_collectives = 0
         last_bytes = 0
@@ -151,93 +137,61 @@ class Watch:
                 host=socket.gethostname(),
                 pid=os.getpid(),
             )
-            self._write(status)
+            _write(store, status)
             before = time.monotonic()
-            if self._note is None and (note := self._find_note()):
-                self._note = note
-                threading.Thread(target=self._end_as, args=(note,), daemon=True).start()
             if now - self._last_progress > self._timeout and not self._is_surveying:
                 self._is_surveying = True
                 # In another thread, because this one must continue to write the status.
-                threading.Thread(target=self._ask_others, args=(self._last_progress,), daemon=True).start()
+                threading.Thread(target=self._ask_others, args=(store, self._last_progress), daemon=True).start()
             time.sleep(BEAT_SECONDS)
 
-    def _write(self, status: RankStatus) -> None:
-        assert self._surveys is not None
-        # The process that keeps the store has ended, or cannot be reached; the next reader reports that.
-        with suppress(RuntimeError, TimeoutError):
-            self._surveys.write(status)
-
-    def _find_note(self) -> FailureNote | None:
-        assert self._store is not None
-        if rank_notes_are_used():
-            with suppress(RuntimeError, TimeoutError):
-                return self._store.call(lambda store: find_note(store.underlying_store))
-        return None
-
-    def _end_as(self, note: FailureNote) -> None:
-        """End this rank as the one that left the note, unless it ends by itself."""
-        rank = launched_rank()
-        leads = rank is None or rank.local_rank == 0  # it prints, and a launcher ends the others then
-        time.sleep(_OWN_SECONDS if leads else 2 * _OWN_SECONDS)
-        if not exits.is_ending():
-            self._leave(str(FailedElsewhere(note)), status=note.status, tells=False)
-
-    def _ask_others(self, last_progress: float) -> None:
+    def _ask_others(self, store: BoundedStore, last_progress: float) -> None:
         """End the process if no other rank makes progress either.
 
         ``os._exit``, because an exception cannot interrupt a collective that never returns.
         """
         waited = f"{self._timeout} s without progress (--ddp_timeout), {self._phase}"
         waited += f" in step {self._step}" if self._step else ""
-        assert self._surveys is not None
         try:
-            found = self._surveys.ask()
-        except TimeoutError:
-            self._leave(f"{waited}; {self._unreachable()}", tells=False)
+            found = take_survey(store, self._world, self._timeout)
+        except (TimeoutError, RuntimeError):
+            self._leave(f"{waited}; {self._unreachable()}")
             return
         if self._last_progress != last_progress or found.is_progressing:
             self._is_surveying = False
             return
-        if found.absent.count < self._world:
-            reason = f"{found.absent.names()} did not arrive, last seen: {_listed(found.absent)}"
-        else:
-            reason = f"every rank waits: a GPU, the network or a disk hangs ({_listed(found.absent)})"
-        self._leave(f"{waited}; {reason}", found.gone.first)
+        self._leave(f"{waited}; {self._who_is_absent(found)}", found.gone)
 
-    def _leave(self, message: str, gone: Iterable[RankStatus] = (), status: int = 1, tells: bool = True) -> None:
-        exit_status = max(status, self._report(message))
-        if tells:
-            report_to_others(exit_status, message)
-        here = [status.pid for status in gone if status.host == socket.gethostname() and status.pid]
-        record_exit(exit_status, is_final=False, killed=here, text=message if tells else "")
-        for pid in here:  # a stopped process does not react to the launcher's SIGTERM
-            with suppress(OSError):
+    def _who_is_absent(self, found: Survey) -> str:
+        seen = self._last_seen(found.absent)
+        if len(found.absent) < self._world:
+            return f"{names(found.absent)} did not arrive, last seen: {seen}"
+        return f"every rank waits: a GPU, the network or a disk hangs ({seen})"
+
+    def _leave(self, message: str, gone: Iterable[RankStatus] = ()) -> None:
+        status = max(1, self._report(message))
+        for pid in [each.pid for each in gone if each.host == socket.gethostname() and each.pid]:
+            with suppress(OSError):  # a stopped process does not react to the launcher's SIGTERM
                 os.kill(pid, signal.SIGKILL)
-        end_launcher_later()
-        os._exit(exit_status)
+        os._exit(status)
 
     def _unreachable(self) -> str:
         """What this rank knows when the store does not answer."""
         assert self._store is not None
-        return (
-            f"{self._store.address}, where the ranks meet, does not answer {socket.gethostname()}: "
-            "that machine is down, or the network between the two"
-        )
+        where = f"{self._store.address}, where the ranks meet, does not answer {socket.gethostname()}"
+        return f"{where}: the launcher or the machine of rank 0 has ended, or the network between the two"
+
+    def _last_seen(self, ranks: list[RankStatus]) -> str:
+        return last_seen(ranks, socket.gethostname())
 
     def _print(self, message: str) -> int:
         show_error(f"\nerror: rank {self._rank}: {message}")
         return 1
 
 
-def _listed(ranks: RankList) -> str:
-    return "; ".join(map(_described, ranks.first)) + ranks.more
-
-
-def _described(status: RankStatus) -> str:
-    host = f" on {status.host}" if status.host not in ("", socket.gethostname()) else ""
-    text = f"rank {status.rank}{host} {status.phase}" + (f" in step {status.step}" if status.step else "")
-    return text + (f", {status.save}" if status.save else "")
+def _write(store: BoundedStore, status: RankStatus) -> None:
+    with suppress(RuntimeError, TimeoutError):  # the next reader reports that
+        store.call(lambda each: each.set(str(status.rank), json.dumps(asdict(status))))
 
 
 def _bytes_of_files() -> int:

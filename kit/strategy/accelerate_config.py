@@ -7,48 +7,73 @@ kit saves by itself. The environment variables that a launcher sets are validate
 
 import os
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from kit.config.hints import other_kind
-from kit.config.other_kits import FP16, other_kits_word
 from kit.config.recipe_file import read_yaml
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, raise_if
-from kit.strategy.parallelism import PREFIX, GroupSizes, group_sizes, hint_for_key
+from kit.strategy.parallelism import NOT_OFFERED, PREFIX, GroupSizes, group_sizes
+from kit.strategy.precision import FLOAT32
 from kit.strategy.strategies import Strategy, StrategyName
 from kit.strategy.topology import Precision
 
-_CONFIG_KEYS = """
-compute_environment debug distributed_type downcast_bf16 enable_cpu_affinity fsdp_config gpu_ids machine_rank
-main_process_ip main_process_port main_training_function mixed_precision num_machines num_processes
-rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo use_cpu dynamo_config parallelism_config
-""".split()
-_FSDP_KEYS = """
-fsdp_version fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap fsdp_reshard_after_forward
-fsdp_sharding_strategy fsdp_offload_params fsdp_cpu_ram_efficient_loading fsdp_state_dict_type
-fsdp_use_orig_params fsdp_sync_module_states fsdp_backward_prefetch fsdp_forward_prefetch
-fsdp_activation_checkpointing
-""".split()
-# The kit compiles by layer, in whole graphs and for all lengths, whatever the last three say.
-_DYNAMO_KEYS = (
-    "dynamo_backend dynamo_mode dynamo_use_dynamic dynamo_use_fullgraph dynamo_use_regional_compilation".split()
-)
-# Accelerate's other ways to distribute a run, and the keys of its config that only they read.
-_DEEPSPEED = "DeepSpeed's ZeRO shards what FSDP2 shards, in a loop of its own; use --config {} (docs/parallelism.md)"
-_MEGATRON = (
-    "Megatron-LM trains models written for it, this kit those of transformers; use --config fsdp (docs/parallelism.md)"
-)
-_TPU = "TPUs need torch_xla, with which this kit was never run; use GPUs, or --config single with use_cpu: true"
-_FP8 = "fp8 is a setting of the recipe: --fp8 true, with mixed_precision: bf16 in the config"
-_OTHER_KINDS = {"DEEPSPEED": _DEEPSPEED, "MEGATRON_LM": _MEGATRON, "XLA": _TPU, "TPU": _TPU}
-_OTHER_KEYS = {"deepspeed_config": _DEEPSPEED, "megatron_lm_config": _MEGATRON, "fp8_config": _FP8} | dict.fromkeys(
-    "tpu_name tpu_zone tpu_vm command_file commands".split(), _TPU
-)
-_PRECISIONS = {"fp16": FP16, "fp8": _FP8}
+_KINDS: dict[str, StrategyName] = {
+    "no": "single",
+    "mps": "single",
+    "multi_gpu": "ddp",
+    "multi_cpu": "ddp",
+    "fsdp": "fsdp2",
+}
+_OTHER_WAYS = "DeepSpeed, Megatron-LM and TPUs are not offered: --config fsdp; docs/parallelism.md says why"
+_FP16 = f"fp16 needs loss scaling, which skips steps. On a T4 or V100, {FLOAT32}; fp8 is --fp8 true, with bf16 here"
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A key of a config with one of a few values, in any case; the first one is the default."""
+
+    values: tuple[str, ...]
+    fix: str = ""
+
+
+_SECTIONS = ("fsdp_config", "dynamo_config", "parallelism_config")
+_KEYS = {
+    "distributed_type": _Key(tuple(_KINDS), _OTHER_WAYS),
+    "mixed_precision": _Key(("no", "bf16"), _FP16),
+    "use_cpu": _Key(("false", "true")),
+    "gpu_ids": _Key(("all",), "put CUDA_VISIBLE_DEVICES=... in front of the command"),  # only a launcher can hide GPUs
+    "fsdp_config.fsdp_version": _Key(("1", "2")),
+    "fsdp_config.fsdp_auto_wrap_policy": _Key(("transformer_based_wrap",), "each decoder layer is one unit"),
+    "fsdp_config.fsdp_activation_checkpointing": _Key(
+        ("false",), "use --gradient_checkpointing: this one gives wrong gradients with dropout"
+    ),
+    "fsdp_config.fsdp_offload_params": _Key(("false", "true")),
+    "fsdp_config.fsdp_cpu_ram_efficient_loading": _Key(("true", "false")),
+    "fsdp_config.fsdp_reshard_after_forward": _Key(("true", "false", "full_shard", "shard_grad_op")),
+    "fsdp_config.fsdp_sharding_strategy": _Key(("full_shard", "shard_grad_op", "1", "2")),
+    "fsdp_config.fsdp_use_orig_params": _Key(("true",), "frozen and trained weights share a unit"),
+    "dynamo_config.dynamo_backend": _Key(("no", "inductor")),
+    "dynamo_config.dynamo_mode": _Key(("default",)),
+    **{f"parallelism_config.{PREFIX}{name}": _Key(("1",), reason) for name, reason in NOT_OFFERED.items()},
+}
+# Keys with a whole number: the least one.
+_NUMBERS = {"num_processes": -1, "num_machines": 1, "main_process_port": 0} | {
+    f"parallelism_config.{PREFIX}{name}": 1 for name in ("dp_replicate_size", "dp_shard_size")
+}
+# The kit compiles by layer, in whole graphs and for all lengths, whatever dynamo_use_... say.
+_FREE = {
+    "": """compute_environment debug downcast_bf16 enable_cpu_affinity machine_rank main_process_ip
+main_training_function rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo""",
+    "fsdp_config.fsdp_": "transformer_layer_cls_to_wrap state_dict_type sync_module_states backward_prefetch"
+    " forward_prefetch",
+    "dynamo_config.dynamo_use_": "dynamic fullgraph regional_compilation",
+    f"parallelism_config.{PREFIX}": "cp_backend cp_comm_strategy sp_backend sp_seq_length sp_seq_length_is_variable"
+    " sp_attn_implementation",
+}
+_KNOWN = {*_KEYS, *_NUMBERS, *_SECTIONS, *(prefix + name for prefix, names in _FREE.items() for name in names.split())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,25 +94,12 @@ class AccelerateConfig:
     compiles: bool = False  # whether it has a ``dynamo_config``, which asks for compiled layers
 
 
-def _refuse_deepspeed(path: Path, values: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` for a JSON of DeepSpeed."""
-    if "zero_optimization" in values:
-        expected = "an Accelerate config"
-        fix = "--config fsdp; or --config fsdp_offload; or --config ddp"
-        raise UserError(Problem("--config", f"{path} is a file of DeepSpeed", expected, fix))
-
-
 def read_config(path: Path) -> AccelerateConfig:
     """Read and validate an Accelerate config file. Raises ``UserError`` with every problem of the file."""
     values, lines = read_yaml(path)
-    if problem := other_kind(values, "config", path):
-        raise UserError(problem)
-    _refuse_deepspeed(path, values)
-    if not {*_CONFIG_KEYS, *_OTHER_KEYS} & set(values) and any(map(other_kits_word, map(str, values))):
-        fix = f"--recipe {shlex.quote(str(path))} instead of --config"
-        raise UserError(Problem("--config", f"{path} has only keys of a recipe", "an Accelerate config", fix))
-    fsdp = values.get("fsdp_config") or {}
-    problems = []
+    if values and not _KNOWN & set(values):
+        found = f"{path} has no key of an Accelerate config"
+        raise UserError(Problem("--config", found, fix="a recipe, of any kit, is given by --recipe"))
     text = read_small(path).splitlines()
 
     def where(key: str) -> str:
@@ -95,149 +107,88 @@ def read_config(path: Path) -> AccelerateConfig:
         line = lines.get(key) or next((number for number, line in enumerate(text, 1) if inner.match(line)), None)
         return f"{path}:{line} {key}" if line else f"{path} {key}"
 
-    for key in values:
-        if key in _OTHER_KEYS:
-            if values[key] and _OTHER_KEYS[key] != _OTHER_KINDS.get(str(values.get("distributed_type"))):
-                fix = _OTHER_KEYS[key].format("fsdp") + ", or remove these lines"
-                problems.append(Problem(where(key), "not offered", fix=fix))
-        elif key not in _CONFIG_KEYS:
-            hint = hint_for_key(key) or did_you_mean(key, _CONFIG_KEYS)
-            problems.append(Problem(where(key), "not a key of an Accelerate config", fix=hint))
-    if not isinstance(fsdp, dict):
-        raise UserError(*problems, Problem(where("fsdp_config"), f"found {fsdp!r}", "a mapping of fsdp_ keys"))
-    for key in fsdp:
-        if key not in _FSDP_KEYS:
-            hint = did_you_mean(str(key), _FSDP_KEYS) or "remove it"
-            problems.append(Problem(where(f"fsdp_config.{key}"), "not a key this kit reads", fix=hint))
-    gpu_ids = str(values.get("gpu_ids", "all"))
-    if gpu_ids != "all":  # only the launcher can hide GPUs from the process
-        fix = f"put CUDA_VISIBLE_DEVICES={gpu_ids} in front of the command"
-        problems.append(Problem(where("gpu_ids"), f"found {gpu_ids!r}", "all", fix))
-    return make_config(values, fsdp, where, problems)
+    return make_config(values, where)
 
 
-def make_config(
-    values: dict[str, Any], fsdp: dict[str, Any], where: Callable[[str], str], problems: list[Problem]
-) -> AccelerateConfig:
+def make_config(values: Mapping[str, Any], where: Callable[[str], str]) -> AccelerateConfig:
     """Validate the values of a config.
 
     Args:
-        values: the top-level keys.
-        fsdp: the keys of ``fsdp_config``.
+        values: by key; those of sections are mappings.
         where: returns what to call a key in a message, such as ``file:line key``.
-        problems: those found so far.
 
     Raises:
         UserError: with all problems.
     """
+    problems: list[Problem] = []
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in _SECTIONS:
+            flat[str(key)] = value
+        elif isinstance(value or {}, dict):
+            flat |= {f"{key}.{name}": inner for name, inner in (value or {}).items()}
+        else:
+            problems.append(Problem(where(key), f"found {value!r}", f"a mapping of {key.removesuffix('config')} keys"))
+    for key in [key for key in flat if key not in _KNOWN]:
+        other_way = key.split("_")[0] in ("deepspeed", "megatron", "tpu") and _OTHER_WAYS
+        hint = other_way or did_you_mean(key, _KNOWN) or "remove it"
+        problems.append(Problem(where(key), "not a key of an Accelerate config that this kit reads", fix=hint))
 
-    def refuse(key: str, found: Any, expected: str, fix: str = "") -> None:
-        problems.append(Problem(where(key), f"found {found!r}", expected, fix))
+    def choice(key: str) -> str:
+        value, allowed = flat.get(key), _KEYS[key].values
+        text = (
+            "no" if value is False and "no" in allowed else str(value).lower()
+        )  # YAML reads an unquoted `NO` as false
+        if value is None or text == "none":
+            return allowed[0]
+        if text not in allowed:
+            expected = " or ".join(value.upper() if key == "distributed_type" else value for value in allowed)
+            problems.append(Problem(where(key), f"found {value!r}", expected, _KEYS[key].fix))
+        return text
 
-    def switch(key: str, default: bool) -> bool:
-        value = str(fsdp.get(key, default)).lower()
-        if value not in ("true", "false"):
-            refuse(f"fsdp_config.{key}", fsdp[key], "true or false")
-        return value == "true"
+    def number(key: str) -> int | None:
+        value, least = flat.get(key), _NUMBERS[key]
+        if value is None:
+            return None
+        if not re.fullmatch(r"-?\d+", str(value)) or int(value) < least or (key == "num_processes" and int(value) == 0):
+            problems.append(Problem(where(key), f"found {value!r}", f"a whole number from {max(least, 1)}"))
+            return None
+        return int(value)
 
-    # YAML reads an unquoted `NO` as false.
-    kind = str(values.get("distributed_type") or "NO")
-    version = str(fsdp.get("fsdp_version", 1))
-    kinds: dict[str, StrategyName] = {
-        "NO": "single",
-        "MPS": "single",
-        "MULTI_GPU": "ddp",
-        "MULTI_CPU": "ddp",
-        "FSDP": "fsdp2",
-    }
-    if kind not in kinds:
-        fix = _OTHER_KINDS.get(kind, "this kit was never run on such devices")
-        refuse("distributed_type", kind, "NO, MULTI_GPU or FSDP", fix.format(_like_deepspeed(values)))
-    name = kinds.get(kind, "single")
-    if kind == "FSDP" and version not in ("1", "2"):
-        refuse("fsdp_config.fsdp_version", version, "1 or 2")
-    if kind == "FSDP" and version == "1":
+    chosen = {key: choice(key) for key in _KEYS}
+    numbers = {key: number(key) for key in _NUMBERS}
+    fsdp = {key.partition(".")[2]: value for key, value in chosen.items() if key.startswith("fsdp_config.")}
+    kind = chosen["distributed_type"]
+    name = _KINDS.get(kind, "single")
+    if kind == "fsdp" and fsdp["fsdp_version"] == "1":
         name = "fsdp1"
-    precision = str(values.get("mixed_precision") or "no")
-    if precision not in ("no", "bf16"):
-        refuse("mixed_precision", precision, "no or bf16", _PRECISIONS.get(precision, ""))
-    if kind == "FSDP":
-        policy = str(fsdp.get("fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"))
-        if policy != "TRANSFORMER_BASED_WRAP":
-            refuse(
-                "fsdp_config.fsdp_auto_wrap_policy",
-                policy,
-                "TRANSFORMER_BASED_WRAP",
-                "each decoder layer is one unit",
-            )
-        if switch("fsdp_activation_checkpointing", False):
-            refuse(
-                "fsdp_config.fsdp_activation_checkpointing",
-                True,
-                "false",
-                "use --gradient_checkpointing: this one gives wrong gradients with dropout",
-            )
-    if name == "fsdp1" and not switch("fsdp_use_orig_params", True):
-        refuse("fsdp_config.fsdp_use_orig_params", False, "true", "frozen and trained weights share a unit")
-    dynamo = values.get("dynamo_config") or {}
-    if not isinstance(dynamo, dict):
-        refuse("dynamo_config", dynamo, "a mapping of dynamo_ keys")
-        dynamo = {}
-    for key in dynamo:
-        if key not in _DYNAMO_KEYS:
-            refuse(f"dynamo_config.{key}", dynamo[key], "dynamo_backend: INDUCTOR")
-    backend = str(dynamo.get("dynamo_backend") or "NO").upper()  # YAML reads an unquoted `NO` as false
-    if backend not in ("NO", "INDUCTOR"):
-        refuse("dynamo_config.dynamo_backend", dynamo["dynamo_backend"], "INDUCTOR or NO")
-    if str(dynamo.get("dynamo_mode", "default")) != "default":
-        refuse("dynamo_config.dynamo_mode", dynamo["dynamo_mode"], "default")
-    groups = group_sizes(values.get("parallelism_config") or {}, name, refuse)
-    count = values.get("num_processes")
-    if count is not None and (type(count) is not int or count == 0 or count < -1):
-        refuse("num_processes", count, "a whole number from 1, or no such line: one per GPU")
-    num_machines = values.get("num_machines") or 1
-    if type(num_machines) is not int or num_machines < 1:
-        refuse("num_machines", num_machines, "a whole number from 1")
-    port = values.get("main_process_port")
-    if port is not None and not (str(port).isdecimal() and int(port) < 65536):
-        refuse("main_process_port", port, "a whole number below 65536")
-    use_cpu = str(values.get("use_cpu") or False).lower()
-    if use_cpu not in ("true", "false", "none"):
-        refuse("use_cpu", values["use_cpu"], "true or false")
-    sharding = str(fsdp.get("fsdp_sharding_strategy", "FULL_SHARD"))
-    if name == "fsdp1" and sharding not in ("FULL_SHARD", "SHARD_GRAD_OP", "1", "2"):
-        refuse("fsdp_config.fsdp_sharding_strategy", sharding, "FULL_SHARD or SHARD_GRAD_OP")
-    fsdp1_reshard = sharding in ("FULL_SHARD", "1")
-    reshard = switch("fsdp_reshard_after_forward", True) if name == "fsdp2" else fsdp1_reshard
-    offloads = switch("fsdp_offload_params", False) and kind == "FSDP"
-    load_on_rank0 = switch("fsdp_cpu_ram_efficient_loading", True) and kind == "FSDP"
+    replicas, shards = (numbers[f"parallelism_config.{PREFIX}dp_{of}_size"] for of in ("replicate", "shard"))
+    groups, fault = group_sizes(replicas, shards, name)
+    if fault:
+        problems.append(Problem(where("parallelism_config"), *fault))
     raise_if(problems)
-    classes = fsdp.get("fsdp_transformer_layer_cls_to_wrap") or ""
+    classes = flat.get("fsdp_config.fsdp_transformer_layer_cls_to_wrap") or ""
     names = classes if isinstance(classes, list) else str(classes).split(",")
+    is_fsdp = kind == "fsdp"
+    reshards = fsdp["fsdp_reshard_after_forward"] in ("true", "full_shard")
+    if name == "fsdp1":
+        reshards = reshards and fsdp["fsdp_sharding_strategy"] in ("full_shard", "1")
+    offloads = fsdp["fsdp_offload_params"] == "true" and is_fsdp
+    count, address = numbers["num_processes"], flat.get("main_process_ip")
     return AccelerateConfig(
         strategy=Strategy(name, offloads=offloads, replicates=groups != GroupSizes()),
-        mixed_precision=cast(Precision, precision),
+        mixed_precision=cast(Precision, chosen["mixed_precision"]),
         num_processes=count if count and count > 0 else None,
-        num_machines=num_machines,
-        use_cpu=use_cpu == "true",
+        num_machines=numbers["num_machines"] or 1,
+        use_cpu=chosen["use_cpu"] == "true",
         layer_classes=tuple(str(name).strip() for name in names if str(name).strip()),
-        reshard_after_forward=reshard,
-        load_on_rank0=load_on_rank0,
+        reshard_after_forward=reshards,
+        load_on_rank0=fsdp["fsdp_cpu_ram_efficient_loading"] == "true" and is_fsdp,
         groups=groups,
-        main_process_ip=str(values["main_process_ip"]) if values.get("main_process_ip") else None,
-        main_process_port=None if port is None else int(port),
-        compiles=backend == "INDUCTOR",
+        main_process_ip=str(address) if address else None,
+        main_process_port=numbers["main_process_port"],
+        compiles=chosen["dynamo_config.dynamo_backend"] == "inductor",
     )
-
-
-def _like_deepspeed(values: dict[str, Any]) -> str:
-    """The config of this kit that holds on each GPU what this DeepSpeed config holds there."""
-    deepspeed = values.get("deepspeed_config")
-    deepspeed = deepspeed if isinstance(deepspeed, dict) else {}
-    devices = [str(deepspeed.get(f"offload_{what}_device") or "none") for what in ("param", "optimizer")]
-    if set(devices) != {"none"}:
-        return "fsdp_offload"
-    return "ddp" if str(deepspeed.get("zero_stage", 3)) == "0" else "fsdp"
 
 
 def config_from_environment() -> AccelerateConfig:
@@ -247,31 +198,25 @@ def config_from_environment() -> AccelerateConfig:
         UserError: with all settings that the kit does not support.
     """
     env = os.environ
-    kind = "MULTI_GPU" if "RANK" in env else "NO"
-    if env.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-        kind = "DEEPSPEED"
-    if env.get("ACCELERATE_USE_MEGATRON_LM", "").lower() == "true":
-        kind = "MEGATRON_LM"
-    fsdp = {}
-    if env.get("ACCELERATE_USE_FSDP", "").lower() == "true":
-        kind = "FSDP"
+
+    def is_set(name: str) -> bool:
+        return env.get(f"ACCELERATE_USE_{name}", "").lower() == "true"
+
+    values: dict[str, Any] = {"distributed_type": "MULTI_GPU" if "RANK" in env else "NO"}
+    for other in ("DEEPSPEED", "MEGATRON_LM"):
+        if is_set(other):
+            values["distributed_type"] = other
+    if is_set("FSDP"):
+        values["distributed_type"] = "FSDP"
         names = {"TRANSFORMER_CLS_TO_WRAP": "fsdp_transformer_layer_cls_to_wrap"}
-        fsdp = {
-            names.get(key[5:], key.lower()): value
-            for key, value in env.items()
-            if key.startswith("FSDP_") and value.lower() not in ("", "none")
-        }
-    values = {
-        "distributed_type": kind,
-        "mixed_precision": env.get("ACCELERATE_MIXED_PRECISION", "no"),
-        "fsdp_config": fsdp,
-    }
-    if env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO":
-        names = {f"ACCELERATE_{key.upper()}": key for key in ("dynamo_backend", "dynamo_mode")}
-        values["dynamo_config"] = {names[name]: env[name] for name in names if name in env}
-    if env.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
+        fsdp = {names.get(key[5:], key.lower()): value for key, value in env.items() if key.startswith("FSDP_")}
+        # The launcher also passes on the defaults of keys that its config does not have.
+        values["fsdp_config"] = {key: value for key, value in fsdp.items() if value and f"fsdp_config.{key}" in _KNOWN}
+    if is_set("PARALLELISM_CONFIG"):
         # The launcher passes 1 on for each size that its config does not have.
         sizes = {key.lower(): value for key, value in env.items() if key.startswith(PREFIX.upper()) and value != "1"}
         values["parallelism_config"] = sizes
-    values["use_cpu"] = env.get("ACCELERATE_USE_CPU", "false")
-    return make_config(values, fsdp, lambda key: f"the launcher's {key}", [])
+    for key in ("mixed_precision", "use_cpu"):
+        values[key] = env.get(f"ACCELERATE_{key.upper()}")
+    values["dynamo_config"] = {key: env.get(f"ACCELERATE_{key.upper()}") for key in ("dynamo_backend", "dynamo_mode")}
+    return make_config(values, lambda key: f"the launcher's {key}")

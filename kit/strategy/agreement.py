@@ -1,7 +1,6 @@
 """All ranks agree on what the run is, in one exchange, before they connect to each other or read a weight.
 
-Each rank writes one digest of its facts to the store. Rank 0 compares them, and asks for details only where digests
-differ. All ranks read one verdict. So the work of the store grows linearly with the number of ranks.
+Each rank writes its facts to the store; rank 0 compares them, and all ranks read one verdict.
 
 Promises: every rank raises the same problems, each with the machines that differ; a problem that one rank found on its
 machine is raised by all.
@@ -32,16 +31,6 @@ class Fact:
     refuses: bool = True  # False: a difference is only a warning
 
 
-@dataclass(frozen=True)
-class _Card:
-    """What a rank writes before it is asked for more."""
-
-    machine: str
-    host: str
-    digest: str
-    problems: list[dict[str, Any]]
-
-
 def exchange(
     store: Any, rank: int, world: int, facts: Sequence[Fact], problems: list[Problem]
 ) -> tuple[list[Problem], list[str]]:
@@ -54,31 +43,18 @@ def exchange(
     Returns:
         Problems, the same on all ranks, and warnings, on rank 0.
     """
-    details = json.dumps([asdict(fact) for fact in facts])
-    card = _Card(
-        machine_id(),
-        socket.gethostname(),
-        xxhash.xxh3_64_hexdigest(details.encode()),
-        [asdict(problem) for problem in problems],
-    )
-    store.set(f"card/{rank}", json.dumps(asdict(card)))
+    own = [machine_id(), socket.gethostname(), list(map(asdict, facts)), list(map(asdict, problems))]
+    store.set(f"facts/{rank}", json.dumps(own))
     if rank:
-        if rank in json.loads(store.get("asked")):
-            store.set(f"details/{rank}", details)
         found = [Problem(**each) for each in json.loads(store.get("verdict"))]
         store.set(f"read/{rank}", "here")
         return found, []
-    cards = [_Card(**json.loads(store.get(f"card/{other}"))) for other in range(world)]
-    first = {card.digest: other for other, card in reversed(list(enumerate(cards)))}
-    asked = [] if len(first) == 1 else [other for other in first.values() if other]
-    store.set("asked", json.dumps(asked))
-    known = {card.digest: list(facts)}
-    for other in asked:
-        known[cards[other].digest] = [Fact(**each) for each in json.loads(store.get(f"details/{other}"))]
-    found, warnings = compare_facts([known[each.digest] for each in cards], [each.host for each in cards])
-    several = len({each.machine for each in cards}) > 1
-    if several:
-        of_network = [Problem(**each) for card in cards for each in card.problems]
+    machines, hosts, all_facts, network = zip(
+        *(json.loads(store.get(f"facts/{each}")) for each in range(world)), strict=True
+    )
+    found, warnings = compare_facts([[Fact(**fact) for fact in each] for each in all_facts], hosts)
+    if len(set(machines)) > 1:
+        of_network = [Problem(**problem) for each in network for problem in each]
         found = [*dict.fromkeys(of_network), *found]
     store.set("verdict", json.dumps([asdict(problem) for problem in found]))
     if found:  # this rank will end, and the store may end with it

@@ -40,28 +40,22 @@ def describe_auto(recipe: Recipe, topology: Topology) -> list[str]:
 
 def compile_problems(topology: Topology) -> list[Problem]:
     """Return a problem if this machine, or the strategy, cannot compile."""
-    if not (missing := _missing(topology)):
-        return []
-    found, fix = missing
-    return [Problem("torch_compile", found, fix=f"{fix}; or --torch_compile false")]
-
-
-def _missing(topology: Topology) -> tuple[str, str] | None:
-    """What is missing to compile, and how to get it; None if nothing is."""
     on_cpu = topology.device_type == "cpu"
-    if topology.strategy.name == "fsdp1":
-        return "under FSDP1, which wraps modules inside of layers that have adapters", "--config fsdp"
-    if topology.device_type == "mps":
-        return "on MPS, for which this kit was never compiled", "use a CUDA GPU"
-    if not on_cpu and find_spec("triton") is None:
-        return "needs triton, which is not installed", "pip install triton"
     # Those that torch looks for on a CPU, and Triton on a GPU.
     usual = ("clang++" if sys.platform == "darwin" else "g++",) if on_cpu else ("gcc", "clang")
     own = os.environ.get("CXX" if on_cpu else "CC")
     compilers = (own,) if own else usual
-    if not any(map(shutil.which, compilers)):
-        return f"needs a compiler, and there is no {' or '.join(compilers)}", "apt-get install g++"
     header = Path(sysconfig.get_path("include"), "Python.h")
-    if not header.is_file():
-        return f"needs Python's headers, and there is no {header}", "apt-get install python3-dev"
-    return None
+    if topology.strategy.name == "fsdp1":
+        found, fix = "under FSDP1, which wraps modules inside of layers that have adapters", "--config fsdp"
+    elif topology.device_type == "mps":
+        found, fix = "on MPS, for which this kit was never compiled", "use a CUDA GPU"
+    elif not on_cpu and find_spec("triton") is None:
+        found, fix = "needs triton, which is not installed", "pip install triton"
+    elif not any(map(shutil.which, compilers)):
+        found, fix = f"needs a compiler, and there is no {' or '.join(compilers)}", "apt-get install g++"
+    elif not header.is_file():
+        found, fix = f"needs Python's headers, and there is no {header}", "apt-get install python3-dev"
+    else:
+        return []
+    return [Problem("torch_compile", found, fix=f"{fix}; or --torch_compile false")]

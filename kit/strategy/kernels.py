@@ -19,8 +19,8 @@ def check_kernels(recipe: Recipe, topology: Topology) -> list[Problem]:
     problems = []
     if recipe.attn_implementation == "flash_attention_3" and (found := _why_not_flash_attention_3(topology)):
         problems.append(Problem("attn_implementation", f"flash_attention_3, {found}", fix="--attn_implementation auto"))
-    if recipe.fp8 and (reason := _why_not_fp8(topology)):
-        problems.append(Problem("fp8", reason[0], fix=reason[1]))
+    if recipe.fp8 and (found := _why_not_fp8(topology)):
+        problems.append(Problem("fp8", found, fix=f"--fp8 false; or --config {topology.strategy.config} with bf16"))
     return problems
 
 
@@ -50,20 +50,14 @@ def _why_not_flash_attention_3(topology: Topology) -> str:
     return ""
 
 
-def _why_not_fp8(topology: Topology) -> tuple[str, str] | None:
-    """Why this run cannot have products of 8 bits, and what to do; None if it can."""
-    lowest = ".".join(map(str, _FP8_FROM))
-    without = "--fp8 false"
-    if topology.device_type != "cpu" and not gpus_of(topology):
-        name = "ROCm, whose 8-bit numbers may be others" if topology.device_type == "cuda" else topology.device_type
-        return f"needs NVIDIA GPUs, and the run is on {name}", without
-    for gpu in gpus_of(topology):
-        if (gpu.major, gpu.minor) < _FP8_FROM:
-            found = f"needs GPUs of compute capability {lowest} or above, and {gpu.name} has {gpu.major}.{gpu.minor}"
-            return found, without
+def _why_not_fp8(topology: Topology) -> str:
+    """Why this run cannot have products of 8 bits; empty if it can."""
+    gpus = gpus_of(topology)
+    if topology.device_type != "cpu" and not gpus:
+        return f"needs NVIDIA GPUs, and the run is on {topology.device_type}"
+    if old := next((gpu for gpu in gpus if (gpu.major, gpu.minor) < _FP8_FROM), None):
+        lowest = ".".join(map(str, _FP8_FROM))
+        return f"needs GPUs of compute capability {lowest} or above, and {old.name} has {old.major}.{old.minor}"
     if topology.strategy.name == "fsdp1":
-        return "under FSDP1, with which it was never run", f"--config fsdp; or {without}"
-    if topology.mixed_precision != "bf16":
-        found = "needs mixed_precision: bf16, and the run computes in float32"
-        return found, f"--config {topology.strategy.config}; or {without}"
-    return None
+        return "under FSDP1, with which it was never run"
+    return "" if topology.mixed_precision == "bf16" else "needs mixed_precision: bf16, and the run computes in float32"

@@ -11,44 +11,33 @@ Promises:
 - torch is imported only to count devices.
 """
 
-import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-import xxhash
-
 from kit import interrupt, own_metric
-from kit.config.command_line import Request, read_flags
+from kit.config.command_line import Request
 from kit.config.conflicts import describe_unused
 from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.recipe_file import find_file
 from kit.config.settings.evaluation import METRIC_PACKAGES
-from kit.config.settings.method import MethodSettings
 from kit.config.settings.optimisation import FIX_OF_BATCH, OptimSettings
 from kit.console import say
 from kit.errors import Problem, Problems, UserError, raise_if
 from kit.interrupt import OWN_TORCHRUN
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
 from kit.strategy.compiler import compile_problems, describe_auto, resolve_compile
-from kit.strategy.failure_note import meets_at
 from kit.strategy.launch_problems import launch_problems, started_machines
-from kit.strategy.launcher import (
-    end_with_launcher,
-    exit_if_recorded,
-    launched_rank,
-    recipe_after_restart,
-)
-from kit.strategy.machines import DEFAULT_PORT, Machines
+from kit.strategy.launcher import end_with_launcher, recipe_after_restart
 from kit.strategy.network import is_own, warnings_of_address
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology, takes_optimizer
-from kit.strategy.torchrun import INHERITED, torchrun_command
+from kit.strategy.torchrun import DEFAULT_PORT, INHERITED, Machines, torchrun_command
 
 _RANK_VARIABLES = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT".split()
 
@@ -70,27 +59,29 @@ def resolve(
         UserError: with all problems of the recipe, the flags, the config and the launcher; or what ``check`` raises.
     """
     _prepare_process()
-    recipe, config, config_name = resolve_config(request, starts_run=not request.launch.dry_run)
-    if OWN_TORCHRUN not in os.environ:  # else it was printed before torchrun was started
-        if trains:  # imports are slow, so say now what will be done
-            title = f"{recipe.method}, {config.strategy.title}{_on_machines()}"
-            verb = "checking" if request.launch.dry_run else "fine-tuning"
-            say(f"{verb} {request.recipe_name} ({title}), output_dir {recipe.output_dir}")
-        else:
-            adapter, base = recipe.adapter_name_or_path, recipe.model_name_or_path
-            scored = f"{adapter}, an adapter of {base}" if adapter else base
-            say(f"scoring {scored} ({config.strategy.title}{_on_machines()})")
+    recipe, config, config_name = resolve_config(request)
+    is_first = OWN_TORCHRUN not in os.environ  # else all of this was said before torchrun was started
+    if is_first:  # imports are slow, so say now what will be done
+        verb = ("checking" if request.launch.dry_run else "fine-tuning") if trains else "scoring"
+        count = started_machines()
+        machines = f" on {count} machine{'s' if count > 1 else ''}" if count else ""
+        what = f"{request.recipe_name} ({recipe.method}, {config.strategy.title}{machines})"
+        if not trains:
+            model = recipe.adapter_name_or_path or recipe.model_name_or_path
+            what = f"{model} ({config.strategy.title}{machines})"
+        say(f"{verb} {what}" + (f", output_dir {recipe.output_dir}" if trains else ""))
         say(*request.notes, *describe_unused(recipe))
-    if check and OWN_TORCHRUN not in os.environ:
-        raise_if(_problems_without_devices(request, config))
-        check(recipe, not request.launch.dry_run)
-    topology, launched, problems = _decide(request, recipe, config, config_name)
+        if check:
+            raise_if(_problems_without_devices(request, config))
+            check(recipe, not request.launch.dry_run)
+    topology, launched, problems = _decide(request, config, config_name)
     if trains:
         notes = describe_auto(recipe, topology)
         recipe = resolve_compile(recipe, config.compiles, topology)
-        recipe, more = _without_offload(recipe, topology)
-        notes += more
-        say(*(notes if OWN_TORCHRUN not in os.environ else []))
+        if recipe.activation_offload and topology.device_type != "cuda":
+            notes.append(f"activation_offload: no effect on {topology.device_type}")
+            recipe = recipe.model_copy(update={"activation_offload": False})
+        say(*(notes if is_first else []))
         problems += compile_problems(topology) if recipe.torch_compile else []
     raise_if(problems)
     raise_if(_batch_problems(recipe, topology.num_processes))
@@ -99,24 +90,10 @@ def resolve(
         return recipe, topology
     if topology.strategy != SINGLE and launched is None:
         _relaunch(config, topology.num_processes, recipe.ddp_timeout, keep_environment=not request.launch.config)
-    if OWN_TORCHRUN not in os.environ and (started_machines() or 1) > 1:
+    if is_first and (started_machines() or 1) > 1:
         say(*warnings_of_address(os.environ.get("MASTER_ADDR", ""), "MASTER_ADDR"))
     forget_launcher(topology)
     return recipe, topology
-
-
-def _without_offload(recipe: Recipe, topology: Topology) -> tuple[Recipe, list[str]]:
-    """Return the recipe without ``activation_offload`` where no GPU of CUDA computes, and a line that says so."""
-    if not recipe.activation_offload or topology.device_type == "cuda":
-        return recipe, []
-    line = f"activation_offload: no effect on {topology.device_type}, which computes in the host's memory"
-    return recipe.model_copy(update={"activation_offload": False}), [line]
-
-
-def _on_machines() -> str:
-    """On how many machines a launcher started this run: it may have been asked for more."""
-    count = started_machines()
-    return f" on {count} machine{'s' if count > 1 else ''}" if count else ""
 
 
 def forget_launcher(topology: Topology) -> None:
@@ -148,7 +125,7 @@ def plan_launch(request: Request) -> LaunchPlan:
     """
     _prepare_process()
     recipe, config, config_name = resolve_config(request, checks_batch=False)
-    topology, _, problems = _decide(request, recipe, config, config_name)
+    topology, _, problems = _decide(request, config, config_name)
     recipe = resolve_compile(recipe, config.compiles, topology)
     problems += compile_problems(topology) if recipe.torch_compile else []
     path = find_file(request.launch.config, ACCELERATE_CONFIGS, "config") if request.launch.config else None
@@ -158,7 +135,6 @@ def plan_launch(request: Request) -> LaunchPlan:
 def _prepare_process() -> None:
     """Watch the launcher, and set what libraries read at their import."""
     end_with_launcher()
-    exit_if_recorded()
     # OpenMP reads this when torch is imported. Threads that spin while they wait make a busy CPU ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # CUDA's allocator reads this at its first allocation. Batches differ in length, so segments of a fixed size would
@@ -167,13 +143,8 @@ def _prepare_process() -> None:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
-def resolve_config(
-    request: Request, checks_batch: bool = True, starts_run: bool = False
-) -> tuple[Recipe, AccelerateConfig, str]:
+def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe, AccelerateConfig, str]:
     """Return the recipe with its ``output_dir``, the Accelerate config, and its name. Loads no torch.
-
-    Args:
-        starts_run: if this process fails from now on, the other machines of the config learn why.
 
     Raises:
         UserError: with all problems of the recipe, the flags and the config.
@@ -189,16 +160,16 @@ def resolve_config(
             config = config_from_environment()
     except UserError as error:
         problems += error.problems
-    if starts_run and config and config.num_machines > 1 and config.main_process_ip and launched_rank() is None:
-        # By the words that were typed, because there is no recipe if one of its values is wrong.
-        folder = read_flags(sys.argv[1:])[0].get("output_dir", "")
-        meets_at(_machines(config, 0), xxhash.xxh3_64_hexdigest(f"{request.recipe_name} {folder}".encode()))
     wanted = request.launch.num_processes or (config.num_processes if config else None)
     if request.recipe:
-        problems += _package_problems(request.recipe) + _metric_problems(request.recipe.metrics)
+        problems += _package_problems(request.recipe)
+        own_metrics = Problems()
+        for name in filter(own_metric.is_own, request.recipe.metrics):  # their files are run: the command named them
+            with own_metrics.caught():
+                own_metric.load(name)
+        problems += own_metrics
     if request.recipe and config:
-        problems += _method_problems(request.recipe, request.recipe.optim, config.strategy)
-        problems += _precision_problems(request.recipe, config)
+        problems += _method_problems(request.recipe, config)
         if wanted and checks_batch:
             problems += config.groups.problems(wanted) + _batch_problems(request.recipe, wanted)
     raise_if(problems)
@@ -209,9 +180,7 @@ def resolve_config(
     return request.recipe.model_copy(update={"output_dir": output_dir}), config, config_name
 
 
-def _decide(
-    request: Request, recipe: Recipe, config: AccelerateConfig, config_name: str
-) -> tuple[Topology, int | None, list[Problem]]:
+def _decide(request: Request, config: AccelerateConfig, config_name: str) -> tuple[Topology, int | None, list[Problem]]:
     """The topology, the number of processes that a launcher started, and problems with these. Counts devices."""
     wanted = request.launch.num_processes or config.num_processes
     num_devices, device_type = (0, "cpu") if config.use_cpu else _devices(config.strategy)
@@ -259,72 +228,46 @@ def _default_num_processes(config: AccelerateConfig, num_devices: int) -> int:
     return config.groups.fewest if config.num_machines == 1 else config.num_machines  # a rehearsal on CPUs
 
 
-def _method_problems(settings: MethodSettings, optim: str, strategy: Strategy) -> list[Problem]:
-    """Problems with optimisers and methods that the strategy does not support."""
-    problems = []
+def _method_problems(settings: Recipe, config: AccelerateConfig) -> list[Problem]:
+    """Problems with optimisers and methods that the strategy or its precision does not support."""
+    strategy, optim, problems = config.strategy, settings.optim, []
     if not takes_optimizer(strategy, optim):
-        found = f"{optim} under {strategy.title}"
-        fix = "--optim adamw_torch; or --config ddp, which keeps yours: bitsandbytes cannot read sharded parameters"
+        fix = "--optim adamw_torch; or --config ddp: bitsandbytes cannot read sharded parameters"
         if OPTIMISERS[optim].not_fsdp1:
             fix = f"--config fsdp: {OPTIMISERS[optim].not_fsdp1}"
-        problems.append(Problem("optim", found, "adamw_torch or adamw_torch_fused", fix))
-    if strategy.name != "fsdp1":
-        return problems
-    if settings.freeze or settings.train_only:
-        name = "freeze" if settings.freeze else "train_only"
-        fix = "--config fsdp: FSDP1 flattens a layer into one tensor"
-        problems.append(Problem(name, "under FSDP1", fix=fix))
-    if settings.use_dora:
-        problems.append(Problem("use_dora", "under FSDP1", fix="--config fsdp: DoRA reads whole base weights"))
-    if settings.method != "full" and (settings.new_tokens or settings.trainable_tokens):
-        name = "new_tokens" if settings.new_tokens else "trainable_tokens"
-        found = f"under FSDP1 with method {settings.method}: it trains modules whole"
-        problems.append(Problem(name, found, fix="--config fsdp"))
+        problems.append(Problem("optim", f"{optim} under {strategy.title}", "adamw_torch or adamw_torch_fused", fix))
+    if optim == "adamw_bf16" and config.mixed_precision != "bf16":
+        found = f"adamw_bf16 with mixed_precision {config.mixed_precision}: weights in bf16 give products in bf16"
+        fix = f"--config {strategy.config}, whose precision is bf16; or --optim adamw_torch"
+        problems.append(Problem("optim", found, fix=fix))
+    if strategy.name == "fsdp1":
+        has_adapter = settings.method != "full"
+        for name in ("freeze", "train_only", "use_dora", "new_tokens", "trainable_tokens"):
+            if getattr(settings, name) and (has_adapter or not name.endswith("_tokens")):
+                found = f"under FSDP1 with method {settings.method}"
+                problems.append(Problem(name, found, fix="--config fsdp: FSDP1 flattens a layer into one tensor"))
     return problems
-
-
-def _precision_problems(settings: OptimSettings, config: AccelerateConfig) -> list[Problem]:
-    """A problem if weights in bf16 are to be trained in float32: products of bf16 weights are products in bf16."""
-    if settings.optim != "adamw_bf16" or config.mixed_precision == "bf16":
-        return []
-    found = f"adamw_bf16 with mixed_precision {config.mixed_precision}: weights in bf16 give products in bf16"
-    fix = f"--config {config.strategy.config}, whose precision is bf16; or --optim adamw_torch"
-    return [Problem("optim", found, fix=fix)]
 
 
 def _package_problems(recipe: Recipe) -> list[Problem]:
     """Problems with optional packages that the recipe needs and that are not installed."""
-    needed: list[tuple[str, str]] = [("report_to", package) for package in recipe.report_to]
-    needed += [("metrics", METRIC_PACKAGES[name]) for name in recipe.metrics if name in METRIC_PACKAGES]
+    needed: list[tuple[str, str, str]] = [("report_to", package, "") for package in recipe.report_to]
+    needed += [("metrics", METRIC_PACKAGES[name], "") for name in recipe.metrics if name in METRIC_PACKAGES]
     if recipe.attn_implementation == "flash_attention_2":
-        needed += [("attn_implementation", "flash_attn")]
-    of_bitsandbytes = [("method", recipe.method == "qlora"), ("optim", bool(OPTIMISERS[recipe.optim].bitsandbytes))]
-    wanting = [(key, "bitsandbytes") for key, wants in of_bitsandbytes if wants]
-    needed += wanting if sys.platform == "darwin" else wanting[:1]  # one installation is enough for both
-    # pyproject.toml leaves bitsandbytes out on a Mac, and flash-attn is written for CUDA.
-    instead = {
-        "method": "--method lora",
-        "optim": "--optim adamw_torch",
-        "attn_implementation": "--attn_implementation auto",
-    }
-    problems = []
-    for key, package in needed:
-        if find_spec(package) is not None:
-            continue
-        found, fix = f"needs {package}, which is not installed", f"pip install {package.replace('_', '-')}"
-        if sys.platform == "darwin" and key in instead:
-            found, fix = f"needs {package}, which this kit does not install on a Mac", instead[key]
-        problems.append(Problem(key, found, fix=fix))
-    return problems
-
-
-def _metric_problems(names: Sequence[str]) -> list[Problem]:
-    """Problems with the user's own metrics. Their files are run, since the command line named them."""
-    problems = Problems()
-    for name in filter(own_metric.is_own, names):
-        with problems.caught():
-            own_metric.load(name)
-    return problems
+        needed += [("attn_implementation", "flash_attn", "--attn_implementation auto")]
+    if recipe.method == "qlora":
+        needed += [("method", "bitsandbytes", "--method lora")]
+    if OPTIMISERS[recipe.optim].bitsandbytes:
+        needed += [("optim", "bitsandbytes", "--optim adamw_torch")]
+    return [
+        Problem(
+            key,
+            f"needs {package}, which is not installed",
+            fix="; or ".join(filter(None, (f"pip install {package.replace('_', '-')}", instead))),
+        )
+        for key, package, instead in needed
+        if find_spec(package) is None
+    ]
 
 
 def _batch_problems(settings: OptimSettings, num_processes: int) -> list[Problem]:
@@ -356,15 +299,12 @@ def _devices(strategy: Strategy) -> tuple[int, str]:
 
 def _relaunch(config: AccelerateConfig, num_processes: int, timeout_seconds: float, keep_environment: bool) -> NoReturn:
     """Replace this process by torchrun, which starts the same command ``num_processes`` times over all machines."""
-    machines = _machines(config, timeout_seconds) if config.num_machines > 1 else None
-    if machines:
-        say(machines.waiting_line(), *warnings_of_address(machines.address, "main_process_ip"))
+    machines = Machines()
+    if config.num_machines > 1:
+        address = config.main_process_ip
+        assert address is not None  # else it was refused
+        port = config.main_process_port or DEFAULT_PORT
+        machines = Machines(config.num_machines, address, port, is_own(address))
+        say(machines.waiting_line(timeout_seconds), *warnings_of_address(address, "main_process_ip"))
     num_local = num_processes // config.num_machines
-    command, env = torchrun_command(sys.argv, num_local, timeout_seconds, keep_environment, machines)
-    interrupt.become(command, env)
-
-
-def _machines(config: AccelerateConfig, timeout_seconds: float) -> Machines:
-    address, port = config.main_process_ip, config.main_process_port or DEFAULT_PORT
-    assert address is not None  # else it was refused
-    return Machines(config.num_machines, address, port, is_own(address), math.ceil(timeout_seconds))
+    interrupt.become(*torchrun_command(sys.argv, num_local, timeout_seconds, keep_environment, machines))

@@ -2,19 +2,13 @@
 
 import math
 import os
-import re
 import shlex
 import sys
-from contextlib import suppress
-from pathlib import Path
-
-import psutil
 
 from kit.config.command_line import Request
-from kit.errors import Problem, UserError
-from kit.strategy.accelerate_config import AccelerateConfig, read_config
+from kit.errors import Problem
+from kit.strategy.accelerate_config import AccelerateConfig
 from kit.strategy.launcher import launched_rank, num_processes_of_accelerate
-from kit.strategy.machines import START_ALL
 from kit.strategy.network import check_main_address
 from kit.strategy.strategies import SINGLE
 
@@ -29,31 +23,21 @@ def launch_problems(
         launched: the number that a launcher started; None without a launcher.
         num_devices: GPUs of this machine.
     """
-    strategy = config.strategy
-    arguments = shlex.join(_without(sys.argv[1:], "--num_processes"))
-    script = f"{_script()} {arguments}".strip()
-    if launched is not None and (problems := _absent_machines(config)):
-        return problems
+    script = f"{_script()} {shlex.join(_without(sys.argv[1:], '--num_processes'))}".strip()
+    started = started_machines()
+    if started is not None and started < config.num_machines:
+        found = f"{config.num_machines} in the config, the launcher started {started}"
+        return [Problem("num_machines", found, fix="correct it, or let the launcher start as many (--nnodes)")]
     asked = num_processes_of_accelerate() if launched is None else None
     if asked and asked > 1 and asked != num_processes:
-        config_name = "ddp" if strategy == SINGLE else shlex.quote(str(request.launch.config))
-        wish = f"--config {config_name} --num_processes {asked}"
         found = f"accelerate launch was given {asked}, and started one process"
-        flags = shlex.join(_without(_without(sys.argv[1:], "--num_processes"), "--config"))
-        command = f"accelerate launch {_script()} {wish} {flags}".rstrip()
+        config_flag = "" if request.launch.config else " --config ddp"
+        command = f"accelerate launch {script}{config_flag} --num_processes {asked}"
         return [Problem("--num_processes", found, fix=f"give it to the script: `{command}`")]
-    if strategy == SINGLE and num_processes > 1:
-        if launched and launched > 1:
-            fix = f"`accelerate launch --num_processes 1 {script}`"
-            return [Problem("--config", f"a single-process config under a launcher that started {launched}", fix=fix)]
-        return [
-            Problem(
-                "--num_processes",
-                f"{num_processes} with a single-process config",
-                "1",
-                "--config ddp; or --config fsdp",
-            )
-        ]
+    if config.strategy == SINGLE and num_processes > 1:
+        found = f"{launched or num_processes} with a single-process config"
+        fix = f"`accelerate launch --num_processes 1 {script}`" if launched else "--config ddp; or --config fsdp"
+        return [Problem("--num_processes", found, "1", fix)]
     if problems := config.groups.problems(num_processes):
         return problems
     if launched and launched != num_processes:
@@ -76,37 +60,6 @@ def started_machines() -> int | None:
     return int(started) if started else None
 
 
-def _absent_machines(config: AccelerateConfig) -> list[Problem]:
-    """A problem if the launcher started ranks on fewer machines than the config names, or than it was asked for."""
-    started, asked = started_machines(), _asked_machines()
-    wanted = max(asked, config.num_machines)
-    if started is None or started >= wanted:
-        return []
-    if asked == wanted:
-        found, fix = f"{wanted} asked of the launcher, which started {started}", START_ALL
-    else:
-        found = f"{wanted} in the config, the launcher started {started}"
-        fix = f"correct it, or let the launcher start {wanted}: torchrun --nnodes {wanted} on each machine"
-    return [Problem("num_machines", found, fix=fix)]
-
-
-def _asked_machines() -> int:
-    """How many machines the launcher, the parent of this process, was given at least; 1 where that is not known."""
-    asked = os.environ.get("PET_NNODES", "1")  # torchrun's variable for --nnodes
-    with suppress(psutil.Error):
-        words = psutil.Process(os.getppid()).cmdline()
-        if not any("torch" in word or "accelerate" in word for word in words[:3]):
-            return 1
-        own = " ".join(words[: words.index(sys.argv[0])] if sys.argv[0] in words else words)
-        if found := re.search(r"--(?:nnodes|num[-_]machines)[ =](\S+)", own):
-            asked = found[1]
-        elif found := re.search(r"--config[-_]file[ =](\S+)", own):
-            with suppress(UserError):
-                asked = str(read_config(Path(found[1])).num_machines)
-    fewest = asked.partition(":")[0]  # of a range: torchrun may start with so many
-    return int(fewest) if fewest.isdecimal() else 1
-
-
 def _machine_problems(config: AccelerateConfig, num_processes: int, num_devices: int) -> list[Problem]:
     """Problems with a config for several machines, each of which starts its ranks itself."""
     count, problems = config.num_machines, []
@@ -114,17 +67,14 @@ def _machine_problems(config: AccelerateConfig, num_processes: int, num_devices:
         found = f"{count} machines with a single-process config"
         return [Problem("num_machines", found, "1", "--config ddp or fsdp, or a copy of one of them with these lines")]
     if num_processes % count:
-        found = f"{num_processes} over {count} machines"
-        problems.append(
-            Problem("num_processes", found, "the same number on each machine: it counts those of all machines")
-        )
+        expected = "the same number on each machine: it counts those of all machines"
+        problems.append(Problem("num_processes", f"{num_processes} over {count} machines", expected))
     elif num_devices and num_processes // count > num_devices:
         found = f"{num_processes // count} on a machine with {num_devices} GPUs"
         problems.append(Problem("num_processes", found, f"at most {num_devices * count} over {count} machines"))
     if config.main_process_ip is None:
         fix = "add it to the config, the same on every machine; then type the same command on each"
-        problems.append(Problem("main_process_ip", "missing", "the address of one of the machines", fix))
-        return problems
+        return [*problems, Problem("main_process_ip", "missing", "the address of one of the machines", fix)]
     return problems + check_main_address(config.main_process_ip, "main_process_ip")
 
 
@@ -135,7 +85,8 @@ def _script() -> str:
 
 
 def _without(words: list[str], flag: str) -> list[str]:
-    kept = []
+    """A command line without a flag and its value, in any spelling."""
+    kept: list[str] = []
     skip = False
     for word in words:
         name = word.replace("-", "_").replace("__", "--", 1)

@@ -3,11 +3,9 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 import psutil
 import xxhash
 
-from kit import durable, lock
+from kit import lock
 from kit.config.recipe import Recipe
 from kit.interrupt import OWN_TORCHRUN
 from kit.strategy.network import machine_id
@@ -25,17 +23,6 @@ from kit.strategy.network import machine_id
 # inherit it.
 ACCELERATE_PID = "KIT_ACCELERATE_PID"
 _POLL_SECONDS = 0.2
-GRACE_SECONDS = 8.0  # in which torchrun has ended if it can reach the other machines
-# A process of its own, because it outlives the rank. It ends with the launcher, whose id may be reused.
-_END_LATER = """
-import psutil, sys
-launcher = psutil.Process(int(sys.argv[1]))
-if launcher.create_time() == float(sys.argv[2]):
-    try:
-        launcher.wait(float(sys.argv[3]))
-    except psutil.TimeoutExpired:
-        launcher.kill()
-"""
 
 
 @dataclass(frozen=True)
@@ -89,18 +76,6 @@ def end_with_launcher() -> None:
             threading.Thread(target=_end_after, args=(launcher.pid,), name="end with launcher", daemon=True).start()
 
 
-def num_processes_of_accelerate() -> int | None:
-    """Return the ``--num_processes`` that `accelerate launch`, the parent of this process, was given; None without."""
-    with suppress(psutil.Error, ValueError):
-        words = psutil.Process(os.getppid()).cmdline()
-        if not any("accelerate" in word for word in words[:3]) or sys.argv[0] not in words:
-            return None
-        own = " ".join(words[: words.index(sys.argv[0])]).replace("-processes", "_processes")
-        if found := re.search(r"--num_processes[ =](\d+)", own):
-            return int(found[1])
-    return None
-
-
 def _end_after(launcher: int) -> None:
     while os.getppid() == launcher:
         time.sleep(_POLL_SECONDS)
@@ -122,11 +97,26 @@ def launcher_is_gone() -> bool:
         return True
 
 
+def num_processes_of_accelerate() -> int | None:
+    """Return the ``--num_processes`` that `accelerate launch`, the parent of this process, was given; None without."""
+    with suppress(psutil.Error, ValueError):
+        words = psutil.Process(os.getppid()).cmdline()
+        if not any("accelerate" in word for word in words[:3]) or sys.argv[0] not in words:
+            return None
+        own = " ".join(words[: words.index(sys.argv[0])]).replace("-processes", "_processes")
+        if found := re.search(r"--num_processes[ =](\d+)", own):
+            return int(found[1])
+    return None
+
+
 def launcher_id() -> str:
     """Return what identifies the launcher of this rank among those of all machines; empty without torchrun."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return ""
-    return xxhash.xxh3_64_hexdigest(f"{machine_id()} {_process_id(os.getppid())}".encode())
+    started = ""
+    with suppress(OSError, IndexError):  # in ticks since the boot: process ids are reused
+        started = Path(f"/proc/{os.getppid()}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    return xxhash.xxh3_64_hexdigest(f"{machine_id()} {os.getppid()}-{started}".encode())
 
 
 def recipe_after_restart(recipe: Recipe) -> Recipe:
@@ -134,8 +124,7 @@ def recipe_after_restart(recipe: Recipe) -> Recipe:
 
     For them ``resume_from_checkpoint: none`` becomes ``auto``, and an ``overwrite_output_dir`` that was already carried
     out becomes false. The ranks were restarted if ranks of the same launcher have locked ``output_dir`` before: the
-    lock file names their launchers. Times would not show it, because the clocks of two machines differ; nor does
-    torchrun's own count of restarts, because each machine counts for itself.
+    lock file names their launchers. torchrun's own count of restarts would not show it: each machine counts for itself.
     """
     signed = lock.read(Path(recipe.output_dir or ""))
     if launcher_id() not in signed.get("launchers", ()):
@@ -148,90 +137,8 @@ def recipe_after_restart(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=update)
 
 
-def end_launcher_later() -> None:
-    """Have the launcher killed if it still lives ``GRACE_SECONDS`` from now. A rank that failed calls it.
-
-    torchrun ends its ranks when one fails, but then waits up to a quarter of an hour for a machine that is not
-    reachable. On one machine this does nothing. A launcher that restarts ranks is left alone: it may wait for that
-    machine with good reason.
-    """
-    rank = launched_rank()
-    if rank is None or not rank.several_machines or os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
-        return
-    with suppress(OSError, psutil.Error):
-        started = psutil.Process(os.getppid()).create_time()
-        # -P: without it a psutil.py in the current folder would be imported.
-        command = [sys.executable, "-P", "-c", _END_LATER, str(os.getppid()), str(started), str(GRACE_SECONDS)]
-        subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                         stderr=subprocess.DEVNULL)  # fmt: skip
-
-
-def record_exit(status: int, is_final: bool, killed: Iterable[int] = (), text: str = "") -> None:
-    """Store the exit status of this rank for its launcher.
-
-    torchrun restarts ranks whatever their exit status is (``--max_restarts``). If ``is_final`` this is useless, and
-    ``exit_if_recorded`` prevents it. ``kit.strategy.torchrun`` ends with the status that is stored.
-
-    Args:
-        killed: process ids of ranks that this one kills because they hang.
-        text: the error message of this rank, for the launchers of other machines.
-    """
-    restarts = is_final and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-    if restarts or OWN_TORCHRUN in os.environ:
-        from kit.cache import delete_old, make_folder
-
+def record_exit(status: int) -> None:
+    """Store the exit status of this rank for ``torchrun_main``: after a signal, torchrun does not say how ranks end."""
+    if path := os.environ.get(OWN_TORCHRUN):
         with suppress(OSError):
-            file = _end_file(os.getppid())
-            make_folder(file.parent.name)
-            delete_old(file.parent)
-            numbers = " ".join(map(str, [status, *killed, *recorded_kills(os.getppid())]))
-            durable.write_text(file, f"{numbers}\n{text or recorded_text(os.getppid())}")
-
-
-def exit_if_recorded() -> None:
-    """End a restarted rank at once with the exit status that ``record_exit`` stored for the same launcher, if any."""
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        return
-    status = recorded_exit(os.getppid())
-    if status is not None:
-        os._exit(status)
-
-
-def recorded_exit(launcher: int) -> int | None:
-    """Return the exit status that a rank under the launcher with this process id stored; None if there is none."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(_recorded(launcher)[0].split()[0])
-    return None
-
-
-def recorded_kills(launcher: int) -> list[int]:
-    """Return the process ids of the ranks under this launcher that another one killed because they hung."""
-    with suppress(OSError, ValueError):
-        return [int(word) for word in _recorded(launcher)[0].split()[1:]]
-    return []
-
-
-def recorded_text(launcher: int) -> str:
-    """Return the error message of a rank under this launcher that failed; empty if none was stored."""
-    with suppress(OSError, ValueError):
-        return _recorded(launcher)[2]
-    return ""
-
-
-def _recorded(launcher: int) -> tuple[str, str, str]:
-    return _end_file(launcher).read_text(encoding="utf-8").partition("\n")
-
-
-def _end_file(launcher: int) -> Path:
-    """The file for the exit status, named after the launcher."""
-    from kit.cache import cache_folder
-
-    return cache_folder() / "ended" / _process_id(launcher)
-
-
-def _process_id(pid: int) -> str:
-    """The process id and the start of a process, in ticks since the boot, as ids are reused."""
-    with suppress(OSError, IndexError):
-        started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
-        return f"{pid}-{started}"
-    return str(pid)
+            Path(path).write_text(str(status), encoding="ascii")

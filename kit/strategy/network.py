@@ -28,11 +28,8 @@ def check_own_name() -> list[Problem]:
         if not _is_loopback(address):
             return []
         found = f"{host}, the name of this machine, means {address}: other machines cannot reach it"
-    names = own_interfaces() or ["eth0"]
-    choice = f" (this machine has {', '.join(names)})" if len(names) > 1 else ""
-    fix = (
-        f"on {host}: export GLOO_SOCKET_IFNAME={names[0]} NCCL_SOCKET_IFNAME={names[0]}{choice}, or correct /etc/hosts"
-    )
+    name = " or ".join(own_interfaces()) or "eth0"
+    fix = f"on {host}: export GLOO_SOCKET_IFNAME={name} NCCL_SOCKET_IFNAME={name}, or correct /etc/hosts"
     return [Problem("host name", found, fix=fix)]
 
 

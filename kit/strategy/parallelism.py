@@ -1,20 +1,14 @@
-"""The key ``parallelism_config`` of an Accelerate config: how the processes are divided into groups.
+"""How the processes of hybrid sharding are divided into groups, and why there are no other dimensions. Plain Python."""
 
-Promises: hybrid sharding (``dp_replicate_size`` and ``dp_shard_size``) is taken as written. A size of any other
-dimension is refused with the reason, and none is ignored. Plain Python.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from kit.errors import Problem, did_you_mean
+from kit.errors import Problem
 from kit.strategy.strategies import StrategyName
 
 PREFIX = "parallelism_config_"
 _PAGE = "docs/parallelism.md says more"
-# What is not offered: the size that asks for it, the reason, and what to use instead.
-_REFUSED = {
+# Sizes of an Accelerate config that ask for what is not offered, the reason, and what to use instead.
+NOT_OFFERED = {
     "tp_size": "tensor parallelism works neither with adapters nor, in Accelerate, with FSDP2; "
     f"remove it: FSDP2 alone divides the same weights. {_PAGE}",
     "cp_size": "context parallelism drops the masks that keep packed samples apart; "
@@ -22,14 +16,6 @@ _REFUSED = {
     "sp_size": "Accelerate's sequence parallelism is DeepSpeed's; "
     f"remove it: --gradient_checkpointing true makes room for long rows. {_PAGE}",
 }
-# How a refused dimension would work. `accelerate config` writes some of them beside a size of 1.
-_WITHOUT_EFFECT = """
-cp_backend cp_comm_strategy sp_backend sp_seq_length sp_seq_length_is_variable sp_attn_implementation
-""".split()
-_KEYS = [PREFIX + key for key in ("dp_replicate_size", "dp_shard_size", *_REFUSED, *_WITHOUT_EFFECT)]
-
-# Appends a problem: (key, found, expected, fix).
-Refuse = Callable[[str, Any, str, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +28,7 @@ class GroupSizes:
     @property
     def fewest(self) -> int:
         """The fewest processes that have these groups; 2 without hybrid sharding."""
-        if self == GroupSizes():
-            return 2
-        return (self.replicas or 2) * (self.shards or 2)
+        return 2 if self == GroupSizes() else (self.replicas or 2) * (self.shards or 2)
 
     def num_replicas(self, num_processes: int) -> int:
         """Return the number of copies on ``num_processes``; 1 if they cannot be divided into these groups."""
@@ -56,69 +40,36 @@ class GroupSizes:
         """Return a problem if ``num_processes`` cannot be divided into these groups."""
         replicas, shards = self.replicas, self.shards
         if replicas and shards:
-            if replicas * shards == num_processes:
-                return []
-            found = f"{replicas} x {shards} = {replicas * shards} (dp_replicate_size x dp_shard_size)"
-            fix = f"--num_processes {replicas * shards}; or leave out one of both keys: it follows from the other"
-            return [Problem("parallelism_config", found, f"{num_processes}, the number of processes", fix)]
-        name, size = "dp_shard_size", shards
-        if replicas:
-            name, size = "dp_replicate_size", replicas
-        if size is None or (num_processes % size == 0 and num_processes != replicas):
-            return []
-        least = 2 * size if replicas else size
-        more = max(least, round(num_processes / size) * size)
-        found, expected = f"{name} {size} on {num_processes} processes", f"a multiple of {size}, from {least} on"
-        fix = f"--num_processes {more}" + ("; or --config fsdp" if num_processes < more else "")
-        return [Problem("parallelism_config", found, expected, fix)]
-
-
-def hint_for_key(key: str) -> str:
-    """Return what to do about a key of ``parallelism_config`` that stands elsewhere, or lacks the prefix.
-
-    Returns:
-        Why its dimension is not offered, or where the key belongs; empty for a key of anything else.
-    """
-    name = key.removeprefix(PREFIX)
-    is_known = PREFIX + name in _KEYS
-    return _REFUSED.get(name) or (f"write {PREFIX}{name}, under parallelism_config" if is_known else "")
-
-
-def group_sizes(config: Any, strategy: StrategyName, refuse: Refuse) -> GroupSizes:
-    """Return the sizes that the value of ``parallelism_config`` asks for, and refuse what is not offered.
-
-    Args:
-        refuse: called with each fault: key, what was found, what was expected, what to do.
-    """
-    if not isinstance(config, dict):
-        refuse("parallelism_config", config, f"a mapping of {PREFIX} keys", "")
-        return GroupSizes()
-    sizes = {}
-    for key, value in config.items():
-        name = str(key).removeprefix(PREFIX)
-        if key not in _KEYS:
-            hint = hint_for_key(str(key)) or did_you_mean(str(key), _KEYS) or "remove it"
-            refuse(str(key), key, "a key of Accelerate", hint)
-        elif name in _WITHOUT_EFFECT:
-            continue
-        elif not (str(value).isdecimal() and int(value)):
-            refuse(key, value, "a whole number from 1", "")
-        elif name in _REFUSED:
-            if int(value) != 1:
-                refuse(key, value, "1", _REFUSED[name])
+            fits = replicas * shards == num_processes
         else:
-            sizes[name] = int(value)
-    replicas, shards = sizes.get("dp_replicate_size"), sizes.get("dp_shard_size")
+            size = replicas or shards or 1
+            fits = num_processes % size == 0 and num_processes != replicas
+        if fits:
+            return []
+        given = {"dp_replicate_size": replicas, "dp_shard_size": shards}
+        found = " and ".join(f"{name} {size}" for name, size in given.items() if size)
+        expected = "their product" if replicas and shards else f"a multiple of {size}, from {self.fewest} on"
+        return [
+            Problem(
+                "num_processes",
+                f"{num_processes} with {found}",
+                expected,
+                "another number of processes; or --config fsdp",
+            )
+        ]
+
+
+def group_sizes(
+    replicas: int | None, shards: int | None, strategy: StrategyName
+) -> tuple[GroupSizes, tuple[str, str, str] | None]:
+    """Return the groups that an Accelerate config asks for, and what is wrong with them: found, expected, fix."""
     if strategy != "fsdp2":
-        for key, size in sizes.items():
-            if size > 1:
-                fix = "set distributed_type: FSDP and fsdp_version: 2, as accelerate_configs/fsdp_hybrid.yaml does"
-                refuse(f"{PREFIX}{key}", size, "1 without FSDP2", fix)
-        return GroupSizes()
-    if shards == 1:
-        if (replicas or 1) > 1:
-            refuse(f"{PREFIX}dp_shard_size", 1, "2 or more", "whole copies are --config ddp")
-        return GroupSizes()  # as `accelerate config` writes it where nothing was chosen
-    if replicas == 1 and not shards:
-        return GroupSizes()
-    return GroupSizes(replicas=replicas, shards=shards)
+        if max(replicas or 1, shards or 1) > 1:
+            fix = "distributed_type: FSDP and fsdp_version: 2, as accelerate_configs/fsdp_hybrid.yaml has"
+            return GroupSizes(), ("dp sizes above 1", "1 without FSDP2", fix)
+        return GroupSizes(), None
+    if shards == 1 and (replicas or 1) > 1:
+        return GroupSizes(), ("dp_shard_size 1", "2 or more", "whole copies are --config ddp")
+    if shards == 1 or (replicas == 1 and not shards):  # as `accelerate config` writes it where nothing was chosen
+        return GroupSizes(), None
+    return GroupSizes(replicas=replicas, shards=shards), None

@@ -3,10 +3,10 @@
 Promises: a run in float32 on a GPU says so, with the reason and what changes it. On a CPU nothing is said.
 """
 
-from kit.config.other_kits import FLOAT32
 from kit.errors import Problem
 from kit.strategy.topology import Topology, gpus_of
 
+FLOAT32 = "float32: `accelerate launch --mixed_precision no` without --config, or mixed_precision: no in a copy of it"
 _MACOS_WITH_BF16 = 14
 _BF16_FROM = 8  # major compute capability
 
@@ -16,10 +16,7 @@ def check_precision(topology: Topology) -> list[Problem]:
     without = _gpu_without_bf16(topology)
     if topology.mixed_precision != "bf16" or not without:
         return []
-    found = f"bf16, which {without} does not have"
-    if topology.device_type == "mps":
-        found += f" before macOS {_MACOS_WITH_BF16}"
-    return [Problem("mixed_precision", found, "no", FLOAT32)]
+    return [Problem("mixed_precision", f"bf16, which {without} does not have", "no", FLOAT32)]
 
 
 def describe_precision(topology: Topology, config: str | None, method: str) -> list[str]:
@@ -31,14 +28,13 @@ def describe_precision(topology: Topology, config: str | None, method: str) -> l
     """
     if topology.mixed_precision != "no" or topology.device_type == "cpu":
         return []
-    name = _gpu_name(topology)
     if without := _gpu_without_bf16(topology):
         has_4_bits = method == "lora" and topology.device_type != "mps"
         smaller = "; --method qlora holds frozen weights in 4 bits" if has_4_bits else ""
         return [f"computes in float32: {without} has no bf16, and fp16 is not offered{smaller}"]
     change = f"mixed_precision: bf16 in {config}" if config else f"--config {topology.strategy.config}"
     reason = f"mixed_precision: no in {config}" if config else "no --config was given"
-    return [f"computes in float32, since {reason}: {name} is faster in bf16, with less memory: {change}"]
+    return [f"computes in float32, since {reason}: bf16 is faster, with less memory: {change}"]
 
 
 def _gpu_without_bf16(topology: Topology) -> str:
@@ -49,11 +45,6 @@ def _gpu_without_bf16(topology: Topology) -> str:
     import torch
 
     if topology.device_type == "mps":
-        return "" if torch.backends.mps.is_macos_or_newer(_MACOS_WITH_BF16, 0) else "MPS"
+        is_new = torch.backends.mps.is_macos_or_newer(_MACOS_WITH_BF16, 0)
+        return "" if is_new else f"MPS before macOS {_MACOS_WITH_BF16}"
     return next((gpu.name for gpu in gpus_of(topology) if gpu.major < _BF16_FROM), "")
-
-
-def _gpu_name(topology: Topology) -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if topology.device_type == "cuda" else topology.device_type.upper()

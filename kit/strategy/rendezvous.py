@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kit.console import say, show_error
 from kit.errors import Problem, Problems, TrainingError, UserError, first_line, raise_if
 from kit.strategy.agreement import Fact, exchange
-from kit.strategy.failure_note import FailedElsewhere, find_note, rank_notes_are_used
-from kit.strategy.launcher import end_launcher_later, launched_rank, record_exit
+from kit.strategy.launcher import launched_rank
 from kit.strategy.network import check_main_address, check_own_name, is_own, use_loopback
 from kit.strategy.store import STORE_SECONDS, BoundedStore, call_within, connect
 
@@ -31,7 +30,6 @@ T = TypeVar("T")
 # ``kit.failures.ranks`` detects a hang earlier.
 COLLECTIVE_TIMEOUTS = 10
 _KEPT_SECONDS = 15.0  # for a connection to a store that a launcher keeps
-_NOTE_SECONDS = 1.0  # after which a waiting rank looks whether another one failed
 _QUIET_SECONDS = 3.0  # for which rank 0 waits for others before it says so
 
 
@@ -45,7 +43,7 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
         facts: must be the same on all ranks.
 
     Raises:
-        TrainingError: not all ranks arrived within ``timeout_seconds``, or one of them failed before.
+        TrainingError: not all ranks arrived within ``timeout_seconds``.
         UserError: ranks differ in ``facts``, a machine has a name that others cannot use, or the port of the
             rendezvous is in use.
     """
@@ -74,7 +72,7 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
             where, found = "MASTER_PORT", f"{os.environ['MASTER_PORT']} is in use on this machine"
             raise UserError(Problem(where, found, "a free port", "the launcher's --master_port sets it")) from None
         found = f"not all {world} processes came within {timeout_seconds} s (--ddp_timeout)"
-        raise TrainingError(f"{found}: {str(error).splitlines()[0]}") from None
+        raise TrainingError(f"{found}: {first_line(error)}") from None
     except TimeoutError:
         found = f"not all {world} processes came within {timeout_seconds} s (--ddp_timeout)"
         raise TrainingError(f"{found}: {_store_address()}, where they meet, does not answer") from None
@@ -177,8 +175,6 @@ def _ending_after(seconds: float) -> Iterator[None]:
         found = f"met the other ranks at {_store_address()}, but did not reach all of them within {seconds} s"
         fix = "a firewall must let all ports pass between the machines; GLOO_SOCKET_IFNAME names the interface"
         show_error(f"\nerror: rank {os.environ['RANK']}: {found}\n    -> {fix}")
-        record_exit(1, is_final=False, text=found)
-        end_launcher_later()
         os._exit(1)
 
     timer = threading.Timer(seconds, end)
@@ -213,10 +209,11 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
     mine = uuid.uuid4().hex
     if rank:
         store.set(f"from/{rank}", mine)
-        _await(store, f"to/{mine}", timeout_seconds)
+        timeout = timedelta(seconds=timeout_seconds)
+        store.wait([f"to/{mine}"], timeout)
         name = store.get(f"to/{mine}").decode()
         store.set(f"{name}/{rank}", "here")
-        _await(store, f"{name}/all", timeout_seconds)
+        store.wait([f"{name}/all"], timeout)
         return PrefixStore(name, store)
     absent = set(range(1, world))
     begun = time.monotonic()
@@ -224,7 +221,6 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
     while absent:
         waited = time.monotonic() - begun
         names = f"rank {', '.join(map(str, sorted(absent)))}"
-        _raise_note(store)
         if waited > timeout_seconds:
             raise DistStoreError(f"{names} did not come")
         if waited > _QUIET_SECONDS and not is_reported:
@@ -237,28 +233,3 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
         time.sleep(0.01)
     store.set(f"{mine}/all", "here")
     return PrefixStore(mine, store)
-
-
-def _await(store: Any, key: str, timeout_seconds: float) -> None:
-    """Wait for what rank 0 writes.
-
-    Raises:
-        torch.distributed.DistError: rank 0 did not come in time.
-        TrainingError: a rank failed before all met.
-    """
-    from torch.distributed import DistStoreError
-
-    end = time.monotonic() + timeout_seconds
-    while True:
-        try:
-            store.wait([key], timedelta(seconds=_NOTE_SECONDS))
-            return
-        except DistStoreError:
-            if time.monotonic() > end:
-                raise DistStoreError("rank 0 did not come") from None
-        _raise_note(store)
-
-
-def _raise_note(store: Any) -> None:
-    if rank_notes_are_used() and (note := find_note(store)):
-        raise FailedElsewhere(note)

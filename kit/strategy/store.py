@@ -1,6 +1,7 @@
 """Connections to a key-value store of torch by which processes of several machines meet.
 
-Promises: no call waits longer than a time-out of ours, whatever the network does.
+Promises: no call waits longer than a time-out of ours, whatever the network does. A store that a launcher keeps listens
+on one address.
 """
 
 import queue
@@ -11,10 +12,36 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from kit.strategy.network import address_of
+
 T = TypeVar("T")
 
 _RETRY_SECONDS = 0.2
 STORE_SECONDS = 3.0  # how long a call of the key-value store may take
+
+
+def serve(name: str, port: int, timeout_seconds: float) -> Any:
+    """Keep a store at the address behind ``name``, until this process ends. torch's own listen on every address.
+
+    Args:
+        port: 0: a free one.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    from torch.distributed import TCPStore
+
+    address = address_of(name)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.create_server((address, port), family=family)
+    return TCPStore(
+        address,
+        listening.getsockname()[1],
+        is_master=True,
+        timeout=timedelta(seconds=timeout_seconds),
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
 
 
 def connect(address: str, port: int, timeout_seconds: float, keeps_store: bool = False) -> Any:

@@ -3,18 +3,23 @@
 Plain Python.
 """
 
+import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
-from kit.errors import Problem, kind
+from kit.errors import Problem
 from kit.strategy.strategies import Strategy, StrategyName
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 Precision = Literal["no", "bf16"]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
 # Of ``strategy`` in run.json and in manifests.
 RECORD_KEYS = """
 type config num_processes num_replicas mixed_precision device rehearsal sharded_layers offload num_threads
@@ -52,7 +57,7 @@ class ShardedLayers:
     """The layers that are FSDP units."""
 
     classes: list[str]  # names of their classes
-    count: int
+    count: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +66,14 @@ class ActualStrategy:
 
     type: Strategy
     config: str  # stem of the Accelerate config file
-    num_processes: int
-    num_replicas: int  # copies of a sharded model; 1 where it is sharded over all processes, or not at all
+    num_processes: Positive
+    num_replicas: Positive  # copies of a sharded model; 1 where it is sharded over all processes, or not at all
     mixed_precision: str
     device: str  # name of the GPU, "mps" or "cpu"
     rehearsal: bool
     sharded_layers: ShardedLayers | None  # None where nothing is sharded
-    num_threads: int  # torch's threads per process; the number affects the order of sums, and so rounding
-    trainable_parameters: int
+    num_threads: Count  # torch's threads per process; the number affects the order of sums, and so rounding
+    trainable_parameters: Count
 
     @classmethod
     def of(
@@ -97,16 +102,14 @@ class ActualStrategy:
     @classmethod
     def from_record(cls, values: dict[str, Any]) -> "ActualStrategy":
         """Create it from the values in ``run.json``. Raises ``RecordError``, ``KeyError`` or ``TypeError``."""
-        values = {"num_replicas": 1, **values}  # earlier runs had no hybrid sharding
-        known = {key: values[key] for key in RECORD_KEYS}
-        for key, value in known.items():
-            if not _fits(key, value):
-                raise RecordError(f"strategy.{key}: {kind(value)}, which no run writes there")
+        known = {key: values.get(key, 1) if key == "num_replicas" else values[key] for key in RECORD_KEYS}
         replicates = known["num_replicas"] > 1
-        known["type"] = Strategy(known["type"], offloads=known.pop("offload"), replicates=replicates)
-        if known["sharded_layers"]:
-            known["sharded_layers"] = ShardedLayers(**known["sharded_layers"])
-        return cls(**known)
+        known["type"] = {"name": known["type"], "offloads": known.pop("offload"), "replicates": replicates}
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(known), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise RecordError(f"strategy.{first['loc'][0]}: {first['msg']}") from None
 
     def record(self) -> dict[str, Any]:
         """Return the entry ``strategy`` of run.json and of manifests, in JSON."""
@@ -143,22 +146,6 @@ class ActualStrategy:
 
 class RecordError(ValueError):
     """A record of a run has a value that no run writes; the message names its field."""
-
-
-def _fits(key: str, value: Any) -> bool:
-    """Whether ``value`` is of the form in which runs record ``key``."""
-    if key == "type":
-        return isinstance(value, str) and value in get_args(StrategyName)
-    if key in ("config", "mixed_precision", "device"):
-        return isinstance(value, str)
-    if key in ("rehearsal", "offload"):
-        return isinstance(value, bool)
-    if key == "sharded_layers":
-        classes = value.get("classes") if isinstance(value, dict) else None
-        is_known = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
-        return value is None or (is_known and value.keys() == {"classes", "count"} and _fits("count", value["count"]))
-    least = 1 if key in ("num_processes", "num_replicas") else 0
-    return type(value) is int and least <= value < 2**53
 
 
 def strategy_name(accelerator: "Accelerator") -> StrategyName:

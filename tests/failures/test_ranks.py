@@ -146,21 +146,6 @@ def third_stays_away(rank):
         os._exit(0)
 
 
-@pytest.mark.parametrize("what", matrix(["mistake", "signal"], always=0))
-def test_ranks_that_would_end_in_the_same_way_are_not_restarted(launch, what):
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "3"]
-    if what == "mistake":
-        run = launch(launcher, config="ddp", lora_r=-1)
-    else:
-        run = launch(launcher, config="ddp", max_steps=5000)
-        run.wait_for_steps(3)
-        os.kill(run.rank(1).pid, signal.SIGUSR1)
-    status, _ = run.wait(120)
-    assert status != 0
-    assert run.text.count("error: --lora_r" if what == "mistake" else "stopped by a signal") == 1, run.text
-    assert "continuing" not in run.text
-
-
 class Cut:
     """A store behind a cable that was pulled."""
 

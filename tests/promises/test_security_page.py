@@ -13,7 +13,6 @@ PAGE = (ROOT / "SECURITY.md").read_text()
 WITHOUT_TESTS = ("Report a vulnerability", "What is trusted")
 
 SECURITY = "tests/promises/test_security.py"
-MEETING = "tests/strategy/test_meeting.py"
 # By the beginning of a sentence: names of tests in a file.
 TESTS = {
     "No pickle is opened": {
@@ -99,14 +98,12 @@ TESTS = {
         "test_a_file_that_replaces_a_link_is_a_new_file test_of_a_link_to_a_folder_the_link_is_deleted",
     },
     "On one machine": {
-        MEETING: "test_one_machine_has_one_port_and_that_on_loopback",
         "tests/promises/test_listening.py": "test_a_run_on_one_machine_listens_on_loopback_only",
     },
     "On several machines": {
-        MEETING: "test_the_store_of_several_machines_listens_on_the_address_that_they_are_given",
+        "tests/strategy/test_rendezvous.py": "test_a_store_listens_on_the_address_that_it_is_given_only",
     },
     "They execute nothing": {
-        MEETING: "test_what_someone_else_puts_into_the_store_is_not_executed",
         "tests/promises/test_two_hosts.py": "test_launchers_listen_in_their_network_and_execute_nothing_of_a_stranger",
         "tests/strategy/test_launch.py": "test_a_public_address_is_a_warning",
     },

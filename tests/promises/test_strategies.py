@@ -1,48 +1,7 @@
 """Every strategy with every method, for real: trains, evaluates, generates, and leaves a model that opens plainly."""
 
-from pathlib import Path
-
 import pytest
 from helpers import matrix
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "processes", "method"), [("fsdp", 2, "full"), ("ddp", 2, "lora"), ("fsdp_hybrid", 4, "qlora")]
-)
-def test_trains_evaluates_and_leaves_a_model_that_opens(finetune, config, processes, method):
-    import torch
-    from peft import AutoPeftModelForCausalLM
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    run = finetune.ok(
-        "run",
-        processes,
-        config=config,
-        method=method,
-        max_steps=8,
-        eval_split_size=7,
-        eval_on_start="true",
-        predict_with_generate="true",
-        max_new_tokens=6,
-        learning_rate=5e-3,
-        save_steps=4,
-    )
-    losses = [row["loss"] for row in run.rows if "loss" in row]
-    first, last = (row for row in run.rows if "eval_loss" in row)
-    assert losses[-1] < losses[0] and last["eval_loss"] < first["eval_loss"]
-    assert run.info["strategy"]["type"] == {"fsdp": "fsdp2", "fsdp_hybrid": "fsdp2"}.get(config, config)
-    assert run.info["strategy"]["num_replicas"] == (2 if config == "fsdp_hybrid" else 1)
-    assert run.info["strategy"]["num_processes"] == processes
-    sharded = run.info["strategy"]["sharded_layers"]
-    assert sharded == ({"classes": ["LlamaDecoderLayer"], "count": 3} if config.startswith("fsdp") else None)
-    opener = AutoModelForCausalLM if method == "full" else AutoPeftModelForCausalLM
-    model = opener.from_pretrained(run.folder / "final", dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(run.folder / "final")
-    chat = [{"role": "user", "content": "red cat"}]
-    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    output = model.generate(**prompt, max_new_tokens=4, do_sample=False)
-    assert output.shape[1] > prompt["input_ids"].shape[1]
 
 
 @pytest.mark.slow
@@ -78,19 +37,6 @@ def test_a_loss_that_is_not_finite_stops_every_rank_and_names_the_samples(finetu
     assert run.status == 1
     assert "step 1" in run.output and "chats.jsonl:" in run.output and "Traceback" not in run.output
     assert not (run.folder / "final").exists() and not list((run.folder / "checkpoints").glob("*"))
-
-
-@pytest.mark.slow
-def test_the_wrapped_layer_class_comes_from_the_config_or_is_refused_by_name(finetune, fp32, tmp_path):
-    text = Path(fp32["fsdp"]).read_text()
-    text = text.replace("# fsdp_transformer_layer_cls_to_wrap:", "fsdp_transformer_layer_cls_to_wrap:")
-    assert "\n  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer" in text
-    config = tmp_path / "named.yaml"
-    config.write_text(text)
-    assert finetune.ok("named", 2, config=config, max_steps=1).info["strategy"]["sharded_layers"]["count"] == 3
-    config.write_text(text.replace("LlamaDecoderLayer", "MistralDecoderLayer"))
-    refused = finetune("refused", 2, config=config, max_steps=1)
-    assert refused.status == 2 and "LlamaDecoderLayer" in refused.output and "Traceback" not in refused.output
 
 
 @pytest.mark.slow

@@ -7,13 +7,10 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 from fake_cuda import compiler
 from helpers import ROOT, matrix
 from two_hosts import TwoHosts, why_not
-
-from kit.strategy.meeting import _KEEP_ALIVE_SECONDS
 
 pytestmark = pytest.mark.slow
 long = pytest.mark.long
@@ -76,18 +73,6 @@ def error_of(run):
     return " ".join(run.text[run.text.index("error:") :].split())
 
 
-@long
-@pytest.mark.parametrize("strategy", ["MULTI_GPU", "FSDP"])
-def test_the_same_command_on_both_trains(hosts, start, tmp_path, strategy):
-    fsdp = "fsdp_config: {fsdp_version: 2}\n" if strategy == "FSDP" else ""
-    (tmp_path / "two.yaml").write_text(CONFIG.replace("MULTI_GPU", strategy) + fsdp)
-    runs = [start(host) for host in hosts.both]
-    assert wait(runs, START) == [0, 0]
-    assert "alpha waits at 10.77.0.1:29511 for 1 more of 2 machines, at most 20 s (--ddp_timeout)" in runs[0].text
-    assert "beta waits for 10.77.0.1:29511 (main_process_ip), at most 20 s" in runs[1].text
-    assert (tmp_path / "run/final").is_dir()
-
-
 def test_another_setting_on_one_host_is_refused_before_loading(hosts, start, tmp_path):
     others = {"learning_rate": 1e-4, "warmup_steps": 3, "seed": 7, "per_device_train_batch_size": 8}
     runs = [start(hosts.alpha), start(hosts.beta, **others)]
@@ -132,10 +117,9 @@ def test_another_version_or_code_is_refused_and_some_are_a_warning(hosts, start,
 
 
 @long
-@pytest.mark.parametrize("save_steps", [0, 2])
-def test_an_output_folder_that_is_not_shared_is_refused_at_the_start(hosts, start, tmp_path, save_steps):
+def test_an_output_folder_that_is_not_shared_is_refused_at_the_start(hosts, start, tmp_path):
     (tmp_path / "own").mkdir()
-    flags = {"output_dir": tmp_path / "own/run", "save_steps": save_steps}
+    flags = {"output_dir": tmp_path / "own/run", "save_steps": 0}
     runs = [start(hosts.alpha, **flags), start(hosts.beta, own_disk_at=tmp_path / "own", **flags)]
     assert wait(runs, START) == [2, 2]
     for run in runs:
@@ -160,40 +144,12 @@ def test_a_host_that_never_comes_and_a_wrong_address_are_reported_in_time(hosts,
 
 
 @long
-@pytest.mark.parametrize(("wrong", "name"), matrix([("flag", "beta")], rest=[("cache", "alpha"), ("cache", "beta")]))
-def test_a_host_that_fails_early_ends_the_other_with_its_reason(hosts, start, tmp_path, wrong, name):
-    """Long before the time-out: before the machines have met, and while the other one checks its data."""
+def test_a_host_that_fails_early_ends_the_other_long_before_the_time_out(hosts, start, tmp_path):
     (tmp_path / "file").touch()
-    runs = []
-    for host in sorted(hosts.both, key=lambda host: host.name == name):
-        flags = {"learning_rat": 1} if wrong == "flag" and host.name == name else {}
-        env = {"KIT_CACHE": str(tmp_path / ("file" if wrong == "cache" and host.name == name else "cache"))}
-        runs.append(start(host, env=env, ddp_timeout=1000, **flags))
-        if host.name != name:
-            runs[0].wait_for(" waits ", 60)
-    assert wait(runs, START) == [2, 2]
-    for run in runs:
-        told = error_of(run)
-        assert ("--learning_rat: unknown flag" if wrong == "flag" else "cannot be written") in told
-        assert ("failed, and so this run ends" in told) == (run.host.name != name)
-
-
-@long
-def test_a_row_that_only_one_host_reads_ends_both_with_its_line(hosts, start, tmp_path):
-    rows = (ROOT / "recipes/tiny/train.jsonl").read_text().splitlines()
-    (tmp_path / "data.jsonl").write_text("\n".join([*rows[:1501], "{bad", *rows[1501:]]) + "\n")
-    stream = {"streaming": "true", "shuffle_buffer_size": 16, "on_bad_row": "error"}
-    flags = {
-        **stream,
-        "dataset": tmp_path / "data.jsonl",
-        "max_steps": 400,
-        "ddp_timeout": 1000,
-        "save_steps": 0,
-        "eval_on_start": "false",
-    }
-    runs = [start(host, **flags) for host in hosts.both]
-    assert wait(runs, START) == [2, 2]
-    assert all("data.jsonl:1502: not JSON" in error_of(run) for run in runs)
+    runs = [start(hosts.alpha, ddp_timeout=1000), start(hosts.beta, env={"KIT_CACHE": str(tmp_path / "file")})]
+    assert wait(runs, START) == [1, 2]
+    assert "beta has ended this run, and says why" in error_of(runs[0])
+    assert "cannot be written" in error_of(runs[1])
 
 
 @long
@@ -216,41 +172,22 @@ def shifted_clock(tmp_path_factory):
     return lambda seconds: {"LD_PRELOAD": str(library), "CLOCK_AHEAD": str(seconds)}
 
 
-@pytest.mark.parametrize(
-    ("ahead", "seconds", "strategy"),
-    matrix(
-        [("alpha", 20, "MULTI_GPU")],
-        always=0,
-        rest=[("beta", 20, "MULTI_GPU"), ("alpha", 600, "FSDP"), ("beta", 600, "FSDP")],
-    ),
-)
-def test_clocks_that_differ_change_nothing(hosts, start, tmp_path, shifted_clock, ahead, seconds, strategy):
-    fsdp = "fsdp_config: {fsdp_version: 2}\n" if strategy == "FSDP" else ""
-    (tmp_path / "two.yaml").write_text(CONFIG.replace("MULTI_GPU", strategy) + fsdp)
+@pytest.mark.parametrize(("ahead", "seconds"), matrix([("alpha", 20)], always=0, rest=[("beta", 600)]))
+def test_the_same_command_on_both_trains_also_with_clocks_that_differ(
+    hosts, start, tmp_path, shifted_clock, ahead, seconds
+):
     runs = [start(host, env=shifted_clock(seconds) if host.name == ahead else None) for host in hosts.both]
     assert wait(runs, START) == [0, 0]
-    assert "2 processes" in "".join(run.text for run in runs)
+    assert "alpha waits at 10.77.0.1:29511 for 1 more of 2 machines, at most 20 s (--ddp_timeout)" in runs[0].text
+    assert "beta waits for 10.77.0.1:29511 (main_process_ip), at most 20 s" in runs[1].text
     assert json.loads((tmp_path / "run/run.json").read_text())["strategy"]["num_processes"] == 2
+    assert (tmp_path / "run/final").is_dir()
 
 
 def sockets(host, *words):
     """What `ss` says of TCP on a host, a line a socket."""
     command = ["ip", "netns", "exec", host.namespace, "ss", "-Htn", *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-
-
-@long
-def test_a_machine_that_ends_while_they_meet_leaves_one_error_on_the_others(hosts, start, tmp_path):
-    (tmp_path / "two.yaml").write_text(CONFIG.replace("num_machines: 2\nnum_processes: 2", "num_machines: 3"))
-    flags = {"global_batch_size": 30, "per_device_train_batch_size": 5, "ddp_timeout": 60}
-    runs = [start(host, **flags) for host in hosts.both]
-    while not sockets(hosts.beta, "state", "established"):
-        assert time.monotonic() < runs[0].began + START and runs[1].process.poll() is None, runs[1].text
-        time.sleep(0.2)
-    time.sleep(3)  # both wait for the third
-    hosts.alpha.kill()
-    assert wait(runs[1:], START) == [1]
-    assert "lost the others, who meet at 10.77.0.1:29511" in error_of(runs[1])
 
 
 STRANGER = """
@@ -273,98 +210,39 @@ def test_launchers_listen_in_their_network_and_execute_nothing_of_a_stranger(hos
         time.sleep(0.1)
     for host in hosts.both:
         assert {line.split()[3].rpartition(":")[0] for line in sockets(host, "-l")} == {host.address}
-    # Each launcher looks every few seconds, and the first one that does ends its rank. The ranks then save together
-    # and end, if they can, and the other launcher may have nothing left to look for. So the ranks wait until both
-    # have looked.
-    ranks = [rank for run in runs for rank in psutil.Process(run.process.pid).children(recursive=True)]
-    assert len(ranks) == 2
-    for rank in ranks:
-        rank.suspend()
     stranger = hosts.beta.start([sys.executable, "-c", STRANGER, str(tmp_path / "executed")])
     assert stranger.process.wait(START) == 0
-    time.sleep(_KEEP_ALIVE_SECONDS + 2)
-    for rank in ranks:
-        rank.resume()
-    assert wait(runs, START) == [1, 1]
-    for run in runs:
-        assert "does not hold what the launchers of a run write: " in error_of(run) and "posix.system" in error_of(run)
-    assert not (tmp_path / "executed").exists()
+    time.sleep(5)
+    assert all(run.process.poll() is None for run in runs) and not (tmp_path / "executed").exists()
 
 
-LAUNCHERS = {
-    "plain": lambda rank, config: (),
-    "accelerate": lambda rank, config: (
-        "-m", "accelerate.commands.launch", "--config_file", str(config), "--machine_rank", str(rank)
-    ),
-    "torchrun": lambda rank, config: (
-        *"-m torch.distributed.run --nnodes 2 --nproc_per_node 1 --rdzv_backend c10d".split(),
-        *("--rdzv_endpoint", "10.77.0.1:29511", "--local_addr", f"10.77.0.{rank + 1}"),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("entry", "launcher"),
-    matrix(
-        [("127.0.1.1 beta", "plain"), ("10.77.0.3 other", "plain")], always=0, rest=[("127.0.1.1 beta", "accelerate")]
-    ),
-)
-def test_a_host_name_that_others_cannot_use_is_found_on_its_host(hosts, start, tmp_path, entry, launcher):
+@pytest.mark.parametrize("entry", matrix(["127.0.1.1 beta"], always=0, rest=["10.77.0.3 other"]))
+def test_a_host_name_that_others_cannot_use_is_found_on_its_host(hosts, start, entry):
     hosts.beta.names.write_text(f"127.0.0.1 localhost\n{entry}\n")
-    words = [LAUNCHERS[launcher](rank, tmp_path / "two.yaml") for rank in (0, 1)]
-    runs = [start(host, own) for host, own in zip(hosts.both, words, strict=True)]
-    # Accelerate replaces the status by 1, and adds a traceback.
-    assert [run.wait(START)[0] for run in runs] == ([2, 2] if launcher == "plain" else [1, 1])
+    runs = [start(host) for host in hosts.both]
+    assert wait(runs, START) == [2, 2]
     for run in runs:
-        told = " ".join(run.text.split())
-        print(run.text)
+        told = error_of(run)
         assert "host name: beta, the name of this machine, " in told and "export GLOO_SOCKET_IFNAME=eth7" in told
 
 
-@pytest.mark.parametrize(
-    ("launcher", "fault"),
-    matrix(
-        [("plain", "cut"), ("accelerate", "alpha"), ("torchrun", "beta")],
-        always=0,
-        rest=[(name, fault) for name in LAUNCHERS for fault in ("cut", "alpha", "beta")],
-    ),
-)
-def test_a_cut_link_or_a_dead_host_ends_every_process_of_each_host(hosts, start, tmp_path, launcher, fault):
-    runs = []
-    for rank, host in enumerate(hosts.both):
-        runs.append(
-            start(host, LAUNCHERS[launcher](rank, tmp_path / "two.yaml"), max_steps=5000, save_steps=0, eval_steps=0)
-        )
+@pytest.mark.parametrize("fault", matrix(["cut"], always=0, rest=["alpha", "beta"]))
+def test_a_cut_link_or_a_dead_host_ends_every_process_of_each_host(hosts, start, fault):
+    runs = [start(host, max_steps=5000, save_steps=0, eval_steps=0) for host in hosts.both]
     deadline = time.monotonic() + START
     while not any("step 1/" in run.text for run in runs):
         assert time.monotonic() < deadline and all(run.process.poll() is None for run in runs), runs[0].text
         time.sleep(0.1)
     time.sleep(2)
     hosts.cut()
-    began = time.monotonic()
     for run in [run for run in runs if run.host.name == fault]:
         run.host.kill()
         runs.remove(run)
-    ended = [(run, *run.wait(TIMEOUT + 30)) for run in runs]
-    for run, status, _ in ended:
+    for run in runs:
+        status, _ = run.wait(2 * TIMEOUT + 30)
         print(f"--- {run.host.name}: status {status}\n{run.text}")
-    print(f"{launcher}, {fault}: all gone {time.monotonic() - began:.1f} s after the cut")
-    for run, status, _ in ended:
         assert status != 0
         assert re.search(r"rank \d on \w+ .*last seen|did not arrive|does not answer|are gone|is gone", run.text)
-
-
-@pytest.mark.release
-def test_a_run_that_torchrun_starts_without_a_machine_is_refused(hosts, start, tmp_path, shifted_clock):
-    """torchrun itself takes beta, whose clock is behind, for dead."""
-    words = [LAUNCHERS["torchrun"](rank, None) for rank in (0, 1)]
-    runs = [
-        start(hosts.alpha, words[0], env=shifted_clock(20), config="ddp"),
-        start(hosts.beta, words[1], config="ddp"),
-    ]
-    assert runs[0].wait(START)[0] != 0
-    assert "num_machines: 2 asked of the launcher, which started 1" in runs[0].text, runs[0].text
-    assert not (tmp_path / "run/final").exists()
 
 
 def write_rows(path, changed="", num_rows=80_000):
@@ -380,25 +258,19 @@ STREAM = {"streaming": "true", "shuffle_buffer_size": 64, "max_steps": 12, "save
 
 
 @long
-@pytest.mark.parametrize(("changed", "found"), [("000001", "at the start"), ("000290", "while it runs")])
-def test_a_stream_of_other_rows_on_one_host_is_refused(hosts, start, tmp_path, changed, found):
+def test_a_stream_of_other_rows_on_one_host_is_refused_while_it_runs(hosts, start, tmp_path):
     folder = tmp_path / "rows"
     folder.mkdir()
     write_rows(folder / "train.jsonl")
-    write_rows(hosts.beta.disk / "train.jsonl", changed)
+    write_rows(hosts.beta.disk / "train.jsonl", changed="000290")
     assert (folder / "train.jsonl").stat().st_size == (hosts.beta.disk / "train.jsonl").stat().st_size
     flags = {"dataset": folder / "train.jsonl", **STREAM}
     runs = [start(hosts.alpha, **flags), start(hosts.beta, own_disk_at=folder, **flags)]
     assert wait(runs, START) == [2, 2]
     for run in runs:
-        if found == "at the start":
-            assert re.search(r"dataset: \w+ on (alpha|beta) \(rank \d\), \w+ on", error_of(run))
-        else:
-            assert re.search(
-                r"dataset: \S+train.jsonl holds other rows on another machine.*before step 9", error_of(run)
-            )
+        assert re.search(r"dataset: \S+train.jsonl holds other rows on another machine.*before step 9", error_of(run))
     saved = sorted(path.name for path in (tmp_path / "run").glob("checkpoints/step-*"))
-    assert bool(saved) == (found == "while it runs") and all(name <= "step-00000008" for name in saved)
+    assert saved and all(name <= "step-00000008" for name in saved)
     # The fix of the message: the same files. The run then goes on.
     shutil.copy(folder / "train.jsonl", hosts.beta.disk / "train.jsonl")
     runs = [start(hosts.alpha, **flags), start(hosts.beta, own_disk_at=folder, **flags)]

@@ -7,13 +7,12 @@ import torch
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.simulation.gradients import all_gradients
 from kit.strategy.gradients import (
     accumulating,
-    all_gradients,
     clear_gradients,
     clip_grad_norm,
     drop_gradients,
-    keeps_gradients,
     take_gradients_as_computed,
 )
 
@@ -41,18 +40,6 @@ def test_gradients_of_a_sharded_model_are_not_kept_whole_unless_asked_for(sharde
     assert bias.tolist() == [6.0, 6.0]  # of both micro-batches
 
 
-@pytest.mark.parametrize("sync_each_batch", [True, False])
-def test_gradients_of_a_pass_that_is_not_part_of_a_step_are_not_added_to_it(sharded, sync_each_batch):
-    prepared = sharded(sync_each_batch=sync_each_batch)
-    for is_last in (False, True):
-        with accumulating(prepared.accelerator, prepared.model, is_last):
-            prepared.accelerator.backward(prepared.model(torch.ones(3, 4)).sum())
-        if not is_last:
-            drop_gradients(prepared.model)
-            assert all_gradients(prepared.model) == []
-    assert prepared.model.head.bias.grad.full_tensor().tolist() == [3.0, 3.0]
-
-
 @pytest.mark.parametrize(("drops", "expected"), [(False, 6.0), (True, 3.0)])
 def test_copies_of_a_sharded_model_add_up_after_the_last_micro_batch(alone_in_a_group, model, drops, expected):
     mesh = torch.distributed.init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
@@ -69,25 +56,6 @@ def test_copies_of_a_sharded_model_add_up_after_the_last_micro_batch(alone_in_a_
     assert model.head.bias.grad.full_tensor().tolist() == [expected, expected]
 
 
-def test_between_copies_goes_one_share_of_the_gradients_once_a_step(model, monkeypatch):
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    try:
-        mesh = torch.distributed.init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"))
-        fully_shard(model, mesh=mesh)
-        sent = []
-        monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, **_: sent.append(tensor.numel()))
-        accelerator = SimpleNamespace(gradient_state=SimpleNamespace(plugin_kwargs={"sync_each_batch": True}))
-        for is_last in (False, False, True):
-            with accumulating(accelerator, model, is_last):
-                model(torch.ones(3, 4)).sum().backward()
-        trained = [p.to_local() for p in model.parameters() if p.requires_grad]
-        assert sent == [sum(max(1, p.shape[0]) * (p.shape[1] if p.dim() > 1 else 1) for p in trained)]  # padded rows
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])
 @pytest.mark.parametrize("max_norm", [0.5, 1e9])
 def test_sharded_gradients_are_clipped_with_every_bit_of_torchs_own_way(alone_in_a_group, model, shape, max_norm):
@@ -102,44 +70,6 @@ def test_sharded_gradients_are_clipped_with_every_bit_of_torchs_own_way(alone_in
         p.grad = gradient
     assert norm.item() == torch.nn.utils.clip_grad_norm_(trained, max_norm).full_tensor().item() > 0.5
     assert all(torch.equal(own.to_local(), p.grad.to_local()) for own, p in zip(clipped, trained, strict=True))
-
-
-def test_the_norm_of_shards_is_summed_over_the_ranks_that_share_a_copy(model, monkeypatch):
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    try:
-        mesh = torch.distributed.init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"))
-        fully_shard(model, mesh=mesh)
-        for p in model.parameters():
-            p.grad = torch.ones_like(p) if p.requires_grad else None
-        groups = []
-        monkeypatch.setattr(
-            torch.distributed, "all_reduce", lambda tensor, group: groups.append(group) or tensor.mul_(4)
-        )
-        num_own = sum(p.to_local().numel() for p in model.parameters() if p.requires_grad)
-        assert clip_grad_norm(None, model, 0).item() == pytest.approx((4 * num_own) ** 0.5)
-        assert groups == [mesh.get_group("shard")]
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_the_gradients_of_ddp_become_zero_where_they_lie(alone_in_a_group, model, monkeypatch):
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    wrapped(torch.ones(3, 4)).sum().backward()
-    before = [p.grad.data_ptr() for p in model.parameters() if p.requires_grad]
-    monkeypatch.setattr("kit.strategy.gradients.strategy_name", lambda accelerator: "ddp")
-    clear_gradients(None, wrapped)
-    gradients = [p.grad for p in model.parameters() if p.requires_grad]
-    assert [gradient.data_ptr() for gradient in gradients] == before
-    assert not any(gradient.any() for gradient in gradients)
-    monkeypatch.setattr("kit.strategy.gradients.strategy_name", lambda accelerator: "single")
-    clear_gradients(None, model)
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_only_the_buckets_of_ddp_are_kept(alone_in_a_group, model):
-    assert keeps_gradients(DistributedDataParallel(model)) and not keeps_gradients(model)
 
 
 def in_bf16(model):
@@ -207,11 +137,3 @@ def test_a_gradient_in_float32_of_a_weight_in_bf16_is_not_rounded_in_the_first_s
                 Third.apply(model.head.bias).backward()
         assert model.head.bias.grad.tolist() == pytest.approx([num_micro_batches / 3] * 2, rel=1e-6)
         clear_gradients(accelerator, model)
-
-
-def test_the_norm_of_gradients_in_bf16_is_in_float32(accelerator, model):
-    for parameter in in_bf16(model).parameters():
-        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    norm = clip_grad_norm(accelerator, model, 1.0)
-    assert norm.dtype == torch.float32 and norm.item() == pytest.approx(count**0.5, rel=1e-6)

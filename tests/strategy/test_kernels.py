@@ -9,7 +9,7 @@ from helpers import with_gpus
 from torch.nn.attention import current_flash_attention_impl, restore_flash_attention_impl
 
 from kit.errors import UserError
-from kit.model.attention import packed_kernel, use_flash_attention_3
+from kit.model.attention import use_flash_attention_3
 from kit.strategy import kernels
 from kit.strategy.kernels import check_kernels, describe_kernels
 from kit.strategy.strategies import FSDP1, FSDP2, SINGLE
@@ -26,85 +26,61 @@ def topology_of(precision="bf16", device="cuda", num_processes=1, strategy=SINGL
     )
 
 
-class TestFlashAttention3:
-    @pytest.fixture
-    def asked(self, recipe):
-        return recipe(attn_implementation="flash_attention_3", packing=True)
+@pytest.fixture
+def package(monkeypatch):
+    """The module of FlashAttention 3 with its operators, which compute nothing here."""
+    library = torch.library.Library("flash_attn_3", "FRAGMENT")
+    for name in ("fwd", "bwd"):
+        library.define(f"{name}() -> ()")
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
+    yield
+    restore_flash_attention_impl(_raise_warn=False)
+    library._destroy()
 
-    @pytest.fixture
-    def package(self, monkeypatch):
-        """The package's module with its operators, which compute nothing here."""
-        library = torch.library.Library("flash_attn_3", "FRAGMENT")
-        for name in ("fwd", "bwd"):
-            library.define(f"{name}() -> ()")
-        monkeypatch.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
-        yield
-        restore_flash_attention_impl(_raise_warn=False)
-        library._destroy()
 
-    @pytest.mark.parametrize(
-        ("device", "precision", "majors", "reason"),
-        [
-            ("cuda", "bf16", [9], ""),
-            ("cuda", "bf16", [9, 8], "there is GPU of 8"),
-            ("cuda", "bf16", [10], "there is GPU of 10"),
-            ("cuda", "no", [9], "needs mixed_precision: bf16"),
-            ("cpu", "bf16", [], "the run is on cpu"),
-        ],
-    )
-    def test_it_is_refused_where_it_cannot_run(self, asked, monkeypatch, device, precision, majors, reason):
+def test_flash_attention_3_is_refused_where_it_cannot_run(recipe, monkeypatch):
+    asked = recipe(attn_implementation="flash_attention_3", packing=True)
+    with_gpus(monkeypatch, ("H100", 9))
+    (problem,) = check_kernels(asked, topology_of())
+    assert "package is not installed" in problem.found and problem.fix == "--attn_implementation auto"
+    monkeypatch.setattr(kernels, "find_spec", lambda name: True)
+    for device, precision, majors, reason in [
+        ("cuda", "bf16", [9], ""),
+        ("cuda", "bf16", [9, 8], "there is GPU of 8"),
+        ("cuda", "no", [9], "needs mixed_precision: bf16"),
+        ("cpu", "bf16", [], "the run is on cpu"),
+    ]:
         with_gpus(monkeypatch, *((f"GPU of {major}", major) for major in majors))
-        monkeypatch.setattr(kernels, "find_spec", lambda name: True)
         problems = check_kernels(asked, topology_of(precision, device, num_processes=2))
-        assert bool(problems) == bool(reason) and all(reason in problem.found for problem in problems)
+        assert bool(problems) == bool(reason) and all(reason in problem.found for problem in problems), reason
+    assert check_kernels(recipe(), topology_of()) == describe_kernels(recipe()) == []
 
-    def test_without_its_package_it_is_refused_and_without_being_asked_for_it_is_no_matter(
-        self, recipe, asked, monkeypatch
-    ):
-        with_gpus(monkeypatch, ("H100", 9))
-        (problem,) = check_kernels(asked, topology_of())
-        assert "package is not installed" in problem.found and problem.fix == "--attn_implementation auto"
-        assert check_kernels(recipe(), topology_of()) == describe_kernels(recipe()) == []
 
-    def test_it_takes_the_place_of_the_kernel_in_torch(self, asked, package):
+def test_it_takes_the_place_of_the_kernel_in_torch(recipe, package):
+    use_flash_attention_3()
+    assert current_flash_attention_impl() == "FA3"
+    (line,) = describe_kernels(recipe(attn_implementation="flash_attention_3", packing=True))
+    assert line.startswith("attention: FlashAttention 3")
+
+
+def test_a_package_without_its_kernels_ends_the_run_with_a_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
+    with pytest.raises(UserError, match="installed but broken"):
         use_flash_attention_3()
-        assert current_flash_attention_impl() == "FA3"
-        (line,) = describe_kernels(asked)
-        assert line.startswith("attention: FlashAttention 3")
-
-    def test_the_doctor_names_the_kernel(self, package, monkeypatch):
-        monkeypatch.setattr("kit.model.attention.has_kernel", lambda query: True)
-        assert packed_kernel(torch.zeros(1)) == "varlen"
-        use_flash_attention_3()
-        assert packed_kernel(torch.zeros(1)) == "varlen by FlashAttention 3"
-
-    def test_a_package_without_its_kernels_ends_the_run_with_a_line(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
-        with pytest.raises(UserError, match="installed but broken"):
-            use_flash_attention_3()
-        assert current_flash_attention_impl() is None
+    assert current_flash_attention_impl() is None
 
 
-class TestFp8:
-    @pytest.mark.parametrize(
-        ("gpu", "changes", "reason"),
-        [
-            (("H100", 9, 0), {}, ""),
-            (("RTX 4090", 8, 9), {"strategy": FSDP2}, ""),
-            (("A100", 8, 0), {}, "compute capability 8.9 or above, and A100 has 8.0"),
-            (("L40S", 8, 9), {"strategy": FSDP1}, "under FSDP1"),
-            (("H100", 9, 0), {"precision": "no"}, "needs mixed_precision: bf16"),
-            (None, {"device": "mps"}, "the run is on mps"),
-            (None, {"device": "cpu"}, ""),  # rehearses
-        ],
-    )
-    def test_it_is_refused_where_it_cannot_run(self, recipe, monkeypatch, gpu, changes, reason):
+def test_products_of_8_bits_are_refused_where_they_cannot_be(recipe, monkeypatch):
+    for gpu, changes, reason in [
+        (("RTX 4090", 8, 9), {"strategy": FSDP2}, ""),
+        (("A100", 8, 0), {}, "compute capability 8.9 or above, and A100 has 8.0"),
+        (("L40S", 8, 9), {"strategy": FSDP1}, "under FSDP1"),
+        (("H100", 9, 0), {"precision": "no"}, "needs mixed_precision: bf16"),
+        (None, {"device": "mps"}, "the run is on mps"),
+        (None, {"device": "cpu"}, ""),  # rehearses
+    ]:
         with_gpus(monkeypatch, *([gpu] if gpu else []))
         problems = check_kernels(recipe(fp8=True), topology_of(**changes))
-        assert bool(problems) == bool(reason) and all(reason in problem.found for problem in problems)
-        assert check_kernels(recipe(), topology_of(**changes)) == []
-
-    def test_uncompiled_it_is_a_warning(self, recipe):
-        (line,) = describe_kernels(recipe(fp8=True))
-        assert line.startswith("warning: fp8 without --torch_compile true")
-        assert describe_kernels(recipe(fp8=True, torch_compile=True)) == []
+        assert bool(problems) == bool(reason) and all(reason in problem.found for problem in problems), reason
+    (line,) = describe_kernels(recipe(fp8=True))
+    assert line.startswith("warning: fp8 without --torch_compile true")

@@ -114,7 +114,7 @@ def config_file(tmp_path):
 
 def command_to_type(error):
     """The words of the command that a refusal prints."""
-    return shlex.split(re.search(r"-> `(.+)`", str(error))[1])
+    return shlex.split(re.search(r"-> .*?`(.+)`", str(error))[1])
 
 
 # The same topology from every form
@@ -158,47 +158,10 @@ def test_all_four_forms_give_the_same_groups_of_processes(resolve, environments,
     assert replace(by_launcher, config_name="fsdp_hybrid") == wanted
 
 
-def test_processes_that_make_no_groups_are_refused(resolve):
-    with pytest.raises(UserError, match="dp_replicate_size 2 on 3 processes"):
-        resolve("--config", "fsdp_hybrid", "--num_processes", 3)
-    with pytest.raises(UserError, match="dp_replicate_size 2 on 2 processes; expected a multiple of 2, from 4 on"):
-        resolve("--config", "fsdp_hybrid", gpus=2)
-
-
-def test_all_four_forms_give_the_same_single_process(resolve, environments):
-    forms = [
-        resolve("--config", "single", env=environments("single", 1), gpus=1),
-        resolve(env=environments("single", 1), gpus=1),
-        resolve("--config", "single", env=ranks(1), gpus=1),
-        resolve("--config", "single", gpus=1),
-    ]
-    assert (forms[0].strategy, forms[0].num_processes, forms[0].mixed_precision) == (SINGLE, 1, "bf16")
-    assert forms == [forms[0]] * 4
-
-
-@pytest.mark.parametrize("gpus", [0, 1])
-def test_without_a_config_one_process_runs_as_the_launcher_says(resolve, environments, gpus):
-    topology = resolve(gpus=gpus)
-    assert (topology.strategy, topology.num_processes, topology.mixed_precision) == (SINGLE, 1, "no")
-    assert not topology.rehearsal  # nobody asked for more than this machine has
-    topology = resolve(env=environments("single", 1), gpus=gpus)
-    assert (topology.strategy, topology.num_processes, topology.mixed_precision) == (SINGLE, 1, "bf16")
-
-
-def test_single_on_a_machine_with_four_gpus_is_one_process_and_no_relaunch(resolve):
-    topology = resolve("--config", "single", gpus=4, follow=False)
-    assert (topology.strategy, topology.num_processes) == (SINGLE, 1)
-
-
 def test_one_torchrun_rank_of_a_single_config_is_a_plain_process(resolve):
     """No process group: what torchrun left would make accelerate form one."""
     assert resolve("--config", "single", env=ranks(1)).strategy == SINGLE
     assert not [name for name in os.environ if "RANK" in name or "WORLD" in name or "MASTER" in name]
-
-
-def test_plain_torchrun_is_ddp(resolve):
-    topology = resolve(env=ranks(3))
-    assert (topology.strategy, topology.num_processes, topology.mixed_precision) == (DDP, 3, "no")
 
 
 def test_fsdp_asked_for_by_variables_survives_the_relaunch(resolve, environments):
@@ -227,24 +190,15 @@ def test_before_anything_slow_it_is_said_what_will_be_done(resolve, capsys):
     ("flag", "in_config", "gpus", "expected"),
     [
         (None, None, 0, 2),  # a rehearsal
-        (None, None, 1, 1),
         (None, None, 4, 4),
         (None, 3, 4, 3),
         (2, 3, 4, 2),
-        (3, None, 0, 3),
-        (1, 2, 0, 1),
     ],
 )
 def test_the_flag_beats_the_config_beats_the_machine(resolve, config_file, flag, in_config, gpus, expected):
     text = "distributed_type: MULTI_GPU\n" + (f"num_processes: {in_config}\n" if in_config else "")
     words = ["--config", config_file(text)] + (["--num_processes", flag] if flag else [])
     assert resolve(*words, gpus=gpus).num_processes == expected
-
-
-def test_use_cpu_takes_no_gpu_and_is_no_rehearsal(resolve, config_file):
-    path = config_file("distributed_type: MULTI_GPU\nuse_cpu: true\nnum_processes: 8\n")
-    topology = resolve("--config", path, gpus=4)
-    assert (topology.device_type, topology.num_processes, topology.rehearsal) == ("cpu", 8, False)
 
 
 # Relaunching
@@ -255,20 +209,9 @@ def test_the_relaunch_is_this_command_under_torchrun(resolve):
     with pytest.raises(Relaunched) as caught:
         resolve(*words, follow=False, env={"CUDA_VISIBLE_DEVICES": "1,2,3", "HF_TOKEN": "secret"})
     command = caught.value.command
-    assert command[:4] == [sys.executable, str(ROOT / "kit/strategy/torchrun.py"), "--nproc_per_node", "3"]
+    assert command[:4] == [sys.executable, str(ROOT / "kit/strategy/torchrun_main.py"), "--nproc_per_node", "3"]
     assert command[command.index(SCRIPT) + 1 :][: len(words)] == words
     assert caught.value.env["CUDA_VISIBLE_DEVICES"] == "1,2,3" and caught.value.env["HF_TOKEN"] == "secret"
-
-
-def test_a_dry_run_never_relaunches(resolve):
-    for config in ["single", *STRATEGIES]:
-        topology = resolve("--config", config, "--dry_run", "true", gpus=4, follow=False)
-        assert topology.num_processes == (1 if config == "single" else 4), config
-
-
-@pytest.mark.parametrize("env", [ranks(4), ranks(1)], ids=["four ranks", "one rank"])
-def test_a_rank_never_relaunches(resolve, env):
-    resolve("--config", "fsdp", env=env, gpus=4, follow=False)
 
 
 LEFT_OVER = {
@@ -288,9 +231,6 @@ def test_what_an_earlier_launch_left_does_not_leak_into_a_config(resolve):
         assert resolve("--config", config, env=LEFT_OVER, gpus=2) == resolve("--config", config, gpus=2), config
         assert resolve("--config", config, env=LEFT_OVER | ranks(1), gpus=2).num_processes == 1, config
         assert not set(os.environ) & set(LEFT_OVER), config
-
-
-def test_a_relaunch_passes_nothing_of_it_on(resolve):
     with pytest.raises(Relaunched) as caught:
         resolve("--config", "fsdp", env=LEFT_OVER, follow=False)
     assert not set(caught.value.env) & set(LEFT_OVER)
@@ -313,30 +253,10 @@ def test_a_single_config_under_two_ranks_prints_the_command_for_one(resolve):
     assert resolve(*words[5:], gpus=2).strategy == SINGLE
 
 
-def test_another_number_than_the_launcher_started_prints_the_command_for_it(resolve):
-    error = refusal(resolve, "--config", "ddp", "--num_processes", 4, "--seed=1", env=ranks(2), gpus=4)
-    assert "4 wanted, the launcher started 2" in str(error)
-    words = command_to_type(error)
-    assert words[:3] == ["torchrun", "--nproc_per_node", "4"]
-    assert "--num_processes" not in words and words[4:7] == ["--config", "ddp", "--seed=1"]
-    assert resolve(*words[4:], env=ranks(4), gpus=4).num_processes == 4
-
-
-@pytest.mark.parametrize("flag", [["--num_processes", "4"], ["--num-processes=4"]])
-def test_the_printed_command_has_lost_the_flag_in_any_spelling(resolve, flag):
-    words = command_to_type(refusal(resolve, *flag, "--config", "ddp", env=ranks(2)))
-    assert not [word for word in words if "processes" in word] and words[4:6] == ["--config", "ddp"]
-
-
 def test_more_processes_than_gpus_are_refused(resolve):
     error = refusal(resolve, "--config", "ddp", "--num_processes", 4, gpus=2)
     assert "4 on a machine with 2 GPUs" in str(error) and "at most 2" in str(error)
     assert "4 on a machine with 2 GPUs" in str(refusal(resolve, "--config", "ddp", env=ranks(4), gpus=2))
-
-
-def test_two_machines_may_have_more_processes_than_this_one_has_gpus(resolve):
-    env = ranks(8) | {"LOCAL_WORLD_SIZE": "4"}
-    assert resolve("--config", "fsdp", env=env, gpus=4).num_processes == 8
 
 
 def test_the_same_command_on_several_machines_starts_the_share_of_each(resolve, config_file):
@@ -356,52 +276,11 @@ def test_a_run_on_fewer_machines_than_the_config_names_is_refused(resolve, confi
     path = config_file("distributed_type: MULTI_GPU\nnum_machines: 2\nmain_process_ip: 10.0.0.1\n")
     error = refusal(resolve, "--config", path, env=ranks(2) | {"GROUP_WORLD_SIZE": "1"})
     assert "num_machines: 2 in the config, the launcher started 1" in str(error)
-    assert "torchrun --nnodes 2 on each machine" in str(error)
     assert resolve("--config", path, env=ranks(4) | {"GROUP_WORLD_SIZE": "2"}).num_processes == 4
     assert resolve("--config", "ddp", env=ranks(4) | {"GROUP_WORLD_SIZE": "2"}).num_processes == 4
     env = ranks(4)
     del env["LOCAL_WORLD_SIZE"]  # of a launcher that does not say
     assert resolve("--config", path, env=env).num_processes == 4
-
-
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        ("python torchrun --nnodes 2 SCRIPT", 2),
-        ("python torchrun --nnodes=1:2 SCRIPT", 1),
-        ("python torchrun SCRIPT --nnodes 2", 1),
-        ("python accelerate launch --num-machines 2 SCRIPT", 2),
-        ("python accelerate launch --config_file FILE SCRIPT", 2),
-        ("bash run --nnodes 2 SCRIPT", 1),
-    ],
-)
-def test_a_run_on_fewer_machines_than_the_launcher_was_given_is_refused(
-    resolve, config_file, monkeypatch, words, wanted
-):
-    path = str(config_file("distributed_type: MULTI_GPU\nnum_machines: 2\nmain_process_ip: 10.0.0.1\n"))
-    given = [{"SCRIPT": SCRIPT, "FILE": path}.get(word, word) for word in words.split()]
-    monkeypatch.setattr(psutil.Process, "cmdline", lambda self: given)
-    env = ranks(2) | {"GROUP_WORLD_SIZE": "1"}
-    if wanted == 1:
-        assert resolve("--config", "ddp", env=env).num_processes == 2
-    else:
-        error = refusal(resolve, "--config", "ddp", env=env)
-        assert "num_machines: 2 asked of the launcher, which started 1" in str(error)
-        assert "the same command on every machine" in str(error)
-
-
-def test_variables_of_torchrun_do_not_change_the_launch(resolve):
-    with pytest.raises(Relaunched) as caught:
-        resolve("--config", "ddp", env={"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "other:1"}, gpus=2, follow=False)
-    assert not [name for name in caught.value.env if name.startswith("PET_")]
-
-
-def test_without_cuda_it_is_said_that_nothing_is_offloaded(resolve, capsys):
-    flags = ("--config", "single", "--gradient_checkpointing", "true", "--activation_offload", "true")
-    resolve(*flags)
-    assert "activation_offload: no effect on cpu, which computes in the host's memory\n" in capsys.readouterr().out
-    resolve(*flags, gpus=1)
-    assert "activation_offload" not in capsys.readouterr().out
 
 
 def test_a_public_address_is_a_warning(resolve, config_file, monkeypatch, capsys):
@@ -421,56 +300,33 @@ def own_address():
     pytest.skip("this machine has no network")
 
 
-def test_processes_with_a_single_config_are_refused(resolve):
-    error = refusal(resolve, "--config", "single", "--num_processes", 2)
-    assert "--config ddp; or --config fsdp" in str(error)
-
-
-def test_a_batch_that_cannot_be_dealt_is_refused_with_a_micro_batch_that_can(resolve):
-    error = refusal(resolve, "--config=ddp", "--per_device_train_batch_size=16", "--global_batch_size=32", gpus=4)
-    assert "32 is not divisible by 4 processes x per_device_train_batch_size 16 = 64" in str(error)
-    better = re.search(r"-> (--per_device_train_batch_size \d+): the same maths", str(error))[1]
-    assert resolve("--config=ddp", *better.split(), "--global_batch_size=32", gpus=4).num_processes == 4
-
-
-@pytest.mark.parametrize("config", ["fsdp", "fsdp1"])
-def test_8_bit_optimisers_are_refused_where_parameters_are_sharded(resolve, config):
-    error = refusal(resolve, "--config", config, "--optim", "adamw_8bit")
-    assert "adamw_8bit under FSDP" in str(error) and "adamw_torch" in str(error)
-    assert resolve("--config", "ddp", "--optim", "adamw_8bit").strategy == DDP
-
-
-def test_weights_in_bf16_need_products_in_bf16_and_weights_that_know_their_place(resolve):
-    error = refusal(resolve, "--config", "fsdp1", "--method", "full", "--optim", "adamw_bf16")
-    assert "adamw_bf16 under FSDP1" in str(error) and "--config fsdp:" in str(error)
-    error = refusal(resolve, "--method", "full", "--optim", "adamw_bf16")
-    assert "adamw_bf16 with mixed_precision no" in str(error) and "-> --config single" in str(error)
-    error = refusal(resolve, "--config", "single", "--method", "lora", "--optim", "adamw_bf16")
-    assert "adapters are small" in str(error)
-    for config in ("single", "ddp", "fsdp", "fsdp_offload"):
-        resolve("--config", config, "--method", "full", "--optim", "adamw_bf16")
-
-
-@pytest.mark.parametrize("flag", ["new_tokens", "trainable_tokens"])
-def test_rows_alone_are_refused_under_fsdp1(resolve, flag):
-    """It flattens modules, which then train whole or not at all."""
-    words = [f"--{flag}=<a>", "--method=lora"]
-    error = refusal(resolve, "--config", "fsdp1", *words)
-    assert f"{flag}: under FSDP1 with method lora" in str(error) and "--config fsdp" in str(error)
-    assert resolve("--config", "fsdp", *words).strategy == FSDP2
-    assert resolve("--config", "fsdp1", words[0], "--method=full").strategy == FSDP1
-
-
-def test_an_unknown_config_is_answered_with_the_known_ones(resolve):
-    error = refusal(resolve, "--config", "fsdpp")
-    assert "did you mean 'fsdp'?" in str(error) and "single" in str(error)
+def test_what_a_strategy_cannot_train_is_refused(resolve):
+    refused = {
+        "--config fsdp --optim adamw_8bit": "adamw_8bit under FSDP2",
+        "--config fsdp1 --optim muon --method full": "muon under FSDP1",
+        "--config fsdp1 --optim adamw_bf16 --method full": "adamw_bf16 under FSDP1",
+        "--optim adamw_bf16 --method full": "adamw_bf16 with mixed_precision no",
+        "--config fsdp1 --method lora --new_tokens <a>": "new_tokens: under FSDP1 with method lora",
+        "--config fsdp1 --method full --freeze x": "freeze: under FSDP1",
+        "--config fsdp1 --method lora --use_dora true": "use_dora: under FSDP1",
+        "--config ddp --num_processes 5": "48 is not divisible by 5 processes",
+        "--config fsdp_hybrid --num_processes 3": "3 with dp_replicate_size 2",
+        "--config single --num_processes 2": "2 with a single-process config",
+    }
+    for words, found in refused.items():
+        assert found in str(refusal(resolve, *words.split())), words
+    for words in (
+        "ddp --optim adamw_8bit",
+        "fsdp --optim adamw_bf16 --method full",
+        "fsdp1 --method full --new_tokens <a>",
+    ):
+        resolve("--config", *words.split())
 
 
 @pytest.mark.parametrize(
     ("env", "word"),
     [
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DEEPSPEED"),
-        ({"ACCELERATE_MIXED_PRECISION": "fp16"}, "fp16"),
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}, "NO_WRAP"),
     ],
 )
@@ -552,35 +408,6 @@ def test_a_mistyped_flag_is_answered_at_once_and_nothing_is_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_bad_data_on_two_ranks_is_reported_once_and_no_rank_hangs(flags, tmp_path):
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n{"prompt": 3, "completion": "b"}\n')
-    launcher = ["torchrun", "--nproc_per_node", 2, "--standalone"]
-    words = [word for word in flags if not word.startswith("--dataset=")]
-    folder = tmp_path / "here"
-    status, out, err = run([*launcher, SCRIPT, "--config=ddp", *words, f"--dataset={bad}"], folder, 120)
-    assert status != 0
-    assert err.count("error: 2 problems") == 1 and out.count("error:") == 0
-    assert "bad.jsonl:2" in err and "bad.jsonl:3" in err
-    # torchrun adds a trace of its own; the script has none.
-    assert 'finetune.py", line' not in err
-    assert not list(folder.iterdir())
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_the_printed_command_works_as_printed(flags, tmp_path):
-    launcher = ["torchrun", "--nproc_per_node", 2, "--standalone"]
-    status, _, err = run([*launcher, SCRIPT, "--config", "single", *flags, "--dry_run=true"], tmp_path / "here")
-    assert status != 0 and err.count("error:") == 1
-    status, out, err = run(command_to_type(err), tmp_path / "here")
-    assert status == 0, err
-    assert "Dry run: nothing written" in out
-    assert not list((tmp_path / "here").iterdir())
-
-
 def test_processes_that_accelerate_was_asked_for_and_did_not_start_are_reported(resolve, environments, monkeypatch):
     """Without GPUs, `accelerate launch --num_processes 4` starts one."""
     monkeypatch.setattr(launch_problems, "num_processes_of_accelerate", lambda: 4)
@@ -588,7 +415,8 @@ def test_processes_that_accelerate_was_asked_for_and_did_not_start_are_reported(
     for words in ((), ("--config", "fsdp")):
         with pytest.raises(UserError, match="accelerate launch was given 4, and started one process") as caught:
             resolve(*words, env=env)
-        assert f"--config {words[1] if words else 'ddp'} --num_processes 4 " in str(caught.value)
+        wanted = {"--config", words[1] if words else "ddp", "--num_processes", "4"}
+        assert wanted <= set(command_to_type(caught.value))
     assert resolve("--config", "ddp", "--num_processes", 4, env=env).num_processes == 4
 
 
@@ -611,20 +439,3 @@ def test_a_mac_gives_its_gpu_to_a_single_process_only(monkeypatch, capsys):
     assert launch._devices(SINGLE) == (1, "mps") and capsys.readouterr().out == ""
     assert launch._devices(DDP) == (0, "cpu")
     assert "--config single takes it" in capsys.readouterr().out
-
-
-def test_on_a_mac_nothing_is_to_be_installed_that_does_not_run_there(resolve, monkeypatch):
-    monkeypatch.setattr(launch, "find_spec", lambda package: None)
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(UserError) as caught:
-        resolve("--config", "single", "--method", "qlora", "--optim", "paged_adamw_8bit")
-    fixes = [problem.fix for problem in caught.value.problems]
-    assert fixes == ["--method lora", "--optim adamw_torch"]
-    resolve("--config", "single", *" ".join(fixes).split())  # they work when typed
-
-
-def test_of_a_flag_given_twice_and_of_one_without_effect_a_line_says_so_once(resolve, capsys):
-    resolve("--config", "ddp", "--seed", "1", "--seed", "2", "--run_name", "mine", gpus=2)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines.count("note: --seed given twice: '1' and '2'; the last one is taken") == 1
-    assert lines.count("note: no effect without report_to: run_name") == 1

@@ -9,14 +9,12 @@ import pytest
 import torch
 from helpers import with_gpus
 
-from kit.config.other_kits import FLOAT32
-from kit.strategy.accelerate_config import config_from_environment
-from kit.strategy.precision import check_precision, describe_precision
-from kit.strategy.strategies import DDP, FSDP1, FSDP2, HYBRID, OFFLOAD, SINGLE
+from kit.strategy.precision import FLOAT32, check_precision, describe_precision
+from kit.strategy.strategies import DDP, FSDP2, HYBRID, SINGLE
 from kit.strategy.topology import Topology
 
 GPUS = {"NVIDIA H200": True, "NVIDIA A10G": True, "Tesla T4": False, "Tesla V100-SXM2-16GB": False}  # has bf16
-STRATEGIES = (SINGLE, DDP, FSDP2, FSDP1, HYBRID, OFFLOAD)
+STRATEGIES = (SINGLE, FSDP2, HYBRID)
 
 
 @pytest.fixture
@@ -44,9 +42,7 @@ def test_a_gpu_says_what_it_could_do_better_under_any_strategy(on):
             topology = on(gpu, strategy)
             (without_config,) = describe_precision(topology, None, "full")
             (with_config,) = describe_precision(topology, "mine.yaml", "full")
-            assert without_config.startswith("computes in float32") and gpu in without_config and gpu in with_config, (
-                case
-            )
+            assert without_config.startswith("computes in float32"), case
             if GPUS[gpu]:
                 assert (
                     without_config.endswith(f"--config {strategy.config}") and "no --config was given" in without_config
@@ -66,25 +62,6 @@ def test_bf16_is_silent_where_the_gpu_has_it_and_refused_where_torch_would_emula
         for problem in problems:
             assert str(problem).startswith(f"mixed_precision: bf16, which {gpu} does not have; expected no"), gpu
             assert problem.fix == FLOAT32, gpu
-
-
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_a_cpu_says_nothing(on, precision):
-    topology = on("", precision=precision)
-    assert check_precision(topology) == [] and describe_precision(topology, None, "lora") == []
-
-
-@pytest.mark.parametrize(("method", "names_qlora"), [("full", False), ("lora", True), ("qlora", False)])
-def test_without_bf16_4_bits_are_named_where_they_would_replace_float32(on, method, names_qlora):
-    (line,) = describe_precision(on("Tesla T4"), None, method)
-    assert ("--method qlora" in line) == names_qlora
-
-
-def test_the_command_that_the_fix_names_gives_float32(monkeypatch):
-    """It sets this variable; with another one, `accelerate config` may have saved fp16 for a T4."""
-    assert "accelerate launch --mixed_precision no" in FLOAT32
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    assert config_from_environment().mixed_precision == "no"
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])

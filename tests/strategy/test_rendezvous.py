@@ -4,14 +4,14 @@ import socket
 import subprocess
 import sys
 
+import psutil
 import pytest
 from helpers import ROOT, free_port
-from torch.distributed import TCPStore
 
 from kit.errors import Problem, TrainingError, UserError
 from kit.strategy import rendezvous
-from kit.strategy.failure_note import FailureNote, leave_note
 from kit.strategy.rendezvous import join_group, open_store, together
+from kit.strategy.store import connect, serve
 
 
 def test_a_problem_of_one_rank_is_raised_on_all_ranks(monkeypatch):
@@ -47,29 +47,14 @@ def test_ranks_that_did_not_come_in_time_are_named(rank_of_two):
         join_group("gloo", 1)
 
 
-@pytest.mark.slow
-def test_a_rank_that_waits_for_rank_0_names_it(rank_of_two):
-    port = free_port()
-    store = TCPStore("localhost", port, is_master=True, wait_for_workers=False)  # the launcher's
-    rank_of_two(1, port)
-    with pytest.raises(TrainingError, match="rank 0 did not come"):
-        join_group("gloo", 1)
-    del store
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_waits_ends_at_once_with_the_reason_of_one_that_failed_before(rank_of_two, rank, monkeypatch):
-    port = free_port()
-    store = TCPStore("localhost", port, is_master=True, wait_for_workers=False)  # the launcher's
-    rank_of_two(rank, port)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setattr("kit.strategy.rendezvous.is_own", lambda address: True)
-    leave_note(store, FailureNote("rank 5 on beta", 2, "error: cache: is full\n    -> make room"), 1, seconds=0)
-    with pytest.raises(TrainingError, match=r"rank 5 on beta failed.*\ncache: is full\n    -> make room") as caught:
-        join_group("gloo", 60)
-    assert caught.value.exit_status == 2
-    assert store.add("kit/failure/read", 0) == 1
+def test_a_store_listens_on_the_address_that_it_is_given_only():
+    store = serve("127.0.0.2", 0, 10)
+    found = {each.laddr.ip for each in psutil.Process().net_connections("tcp") if each.laddr.port == store.port}
+    assert found == {"127.0.0.2"}
+    connect("127.0.0.2", store.port, 5).set("key", "value")
+    assert store.get("key") == b"value"
+    with pytest.raises(OSError, match="in use"):
+        serve("127.0.0.2", store.port, 10)
 
 
 def test_a_port_that_is_taken_is_a_users_problem(rank_of_two):
@@ -112,23 +97,6 @@ def test_two_ranks_meet_and_share_a_store(rank_of_two):
     finally:
         for process in processes:
             process.kill()
-
-
-BLOCKED = """
-import sys, time
-sys.path.insert(0, sys.argv[1])
-from kit.strategy.rendezvous import _ending_after
-with _ending_after(0.1):
-    time.sleep(60)
-"""
-
-
-@pytest.mark.slow
-def test_ranks_that_met_and_cannot_connect_end_with_the_reason(rank_of_two):
-    rank_of_two(1, 29500)
-    done = subprocess.run([sys.executable, "-c", BLOCKED, str(ROOT)], capture_output=True, text=True, timeout=50)
-    assert done.returncode == 1 and "rank 1: met the other ranks at localhost:29500, but did not reach" in done.stderr
-    assert "GLOO_SOCKET_IFNAME" in done.stderr
 
 
 def test_a_store_that_is_gone_is_named_by_its_address(rank_of_two, monkeypatch):

@@ -17,23 +17,10 @@ from kit.strategy.weights import (
     own_part,
     own_shards,
     own_start,
-    plain_name,
     replicated,
 )
 
 TRAINABLE = ["layers.1.inner.weight", "layers.1.inner.bias", "head.weight", "head.bias"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "layers.0.weight",
-        "module.layers.0.weight",
-        "_fsdp_wrapped_module.layers.0._fsdp_wrapped_module.weight",
-    ],
-)
-def test_a_name_is_the_models_own_whatever_wraps_it(name):
-    assert plain_name(name) == "layers.0.weight"
 
 
 def test_what_is_frozen_is_left_out(model):
@@ -69,11 +56,6 @@ def test_the_main_process_has_whole_tensors_of_what_trains(accelerator, model, m
     assert gather_trainable(accelerator, model) == {}
 
 
-def test_a_model_in_one_process_has_no_copies_and_no_shards(accelerator, model):
-    assert replicated(accelerator, model) == {}
-    assert own_shards(model) is None and not keeps_gradients(model)
-
-
 def test_copies_on_every_process_have_their_plain_names(alone_in_a_group, model, monkeypatch):
     wrapped = DistributedDataParallel(model)
     monkeypatch.setattr(weights, "strategy_name", lambda accelerator: "ddp")
@@ -89,13 +71,6 @@ def test_after_a_pass_that_ended_midway_only_the_own_part_is_held(alone_in_a_gro
     assert not hasattr(model.head.weight, "placements")  # whole
     shards = own_shards(model)
     assert len(shards) == 6 and all(hasattr(shard, "placements") for shard in shards)
-
-
-def test_in_one_process_generate_is_the_models_own(accelerator, model):
-    model.config = PreTrainedConfig()
-    model.generate = lambda *words: words
-    with generating(accelerator, model) as generate:
-        assert generate(1, 2) == (1, 2)
 
 
 def test_a_model_whose_config_asks_for_the_loss_of_routers_generates(accelerator):
