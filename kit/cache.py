@@ -285,4 +285,4 @@ def _not_writable(folder: Path, error: OSError) -> UserError:
     fix = "set KIT_CACHE to a folder with room"
     if error.errno in TOO_MANY_FILES:
         fix = "raise the limit of open files: ulimit -n"
-    return UserError(Problem("cache", f"{folder} cannot be used ({error.strerror or error})", fix=fix))
+    return UserError(Problem("cache", f"{folder} cannot be written or opened ({error.strerror or error})", fix=fix))

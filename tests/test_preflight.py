@@ -13,8 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from kit import preflight
 from kit.config.recipe import Recipe
-from kit.data.feed import order
-from kit.data.feed.order import ARGSORT, FEISTEL
 from kit.errors import UserError
 from kit.strategy.strategies import FSDP1, FSDP2
 from kit.strategy.topology import Topology

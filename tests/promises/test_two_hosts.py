@@ -391,8 +391,7 @@ def test_a_stream_of_other_rows_on_one_host_is_refused(hosts, start, tmp_path):
     assert wait(runs, START) == [2, 2]
     for run in runs:
         assert re.search(r"dataset: \w+ on (alpha|beta) \(rank \d\), \w+ on", error_of(run))
-    saved = sorted(path.name for path in (tmp_path / "run").glob("checkpoints/step-*"))
-    assert bool(saved) == (found == "while it runs") and all(name <= "step-00000008" for name in saved)
+    assert not list((tmp_path / "run").glob("checkpoints/step-*"))
     # The fix of the message: the same files. The run then goes on.
     shutil.copy(folder / "train.jsonl", hosts.beta.disk / "train.jsonl")
     runs = [start(hosts.alpha, **flags), start(hosts.beta, own_disk_at=folder, **flags)]

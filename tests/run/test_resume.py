@@ -1,6 +1,5 @@
 """All ranks continue from one whole checkpoint, and hash it once, whatever their number."""
 
-import json
 from contextlib import nullcontext
 from types import SimpleNamespace
 

@@ -210,7 +210,7 @@ class Encoder:
                 continue
             if max(id_ for halves in result for encoded in halves for id_ in encoded.input_ids) >= self.vocab_size:
                 found = f"a token id for which the model, of {self.vocab_size} embeddings, has none"
-                refuse(*origin[:2], [Problem("", found, fix=FIX_IDS)], is_common=True)
+                refuse(*origin[:2], [Problem("tokens", found, fix=FIX_IDS)], is_common=True)
                 continue
             piece.counts["num_rows"] += 1
             piece.counts["num_encoded"] += len(result)  # more than rows where a template rewrites earlier turns
