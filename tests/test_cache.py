@@ -157,7 +157,7 @@ def test_a_cache_that_cannot_be_written_is_reported_with_a_fix(tmp_path):
     ):
         pass
     with (
-        pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"),
+        pytest.raises(UserError, match=r"cannot be written or opened \(No space left on device\)"),
         cache.cannot_write(tmp_path),
     ):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -32,7 +32,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument("action", nargs="?", choices=("list", "prune"), default="list", help="default: list")
     parser.add_argument("--older_than", type=int, metavar="DAYS", help="prune: what no run has opened for so many days")
     options = parser.parse_args(argv)
-    if (options.action == "prune") != (options.older_than is not None) or (options.older_than or 1) < 1:
+    days = options.older_than
+    if (options.action == "prune") != (days is not None) or (days is not None and days < 1):
         parser.error("kit cache prune --older_than DAYS")
     from kit.cache import cache_folder, delete_old
 
@@ -41,7 +42,7 @@ def run(argv: list[str]) -> int:
         entries = sorted(_entries(cache), key=lambda entry: entry.used)
         lines = [*_table(entries), f"{cache}: {_total(entries)}"]
         if options.action == "prune":
-            seconds = 86400.0 * options.older_than
+            seconds = 86400.0 * days
             old = [entry for entry in entries if time.time() - entry.used > seconds]
             for entry in old:
                 shutil.rmtree(entry.folder)

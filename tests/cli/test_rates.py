@@ -68,7 +68,7 @@ def test_the_same_command_continues_and_more_rates_are_added(rates, tmp_path):
     assert status == 0 and "1 of 1: learning rate 0.2" in printed
     status, printed = rates("0.01")
     assert status == 0 and "1 of 1: learning rate 0.01" in printed
-    assert all(f" {rate} " in printed for rate in ("0.01", "0.1", "0.2"))
+    assert all(f"\n{rate} " in printed for rate in ("0.01", "0.1", "0.2"))
     assert (tmp_path / "out-rates/0.1/flags.json").stat().st_mtime_ns == first
 
 

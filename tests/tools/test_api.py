@@ -81,19 +81,19 @@ def start(monkeypatch):
 def test_a_run_is_the_command_with_the_recipe_s_and_the_call_s_settings(start, capsys):
     started = start("step 1\n")
     recipe = kit.read_recipe("tiny", new_tokens="<a>,<b>")
-    assert kit.finetune(recipe, config="ddp", num_processes=2, max_steps=3) == "runs/tiny-ddp"
+    assert kit.finetune(recipe, config="ddp", num_processes=2, max_steps=3) == "runs/recipe-ddp"
     assert capsys.readouterr().out == "step 1\n"
     assert started.command[2].endswith("recipes/finetune.py")
-    assert started.command[4:] == ["--max_steps=3", "--config=ddp", "--num_processes=2", "--output_dir=runs/tiny-ddp"]
+    assert started.command[4:] == ["--max_steps=3", "--config=ddp", "--num_processes=2", "--output_dir=runs/recipe-ddp"]
     assert '"new_tokens": ["<a>", "<b>"]' in started.given and "learning_rate" in started.given
     assert "async_save" not in started.given  # a default, which a later version may change
     start()
-    assert kit.finetune(recipe.model_copy(update={"seed": 1})) == "runs/tiny-single"
+    assert kit.finetune(recipe.model_copy(update={"seed": 1})) == "runs/recipe-single"
     start()
     assert kit.finetune(kit.Recipe(model_name_or_path="m", dataset="d")) == "runs/recipe-single"
     capsys.readouterr()
     start("step 1\n")
-    assert kit.finetune("tiny", quiet=True) == "runs/tiny-single"
+    assert kit.finetune("tiny", quiet=True) == "runs/recipe-single"
     assert capsys.readouterr().out == ""
 
 
@@ -156,4 +156,4 @@ def test_the_example_of_the_documentation_works(tmp_path, monkeypatch, capsys):
     assert len([row for row in run.metrics if "loss" in row]) == 4
     assert (run.final / "config.json").is_file() and run.report.is_file()
     assert repr(run) == "Run('runs/from-python', finished after 4 steps)"
-    assert "fine-tuning tiny (full, Single), output_dir runs/from-python" in capsys.readouterr().out
+    assert "fine-tuning recipe (full, Single), output_dir runs/from-python" in capsys.readouterr().out

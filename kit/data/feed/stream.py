@@ -139,7 +139,7 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> list[str
     piece = first_piece(dataset, encoder)
     bad = BadRows(piece.bad)
     num_good = piece.counts["num_rows"]
-    raise_if(shown(piece.problems, name, "") if skips else bad.shown(name, piece.problems))
+    raise_if(shown(piece.problems, name, "") if skips else bad.shown(name, num_good, piece.problems))
     bad.raise_if_too_many(name, num_good)
     if not len(piece):
         found = "nothing to learn from in its first rows"

@@ -65,18 +65,23 @@ class BadRows:
             common.append(replace(problem, found=f"{problem.found} (at {first}{more})"))
         return self._single + common
 
-    def shown(self, name: str, others: Sequence[Problem] = ()) -> list[Problem]:
-        """The first of ``others`` and of these problems, for the source ``name``."""
-        return shown([*others, *self.problems()], name, FIX)
+    def shown(self, name: str, num_good: int, others: Sequence[Problem] = ()) -> list[Problem]:
+        """The first of ``others`` and of these problems. The arguments are as below."""
+        fix = FIX_ROWS if self._are_too_many(num_good) else FIX
+        return shown([*others, *self.problems()], name, fix)
+
+    def _are_too_many(self, num_good: int) -> bool:
+        """Whether these rows are too many to skip. One row always may be skipped."""
+        return self.num_rows > max(1, MAX_SKIPPED_SHARE * (self.num_rows + num_good))
 
     def raise_if_too_many(self, name: str, num_good: int) -> None:
-        """Raise ``UserError`` if these rows of the source ``name`` are too many to skip. One row always may be skipped.
+        """Raise ``UserError`` if these rows of the source ``name`` are too many to skip.
 
         Args:
             num_good: rows of the source that can be used.
         """
-        num = self.num_rows + num_good
-        if self.num_rows > max(1, MAX_SKIPPED_SHARE * num):
+        if self._are_too_many(num_good):
+            num = self.num_rows + num_good
             found = f"{self.num_rows} of {num} rows ({self.num_rows / num:.1%}) cannot be used"
             problem = Problem(name, found, f"at most {MAX_SKIPPED_SHARE:.0%} to skip: more have a common cause")
             raise UserError(problem, *shown(self.problems(), name, FIX_ROWS))

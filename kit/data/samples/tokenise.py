@@ -66,7 +66,7 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
     assert cached is not None
     arrays, info = cached
     if info["skipped"] and not skips:
-        raise_if(BadRows.from_record(info["skipped"]).shown(dataset.source.name))
+        raise_if(BadRows.from_record(info["skipped"]).shown(dataset.source.name, info["counts"]["num_rows"]))
     fingerprint = digest(key, [row[:2] for row in info["skipped"]]) if info["skipped"] else key
     return Store(dataset.source, dataset.entry.name, arrays, info, fingerprint)
 
@@ -229,8 +229,8 @@ class _Entry:
         Raises:
             UserError: with the problems of the rows, or if no sample is left.
         """
-        raise_if(shown(self.problems, name, "") if self._skips else self.bad.shown(name, self.problems))
         num_rows = self.counts["num_rows"]
+        raise_if(shown(self.problems, name, "") if self._skips else self.bad.shown(name, num_rows, self.problems))
         self.bad.raise_if_too_many(name, num_rows)
         if not self.num_tokens:
             if self.counts["num_truncated"] or self.counts["num_dropped_long"]:
