@@ -93,7 +93,7 @@ def test_a_run_is_the_command_with_the_recipe_s_and_the_call_s_settings(start, c
     assert kit.finetune(kit.Recipe(model_name_or_path="m", dataset="d")) == "runs/recipe-single"
     capsys.readouterr()
     start("step 1\n")
-    assert kit.finetune("tiny", quiet=True) == "runs/recipe-single"
+    assert kit.finetune("tiny", quiet=True) == "runs/tiny-single"
     assert capsys.readouterr().out == ""
 
 
