@@ -85,11 +85,6 @@ def test_another_sweep_in_the_folder_is_refused_with_a_folder_that_is_free(rates
     assert rates("0.1", "--lora_r", "4", output_dir="out-2")[0] == 0  # as it was typed
 
 
-def test_flags_that_the_first_trial_refused_bind_nobody(rates):
-    assert rates("0.1", fails="True")[0] == 1
-    assert rates("0.1", "--lora_r", "4")[0] == 0
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -115,18 +115,3 @@ def test_wrong_flags_are_reported_at_once_and_nothing_is_written(temporary, tmp_
     for message in ("--keep: ", "--dry_run: ", "--seed: found 'x'"):
         assert message in err
     assert list(temporary.iterdir()) == [] and [path.name for path in keep.iterdir()] == ["file"]
-
-
-@pytest.mark.slow
-def test_flags_that_are_decided_here_are_named_and_no_others(temporary, script, flags, capsys):
-    script(fake())
-    pasted = {"output_dir": "runs/mine", "max_steps": 900, "logging_steps": 1, "report_to": "wandb", "seed": 3}
-    pasted |= {"eval_steps": 50, "max_eval_samples": 2, "dry_run": "false", "overwrite_output_dir": "true"}
-    pasted |= {"save_strategy": "epoch", "early_stopping_patience": 3, "mirror_to": "/elsewhere"}
-    assert main(["verify-resume", *flags(**pasted)]) == 0
-    out = capsys.readouterr().out
-    named = "output_dir, max_steps, report_to, eval_steps, overwrite_output_dir, save_strategy, early_stopping_patience"
-    named += ", mirror_to"
-    assert out.startswith(f"note: this command sets these flags itself: {named}\n"), out
-    assert main(["verify-resume", *flags()]) == 0
-    assert "note:" not in capsys.readouterr().out

@@ -75,20 +75,6 @@ def test_describe_rendering_says_how_rows_become_text(tmp_path, tokenizer):
     assert said("text.jsonl") == "plain text"
 
 
-def test_preference_pairs_beside_what_is_learned_are_said(tmp_path, tokenizer):
-    messages, other = chat("Hi", "Hello")["messages"], chat("Hi", "Go away")["messages"]
-    write(tmp_path / "train.jsonl", *[{"messages": messages, "chosen": messages, "rejected": other}] * 3)
-
-    def said(**changes):
-        notes = open_all(tokenizer, chat_template="chatml", **changes).notes
-        return [note for note in notes if "rejected are not used" in note]
-
-    assert said() == ["train.jsonl: chosen and rejected are not used, messages are learned; --objective dpo uses both"]
-    assert not said(dataset_columns={"chosen": "messages", "messages": "ignore"})
-    assert not said(dataset_columns={"chosen": "ignore", "rejected": "ignore"})
-    assert not said(objective="dpo")
-
-
 @pytest.mark.parametrize(("num", "reported"), [(7, True), (8, False)])
 def test_fewer_samples_than_a_global_batch_give_a_note(num, reported, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(num))
@@ -98,30 +84,6 @@ def test_fewer_samples_than_a_global_batch_give_a_note(num, reported, tmp_path, 
 
 
 # Several data sets
-
-
-def test_several_data_sets_without_weights_are_one(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", *pairs(20))
-    write(tmp_path / "b.jsonl", {"text": "Hello"}, {"text": "Hi"})
-    opened = open_all(tokenizer, dataset="a.jsonl,b.jsonl")
-    assert opened.dataset_names == ["a", "b"] and len(opened.train) == 22
-    assert opened.train.dataset_ids.tolist() == [0] * 20 + [1] * 2
-    assert opened.train.origin(21) == "b.jsonl:2" and opened.order.num_items(0) == 22
-    assert tokenizer.decode(opened.train[21][0]) == "Hi<|endoftext|>"
-
-
-def test_weights_and_their_unit_are_part_of_the_fingerprint(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", *pairs(20))
-    write(tmp_path / "b.jsonl", *pairs(5, "b"))
-
-    def fingerprint(a, b, **changes):
-        return open_all(
-            tokenizer, dataset=[{"path": "a.jsonl", "weight": a}, {"path": "b.jsonl", "weight": b}], **changes
-        ).fingerprint
-
-    fingerprints = [fingerprint(1, 1), fingerprint(1, 2), fingerprint(1, 1, mixing="tokens"), fingerprint(1, 0)]
-    assert len(set(fingerprints)) == 4 and fingerprint(2, 2) == fingerprints[0]
-    assert fingerprints[3] == open_all(tokenizer, dataset="[{path: a.jsonl, weight: 1}]").fingerprint
 
 
 # Evaluation data
@@ -153,13 +115,6 @@ def test_a_share_that_leaves_a_side_empty_is_refused(size, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(20))
     with pytest.raises(UserError, match=r"eval_split_size: .* of 20 samples leaves nothing to (train|evaluate) on"):
         open_all(tokenizer, eval_split_size=size)
-
-
-def test_a_split_leaves_something_of_every_data_set(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", *pairs(20))
-    write(tmp_path / "b.jsonl", {"text": "Hello"})
-    with pytest.raises(UserError, match=r"eval_split_size: nothing of [ab] is left to train on"):
-        open_all(tokenizer, dataset="a.jsonl,b.jsonl", eval_split_size=20)
 
 
 def test_the_first_training_samples_are_taken_after_a_split_and_of_every_data_set(tmp_path, tokenizer):

@@ -97,13 +97,3 @@ def test_an_accelerate_config_is_one_for_accelerate_too():
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) <= 30, path
         assert f"accelerate launch recipes/finetune.py --config {path.stem} " in text, path
-
-
-def test_the_accelerate_configs_differ_in_what_their_names_say():
-    configs = {path.stem: load_config_from_file(str(path)) for path in CONFIGS}
-    assert set(configs) == {"single", "ddp", "fsdp", "fsdp_hybrid", "fsdp_offload", "fsdp1"}
-    fsdp, offload = configs["fsdp"].fsdp_config, configs["fsdp_offload"].fsdp_config
-    assert {key for key in fsdp if fsdp[key] != offload[key]} == {"fsdp_offload_params"}
-    assert configs["fsdp_hybrid"].fsdp_config == fsdp and not configs["fsdp"].parallelism_config
-    assert configs["fsdp_hybrid"].parallelism_config == {"parallelism_config_dp_replicate_size": 2}
-    assert (fsdp["fsdp_version"], configs["fsdp1"].fsdp_config["fsdp_version"]) == (2, 1)

@@ -97,16 +97,6 @@ def test_a_run_is_the_command_with_the_recipe_s_and_the_call_s_settings(start, c
     assert capsys.readouterr().out == ""
 
 
-def test_a_recipe_is_the_same_recipe_in_the_process_that_runs_it(start, tmp_path):
-    started = start()
-    entries = [{"path": "a.jsonl", "weight": 1, "columns": {"q": "prompt"}}, {"path": "b,c.jsonl", "weight": 2.5}]
-    settings = {"new_tokens": ["<a>"], "chat_template_kwargs": {"x": "false", "y": False}, "learning_rate": 1e-5}
-    recipe = kit.read_recipe("tiny", dataset=entries, **settings)
-    kit.finetune(recipe)
-    (tmp_path / "again.yaml").write_text(started.given)
-    assert kit.read_recipe(str(tmp_path / "again.yaml")) == recipe
-
-
 def test_what_is_wrong_is_raised_before_anything_is_started(start):
     started = start()
     with pytest.raises(UserError, match="unknown flag"):
@@ -138,11 +128,6 @@ def test_an_interrupted_cell_lets_the_run_save(start, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         kit.finetune("tiny")
     assert started.signals == [signal.SIGINT]
-
-
-def test_a_folder_without_a_run_is_reported(tmp_path):
-    with pytest.raises(UserError, match="no record of a run"):
-        kit.open_run(tmp_path)
 
 
 @pytest.mark.slow

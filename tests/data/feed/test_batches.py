@@ -106,22 +106,6 @@ def test_a_batch_without_samples_has_a_token_to_attend_to_and_no_target(many, pa
     assert all(len(getattr(batch, name)) == 0 for name in ("targets", "target_positions", "weights", "dataset_ids"))
 
 
-@pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize(("num_processes", "size"), [(1, 4), (4, 1), (3, 2)])
-@pytest.mark.parametrize("num", [1, 9])
-def test_ranks_share_a_batch_and_have_equally_many_micro_batches(packing, num_processes, size, num, many):
-    train = many(9)
-    items = single(*range(num))
-    ranks = [
-        Collator(size, 0, packing, 512).micro_batches(train, items, Ranks(rank, num_processes))
-        for rank in range(num_processes)
-    ]
-    assert {len(batches) for batches in ranks} == {-(-num // (num_processes * size))}
-    read = segments_of if packing else rows_of
-    rows = [row for batches in ranks for batch in batches for row in read(batch)]
-    assert sorted(rows) == sorted(train[i][0].tolist() for i in range(num))
-
-
 @pytest.mark.parametrize(("num_processes", "size"), [(1, 4), (3, 2)])
 def test_evaluation_takes_each_sample_once_and_all_ranks_equally_many_batches(num_processes, size, many):
     train = many(13)
@@ -178,33 +162,3 @@ def test_the_label_of_an_answer_and_what_the_reference_gives_it_go_with_it(packi
     pairs_of_answers.references = -np.arange(8.0).reshape(4, 2)
     batch = Collator(2, pad_token_id=7, packing=packing, max_length=512).collate(pairs_of_answers, single(3, 1))
     assert batch.references.tolist() == [-6.0, -7.0, -2.0, -3.0]
-
-
-@pytest.mark.parametrize(("num_processes", "size"), [(1, 4), (3, 2)])
-def test_an_evaluation_takes_each_pair_once_with_both_halves(num_processes, size, many):
-    train = many(9, preference_pairs, objective="dpo")
-    dealt = [list(evaluation_batches(train, Ranks(rank, num_processes), size, 0)) for rank in range(num_processes)]
-    assert len({len(batches) for batches in dealt}) == 1
-    rows = [row for batches in dealt for batch in batches for row in rows_of(batch)]
-    assert sorted(rows) == sorted(ids.tolist() for i in range(9) for ids, _ in train.sequences(i))
-    assert all(len(batch.labels) <= 2 * size for batches in dealt for batch in batches)
-
-
-def test_pairs_with_a_longest_row_of_similar_length_meet_and_not_those_of_similar_total(many):
-    def rows(num):
-        lengths = [(1, 40), (24, 24), (1, 38), (22, 22)][:num]  # chosen and rejected, in words
-        return [
-            {"prompt": f"Q{i} ", "chosen": "x" * a + "a", "rejected": "x" * b + "b"} for i, (a, b) in enumerate(lengths)
-        ]
-
-    train = many(4, rows, objective="dpo", max_length=512)
-    assert np.argsort(-train.lengths).tolist() == [1, 3, 0, 2] and np.argsort(-train.row_lengths).tolist() == [
-        0,
-        2,
-        1,
-        3,
-    ]
-    batches = Collator(2, pad_token_id=7, packing=False, max_length=512).micro_batches(
-        train, single(0, 1, 2, 3), Ranks(0, 1)
-    )
-    assert [batch.attention_mask.sum(dim=1).max() for batch in batches] == train.row_lengths[[0, 1]].tolist()

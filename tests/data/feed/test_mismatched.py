@@ -35,19 +35,6 @@ def test_each_prompt_gets_the_answer_to_another_and_each_answer_is_used_once(num
         assert weights.tolist() == [0] * len(prompt) + [1] * len(answer)
 
 
-def test_a_sequence_that_would_be_too_long_is_cut_at_its_end_and_keeps_a_target(tmp_path, tokenizer):
-    long = {"prompt": "a " * 14, "completion": "b", "label": True}
-    write(tmp_path / "train.jsonl", long, {"prompt": "a ", "completion": "b " * 5, "label": False})
-    longest = int(opened(tokenizer).train.lengths.max())
-    train = opened(tokenizer, max_length=longest).train
-    mismatched = Mismatched(train, 1, longest)
-    assert mismatched.partners.tolist() == [1, 0]
-    ((ids, weights),) = mismatched.sequences(0)
-    prompt, answer = parts(train, 0)[0], parts(train, 1)[1]
-    assert len(prompt + answer) > longest and ids.tolist() == (prompt + answer)[:longest]
-    assert len(ids) == mismatched.lengths[0] and weights[1:].sum() > 0
-
-
 def targets(micro_batches):
     """The tokens and labels of the micro-batches of all ranks, in no order."""
     found = []

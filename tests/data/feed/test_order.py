@@ -50,16 +50,6 @@ def test_epochs_are_rounded_up_to_whole_steps(num_epochs, steps):
     assert order()[0].total_steps(num_epochs) == steps
 
 
-def test_packs_are_within_their_capacity_and_in_another_order_each_epoch():
-    made, lengths = order(num=2000, capacity=512)
-    items = [tuple(item) for step in range(made.total_steps(2)) for item in made.batch(step)]
-    assert all(lengths[list(item)].sum() <= 512 for item in items)
-    size = made.num_items(0)
-    first, second = items[:size], items[size : 2 * size]
-    assert len(set(first) & set(second)) < 0.7 * size  # samples of equal length change places
-    assert sum(a == b for a, b in zip(first, second, strict=True)) < 0.05 * size
-
-
 def test_weights_are_shares_of_the_samples_and_each_data_set_goes_through_all_its_samples():
     dataset_ids = np.repeat([0, 1, 2], [80, 15, 5]).astype(np.int16)
     made, _ = order(dataset_ids=dataset_ids, weights=[1.0, 1.0, 2.0], batch=10)
@@ -107,11 +97,6 @@ def test_an_order_is_the_same_in_every_version_of_the_kit():
     assert [item[0] for item in order(num=20, batch=8)[0].batch(1)] == [15, 5, 13, 18, 19, 14, 9, 0]
 
 
-def test_permutations_of_different_use_have_nothing_in_common():
-    drawn = [tuple(permutation(50, 42, *key)) for key in [(0,), (1,), (0, 1), (1, 0, 1), (1, 1, 0), (2,), (3,)]]
-    assert len(set(drawn)) == len(drawn) and all(sorted(p) == list(range(50)) for p in drawn)
-
-
 @pytest.mark.parametrize("capacity", [None, 400])
 @pytest.mark.parametrize("weights", [None, [3.0, 1.0]])
 def test_whole_epochs_are_those_that_the_steps_complete(capacity, weights):
@@ -127,12 +112,3 @@ def test_without_shuffling_every_epoch_has_the_order_of_the_data():
     seen = [int(item[0]) for step in range(5) for item in made.batch(step)]
     assert seen == [*range(20), *range(20)]
     assert order(num=20, shuffle=False, seed=1)[0].batch(0) == made.batch(0)
-
-
-def test_without_shuffling_packs_hold_neighbours():
-    made, lengths = order(num=200, batch=4, capacity=512, shuffle=False)
-    items = [item.tolist() for step in range(made.total_steps(1)) for item in made.batch(step)][: made.num_items(0)]
-    assert list(chain.from_iterable(items)) == list(range(200))
-    sums = [lengths[item].sum() for item in items]
-    assert max(sums) <= 512
-    assert all(total + lengths[after[0]] > 512 for total, after in zip(sums, items[1:], strict=False))

@@ -7,7 +7,7 @@ import pytest
 from data_helpers import open_all, preference_pairs, recipe, write
 
 from kit.data.feed.ranks import Ranks
-from kit.errors import TrainingError, UserError
+from kit.errors import UserError
 
 BATCH = 8
 
@@ -161,15 +161,6 @@ def test_a_stream_shorter_than_a_batch_still_feeds_every_lane(tmp_path, tokenize
     assert [len(feed.take(step).origins) for step in range(5)] == [8] * 5
 
 
-def test_a_stream_without_any_usable_row_ends_the_run_with_a_message(tmp_path, tokenizer):
-    make_files(tmp_path, 1, rows_each=20)
-    opened = open_all(tokenizer, **flags())
-    (tmp_path / "part-0.jsonl").write_text('{"prompt": 1}\n' * 20)
-    feed = opened.open_feed(recipe(**flags()), Ranks(), 0, {})
-    with pytest.raises(TrainingError, match="8 epochs without a sample that could be used"):
-        feed.take(0)
-
-
 @pytest.mark.slow
 def test_every_row_comes_as_often_however_unequal_the_files(tmp_path, tokenizer):
     write(tmp_path / "part-0.jsonl", *[{"prompt": f"few {i} ", "completion": "a"} for i in range(5)])
@@ -216,26 +207,6 @@ def test_a_later_bad_row_is_skipped_and_listed_once_or_ends_the_run(tmp_path, to
         UserError, match=r"part-0.jsonl:4001: no 'completion'(.|\n)*same command with --on_bad_row skip"
     ):
         run_through(feed)
-
-
-def test_each_of_many_weights_is_that_of_its_row(tmp_path, tokenizer):
-    weights = [0.25 + i / 1024 for i in range(400)]
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    write(tmp_path / "part-0.jsonl", *({"messages": [turns[0], {**turns[1], "weight": weight}]} for weight in weights))
-    (feed,) = feeds(tokenizer, 1, 8, shuffle_buffer_size=400, chat_template="chatml")
-    seen = {
-        weight for step in range(50) for batch in feed.take(step).micro_batches for weight in batch.weights.tolist()
-    }
-    assert seen == set(weights)
-    with pytest.raises(UserError, match="weight: more than 256 different weights"):
-        open_all(tokenizer, dataset="part-0.jsonl", chat_template="chatml")
-
-
-def test_a_stream_warns_of_a_text_to_replace_that_its_first_rows_lack(tmp_path, tokenizer):
-    write(tmp_path / "part-0.jsonl", *({"text": f"row {i}"} for i in range(20)))
-    entry = {"path": "part-*.jsonl", "replace": {"row": "line", "{{NAM}}": "Rob"}}
-    opened = open_all(tokenizer, **flags(dataset=[entry]))
-    assert "warning: part-*.jsonl: replace: its first rows have no '{{NAM}}'" in opened.notes
 
 
 def test_pieces_of_files_tell_copies_of_the_same_size_apart(tmp_path, tokenizer):

@@ -1,6 +1,5 @@
 """Parts of the data: repeats are left out once and for all, and by what is learned, not by the text."""
 
-import numpy as np
 import pytest
 from data_helpers import open_all, pairs, preference_pairs, rated_answers, write
 
@@ -76,16 +75,3 @@ def test_rows_of_a_data_set_are_drawn_by_seed_and_leave_the_others_whole(tmp_pat
     assert origins(0.35)[0] == seven and origins(7, seed=1)[0] != seven
     everything = origins(50)[1]
     assert everything.fingerprint == origins(None)[1].fingerprint != opened.fingerprint
-
-
-def test_rows_to_evaluate_on_are_drawn_and_all_pieces_of_a_row_with_it(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(5))
-    write(tmp_path / "long.jsonl", *[{"text": f"{i} " * 40} for i in range(6)])
-    evaluation = open_all(
-        tokenizer,
-        dataset="long.jsonl",
-        eval_dataset=[{"path": "long.jsonl", "max_samples": 0.5}],
-        max_length=16,
-        excess_length_strategy="split",
-    ).evaluation
-    assert len(set(evaluation.rows())) == 3 and len(evaluation) == 3 * np.bincount(evaluation.rows())[0]

@@ -135,16 +135,6 @@ def test_a_pair_that_cannot_be_compared_is_refused_or_skipped_and_listed(changes
     assert len(data.train) == 15 and "1 of 16 rows (6.2%) cannot be used and are skipped" in "\n".join(data.notes)
 
 
-def test_answers_that_the_template_writes_otherwise_once_more_turns_follow_are_refused(tmp_path, tokenizer):
-    thought = HELLO | {"reasoning_content": "A guest"}
-    row = {"prompt": [USER], "chosen": [thought, USER, thought], "rejected": [AWAY]}
-    settings = {"chat_template": str(GOLDEN / "qwen3.jinja"), "max_length": 1024}
-    message = problem(tmp_path, tokenizer, row, **settings)
-    assert "train.jsonl:1 chosen: the chat template rewrites earlier turns, so these answers have no text" in message
-    # What the message asks for: the earlier turns in the prompt.
-    assert opened(tmp_path, tokenizer, {**row, "prompt": [USER, thought, USER], "chosen": [thought]}, **settings)
-
-
 # Cutting
 
 
@@ -201,30 +191,3 @@ def test_what_is_too_long_is_left_out_or_stops_the_run_where_that_is_asked_for(o
 
 
 # Odd rows
-
-
-@pytest.mark.parametrize(
-    ("chosen", "rejected"),
-    [
-        ("Hello", "Hello "),  # differ in a space only
-        ("Hello", "Hello\n"),
-        ("é", "e\u0301"),  # the same letter in two ways
-        ("Hello there", "Hello you"),
-        ("Hello", "Hello there"),
-        ("🙂", "🙃"),
-        ("<|im_end|>", "Hello"),  # a special token in the text
-        ("a " * 3000, "b"),
-    ],
-)
-@pytest.mark.parametrize("template", [None, "chatml"])
-def test_odd_answers_are_compared_token_by_token(chosen, rejected, template, tmp_path, tokenizer):
-    name = "instruction" if template else "prompt"
-    row = {name: "Hi ", "chosen": chosen, "rejected": rejected}
-    train = opened(tmp_path, tokenizer, row, chat_template=template, max_length=16_384).train
-    first, second = halves(train)
-    num = first_target(first.weights)
-    assert num == first_target(second.weights) and first.input_ids[:num] == second.input_ids[:num]
-    end = "<|im_end|>" if template else "<|endoftext|>"
-    for half, answer in ((first, chosen), (second, rejected)):
-        learned = [id_ for id_, weight in zip(half.input_ids, half.weights, strict=True) if weight]
-        assert tokenizer.decode(learned) == answer + end

@@ -43,12 +43,6 @@ def test_a_long_text_is_cut_in_pieces_and_each_token_but_the_first_is_learned_on
     assert "train.jsonl: 1 of 1 samples cut in pieces of 16 tokens" in opened.notes
 
 
-def test_only_text_can_be_cut_in_pieces(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(3))
-    with pytest.raises(UserError, match=r"excess_length_strategy: split, but train.jsonl holds prompt and completion"):
-        open_all(tokenizer, excess_length_strategy="split")
-
-
 def test_weights_of_messages_reach_the_samples(tmp_path, tokenizer):
     messages = chat("Hi", "Hello", "Bye", "Bye now")["messages"]
     messages[1]["weight"], messages[3]["weight"] = 0.25, 3
