@@ -35,6 +35,12 @@ def header_of(name):
     return read_header(RECIPES / f"{name if name in FILES else name.rpartition('-')[0]}.yaml")
 
 
+def test_there_is_a_recipe_for_every_size_and_each_method_that_makes_sense_for_it():
+    small = {f"smollm2-{size}-{method}" for size in ("135m", "360m") for method in ("full", "lora")}
+    large = ("llama-1b", "llama-3b", "llama-8b", "qwen3-14b", "qwen3-32b", "llama-70b")
+    assert set(NAMES) == EMBEDDED | small | {f"{size}-{m}" for size in large for m in ("full", "lora", "qlora")}
+
+
 def test_the_header_of_a_recipe_names_a_command_that_runs_it():
     for name in FILES:
         request = read_command_line(header_of(name).launch)

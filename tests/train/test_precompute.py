@@ -1,6 +1,5 @@
 """References that are computed before the first step are found again, and never those of other weights or data."""
 
-import json
 import shutil
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ from accelerate import Accelerator
 from data_helpers import open_recipe_data, preference_pairs, write
 from helpers import actual_strategy
 
-from kit.cache import cache_folder
+from kit.cache import cache_folder, read_entry
 from kit.config.recipe import Recipe
 from kit.data.feed.ranks import Ranks
 from kit.errors import TrainingError
@@ -147,5 +146,5 @@ def test_a_log_probability_that_is_not_finite_names_its_sample(run):
 def test_an_entry_says_what_it_is(run, model_folder):
     run()
     (entry,) = entries()
-    about = json.loads((entry / "entry.json").read_text())["info"]["about"]
+    about = read_entry(entry)["info"]["about"]
     assert about == {"model": str(model_folder), "num_samples": 10}

@@ -6,7 +6,6 @@ import json
 import pytest
 from report_helpers import evaluation_row, make_run, pair_evaluation, pair_row, record, step_row
 
-from kit.cli.compare_runs import compare_runs
 from kit.cli.report import _as_text
 from kit.errors import UserError
 from kit.tools.report.comparison import comparison_page
@@ -128,16 +127,3 @@ def test_files_that_hold_something_else_end_a_report_with_words(text, tmp_path):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(UserError, match="no record of a run"):
         read_reported_run(tmp_path)
-
-
-def test_a_comparison_bit_for_bit_names_the_file_and_the_value(tmp_path):
-    whole_run = make_run(tmp_path / "whole")
-    for odd in ODD:
-        other = make_run(tmp_path / "other", [step_row(1), step_row(2, loss=odd)])
-        for runs in ([whole_run, other], [other, whole_run]):
-            try:
-                compare_runs(*runs, [])
-            except UserError as error:
-                assert f"{other / 'metrics.jsonl'}: loss of step 2 is " in str(error)
-    with pytest.raises(UserError, match="no step is logged"):
-        compare_runs(whole_run, make_run(tmp_path / "other", []), [])
