@@ -34,6 +34,7 @@ MAX_ENTRY_BYTES = 1 << 32  # it lists every skipped row
 # A file that changes twice within one tick of the file system's clock keeps its times, so the digest of a file that
 # changed this recently is not stored.
 YOUNG_SECONDS = 2.0
+MANY_FILES = 1 << 16  # far more than any run has arrays
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 
@@ -242,10 +243,11 @@ def open_entry(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | N
 
 
 def _allow_open_files() -> None:
-    """Let this process open as many files as the machine allows: each array keeps one open."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Let this process keep ``MANY_FILES`` open, or as many as the machine allows: each array keeps one open."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_FILES if most == resource.RLIM_INFINITY else min(MANY_FILES, most)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def delete_old(folder: Path, seconds: float = 86400.0) -> None:
