@@ -68,7 +68,6 @@ def main() -> None:
     checked = preflight.check(recipe, topology, shorten=True)
     recipe, samples = checked.recipe, checked.data.evaluation
     assert samples is not None
-    path = recipe.adapter_name_or_path or recipe.model_name_or_path
     say(*describe_rendering(recipe.chat_template, checked.datasets, checked.tokenizer))
     if recipe.declared.has_reference:
         began = reference.adapter_name_or_path or reference.model_name_or_path if reference else ""
