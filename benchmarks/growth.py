@@ -138,15 +138,6 @@ def order_of_an_epoch(num: int) -> Measured:
     return lambda: Order(lengths, dataset_ids, 0, 64).batch(0)
 
 
-@subject("epochs", 10, 30, 100)
-def packs_of_a_late_epoch(num: int) -> Measured:
-    """Continue a mixture with packing in a late epoch, which an earlier start has reached."""
-    file = Path(_folder()) / "packs" / "order.json"
-    make = _mixture(20_000, 4, "samples", capacity=2048, counts_file=file)
-    step = make().total_steps(num)
-    return lambda: make().batch(step)
-
-
 @subject("answers", 100, 300, 1_000)
 def answers_of_a_conversation(num: int) -> Measured:
     """Find the answers of one long conversation."""

@@ -47,12 +47,6 @@ class Picture:
 
 PICTURES = {
     "report": Picture(f"{KIT} report runs/tiny-single", "runs/tiny-single/report.html", 1280, 1500, ("tiny",)),
-    "rates": Picture(
-        f"{KIT} rates --config single --output_dir runs/tiny --sweep_steps 20 --rates 3e-4,1e-3,3e-3,1e-2,3e-2",
-        "runs/tiny-rates/rates.html",
-        1280,
-        640,
-    ),
     "readme-report": Picture(
         f"{KIT} report runs/tiny-single", "runs/tiny-single/report.html", 860, 620, ("tiny",), scale=1.86
     ),

@@ -4,17 +4,13 @@ Promises:
 
 - ``file_digest`` is a hash of the content. The cache stores it with the file's size, times and inode, so an unchanged
   file is not read again. A changed file is.
-- An entry appears complete, by one rename, or not at all. Opening it detects each accidental change of a byte that
-  leaves a trace in the file's size, times or inode; ``verify`` reads every byte. Hashes do not protect from somebody
-  who may write to the cache: they can be computed again. Permissions do. The folder is made for its user alone, and
-  ``exposure`` says who else may write to it.
-- Arrays are opened as memory maps: opening uses no memory, and all processes of a machine share one copy. Each keeps
-  one file open; ``allow_open_files`` makes room for many.
-- An open entry is locked until its arrays are gone, so ``remove`` leaves it.
+- An entry appears complete, by one rename, or not at all. Opening it detects each change of a byte that leaves a trace
+  in the file's size, times or inode. Hashes do not protect from somebody who may write to the cache: they can be
+  computed again. Permissions do. The folder is made for its user alone, and ``exposure`` says who else may write to it.
+- Arrays are opened as memory maps: opening uses no memory, and all processes of a machine share one copy.
 """
 
 import errno
-import fcntl
 import json
 import os
 import resource
@@ -24,11 +20,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import xxhash
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from kit.durable import read_small
 from kit.errors import Problem, UserError
@@ -38,10 +34,8 @@ MAX_ENTRY_BYTES = 1 << 32  # it lists every skipped row
 # A file that changes twice within one tick of the file system's clock keeps its times, so the digest of a file that
 # changed this recently is not stored.
 YOUNG_SECONDS = 2.0
+MANY_FILES = 1 << 16  # far more than any run has arrays
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
-FEWER_FILES = "raise the limit of open files: ulimit -n"
-TOUCH_SECONDS = 3600.0  # how exactly it is known when an entry was last used
-SPARE_FILES = 256  # that a process needs besides: those of libraries, connections to other ranks, a checkpoint
 
 
 def cache_folder() -> Path:
@@ -61,10 +55,6 @@ def make_folder(*names: str) -> Path:
     if not root.is_dir():
         root.parent.mkdir(parents=True, exist_ok=True)
         root.mkdir(mode=0o700, exist_ok=True)
-    elif not os.environ.get("KIT_CACHE"):  # made by an earlier version; one in $KIT_CACHE may be that of a team
-        with suppress(OSError):
-            if root.stat().st_mode & 0o077:
-                root.chmod(0o700)
     folder = root.joinpath(*names)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -98,23 +88,12 @@ def digest(*values: Any) -> str:
 def file_digest(path: Path) -> str:
     """Return the xxh3-128 hash of a file's content, as hex. Raises ``OSError`` if the file cannot be read."""
     path = path.resolve()
-    stored = _stored_digest(path)
-    if stored:
+    if stored := _stored_digest(path):
         return stored
-    with _exclusive("digests"):  # all ranks of a machine ask at once: one reads the file
+    with ExitStack() as lock:  # all ranks of a machine ask at once: one reads the file
+        with suppress(OSError):  # without a lock, each process reads the file itself
+            lock.enter_context(FileLock(make_folder("digests") / ".lock"))
         return _stored_digest(path) or _read_digest(path)
-
-
-def _stored_digest(path: Path) -> str | None:
-    file = digest_path(path)
-    try:
-        stored = json.loads(read_small(file))
-        if stored["stamp"] != file_stamp(path) or stored["check"] != digest(stored["stamp"], stored["digest"]):
-            return None
-        _touch(file)
-        return str(stored["digest"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def file_stamp(path: Path) -> list[int]:
@@ -123,54 +102,51 @@ def file_stamp(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
+def _stored_digest(path: Path) -> str | None:
+    try:
+        stored = _read_checked(_digest_file(path))
+        return str(stored["digest"]) if stored["stamp"] == file_stamp(path) else None
+    except (OSError, ValueError):
+        return None
+
+
 def _read_digest(path: Path) -> str:
     stamp = file_stamp(path)
-    value = content_digest(path)
-    if stamp == file_stamp(path) and time.time() - max(stamp[1:3]) / 1e9 > YOUNG_SECONDS:
-        _store_digest(path, stamp, value)
-    return value
-
-
-def content_digest(path: Path) -> str:
-    """Read a file, and return the xxh3-128 hash of its content, as hex. Raises ``OSError``."""
     state = xxhash.xxh3_128()
     buffer = memoryview(bytearray(1 << 20))
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
             state.update(buffer[:size])
-    return state.hexdigest()
+    value = state.hexdigest()
+    if stamp == file_stamp(path) and time.time() - max(stamp[1:3]) / 1e9 > YOUNG_SECONDS:
+        _store_digest(path, stamp, value)
+    return value
 
 
-def digest_path(path: Path) -> Path:
-    """Return where the digest of a file is stored."""
+def _digest_file(path: Path) -> Path:
     return cache_folder() / "digests" / f"{digest(str(path))}.json"
 
 
 def _store_digest(path: Path, stamp: list[int], value: str) -> None:
-    file = digest_path(path)
+    file = _digest_file(path)
     temporary = file.with_suffix(f".{os.getpid()}")
     with suppress(OSError):  # if the cache cannot be written, the file is read again next time
-        try:
-            entry = {"stamp": stamp, "digest": value, "check": digest(stamp, value)}
-            temporary.write_text(json.dumps(entry), encoding="utf-8")
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        make_folder("digests")
+        _write_checked(temporary, {"stamp": stamp, "digest": value})
+        temporary.replace(file)
 
 
-@contextmanager
-def _exclusive(name: str) -> Iterator[None]:
-    with ExitStack() as lock:
-        with suppress(OSError):  # without a lock, each process reads the file itself
-            lock.enter_context(FileLock(make_folder(name) / ".lock"))
-        yield
+def _write_checked(path: Path, value: Any) -> None:
+    """Write JSON with its own hash before it, by which ``_read_checked`` knows damage."""
+    text = json.dumps(value)
+    path.write_text(f"{digest(text)} {text}", encoding="utf-8")
 
 
-def _touch(path: Path) -> None:
-    """Note that ``path`` was used, in its time of change."""
-    with suppress(OSError):  # the cache of another user
-        if time.time() - path.stat().st_mtime > TOUCH_SECONDS:
-            os.utime(path)
+def _read_checked(path: Path) -> Any:
+    found, _, text = read_small(path, MAX_ENTRY_BYTES).partition(" ")
+    if found != digest(text):
+        raise ValueError(f"{path} is damaged")
+    return json.loads(text)
 
 
 class Writer:
@@ -184,7 +160,6 @@ class Writer:
         self._folder = folder
         for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
-        remove_leftovers(folder.parent)
         self._temporary = folder.parent / f".{folder.name}.{os.getpid()}"
         self._temporary.mkdir()
         self._files: dict[str, Any] = {}
@@ -210,8 +185,7 @@ class Writer:
         }
         for file in self._files.values():
             file.close()
-        entry = {"arrays": arrays, "info": info}
-        (self._temporary / ENTRY).write_text(json.dumps({**entry, "digest": _entry_digest(entry)}), encoding="utf-8")
+        _write_checked(self._temporary / ENTRY, {"arrays": arrays, "info": info})
         if self._folder.exists():  # damaged, or written by another machine on a shared disk without working locks
             shutil.rmtree(self._folder, ignore_errors=True)
         try:
@@ -240,22 +214,13 @@ def read_entry(folder: Path) -> dict[str, Any]:
         OSError: it cannot be read.
         ValueError: it is damaged.
     """
-    entry = json.loads(read_small(folder / ENTRY, MAX_ENTRY_BYTES))
-    # Entries of earlier versions have no digest.
-    if not isinstance(entry, dict) or entry.get("digest") not in (None, _entry_digest(entry)):
-        raise ValueError(f"{folder / ENTRY} was altered")
+    entry: dict[str, Any] = _read_checked(folder / ENTRY)
     return entry
 
 
-def _entry_digest(entry: Mapping[str, Any]) -> str:
-    return digest(*(json.dumps(entry.get(key)) for key in ("arrays", "info")))
-
-
 def open_entry(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Return the arrays of an entry (read-only memory maps) and its ``info``; None if it is absent or damaged.
-
-    The arrays are locked, shared, until they are gone.
-    """
+    """Return the arrays of an entry (read-only memory maps) and its ``info``; None if it is absent or damaged."""
+    _allow_open_files()
     try:
         entry = read_entry(folder)
         arrays = {}
@@ -265,146 +230,31 @@ def open_entry(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | N
             dtype = np.dtype(columns if len(columns) > 1 else columns[0][1])
             if dtype.hasobject:  # such an array holds addresses, which numpy would follow
                 return None
-            with path.open("rb") as file:
-                lock_file(file, fcntl.LOCK_SH)
-                if path.stat().st_size != array["bytes"] or file_digest(path) != array["digest"]:
-                    return None
-                # The map keeps a copy of the open file, and with it the lock.
-                arrays[name] = np.memmap(file, dtype, mode="r") if array["bytes"] else np.empty(0, dtype)
-        _touch(folder)
+            if path.stat().st_size != array["bytes"] or file_digest(path) != array["digest"]:
+                return None
+            arrays[name] = np.memmap(path, dtype, mode="r") if array["bytes"] else np.empty(0, dtype)
+        with suppress(OSError):  # the cache of another user
+            os.utime(folder)  # when it was last used
         return arrays, entry["info"]
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:
-            raise UserError(
-                Problem("cache", f"{folder} cannot be opened ({error.strerror})", fix=FEWER_FILES)
-            ) from None
+            raise _not_writable(folder, error) from None
         return None
 
 
-def verify(folder: Path) -> str:
-    """Read every byte of an entry. Returns what is wrong with it; an empty string if nothing is."""
-    try:
-        for name, array in read_entry(folder)["arrays"].items():
-            path = folder / f"{name}.bin"
-            if path.stat().st_size != array["bytes"]:
-                return f"{path} was cut short, or is too long"
-            if content_digest(path) != array["digest"]:
-                return f"{path} was altered"
-        return ""
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return str(error)
-
-
-def lock_file(file: IO[Any], how: int) -> None:
-    """Lock an open file, ``how`` as ``fcntl.flock`` takes it, without waiting. A disk without locks has no lock.
-
-    Raises:
-        BlockingIOError: another process has it locked.
-    """
-    try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        pass
-
-
-def remove(folder: Path) -> bool:
-    """Remove an entry, unless a process of any machine has it open. Returns whether it was removed.
-
-    Raises:
-        OSError: it may not be removed.
-    """
-    with ExitStack() as locks:
-        try:
-            lock = FileLock(f"{folder}.lock", timeout=0)
-            locks.enter_context(lock)
-            for path in folder.glob("*.bin"):
-                lock_file(locks.enter_context(path.open("rb+")), fcntl.LOCK_EX)
-        except (Timeout, BlockingIOError):
-            return False
-        files = [digest_path(path) for path in folder.resolve().glob("*.bin")]
-        gone = folder.parent / f".{folder.name}.{os.getpid()}"
-        folder.rename(gone)  # from here on it is absent
-        for path in files:
-            path.unlink(missing_ok=True)
-        shutil.rmtree(gone)
-        Path(lock.lock_file).unlink(missing_ok=True)  # a process that waits for it sees that, and makes a new one
-    return True
-
-
-def remove_leftovers(samples: Path) -> int:
-    """Remove what killed processes left in the folder of all entries: parts of entries, and locks without an entry.
-
-    Returns:
-        The number of removed parts of entries. Those that another process may be writing are left.
-    """
-    num = 0
-    names = {path.name for path in samples.iterdir()}
-    keys = {name.split(".")[1] for name in names if name.startswith(".")}
-    keys |= {name.removesuffix(".lock") for name in names if name.endswith(".lock") and name[:-5] not in names}
-    for key in keys - {""}:
-        lock = FileLock(samples / f"{key}.lock", timeout=0)
-        with suppress(OSError, Timeout), lock:
-            for left in samples.glob(f".{key}.*"):
-                shutil.rmtree(left, ignore_errors=True)
-                num += 1
-            if not (samples / key).exists():
-                Path(lock.lock_file).unlink(missing_ok=True)
-    return num
-
-
-def read_counts(path: Path) -> dict[int, int]:
-    """Return the counts that ``store_counts`` wrote; empty if there are none, or the file is damaged."""
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        counts = {int(number): int(count) for number, count in stored["counts"].items()}
-        return counts if stored["digest"] == _digest_of_counts(path, counts) else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
-
-
-def store_counts(path: Path, counts: Mapping[int, int]) -> None:
-    """Write counts that take long to compute, each under its number. ``path`` names all that they depend on."""
-    temporary = path.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):  # if the cache cannot be written, they are computed again
-        make_folder()
-        path.parent.mkdir(exist_ok=True)
-        try:
-            stored = {"counts": counts, "digest": _digest_of_counts(path, counts)}
-            temporary.write_text(json.dumps(stored), encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def _digest_of_counts(path: Path, counts: Mapping[int, int]) -> str:
-    return digest(path.name, sorted(counts.items()))
-
-
-def allow_open_files(num: int, where: str) -> None:
-    """Let this process keep ``num`` more files open: raise its own limit by that, if the machine allows it.
-
-    Raises:
-        UserError: the machine does not allow it. ``where`` is the setting that asks for so many.
-    """
+def _allow_open_files() -> None:
+    """Let this process keep ``MANY_FILES`` open, or as many as the machine allows: each array keeps one open."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = num + SPARE_FILES
-    if allowed == resource.RLIM_INFINITY or needed <= allowed:
-        return
-    if needed > most != resource.RLIM_INFINITY:
-        found = f"{num} files must stay open, and this machine lets a process open {most}"
-        fix = f"raise the limit (ulimit -Hn) to {needed}; or fewer data sets, since the path of one may be a glob"
-        raise UserError(Problem(where, found, fix=fix))
-    more = allowed + num
-    resource.setrlimit(resource.RLIMIT_NOFILE, (more if most == resource.RLIM_INFINITY else min(more, most), most))
+    wanted = MANY_FILES if most == resource.RLIM_INFINITY else min(MANY_FILES, most)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def delete_old(folder: Path, seconds: float = 86400.0) -> None:
     """Delete the files of a folder of the cache that are older than that; default: a day. Raises ``OSError``."""
     for old in folder.iterdir():
         with suppress(FileNotFoundError):  # another process deleted it
-            if time.time() - old.stat().st_mtime > seconds:
+            if old.is_file() and time.time() - old.stat().st_mtime > seconds:
                 old.unlink()
 
 
@@ -430,6 +280,11 @@ def cannot_write(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        found = f"{folder} cannot be written ({error.strerror or error})"
-        fix = FEWER_FILES if error.errno in TOO_MANY_FILES else "set KIT_CACHE to a folder with room"
-        raise UserError(Problem("cache", found, fix=fix)) from None
+        raise _not_writable(folder, error) from None
+
+
+def _not_writable(folder: Path, error: OSError) -> UserError:
+    fix = "set KIT_CACHE to a folder with room"
+    if error.errno in TOO_MANY_FILES:
+        fix = "raise the limit of open files: ulimit -n"
+    return UserError(Problem("cache", f"{folder} cannot be written or opened ({error.strerror or error})", fix=fix))

@@ -54,10 +54,7 @@ def load(name: str) -> Function:
     module = _imported(path)
     function = getattr(module, function_name, None)
     if not callable(function):
-        functions = [each for each, value in vars(module).items() if inspect.isfunction(value)]
-        found = f"{path} has no function {function_name!r}"
-        fix = f"--metrics {path}:{functions[0]}" if functions else f"def {function_name}(expected, answer, row): ..."
-        raise UserError(Problem("--metrics", found, f"one of {', '.join(functions)}" if functions else SIGNATURE, fix))
+        raise UserError(Problem("--metrics", f"{path} has no function {function_name!r}", SIGNATURE))
     _check_parameters(path, function_name, function)
     return function
 
@@ -118,24 +115,15 @@ def _imported(path: str) -> ModuleType:
 
 def _check_parameters(path: str, name: str, function: Any) -> None:
     """Raise ``UserError`` if ``function`` cannot be called as ``SIGNATURE``, or takes its texts the other way round."""
-    where = _definition(path, function)
+    where, fix = _definition(path, function), f"def {name}(expected, answer, row):"
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a library in C, which has none
-        return
-    names = list(signature.parameters)
-    shown = f"{name}{signature}"
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-        raise UserError(Problem(where, f"{shown} returns no number when it is called", SIGNATURE, "a plain def"))
-    try:
         signature.bind("", "", {})
-    except TypeError as error:
-        fix = f"def {name}(expected, answer, row):"
-        raise UserError(Problem(where, f"{shown} ({first_line(error)})", SIGNATURE, fix)) from None
+    except (TypeError, ValueError) as error:
+        raise UserError(Problem(where, first_line(error), SIGNATURE, fix)) from None
+    names = list(signature.parameters)
     if {"expected", "answer"} <= set(names) and names.index("answer") < names.index("expected"):
-        raise UserError(
-            Problem(where, f"{shown}: answer before expected", SIGNATURE, f"def {name}(expected, answer, row):")
-        )
+        raise UserError(Problem(where, "answer before expected", SIGNATURE, fix))
 
 
 def _definition(path: str, function: Any) -> str:

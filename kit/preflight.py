@@ -13,7 +13,6 @@ from kit.config.launch_flags import Launch
 from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
 from kit.console import silence_libraries
-from kit.data.feed.order import ARGSORT
 from kit.data.feed.stream import Stream
 from kit.data.open import Data, open_data, stop_ids
 from kit.data.samples.dataset import Dataset, open_datasets
@@ -35,7 +34,6 @@ from kit.run.asking import asked_once
 from kit.run.facts import compared_facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
-from kit.run.resume import permutation_of_run
 from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
 from kit.strategy.agreement import Fact
 from kit.strategy.kernels import check_kernels, describe_kernels
@@ -188,11 +186,7 @@ def check(
                     problems += check_stop_tokens(recipe, meta_model, tokenizer, ids, f"{recipe.output_dir}/final")
                     if any("text" not in dataset.fields for dataset in datasets):
                         stop_tokens = dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
-                shuffled = ARGSORT
-                if isinstance(data, Data):
-                    begun = permutation_of_run(recipe, Path(recipe.output_dir or ""))
-                    shuffled = data.order.permutation = begun or data.order.permutation
-                run_identity = identity(recipe, data.fingerprint, fingerprint(recipe), shuffled)
+                run_identity = identity(recipe, data.fingerprint, fingerprint(recipe))
                 folder = RunFolder(recipe, recipe_name, run_identity)
     problems.raise_if_any()
     assert datasets is not None and tokenizer is not None and data is not None

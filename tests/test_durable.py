@@ -2,7 +2,6 @@
 
 import os
 import re
-import stat
 
 import pytest
 
@@ -38,14 +37,6 @@ def test_the_content_is_on_the_disk_before_the_name_and_the_name_before_it_retur
     (_, temporary), *rest = order
     assert re.fullmatch(r"\.run\.json\.[0-9a-f]{8}\.partial", temporary)
     assert rest == [("rename", "run.json"), ("sync", tmp_path.name)]
-
-
-@linux
-def test_a_folder_is_synced_after_all_that_is_in_it(tmp_path, order):
-    (tmp_path / "final/sub").mkdir(parents=True)
-    (tmp_path / "final/sub/file").touch()
-    durable.sync_tree(tmp_path / "final")
-    assert sorted(order) == [("sync", "file"), ("sync", "final"), ("sync", "sub")] and order[-1] == ("sync", "final")
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])
@@ -94,15 +85,6 @@ def test_nothing_is_appended_through_a_link_or_to_a_pipe(tmp_path, precious):
     assert (tmp_path / "log").read_text() == "one\ntwo\n"
 
 
-def test_a_copy_by_hard_links_gets_nothing_of_what_is_appended_later(tmp_path, precious):
-    (tmp_path / "rows").hardlink_to(precious)
-    durable.detach(tmp_path / "rows")
-    with durable.open_to_append(tmp_path / "rows") as file:
-        file.write(" and more")
-    assert (tmp_path / "rows").read_text() == "precious and more"
-    durable.detach(tmp_path / "absent")
-
-
 def test_of_a_link_to_a_folder_the_link_is_deleted(tmp_path, precious):
     (tmp_path / "final").symlink_to(precious.parent)
     durable.make_afresh(tmp_path / "final")
@@ -110,18 +92,6 @@ def test_of_a_link_to_a_folder_the_link_is_deleted(tmp_path, precious):
     (tmp_path / "final/link").symlink_to(precious.parent)
     durable.remove(tmp_path / "final")
     assert not os.path.lexists(tmp_path / "final")
-
-
-@pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_new_files_have_the_mode_of_the_users_other_files(tmp_path, umask):
-    before = os.umask(umask)
-    try:
-        durable.write_text(tmp_path / "run.json", "")
-        durable.create(tmp_path / "shard").close()
-        durable.open_to_append(tmp_path / "log").close()
-    finally:
-        os.umask(before)
-    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o666 & ~umask}
 
 
 def test_a_small_file_is_read_and_nothing_else(tmp_path):

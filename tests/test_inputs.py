@@ -58,12 +58,6 @@ def test_a_mistake_is_reported_as_the_later_checks_report_it(wrong, mistake):
     assert problems == reported(lambda: preflight.check(wrong[mistake], ONE_PROCESS, "mine"))
 
 
-def test_all_mistakes_are_reported_at_once(wrong):
-    changes = {name: getattr(wrong[of], name) for name, of in (("dataset", "data"), ("output_dir", "output"))}
-    problems = reported(lambda: check_inputs(wrong["model"].model_copy(update=changes)))
-    assert [problem.where for problem in problems] == ["dataset", "model_name_or_path", "output_dir"]
-
-
 def test_a_dry_run_needs_no_weights(wrong):
     check_inputs(wrong["weights"], needs_weights=False)
 
@@ -85,15 +79,6 @@ def test_the_script_reports_them_without_torch_and_before_it_starts_ranks(config
     imported = [line.rsplit("|", 1)[1].strip() for line in result.stderr.splitlines() if line.startswith("import time")]
     assert result.returncode == 2 and result.stderr.count("error: dataset: no file or folder") == 1
     assert "kit.inputs" in imported and not {"torch", "transformers"} & set(imported)
-
-
-@pytest.mark.slow
-def test_a_wrong_launch_is_reported_before_wrong_files(tmp_path):
-    script = [str(ROOT / "recipes/finetune.py"), "--config", "single", "--dataset", str(tmp_path / "none.jsonl")]
-    command = [sys.executable, *script, "--num_processes", "2"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=own_environment())
-    assert result.returncode == 2 and "--num_processes: 2 with a single-process config" in result.stderr
-    assert "dataset" not in result.stderr
 
 
 def own_environment():

@@ -81,12 +81,6 @@ def test_an_owner_that_was_killed_is_named_and_one_that_ended_in_order_is_not(tm
     assert lock.acquire(tmp_path) == []
 
 
-def test_the_owner_may_acquire_it_again_and_others_may_check_together(tmp_path):
-    lock.check_free(tmp_path)  # nobody was here
-    assert lock.acquire(tmp_path) == [] == lock.acquire(tmp_path)
-    lock.check_free(tmp_path)
-
-
 def test_a_signature_is_read_and_a_damaged_one_is_empty(tmp_path):
     assert lock.read(tmp_path) == {}
     lock.acquire(tmp_path)
@@ -126,8 +120,3 @@ def test_another_folder_is_one_that_does_not_exist_and_can_be_made(tmp_path, mon
     (tmp_path / "my run-2").symlink_to("nowhere")
     assert lock.another(tmp_path / "my run") == f"--output_dir '{tmp_path}/my run-3'"
     assert lock.another(Path("/proc/run")) == "--output_dir runs/run-2"
-
-
-def test_a_folder_whose_name_is_too_long_has_no_signature(tmp_path):
-    """Its parent is there, or the system would answer that nothing is."""
-    assert lock.read(tmp_path / ("x" * 300)) == {}

@@ -47,19 +47,14 @@ def test_it_gets_the_expected_text_the_answer_and_a_copy_of_the_row(written):
         (["import json", "import no_such_library"], "mine.py:2", "no_such_library"),
         (["def f(a, b, c):", "    return 1 +"], "mine.py:2", "SyntaxError"),
         (["x = 1", "raise SystemExit(3)"], "mine.py:2", "SystemExit"),
-        (["", "def f(a, b):", "    return 1"], "mine.py:2", "f(a, b)"),
+        (["", "def f(a, b):", "    return 1"], "mine.py:2", "too many positional arguments"),
         (["def f(answer, expected, row):", "    return 1"], "mine.py:1", "answer before expected"),
-        (["async def f(a, b, c):", "    return 1"], "mine.py:1", "no number"),
         (["def g(a, b, c):", "    return 1"], "--metrics", "no function 'f'"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_its_line(written, lines, where, found):
     text = message(load, written(*lines))
     assert where in text and found in text
-
-
-def test_a_missing_file_is_named():
-    assert "no file 'nothing.py'" in message(load, "nothing.py:f")
 
 
 @pytest.mark.parametrize("value", ["'0.5'", "None", "float('nan')", "[1]"])
@@ -74,11 +69,6 @@ def test_an_error_names_the_line_of_the_user_and_the_row(written):
         scored(name)
     text = str(caught.value)
     assert "mine.py:4: JSONDecodeError" in text and "eval.jsonl:17" in text and "'no'" in text
-
-
-def test_a_bool_and_a_number_of_numpy_are_numbers(written):
-    assert scored(written("def f(a, b, c):", "    return True")) == 1.0
-    assert scored(written("import numpy", "def f(a, b, c):", "    return numpy.float32(0.5)")) == 0.5
 
 
 def test_a_recipe_may_not_name_code(tmp_path, monkeypatch):

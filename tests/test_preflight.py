@@ -13,8 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from kit import preflight
 from kit.config.recipe import Recipe
-from kit.data.feed import order
-from kit.data.feed.order import ARGSORT, FEISTEL
 from kit.errors import UserError
 from kit.strategy.strategies import FSDP1, FSDP2
 from kit.strategy.topology import Topology
@@ -39,25 +37,6 @@ def test_model_data_and_strategy_are_all_reported_at_once(recipe, tmp_path):
 def test_modules_that_fsdp1_cannot_train_whole_are_reported(recipe):
     tied = recipe(model_name_or_path=str(ROOT / "recipes/tiny/model"), lora_modules_to_save=["embed_tokens"])
     assert wrong(tied, replace(ONE_PROCESS, strategy=FSDP1), "mine") == ["lora_modules_to_save"]
-
-
-def test_a_run_keeps_the_order_of_samples_with_which_it_began(recipe, tmp_path, monkeypatch):
-    def started():
-        checked = preflight.check(recipe(), ONE_PROCESS, "mine")
-        return checked.data.order.permutation, checked.folder.identity
-
-    assert started()[0] == ARGSORT
-    monkeypatch.setattr(order, "FEISTEL_FROM", 1)
-    permutation, identity = started()
-    assert permutation == identity["permutation"] == FEISTEL
-    (tmp_path / "out").mkdir()
-    record = {"recipe": recipe().model_dump(mode="json"), "finished_steps": 0}
-    before = {key: value for key, value in identity.items() if key != "permutation"}  # of an earlier version
-    for begun, expected in ((before, ARGSORT), ({**before, "permutation": ARGSORT}, ARGSORT), (identity, FEISTEL)):
-        (tmp_path / "out/run.json").write_text(json.dumps({**record, "identity": begun}))
-        for least in (1, 10**9):
-            monkeypatch.setattr(order, "FEISTEL_FROM", least)
-            assert started()[0] == expected
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """``kit chat``: talk to the model of a run, or to any other."""
 
-from dataclasses import dataclass
-
 from kit.cli.model_words import split_words
 from kit.config.command_line import read_command_line
 from kit.console import announce_wait, show
@@ -28,20 +26,12 @@ MAX_NEW_TOKENS = 512
 _SWITCHES = ("base", "plain")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The flags of this command alone."""
-
-    with_base: bool
-    plain: bool
-
-
 def run(argv: list[str]) -> int:
     """Open the model, talk until the input ends, and return 0. Raises ``UserError`` if something is wrong."""
     if {"-h", "--help"} & set(argv) or not argv:
         show(USAGE)
         return 0 if argv else 2
-    asked, words = _own_flags(argv)
+    with_base, is_plain, words = _own_flags(argv)
     request = read_command_line(words, {"model_name_or_path": "dataset"}, trains=False)  # no data are read
     raise_if(request.problems)
     assert request.recipe is not None
@@ -49,20 +39,20 @@ def run(argv: list[str]) -> int:
     announce_wait(f"opening {recipe.adapter_name_or_path or recipe.model_name_or_path}")
     from kit.tools import chat
 
-    chat.talk(request, asked)
+    chat.talk(request, with_base, is_plain)
     return 0
 
 
-def _own_flags(argv: list[str]) -> tuple[Asked, list[str]]:
-    """Take this command's own flags out of ``argv``. Returns them, and the words for the recipe."""
+def _own_flags(argv: list[str]) -> tuple[bool, bool, list[str]]:
+    """Take ``--base`` and ``--plain`` out of ``argv``. Returns whether they are there, and the words for the recipe."""
     own, flags, problems = split_words(argv, "kit chat", _SWITCHES)
     if flags.pop("num_return_sequences", "1") != "1":
         problems.append(Problem("--num_return_sequences", "in a conversation", "one answer", "leave it out"))
-    asked = Asked(with_base=own.get("base") == "true", plain=own.get("plain") == "true")
-    if "system_prompt" in flags and asked.plain:
+    with_base, is_plain = (own.get(name) == "true" for name in _SWITCHES)
+    if "system_prompt" in flags and is_plain:
         problems.append(
             Problem("--system_prompt", "with --plain: no messages are rendered", fix="leave out one of the two")
         )
     raise_if(problems)
     flags.setdefault("max_new_tokens", str(MAX_NEW_TOKENS))
-    return asked, [f"--{name}={value}" for name, value in flags.items()]
+    return with_base, is_plain, [f"--{name}={value}" for name, value in flags.items()]

@@ -25,21 +25,6 @@ from kit.errors import Problem, UserError, did_you_mean
 SCRIPTS = "train score export".split()
 COMMANDS = "chat push recipes convert doctor plan inspect prepare rates report cache verify-resume".split()
 SLOW_TO_IMPORT = "chat doctor inspect prepare rates".split()
-# Words of other kits, and what does their work. No guess by spelling can find these.
-ANSWERS = {
-    **dict.fromkeys(("finetune", "sft", "fit", "run", "launch", "start", "resume"), "kit train"),
-    **dict.fromkeys(("eval", "evaluate", "test", "benchmark"), "kit score"),
-    **dict.fromkeys(("merge", "merge-lora", "save"), "kit export"),
-    **dict.fromkeys(("ls", "list"), "kit recipes"),
-    **dict.fromkeys(("check", "env"), "kit doctor"),
-    **dict.fromkeys(("estimate", "memory"), "kit plan"),
-    **dict.fromkeys(("preview", "view", "show", "data"), "kit inspect"),
-    **dict.fromkeys(("preprocess", "tokenize"), "kit prepare"),
-    **dict.fromkeys(("talk", "generate", "infer", "inference"), "kit chat"),
-    "serve": "docs/questions.md#the-hub-vllm-ollama-gguf has what servers take",
-    **dict.fromkeys(("sweep", "tune", "lr-find", "find-lr", "lr"), "kit rates"),
-    **dict.fromkeys(("upload", "publish", "share"), "kit push"),
-}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -102,8 +87,7 @@ def _module(command: str) -> ModuleType:
 
 def _unknown(name: str) -> Problem:
     names = (*SCRIPTS, *COMMANDS)
-    answer = ANSWERS.get(name.replace("_", "-"), "")
-    return Problem(f"kit {name}", "unknown command", ", ".join(names), answer or did_you_mean(name, names))
+    return Problem(f"kit {name}", "unknown command", ", ".join(names), did_you_mean(name, names))
 
 
 if __name__ == "__main__":

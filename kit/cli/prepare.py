@@ -1,7 +1,5 @@
 """``kit prepare``: tokenise the data before a run, on a machine without a GPU."""
 
-from pathlib import Path
-
 from kit import interrupt
 from kit.config.command_line import read_recipe
 from kit.console import announce_wait, show
@@ -22,23 +20,15 @@ def run(argv: list[str]) -> int:
     announce_wait(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
     check_inputs(recipe)
     from kit import preflight
-    from kit.cache import ENTRY, cache_folder
+    from kit.cache import cache_folder
     from kit.data.feed.ranks import Ranks
 
-    def entries() -> set[tuple[Path, int]]:
-        return {(path, path.stat().st_mtime_ns) for path in cache_folder().glob(f"samples/[!.]*/{ENTRY}")}
-
-    before = entries()
     interrupt.raise_on_ctrl_c()
     checked = preflight.check(recipe)
     data = checked.data
     if recipe.streaming:
         raise UserError(Problem("streaming", "nothing to prepare: a stream is read while training"))
     feed = data.open_feed(recipe, Ranks(), 0, {})
-    num = len(entries() - before)
-    done = "nothing to do: all is there"
-    if num:
-        done = "1 data set tokenised" if num == 1 else f"{num} data sets tokenised"
-    lines = [f"{data.total_steps(recipe)} steps", f"cache: {cache_folder()}, {done}"]
+    lines = [f"{data.total_steps(recipe)} steps", f"all of it is in the cache: {cache_folder()}"]
     show(joined([*checked.notes, *feed.notes(), *lines]))
     return 0

@@ -7,6 +7,7 @@ process is left behind, not even after Ctrl-C.
 
 import json
 import math
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -23,17 +24,16 @@ from kit.visible import joined, one_line
 
 if TYPE_CHECKING:
     from kit.preflight import Preflight
-    from kit.tools.rates import Sweep
 
-HELP = "try several learning rates for a few steps, and draw how the losses compare"
+HELP = "try several learning rates for a few steps, and compare the losses"
 FACTORS = (0.1, 0.3, 1, 3, 10)  # of the run's own rate
 FEWEST_STEPS, WARMUPS = 50, 3  # of a trial by default: so many steps, or so many times the warm-up
 MOST_EVAL_SAMPLES = 256
-SWEEP_FILE, PAGE = "sweep.json", "rates.html"
+SWEEP_FILE = "sweep.json"
 
 USAGE = f"""usage: kit rates [--recipe R] [--config C] [--rates 1e-5,3e-5,...] [--sweep_steps N] [--flag value ...]
 
-Try several learning rates for a few steps, and draw how the losses compare: the same data in the same order, the same
+Try several learning rates for a few steps, and compare the losses: the same data in the same order, the same
 seed and warm-up, then a constant rate. Suggest a range.
 
   --rates R,R,...    learning rates (default: {", ".join(f"{factor:g}" for factor in FACTORS)} times the run's own)
@@ -46,7 +46,7 @@ Exit status: 0 done, 1 a run failed, 2 if you can fix something."""
 
 
 def run(argv: list[str]) -> int:
-    """Run the trials that are not done, write the page, and return the exit status.
+    """Run the trials that are not done, print the comparison, and return the exit status.
 
     Raises:
         UserError: flags, model or data are wrong, or the folder holds another sweep.
@@ -107,9 +107,12 @@ def run(argv: list[str]) -> int:
             left = len(missing) - missing.index(rate) - 1
             if left:
                 show(f"    about {left * (time.monotonic() - began) / 60:.1f} minutes left")
-    sweep = _result(done, steps, about[1:])
-    show(joined([*_as_text(sweep), "", *sweep.suggestion()]))
-    _write_page(folder, sweep, request.recipe_name)
+    from kit.tools.rates import Sweep, Trial
+
+    sweep = Sweep([Trial.read(rate, done[rate]) for rate in sorted(done)], steps)
+    rows = sweep.rows()
+    lines = ["".join(f"{cell:<28}" for cell in cells).rstrip() for cells in (rows[0], *(row.values() for row in rows))]
+    show(joined(["", *lines, "", *sweep.suggestion(), f"curves: kit report {shlex.quote(str(folder))}/*/"]))
     return 0
 
 
@@ -138,10 +141,7 @@ def _length(checked: "Preflight", asked: str | None) -> tuple[int, int]:
     steps = min(total, int(asked) if asked else max(FEWEST_STEPS, WARMUPS * warmup))
     if steps <= warmup and steps < total:
         found = f"{steps}, of which all are warm-up: no trial would reach its rate"
-        problem = Problem(
-            "--sweep_steps", found, f"more than {warmup}", f"--sweep_steps {min(total, WARMUPS * warmup)}"
-        )
-        raise UserError(problem)
+        raise UserError(Problem("--sweep_steps", found, f"more than {warmup}"))
     return steps, warmup
 
 
@@ -185,7 +185,7 @@ def _open(folder: Path, flags: dict[str, str], steps: int, checked: "Preflight")
     about: dict[str, Any] = {"flags": flags, "data": str(getattr(checked.data, "fingerprint", ""))}
     path = folder / SWEEP_FILE
     if folder.exists() and not path.exists() and any(folder.iterdir()):
-        raise UserError(_taken(folder, f"{folder} exists and holds no sweep"))
+        raise UserError(_taken(f"{folder} exists and holds no sweep"))
     begun = [each for each in folder.glob("*/") if (each / RUN_FILE).is_file()]
     if not begun:  # a first trial that was refused leaves nothing that binds the next command
         folder.mkdir(parents=True, exist_ok=True)
@@ -196,16 +196,14 @@ def _open(folder: Path, flags: dict[str, str], steps: int, checked: "Preflight")
         other = [key for key in {**before["flags"], **flags} if before["flags"].get(key) != flags.get(key)]
         other += ["the data"] * (before["data"] != about["data"])
     except (ValueError, KeyError, TypeError):
-        raise UserError(_taken(folder, f"{path} is damaged")) from None
+        raise UserError(_taken(f"{path} is damaged")) from None
     if other:
-        raise UserError(_taken(folder, f"{folder} holds a sweep with other values of {', '.join(other)}"))
+        raise UserError(_taken(f"{folder} holds a sweep with other values of {', '.join(other)}"))
     return [float(each.name) for each in begun]
 
 
-def _taken(folder: Path, found: str) -> Problem:
-    plain = str(folder).removesuffix("-rates")
-    free = next(name for i in range(2, 10_000) if not Path(f"{(name := f'{plain}-{i}')}-rates").exists())
-    return Problem("output_dir", one_line(found), "the folder of this sweep, or none", f"--output_dir {free}")
+def _taken(found: str) -> Problem:
+    return Problem("output_dir", one_line(found), "the folder of this sweep, or none", "another --output_dir")
 
 
 def _is_done(folder: Path, steps: int) -> bool:
@@ -217,23 +215,3 @@ def _is_done(folder: Path, steps: int) -> bool:
 
 def _has_diverged(folder: Path) -> bool:
     return (folder / RUN_FILE).is_file() and any("nonfinite" in row for row in read_metrics(folder))
-
-
-def _result(done: dict[float, Path], steps: int, about: list[str]) -> "Sweep":
-    from kit.tools.rates import Sweep, Trial
-
-    return Sweep([Trial.read(rate, done[rate]) for rate in sorted(done)], steps, about)
-
-
-def _as_text(sweep: "Sweep") -> list[str]:
-    from kit.tools.report.data_tables import text_table
-
-    return ["", *text_table(sweep.rows())]
-
-
-def _write_page(folder: Path, sweep: "Sweep", recipe_name: str) -> None:
-    from kit.tools.rates import sweep_page
-    from kit.tools.report.page import write_page
-
-    path = write_page(folder / PAGE, sweep_page(sweep, f"Learning rates: {recipe_name}"))
-    show(f"page: {one_line(str(path))}")

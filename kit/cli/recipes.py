@@ -1,7 +1,6 @@
 """``kit recipes``: list the shipped recipes, from the headers of their files."""
 
 import json
-import math
 import re
 import shlex
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from kit.config.validation import load_recipe
 from kit.console import Parser, show
 from kit.errors import Problem, UserError, raise_if
 from kit.tools.plan.table import table
-from kit.visible import joined, one_line
+from kit.visible import joined
 
 HELP = "list the recipes, with the hardware each needs"
 SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
@@ -75,26 +74,13 @@ def read_header(path: Path) -> RecipeHeader:
 
 
 def run(argv: list[str]) -> int:
-    """Print a table of all recipes, or the schema of one. Then raise ``UserError`` if a recipe cannot be read.
-
-    With GPUs it is the table of ``kit plan``; with a model, what runs it; with both, the plan of ``kit plan`` for it.
-    """
+    """Print a table of all recipes, or the schema of one. Then raise ``UserError`` if a recipe cannot be read."""
     parser = Parser(prog="kit recipes", description=HELP)
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a recipe, for editors")
-    parser.add_argument("--gpu", help="show which recipes fit such a GPU, as 24GiB or rtx4090: kit plan says more")
-    parser.add_argument("--gpus", help="how many of them, or machines x GPUs: 2, 2x8")
-    parser.add_argument("--model", help="find the recipe for a model by its size: a folder, or a hub id")
     flags = parser.parse_args(argv)
     if flags.schema:
         show(json.dumps(json_schema(), indent=1))
         return 0
-    gpus = [word for name in ("gpu", "gpus") if (value := getattr(flags, name)) for word in (f"--{name}", value)]
-    if flags.model:
-        return _show_for_model(flags.model, gpus)
-    if gpus:
-        from kit.cli import plan
-
-        return plan.run(gpus)
     headers, problems = _headers()
     rows = []
     for name, header in headers.items():
@@ -128,32 +114,3 @@ def _headers() -> tuple[dict[str, RecipeHeader], list[Problem]]:
         except UserError as error:
             problems += error.problems
     return dict(sorted(headers.items(), key=lambda entry: (entry[1].num_parameters, entry[0]))), problems
-
-
-def _show_for_model(model: str, gpus: list[str]) -> int:
-    """Show the recipe whose model is nearest in size to ``model``, and the commands that run it, or its plan on GPUs.
-
-    Args:
-        gpus: the words ``--gpu G --gpus N``, or one of them, or none.
-    """
-    from kit.tools.plan.models import find_shape, shipped_id
-
-    shape = find_shape(model, "--model")
-    headers, problems = _headers()
-    raise_if(problems)
-    sizes = {name: header.num_parameters for name, header in headers.items() if header.needs}
-    name = min(sizes, key=lambda name: abs(math.log(sizes[name] / shape.num_parameters)))
-    header, model = headers[name], shipped_id(model) or model
-    show(
-        f"{one_line(model)}: {shape.num_parameters:,} parameters. The nearest recipe is {name} ({header.parameters}):\n"
-    )
-    if gpus:
-        from kit.cli import plan
-
-        return plan.run(["--recipe", name, "--model", model, *gpus])
-    for method, needs in header.needs.items():
-        show(f"  {method} fits {needs.gpus} with {name}'s own model:")
-        command = f"{command_of('finetune.py')} --config {needs.config} --recipe {name}-{method}"
-        show(f"    {command} --model_name_or_path {one_line(shlex.quote(model))}")
-    show(f"\n`kit plan --recipe {name}-lora --model {one_line(shlex.quote(model))}` says what fits with yours.")
-    return 0

@@ -16,18 +16,15 @@ from pathlib import Path
 from kit.cli.compare_runs import compare_runs
 from kit.cli.starts import ScriptFailed, ScriptRunner, workplace
 from kit.config.command_line import read_command_line, read_flags
-from kit.config.other_kits import is_other_kits_word
 from kit.config.recipe import Recipe
-from kit.config.validation import FLAGS
 from kit.console import show, show_error
-from kit.errors import Problem, UserError, did_you_mean, raise_if
+from kit.errors import Problem, UserError, raise_if
 from kit.run.record import read_metrics, read_run
 from kit.visible import joined
 
 HELP = "kill a short run with your flags, continue it, and compare bit for bit"
 DEFAULT_STEPS = 6
 MAX_EVAL_SAMPLES = 4
-OWN_FLAGS = ("steps", "kill_after", "keep")
 ATTEMPTS = 3
 
 USAGE = f"""usage: kit verify-resume [--recipe R] [--config C] [--steps N] [--kill_after K] [--keep FOLDER] [--flag ...]
@@ -88,11 +85,6 @@ def read_options(argv: list[str]) -> Options:
     """Parse the flags of this command and of the script. Raises ``UserError`` with all problems; writes nothing."""
     flags, problems, _ = read_flags(argv)
     given = dict(flags)
-    for name in [name for name in given if name not in {*OWN_FLAGS, *FLAGS} and not is_other_kits_word(name)]:
-        hint = did_you_mean(name, OWN_FLAGS)
-        if hint and hint == did_you_mean(name, [*OWN_FLAGS, *FLAGS]):  # else the script's own hint fits better
-            problems.append(Problem(f"--{name}", "unknown flag", fix=hint))
-            del flags[name]
 
     def number(name: str, default: int, least: int, most: float) -> int:
         text = flags.pop(name, str(default))
@@ -166,7 +158,7 @@ def _verify(options: Options, folder: Path, temporary: Path) -> int:
         shutil.rmtree(continued)
     else:
         found = f"{options.steps} are done before the run can be killed, {ATTEMPTS} times in a row"
-        raise UserError(Problem("--steps", found, "more steps", f"--steps {4 * options.steps}"))
+        raise UserError(Problem("--steps", found, "more steps", "more --steps"))
     before_kill = read_metrics(continued)
 
     starts.run("the command of the killed run again", continued)

@@ -7,41 +7,32 @@ Promises:
 - Evaluation samples that are also in the training data are counted, and the user is warned.
 """
 
-import os
-import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kit.cache import allow_open_files, cache_folder, digest, exposure
+from kit.cache import digest, exposure
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.objective import Rows
 from kit.config.settings.optimisation import OptimSettings
-from kit.data.chat.columns import columns_flag
-from kit.data.chat.formats import NO_COLUMN, Sample, format_of
-from kit.data.chat.messages import check_text
-from kit.data.chat.preferences import is_transcript
-from kit.data.chat.template import Jinja, resolve_template
-from kit.data.chat.tokens import encode_all
+from kit.data.chat.formats import format_of
+from kit.data.chat.template import Jinja
 from kit.data.feed.feed import Feed
 from kit.data.feed.mismatched import Mismatched
-from kit.data.feed.order import PACKING_VERSION, Mixture, Order
+from kit.data.feed.order import Mixture, Order
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream, check_beginning, first_piece
-from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited_evaluation, limited_training, without_repeats
-from kit.data.read.sources import read_rows
+from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited, without_repeats
+from kit.data.samples.checks import check_datasets, reading_notes
 from kit.data.samples.dataset import Dataset
-from kit.data.samples.rows import Encoder, Piece, with_system
-from kit.data.samples.samples import FILES_OF_STORE, Samples, Store
+from kit.data.samples.rows import Encoder, Piece
+from kit.data.samples.samples import Samples, Store
 from kit.data.samples.tokenise import tokenise
-from kit.errors import Problem, Problems, UserError, listed
-
-FIX_FILES = "make a list of them, each with its columns: --dataset '[{path: FILE, columns: \"COLUMN=FIELD\"}, ...]'"
+from kit.errors import Problem, UserError
 
 
 @dataclass(frozen=True)
@@ -150,6 +141,9 @@ def open_data(
 ) -> Data | Stream:
     """Read, validate and tokenise ``datasets``, or take the result from the cache.
 
+    The stages: an encoder of the settings; whether the data sets fit them; the samples of each data set; those that the
+    run uses; their order.
+
     Args:
         vocab_size: rows of the model's embedding.
         global_batch_size: samples, or packs, of one step.
@@ -158,80 +152,46 @@ def open_data(
     Raises:
         UserError: with all problems of all data sets.
     """
-    template = resolve_template(tokenizer, settings.chat_template, settings.chat_template_kwargs)
-    encoder = Encoder(
-        tokenizer,
-        template,
-        prompts_as_chat=settings.chat_template is not None,
-        train_on=settings.train_on,
-        max_length=settings.max_length,
-        excess_length_strategy=settings.excess_length_strategy,
-        wanted=wanted,
-        system_prompt=settings.system_prompt,
-    )
-    problems = Problems()
-    problems += _wording_problems(datasets)
-    if settings.system_prompt:
-        problems += _system_problems(encoder, datasets)
-    for dataset in datasets:
-        is_evaluated = dataset.is_evaluation or bool(eval_settings.eval_split_size)
-        generates = eval_settings.predict_with_generate and is_evaluated
-        problems += _format_problems(dataset, generates, settings.excess_length_strategy)
-    if pad_id(tokenizer) >= vocab_size:
-        found = f"its pad token has id {pad_id(tokenizer)}, but the model has {vocab_size} embeddings"
-        fix = "take pad_token out of tokenizer_config.json: padding is masked, so any id is right"
-        problems.append(Problem("model_name_or_path", found, fix=fix))
-
-    num_stores = sum(dataset.is_evaluation or not settings.streaming for dataset in datasets)
-    allow_open_files(FILES_OF_STORE * num_stores, "dataset")
-    skips = settings.on_bad_row == "skip"
+    encoder = Encoder.of(settings, tokenizer, vocab_size, wanted)
+    holds_out = bool(eval_settings.eval_split_size)
+    problems = check_datasets(datasets, encoder, eval_settings.predict_with_generate, holds_out)
+    problems += _check_pad_id(tokenizer, vocab_size)
+    notes = exposure()
     train_stores: list[Store] = []
     eval_stores: list[Store] = []
-    notes = exposure()
     for dataset in datasets:
         notes += dataset.source.notes
-        with problems.caught(), _other_columns_named(dataset):
-            notes += _reading_notes(dataset, encoder)
+        with problems.caught():
+            notes += reading_notes(dataset, encoder)
             if settings.streaming and not dataset.is_evaluation:
-                max_id, beginning_notes = check_beginning(dataset, encoder, skips)
-                _check_ids(max_id, dataset.source.name, vocab_size)
-                notes += beginning_notes
-                continue
-            store = tokenise(dataset, encoder, settings.dataset_num_proc, skips)
-            _check_ids(store.max_id, dataset.source.name, vocab_size)
-            if settings.train_on != "all":
-                _check_masks(store, dataset)
-            if dataset.is_evaluation:
-                eval_stores.append(store)
+                notes += check_beginning(dataset, encoder, settings.on_bad_row == "skip")
             else:
-                train_stores.append(store)
-            notes += store.notes(settings.max_length)
+                store = _tokenised(dataset, encoder, settings)
+                notes += store.notes(settings.max_length)
+                (eval_stores if dataset.is_evaluation else train_stores).append(store)
     problems.raise_if_any()
 
     evaluation = Samples(eval_stores) if eval_stores else None
     if evaluation is not None:
         limits = [dataset.entry.max_samples for dataset in datasets if dataset.is_evaluation]
         evaluation = drawn(evaluation, limits, seed, notes)
-    max_eval_samples = eval_settings.max_eval_samples
     train_datasets = [dataset for dataset in datasets if not dataset.is_evaluation]
+    if not settings.streaming:
+        train = drawn(Samples(train_stores), [dataset.entry.max_samples for dataset in train_datasets], seed, notes)
+        if settings.dedup:
+            train = without_repeats(train, notes)
+        if eval_settings.eval_split_size:
+            train, evaluation = hold_out(train, eval_settings.eval_split_size, seed, notes)
+        train = limited(train, settings.max_train_samples, "training", notes)
+    if evaluation is not None:
+        evaluation = limited(evaluation, eval_settings.max_eval_samples, "evaluation", notes)
+        _check_rated(evaluation)
     if settings.streaming:
-        evaluation = limited_evaluation(evaluation, max_eval_samples, notes)
-        return Stream(settings, seed, train_datasets, encoder, vocab_size, evaluation, template, tuple(notes))
-    train = drawn(Samples(train_stores), [dataset.entry.max_samples for dataset in train_datasets], seed, notes)
-    if settings.dedup:
-        train = without_repeats(train, notes)
-    if eval_settings.eval_split_size:
-        train, evaluation = hold_out(train, eval_settings.eval_split_size, seed)
-        notes.append(f"{len(evaluation)} samples held out for evaluation, {len(train)} left to train on")
-    train = limited_training(train, settings.max_train_samples, notes)
-    evaluation = limited_evaluation(evaluation, max_eval_samples, notes)
+        return Stream(settings, seed, train_datasets, encoder, evaluation, tuple(notes))
+    _check_rated(train)
     notes += leak_notes(train, evaluation)
-    for samples in (train, evaluation):
-        if samples is not None and samples.are_rated and len(samples) < 2:
-            name = samples.stores[0].source.name
-            raise UserError(Problem(name, "a single sample", "two: kto sets each prompt beside the answer to another"))
+
     weights = [dataset.entry.weight for dataset in train_datasets]  # all of them are set, or none
-    contents = (PACKING_VERSION, train.fingerprint, weights, settings.mixing, seed, settings.max_length)
     order = Order(
         train.lengths,
         train.dataset_ids,
@@ -240,90 +200,40 @@ def open_data(
         mixture=None if weights[0] is None else Mixture([weight or 0.0 for weight in weights], settings.mixing),
         capacity=encoder.pack_length if settings.packing else None,
         shuffle=settings.shuffle,
-        counts_file=cache_folder() / "packs" / f"{digest(*contents)}.json",
     )
-    num_items = order.num_items(0)
-    if num_items < global_batch_size:
+    notes = [*_summary(train), *notes]
+    if (num := order.num_items(0)) < global_batch_size:
         items = "packs" if settings.packing else "samples"
-        few = f"{num_items} {items} are fewer than global_batch_size {global_batch_size}"
+        few = f"{num} {items} are fewer than global_batch_size {global_batch_size}"
         notes.append(f"{few}: every step sees some of them more than once")
-    return Data(settings, train, evaluation, order, train_datasets, encoder, seed, (*_summary(train), *notes))
+    return Data(settings, train, evaluation, order, train_datasets, encoder, seed, tuple(notes))
 
 
-def _wording_problems(datasets: Sequence[Dataset]) -> list[Problem]:
-    """Return a problem for each evaluation data set of instructions that lacks the wording of the training data."""
-    formats = {dataset.entry.prompt_format for dataset in datasets if not dataset.is_evaluation} - {None}
-    problems = []
-    for dataset in datasets:
-        unsaid = dataset.is_evaluation and "instruction" in dataset.fields and dataset.entry.prompt_format is None
-        if formats and unsaid:
-            found = "instructions without a prompt_format, while the training data have one"
-            fix = "give its entry in eval_dataset the same prompt_format"
-            problems.append(Problem(dataset.source.name, found, "the same wording", fix))
-    return problems
+def _check_pad_id(tokenizer: Any, vocab_size: int) -> list[Problem]:
+    if pad_id(tokenizer) < vocab_size:
+        return []
+    found = f"its pad token has id {pad_id(tokenizer)}, but the model has {vocab_size} embeddings"
+    fix = "take pad_token out of tokenizer_config.json: padding is masked, so any id is right"
+    return [Problem("model_name_or_path", found, fix=fix)]
 
 
-def _system_problems(encoder: Encoder, datasets: Sequence[Dataset]) -> list[Problem]:
-    """Return a problem for each data set to train on that has no messages; else that of a template that takes none."""
-    assert encoder.system_prompt is not None
-    problems = check_text("system_prompt", encoder.system_prompt)
-    for dataset in [each for each in datasets if not each.is_evaluation]:
-        sample = _first_sample(dataset)
-        with_message = with_system(sample | {"completion": ""}, encoder.system_prompt, encoder.prompts_as_chat)
-        if sample and not any(isinstance(with_message.get(name), list) for name in ("messages", "prompt")):
-            found = f"given, but {dataset.source.name} holds {format_of(dataset.fields)}, where no message can stand"
-            problems.append(Problem("system_prompt", found, "conversations", "leave out --system_prompt"))
-    question, answer = {"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}
-    conversation = [{"role": "system", "content": encoder.system_prompt}, question, answer]
-    if not problems:
-        (result,) = encode_all([{"messages": conversation}], encoder.tokenizer, encoder.template, True, "assistant")
-        if isinstance(result, Problem):
-            found = f"the chat template takes no such message: {result.where}: {result.found}"
-            problems.append(Problem("system_prompt", found, fix="leave out --system_prompt"))
-    return problems
-
-
-def _format_problems(dataset: Dataset, generates: bool, excess_length_strategy: str) -> list[Problem]:
-    """Return a problem for each setting that cannot be used with the format of a data set.
-
-    Args:
-        generates: answers to its samples are generated, to evaluate them.
-    """
-    problems = []
-    name, fields = dataset.source.name, dataset.fields
-    if generates and ("text" in fields or "input_ids" in fields):
-        found = f"{name} is {'plain text' if 'text' in fields else 'token ids'}, which asks nothing"
-        problems.append(Problem("predict_with_generate", found, "messages, or prompt and completion"))
-    if excess_length_strategy == "split" and "text" not in fields and format_of(fields).rows == "answers":
-        held = " and ".join(ours for ours in fields if ours not in format_of(fields).optional)
-        found = f"split, but {name} holds {held}: half a conversation teaches nothing"
-        fix = "--excess_length_strategy drop leaves longer ones out; or --excess_length_strategy truncate cuts them"
-        problems.append(Problem("excess_length_strategy", found, "truncate, drop or error", fix))
-    return problems
-
-
-def _check_ids(max_id: int, name: str, vocab_size: int) -> None:
-    """Raise ``UserError`` if the largest token id of the source ``name`` has no embedding."""
-    if max_id >= vocab_size:
-        found = f"token id {max_id}, but the model has {vocab_size} embeddings"
-        fix = "take the tokens that the model does not know out of its tokenizer, or make input_ids with that tokenizer"
-        raise UserError(Problem(name, found, "ids below it", fix))
-
-
-def _check_masks(store: Store, dataset: Dataset) -> None:
-    """Raise ``UserError`` if a data set is chat, but no token of any conversation is masked."""
-    if not format_of(dataset.fields).is_chat:
-        return
+def _tokenised(dataset: Dataset, encoder: Encoder, settings: DataSettings) -> Store:
+    """The samples of a data set. Raises ``UserError`` if they cannot be learned from as they are."""
+    name = dataset.source.name
+    store = tokenise(dataset, encoder, settings.dataset_num_proc, settings.on_bad_row == "skip")
     samples = store.arrays["samples"]
-    if samples["num_targets"].sum() == (samples["length"] - 1).sum():
+    is_all_supervised = samples["num_targets"].sum() == (samples["length"] - 1).sum()
+    if settings.train_on != "all" and format_of(dataset.fields).is_chat and is_all_supervised:
         found = "every token of every conversation is supervised, the questions too"
-        raise UserError(
-            Problem(
-                dataset.source.name,
-                found,
-                fix="give the file of a template that writes prompts as --chat_template; or --train_on all",
-            )
-        )
+        fix = "give the file of a template that writes prompts as --chat_template; or --train_on all"
+        raise UserError(Problem(name, found, fix=fix))
+    return store
+
+
+def _check_rated(samples: Samples) -> None:
+    if samples.are_rated and len(samples) < 2:
+        expected = "at least two samples: kto sets each prompt beside the answer to another"
+        raise UserError(Problem(samples.stores[0].source.name, "a single sample", expected))
 
 
 def _summary(train: Samples) -> list[str]:
@@ -340,113 +250,6 @@ def _summary(train: Samples) -> list[str]:
         found = f"there is no {missing} answer, and kto learns from what tells good answers from bad ones"
         lines.append(f"warning: {found}")
     return lines
-
-
-def describe_rendering(model: str, chat_template: str | None, datasets: Sequence[Dataset], tokenizer: Any) -> list[str]:
-    """Say of each evaluation data set how its rows become text: by which chat template, or as plain text.
-
-    Args:
-        model: the folder or hub id of the model, or of its adapter.
-        chat_template: the recipe's setting.
-    """
-    lines = []
-    for dataset in datasets:
-        if not dataset.is_evaluation:
-            continue
-        if "text" in dataset.fields:
-            how = "plain text"
-        elif "input_ids" in dataset.fields:
-            how = "token ids, as they are"
-        elif chat_template is None and isinstance(_first_sample(dataset).get("prompt"), str):
-            what = "completion" if format_of(dataset.fields).rows == "answers" else "answers"
-            how = f"prompt and {what}, joined as plain text"
-            if tokenizer.chat_template:
-                how += f" although the tokenizer has a chat template; to score them as chat: {_own_template(model)}"
-        else:
-            how = f"rendered with the chat template {chat_template or 'of the tokenizer'}"
-        lines.append(f"{dataset.source.name}: {how}")
-    return lines
-
-
-def _reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
-    """Say how the rows of a data set are read, where that may not be what the user expects."""
-    notes = []
-    source, fields = dataset.source, dataset.fields
-    pair = {"chosen", "rejected"}
-    if encoder.wanted == "answers" and pair <= set(source.columns) - dataset.ignored - set(fields.values()):
-        learned = next(iter(fields))
-        notes.append(
-            f"{source.name}: chosen and rejected are not used, {learned} are learned; --objective dpo uses both"
-        )
-    if encoder.prompts_as_chat or (encoder.wanted == "answers" and "prompt" not in fields):
-        return notes
-    prompt = _first_sample(dataset).get("prompt")
-    if not isinstance(prompt, str):
-        return notes
-    is_at_beginning = "prompt" not in fields
-    if is_at_beginning:
-        who = "what chosen and rejected both begin with" if encoder.wanted == "pairs" else "all up to the last answer"
-        notes.append(f"{source.name}: the prompt is {who}; in the first row it ends with {prompt[-40:]!r}")
-    if encoder.template is not None and (is_transcript(prompt) or not is_at_beginning):
-        what = "prompt and completion" if encoder.wanted == "answers" else "prompt and answers"
-        found = f"{what} are learned as plain text, although the tokenizer has a chat template"
-        if encoder.wanted != "answers" and is_transcript(prompt):
-            way = f"to make a chat of each transcript: {_own_template(encoder.tokenizer.name_or_path)}"
-        else:
-            as_chat = {"prompt": "instruction"}
-            if encoder.wanted == "answers":
-                as_chat["completion"] = "output"
-            names = {
-                theirs: as_chat.get(ours, ours)
-                for ours, theirs in fields.items()
-                if ours in as_chat or (theirs != ours and theirs in source.columns)
-            }
-            way = f"to make a chat of each row: {columns_flag(names)}"
-        notes.append(f"{source.name}: {found}; {way}")
-    return notes
-
-
-def _own_template(model: str) -> str:
-    """The flag that renders with the template of the model in folder or hub id ``model``."""
-    file = os.path.join(os.path.expanduser(model), "chat_template.jinja")
-    value = shlex.quote(file) if os.path.isfile(file) else "with the name or file of the model's template"
-    return f"--chat_template {value}"
-
-
-@contextmanager
-def _other_columns_named(dataset: Dataset) -> Iterator[None]:
-    """Replace problems of rows that lack columns by one, if whole files of the data set have other columns."""
-    try:
-        yield
-    except UserError as error:
-        lacks = any(problem.found.startswith(NO_COLUMN) for problem in error.problems)
-        if lacks and len(dataset.source.parts) > 1 and (problem := _other_columns(dataset)):
-            raise UserError(problem) from None
-        raise
-
-
-def _other_columns(dataset: Dataset) -> Problem | None:
-    """The problem of a data set whose files have different columns; None if they have not, or if it is no files."""
-    format = format_of(dataset.fields)
-    needed = [theirs for ours, theirs in dataset.fields.items() if ours in format.columns]
-    others = []
-    for part in dataset.source.parts:
-        row = next((row for _, _, row in read_rows([part]) if isinstance(row, dict)), None)
-        if row is not None and not set(needed) <= row.keys():
-            others.append(f"{part.name} has {', '.join(row) or 'none'}")
-    if not others:
-        return None
-    found = f"not all of its files have the same columns: {listed(others)}"
-    return Problem(dataset.source.name, found, f"{' and '.join(needed)} in every row", FIX_FILES)
-
-
-def _first_sample(dataset: Dataset) -> Sample:
-    """The sample of the first row that fits its format; empty if there is none, or if that row does not."""
-    for _, _, row in read_rows(dataset.source.parts, dataset.columns):
-        if isinstance(row, dict):
-            sample = dataset.sample(row)
-            return sample if isinstance(sample, dict) else {}
-    return {}
 
 
 def pad_id(tokenizer: Any) -> int:

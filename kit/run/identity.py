@@ -5,25 +5,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.config.recipe import IDENTITY, Recipe
-from kit.data.feed.order import ARGSORT
 from kit.run.record import VERSIONED_PACKAGES
 
 
-def identity(
-    recipe: Recipe, data_fingerprint: str, model_fingerprint: str, permutation: str = ARGSORT
-) -> dict[str, Any]:
-    """Return the identity of a run: its settings of ``IDENTITY``, the fingerprints of base model and data, its order.
-
-    Args:
-        permutation: how an epoch is shuffled, see ``kit.data.feed.order``.
-    """
+def identity(recipe: Recipe, data_fingerprint: str, model_fingerprint: str) -> dict[str, Any]:
+    """Return the identity of a run: its settings of ``IDENTITY``, and the fingerprints of base model and data."""
     with_defaults = {"learning_rate": recipe.peak_learning_rate, "beta": recipe.reward_scale or None}
     values = recipe.model_dump(mode="json") | with_defaults
     # The fingerprint of the data knows what else a mapping does: which columns are read, and that the others are not.
     columns = {theirs: ours for theirs, ours in recipe.dataset_columns.items() if ours not in (theirs, "ignore")}
     values["dataset_columns"] = columns
     fingerprints = {"model_fingerprint": model_fingerprint, "data_fingerprint": data_fingerprint}
-    return {**{key: values[key] for key in IDENTITY}, **fingerprints, "permutation": permutation}
+    return {**{key: values[key] for key in IDENTITY}, **fingerprints}
 
 
 def rounding(recipe: Recipe) -> dict[str, Any]:
@@ -46,7 +39,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         words["model_fingerprint"] += f": commit {now}, no longer the one that --model_revision {was} takes"
     # A run that began before a setting existed had its default.
     defaults = {key: Recipe.model_fields[key].default for key in new if key in Recipe.model_fields}
-    defaults["permutation"] = ARGSORT
     old = {**defaults, **old}
     changed = [key for key in new if old.get(key) != new[key]]
     # A setting that explains why a fingerprint differs is enough.

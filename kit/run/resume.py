@@ -17,7 +17,6 @@ from kit.checkpoint.manifest import NONE, find_checkpoint, list_checkpoints, rea
 from kit.config.scripts import command_of
 from kit.config.settings.output import OutputSettings
 from kit.console import say
-from kit.data.feed.order import ARGSORT
 from kit.durable import read_small
 from kit.errors import Problem, UserError
 from kit.run.identity import differences
@@ -100,21 +99,6 @@ def _chosen(
         fix = f"`{command_of('export.py')} {shlex.quote(str(path))} {new}` writes a model to start a new run from"
         raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint of a run with these settings", fix))
     return path, manifest
-
-
-def permutation_of_run(settings: OutputSettings, folder: Path) -> str | None:
-    """Return how the run that this start continues shuffles an epoch; None for a new run, or one that is damaged."""
-    wanted = wanted_checkpoint(settings, folder)
-    try:
-        if wanted == "auto":
-            record = json.loads(read_small(folder / RUN_FILE))
-        elif wanted != "none":
-            record = read_manifest(Path(wanted))
-        else:
-            return None
-        return str(record["identity"].get("permutation", ARGSORT))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError):
-        return None
 
 
 def wanted_checkpoint(settings: OutputSettings, folder: Path) -> str:

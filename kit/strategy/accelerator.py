@@ -28,7 +28,7 @@ from kit.strategy.fsdp import (
 )
 from kit.strategy.gradients import take_gradients_as_computed
 from kit.strategy.precision import check_precision
-from kit.strategy.rendezvous import comparison, join_group
+from kit.strategy.rendezvous import join_group
 from kit.strategy.sending import Sender
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import ActualStrategy, ShardedLayers, Topology, gpu_memory, strategy_name
@@ -293,7 +293,7 @@ def data_ranks(accelerator: "Accelerator") -> Ranks:
     Each process is a data rank of its own here. With tensor parallelism, the processes that compute one sample together
     would share a data rank.
     """
-    return Ranks(accelerator.process_index, accelerator.num_processes, sum_over_ranks, comparison())
+    return Ranks(accelerator.process_index, accelerator.num_processes, sum_over_ranks)
 
 
 def sum_over_ranks(tensor: "torch.Tensor") -> "torch.Tensor":

@@ -96,23 +96,6 @@ def open_store() -> BoundedStore | None:
     return BoundedStore(PrefixStore(name, store), _store_address())
 
 
-def comparison() -> Callable[[str, str], bool] | None:
-    """Return ``Ranks.agrees`` for the ranks of several machines; None on one machine. Called by all ranks."""
-    launched = launched_rank()
-    if launched is None or not launched.several_machines:
-        return None
-    store = open_store()
-    assert store is not None, "ranks on several machines have a process group"
-
-    def agrees(name: str, value: str) -> bool:
-        try:
-            return bool(store.call(lambda each: each.compare_set(name, "", value) == value.encode()))
-        except (TimeoutError, RuntimeError):  # ``kit.failures.ranks`` reports a store that does not answer
-            return True
-
-    return agrees
-
-
 def collectives_begun() -> int | None:
     """Return how many collectives this rank has begun; None without a process group that counts them.
 

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import PrivateAttr
-
 from kit.config.command_line import read_command_line
 from kit.config.recipe import RECIPES, Recipe
 from kit.console import show
@@ -35,16 +33,6 @@ class RunFailed(Exception):
         """``text``: the last lines of the run."""
         self.status = status
         super().__init__(text)
-
-
-class _NamedRecipe(Recipe):
-    """A recipe that knows the name of its file, after which ``finetune`` names the folder of the run."""
-
-    _name: str = PrivateAttr("recipe")
-
-    def __eq__(self, other: object) -> bool:
-        """Whether the settings are equal."""
-        return isinstance(other, Recipe) and self.model_dump() == other.model_dump()
 
 
 class Run:
@@ -110,9 +98,7 @@ def read_recipe(recipe: str = "tiny", **changes: Any) -> Recipe:
     request = read_command_line(_words({"recipe": recipe, **changes}))
     raise_if(request.problems)
     assert request.recipe is not None
-    named = _NamedRecipe.model_construct(request.recipe.model_fields_set, **dict(request.recipe))
-    named._name = request.recipe_name
-    return named
+    return request.recipe
 
 
 def open_run(folder: str | os.PathLike[str]) -> Run:
@@ -145,7 +131,7 @@ def finetune(
     """
     with tempfile.TemporaryDirectory() as temporary:
         if isinstance(recipe, Recipe):
-            file = Path(temporary) / f"{getattr(recipe, '_name', 'recipe')}.yaml"
+            file = Path(temporary) / "recipe.yaml"
             values = recipe.model_dump(exclude_unset=True, mode="json")
             given = values.get("chat_template_kwargs")
             if given:  # the values in a file are read as JSON, so the string "false" needs its quotes

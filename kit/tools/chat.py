@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import TextStreamer
@@ -25,9 +25,6 @@ from kit.model.sampling import how_to_generate
 from kit.strategy.topology import Topology
 from kit.strategy.weights import generating
 from kit.tools.opening import Opened, open_models, plan_one_process
-
-if TYPE_CHECKING:
-    from kit.cli.chat import Asked
 
 HELP = "/new begins a new conversation, /exit or Ctrl-D ends, Ctrl-C ends an answer"
 Message = dict[str, str]
@@ -107,14 +104,14 @@ class _Streamer(TextStreamer):
         self._write(text)
 
 
-def talk(request: Request, asked: "Asked") -> None:
+def talk(request: Request, with_base: bool, is_plain: bool) -> None:
     """Open the model, and answer until the input ends.
 
     Raises:
         UserError: the model cannot be opened, or has no chat template.
     """
     recipe, topology = plan_one_process(request)
-    speakers = list(_speakers(recipe, topology, asked))
+    speakers = list(_speakers(recipe, topology, with_base, is_plain))
     if sys.stdin.isatty():
         _in_terminal(speakers)
     else:
@@ -123,11 +120,11 @@ def talk(request: Request, asked: "Asked") -> None:
                 _ask(speakers, [[*each.beginning, _user(question)] for each in speakers])
 
 
-def _speakers(recipe: Recipe, topology: Topology, asked: "Asked") -> Iterator[Speaker]:
-    """Open the model, and with ``--base`` its base."""
+def _speakers(recipe: Recipe, topology: Topology, with_base: bool, is_plain: bool) -> Iterator[Speaker]:
+    """Open the model, and with its base that too."""
 
     def template_of(opened: Recipe, tokenizer: Any) -> Any:
-        if asked.plain:
+        if is_plain:
             return None
         source = resolve_template(tokenizer, opened.chat_template, opened.chat_template_kwargs)
         if source is None:
@@ -137,10 +134,10 @@ def _speakers(recipe: Recipe, topology: Topology, asked: "Asked") -> Iterator[Sp
         return Drafters(source, tokenizer, "assistant").of(False, {})[0]
 
     beginning: list[Message] = []
-    for model in open_models(recipe, topology, template_of, asked.with_base):
+    for model in open_models(recipe, topology, template_of, with_base):
         if not model.is_base and model.recipe.system_prompt:
             beginning = [{"role": "system", "content": model.recipe.system_prompt}]
-        name = ("base" if model.is_base else "tuned") if asked.with_base else ""
+        name = ("base" if model.is_base else "tuned") if with_base else ""
         yield Speaker(name, model, beginning)
 
 

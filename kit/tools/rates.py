@@ -1,27 +1,23 @@
-"""What a short sweep over learning rates found, as a table, a suggestion and a page.
+"""What a short sweep over learning rates found, as a table and a suggestion.
 
 Promises: a suggestion is a range, and says when the best rate is at the end of those that were tried. All rates of a
 sweep trained on the same batches, so their losses are compared step by step.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kit.run.record import read_metrics
-from kit.tools.report.chart import Chart, Line, charts_section
-from kit.tools.report.page import escaped, page, section, table
 
 _TAIL = 0.25  # share of the steps at the end whose losses are averaged
 # A rate is as good as the best if its loss is higher by at most these shares of the fall of the best one's loss, and of
 # that loss: where losses fall to a thousandth, the first alone would make all rates equal.
 _OF_FALL, _OF_LOSS = 0.03, 0.1
-# What a loss of preferences does not show, and how it is written.
-_OF_PREFERENCES = {"rewards/accuracies": "{:.0%}", "logps/chosen": "{:.1f}"}
 
 
 @dataclass(frozen=True)
@@ -32,9 +28,6 @@ class Trial:
     losses: np.ndarray  # [N], of each step with an update; the first one is from before any update
     stopped_at: int = 0  # the step whose loss or gradient norm was not finite; 0: none
     eval_loss: float = math.nan  # after the last step; NaN without evaluation data
-    preferences: Mapping[str, float] = field(
-        default_factory=dict
-    )  # those of _OF_PREFERENCES that were logged, as losses
 
     @classmethod
     def read(cls, rate: float, folder: Path) -> "Trial":
@@ -42,16 +35,8 @@ class Trial:
         rows = read_metrics(folder)
         losses = [row["loss"] for row in rows if "loss" in row and math.isfinite(row["loss"])]
         stopped = [row["step"] for row in rows if "nonfinite" in row]
-        evaluated = [row for row in rows if "eval_loss" in row]
-        trial = cls(rate, np.array(losses), stopped[0] if stopped else 0)
-        if evaluated:
-            last = {name: evaluated[-1].get(f"eval_{name}") for name in _OF_PREFERENCES}
-            trial = replace(trial, eval_loss=evaluated[-1]["eval_loss"])
-        else:
-            tail = [row for row in rows if "loss" in row][-len(trial.tail) :]
-            values = {name: [row[name] for row in tail if name in row] for name in _OF_PREFERENCES}
-            last = {name: float(np.mean(found)) if found else None for name, found in values.items()}
-        return replace(trial, preferences={name: value for name, value in last.items() if value is not None})
+        evaluated = [row["eval_loss"] for row in rows if "eval_loss" in row]
+        return cls(rate, np.array(losses), *stopped[:1] or [0], *evaluated[-1:])
 
     @property
     def tail(self) -> np.ndarray:
@@ -70,7 +55,6 @@ class Sweep:
 
     trials: Sequence[Trial]
     num_steps: int
-    about: Sequence[str] = field(default_factory=tuple)  # lines: what was run
 
     @property
     def measure(self) -> str:
@@ -132,69 +116,23 @@ class Sweep:
             row = {"learning rate": f"{trial.rate:g}", f"training loss, last {_TAIL:.0%}": _text(trial.final_loss)}
             if self.measure == "evaluation loss":
                 row["evaluation loss"] = _text(self.score(trial))
-            for name, form in _OF_PREFERENCES.items():
-                if any(name in each.preferences for each in self.trials):
-                    row[name] = form.format(trial.preferences[name]) if name in trial.preferences else ""
             rows.append({**row, "": remark})
         return rows
 
     def suggestion(self) -> list[str]:
         """Return lines for the user: which rates to take, which to try, and what the sweep cannot show."""
         if self.best is None:
-            lowest = self.trials[0].rate
-            return [
-                "the loss went up with every rate: try lower ones",
-                f"    --rates {','.join(f'{lowest * factor:.1g}' for factor in (0.003, 0.01, 0.03, 0.1, 0.3))}",
-            ]
+            return ["the loss went up with every rate: try --rates that are lower"]
         rates = [f"{trial.rate:g}" for trial in self.range]
         found = f"{rates[0]} to {rates[-1]}" if len(rates) > 1 else rates[0]
         lines = [f"after {self.num_steps} steps the {self.measure} is lowest with {found}"]
-        best, highest = self.best.rate, self.trials[-1]
         if self.best is self.trials[0] and len(self.trials) > 1:
-            lines.append(f"    the lowest rate that was tried; add lower ones: --rates {best / 10:.1g},{best / 3:.1g}")
-        elif self.best is highest:
-            higher = [f"{best * factor:.1g}" for factor in (3, 10) if best * factor <= 1]
-            lines.append(
-                "    the highest rate that was tried" + f"; add higher ones: --rates {','.join(higher)}" * bool(higher)
-            )
+            lines.append("    the lowest rate that was tried: add lower --rates")
+        elif self.best is self.trials[-1]:
+            lines.append("    the highest rate that was tried: add higher --rates")
         lower = "begin at the lower end" if len(rates) > 1 else "try the next lower one too"
         lines.append(f"    short runs favour rates that are too high for a long run: {lower} (docs/rates.md)")
-        if any(trial.preferences for trial in self.trials):
-            lines.append(
-                "    the loss of preferences also falls where all answers lose probability: docs/rates.md#preferences"
-            )
         return lines
-
-
-def sweep_page(sweep: Sweep, title: str) -> str:
-    """Return the page of a sweep as HTML."""
-    curves = [
-        Line(f"{trial.rate:g}", np.arange(1.0, len(trial.losses) + 1), smoothed(trial.losses), colour)
-        for colour, trial in enumerate(sweep.trials)
-    ]
-    fell = [trial for trial in sweep.trials if not sweep.went_up(trial)]
-    rates, scores = np.array([t.rate for t in fell]), np.array([sweep.score(t) for t in fell])
-    by_rate = f"{sweep.measure} after {sweep.num_steps} steps, without rates that went up"
-    window = _window(sweep.num_steps)
-    mean = f", mean of {window} steps" if window > 1 else ""
-    charts = [
-        Chart(by_rate, [Line("", rates, scores)], is_fitted=True, x_title="learning rate", is_x_log=True),
-        Chart(f"training loss{mean}", curves, is_fitted=True),
-    ]
-    lines = "".join(f"<p class=line>{escaped(line)}</p>" for line in sweep.about)
-    found = "".join(f"<p>{escaped(line.strip())}</p>" for line in sweep.suggestion())
-    top = f"<h1>{escaped(title)}</h1>{lines}{found}"
-    return page(title, [top, charts_section(charts), section("Rates", table(sweep.rows()))])
-
-
-def smoothed(losses: np.ndarray) -> np.ndarray:
-    """Return the mean of each loss and those before it in a window of a twentieth of the steps, [N]."""
-    window = _window(len(losses))
-    return np.array([losses[max(0, i + 1 - window) : i + 1].mean() for i in range(len(losses))])
-
-
-def _window(num_steps: int) -> int:
-    return max(1, round(num_steps / 20))
 
 
 def _text(loss: float) -> str:

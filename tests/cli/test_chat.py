@@ -4,8 +4,10 @@ from kit.cli.chat import _own_flags
 
 
 def test_flags_of_the_recipe_are_passed_on():
-    asked, words = _own_flags(["model", "--base", "--method", "qlora", "--temperature", "0.5", "--seed", "7"])
-    assert (asked.with_base, asked.plain) == (True, False)
+    with_base, is_plain, words = _own_flags(
+        ["model", "--base", "--method", "qlora", "--temperature", "0.5", "--seed", "7"]
+    )
+    assert (with_base, is_plain) == (True, False)
     assert words == [
         "--method=qlora",
         "--temperature=0.5",

@@ -47,8 +47,8 @@ def test_one_bit_in_one_measure_is_a_difference(folders, name, step):
     before_kill = rows[:4] + folders[2][4:]
     comparison = compare_runs(*folders[:2], before_kill)
     assert comparison.result == "differs"
-    assert comparison.verdict.startswith(f"differs from step {step} on, worst relative difference ")
-    assert f"e-16 in {name}; final weights: equal" in comparison.verdict
+    assert comparison.verdict.startswith(f"differs from step {step} on")
+    assert any(line.startswith(f"{step} ") and line.endswith(name) for line in comparison.table)
     assert ("before the kill" in comparison.verdict) == (step == 2)
 
 
@@ -57,18 +57,9 @@ def test_one_bit_in_the_final_weights_is_a_difference(folders):
     save_file({"a": torch.ones(3), "b": torch.tensor([1.0, 1.0 + 2.0**-23])}, file)
     comparison = compare_runs(*folders)
     assert comparison.result == "differs"
-    assert comparison.verdict == "differs in the final weights: 1 of 2 tensors differ, by up to 1.2e-07"
-    save_file({"a": torch.ones(3), "b": torch.ones(2)}, file, metadata={"format": "pt"})
-    assert compare_runs(*folders).result == "exact"
+    assert comparison.verdict == "differs in the final weights alone"
     file.unlink()
     assert compare_runs(*folders).result == "differs"
-
-
-def test_a_missing_step_is_a_difference(folders):
-    rows = [json.loads(line) for line in (folders[1] / "metrics.jsonl").read_text().splitlines()]
-    write_rows(folders[1], [row for row in rows if row["step"] != 3])
-    comparison = compare_runs(*folders)
-    assert comparison.result == "differs" and "differs from step 3 on" in comparison.verdict
 
 
 def test_a_run_with_no_step_left_after_the_kill_proves_nothing(folders):

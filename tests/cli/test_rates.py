@@ -48,7 +48,7 @@ def flags_of(folder):
 def test_each_rate_runs_once_with_the_flags_of_the_run(rates, tmp_path, temporary):
     status, printed = rates("1e-1,1e-2")
     assert status == 0 and "2 x 50 steps of 8 samples = 100 steps; the run itself has 90" in printed
-    assert "lowest with 0.1" in printed and (tmp_path / "out-rates/rates.html").is_file()
+    assert "lowest with 0.1" in printed and "kit report" in printed
     trials = [flags_of(tmp_path / "out-rates" / name) for name in ("0.1", "0.01")]
     for trial in trials:
         assert (trial["lora_dropout"], trial["max_steps"], trial["eval_strategy"]) == ("0.1", "50", "no")
@@ -60,13 +60,6 @@ def test_each_rate_runs_once_with_the_flags_of_the_run(rates, tmp_path, temporar
     assert not list((tmp_path / "out-rates").glob("*/final")) + list((tmp_path / "out-rates").glob("*/checkpoints"))
 
 
-def test_a_sweep_of_all_steps_has_the_schedule_of_the_run(rates, tmp_path):
-    assert rates("0.1", "--sweep_steps", "500")[0] == 0
-    trial = flags_of(tmp_path / "out-rates/0.1")
-    assert (trial["max_steps"], trial["lr_scheduler_type"]) == ("90", "cosine_with_min_lr")
-    assert "warmup_steps" not in trial
-
-
 def test_the_same_command_continues_and_more_rates_are_added(rates, tmp_path):
     assert rates("0.1,0.2", fails="rate == 0.2")[0] == 1
     first = (tmp_path / "out-rates/0.1/flags.json").stat().st_mtime_ns
@@ -75,14 +68,13 @@ def test_the_same_command_continues_and_more_rates_are_added(rates, tmp_path):
     assert status == 0 and "1 of 1: learning rate 0.2" in printed
     status, printed = rates("0.01")
     assert status == 0 and "1 of 1: learning rate 0.01" in printed
-    assert all(f" {rate} " in printed for rate in ("0.01", "0.1", "0.2"))
+    assert all(f"\n{rate} " in printed for rate in ("0.01", "0.1", "0.2"))
     assert (tmp_path / "out-rates/0.1/flags.json").stat().st_mtime_ns == first
 
 
 def test_a_rate_that_diverges_is_marked_and_the_others_go_on(rates, tmp_path):
     status, printed = rates("0.1,0.9,1")
     assert status == 0 and printed.count("not finite at step 3") == 2
-    assert "not finite" in (tmp_path / "out-rates/rates.html").read_text()
     assert "all are done" in rates("0.1,0.9,1")[1]  # nor is it tried again
 
 
@@ -90,13 +82,7 @@ def test_another_sweep_in_the_folder_is_refused_with_a_folder_that_is_free(rates
     assert rates("0.1")[0] == 0
     status, printed = rates("0.1", "--lora_r", "4")
     assert status == 2 and "other values of lora_r" in printed
-    assert "--output_dir out-2" in printed
     assert rates("0.1", "--lora_r", "4", output_dir="out-2")[0] == 0  # as it was typed
-
-
-def test_flags_that_the_first_trial_refused_bind_nobody(rates):
-    assert rates("0.1", fails="True")[0] == 1
-    assert rates("0.1", "--lora_r", "4")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -114,12 +100,6 @@ def test_mistakes_are_reported_before_anything_is_written(words, message, flags,
     assert main(["rates", *flags(output_dir="out", max_steps=90), *words]) == 2
     assert message in capsys.readouterr().err
     assert set(tmp_path.iterdir()) == before
-
-
-def test_the_number_of_steps_that_a_message_names_is_enough(rates):
-    printed = rates("0.1", "--sweep_steps", "5", "--warmup_steps=20")[1]
-    fix = printed.split("-> ")[1].split()
-    assert fix == ["--sweep_steps", "60"] and rates("0.1", *fix, "--warmup_steps=20")[0] == 0
 
 
 @pytest.mark.slow

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 from data_helpers import (
-    VOCAB_SIZE,
     byte_level_tokenizer,
     chat,
     open_all,
-    open_recipe_data,
     open_recipe_datasets,
     pairs,
     preference_pairs,
@@ -18,7 +16,8 @@ from data_helpers import (
 
 from kit.data import open as data
 from kit.data.chat.shipped import SHIPPED
-from kit.data.open import describe_rendering, prompt_and_reference
+from kit.data.open import prompt_and_reference
+from kit.data.samples.checks import describe_rendering
 from kit.errors import UserError
 
 
@@ -64,70 +63,16 @@ def test_describe_rendering_says_how_rows_become_text(tmp_path, tokenizer):
     def said(file, template="{{ messages }}", **changes):
         settings = recipe(dataset=file, eval_dataset=file, model_name_or_path=str(model), **changes)
         tokenizer.chat_template = template
-        (line,) = describe_rendering(str(model), settings.chat_template, open_recipe_datasets(settings), tokenizer)
+        (line,) = describe_rendering(settings.chat_template, open_recipe_datasets(settings), tokenizer)
         return line.partition(": ")[2]
 
     plain = "prompt and completion, joined as plain text"
     assert said("pairs.jsonl", template=None) == plain
-    assert said("pairs.jsonl").startswith(plain + " although the tokenizer has a chat template; ")
-    assert said("pairs.jsonl").endswith(f": --chat_template {model}/chat_template.jinja")
+    assert said("pairs.jsonl") == f"{plain} although the tokenizer has a chat template, which --chat_template would use"
     assert said("pairs.jsonl", chat_template="chatml") == "rendered with the chat template chatml"
     for file in ("chat.jsonl", "messages.jsonl"):
         assert said(file) == "rendered with the chat template of the tokenizer"
     assert said("text.jsonl") == "plain text"
-
-
-PLAIN = "prompt and completion are learned as plain text, although the tokenizer has a chat template"
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_plain_text_on_a_chat_model_is_said_with_the_flag_that_makes_a_chat(streaming, tmp_path, chat_tokenizer):
-    write(tmp_path / "train.jsonl", *[{"question": "Hi", "answer": "Hello", "images": ["a"]}] * 3)
-    settings = {"streaming": streaming, "max_steps": 1 if streaming else None, "global_batch_size": 1}
-
-    def notes(**changes):
-        return [note for note in open_all(chat_tokenizer, **settings, **changes).notes if PLAIN in note]
-
-    columns = {"question": "prompt", "answer": "completion", "images": "ignore"}
-    flag = "question=instruction,answer=output"
-    assert notes(dataset_columns=columns) == [
-        f"train.jsonl: {PLAIN}; to make a chat of each row: --dataset_columns {flag}"
-    ]
-    assert not notes(dataset_columns=dict(pair.split("=") for pair in f"{flag},images=ignore".split(",")))
-    assert not notes(dataset_columns=columns, chat_template="chatml")
-    chat_tokenizer.chat_template = None
-    assert not notes(dataset_columns=columns)
-
-
-def test_preference_pairs_beside_what_is_learned_are_said(tmp_path, tokenizer):
-    messages, other = chat("Hi", "Hello")["messages"], chat("Hi", "Go away")["messages"]
-    write(tmp_path / "train.jsonl", *[{"messages": messages, "chosen": messages, "rejected": other}] * 3)
-
-    def said(**changes):
-        notes = open_all(tokenizer, chat_template="chatml", **changes).notes
-        return [note for note in notes if "rejected are not used" in note]
-
-    assert said() == ["train.jsonl: chosen and rejected are not used, messages are learned; --objective dpo uses both"]
-    assert not said(dataset_columns={"chosen": "messages", "messages": "ignore"})
-    assert not said(dataset_columns={"chosen": "ignore", "rejected": "ignore"})
-    assert not said(objective="dpo")
-
-
-def test_an_evaluation_set_with_our_columns_needs_no_mapping(tmp_path):
-    write(tmp_path / "train.jsonl", {"question": "a", "answer": "b"})
-    write(tmp_path / "ours.jsonl", {"prompt": "a", "completion": "b"})
-    columns = {"question": "prompt", "answer": "completion"}
-    opened = open_recipe_datasets(recipe(eval_dataset="ours.jsonl", dataset_columns=columns))
-    assert [each.fields["prompt"] for each in opened] == ["question", "prompt"]
-    with pytest.raises(UserError, match=r"ours\.jsonl has no column 'question'"):  # training data must have them
-        open_recipe_datasets(recipe(dataset="ours.jsonl", eval_dataset="train.jsonl", dataset_columns=columns))
-
-
-def test_blank_lines_are_skipped_and_counted_and_origins_stay_right(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", "", {"text": "a b"}, "  ", {"text": "c d"})
-    opened = open_all(tokenizer)
-    assert [opened.train.origin(i) for i in range(2)] == ["train.jsonl:2", "train.jsonl:4"]
-    assert "train.jsonl: 2 blank lines skipped" in opened.notes
 
 
 @pytest.mark.parametrize(("num", "reported"), [(7, True), (8, False)])
@@ -139,36 +84,6 @@ def test_fewer_samples_than_a_global_batch_give_a_note(num, reported, tmp_path, 
 
 
 # Several data sets
-
-
-def test_several_data_sets_without_weights_are_one(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", *pairs(20))
-    write(tmp_path / "b.jsonl", {"text": "Hello"}, {"text": "Hi"})
-    opened = open_all(tokenizer, dataset="a.jsonl,b.jsonl")
-    assert opened.dataset_names == ["a", "b"] and len(opened.train) == 22
-    assert opened.train.dataset_ids.tolist() == [0] * 20 + [1] * 2
-    assert opened.train.origin(21) == "b.jsonl:2" and opened.order.num_items(0) == 22
-    assert tokenizer.decode(opened.train[21][0]) == "Hi<|endoftext|>"
-
-
-def test_weights_and_their_unit_are_part_of_the_fingerprint(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", *pairs(20))
-    write(tmp_path / "b.jsonl", *pairs(5, "b"))
-
-    def fingerprint(a, b, **changes):
-        return open_all(
-            tokenizer, dataset=[{"path": "a.jsonl", "weight": a}, {"path": "b.jsonl", "weight": b}], **changes
-        ).fingerprint
-
-    fingerprints = [fingerprint(1, 1), fingerprint(1, 2), fingerprint(1, 1, mixing="tokens"), fingerprint(1, 0)]
-    assert len(set(fingerprints)) == 4 and fingerprint(2, 2) == fingerprints[0]
-    assert fingerprints[3] == open_all(tokenizer, dataset="[{path: a.jsonl, weight: 1}]").fingerprint
-
-
-def test_what_has_weight_zero_is_not_even_opened(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", *pairs(20))
-    opened = open_all(tokenizer, dataset="[{path: a.jsonl, weight: 1}, {path: nowhere.jsonl, weight: 0}]")
-    assert opened.dataset_names == ["a"]
 
 
 # Evaluation data
@@ -195,32 +110,11 @@ def test_what_one_row_became_is_held_out_together(tmp_path, tokenizer):
     assert len(opened.evaluation) > 20 and not [line for line in opened.notes if "warning" in line]
 
 
-@pytest.mark.parametrize("size", [0.01, 0.99, 20, 21])
+@pytest.mark.parametrize("size", [0.01, 20])
 def test_a_share_that_leaves_a_side_empty_is_refused(size, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(20))
     with pytest.raises(UserError, match=r"eval_split_size: .* of 20 samples leaves nothing to (train|evaluate) on"):
         open_all(tokenizer, eval_split_size=size)
-
-
-def test_a_single_sample_cannot_be_split(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(1))
-    with pytest.raises(UserError, match="eval_split_size: a single sample cannot be split; expected at least two"):
-        open_all(tokenizer, eval_split_size=1)
-
-
-def test_a_split_leaves_something_of_every_data_set(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", *pairs(20))
-    write(tmp_path / "b.jsonl", {"text": "Hello"})
-    with pytest.raises(UserError, match=r"eval_split_size: 20 takes all of [ab]; expected some of each data set left"):
-        open_all(tokenizer, dataset="a.jsonl,b.jsonl", eval_split_size=20)
-
-
-def test_a_part_of_several_evaluation_sets_has_some_of_each(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(5))
-    for name in "ab":
-        write(tmp_path / f"{name}.jsonl", *pairs(20, name))
-    opened = open_all(tokenizer, eval_dataset="a.jsonl,b.jsonl", max_eval_samples=4)
-    assert opened.evaluation.dataset_ids.tolist() == [0, 0, 1, 1]
 
 
 def test_the_first_training_samples_are_taken_after_a_split_and_of_every_data_set(tmp_path, tokenizer):
@@ -236,17 +130,8 @@ def test_the_first_training_samples_are_taken_after_a_split_and_of_every_data_se
     assert both[0].evaluation.fingerprint == both[1].evaluation.fingerprint and len(both[1].train) == 7
     mixed = open_all(tokenizer, dataset="a.jsonl,b.jsonl", max_train_samples=4)
     assert mixed.train.dataset_ids.tolist() == [0, 0, 1, 1]
-    with pytest.raises(UserError, match=r"max_train_samples: 1 of 40 samples takes none of b; expected some of each"):
+    with pytest.raises(UserError, match=r"max_train_samples: nothing of b is left to train on"):
         open_all(tokenizer, dataset="a.jsonl,b.jsonl", max_train_samples=1)
-
-
-def test_an_evaluation_set_of_its_own(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(20))
-    write(tmp_path / "eval.jsonl", *pairs(4, "b"))
-    opened = open_all(tokenizer, eval_dataset="eval.jsonl")
-    assert (len(opened.train), len(opened.evaluation)) == (20, 4)
-    assert opened.fingerprint == open_all(tokenizer).fingerprint
-    assert not [line for line in opened.notes if "warning" in line]
 
 
 def test_evaluation_samples_that_are_in_the_training_data_are_counted(tmp_path, tokenizer):
@@ -276,49 +161,12 @@ def test_prompt_and_reference_part_at_the_last_answer(tmp_path, tokenizer):
     assert tokenizer.decode(reference) == "Bye now<|im_end|>"
 
 
-def test_pad_id_falls_back_to_eos_and_zero():
-    tokenizer = byte_level_tokenizer()
-    assert data.pad_id(tokenizer) == tokenizer.eos_token_id
-    tokenizer.eos_token = None
-    assert data.pad_id(tokenizer) == 0
-    tokenizer.pad_token = "<|im_end|>"
-    assert data.pad_id(tokenizer) == tokenizer.pad_token_id != 0
-
-
-def test_samples_can_be_chosen_from(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(20))
-    settings = recipe()
-    train = open_recipe_data(settings, tokenizer, VOCAB_SIZE).train
-    chosen = train.select(np.array([3, 1]), "by hand")
-    assert [chosen.origin(i) for i in range(2)] == ["train.jsonl:4", "train.jsonl:2"]
-    assert chosen.fingerprint not in (train.fingerprint, train.select(np.array([3, 1]), "otherwise").fingerprint)
-
-
 # Preferences
 
 USER = {"role": "user", "content": "Hi"}
 HELLO, AWAY = {"role": "assistant", "content": "Hello"}, {"role": "assistant", "content": "Go away"}
 RATED = rated_answers(9)
 PLAIN_ANSWERS = "prompt and answers are learned as plain text, although the tokenizer has a chat template"
-
-
-def test_plain_text_of_preferences_on_a_chat_model_is_said_with_the_flag_that_makes_a_chat(tmp_path, chat_tokenizer):
-    write(tmp_path / "train.jsonl", *preference_pairs(3))
-    write(tmp_path / "rated.jsonl", *[{"q": row["prompt"], "a": row["completion"], "label": True} for row in RATED])
-    for settings, flag in (
-        ({"objective": "dpo"}, "prompt=instruction"),
-        (
-            {"objective": "kto", "dataset": "rated.jsonl", "dataset_columns": {"q": "prompt", "a": "completion"}},
-            "a=completion,q=instruction",
-        ),
-    ):
-        notes = [note for note in open_all(chat_tokenizer, **settings).notes if "plain text" in note]
-        file = settings.get("dataset", "train.jsonl")
-        assert notes == [f"{file}: {PLAIN_ANSWERS}; to make a chat of each row: --dataset_columns {flag}"]
-        columns = dict(pair.split("=") for pair in flag.split(","))
-        opened = open_all(chat_tokenizer, **{**settings, "dataset_columns": columns})
-        assert not any("plain text" in note for note in opened.notes)
-        assert "<|im_start|>user" in chat_tokenizer.decode(opened.train.sequences(0)[0][0])
 
 
 def test_the_prompt_that_is_found_in_the_texts_is_shown(tmp_path, tokenizer, chat_tokenizer):
@@ -338,20 +186,6 @@ def test_the_prompt_that_is_found_in_the_texts_is_shown(tmp_path, tokenizer, cha
     assert not any("the prompt is" in note for note in open_all(chat_tokenizer, objective="dpo").notes)
 
 
-def test_the_rendering_of_preferences_is_described(tmp_path):
-    texts = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: Go away"}
-    write(tmp_path / "texts.jsonl", texts)
-    write(tmp_path / "chat.jsonl", {"chosen": [USER, HELLO], "rejected": [USER, AWAY]})
-    lines = []
-    for file in ("texts.jsonl", "chat.jsonl"):
-        settings = recipe(dataset=file, eval_dataset=file, objective="dpo")
-        lines += describe_rendering("model", None, open_recipe_datasets(settings), byte_level_tokenizer())
-    assert lines == [
-        "texts.jsonl: prompt and answers, joined as plain text",
-        "chat.jsonl: rendered with the chat template of the tokenizer",
-    ]
-
-
 def test_good_and_bad_answers_are_counted_and_a_single_one_is_refused(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *RATED)
     opened = open_all(tokenizer, objective="kto")
@@ -360,35 +194,13 @@ def test_good_and_bad_answers_are_counted_and_a_single_one_is_refused(tmp_path, 
     write(tmp_path / "train.jsonl", *(row for row in RATED if row["label"]))
     assert open_all(tokenizer, objective="kto").notes[1].startswith("warning: there is no bad answer")
     write(tmp_path / "train.jsonl", RATED[0])
-    with pytest.raises(UserError, match=r"train.jsonl: a single sample; expected two: kto sets each prompt beside"):
+    with pytest.raises(UserError, match=r"train.jsonl: a single sample; expected at least two"):
         open_all(tokenizer, objective="kto")
     write(tmp_path / "train.jsonl", *preference_pairs(1))
     assert len(open_all(tokenizer, objective="dpo").train) == 1
     write(tmp_path / "train.jsonl", *RATED)
     with pytest.raises(UserError, match="a single sample"):
         open_all(tokenizer, objective="kto", eval_split_size=1)
-
-
-def test_data_to_evaluate_on_must_hold_the_same_kind_of_rows(tmp_path, tokenizer):
-    write(tmp_path / "pairs.jsonl", *preference_pairs(8))
-    write(tmp_path / "chat.jsonl", *[chat("Hi", "Hello")] * 8)
-    write(tmp_path / "named.jsonl", *[{"q": "Hi", "better": "Hello", "worse": "Go away"}] * 8)
-
-    def refusal(**settings):
-        with pytest.raises(UserError) as caught:
-            open_all(tokenizer, **{"chat_template": "chatml", **settings})
-        return str(caught.value)
-
-    message = refusal(objective="dpo", dataset="pairs.jsonl", eval_dataset="chat.jsonl")
-    assert message.startswith("error: chat.jsonl: columns messages; expected chosen and rejected\n")
-    assert refusal(dataset="chat.jsonl", eval_dataset="pairs.jsonl").startswith("error: pairs.jsonl: ")
-    # Each may have columns of its own.
-    columns = {"q": "instruction", "better": "chosen", "worse": "rejected"}
-    settings = {"objective": "dpo", "dataset": "named.jsonl", "dataset_columns": columns, "chat_template": "chatml"}
-    assert open_all(tokenizer, **settings, eval_dataset="pairs.jsonl").evaluation.sequence_lengths.shape == (8, 2)
-    # What fails in both is said once for each, with the objective for both.
-    message = refusal(objective="dpo", dataset="chat.jsonl", eval_dataset="chat.jsonl")
-    assert message.count("-> --objective sft learns the answers") == 1
 
 
 def test_from_a_pair_the_chosen_answer_is_generated_and_answers_end_with_their_stop_token(tmp_path, tokenizer):
@@ -417,19 +229,6 @@ def test_a_system_prompt_stands_before_conversations_that_have_none(tmp_path, to
     assert opened.fingerprint != open_all(tokenizer, chat_template="chatml").fingerprint
 
 
-@pytest.mark.parametrize("answers", [[], [{"role": "assistant", "content": "two"}]])
-def test_a_system_prompt_stands_before_prompts_too(tmp_path, tokenizer, answers):
-    prompt = [
-        {"role": "user", "content": "one"},
-        *answers,
-        *([{"role": "user", "content": "three"}] if answers else []),
-    ]
-    pair = {name: [{"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
-    write(tmp_path / "train.jsonl", {"prompt": prompt, **pair}, {"prompt": prompt, **pair})
-    train = open_all(tokenizer, chat_template="chatml", system_prompt="Be brief.", objective="dpo").train
-    assert all("Be brief." in tokenizer.decode(ids) for ids, _ in train.sequences(0))
-
-
 def test_a_system_prompt_that_cannot_be_shown_is_refused(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"text": "some text to learn"})
     with pytest.raises(UserError, match=r"system_prompt: given, but train\.jsonl holds text, where no message"):
@@ -437,5 +236,5 @@ def test_a_system_prompt_that_cannot_be_shown_is_refused(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(2))
     template = "{% for m in messages if m.role != 'system' %}{{ m.content + eos_token }}{% endfor %}"
     (tmp_path / "mine.jinja").write_text(template)
-    with pytest.raises(UserError, match="system_prompt: the chat template takes no such message"):
+    with pytest.raises(UserError, match="the template leaves its text out"):
         open_all(tokenizer, system_prompt="Be brief.", chat_template="mine.jinja")

@@ -81,7 +81,6 @@ TESTS = {
     },
     "Damage of a cache entry": {
         "tests/test_cache.py": "test_no_byte_of_an_entry_can_be_damaged_unnoticed "
-        "test_what_leaves_no_trace_in_the_times_is_found_by_reading_every_byte "
         "test_an_array_of_addresses_is_not_opened",
     },
     "Tokens, passwords and keys": {

@@ -2,19 +2,16 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from accelerate.commands.config import load_config_from_file
-from helpers import free_port
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kit.cli.recipes import read_header
 from kit.config.command_line import read_command_line
 from kit.config.hints import recipe_names
-from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, ROOT
+from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES
 from kit.config.recipe_file import read_yaml
 from kit.config.settings.objective import DECLARED
 from kit.config.validation import load_recipe
@@ -70,17 +67,6 @@ def test_no_preference_objective_runs_with_the_rate_of_fine_tuning():
             assert has_own == (recipe.dataset != load_recipe(name).dataset), case
 
 
-def test_a_name_with_a_method_is_the_recipe_with_that_method():
-    for name in SIZES:
-        size, _, method = name.rpartition("-")
-        request = read_command_line(["--recipe", size, "--method", method])
-        assert request.problems == [] and request.recipe_name == name, name
-        assert request.recipe == load_recipe(name) and request.recipe.method == method, name
-        assert set(header_of(name).needs) == {other.rpartition("-")[2] for other in NAMES if other.startswith(size)}, (
-            name
-        )
-
-
 @pytest.mark.parametrize("name", sorted(EMBEDDED))
 def test_an_embedded_recipe_brings_all_it_needs(name):
     recipe = load_recipe(name)
@@ -89,15 +75,6 @@ def test_an_embedded_recipe_brings_all_it_needs(name):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model_name_or_path))
     assert abs(model.num_parameters() / header_of(name).num_parameters - 1) < 0.05
-
-
-def test_a_recipe_is_named_after_its_model():
-    for name in SIZES:
-        recipe, header = load_recipe(name), header_of(name)
-        family, _, size = header.model.partition("-")
-        assert name == f"{header.model}-{recipe.method}", name
-        assert recipe.model_name_or_path.partition("/")[2].lower().startswith(family), name
-        assert f"-{size.upper()}" in recipe.model_name_or_path and header.title.endswith(f" {size.upper()}"), name
 
 
 @pytest.mark.slow
@@ -126,31 +103,3 @@ def test_an_accelerate_config_is_one_for_accelerate_too():
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) <= 30, path
         assert f"accelerate launch recipes/finetune.py --config {path.stem} " in text, path
-
-
-def test_the_accelerate_configs_differ_in_what_their_names_say():
-    configs = {path.stem: load_config_from_file(str(path)) for path in CONFIGS}
-    assert set(configs) == {"single", "ddp", "fsdp", "fsdp_hybrid", "fsdp_offload", "fsdp1"}
-    fsdp, offload = configs["fsdp"].fsdp_config, configs["fsdp_offload"].fsdp_config
-    assert {key for key in fsdp if fsdp[key] != offload[key]} == {"fsdp_offload_params"}
-    assert configs["fsdp_hybrid"].fsdp_config == fsdp and not configs["fsdp"].parallelism_config
-    assert configs["fsdp_hybrid"].parallelism_config == {"parallelism_config_dp_replicate_size": 2}
-    assert (fsdp["fsdp_version"], configs["fsdp1"].fsdp_config["fsdp_version"]) == (2, 1)
-
-
-@pytest.mark.slow
-def test_accelerate_launch_starts_two_processes_with_the_fsdp_settings(tmp_path):
-    names = ["WORLD_SIZE", "ACCELERATE_USE_FSDP", "FSDP_VERSION", "ACCELERATE_MIXED_PRECISION"]
-    script = tmp_path / "show.py"
-    # A file for each rank: lines of two processes on one pipe may run into each other.
-    script.write_text(
-        f"import os, pathlib\nshown = ' '.join(str(os.environ.get(name)) for name in {names})\n"
-        f"pathlib.Path({str(tmp_path)!r}, 'rank' + os.environ['RANK']).write_text(shown)\n",
-        encoding="utf-8",
-    )
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/fsdp.yaml"]
-    command += ["--num_processes", "2", "--main_process_port", str(free_port()), str(script)]
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("ACCELERATE_", "FSDP_"))}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["2 true 2 bf16"] * 2

@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import shutil
 import time
 
 import pytest
@@ -50,22 +48,6 @@ def test_an_adapter_is_scored_on_the_base_given_with_it(finetune, fp32, flags, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", matrix(["full", "lora"]))
-def test_final_is_asked_as_it_was_trained(finetune, fp32, tmp_path, method):
-    """Prompts and completions were put into a chat template: its evaluation is of no other texts."""
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"Count to {i}", "completion": str(i)}) + "\n" for i in range(16)))
-    flags = {"config": fp32["single"], "max_length": 256, "eval_dataset": path, "max_eval_samples": 9}
-    run = finetune.ok("run", dataset=path, chat_template="chatml", max_steps=3, method=method, **flags)
-    in_training = [row["eval_loss"] for row in run.rows if "eval_loss" in row][-1]
-    scored = loss(finetune.score("final", model_name_or_path=run.folder / "final", **flags))
-    assert scored == pytest.approx(in_training, rel=1e-5)
-    assert "pairs.jsonl: rendered with the chat template chatml\n" in (tmp_path / "final.log").read_text()
-    wrong = refusal(finetune.score("wrong", model_name_or_path=run.folder, **flags))
-    assert f"did you mean {run.folder}/final?" in wrong
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "processes", "method"),
     matrix(
@@ -95,53 +77,6 @@ def test_a_damaged_checkpoint_is_refused_before_anything_is_loaded(finetune, fp3
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_found_from_beside_it_and_needs_its_run(finetune, fp32, flags, model_folder, tmp_path):
-    run = finetune.ok("run", config=fp32["single"], max_steps=1)
-    checkpoint, info = run.folder / "checkpoints/step-00000001", run.folder / "run.json"
-    relative = os.path.relpath(checkpoint)
-    expected = loss(finetune.score("absolute", model_name_or_path=checkpoint, **flags))
-    assert loss(finetune.score("relative", model_name_or_path=relative, **flags)) == expected
-    (tmp_path / "link").symlink_to(checkpoint)  # as `cd checkpoints` does, it leaves no run.json two names up
-    assert loss(finetune.score("link", model_name_or_path=tmp_path / "link", **flags)) == expected
-    whole = info.read_text()
-    info.write_text(whole.replace(str(model_folder), "./gone"))
-    assert "./gone" in refusal(finetune.score("gone", model_name_or_path=checkpoint, **flags))
-    for number, text in enumerate(("{", "[]", '{"recipe": {}}', whole.replace('"lora"', '"lara"'))):
-        info.write_text(text)
-        assert "run.json" in refusal(finetune.score(f"other-{number}", model_name_or_path=checkpoint, **flags))
-    info.write_text(whole.replace('"lora_r": 16', '"lora_r": 8'))
-    output = refusal(finetune.score("shape", model_name_or_path=checkpoint, **flags))
-    assert "has shape [16, 32]; expected [8, 32]" in output
-    info.unlink()
-    assert "run.json" in refusal(finetune.score("absent", model_name_or_path=checkpoint, **flags))
-    shutil.rmtree(checkpoint)
-    assert "no such folder" in refusal(finetune.score("nothing", model_name_or_path=checkpoint, **flags))
-    assert "model_name_or_path" in refusal(finetune.score("long", model_name_or_path="x" * 300, **flags))
-
-
-@pytest.mark.slow
-def test_samples_are_cut_at_what_the_model_can_read_unless_a_length_is_given(finetune, tmp_path, chat_file):
-    """The command of the README, as it is printed: no other flag."""
-    short = make_model(tmp_path / "short", max_position_embeddings=64)
-    assert finetune.score("plain", model_name_or_path=short, eval_dataset=chat_file).status == 0
-    refused = finetune.score("given", model_name_or_path=short, eval_dataset=chat_file, max_length=128)
-    assert refused.status == 2 and "the model has 64 positions" in refused.output
-
-
-@pytest.mark.slow
-def test_a_checkpoint_is_scored_on_the_same_samples_as_its_final(finetune, fp32, tmp_path, chat_file):
-    """Whatever max_length it was trained with; and that of a model that reads less than the default."""
-    short = make_model(tmp_path / "short", max_position_embeddings=64)
-    run = finetune.ok("run", config=fp32["single"], model_name_or_path=short, max_length=32, max_steps=2)
-    flags = {"config": fp32["single"], "eval_dataset": chat_file}
-    checkpoint = run.folder / "checkpoints/step-00000002"
-    scored = loss(finetune.score("checkpoint", model_name_or_path=checkpoint, **flags))
-    assert scored == pytest.approx(loss(finetune.score("final", model_name_or_path=run.folder / "final", **flags)))
-    refused = finetune.score("given", model_name_or_path=checkpoint, max_length=128, **flags)
-    assert "the model has 64 positions" in refusal(refused)
-
-
-@pytest.mark.slow
 def test_an_adapter_is_asked_as_it_was_trained(finetune, fp32, flags, tmp_path):
     """With the chat template in its folder: the base has none, or another."""
     base = make_model(tmp_path / "base")
@@ -164,18 +99,6 @@ def test_an_adapter_is_asked_as_it_was_trained(finetune, fp32, flags, tmp_path):
     checkpoint = on / "checkpoints/step-00000001"
     of_final = loss(finetune.score("on", model_name_or_path=on / "final", **flags))
     assert loss(finetune.score("on-checkpoint", model_name_or_path=checkpoint, **flags)) == pytest.approx(of_final)
-
-
-def without_memory(_rank):
-    import torch
-    from transformers.models.llama.modeling_llama import LlamaMLP
-
-    forward = LlamaMLP.forward
-
-    def run_out(self, hidden):
-        return forward(self, hidden) if _is_check(hidden) else torch.empty(1 << 50)
-
-    LlamaMLP.forward = run_out
 
 
 def _is_check(hidden):
@@ -204,18 +127,6 @@ def failed(finetune, prepare, processes, **flags):
     log = finetune.folder / "failed.log"
     run_ranks("score", [f"--{name}={value}" for name, value in flags.items()], processes, log, prepare=prepare)
     return log.with_suffix(".status").read_text(), log.read_text()
-
-
-@pytest.mark.slow
-def test_memory_that_runs_out_is_explained(finetune, flags, model_folder):
-    more = {"model_name_or_path": model_folder, "per_device_train_batch_size": 8}
-    status, output = failed(finetune, without_memory, 1, **flags | more)
-    assert status == "2" and "Traceback" not in output and output.count("error:") == 1, output
-    assert "error: out of memory: 4.00 PiB asked for in evaluation (LlamaDecoderLayer)\n" in output
-    for row in ("CPU:", "peak of this process", "trainable weights", "activations, logits, the rest"):
-        assert re.search(rf"^ +{row} +[1-9][\d.]* [KMGT]iB", output, re.M), output
-    assert "--per_device_eval_batch_size 1 " in output and "    -> the same command with one of these; " in output
-    assert not re.search("checkpoint|another run|--optim|--method", output), output
 
 
 @pytest.mark.slow

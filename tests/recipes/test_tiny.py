@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, matrix
+from helpers import ROOT
 
 
 @pytest.mark.long
@@ -26,12 +26,3 @@ def test_the_default_run_learns_its_task(tmp_path):
     assert before < 0.1 and after > 0.9
     assert done.stdout.count("answered") == 2  # one sample before and one after
     assert str(tmp_path / "run/final") in done.stdout and "next, with a real model" in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", matrix([], always=0, rest=[1, 2]))
-def test_so_do_other_seeds_on_a_sharded_model(finetune, fp32, tmp_path, seed):
-    finetune.defaults = {"recipe": "tiny"}
-    run = finetune.ok("run", 2, config=fp32["fsdp"], seed=seed)
-    before, after = (row["eval_exact_match"] for row in run.rows if "eval_exact_match" in row)
-    assert before < 0.1 and after > 0.9

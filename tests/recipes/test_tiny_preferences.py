@@ -6,34 +6,6 @@ import pytest
 from helpers import ROOT, matrix
 
 TINY = ROOT / "recipes/tiny"
-FILES = {"pairs": "train", "eval_pairs": "eval"}  # and the conversations that they were made from
-
-
-def read(name):
-    return [json.loads(line) for line in (TINY / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_the_chosen_answer_is_right_and_the_rejected_one_a_wrong_record_of_the_same_form(name):
-    right = {turns[0]["content"]: turns[1]["content"] for turns in (row["messages"] for row in read(FILES[name]))}
-    pairs = read(name)
-    for pair in pairs:
-        (asked,), (chosen,), (rejected,) = pair["prompt"], pair["chosen"], pair["rejected"]
-        assert [turn["role"] for turn in (asked, chosen, rejected)] == ["user", "assistant", "assistant"]
-        assert chosen["content"] == right[asked["content"]]
-        record, wrong = json.loads(chosen["content"]), json.loads(rejected["content"])
-        assert list(wrong) == list(record) and wrong != record
-        assert json.dumps(wrong) == rejected["content"]  # spaces and quotation marks too
-    assert (
-        len({pair["prompt"][0]["content"] for pair in pairs}) == len(pairs) == {"pairs": 500, "eval_pairs": 100}[name]
-    )
-
-
-def test_no_order_of_the_evaluation_is_in_the_training_data():
-    def orders(name):
-        return {pair["chosen"][0]["content"] for pair in read(name)}
-
-    assert not orders("eval_pairs") & orders("pairs")
 
 
 def before_and_after(run):

@@ -1,6 +1,5 @@
 """All ranks continue from one whole checkpoint, and hash it once, whatever their number."""
 
-import json
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ from kit.checkpoint import manifest
 from kit.checkpoint.manifest import list_checkpoints
 from kit.errors import UserError
 from kit.run import resume
-from kit.run.resume import choose, choose_together, permutation_of_run
+from kit.run.resume import choose, choose_together
 
 STATE = "state.json"
 NUM_FILES = 70
@@ -29,19 +28,6 @@ def folder(recipe, tmp_path, checkpoint_of):
         files = {file.name: manifest.describe_file(file) for file in path.iterdir() if file.name != manifest.MANIFEST}
         forge(path, files=files)
     return tmp_path
-
-
-def test_the_order_is_that_of_the_run_or_of_the_checkpoint_that_is_continued(recipe, tmp_path, checkpoint_of):
-    assert permutation_of_run(recipe(), tmp_path) is None  # a new run
-    identity = {"seed": 1}  # as of an earlier version
-    for permutation, begun in (("argsort", identity), ("feistel", {**identity, "permutation": "feistel"})):
-        path = checkpoint_of(recipe(), tmp_path / permutation, 1, identity=begun)
-        assert permutation_of_run(recipe(resume_from_checkpoint=str(path)), tmp_path) == permutation
-        (tmp_path / "run.json").write_text(json.dumps({"recipe": {}, "identity": begun}))
-        assert permutation_of_run(recipe(), tmp_path) == permutation
-        assert permutation_of_run(recipe(overwrite_output_dir=True), tmp_path) is None
-    (tmp_path / "run.json").write_text("[]")
-    assert permutation_of_run(recipe(), tmp_path) is None
 
 
 @pytest.fixture

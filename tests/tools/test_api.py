@@ -81,30 +81,20 @@ def start(monkeypatch):
 def test_a_run_is_the_command_with_the_recipe_s_and_the_call_s_settings(start, capsys):
     started = start("step 1\n")
     recipe = kit.read_recipe("tiny", new_tokens="<a>,<b>")
-    assert kit.finetune(recipe, config="ddp", num_processes=2, max_steps=3) == "runs/tiny-ddp"
+    assert kit.finetune(recipe, config="ddp", num_processes=2, max_steps=3) == "runs/recipe-ddp"
     assert capsys.readouterr().out == "step 1\n"
     assert started.command[2].endswith("recipes/finetune.py")
-    assert started.command[4:] == ["--max_steps=3", "--config=ddp", "--num_processes=2", "--output_dir=runs/tiny-ddp"]
+    assert started.command[4:] == ["--max_steps=3", "--config=ddp", "--num_processes=2", "--output_dir=runs/recipe-ddp"]
     assert '"new_tokens": ["<a>", "<b>"]' in started.given and "learning_rate" in started.given
     assert "async_save" not in started.given  # a default, which a later version may change
     start()
-    assert kit.finetune(recipe.model_copy(update={"seed": 1})) == "runs/tiny-single"
+    assert kit.finetune(recipe.model_copy(update={"seed": 1})) == "runs/recipe-single"
     start()
     assert kit.finetune(kit.Recipe(model_name_or_path="m", dataset="d")) == "runs/recipe-single"
     capsys.readouterr()
     start("step 1\n")
     assert kit.finetune("tiny", quiet=True) == "runs/tiny-single"
     assert capsys.readouterr().out == ""
-
-
-def test_a_recipe_is_the_same_recipe_in_the_process_that_runs_it(start, tmp_path):
-    started = start()
-    entries = [{"path": "a.jsonl", "weight": 1, "columns": {"q": "prompt"}}, {"path": "b,c.jsonl", "weight": 2.5}]
-    settings = {"new_tokens": ["<a>"], "chat_template_kwargs": {"x": "false", "y": False}, "learning_rate": 1e-5}
-    recipe = kit.read_recipe("tiny", dataset=entries, **settings)
-    kit.finetune(recipe)
-    (tmp_path / "again.yaml").write_text(started.given)
-    assert kit.read_recipe(str(tmp_path / "again.yaml")) == recipe
 
 
 def test_what_is_wrong_is_raised_before_anything_is_started(start):
@@ -140,11 +130,6 @@ def test_an_interrupted_cell_lets_the_run_save(start, monkeypatch):
     assert started.signals == [signal.SIGINT]
 
 
-def test_a_folder_without_a_run_is_reported(tmp_path):
-    with pytest.raises(UserError, match="no record of a run"):
-        kit.open_run(tmp_path)
-
-
 @pytest.mark.slow
 def test_the_example_of_the_documentation_works(tmp_path, monkeypatch, capsys):
     code = re.search(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)[1]
@@ -156,4 +141,4 @@ def test_the_example_of_the_documentation_works(tmp_path, monkeypatch, capsys):
     assert len([row for row in run.metrics if "loss" in row]) == 4
     assert (run.final / "config.json").is_file() and run.report.is_file()
     assert repr(run) == "Run('runs/from-python', finished after 4 steps)"
-    assert "fine-tuning tiny (full, Single), output_dir runs/from-python" in capsys.readouterr().out
+    assert "fine-tuning recipe (full, Single), output_dir runs/from-python" in capsys.readouterr().out

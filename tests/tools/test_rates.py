@@ -1,11 +1,9 @@
 """A sweep suggests a range of rates, and says when it cannot: at an end of the rates tried, or if all losses rose."""
 
-import json
-
 import numpy as np
 import pytest
 
-from kit.tools.rates import Sweep, Trial, smoothed, sweep_page
+from kit.tools.rates import Sweep, Trial
 
 STEPS = 40
 BATCHES = np.random.default_rng(0).normal(0, 0.2, STEPS)  # how hard each batch is, whatever the rate
@@ -29,10 +27,6 @@ def test_rates_near_the_best_are_as_good():
     assert [row[""] for row in found.rows()] == ["", "as good", "lowest", ""]
 
 
-def test_a_tenth_of_the_loss_is_not_as_good_though_both_fell_far():
-    assert [each.rate for each in sweep(0.3, 0.2, 3.0).range] == [1e-4]
-
-
 def test_noise_that_the_batches_share_does_not_make_rates_equal():
     """Their mean losses differ by half of what a batch differs from another, on every batch."""
     assert [each.rate for each in sweep(2.1, 2.0, 3.0).range] == [1e-4]
@@ -40,7 +34,7 @@ def test_noise_that_the_batches_share_does_not_make_rates_equal():
 
 @pytest.mark.parametrize(
     ("ends", "words"),
-    [((2.0, 3.0), "add lower ones: --rates 1e-06,3e-06"), ((3.0, 2.0), "add higher ones: --rates 0.0003,0.001")],
+    [((2.0, 3.0), "add lower --rates"), ((3.0, 2.0), "add higher --rates")],
 )
 def test_a_best_rate_at_the_end_asks_for_others(ends, words):
     assert words in sweep(*ends).suggestion()[1]
@@ -52,44 +46,13 @@ def test_a_rate_whose_loss_rises_or_is_not_finite_is_never_the_best():
     found = Sweep(trials, STEPS)
     assert found.best is trials[0]
     assert [row[""] for row in found.rows()] == ["lowest", "went up", "not finite at step 4"]
-    text = sweep_page(found, "Learning <rates>")
-    assert ">went up</td>" in text and ">not finite at step 4</td>" in text and "Learning &lt;rates&gt;" in text
     all_up = Sweep([trial(1e-3, 2.0, stopped_at=9), trial(1e-2, 2.0, stopped_at=5)], STEPS)
-    assert all_up.best is None and "--rates 3e-06" in all_up.suggestion()[1]
-    assert "went up" in sweep_page(all_up, "all")
+    assert all_up.best is None and all_up.suggestion() == [
+        "the loss went up with every rate: try --rates that are lower"
+    ]
 
 
 def test_the_evaluation_decides_if_all_that_ended_have_one():
     trials = [trial(1e-4, 2.0, eval_loss=3.0), trial(1e-3, 2.5, eval_loss=2.0), trial(1e-2, 9.0, stopped_at=5)]
     assert Sweep(trials, STEPS).best is trials[1]
     assert Sweep([*trials, trial(1e-1, 3.0)], STEPS).measure == "training loss"
-
-
-@pytest.mark.parametrize("has_evaluation", [True, False])
-def test_of_preferences_the_accuracy_and_the_probability_of_chosen_answers_stand_beside_the_loss(
-    tmp_path, has_evaluation
-):
-    trials = []
-    for rate, logps in ((1e-6, -300.0), (1e-4, -900.0)):
-        folder = tmp_path / str(rate)
-        folder.mkdir()
-        rows = [
-            {"step": i + 1, "loss": 0.69 - rate * i, "rewards/accuracies": 0.5 + i / 80, "logps/chosen": logps - i}
-            for i in range(STEPS)
-        ]
-        evaluation = {"step": STEPS, "eval_loss": 0.6, "eval_rewards/accuracies": 0.61, "eval_logps/chosen": logps}
-        rows += [evaluation] * has_evaluation
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        trials.append(Trial.read(rate, folder))
-    found = Sweep(trials, STEPS)
-    column = [row["logps/chosen"] for row in found.rows()]
-    # Without an evaluation: the mean of the last ten steps, as for the loss.
-    assert column == (["-300.0", "-900.0"] if has_evaluation else ["-334.5", "-934.5"])
-    assert [row["rewards/accuracies"] for row in found.rows()] == (["61%"] * 2 if has_evaluation else ["93%"] * 2)
-    assert "docs/rates.md#preferences" in found.suggestion()[-1]
-    assert "logps/chosen" not in sweep(3.0, 2.0).rows()[0] and "#preferences" not in sweep(3.0, 2.0).suggestion()[-1]
-
-
-def test_a_smoothed_loss_is_the_mean_of_those_so_far():
-    losses = np.arange(40.0)  # a window of two
-    assert smoothed(losses).tolist() == [0.0, *(losses[1:] - 0.5)]

@@ -5,7 +5,7 @@ same methods, so the loop need not know which one it uses.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -35,7 +35,7 @@ class GlobalBatch:
     num_targets: np.ndarray  # int64 [num_datasets]
     num_tokens: np.ndarray  # int64 [num_datasets]
     epoch: float  # epochs seen after this step
-    origins: Collection[str]  # ``file:line`` of all samples; of a stream, only of this rank's samples
+    origins: list[str]  # ``file:line`` of all samples; of a stream, only of this rank's samples
     num_samples: int = 0  # over all ranks; of pairs the number of pairs
     chosen_weight: float = 0.0  # over all ranks, of pairs: the sum of the weights of targets in chosen answers
     mismatched: list[MicroBatch] = field(default_factory=list)  # of this rank: those of ``Mismatched``, for kto
@@ -56,23 +56,6 @@ def by_file(origins: Iterable[str]) -> str:
     for file, numbers in lines.items():
         texts.append(f"{file}:{','.join(numbers)}" if file else ", ".join(numbers))
     return one_line(" ".join(texts))
-
-
-class _Origins(Collection[str]):
-    """Where samples come from. Made when they are read, because hardly any step names its samples."""
-
-    def __init__(self, samples: Samples, indices: np.ndarray) -> None:
-        self._samples = samples
-        self._indices = indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __iter__(self) -> Iterator[str]:
-        return map(self._samples.origin, self._indices)
-
-    def __contains__(self, origin: object) -> bool:
-        return any(origin == each for each in self)
 
 
 T = TypeVar("T")
@@ -197,7 +180,7 @@ class Feed:
             num_targets=by_dataset(self._samples.num_targets).astype(np.int64),
             num_tokens=by_dataset(self._samples.lengths).astype(np.int64),
             epoch=self._order.epochs_after(step + 1),
-            origins=_Origins(self._samples, indices),
+            origins=[self._samples.origin(i) for i in indices.tolist()],
             num_samples=len(indices),
             chosen_weight=self._chosen_weight(indices),
             mismatched=self._mismatched_of(indices),

@@ -6,16 +6,14 @@ file is read by two ranks. Row j of a sub-stream goes to its lane (j + epoch) mo
 A rank reads all rows of its sub-streams, but tokenises only those of its own lanes.
 """
 
-import json
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from kit.config.settings.data import DataSettings
 from kit.data.feed.order import LANE, PACKS, PARTS, permutation
@@ -24,7 +22,7 @@ from kit.data.read.sources import shown
 from kit.data.samples.bad_rows import BadRow, BadRows, num_distinct
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
-from kit.errors import Problem, TrainingError, UserError
+from kit.errors import TrainingError, UserError
 
 NUM_JUDGED = 1000  # rows that are read before it is judged whether too many of them cannot be used
 UNEVEN = 1.1  # largest accepted ratio of the sizes of two sub-streams
@@ -49,7 +47,6 @@ class StreamedDataset:
     dataset_id: int  # its index among the data sets of the stream
     dataset: Dataset
     encoder: Encoder
-    vocab_size: int  # rows of the model's embedding
     settings: DataSettings
     seed: int
 
@@ -89,16 +86,12 @@ class SubStream:
         streamed: StreamedDataset,
         lanes: range,
         starts: Mapping[int, Cursor],
-        agrees: Callable[[str, str], bool] | None = None,
     ) -> None:
         """
         Args:
             lanes: the lanes of all ranks that this sub-stream serves: k, k + S, ... It reads files k, k + S, ...
             starts: the cursor of each of this rank's lanes.
-            agrees: see ``Ranks``.
         """
-        self._agrees = agrees if len(starts) < len(lanes) else None  # else no other rank reads these files
-        self.difference = ""  # rows that are others on another machine
         self._streamed = streamed
         self._source = streamed.dataset.source
         self._settings = streamed.settings
@@ -112,7 +105,6 @@ class SubStream:
         self._queues: dict[int, deque[Element]] = {lane: deque() for lane in self.lanes}
         epoch, window, _ = min(starts.values())
         self._windows = self._read_windows(epoch, window)
-        self._counted = max(starts.values())  # earlier starts have counted the rows up to this window
         self._last_epoch_with_samples = epoch  # for this rank
         self.counts: Counter[str] = Counter()  # what happened to the rows read, see ``COUNTS``
         self.first_skipped = ""  # why the first skipped row was skipped
@@ -127,35 +119,30 @@ class SubStream:
         return self._queues[lane].popleft()
 
     def skipped(self) -> list[BadRow]:
-        """Return the rows skipped since the last call, without those of earlier starts of the run."""
+        """Return the rows skipped since the last call."""
         # Another thread may add rows meanwhile.
         return [self._skipped.popleft() for _ in range(len(self._skipped))]
 
     def _read_next_window(self) -> None:
         """Read the next window, and add its items to the queues of this rank's lanes."""
         epoch, window, rows = next(self._windows)
-        self._compare(epoch, window, rows)
         lanes = [self._all_lanes[(j + epoch) % len(self._all_lanes)] for j in range(len(rows))]
         own = [j for j, lane in enumerate(lanes) if lane in self._queues]
         piece = self._streamed.encoder.encode(self._streamed.dataset, [rows[j] for j in own])
-        too_large = self._has_too_large_ids(piece)
-        bad = piece.bad + self._bad_rows_of(piece.samples[too_large])
-        # Problems that are not those of one row, such as the rest of a damaged file.
-        bad += [
+        # Besides rows, what is wrong with more than one, such as the rest of a damaged file.
+        bad = piece.bad + [
             BadRow(-1, i, problem.where, replace(problem, where=""), is_common=False)
             for i, problem in enumerate(piece.problems)
         ]
         num_skipped = num_distinct(bad)
-        if (epoch, window, 1) > self._counted:
-            self.counts += piece.counts + Counter(skipped_rows=num_skipped)
-            self._skipped.extend(bad)
+        self.counts += piece.counts + Counter(skipped_rows=num_skipped)
+        self._skipped.extend(bad)
         if num_skipped and not self.first_skipped:
             self.first_skipped = str(bad[0].problem_with_origin)
         self._raise_if_bad(bad, piece.counts["num_rows"])
         samples_of_lane: dict[int, list[int]] = {lane: [] for lane in self.lanes}
         for i, index in enumerate(piece.rows):
-            if not too_large[i]:
-                samples_of_lane[lanes[own[index]]].append(i)
+            samples_of_lane[lanes[own[index]]].append(i)
         for lane, indices in samples_of_lane.items():
             items = self._items(piece.samples["length"], indices, epoch, window, lane)
             for num_taken, item in enumerate(items, start=1):
@@ -168,31 +155,6 @@ class SubStream:
         elif epoch > self._last_epoch_with_samples + len(self._all_lanes):
             found = f"{len(self._all_lanes)} epochs without a sample that could be used"
             raise TrainingError(f"{self._source.name}: {found}")
-
-    def _compare(self, epoch: int, window: int, rows: list[tuple[int, int, Any]]) -> None:
-        """Compare the rows of a window with those that the first rank to read it found."""
-        if self._agrees is None or self.difference:
-            return
-        state = xxhash.xxh3_64()
-        for row in rows:
-            # What is no JSON, such as dates and the problem of a bad row, counts by its type: a problem names a path.
-            state.update(json.dumps(row, default=lambda value: type(value).__name__, skipkeys=True).encode())
-        name = f"{self._streamed.dataset_id} {self._all_lanes[0]} {epoch} {window}"
-        if not self._agrees(name, state.hexdigest()):
-            origins = [self._source.origin(*row[:2]) for row in (*rows[:1], *rows[-1:])]
-            self.difference = f"among the rows {' to '.join(origins)}" if rows else f"in epoch {epoch + 1}"
-
-    def _has_too_large_ids(self, piece: Piece) -> np.ndarray:
-        """Whether a sample has token ids that the model has no embedding for, bool [N]."""
-        if not len(piece):
-            return np.zeros(0, bool)
-        return np.maximum.reduceat(piece.input_ids, piece.samples["start"]) >= self._streamed.vocab_size
-
-    def _bad_rows_of(self, samples: np.ndarray) -> list[BadRow]:
-        """The rows of samples with token ids that the model has no embedding for."""
-        problem = Problem("", "a token id that the model has no embedding for")
-        rows = sorted({(int(sample["part"]), int(sample["number"])) for sample in samples})
-        return [BadRow(*row, self._source.origin(*row), problem, is_common=True) for row in rows]
 
     def _element(self, piece: Piece, item: list[int], cursor: Cursor) -> Element:
         """Make an element of the samples ``item`` of a piece."""

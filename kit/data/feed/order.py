@@ -6,7 +6,6 @@ Promises:
 
 - The order does not depend on the number of processes or the micro-batch size, with and without packing.
 - Every global batch is full, so a run that is extended continues exactly where it ended.
-- Of many samples no order of an epoch is kept: where each batch's samples are is computed (``FEISTEL``).
 - If data sets have weights, each gets its share in every epoch. Each goes through its own samples in passes: no
   sample is used twice before all others were used once.
 """
@@ -16,21 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from kit.cache import read_counts, store_counts
-from kit.data.feed.feistel import ROUNDS, Feistel
 from kit.data.feed.packing import Packs, pack, pack_in_order
 
-# Part of the name of stored numbers of packs: raise it whenever the same samples would make other packs.
-PACKING_VERSION = 1
-# How an epoch is shuffled: by sorting random words, which takes 20 bytes a sample; or by a ``Feistel``, which takes
-# none. It is part of the identity of a run. Packing needs the samples of a whole epoch, and so ``ARGSORT``.
-ARGSORT, FEISTEL = "argsort", "feistel"
-FEISTEL_FROM = 1 << 24  # samples; with fewer, runs keep the order that they always had
 # Purposes of random numbers. Each purpose has random streams of its own.
 EPOCH, PASS, PACKS, SPLIT, MIX, LANE, PARTS, MISMATCH, DRAW = range(9)
 
@@ -68,18 +58,6 @@ class Mixture:
     unit: Literal["samples", "tokens"] = "samples"  # what the weights are shares of
 
 
-class _Computed:
-    """The samples of an epoch, computed when a part of them is asked for."""
-
-    def __init__(self, order: "Order", epoch: int) -> None:
-        self._order = order
-        self._epoch = epoch
-
-    def __getitem__(self, part: slice) -> np.ndarray:
-        """Return the samples at the positions of ``part``, int64."""
-        return self._order.samples_at(self._epoch, np.arange(part.start, part.stop))
-
-
 class Order:
     """The endless sequence of a run's items. An item is a sample, or with a ``capacity`` a pack of samples.
 
@@ -90,8 +68,6 @@ class Order:
         mixture: the share of each data set; None: an epoch has each sample once.
         capacity: tokens in a pack; None: no packing.
         shuffle: if not, each epoch has the samples in their own order, and a pack has samples that follow one another.
-        counts_file: in the cache, where the numbers of packs of the epochs are kept, if epochs differ in them; its name
-            says which order it is. Without it, every start packs all epochs before its first step again.
     """
 
     def __init__(
@@ -103,7 +79,6 @@ class Order:
         mixture: Mixture | None = None,
         capacity: int | None = None,
         shuffle: bool = True,
-        counts_file: Path | None = None,
     ) -> None:
         assert shuffle or not mixture, "shares of data sets are drawn at random"
         self._lengths = lengths
@@ -111,8 +86,6 @@ class Order:
         self._batch_size = batch_size
         self._capacity = capacity
         self._shuffle = shuffle
-        is_computed = shuffle and capacity is None and len(lengths) >= FEISTEL_FROM
-        self.permutation = FEISTEL if is_computed else ARGSORT  # another one of a run that began with it
         # With a mixture, of each data set: its first sample, its size in samples and in tokens, and how many samples it
         # has in an epoch.
         self._firsts: list[int] = []
@@ -131,8 +104,7 @@ class Order:
         self._varies = mixture is not None and capacity is not None
         self._num_packs = 0  # of every epoch, if epochs do not vary; 0: not known yet
         self._ends: list[int] = []  # number of items up to the end of each epoch, if epochs vary
-        self._counts_file = counts_file if self._varies else None
-        self._counts = read_counts(counts_file) if counts_file and self._varies else {}  # of packs, by epoch
+        self._counts: dict[int, int] = {}  # of packs, by epoch
         self._epochs: dict[int, Packs] = {}
 
     def _make_quotas(self, mixture: Mixture) -> list[int]:
@@ -160,27 +132,6 @@ class Order:
         samples = np.concatenate(chosen)
         return samples[permutation(len(samples), self._seed, EPOCH, epoch)]
 
-    def samples_at(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Return the samples at positions of an epoch that ``FEISTEL`` shuffles. [N] -> [N], int64"""
-        slots = self._feistel(self.num_items(epoch), EPOCH, epoch)(positions)
-        if not self.quotas:
-            return slots
-        ends = np.cumsum(self.quotas)
-        dataset_ids = np.searchsorted(ends, slots, side="right")
-        sizes, quotas = np.array(self.sizes), np.array(self.quotas)
-        taken = slots - (ends - quotas)[dataset_ids] + epoch * quotas[dataset_ids]  # of this data set, by all epochs
-        passes, members = taken // sizes[dataset_ids], taken % sizes[dataset_ids]
-        samples = np.empty_like(slots)
-        for dataset_id, number in set(zip(dataset_ids.tolist(), passes.tolist(), strict=True)):
-            here = (dataset_ids == dataset_id) & (passes == number)
-            shuffled = self._feistel(self.sizes[dataset_id], PASS, number, dataset_id)
-            samples[here] = self._firsts[dataset_id] + shuffled(members[here])
-        return samples
-
-    def _feistel(self, num: int, kind: int, number: int, dataset_id: int = 0) -> Feistel:
-        """A permutation of 0 to ``num`` - 1; the arguments are those of ``permutation``."""
-        return Feistel(num, _words(ROUNDS, self._seed, kind, number, dataset_id))
-
     def epoch(self, number: int) -> Packs:
         """Return the items of epoch ``number`` in order, each as a pack; without packing a pack has one sample."""
         if number not in self._epochs:
@@ -191,8 +142,6 @@ class Order:
         return self._epochs[number]
 
     def _make_epoch(self, number: int) -> Packs:
-        if self.permutation == FEISTEL:
-            return Packs(_Computed(self, number), range(self.num_items(number) + 1))
         samples = self._samples(number)
         if self._capacity is None:
             # Half the bytes: of a hundred million samples, two epochs are kept.
@@ -217,8 +166,6 @@ class Order:
         if self._varies:
             if epoch not in self._counts:
                 self._counts[epoch] = len(self.epoch(epoch))
-                if self._counts_file:
-                    store_counts(self._counts_file, self._counts)
             return self._counts[epoch]
         if not self._num_packs:
             self._num_packs = len(self.epoch(0))

@@ -41,16 +41,13 @@ def pack(lengths: ArrayLike, capacity: int) -> Packs:
     without short samples, the result is that of plain first-fit decreasing.
 
     Raises:
-        ValueError: a length is not an integer in [1, capacity].
+        ValueError: a length is not in [1, capacity].
     """
     lengths = np.asarray(lengths)
     if lengths.size == 0:
         return Packs(np.empty(0, np.int64), np.zeros(1, np.int64))
-    if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
-        raise ValueError(f"lengths: {lengths.dtype} {list(lengths.shape)}; expected integers [N]")
-    unfit = np.flatnonzero((lengths < 1) | (lengths > capacity))
-    if unfit.size:
-        raise ValueError(f"lengths[{unfit[0]}]: {lengths[unfit[0]]} tokens; expected 1 to {capacity}")
+    if lengths.min() < 1 or lengths.max() > capacity:
+        raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} tokens; expected 1 to {capacity}")
     counts = np.bincount(lengths).tolist()
     patterns = list(_patterns(counts, capacity, exact_pairs=True))
     plain = list(_patterns(counts, capacity, exact_pairs=False))

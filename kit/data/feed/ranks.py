@@ -20,6 +20,3 @@ class Ranks:
     count: int = 1
     # Sums a tensor over all data ranks. All of them call it with the same shape; the result is on the tensor's device.
     sum: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
-    # Whether the second string is what the first rank that asked about the first string gave. Any thread may call it,
-    # and no rank waits for another. None: all ranks are on one machine, and so read the same files.
-    agrees: Callable[[str, str], bool] | None = None

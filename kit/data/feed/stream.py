@@ -4,12 +4,10 @@ Promises:
 
 - The same samples are in the same global batches on every topology. A stream has one lane for each item of a global
   batch; item i of each step comes from lane i, and a rank reads only for its own lanes.
-- Resume is exact: a checkpoint stores one cursor for each lane and data set, so no sample is repeated or left out. Rows
-  are not counted twice either, but after a resume with another number of ranks, which read ahead differently, counts
-  may be wrong by the rows of one window.
+- Resume is exact: a checkpoint stores one cursor for each lane and data set, so no sample is repeated or left out.
+  Counts of skipped and cut rows begin anew.
 - Rows are shuffled within windows of ``shuffle_buffer_size`` rows, and the order of files changes in each epoch.
-- On several machines, pieces of the files are compared before any weight is loaded, and later the rows that ranks on
-  two machines both read. A difference ends the run before a step uses such rows.
+- On several machines, pieces of the files are compared before any weight is loaded.
 - The first rows are checked before any weight is loaded. Later, a row that cannot be used is skipped, counted and
   listed in ``SKIPPED_FILE``; with ``on_bad_row`` error it ends the run. Too many such rows end it too.
 """
@@ -31,7 +29,7 @@ from kit.data.feed.feed import Ahead, GlobalBatch
 from kit.data.feed.lanes import COUNTS, Cursor, Element, StreamedDataset, SubStream, num_sub_streams
 from kit.data.feed.order import MIX, uniform
 from kit.data.feed.ranks import Ranks
-from kit.data.read.sources import FIX_ROWS, shown
+from kit.data.read.sources import shown
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows, SkippedFile
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
@@ -49,10 +47,13 @@ class Stream:
     seed: int
     datasets: list[Dataset]  # to train on
     encoder: Encoder
-    vocab_size: int  # rows of the model's embedding
     evaluation: Samples | None
-    chat_template: Jinja  # to be saved with the model
     notes: tuple[str, ...] = ()  # lines for the user
+
+    @property
+    def chat_template(self) -> Jinja:
+        """The template to be saved with the model."""
+        return self.encoder.template
 
     @property
     def fingerprint(self) -> str:
@@ -125,17 +126,14 @@ class Stream:
         }
 
 
-def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> tuple[int, list[str]]:
-    """Read and encode the first block of a data set.
+def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> list[str]:
+    """Read and encode the first block of a data set, and return remarks for the user.
 
     Args:
         skips: rows that cannot be used do not matter, unless there are too many of them.
 
-    Returns:
-        The largest token id in it, and remarks for the user.
-
     Raises:
-        UserError: the block has no rows, or has rows that cannot be used.
+        UserError: the block has no rows, rows that cannot be used, or nothing to learn from.
     """
     name = dataset.source.name
     piece = first_piece(dataset, encoder)
@@ -144,12 +142,10 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> tuple[in
     raise_if(shown(piece.problems, name, "") if skips else bad.shown(name, num_good, piece.problems))
     bad.raise_if_too_many(name, num_good)
     if not len(piece):
-        if not num_good:
-            raise_if(shown(bad.problems(), name, FIX_ROWS))
         found = "nothing to learn from in its first rows"
         if num_long := piece.counts["num_dropped_long"]:
             found += f": {num_long} of {num_good} are longer than max_length and dropped"
-        raise UserError(Problem(name, found, "at least one sample"))
+        raise UserError(Problem(name, found, "at least one sample"), *bad.problems())
     lines = [f"{name}: {text}" for text in piece.remarks]
     num_rows = num_good + bad.num_rows
     unused = [f"{key} ({count / num_rows:.1%})" for key, count in piece.unused.most_common(MAX_UNUSED)]
@@ -157,7 +153,7 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> tuple[in
         lines.append(f"{name}: not used in its first rows: {', '.join(unused)}")
     if missing := dataset.missing_texts(piece.replaced):
         lines.append(f"warning: {name}: replace: its first rows have no {', '.join(map(repr, missing))}")
-    return int(piece.input_ids.max()), lines
+    return lines
 
 
 def first_piece(dataset: Dataset, encoder: Encoder) -> Piece:
@@ -197,33 +193,29 @@ class StreamFeed:
         self._sums_of_shares = np.cumsum(np.array(weights) / np.sum(weights))
         # The cursor of each data set and lane.
         self._cursors = np.zeros((len(weights), self._num_lanes, 3), np.int64)
-        self._earlier_counts = np.zeros(len(COUNTS), np.int64)  # counts of the earlier starts of this run
         if state:
-            self._cursors, self._earlier_counts = self._checked(state)
+            self._cursors = self._checked(state)
         self._skipped_file = SkippedFile(skipped_file)
         # For each data set, the sub-stream of each of this rank's lanes.
         self._sub_streams = [self._open_sub_streams(stream, i) for i in range(len(stream.datasets))]
-        self._names = [dataset.source.name for dataset in stream.datasets]
         self._all_sub_streams = [each for by_lane in self._sub_streams for each in set(by_lane.values())]
-        self._counts: dict[str, int] = dict(zip(COUNTS, self._earlier_counts.tolist(), strict=True))
+        self._counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
         self._ahead = Ahead(self._read, stream.total_steps(settings))
 
-    def _checked(self, state: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """The cursors and counts of ``state``. Raises ``UserError`` if they do not belong to this stream."""
+    def _checked(self, state: Mapping[str, Any]) -> np.ndarray:
+        """The cursors of ``state``. Raises ``UserError`` if they do not belong to this stream."""
         try:
             cursors = np.array(state["cursors"], np.int64)
-            counts = np.array(state["counts"], np.int64)
-            has_right_shapes = cursors.shape == self._cursors.shape and counts.shape == self._earlier_counts.shape
-            if has_right_shapes and cursors.min() >= 0:
-                return cursors, counts
+            if cursors.shape == self._cursors.shape and cursors.min() >= 0:
+                return cursors
         except (KeyError, ValueError, TypeError, OverflowError):
             pass
-        raise UserError(Problem("resume_from_checkpoint", "its state is no place in this stream"))
+        raise UserError(Problem("resume_from_checkpoint", "the checkpoint does not match this stream"))
 
     def _open_sub_streams(self, stream: Stream, dataset_id: int) -> dict[int, SubStream]:
         """Open the sub-streams of a data set that serve this rank's lanes. Returns the sub-stream of each of them."""
         dataset = stream.datasets[dataset_id]
-        streamed = StreamedDataset(dataset_id, dataset, stream.encoder, stream.vocab_size, stream.settings, stream.seed)
+        streamed = StreamedDataset(dataset_id, dataset, stream.encoder, stream.settings, stream.seed)
         num_streams = num_sub_streams([part.size for part in dataset.source.parts], self._num_lanes)
         by_lane: dict[int, SubStream] = {}
         for first in {lane % num_streams for lane in self._own_lanes}:
@@ -233,7 +225,7 @@ class StreamFeed:
                 if lane in self._own_lanes:
                     epoch, window, num_taken = self._cursors[dataset_id, lane].tolist()
                     starts[lane] = (epoch, window, num_taken)
-            by_lane |= dict.fromkeys(starts, SubStream(streamed, lanes, starts, self._ranks.agrees))
+            by_lane |= dict.fromkeys(starts, SubStream(streamed, lanes, starts))
         return by_lane
 
     def take(self, step: int) -> GlobalBatch:
@@ -250,12 +242,10 @@ class StreamFeed:
                     target_weights = sample_weights[1:]
                     sums[:3, dataset_id] += target_weights.sum(), (target_weights > 0).sum(), len(ids)
         epochs = self._cursors[:, list(self._own_lanes), 0].sum()
-        differs = [any(each.difference for each in by_lane.values()) for by_lane in self._sub_streams]
-        summed = self._sum_over_ranks(np.concatenate([sums.reshape(-1), differs, row_counts, [epochs]]))
-        sums, differing, all_row_counts, _ = np.split(summed, np.cumsum([sums.size, len(differs), len(row_counts)]))
-        self._raise_if_any(differing, step)
+        summed = self._sum_over_ranks(np.concatenate([sums.reshape(-1), row_counts, [epochs]]))
+        sums, all_row_counts, _ = np.split(summed, np.cumsum([sums.size, len(row_counts)]))
         sums, all_row_counts = sums.reshape(5, -1), all_row_counts.astype(int)
-        self._counts = dict(zip(COUNTS, (self._earlier_counts + all_row_counts).tolist(), strict=True))
+        self._counts = dict(zip(COUNTS, all_row_counts.tolist(), strict=True))
         return GlobalBatch(
             micro_batches,
             target_weights=sums[0],
@@ -269,27 +259,13 @@ class StreamFeed:
             waited_seconds=self._ahead.waited_seconds,
         )
 
-    def _raise_if_any(self, differing: np.ndarray, step: int) -> None:
-        """Raise ``UserError`` on all ranks for data sets of which a rank read other rows than another one."""
-        problems = []
-        for i in np.flatnonzero(differing).tolist():
-            where = [each.difference for each in self._sub_streams[i].values() if each.difference]
-            rows = f", {where[0]}" if where else ""
-            found = f"{self._names[i]} holds other rows on another machine{rows}; found before step {step + 1}"
-            fix = (
-                "copy it, or use a disk that all machines share. Steps before this one may have used such rows too: "
-                "to be sure, begin again with another --output_dir"
-            )
-            problems.append(Problem("dataset", found, "the same files on every machine", fix))
-        raise_if(problems)
-
     def state(self) -> dict[str, Any]:
         """Return the cursors of all lanes after the last step taken, for a checkpoint. Called by all ranks."""
         own = np.zeros_like(self._cursors)
         own_lanes = list(self._own_lanes)
         own[:, own_lanes] = self._cursors[:, own_lanes]
         cursors = self._sum_over_ranks(own).astype(np.int64)
-        return {"cursors": cursors.tolist(), "counts": list(self._counts.values())}
+        return {"cursors": cursors.tolist()}
 
     def notes(self) -> list[str]:
         """Lines for the user at the beginning of the run."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kit import durable
 from kit.console import say
-from kit.data.read.sources import FIX_ROWS, MAX_SKIPPED_SHARE, fix_of_rows, shown
+from kit.data.read.sources import FIX, FIX_ROWS, MAX_SKIPPED_SHARE, shown
 from kit.errors import Problem, UserError
 
 SKIPPED_FILE = "skipped_rows.jsonl"
@@ -57,34 +57,31 @@ class BadRows:
             else:
                 self._single.append(row.problem_with_origin)
 
-    @property
-    def num_single(self) -> int:
-        """The number of problems that are reported one by one."""
-        return len(self._single)
-
-    def problems(self, scope: str = "") -> list[Problem]:
-        """All problems; one that many rows have is reported once, with the first of these rows.
-
-        ``scope``: of which rows the others are counted, if not of all: `` of the first 64 rows``.
-        """
+    def problems(self) -> list[Problem]:
+        """All problems; one that many rows have is reported once, with the first of these rows."""
         common = []
         for problem, (first, count) in self._common.items():
-            more = f" and {count - 1} more{scope}" if count > 1 else ""
+            more = f" and {count - 1} more" if count > 1 else ""
             common.append(replace(problem, found=f"{problem.found} (at {first}{more})"))
         return self._single + common
 
     def shown(self, name: str, num_good: int, others: Sequence[Problem] = ()) -> list[Problem]:
-        """The first of ``others`` and of these problems, with the advice that works. The arguments are as below."""
-        return shown([*others, *self.problems()], name, fix_of_rows(self.num_rows, num_good))
+        """The first of ``others`` and of these problems. The arguments are as below."""
+        fix = FIX_ROWS if self._are_too_many(num_good) else FIX
+        return shown([*others, *self.problems()], name, fix)
+
+    def _are_too_many(self, num_good: int) -> bool:
+        """Whether these rows are too many to skip. One row always may be skipped."""
+        return self.num_rows > max(1, MAX_SKIPPED_SHARE * (self.num_rows + num_good))
 
     def raise_if_too_many(self, name: str, num_good: int) -> None:
-        """Raise ``UserError`` if these rows of the source ``name`` are too many to skip. One row always may be skipped.
+        """Raise ``UserError`` if these rows of the source ``name`` are too many to skip.
 
         Args:
             num_good: rows of the source that can be used.
         """
-        num = self.num_rows + num_good
-        if self.num_rows > max(1, MAX_SKIPPED_SHARE * num):
+        if self._are_too_many(num_good):
+            num = self.num_rows + num_good
             found = f"{self.num_rows} of {num} rows ({self.num_rows / num:.1%}) cannot be used"
             problem = Problem(name, found, f"at most {MAX_SKIPPED_SHARE:.0%} to skip: more have a common cause")
             raise UserError(problem, *shown(self.problems(), name, FIX_ROWS))
@@ -92,10 +89,6 @@ class BadRows:
     def record(self) -> list[list[Any]]:
         """The rows as JSON values."""
         return [[row.part, row.number, row.origin, astuple(row.problem), row.is_common] for row in self.rows]
-
-    def write(self, path: Path) -> None:
-        """Write the rows to a ``SKIPPED_FILE``."""
-        write_listed(path, self.listed())
 
     @classmethod
     def from_record(cls, record: Sequence[Sequence[Any]]) -> "BadRows":

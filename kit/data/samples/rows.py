@@ -14,9 +14,10 @@ import numpy as np
 import xxhash
 
 from kit.cache import digest
+from kit.config.settings.data import DataSettings
 from kit.config.settings.objective import Rows
-from kit.data.chat.formats import Sample, format_of, plain_text
-from kit.data.chat.template import Jinja
+from kit.data.chat.formats import MAX_ID, Sample, plain_text
+from kit.data.chat.template import Jinja, resolve_template
 from kit.data.chat.tokens import Encoded, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
 from kit.data.read.parts import Block
@@ -38,10 +39,11 @@ from kit.data.samples.halves import (
 from kit.errors import Problem
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
-CODE_VERSION = 5
+CODE_VERSION = 6
 # The spaces and punctuation of ASCII. A regular expression for all of Unicode took a tenth of the whole time.
 NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
 AFTER_ANSWERS = "turns after the last answer are left out"
+FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
 # One sample in the cache.
 SAMPLE = np.dtype(
@@ -113,8 +115,24 @@ class Encoder:
     train_on: Literal["assistant", "last", "all"]
     max_length: int  # tokens; of a pair, of each of its halves
     excess_length_strategy: str
+    vocab_size: int = MAX_ID  # rows of the model's embedding
     wanted: Rows = "answers"  # what the rows hold
     system_prompt: str | None = None  # the system message of conversations that have none
+
+    @classmethod
+    def of(cls, settings: DataSettings, tokenizer: Any, vocab_size: int, wanted: Rows) -> "Encoder":
+        """Return the encoder that the settings ask for. Raises ``UserError`` if the chat template cannot be used."""
+        return cls(
+            tokenizer,
+            resolve_template(tokenizer, settings.chat_template, settings.chat_template_kwargs),
+            prompts_as_chat=settings.chat_template is not None,
+            train_on=settings.train_on,
+            max_length=settings.max_length,
+            excess_length_strategy=settings.excess_length_strategy,
+            vocab_size=vocab_size,
+            wanted=wanted,
+            system_prompt=settings.system_prompt,
+        )
 
     @property
     def pack_length(self) -> int:
@@ -126,7 +144,7 @@ class Encoder:
         state = json.loads(self.tokenizer.backend_tokenizer.to_str())
         del state["truncation"], state["padding"]  # earlier calls may have set these; they have no effect here
         settings = (self.template, self.prompts_as_chat, self.train_on, self.max_length, self.excess_length_strategy)
-        key: list[Any] = [CODE_VERSION, *settings, digest(state, self.tokenizer.special_tokens_map)]
+        key: list[Any] = [CODE_VERSION, *settings, self.vocab_size, digest(state, self.tokenizer.special_tokens_map)]
         key += [("system_prompt", self.system_prompt)] if self.system_prompt else []
         return key if self.wanted == "answers" else [*key, self.wanted, PREFERENCE_VERSION]
 
@@ -188,11 +206,11 @@ class Encoder:
         for origin, sample, result in zip(origins, samples, self._encode_all(samples), strict=True):
             if isinstance(result, Problem):  # usually about the template, so many rows have the same one
                 is_common = result.where not in ANSWERS
-                if result.where in format_of(dataset.fields).optional:  # a column that a row can do without
-                    name = dataset.fields[result.where]
-                    ignore = f"to ignore it, add {name}=ignore to --dataset_columns"
-                    result = replace(result, fix=f"{result.fix}; or {ignore}" if result.fix else ignore)
                 refuse(*origin[:2], [result], is_common)
+                continue
+            if max(id_ for halves in result for encoded in halves for id_ in encoded.input_ids) >= self.vocab_size:
+                found = f"a token id for which the model, of {self.vocab_size} embeddings, has none"
+                refuse(*origin[:2], [Problem("tokens", found, fix=FIX_IDS)], is_common=True)
                 continue
             piece.counts["num_rows"] += 1
             piece.counts["num_encoded"] += len(result)  # more than rows where a template rewrites earlier turns
@@ -204,7 +222,7 @@ class Encoder:
             for halves in result:
                 num_tokens = max(len(encoded.input_ids) for encoded in halves)
                 if num_tokens > self.max_length and self.excess_length_strategy == "error":
-                    fix = f"--max_length {num_tokens}; or --excess_length_strategy truncate cuts it"
+                    fix = "raise --max_length; or --excess_length_strategy truncate cuts it"
                     where = source.origin(*origin[:2])
                     piece.problems.append(Problem(where, f"{num_tokens} tokens", f"at most {self.max_length}", fix))
                     continue

@@ -1,9 +1,8 @@
 """Tokenised samples as a run sees them: all those of one or several cache entries, or some of them. Read-only."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,6 @@ from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
 # The counts of what was cut, split or left out.
 LOSS_COUNTS = ("num_truncated", "num_split", "num_dropped_long", "num_dropped_unsupervised", "num_blank_lines")
 MAX_UNUSED = 10  # columns in a note
-FILES_OF_STORE = 4  # that stay open at most, one for each of its arrays
-BLOCK = 1 << 16  # samples that are looked at together
 NOT_USED = ": not used: "  # in the note that lists them
 
 
@@ -32,7 +29,6 @@ class Store:
     arrays: Mapping[str, np.ndarray]
     info: Mapping[str, Any]  # what the cache entry holds besides arrays: counts, remarks, weights, max_id
     fingerprint: str  # of its samples: they depend on the rows that are read, how, and which are skipped
-    folder: Path | None = None  # the cache entry
 
     @property
     def report(self) -> dict[str, Any]:
@@ -46,11 +42,6 @@ class Store:
             "num_skipped": self.skipped.num_rows,
             **({"commit": self.source.commit} if self.source.commit else {}),
         }
-
-    @property
-    def max_id(self) -> int:
-        """The largest token id."""
-        return int(self.info["max_id"])
 
     @cached_property
     def skipped(self) -> BadRows:
@@ -85,7 +76,7 @@ class Store:
             num_all = len(skipped) + num_rows
             share = f"{len(skipped)} of {num_all} rows ({len(skipped) / num_all:.1%})"
             lines.append(f"warning: {name}: {share} cannot be used and are skipped, first {first}")
-            lines.append(f"{name}: a run lists them in {SKIPPED_FILE} in its output_dir; now in {self.folder}")
+            lines.append(f"{name}: a run lists them in {SKIPPED_FILE} in its output_dir")
         if self.unused:
             first_unused = list(self.unused.items())[:MAX_UNUSED]
             listed = ", ".join(f"{key} ({share:.1%} of the rows)" for key, share in first_unused)
@@ -211,15 +202,10 @@ class Samples:
     def repeats(self) -> np.ndarray:
         """Whether an earlier sample has the same ids and weights, and the same label, bool [N]."""
         labels = np.ones(len(self), bool) if self.labels is None else self.labels
-        hashes = self.hashes("ids_hash")
-        order = np.argsort(hashes, kind="stable")
-        is_alike = np.concatenate([[False], hashes[order][1:] == hashes[order][:-1]])
+        _, groups, counts = np.unique(self.hashes("ids_hash"), return_inverse=True, return_counts=True)
         repeats = np.zeros(len(self), bool)
-        seen: set[tuple[bytes, bytes, bool]] = set()  # the samples that have the hash of the current one
-        for k in np.flatnonzero(is_alike | np.append(is_alike[1:], False)).tolist():
-            if not is_alike[k]:
-                seen = set()
-            i = int(order[k])
+        seen: set[tuple[bytes, bytes, bool]] = set()
+        for i in np.flatnonzero(counts[groups] > 1).tolist():
             ids, weights = self[i]
             content = ids.tobytes(), weights.tobytes(), bool(labels[i])
             repeats[i] = content in seen
@@ -231,30 +217,10 @@ class Samples:
         return self._column(name)
 
     def have(self, name: str, hashes: np.ndarray) -> np.ndarray:
-        """Whether a sample has each of ``hashes`` (uint64 [M]) as its hash ``name``, bool [M].
-
-        Takes the memory of ``hashes`` only: what is sorted is these, and the samples are looked up in blocks.
-        """
-        wanted, place = np.unique(hashes, return_inverse=True)
-        # Most samples have none of them: their first bits show that, without a search.
-        shift = np.uint64(64 - max(1, min(len(wanted).bit_length() + 3, 26)))
-        may_be_wanted = np.zeros(1 << (64 - int(shift)), bool)
-        may_be_wanted[wanted >> shift] = True
-        is_had = np.zeros(len(wanted), bool)
-        for block in self._blocks(name):
-            block = block[may_be_wanted[block >> shift]]
-            at = np.searchsorted(wanted, block).clip(max=len(wanted) - 1)
-            is_had[at[wanted[at] == block]] = True
-        return is_had[place]
-
-    def _blocks(self, name: str) -> Iterator[np.ndarray]:
-        """Yield a column in blocks, each of samples of one data set: the column of all samples may take gigabytes."""
-        for start in range(0, len(self), BLOCK):
-            ids = self.dataset_ids[start : start + BLOCK]
-            in_all = np.arange(start, start + len(ids)) if self._index is None else self._index[start : start + BLOCK]
-            for dataset_id in np.unique(ids):
-                column = self.stores[dataset_id].arrays["samples"][name]
-                yield column[in_all[ids == dataset_id] - self._firsts[dataset_id]]
+        """Whether a sample has each of ``hashes`` (uint64 [M]) as its hash ``name``, bool [M]."""
+        own, wanted = self.hashes(name), np.unique(hashes)
+        at = np.searchsorted(wanted, own).clip(max=len(wanted) - 1)  # sorts the few, not all samples
+        return np.isin(hashes, own[wanted[at] == own])
 
     @property
     def dataset_names(self) -> list[str]:

@@ -19,7 +19,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -29,20 +28,17 @@ import numpy as np
 
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
 from kit.console import bar
-from kit.data.chat.formats import MAX_ID
 from kit.data.read.parts import Block
-from kit.data.read.sources import FIX_ROWS, Source, read_rows, shown
-from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
+from kit.data.read.sources import Source, shown
+from kit.data.samples.bad_rows import BadRows
 from kit.data.samples.dataset import Dataset
-from kit.data.samples.halves import PREFERENCE
-from kit.data.samples.rows import SAMPLE, Encoder, Piece
+from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import Store
 from kit.errors import Problem, UserError, raise_if
 
 PR_SET_PDEATHSIG = 1  # the number of this option of Linux's prctl
 MAX_WEIGHTS = 256  # different token weights in one data set: a token's weight is stored as one byte, a code
 MAX_PROBLEMS = 1000  # after this number of problems tokenising stops
-NUM_FIRST = 64  # rows that are tried before all others are read
 
 
 def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = None, skips: bool = False) -> Store:
@@ -60,47 +56,24 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
     # Ignored columns change no sample, but which rows are refused: another cache entry, the same fingerprint.
     entry_key = digest(key, sorted(dataset.ignored)) if dataset.ignored else key
     folder = cache_folder() / "samples" / entry_key
-    has_preferences = encoder.wanted != "answers"
-    cached = _open(folder, has_preferences)
+    cached = open_entry(folder)
     if cached is None:
         with locked(folder):
-            cached = _open(folder, has_preferences)  # another process may have made it meanwhile
+            cached = open_entry(folder)  # another process may have made it meanwhile
             if cached is None:
                 _make(folder, dataset, encoder, num_processes, skips)
-                cached = _open(folder, has_preferences)
+                cached = open_entry(folder)
     assert cached is not None
     arrays, info = cached
     if info["skipped"] and not skips:
         raise_if(BadRows.from_record(info["skipped"]).shown(dataset.source.name, info["counts"]["num_rows"]))
     fingerprint = digest(key, [row[:2] for row in info["skipped"]]) if info["skipped"] else key
-    return Store(dataset.source, dataset.entry.name, arrays, info, fingerprint, folder)
-
-
-def _open(folder: Path, has_preferences: bool) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Open a cache entry; None if it is absent or damaged, or if its arrays do not fit each other."""
-    cached = open_entry(folder)
-    if cached is None:
-        return None
-    found = [cached[0].get(name, np.empty(0)) for name in ("samples", "input_ids", "weight_codes")]
-    if [array.dtype for array in found] != [SAMPLE, np.int32, np.uint8]:
-        return None
-    samples, ids, codes = found
-    starts, lengths = samples["start"], samples["length"]
-    fits = len(samples) and starts.min() >= 0 and lengths.min() > 0 and (starts + lengths).max() <= len(ids)
-    if has_preferences:
-        records = cached[0].get("preferences", np.empty(0))
-        if records.dtype != PREFERENCE or len(records) != len(samples):
-            return None
-        prompts, firsts = records["prompt_length"], records["first_length"]
-        fits = fits and bool(((prompts > 0) & (prompts < firsts) & (firsts <= lengths)).all())
-    return cached if fits and len(ids) == len(codes) else None
+    return Store(dataset.source, dataset.entry.name, arrays, info, fingerprint)
 
 
 def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int | None, skips: bool) -> None:
     """Tokenise a data set into the cache entry ``folder``. If that fails, no entry is left."""
     source = dataset.source
-    if not skips:
-        _check_first_rows(dataset, encoder)
     with cannot_write(folder.parent):
         writer = Writer(folder)
     try:
@@ -114,7 +87,7 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
                 if entry.num_problems > MAX_PROBLEMS:
                     break
         info = {
-            **entry.finished(source.name, partial(_longest, dataset, encoder)),
+            **entry.finished(source.name),
             "about": {"dataset": source.name, **encoder.about()},
         }
         raise_if(dataset.problems_of_texts(entry.replaced))
@@ -124,34 +97,9 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
             raise UserError(Problem(str(changed[0]), "changed while it was read", fix=fix))
         with cannot_write(folder.parent):
             writer.finish(info)
-            if entry.bad.num_rows:
-                entry.bad.write(folder / SKIPPED_FILE)
     except BaseException:
         writer.discard()
         raise
-
-
-def _check_first_rows(dataset: Dataset, encoder: Encoder) -> None:
-    """Raise ``UserError`` if most of the first rows of many cannot be used: the others need not be read for that."""
-    rows = list(islice(read_rows(dataset.source.parts, dataset.columns), NUM_FIRST + 1))
-    if len(rows) <= NUM_FIRST:
-        return
-    piece = encoder.encode(dataset, rows[:NUM_FIRST])
-    bad = BadRows(piece.bad)
-    if bad.num_rows > NUM_FIRST / 2:
-        scope = f" of the first {NUM_FIRST} rows"
-        raise UserError(*shown(piece.problems + bad.problems(scope), dataset.source.name, FIX_ROWS, scope))
-
-
-def _longest(dataset: Dataset, encoder: Encoder) -> int:
-    """The tokens of the longest of the first samples, before it is cut."""
-    rows = islice(read_rows(dataset.source.parts, dataset.columns), NUM_FIRST)
-    piece = replace(encoder, max_length=MAX_ID).encode(dataset, rows)
-    lengths = piece.samples["length"]
-    if piece.preferences is not None:  # of a pair, the longer half
-        firsts = piece.preferences["first_length"]
-        lengths = np.maximum(firsts, lengths - firsts)
-    return int(lengths.max(initial=0))
 
 
 def _blocks(source: Source, columns: list[str]) -> Iterator[tuple[int, Block]]:
@@ -237,7 +185,6 @@ class _Entry:
         self._writer = writer
         self._skips = skips
         self.num_tokens = 0
-        self.max_id = 0
         self.weights = [0.0, 1.0]
         self.has_preferences = False
         self.problems: list[Problem] = []
@@ -250,7 +197,7 @@ class _Entry:
     @property
     def num_problems(self) -> int:
         """The number of problems because of which there will be no entry."""
-        return len(self.problems) + (0 if self._skips else self.bad.num_single)
+        return len(self.problems) + (0 if self._skips else self.bad.num_rows)
 
     def add(self, piece: Piece) -> None:
         """Append the samples of a piece to the entry, and its counts and messages to those of the data set."""
@@ -271,47 +218,36 @@ class _Entry:
         codes = np.array([self.weights.index(weight) for weight in piece.weights], np.uint8)
         piece.samples["start"] += self.num_tokens
         self.num_tokens += len(piece.input_ids)
-        self.max_id = max(self.max_id, int(piece.input_ids.max()))
         arrays = {"samples": piece.samples, "input_ids": piece.input_ids, "weight_codes": codes[piece.weight_codes]}
         if piece.preferences is not None:
             arrays["preferences"] = piece.preferences
         self._writer.append(arrays)
 
-    def finished(self, name: str, longest: Callable[[], int]) -> dict[str, Any]:
-        """Return what the entry holds besides the arrays.
-
-        Args:
-            name: the source's.
-            longest: returns the tokens of the longest of the first samples, before it is cut.
+    def finished(self, name: str) -> dict[str, Any]:
+        """Return what the entry of the source ``name`` holds besides the arrays.
 
         Raises:
             UserError: with the problems of the rows, or if no sample is left.
         """
-        num_good = self.counts["num_rows"]
-        raise_if(shown(self.problems, name, "") if self._skips else self.bad.shown(name, num_good, self.problems))
-        self.bad.raise_if_too_many(name, num_good)
+        num_rows = self.counts["num_rows"]
+        raise_if(shown(self.problems, name, "") if self._skips else self.bad.shown(name, num_rows, self.problems))
+        self.bad.raise_if_too_many(name, num_rows)
         if not self.num_tokens:
-            raise UserError(*self._problems_without_samples(name, longest))
+            if self.counts["num_truncated"] or self.counts["num_dropped_long"]:
+                found, fix = (
+                    f"none of {num_rows} samples has a supervised token within max_length",
+                    "raise --max_length",
+                )
+                if self.has_preferences:
+                    found = f"the answers of none of {num_rows} samples leave room for a prompt within max_length"
+            else:
+                found = f"nothing in {num_rows} samples is supervised" if num_rows else "no rows"
+                fix = "`kit inspect` shows what of them would be learned" if num_rows else ""
+            raise UserError(Problem(name, found, "at least one", fix), *self.bad.problems())
         return {
             "counts": dict(self.counts),
             "remarks": dict(self.remarks),
             "unused": dict(self.unused),
             "skipped": self.bad.record(),
             "weights": self.weights,
-            "max_id": self.max_id,
         }
-
-    def _problems_without_samples(self, name: str, longest: Callable[[], int]) -> list[Problem]:
-        """Why no sample is left."""
-        num_rows = self.counts["num_rows"]
-        if not num_rows and self.bad.num_rows:
-            return shown(self.bad.problems(), name, FIX_ROWS)
-        if self.counts["num_truncated"] or self.counts["num_dropped_long"]:
-            found = f"none of {num_rows} samples has a supervised token within max_length"
-            if self.has_preferences:
-                found = f"the answers of none of {num_rows} samples leave room for a prompt within max_length"
-            fix = f"--max_length {longest()} holds the longest of the first {NUM_FIRST}"
-        else:
-            found = f"nothing in {num_rows} samples is supervised" if num_rows else "no rows"
-            fix = "`kit inspect` shows what of them would be learned" if num_rows else ""
-        return [Problem(name, found, "at least one", fix)]

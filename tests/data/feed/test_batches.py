@@ -1,11 +1,11 @@
 """Samples as tensors: every target at its place, alone in a row or in a pack, whichever rank computes it."""
 
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from data_helpers import byte_level_tokenizer, open_all, pairs, preference_pairs, rated_answers, recipe, write
+from data_helpers import byte_level_tokenizer, open_all, pairs, preference_pairs, rated_answers, write
 
 from kit.data.feed.batches import Collator, evaluation_batches, padded_length
 from kit.data.feed.ranks import Ranks
@@ -73,20 +73,6 @@ def test_rows_have_at_most_16_lengths_per_octave_and_a_sixteenth_of_padding():
     assert sum(padded) < 1.04 * sum(LENGTHS)
 
 
-def test_no_row_is_padded_beyond_the_most_tokens_that_it_may_have():
-    assert padded_length(4095, 4096) == padded_length(4096, 4096) == 4096
-    assert padded_length(500, 505) == padded_length(505, 505) == 505
-    assert padded_length(1080, 1088) == padded_length(1088, 1088) == 1088
-    assert [padded_length(longest, 500) for longest in (480, 490, 500)] == [480, 496, 500]
-
-
-def test_an_evaluation_pads_no_row_beyond_its_longest(many):
-    train = many(13)
-    for batch in evaluation_batches(train, Ranks(), 2, 0):
-        longest = int(batch.attention_mask.sum(dim=1).max())
-        assert batch.input_ids.shape[1] == padded_length(longest, int(train.row_lengths.max()))
-
-
 def test_a_pack_holds_its_samples_one_after_another_with_bounds_between_them(many):
     train = many(6)
     batch = Collator(2, pad_token_id=7, packing=True, max_length=512).collate(train, [np.array([5, 1]), np.array([0])])
@@ -120,95 +106,13 @@ def test_a_batch_without_samples_has_a_token_to_attend_to_and_no_target(many, pa
     assert all(len(getattr(batch, name)) == 0 for name in ("targets", "target_positions", "weights", "dataset_ids"))
 
 
-@pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize(("num_processes", "size"), [(1, 1), (1, 4), (2, 2), (4, 1), (4, 2), (3, 2)])
-@pytest.mark.parametrize("num", [1, 3, 8, 9])
-def test_ranks_share_a_batch_and_have_equally_many_micro_batches(packing, num_processes, size, num, many):
-    train = many(9)
-    items = single(*range(num))
-    ranks = [
-        Collator(size, 0, packing, 512).micro_batches(train, items, Ranks(rank, num_processes))
-        for rank in range(num_processes)
-    ]
-    assert {len(batches) for batches in ranks} == {-(-num // (num_processes * size))}
-    read = segments_of if packing else rows_of
-    rows = [row for batches in ranks for batch in batches for row in read(batch)]
-    assert sorted(rows) == sorted(train[i][0].tolist() for i in range(num))
-
-
-@pytest.mark.parametrize(("num_processes", "size"), [(1, 4), (2, 3), (3, 2), (8, 4)])
+@pytest.mark.parametrize(("num_processes", "size"), [(1, 4), (3, 2)])
 def test_evaluation_takes_each_sample_once_and_all_ranks_equally_many_batches(num_processes, size, many):
     train = many(13)
     ranks = [list(evaluation_batches(train, Ranks(rank, num_processes), size, 0)) for rank in range(num_processes)]
     assert len({len(batches) for batches in ranks}) == 1
     rows = [row for batches in ranks for batch in batches for row in rows_of(batch)]
     assert sorted(rows) == sorted(ids.tolist() for ids, _ in train)
-
-
-@pytest.mark.parametrize("num_processes", [1, 3, 64])
-def test_an_evaluation_deals_a_rank_its_own_share_only_and_that_of_all_ranks_dealt_at_once(
-    many, num_processes, monkeypatch
-):
-    train = many(40)
-    collator = Collator(3, 0, packing=False, max_length=int(train.row_lengths.max()))
-    dealt = collator.deal(train.lengths, single(*range(40)), num_processes)
-    monkeypatch.setattr(Collator, "deal", None)
-    num_read = []
-    monkeypatch.setattr(type(train), "__getitem__", spied(type(train).__getitem__, num_read))
-    for rank in {0, num_processes // 2, num_processes - 1}:
-        expected = [collator.collate(train, step[rank]) for step in dealt]
-        num_read.clear()
-        batches = list(evaluation_batches(train, Ranks(rank, num_processes), 3, 0))
-        assert len(num_read) <= 3 * len(batches)
-        for batch, other in zip(batches, expected, strict=True):
-            assert all(torch.equal(tensor, other.tensors()[name]) for name, tensor in batch.tensors().items())
-
-
-def spied(method, calls):
-    return lambda self, i: calls.append(i) or method(self, i)
-
-
-def test_similar_lengths_meet_at_the_same_time(many):
-    train = many(32)
-    ranks = [Collator(2, 0, False, 512).micro_batches(train, single(*range(32)), Ranks(rank, 4)) for rank in range(4)]
-    widths = [[batch.input_ids.shape[1] for batch in batches] for batches in zip(*ranks, strict=True)]
-    assert all(min(now) >= max(later) for now, later in pairwise(widths))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("packing", [False, True])
-def test_what_all_ranks_are_fed_is_what_the_counts_say(packing, tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "a.jsonl", *pairs(40))
-    write(tmp_path / "b.jsonl", *pairs(10, "b"))
-    flags = {
-        "dataset": "[{path: a.jsonl, weight: 1}, {path: b.jsonl, weight: 1}]",
-        "global_batch_size": 8,
-        "max_length": 128,
-        "packing": packing,
-    }
-    tokenizer = byte_level_tokenizer()
-    feeds = {
-        (rank, world, size): open_all(tokenizer, **flags).open_feed(
-            recipe(**flags, per_device_train_batch_size=size), Ranks(rank, world), 0, {}
-        )
-        for world, size in [(1, 8), (2, 4), (8, 1)]
-        for rank in range(world)
-    }
-    for step in range(6):
-        taken = {key: feed.take(step) for key, feed in feeds.items()}
-        first = taken[0, 1, 8]
-        for batch in taken.values():
-            assert list(batch.origins) == list(first.origins) and batch.epoch == first.epoch
-            assert (batch.target_weights == first.target_weights).all()
-        for world in (1, 2, 8):
-            batches = [b for key, taken_ in taken.items() if key[1] == world for b in taken_.micro_batches]
-            assert len(batches) == world
-            targets = list(chain.from_iterable(batch.dataset_ids.tolist() for batch in batches))
-            assert np.bincount(targets, minlength=2).tolist() == first.num_targets.tolist()
-            assert sum(batch.weights.sum().item() for batch in batches) == first.target_weights.sum()
-    assert any("mixing: b 50.0% of the samples, 2.50 passes an epoch" in line for line in feeds[0, 1, 8].notes())
 
 
 def targets_by_sequence(batch):
@@ -258,54 +162,3 @@ def test_the_label_of_an_answer_and_what_the_reference_gives_it_go_with_it(packi
     pairs_of_answers.references = -np.arange(8.0).reshape(4, 2)
     batch = Collator(2, pad_token_id=7, packing=packing, max_length=512).collate(pairs_of_answers, single(3, 1))
     assert batch.references.tolist() == [-6.0, -7.0, -2.0, -3.0]
-
-
-@pytest.mark.parametrize("packing", [False, True])
-def test_a_batch_without_pairs_has_no_sequences(packing, many):
-    batch = Collator(2, pad_token_id=7, packing=packing, max_length=512).collate(
-        many(4, preference_pairs, objective="dpo"), []
-    )
-    assert set(batch.input_ids.flatten().tolist()) == {7} and not len(batch.targets)
-    assert len(batch.labels) == len(batch.sequence_ids) == 0
-    assert many(4).labels is None
-    assert Collator(2, pad_token_id=7, packing=packing, max_length=512).collate(many(4), single(0)).labels is None
-
-
-@pytest.mark.parametrize(("num_processes", "size"), [(1, 4), (2, 3), (3, 2)])
-def test_an_evaluation_takes_each_pair_once_with_both_halves(num_processes, size, many):
-    train = many(9, preference_pairs, objective="dpo")
-    dealt = [list(evaluation_batches(train, Ranks(rank, num_processes), size, 0)) for rank in range(num_processes)]
-    assert len({len(batches) for batches in dealt}) == 1
-    rows = [row for batches in dealt for batch in batches for row in rows_of(batch)]
-    assert sorted(rows) == sorted(ids.tolist() for i in range(9) for ids, _ in train.sequences(i))
-    assert all(len(batch.labels) <= 2 * size for batches in dealt for batch in batches)
-
-
-def test_padding_counts_both_rows_of_a_pair(many):
-    train = many(8, preference_pairs, objective="dpo")
-    collator = Collator(4, pad_token_id=7, packing=False, max_length=512)
-    dealt = collator.deal(train.row_lengths, single(*range(8)), num_ranks=1)
-    batches = [collator.collate(train, share) for (share,) in dealt]
-    computed = sum(batch.input_ids.numel() for batch in batches)
-    used = sum(int(batch.attention_mask.sum()) for batch in batches)
-    assert collator.padding_share(train.sequence_lengths, dealt) == pytest.approx(1 - used / computed)
-
-
-def test_pairs_with_a_longest_row_of_similar_length_meet_and_not_those_of_similar_total(many):
-    def rows(num):
-        lengths = [(1, 40), (24, 24), (1, 38), (22, 22)][:num]  # chosen and rejected, in words
-        return [
-            {"prompt": f"Q{i} ", "chosen": "x" * a + "a", "rejected": "x" * b + "b"} for i, (a, b) in enumerate(lengths)
-        ]
-
-    train = many(4, rows, objective="dpo", max_length=512)
-    assert np.argsort(-train.lengths).tolist() == [1, 3, 0, 2] and np.argsort(-train.row_lengths).tolist() == [
-        0,
-        2,
-        1,
-        3,
-    ]
-    batches = Collator(2, pad_token_id=7, packing=False, max_length=512).micro_batches(
-        train, single(0, 1, 2, 3), Ranks(0, 1)
-    )
-    assert [batch.attention_mask.sum(dim=1).max() for batch in batches] == train.row_lengths[[0, 1]].tolist()

@@ -1,15 +1,13 @@
 """The feed of a run: every topology is given the same global batches, and a step finds its batch made ahead."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
 from data_helpers import open_all, pairs, preference_pairs, rated_answers, recipe, write
 
-from kit.data.feed.feed import Ahead, by_file
+from kit.data.feed.feed import Ahead
 from kit.data.feed.ranks import Ranks
-from kit.data.samples.samples import Samples
 
 BATCH = 8
 
@@ -33,7 +31,7 @@ def targets(batches):
 
 
 @pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize(("num_ranks", "micro_batch_size"), [(2, 2), (3, 1), (8, 1)])
+@pytest.mark.parametrize(("num_ranks", "micro_batch_size"), [(2, 2), (3, 1)])
 def test_the_ranks_together_learn_the_global_batch(num_ranks, micro_batch_size, packing, tmp_path, tokenizer):
     write(tmp_path / "a.jsonl", *pairs(20))
     write(tmp_path / "b.jsonl", *pairs(20, "b"))
@@ -49,17 +47,6 @@ def test_the_ranks_together_learn_the_global_batch(num_ranks, micro_batch_size, 
             assert list(share.origins) == list(whole.origins) and share.epoch == whole.epoch
             assert share.target_weights.tolist() == whole.target_weights.tolist()
             assert share.num_tokens.tolist() == whole.num_tokens.tolist()
-
-
-def test_origins_of_samples_are_looked_up_only_when_they_are_read(tmp_path, tokenizer, monkeypatch):
-    write(tmp_path / "a.jsonl", *pairs(20))
-    [alone] = feeds(tokenizer, 1, BATCH, dataset="a.jsonl", packing=False)
-    looked_up = []
-    monkeypatch.setattr(Samples, "origin", lambda self, i: looked_up.append(i) or f"a.jsonl:{i}")
-    origins = alone.take(0).origins
-    assert len(origins) == BATCH and not looked_up
-    assert by_file(origins).startswith("a.jsonl:") and len(looked_up) == BATCH
-    assert f"a.jsonl:{looked_up[0]}" in origins and "b.jsonl:1" not in origins
 
 
 def test_the_counts_of_a_step_are_of_its_samples_by_data_set(tmp_path, tokenizer):
@@ -95,33 +82,9 @@ def test_what_the_next_step_needs_is_made_while_a_step_runs():
     assert not made[2].wait(0.05)  # there are two steps
 
 
-def test_the_time_that_a_step_waits_for_its_data_is_measured(tmp_path, tokenizer):
-    ahead = Ahead(lambda step: time.sleep(0.05), num_steps=2)
-    ahead.take(0)
-    assert ahead.waited_seconds >= 0.05
-    time.sleep(0.1)  # a step, while the next data are made
-    ahead.take(1)
-    assert ahead.waited_seconds < 0.05
-    write(tmp_path / "train.jsonl", *pairs(20))
-    [feed] = feeds(tokenizer, 1, BATCH)
-    assert feed.take(0).waited_seconds > 0
-
-
-def test_what_fails_ahead_fails_the_step_that_needs_it():
-    def make(step):
-        if step:
-            raise OSError("disk gone")
-        return "first"
-
-    ahead = Ahead(make, num_steps=3)
-    assert ahead.take(0) == "first"
-    with pytest.raises(OSError, match="disk gone"):
-        ahead.take(1)
-
-
 @pytest.mark.parametrize("objective", ["dpo", "kto"])
 @pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize(("num_ranks", "micro_batch_size"), [(2, 2), (3, 1), (8, 1)])
+@pytest.mark.parametrize(("num_ranks", "micro_batch_size"), [(2, 2), (3, 1)])
 def test_the_ranks_together_compare_the_global_batch(
     num_ranks, micro_batch_size, packing, objective, tmp_path, tokenizer
 ):
@@ -156,15 +119,3 @@ def test_a_pack_of_pairs_has_room_for_the_longest_pair(tmp_path, tokenizer):
     rows = [batch.input_ids.shape[1] for step in range(4) for batch in feed.take(step).micro_batches]
     assert longest < max(rows) <= 2 * longest
     assert f"packs of {2 * longest} tokens" in "\n".join(feed.notes())
-
-
-def test_data_sets_of_pairs_are_mixed_by_weight(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", *preference_pairs(40))
-    write(tmp_path / "b.jsonl", *preference_pairs(40, "b"))
-    entries = "[{path: a.jsonl, weight: 3}, {path: b.jsonl, weight: 1}]"
-    for mixing in ("samples", "tokens"):
-        [feed] = feeds(tokenizer, 1, BATCH, dataset=entries, objective="dpo", mixing=mixing)
-        batches = [feed.take(step) for step in range(10)]
-        counts = sum(batch.num_tokens for batch in batches)
-        assert counts[0] / counts.sum() == pytest.approx(0.75, abs=0.1)
-        assert sum(batch.num_samples for batch in batches) == 10 * BATCH

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from data_helpers import open_all, preference_pairs, rated_answers, recipe, write
+from data_helpers import open_all, rated_answers, recipe, write
 
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.ranks import Ranks
@@ -35,34 +35,6 @@ def test_each_prompt_gets_the_answer_to_another_and_each_answer_is_used_once(num
         assert weights.tolist() == [0] * len(prompt) + [1] * len(answer)
 
 
-def test_partners_depend_on_the_seed_and_the_data_only(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *rated_answers(20))
-    train = opened(tokenizer).train
-    first, again, other = (Mismatched(train, seed, 128).partners.tolist() for seed in (1, 1, 2))
-    assert first == again != other
-
-
-def test_a_sequence_that_would_be_too_long_is_cut_at_its_end_and_keeps_a_target(tmp_path, tokenizer):
-    long = {"prompt": "a " * 14, "completion": "b", "label": True}
-    write(tmp_path / "train.jsonl", long, {"prompt": "a ", "completion": "b " * 5, "label": False})
-    longest = int(opened(tokenizer).train.lengths.max())
-    train = opened(tokenizer, max_length=longest).train
-    mismatched = Mismatched(train, 1, longest)
-    assert mismatched.partners.tolist() == [1, 0]
-    ((ids, weights),) = mismatched.sequences(0)
-    prompt, answer = parts(train, 0)[0], parts(train, 1)[1]
-    assert len(prompt + answer) > longest and ids.tolist() == (prompt + answer)[:longest]
-    assert len(ids) == mismatched.lengths[0] and weights[1:].sum() > 0
-
-
-def test_weights_of_the_answer_go_with_it(tmp_path, tokenizer):
-    user, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
-    rows = [{"prompt": [user], "completion": [answer | {"weight": weight}], "label": True} for weight in (0.5, 2.0)]
-    write(tmp_path / "train.jsonl", *rows)
-    mismatched = Mismatched(opened(tokenizer, chat_template="chatml").train, 1, 128)
-    assert [set(mismatched.sequences(i)[0][1].tolist()) for i in (0, 1)] == [{0, 2.0}, {0, 0.5}]
-
-
 def targets(micro_batches):
     """The tokens and labels of the micro-batches of all ranks, in no order."""
     found = []
@@ -73,7 +45,7 @@ def targets(micro_batches):
 
 
 @pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize(("num_ranks", "size"), [(2, 2), (2, 1), (3, 1)])
+@pytest.mark.parametrize(("num_ranks", "size"), [(2, 2), (3, 1)])
 def test_the_ranks_together_have_the_mismatched_answers_of_the_global_batch(
     num_ranks, size, packing, tmp_path, tokenizer
 ):
@@ -102,18 +74,3 @@ def test_the_ranks_together_have_the_mismatched_answers_of_the_global_batch(
         numbers = [int(origin.split(":")[1]) - 1 for origin in whole.origins]
         wanted = sorted(parts(train, int(partners[i]))[1] for i in numbers)
         assert sorted(ids for ids, _ in targets(whole.mismatched)) == wanted
-
-
-def test_references_are_those_of_the_mismatched_answers(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *rated_answers(3))
-    train = opened(tokenizer).train
-    mismatched = Mismatched(train, 1, 128)
-    assert mismatched.references is None
-    train.references = np.array([[-1.0, -10.0], [-2.0, -20.0], [-3.0, -30.0]])
-    assert mismatched.references.tolist() == [[-10.0], [-20.0], [-30.0]]
-
-
-def test_pairs_have_no_mismatched_answers(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *preference_pairs(4))
-    data = opened(tokenizer, objective="dpo")
-    assert data.mismatched(data.train) is None

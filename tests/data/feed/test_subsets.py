@@ -1,6 +1,5 @@
 """Parts of the data: repeats are left out once and for all, and by what is learned, not by the text."""
 
-import numpy as np
 import pytest
 from data_helpers import open_all, pairs, preference_pairs, rated_answers, write
 
@@ -26,11 +25,6 @@ def test_samples_with_the_same_tokens_and_mask_are_left_out(tmp_path, tokenizer)
     assert opened.fingerprint != open_all(tokenizer).fingerprint
 
 
-def test_data_without_repeats_is_the_same_data_with_dedup(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(9))
-    assert open_all(tokenizer, dedup=True).fingerprint == open_all(tokenizer).fingerprint
-
-
 def test_repeats_are_found_across_data_sets_and_before_samples_are_held_out(tmp_path, tokenizer):
     write(tmp_path / "a.jsonl", *pairs(10))
     write(tmp_path / "b.jsonl", *pairs(8), *pairs(12)[10:])
@@ -38,16 +32,8 @@ def test_repeats_are_found_across_data_sets_and_before_samples_are_held_out(tmp_
     assert len(opened.train) + len(opened.evaluation) == 12
     assert not any("are in the training data" in note for note in opened.notes)
     write(tmp_path / "c.jsonl", *pairs(3))
-    with pytest.raises(UserError, match="dedup: all samples of c are in the data sets before it"):
+    with pytest.raises(UserError, match="dedup: nothing of c is left to train on"):
         open_all(tokenizer, dataset="a.jsonl,c.jsonl", dedup=True)
-
-
-def test_pairs_are_repeats_only_if_both_answers_are_the_same(tmp_path, tokenizer):
-    pair = {"prompt": "Hi ", "chosen": "a", "rejected": "b"}
-    rows = [pair, pair | {"rejected": "c"}, {"prompt": "Hi ", "chosen": "b", "rejected": "a"}, pair]
-    write(tmp_path / "train.jsonl", *rows)
-    opened = open_all(tokenizer, objective="dpo", dedup=True)
-    assert [opened.train.origin(i) for i in range(len(opened.train))] == [f"train.jsonl:{i}" for i in (1, 2, 3)]
 
 
 def test_an_answer_with_another_label_is_no_repeat(tmp_path, tokenizer):
@@ -72,15 +58,6 @@ def test_preferences_are_held_out_and_limited_with_their_halves_and_labels(objec
             assert samples.row_lengths[i] == samples.sequence_lengths[i].max()
 
 
-def test_pairs_to_evaluate_on_that_are_in_the_training_data_are_counted(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *preference_pairs(8))
-    write(tmp_path / "eval.jsonl", *preference_pairs(3), *preference_pairs(12)[9:])
-    notes = open_all(tokenizer, objective="dpo", eval_dataset="eval.jsonl").notes
-    assert any(
-        "warning: 3 of 6 evaluation samples are in the training data: 3 token for token" in note for note in notes
-    )
-
-
 def test_rows_of_a_data_set_are_drawn_by_seed_and_leave_the_others_whole(tmp_path, tokenizer):
     for name in "ab":
         write(tmp_path / f"{name}.jsonl", *pairs(20, name))
@@ -98,16 +75,3 @@ def test_rows_of_a_data_set_are_drawn_by_seed_and_leave_the_others_whole(tmp_pat
     assert origins(0.35)[0] == seven and origins(7, seed=1)[0] != seven
     everything = origins(50)[1]
     assert everything.fingerprint == origins(None)[1].fingerprint != opened.fingerprint
-
-
-def test_rows_to_evaluate_on_are_drawn_and_all_pieces_of_a_row_with_it(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(5))
-    write(tmp_path / "long.jsonl", *[{"text": f"{i} " * 40} for i in range(6)])
-    evaluation = open_all(
-        tokenizer,
-        dataset="long.jsonl",
-        eval_dataset=[{"path": "long.jsonl", "max_samples": 0.5}],
-        max_length=16,
-        excess_length_strategy="split",
-    ).evaluation
-    assert len(set(evaluation.rows())) == 3 and len(evaluation) == 3 * np.bincount(evaluation.rows())[0]

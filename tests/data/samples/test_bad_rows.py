@@ -22,15 +22,6 @@ def test_a_problem_that_many_rows_have_is_reported_once():
     assert "(at train.jsonl:3 and 2 more)" in str(rows.problems()[1]) and rows.num_rows == 4
 
 
-def test_a_row_with_two_problems_is_one_row():
-    rows = BadRows([bad(2), bad(2, "null", "completion"), bad(3)])
-    assert (rows.num_rows, rows.num_single) == (2, 3)
-    assert rows.listed() == [
-        {"row": "train.jsonl:2", "problems": ["prompt: empty; expected text", "completion: null; expected text"]},
-        {"row": "train.jsonl:3", "problems": ["prompt: empty; expected text"]},
-    ]
-
-
 @pytest.mark.parametrize(
     ("num_bad", "num_good", "is_allowed"), [(1, 1, True), (2, 8, False), (2, 18, True), (10, 90, True), (11, 89, False)]
 )
@@ -46,12 +37,6 @@ def test_at_most_a_tenth_may_be_skipped_but_always_one(num_bad, num_good, is_all
     assert "train.jsonl:0 prompt: empty" in str(caught.value)
 
 
-def test_bad_rows_are_the_same_after_they_were_stored():
-    rows = BadRows([bad(2), bad(3, "no roles", "", True)])
-    again = BadRows.from_record(json.loads(json.dumps(rows.record())))
-    assert again.problems() == rows.problems() and again.rows == rows.rows
-
-
 def test_a_stream_lists_each_row_once_also_after_a_resume(tmp_path):
     first = SkippedFile(tmp_path / "skipped.jsonl")
     first.append([])
@@ -61,8 +46,3 @@ def test_a_stream_lists_each_row_once_also_after_a_resume(tmp_path):
     SkippedFile(tmp_path / "skipped.jsonl").append([bad(3), bad(5)])
     rows = [json.loads(line)["row"] for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
     assert rows == ["train.jsonl:2", "train.jsonl:3", "train.jsonl:5"]
-
-
-def test_a_list_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
-    SkippedFile(tmp_path / "absent" / "skipped.jsonl").append([bad(2)])
-    assert "skipped.jsonl cannot be written (No such file or directory)" in capsys.readouterr().out

@@ -1,9 +1,6 @@
 """A data set of the recipe: which of its columns are read, and which decide what is learned."""
 
-import pytest
 from data_helpers import chat, open_recipe_datasets, recipe, write
-
-from kit.errors import UserError
 
 
 def opened(**changes):
@@ -17,19 +14,6 @@ def test_columns_that_must_not_be_ignored_unseen_are_read_too(tmp_path):
     assert dataset.ignored == frozenset() and dataset.key == sorted(dataset.fields.items())
 
 
-def test_what_the_user_ignores_is_not_read(tmp_path):
-    write(tmp_path / "train.jsonl", {**chat("a", "b"), "images": [], "id": 7})
-    dataset = opened(dataset_columns="images=ignore")
-    assert dataset.columns == list(dataset.fields.values()) and dataset.ignored == {"images"}
-
-
-def fixes(**changes):
-    """The problems with which the data sets of a recipe are refused, each as (name, fix)."""
-    with pytest.raises(UserError) as caught:
-        open_recipe_datasets(recipe(**changes))
-    return [(problem.where, problem.fix) for problem in caught.value.problems]
-
-
 def test_the_wording_of_rows_decides_what_is_learned(tmp_path):
     write(tmp_path / "train.jsonl", {"instruction": "a", "input": "b", "output": "c"})
     entry = {"path": str(tmp_path / "train.jsonl")}
@@ -41,10 +25,3 @@ def test_the_wording_of_rows_decides_what_is_learned(tmp_path):
     assert len({str(opened(dataset=[entry | {"replace": texts}]).key) for texts in chained}) == 2
     first = opened(dataset=[entry | {"replace": {"a": "x"}}])
     assert first.sample({"instruction": "a", "output": "c"})["messages"][0]["content"] == "x"
-
-
-def test_a_wording_of_rows_without_an_instruction_is_refused(tmp_path):
-    write(tmp_path / "train.jsonl", chat("a", "b"))
-    write(tmp_path / "more.jsonl", chat("a", "b"))
-    ((_, fix),) = fixes(dataset=[{"path": "more.jsonl"}, {"path": "train.jsonl", "prompt_format": "{instruction}"}])
-    assert fix == "leave prompt_format out of its entry"

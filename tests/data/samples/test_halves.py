@@ -1,27 +1,19 @@
 """Pairs as samples: two halves with the same prompt, of which exactly the answers are supervised, cut alike or not."""
 
-import csv
-import json
-
 import numpy as np
 import pytest
 from data_helpers import (
-    CALL,
     GOLDEN,
-    HEADER,
-    SIMPLE,
-    WEATHER,
     byte_level_tokenizer,
     chat,
     marked,
     open_all,
-    sentencepiece_tokenizer,
     template_of,
     write,
 )
 
 from kit.data.chat.tokens import Encoded, encode
-from kit.data.samples.halves import PREFERENCE, first_target, in_a_row, preference_records, without_start_of_prompt
+from kit.data.samples.halves import first_target
 from kit.errors import UserError
 
 SHAPES = sorted(path.stem for path in GOLDEN.glob("*.txt"))
@@ -99,42 +91,12 @@ def test_texts_are_joined_with_their_prompt_and_end_with_eos(with_bos, tmp_path)
         assert [marked(half, tokenizer) for half in halves(train)] == [bos + text for text in expected]
 
 
-@pytest.mark.parametrize("kind", ["metaspace", "prepend"])
-def test_the_prompt_is_the_same_with_a_tokenizer_that_puts_spaces_before_texts(kind, tmp_path):
-    tokenizer = sentencepiece_tokenizer(kind)
-    for row, template in ((PAIR, "zephyr"), ({"prompt": "Hi", "chosen": "42", "rejected": "i"}, None)):
-        chosen, rejected = halves(opened(tmp_path, tokenizer, row, chat_template=template).train)
-        num = first_target(chosen.weights)
-        assert num == first_target(rejected.weights) and chosen.input_ids[:num] == rejected.input_ids[:num]
-
-
-def test_tools_calls_and_system_prompts_are_in_both_halves(tmp_path, tokenizer):
-    call = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-    row = {**PAIR, "chosen": [call], "tools": [WEATHER], "system": "Be kind"}
-    chosen, rejected = halves(opened(tmp_path, tokenizer, row, max_length=1024).train)
-    texts = [marked(half, tokenizer) for half in (chosen, rejected)]
-    assert all('"weather"' in text.partition("[[")[0] and "Be kind" in text.partition("[[")[0] for text in texts)
-    assert '<tool_call>\n{"name": "weather"' in texts[0].partition("[[")[2]
-    assert texts[1].endswith("[[Go away<|im_end|>]]\n")
-
-
 def test_of_answers_with_several_turns_the_assistants_are_supervised(tmp_path, tokenizer):
     row = {"prompt": [USER], "chosen": [HELLO, USER, AWAY], "rejected": [AWAY]}
     chosen, rejected = halves(opened(tmp_path, tokenizer, row).train)
     asked = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert marked(chosen, tokenizer) == f"{asked}[[Hello<|im_end|>]]\n{asked}[[Go away<|im_end|>]]\n"
     assert marked(rejected, tokenizer) == f"{asked}[[Go away<|im_end|>]]\n"
-
-
-def test_weights_of_messages_reach_the_halves(tmp_path, tokenizer):
-    row = {"prompt": [USER], "chosen": [HELLO | {"weight": 0.5}, USER, HELLO], "rejected": [AWAY | {"weight": 2}]}
-    train = opened(tmp_path, tokenizer, row).train
-    chosen, rejected = halves(train)
-    assert set(chosen.weights) == {0, 0.5, 1} and set(rejected.weights) == {0, 2}
-    (record,) = train.preferences
-    assert record["first_weight"] == sum(chosen.weights)
-    assert record["first_num_targets"] == np.count_nonzero(chosen.weights)
-    assert train.target_weights[0] == sum(chosen.weights) + sum(rejected.weights)
 
 
 def test_turns_of_weight_zero_that_both_have_are_read_and_not_compared(tmp_path, tokenizer):
@@ -146,13 +108,6 @@ def test_turns_of_weight_zero_that_both_have_are_read_and_not_compared(tmp_path,
     assert train.preferences["prompt_length"][0] == len(tokenizer(f"{asked}Hello<|im_end|>\n{asked}").input_ids)
     other = {**row, "rejected": [AWAY | {"train": False}, USER, AWAY]}
     assert "rejected: the prompt before it has other tokens than" in problem(tmp_path, tokenizer, other)
-
-
-def test_turns_after_the_last_answer_are_left_out_and_counted(tmp_path, tokenizer):
-    rows = [{**PAIR, "rejected": [AWAY, USER]}, {**PAIR, "chosen": [HELLO, USER]}, PAIR]
-    data = opened(tmp_path, tokenizer, *rows)
-    assert "train.jsonl: 2 of 3 samples: turns after the last answer are left out" in data.notes
-    assert halves(data.train, 0) == halves(data.train, 1) == halves(data.train, 2)
 
 
 # What is refused, row by row
@@ -178,28 +133,6 @@ def test_a_pair_that_cannot_be_compared_is_refused_or_skipped_and_listed(changes
     (skipped,) = data.skipped_rows()
     assert skipped["row"] == "train.jsonl:8" and skipped["problems"][0].startswith(reported.lstrip(": "))
     assert len(data.train) == 15 and "1 of 16 rows (6.2%) cannot be used and are skipped" in "\n".join(data.notes)
-
-
-def test_an_empty_turn_of_a_transcript_that_becomes_a_chat_is_a_problem(tmp_path, tokenizer):
-    before = "\n\nHuman: Hi\n\nAssistant:\n\nHuman: Bye\n\nAssistant:"
-    row = {"chosen": f"{before} a", "rejected": f"{before} b"}
-    assert "train.jsonl:1 chosen: an empty turn" in problem(tmp_path, tokenizer, row)
-    assert len(opened(tmp_path, tokenizer, row, chat_template=None).train) == 1
-
-
-def test_what_is_refused_of_a_rated_answer_names_no_flag_that_ignores_the_answer(tmp_path, tokenizer):
-    message = problem(tmp_path, tokenizer, {**RATED, "completion": [HELLO | {"weight": 0}]}, RATED, objective="kto")
-    assert "train.jsonl:1 completion: nothing of it is supervised" in message and "ignore" not in message
-
-
-def test_answers_that_the_template_writes_otherwise_once_more_turns_follow_are_refused(tmp_path, tokenizer):
-    thought = HELLO | {"reasoning_content": "A guest"}
-    row = {"prompt": [USER], "chosen": [thought, USER, thought], "rejected": [AWAY]}
-    settings = {"chat_template": str(GOLDEN / "qwen3.jinja"), "max_length": 1024}
-    message = problem(tmp_path, tokenizer, row, **settings)
-    assert "train.jsonl:1 chosen: the chat template rewrites earlier turns, so these answers have no text" in message
-    # What the message asks for: the earlier turns in the prompt.
-    assert opened(tmp_path, tokenizer, {**row, "prompt": [USER, thought, USER], "chosen": [thought]}, **settings)
 
 
 # Cutting
@@ -252,96 +185,9 @@ def test_what_is_too_long_is_left_out_or_stops_the_run_where_that_is_asked_for(o
     assert len(data.train) == 2 and "train.jsonl: 1 of 3 samples left out: longer than 16 tokens" in data.notes
     message = problem(tmp_path, tokenizer, *rows, **settings, excess_length_strategy="error")
     num_tokens = len(tokenizer("a " * 30 + "c").input_ids) + 1
-    assert f"train.jsonl:2: {num_tokens} tokens; expected at most 16\n    -> --max_length {num_tokens}" in message
+    assert f"train.jsonl:2: {num_tokens} tokens; expected at most 16\n    -> raise --max_length" in message
     settings["max_length"] = num_tokens
     assert len(opened(tmp_path, tokenizer, *rows, **settings, excess_length_strategy="error").train) == 3
 
 
-def test_a_pair_of_which_only_the_rejected_half_is_too_long_stops_the_run_where_that_is_asked_for(tmp_path, tokenizer):
-    row = {"prompt": "a ", "chosen": "b", "rejected": "c " * 20}
-    settings = {"chat_template": None, "max_length": 16, "excess_length_strategy": "error"}
-    num_tokens = len(tokenizer("a " + "c " * 20).input_ids) + 1
-    assert f"train.jsonl:1: {num_tokens} tokens; expected at most 16" in problem(tmp_path, tokenizer, row, **settings)
-
-
-def test_where_no_pair_fits_the_length_of_the_longest_half_is_named(tmp_path, tokenizer):
-    row = {"prompt": "a b ", "chosen": "c " * 20, "rejected": "d " * 30}
-    message = problem(tmp_path, tokenizer, row, chat_template=None, max_length=8)
-    whole = opened(tmp_path, tokenizer, row, chat_template=None)
-    longest = max(map(len, tokens_of(whole)))
-    assert "the answers of none of 1 samples leave room for a prompt within max_length" in message
-    assert f"--max_length {longest} holds the longest" in message
-    assert tokens_of(opened(tmp_path, tokenizer, row, chat_template=None, max_length=longest)) == tokens_of(whole)
-
-
-def test_a_cut_leaves_a_token_to_predict_the_answer_from():
-    half = Encoded([9, 1, 2, 3, 4], [0.0, 0.0, 0.0, 1.0, 1.0])
-    other = Encoded([9, 1, 2, 5], [0.0, 0.0, 0.0, 1.0])
-    (first, second) = without_start_of_prompt((half, other), 3, bos=None)
-    assert (first.input_ids, second.input_ids) == ([2, 3, 4], [2, 5])
-    assert (first.weights, second.weights) == ([0.0, 1.0, 1.0], [0.0, 1.0])
-    assert without_start_of_prompt((half, other), 2, bos=None) is None
-    (first, second) = without_start_of_prompt((half, other), 3, bos=9)
-    assert (first.input_ids, second.input_ids) == ([9, 3, 4], [9, 5])
-    assert without_start_of_prompt((half, other), 2, bos=9) is None
-
-
-def test_nothing_predicts_the_first_token_of_a_half():
-    assert first_target([1.0, 0.0, 1.0]) == 2 and first_target([0.0, 1.0]) == 1
-    chosen, rejected = Encoded([1, 2, 3], [0.0, 0.0, 1.0]), Encoded([1, 2, 4, 5], [1.0, 0.0, 0.5, 0.5])
-    joined = in_a_row((chosen, rejected))
-    assert joined.input_ids == [1, 2, 3, 1, 2, 4, 5] and joined.weights == [0, 0, 1, 0, 0, 0.5, 0.5]
-    assert in_a_row((chosen,)) == chosen
-    weights = np.array([*chosen.weights, 0, *rejected.weights[1:]])
-    records = preference_records([3, 4], [True, False], np.array([0, 3]), weights)
-    assert records.dtype == PREFERENCE
-    assert records.tolist() == [(2, 3, 1, 1.0, 1), (2, 4, 2, 1.0, 0)]
-
-
 # Odd rows
-
-
-@pytest.mark.parametrize(
-    ("chosen", "rejected"),
-    [
-        ("Hello", "Hello "),  # differ in a space only
-        ("Hello", "Hello\n"),
-        ("é", "e\u0301"),  # the same letter in two ways
-        ("Hello there", "Hello you"),
-        ("Hello", "Hello there"),
-        ("🙂", "🙃"),
-        ("<|im_end|>", "Hello"),  # a special token in the text
-        ("a " * 3000, "b"),
-    ],
-)
-@pytest.mark.parametrize("template", [None, "chatml"])
-def test_odd_answers_are_compared_token_by_token(chosen, rejected, template, tmp_path, tokenizer):
-    name = "instruction" if template else "prompt"
-    row = {name: "Hi ", "chosen": chosen, "rejected": rejected}
-    train = opened(tmp_path, tokenizer, row, chat_template=template, max_length=16_384).train
-    first, second = halves(train)
-    num = first_target(first.weights)
-    assert num == first_target(second.weights) and first.input_ids[:num] == second.input_ids[:num]
-    end = "<|im_end|>" if template else "<|endoftext|>"
-    for half, answer in ((first, chosen), (second, rejected)):
-        learned = [id_ for id_, weight in zip(half.input_ids, half.weights, strict=True) if weight]
-        assert tokenizer.decode(learned) == answer + end
-
-
-def test_answers_that_a_template_makes_equal_are_equal(tmp_path, tokenizer):
-    trimmed = HEADER + SIMPLE.replace("m['content']", "m['content'] | trim")
-    (tmp_path / "trimmed.jinja").write_text(trimmed)
-    row = {"instruction": "Hi", "chosen": "Hello", "rejected": "Hello "}
-    message = problem(tmp_path, tokenizer, row, chat_template=str(tmp_path / "trimmed.jinja"))
-    assert "train.jsonl:1 rejected: the same tokens as chosen" in message
-
-
-def test_cells_of_a_table_hold_pairs_too(tmp_path, tokenizer):
-    rows = [{"prompt": [USER], "chosen": [HELLO | {"content": f"Hello {i}"}], "rejected": AWAY} for i in range(3)]
-    with (tmp_path / "train.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(PAIR))
-        writer.writeheader()
-        writer.writerows({name: json.dumps(value) for name, value in row.items()} for row in rows)
-    from_cells = open_all(tokenizer, dataset="train.csv", objective="dpo", chat_template="chatml", max_length=256)
-    from_lines = opened(tmp_path, tokenizer, *rows)
-    assert [tokens_of(from_cells, i) for i in range(3)] == [tokens_of(from_lines, i) for i in range(3)]

@@ -1,0 +1,109 @@
+"""Whether data sets and settings fit each other, and how rows are read where that may not be what the user expects.
+
+Promises: nothing is tokenised here, and of the rows no more than the first is read.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kit.data.chat.formats import Sample, format_of
+from kit.data.chat.messages import check_text
+from kit.data.chat.preferences import is_transcript
+from kit.data.read.sources import read_rows
+from kit.data.samples.dataset import Dataset
+from kit.data.samples.rows import Encoder, with_system
+from kit.errors import Problem, Problems
+
+
+def check_datasets(datasets: Sequence[Dataset], encoder: Encoder, generates: bool, holds_out: bool) -> Problems:
+    """Return what is wrong with the settings for these data sets.
+
+    Args:
+        generates: answers to evaluation samples are generated.
+        holds_out: evaluation samples are taken from the training data.
+    """
+    problems = Problems()
+    formats = {dataset.entry.prompt_format for dataset in datasets if not dataset.is_evaluation} - {None}
+    if encoder.system_prompt:
+        problems += check_text("system_prompt", encoder.system_prompt)
+    for dataset in datasets:
+        name, fields = dataset.source.name, dataset.fields
+        if dataset.is_evaluation and formats and "instruction" in fields and dataset.entry.prompt_format is None:
+            found = "instructions without a prompt_format, while the training data have one"
+            problems.append(Problem(name, found, "the same wording", "give its entry the same prompt_format"))
+        if encoder.system_prompt and not dataset.is_evaluation and not _takes_system(dataset, encoder):
+            found = f"given, but {name} holds {format_of(fields)}, where no message can stand"
+            problems.append(Problem("system_prompt", found, "conversations", "leave out --system_prompt"))
+        if generates and (dataset.is_evaluation or holds_out) and ("text" in fields or "input_ids" in fields):
+            found = f"{name} is {'plain text' if 'text' in fields else 'token ids'}, which asks nothing"
+            problems.append(Problem("predict_with_generate", found, "messages, or prompt and completion"))
+        splits = encoder.excess_length_strategy == "split"
+        if splits and "text" not in fields and format_of(fields).rows == "answers":
+            found = f"split, but {name} holds {format_of(fields)}, and conversations cannot be cut in pieces"
+            fix = "--excess_length_strategy drop leaves longer ones out; or --excess_length_strategy truncate cuts them"
+            problems.append(Problem("excess_length_strategy", found, "truncate, drop or error", fix))
+    return problems
+
+
+def _takes_system(dataset: Dataset, encoder: Encoder) -> bool:
+    """Whether the first sample has messages, before which a system message can stand; true if there is no sample."""
+    sample = first_sample(dataset)
+    with_message = with_system(sample | {"completion": ""}, str(encoder.system_prompt), encoder.prompts_as_chat)
+    return not sample or any(isinstance(with_message.get(name), list) for name in ("messages", "prompt"))
+
+
+def reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
+    """Say how the rows of a data set are read, where that may not be what the user expects."""
+    name, fields, source = dataset.source.name, dataset.fields, dataset.source
+    notes = []
+    unread = set(source.columns) - dataset.ignored - set(fields.values())
+    if encoder.wanted == "answers" and {"chosen", "rejected"} <= unread:
+        learned = next(iter(fields))
+        notes.append(f"{name}: chosen and rejected are not used, {learned} are learned; --objective dpo uses both")
+    if encoder.prompts_as_chat or (encoder.wanted == "answers" and "prompt" not in fields):
+        return notes
+    prompt = first_sample(dataset).get("prompt")
+    if not isinstance(prompt, str):
+        return notes
+    if "prompt" not in fields:
+        who = "what chosen and rejected both begin with" if encoder.wanted == "pairs" else "all up to the last answer"
+        notes.append(f"{name}: the prompt is {who}; in the first row it ends with {prompt[-40:]!r}")
+    if encoder.template is not None and (is_transcript(prompt) or "prompt" in fields):
+        what = "prompt and completion" if encoder.wanted == "answers" else "prompt and answers"
+        found = f"{what} are learned as plain text, although the tokenizer has a chat template"
+        notes.append(f"{name}: {found}; --chat_template with the template's file or name makes a chat of each row")
+    return notes
+
+
+def describe_rendering(chat_template: str | None, datasets: Sequence[Dataset], tokenizer: Any) -> list[str]:
+    """Say of each evaluation data set how its rows become text: by which chat template, or as plain text.
+
+    Args:
+        chat_template: the recipe's setting.
+    """
+    lines = []
+    for dataset in datasets:
+        if not dataset.is_evaluation:
+            continue
+        if "text" in dataset.fields:
+            how = "plain text"
+        elif "input_ids" in dataset.fields:
+            how = "token ids, as they are"
+        elif chat_template is None and isinstance(first_sample(dataset).get("prompt"), str):
+            what = "completion" if format_of(dataset.fields).rows == "answers" else "answers"
+            how = f"prompt and {what}, joined as plain text"
+            if tokenizer.chat_template:
+                how += " although the tokenizer has a chat template, which --chat_template would use"
+        else:
+            how = f"rendered with the chat template {chat_template or 'of the tokenizer'}"
+        lines.append(f"{dataset.source.name}: {how}")
+    return lines
+
+
+def first_sample(dataset: Dataset) -> Sample:
+    """Return the sample of the first row; empty if there is none, or if that row does not fit its format."""
+    for _, _, row in read_rows(dataset.source.parts, dataset.columns):
+        if isinstance(row, dict):
+            sample = dataset.sample(row)
+            return sample if isinstance(sample, dict) else {}
+    return {}
