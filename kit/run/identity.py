@@ -44,10 +44,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     was, now = (str(each.get("model_fingerprint")) for each in (old, new))
     if COMMIT.fullmatch(was) and COMMIT.fullmatch(now):
         words["model_fingerprint"] += f": commit {now}, no longer the one that --model_revision {was} takes"
-    # A run that began before a setting existed had its default.
-    defaults = {key: Recipe.model_fields[key].default for key in new if key in Recipe.model_fields}
-    defaults["permutation"] = ARGSORT
-    old = {**defaults, **old}
     changed = [key for key in new if old.get(key) != new[key]]
     # A setting that explains why a fingerprint differs is enough.
     causes = {
@@ -68,10 +64,8 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         new: the same of this start.
     """
     keys = ("type", "num_processes", "num_replicas", "mixed_precision", "device", "num_threads")
-    strategy = {"num_replicas": 1, **old.get("strategy", {})}  # earlier runs had no hybrid sharding
-    pairs = [(key, strategy.get(key), new["strategy"][key]) for key in keys]
-    pairs += [(name, old.get("versions", {}).get(name), new["versions"][name]) for name in VERSIONED_PACKAGES]
-    rounding = old.get("rounding", new["rounding"])  # earlier runs did not record it
-    pairs += [(name, rounding.get(name), value) for name, value in new["rounding"].items()]
+    pairs = [(key, old["strategy"].get(key), new["strategy"][key]) for key in keys]
+    pairs += [(name, old["versions"].get(name), new["versions"][name]) for name in VERSIONED_PACKAGES]
+    pairs += [(name, old.get("rounding", {}).get(name), value) for name, value in new["rounding"].items()]
     changed = ", ".join(f"{name} {was} -> {now}" for name, was, now in pairs if was != now)
     return [f"note: changed since that checkpoint: {changed}; steps from here on round differently"] if changed else []

@@ -1,10 +1,9 @@
 """What every machine must share: settings and code are compared, paths by what they hold."""
 
 import pytest
-from helpers import ROOT
 
 from kit.run import facts as facts_module
-from kit.run.facts import code_digest, compared_facts
+from kit.run.facts import compared_facts
 from kit.strategy.agreement import compare_facts
 from kit.strategy.strategies import DDP
 from kit.strategy.topology import Topology
@@ -73,19 +72,3 @@ def test_settings_of_nccl_are_a_warning_and_its_interface_belongs_to_the_machine
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
     refused, warned = found(own, compared_facts(recipe(), TOPOLOGY, CONTENT))
     assert refused == [] and "NCCL_IB_DISABLE: not set on a (rank 0), 1 on b (rank 1)" in warned
-
-
-def test_what_the_script_does_is_compared(recipe, monkeypatch):
-    monkeypatch.setattr("sys.argv", [str(ROOT / "recipes/finetune.py")])
-    assert "code of finetune.py" in [fact.name for fact in compared_facts(recipe(), TOPOLOGY, CONTENT)]
-
-
-def test_the_digest_is_that_of_names_and_content(tmp_path):
-    (tmp_path / "a.py").write_text("1")
-    first = code_digest(tmp_path)
-    (tmp_path / "cache.pyc").write_text("2")
-    assert code_digest(tmp_path) == first
-    (tmp_path / "a.py").write_text("2")
-    second = code_digest(tmp_path)
-    (tmp_path / "a.py").rename(tmp_path / "b.py")
-    assert len({first, second, code_digest(tmp_path)}) == 3

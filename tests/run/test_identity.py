@@ -47,12 +47,6 @@ def test_each_setting_of_the_identity_is_compared(recipe):
         assert difference.startswith(f"{setting}: "), setting
 
 
-def test_a_run_that_began_before_the_objective_was_a_setting_had_the_default(recipe):
-    new = identity(recipe(), "abc", "base")
-    old = {key: value for key, value in new.items() if key != "objective"}
-    assert "objective" in new and differences(old, new) == []
-
-
 def test_another_objective_is_reported_with_the_defaults_that_it_changes(recipe):
     old, new = (identity(recipe(objective=name), "abc", "base") for name in ("dpo", "kto"))
     assert differences(old, new) == ["objective: 'dpo' -> 'kto'"]
@@ -77,30 +71,16 @@ def test_other_data_and_other_weights_are_reported_in_words_and_another_model_on
     assert differences(old, elsewhere) == ["model_name_or_path: 'model' -> 'elsewhere'"]
 
 
-def test_fewer_samples_are_reported_once(recipe):
-    fewer = identity(recipe(max_train_samples=5), "other", "base")
-    assert differences(identity(recipe(), "abc", "base"), fewer) == ["max_train_samples: None -> 5"]
-
-
 def test_what_makes_other_roundings_is_reported_and_nothing_else(recipe):
     strategy = {"type": "ddp", "num_processes": 2, "mixed_precision": "bf16", "device": "cpu", "num_threads": 1}
     settings = {"rounding": rounding(recipe())}
-    new = {"strategy": strategy | {"num_replicas": 1}, "versions": versions(), **settings}
-    assert changes({"strategy": strategy, "versions": versions()}, new) == []  # from before hybrid sharding
     strategy["num_replicas"] = 1
-    old = {"strategy": strategy | {"config": "ddp"}, "versions": versions()}
+    old = {"strategy": strategy | {"config": "ddp"}, "versions": versions(), **settings}
     assert changes(old, {"strategy": strategy | {"config": "mine"}, "versions": versions(), **settings}) == []
     new = {"strategy": strategy | {"mixed_precision": "no"}, "versions": versions() | {"torch": "9", "kit": "9"}}
     (text,) = changes(old | settings, new | {"rounding": rounding(recipe(torch_compile=True, seed=7))})
     assert "torch_compile False -> True;" in text and "seed" not in text
     assert "mixed_precision bf16 -> no" in text and f"torch {versions()['torch']} -> 9" in text and "kit" not in text
-
-
-def test_a_run_that_began_before_a_setting_existed_had_its_default(recipe):
-    old = {key: value for key, value in identity(recipe(), "abc", "base").items() if key not in ("shuffle", "dedup")}
-    assert differences(old, identity(recipe(), "abc", "base")) == []
-    assert differences(old, identity(recipe(shuffle=False), "abc", "base")) == ["shuffle: True -> False"]
-    assert differences(old, identity(recipe(dedup=True), "other", "base")) == ["dedup: False -> True"]
 
 
 def test_to_ignore_a_column_that_was_not_read_is_the_same_run(recipe):
