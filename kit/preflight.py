@@ -12,7 +12,7 @@ from kit.checkpoint.manifest import digest_of, read_manifest
 from kit.config.launch_flags import Launch
 from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
-from kit.console import silence_libraries
+from kit.console import is_main, silence_libraries
 from kit.data.feed.order import ARGSORT
 from kit.data.feed.stream import Stream
 from kit.data.open import Data, open_data, stop_ids
@@ -159,11 +159,9 @@ def check(
                 rows = size if size == "auto" else size * recipe.declared.sequences_per_sample
                 notes += describe_long_rows(config, recipe.max_length, rows)
             problems += check_router_loss(topology, aux_loss_coef(meta_model, recipe.router_aux_loss_coef))
-    if recipe.push_to_hub and recipe_name is not None:
+    if recipe.push_to_hub and recipe_name is not None and is_main():
         with problems.caught():
-            check_upload(
-                recipe.push_to_hub, recipe.output_dir or "", recipe.model_name_or_path, recipe.method != "full"
-            )
+            check_upload(recipe.push_to_hub, recipe.model_name_or_path, recipe.method != "full")
     if datasets and tokenizer and meta_model:
         with problems.caught():
             data = open_data(

@@ -37,7 +37,7 @@ def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:
         return Recipe.model_validate(values["recipe"]), ActualStrategy.from_record(values["strategy"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         found = f"no record of a run ({fault_of_record(error)})"
-        raise UserError(Problem(str(run_file), found, "a run of this version of the kit")) from None
+        raise UserError(Problem(str(run_file), found, "the folder of a run, or what lies in it")) from None
 
 
 def fault_of_record(error: Exception) -> str:
