@@ -1,21 +1,10 @@
 """Two starts are one run where what a step computes is the same, but for rounding."""
 
-import re
 
-from helpers import ROOT
 
-from kit.config.recipe import IDENTITY, Recipe
+from kit.config.recipe import IDENTITY
 from kit.run.identity import changes, differences, identity, rounding
 from kit.run.record import versions
-
-
-def test_the_docs_list_every_setting_on_the_side_that_its_declaration_says():
-    """A setting that is added, or that changes sides, needs a second look: at docs/recovery.md."""
-    page = (ROOT / "docs/recovery.md").read_text()
-    section = page[page.index("## Which settings may change") : page.index("Such a change is refused")]
-    free, other = (re.findall(r"`(\w+)`", text) for text in section.split("| makes it another run |"))
-    assert sorted(set(other)) == sorted(IDENTITY)
-    assert sorted(set(free)) == sorted(set(Recipe.model_fields) - set(IDENTITY))
 
 
 def test_each_setting_of_the_identity_is_compared(recipe):
