@@ -19,14 +19,7 @@ def found(one, other):
 
 
 def test_a_setting_that_differs_is_refused(recipe):
-    cases = [
-        {"learning_rate": 1e-4},
-        {"warmup_steps": 3},
-        {"seed": 7},
-        {"per_device_train_batch_size": 4},
-        {"logging_steps": 5},
-    ]
-    for changes in cases:
+    for changes in ({"learning_rate": 1e-4}, {"per_device_train_batch_size": 4}, {"logging_steps": 5}):
         assert found(
             compared_facts(recipe(), TOPOLOGY, CONTENT), compared_facts(recipe(**changes), TOPOLOGY, CONTENT)
         ) == (
@@ -42,18 +35,7 @@ def test_a_path_may_differ_and_its_content_not(recipe):
     assert found(own, compared_facts(elsewhere, TOPOLOGY, {"dataset": "xyz"})) == (["dataset"], "")
 
 
-def test_another_precision_is_refused_and_another_name_of_the_config_is_not(recipe):
-    from dataclasses import replace
-
-    own = compared_facts(recipe(), TOPOLOGY, CONTENT)
-    assert found(own, compared_facts(recipe(), replace(TOPOLOGY, config_name="mine"), CONTENT)) == ([], "")
-    assert found(own, compared_facts(recipe(), replace(TOPOLOGY, mixed_precision="bf16"), CONTENT)) == (
-        ["mixed_precision"],
-        "",
-    )
-
-
-@pytest.mark.parametrize("library", ["kit", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "Python"])
+@pytest.mark.parametrize("library", ["torch", "bitsandbytes"])
 def test_another_version_is_refused_where_ranks_would_not_fit(recipe, monkeypatch, library):
     own = compared_facts(recipe(), TOPOLOGY, CONTENT)
     versions = facts_module.machine_versions()

@@ -50,15 +50,6 @@ def started(recipe, tmp_path, checkpoint_of):
     return folder
 
 
-def test_an_error_of_the_start_before_neither_refuses_the_next_one_nor_outlives_it(recipe, tmp_path):
-    begin(recipe())
-    (tmp_path / "out/error.txt").write_text("error: out of memory")
-    begin(recipe())
-    assert (tmp_path / "out/error.txt").exists()  # it has not come further than the one before
-    write(recipe())
-    assert not (tmp_path / "out/error.txt").exists()
-
-
 def refusal(recipe, *fingerprints):
     with pytest.raises(UserError) as caught:
         look(recipe, *fingerprints)
@@ -90,11 +81,6 @@ def test_another_run_is_refused_with_every_setting_that_differs(recipe, started)
         assert line in text
     assert "max_steps" not in text and "weight_decay" not in text
     assert "--output_dir" in text and "--overwrite_output_dir" in text
-
-
-def test_a_run_is_overwritten_only_if_asked_to(recipe, started):
-    assert "holds this run already" in refusal(recipe(resume_from_checkpoint="none"))
-    look(recipe(resume_from_checkpoint="none", overwrite_output_dir=True))
 
 
 def test_overwriting_deletes_the_earlier_run(recipe, started):
@@ -182,16 +168,6 @@ def test_a_run_does_not_continue_from_weights_only(recipe, started):
     write(recipe(), finished_steps=1)
     (started / "final").mkdir()
     assert look(recipe()).is_finished(1, 1)
-
-
-def test_a_stop_by_a_signal_is_noted_and_the_next_start_takes_the_note_away(recipe, started):
-    folder = look(recipe())
-    folder.begin(STRATEGY, DATA, 1, 8)
-    folder.end(3, stopped=True)
-    record = json.loads((started / "run.json").read_text())
-    assert (record["finished_steps"], record["interrupted"]) == (0, 3)
-    write(recipe())
-    assert json.loads((started / "run.json").read_text())["interrupted"] is None
 
 
 def test_continuing_reports_what_rounds_differently_and_deletes_later_checkpoints(
@@ -346,17 +322,6 @@ def elsewhere(tmp_path):
     before = content(folder)
     yield folder
     assert content(folder) == before
-
-
-def test_a_copy_of_the_run_by_hard_links_keeps_its_skipped_rows(recipe, started, tmp_path):
-    skipped = started / "skipped_rows.jsonl"
-    skipped.write_text("{}\n")
-    (tmp_path / "copy").hardlink_to(skipped)
-    begin(recipe())
-    write(recipe())
-    with skipped.open("a") as file:  # as a stream does
-        file.write("{}\n")
-    assert (tmp_path / "copy").read_text() == "{}\n"
 
 
 def test_a_folder_that_holds_no_run_is_never_deleted(recipe, tmp_path):

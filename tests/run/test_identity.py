@@ -1,7 +1,5 @@
 """Two starts are one run where what a step computes is the same, but for rounding."""
 
-
-
 from kit.config.recipe import IDENTITY
 from kit.run.identity import changes, differences, identity, rounding
 from kit.run.record import versions

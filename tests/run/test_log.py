@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from kit.config.recipe import Recipe
-from kit.data.feed.batches import MicroBatch
 from kit.data.feed.feed import GlobalBatch
-from kit.evaluate import Answer, Evaluation
+from kit.evaluate import Evaluation
 from kit.run import throughput as throughput_module
 from kit.run.log import Log
 from kit.train.loop_state import LoopState
@@ -94,38 +93,12 @@ def test_a_metric_that_is_not_a_number_leaves_the_file_json(start):
     assert row["loss"] == 2.0 and "mine" not in row
 
 
-def test_seconds_are_those_of_the_run_and_not_of_one_start(start, rows, clock):
-    log = start(logging_steps=1)
-    log.run(range(1, 4))
-    state = kept(log)
-    clock.now += 1000.0  # until somebody starts it again
-    step_with(Log(log.accelerator, log.recipe, log.path.parent, state, 10, ["one"]), 4, 1.0)
-    assert [row["seconds"] for row in rows()] == [1.0, 2.0, 3.0, 3.0]
-
-
 def steps(rows):
     return [row["step"] for row in rows()]
 
 
 def evaluation(loss, **more):
     return Evaluation({"eval_loss": loss, "eval_perplexity": 2.0, "eval_tokens": 7, **more})
-
-
-def micro_batch(num_tokens, num_computed):
-    ids = torch.zeros(1, num_computed, dtype=torch.int64)
-    none = torch.zeros(0, dtype=torch.int64)
-    fields = {"target_positions": none, "targets": none, "weights": none, "dataset_ids": none}
-    return MicroBatch(input_ids=ids, num_tokens=num_tokens, **fields)
-
-
-def test_waiting_and_padding_are_those_since_the_last_line(start, rows, clock):
-    log = start(logging_steps=2, total=6)
-    for step, (waited, used) in enumerate([(0.5, 30), (0.25, 10), (0.0, 40), (0.0, 40)], start=1):
-        clock.now += 1.0
-        of = replace(batch(100), micro_batches=[micro_batch(used, 40), micro_batch(40, 40)], waited_seconds=waited)
-        step_with(log, step, 1.0, of=of)
-    assert [row["data_wait_share"] for row in rows()] == [0.375, 0.0]
-    assert [row["padding_share"] for row in rows()] == [0.25, 0.0]
 
 
 def test_samples_of_a_wild_step_are_named_without_secrets(start, rows, capsys, monkeypatch):
@@ -159,16 +132,6 @@ def test_after_a_resume_every_step_stands_once(start, rows):
     assert rows()[:3] == before[:3]
 
 
-def test_an_evaluation_after_the_checkpoint_it_belongs_to_is_made_again_and_stands_once(start, rows):
-    """A signal stopped the run before it; it was made up, and the run killed."""
-    first = start()
-    first.run([1, 2])
-    first.evaluation(2, evaluation(1.0))
-    again = start(step=2, evaluated=-1)
-    again.evaluation(2, evaluation(1.0))
-    assert steps(rows) == [1, 2, 2]
-
-
 def test_a_line_cut_off_by_a_kill_is_dropped(start, rows, tmp_path):
     for damage in (b'{"step": 3, "lo', b'{"step": 3', b"3", b'{"step": null}', "ä".encode()[:1]):
         start().run([1, 2])
@@ -197,16 +160,6 @@ def test_other_ranks_write_and_say_nothing(start, tmp_path, monkeypatch, capsys)
     other.end(stopped="a signal")
     assert not list(tmp_path.iterdir())
     assert capsys.readouterr().out == ""
-
-
-def test_time_spent_evaluating_is_no_training_time(start, rows, clock, capsys):
-    log = start(total=4)
-    log.run([1])
-    clock.now += 500
-    log.evaluation(1, evaluation(1.0))
-    log.run([2])
-    assert [row.get("tokens_per_second") for row in rows()] == [100.0, None, 100.0]
-    assert "2 s left" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_the_summary_goes_from_the_first_evaluation_to_the_last_through_a_resume(start):
@@ -263,17 +216,6 @@ def test_lines_about_pairs_have_accuracy_and_margin_and_lines_about_kto_its_kl(s
     assert lines[3] == "evaluation after 3 steps: loss 0.5000, kl 0.2500"
 
 
-def test_a_resume_that_follows_another_metric_says_so_and_names_nothing_as_the_best(start, capsys):
-    log = start(keep_best=True)
-    for step, loss in [(2, 0.5), (4, 0.75)]:
-        evaluate(log, step, of_pairs(loss))
-    again = start(state=kept(log), keep_best=True, metric_for_best_model=MARGINS, objective="dpo")
-    text = "eval_rewards/margins was not followed before step 4: what is best is found from here on"
-    assert text in capsys.readouterr().out and not any("est eval_" in line for line in again.summary())
-    start(state=kept(log), metric_for_best_model=MARGINS, objective="dpo")  # nothing depends on it
-    assert "followed" not in capsys.readouterr().out
-
-
 def test_the_end_is_reported_in_words(start, tmp_path, capsys):
     start().end(stopped="a signal")
     assert capsys.readouterr().out == "stopped by a signal before the first step: the same command continues\n"
@@ -287,18 +229,6 @@ def test_the_end_is_reported_in_words(start, tmp_path, capsys):
     assert (
         capsys.readouterr().out == f"3 rows were left out\nmodel: {tmp_path}/final\ntalk to it: kit chat {tmp_path}\n"
     )
-
-
-def test_one_answer_is_shown_on_lines_cut_in_the_middle(start, capsys):
-    metrics, log = evaluation(1.0).metrics, start()
-    answers = [Answer("a\nb", "yes", " yes "), Answer("start " + "x" * 500 + " end", "yes", "no")]
-    log.evaluation(3, Evaluation(metrics, answers))
-    log.evaluation(4, Evaluation(metrics, answers[1:]))
-    lines = capsys.readouterr().out.splitlines()
-    assert "    asked    a b" in lines
-    long = next(line for line in lines if "start" in line)
-    assert long.endswith(" end") and len(long) < 200
-    assert [line.endswith("(differs)") for line in lines if "answered" in line] == [False, True]
 
 
 def test_answers_that_did_not_end_are_reported_but_not_of_the_base(start, capsys):

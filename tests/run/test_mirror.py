@@ -127,16 +127,6 @@ def test_an_empty_disk_gets_what_the_run_needs(run, store):
     assert record["finished_steps"] == 0  # final/ is written again
 
 
-def test_a_newer_disk_is_left_alone(run):
-    first = run().start()
-    first.save(1)
-    first.mirror.finish()
-    first.save(2)
-    assert not run().look().is_newer
-    run().start(2).mirror.finish()
-    assert copies() == ["step-00000001", "step-00000002"]
-
-
 def test_the_copy_keeps_what_the_run_keeps(run):
     first = run(save_total_limit=1, keep_best=True).start()
     for step in (1, 2, 3):
@@ -147,19 +137,6 @@ def test_the_copy_keeps_what_the_run_keeps(run):
     lost(first)
     run(save_total_limit=1, keep_best=True).start(3).mirror.finish()
     assert [path.name for path in list_checkpoints(first.folder / "checkpoints")] == copies()
-
-
-def test_later_checkpoints_are_deleted_when_the_run_goes_back(run):
-    first = run(save_total_limit=0).start()
-    for step in (1, 2, 3):
-        first.save(step)
-    first.mirror.finish()
-    shutil.rmtree(first.folder / "checkpoints/step-00000003")
-    shutil.rmtree(first.folder / "checkpoints/step-00000002")
-    back = run(save_total_limit=0, resume_from_checkpoint=str(first.folder / "checkpoints/step-00000001"))
-    assert not back.look().is_newer
-    back.start(1).mirror.finish()
-    assert copies() == ["step-00000001"]
 
 
 def test_requests_that_fail_are_made_again(run, capsys):
@@ -307,15 +284,6 @@ def test_files_of_no_run_are_left_alone(run, store):
     assert "faulty://b/run is not empty and holds no run (notes.txt)" in refusal(run().look)
     store.pipe_file("/b/run/run.json", b"{}")
     assert "faulty://b/run/run.json is no record of a run" in refusal(run().look)
-
-
-def test_a_name_that_begins_alike_is_another_place(run):
-    first = run(mirror_to="faulty://b/run-2").start()
-    first.save(1)
-    first.mirror.finish()
-    lost(first)
-    assert not run().look().is_newer
-    assert "is not empty and holds no run (run" in refusal(run(mirror_to="faulty://b").look)
 
 
 def test_a_copy_inside_of_the_folder_or_around_it_is_refused(run, tmp_path):

@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from helpers import actual_strategy, forge
+from helpers import actual_strategy
 
-from kit.checkpoint import manifest
 from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.run.folder import RunFolder
@@ -67,17 +66,6 @@ def test_the_model_of_a_run_is_opened_as_the_run_trained_it(run_file, model_fold
     assert (own.chat_template, own.chat_template_kwargs) == ("llama3", {"mode": "on"})
 
 
-def test_a_base_that_has_moved_is_named_and_can_be_given(run_file, tmp_path):
-    record = json.loads(run_file.read_text())
-    record["recipe"] |= {"model_name_or_path": str(tmp_path / "gone"), "model_revision": "v1"}
-    run_file.write_text(json.dumps(record))
-    asked = Recipe(model_name_or_path="x", dataset="d")
-    with pytest.raises(UserError, match=r"gone(.|\n)*a relative path counts from where the run was started"):
-        with_model_of_run(asked, run_file)
-    opener = with_model_of_run(asked, run_file, base="here")
-    assert (opener.model_name_or_path, opener.model_revision, opener.lora_r) == ("here", None, 3)
-
-
 def test_a_checkpoint_is_opened_with_the_recipe_of_the_run_around_it(run_file, checkpoint_of, tmp_path):
     asked = Recipe(model_name_or_path="x", dataset="d")
     path = checkpoint_of(asked, run_file.parent / "checkpoints", 3)
@@ -88,18 +76,3 @@ def test_a_checkpoint_is_opened_with_the_recipe_of_the_run_around_it(run_file, c
     (path / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"--checkpoint: .*step-00000003: state\.json has"):
         with_model_of_checkpoint(asked, path, "--checkpoint")
-
-
-def test_only_the_asked_part_of_a_checkpoint_is_hashed(run_file, checkpoint_of, monkeypatch):
-    """Of several ranks, each hashes its part once all have met."""
-    asked = Recipe(model_name_or_path="x", dataset="d")
-    path = checkpoint_of(asked, run_file.parent / "checkpoints", 3)
-    (path / "weights.safetensors").write_bytes(b"1234")
-    files = ("state.json", "weights.safetensors")
-    forge(path, files={name: manifest.describe_file(path / name) for name in files})
-    hashed, describe_file = [], manifest.describe_file
-    monkeypatch.setattr(manifest, "describe_file", lambda file: hashed.append(file.name) or describe_file(file))
-    with_model_of_checkpoint(asked, path, "--checkpoint", part=manifest.NONE)
-    assert hashed == ["state.json"]
-    with_model_of_checkpoint(asked, path, "--checkpoint")
-    assert sorted(hashed[1:]) == ["state.json", "weights.safetensors"]

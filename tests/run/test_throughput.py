@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import matrix
 
 from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.ranks import Ranks
@@ -51,14 +50,6 @@ def taken(clock, group, own=(0.5,), waited=0.0, in_collectives=None):
     return throughput.take()
 
 
-@pytest.mark.parametrize(("device", "on_gpu"), [("cpu", False), ("cuda", True), ("xpu", True)])
-def test_peak_memory_is_that_of_the_device_of_the_run_not_of_the_machine(clock, monkeypatch, device, on_gpu):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: 7 if on_gpu else 0)  # with use_cpu unused
-    row = taken(clock, group(device=device))
-    assert (row["peak_memory_bytes"] == 7) == on_gpu and row["peak_memory_bytes"] > 0
-
-
 def test_the_slowest_rank_is_named_with_the_share_of_the_time_that_others_wait_for_it(clock):
     others = [(0.0, 1.0, math.nan, 7.0), (0.0, 1.8, math.nan, 2**50)]
     row = taken(clock, group(others), own=(0.25, 0.25))  # in 2 s: 0.5, 1.0 and 1.8 s of their own; the mean is 1.1
@@ -95,9 +86,8 @@ def slow_data_of_rank_1(rank):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", matrix(["ddp", "fsdp"]))
-def test_a_run_names_its_slow_rank(finetune, config):
-    run = finetune.ok("run", 2, prepare=slow_data_of_rank_1, config=config, per_device_train_batch_size=4)
+def test_a_run_names_its_slow_rank(finetune):
+    run = finetune.ok("run", 2, prepare=slow_data_of_rank_1, config="ddp", per_device_train_batch_size=4)
     row = [row for row in run.rows if "loss" in row][-1]
     assert row["slowest_rank"] == 1 and row["rank_wait_share"] > MUCH, row
     assert "waiting for rank 1" in run.output
