@@ -98,6 +98,7 @@ def main() -> None:
         folder.open(started_by)
     check_shared(accelerator, folder.path)
     state = folder.resume(accelerator)  # of an earlier checkpoint, if the newest is damaged
+    folder.check_continues(state.step, total_steps)  # as the checkpoint may be another one now
     guard.enter(phases.LOADING)
     with together(accelerator):
         model = build_model(

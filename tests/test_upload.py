@@ -12,7 +12,7 @@ from fake_hub import Repository, served
 from helpers import ROOT
 from huggingface_hub import constants
 
-from kit import interrupt, preflight
+from kit import interrupt
 from kit.errors import UserError
 from kit.failures.signals import StopRequest
 from kit.upload import check_upload, push_at_end
@@ -47,12 +47,6 @@ def refusal(name="me/mine", base=BASE, is_adapter=True):
 
 TWO = ("--config=ddp", "--num_processes=2", "--method=full")
 AFTERWARDS = "leave it out, and after the run `kit push`"
-
-
-def test_what_can_be_uploaded_is_not_refused_and_nothing_is_made(hub):
-    check_upload("lab/mine", BASE, is_adapter=True)
-    assert set(hub.repositories) == {("model", BASE)}
-    assert all(each.startswith("GET ") for each in hub.requests)
 
 
 def test_a_name_that_cannot_be_written_is_refused(hub):
@@ -99,23 +93,10 @@ def test_a_base_in_a_folder_is_said_with_what_else_is_wrong(hub, model_folder):
     assert "`kit push --base_model ID`" in said and "nobody: has no such member" in said
 
 
-def test_without_the_tools_the_setting_is_refused(hub, monkeypatch, tmp_path):
-    monkeypatch.setattr("kit.upload._TOOLS", tmp_path / "none")
-    assert "none, which uploads" in refusal() and "-> leave it out" in refusal()
-
-
 def test_a_value_that_is_no_name_is_refused_without_the_hub(recipe):
     for name in ("mine", "a b/c", "a/b/c"):
         with pytest.raises(ValueError, match="push_to_hub"):
             recipe(push_to_hub=name)
-
-
-def test_only_a_run_asks_the_hub(hub, recipe):
-    given = recipe(push_to_hub="nobody/x")
-    preflight.check(given)
-    assert hub.requests == []
-    with pytest.raises(UserError, match="nobody: has no such member"):
-        preflight.check(given, recipe_name="tiny")
 
 
 def test_a_push_that_cannot_start_is_said_and_not_raised(monkeypatch, tmp_path, capsys, handlers):

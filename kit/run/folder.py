@@ -119,8 +119,7 @@ class RunFolder:
             is_dry: do not copy to ``mirror_to`` what a finished run lacks there, nor upload it.
 
         Raises:
-            UserError: the run is not finished and cannot continue: it already did more than ``total_steps`` steps, or
-                it finished with fewer steps and has no checkpoint, or the checkpoint holds weights only.
+            UserError: the run is not finished and cannot continue, see ``check_continues``.
         """
         is_over = self._ended_early or self.finished_steps == total_steps
         if is_over and not self._continues_from_copy and self._wanted == "auto" and self.final.is_dir():
@@ -131,6 +130,16 @@ class RunFolder:
             say(f"this run is finished: {self.final}", ways)
             self.push(is_stopped=is_dry)  # as its first end may have failed to; what the hub has is not sent again
             return True
+        self.check_continues(first_step, total_steps)
+        return False
+
+    def check_continues(self, first_step: int, total_steps: int) -> None:
+        """Check that the run can continue after ``first_step``.
+
+        Raises:
+            UserError: it already did more than ``total_steps`` steps, or it finished with fewer steps and has no
+                checkpoint, or the checkpoint holds weights only.
+        """
         new = f"{lock.another(self.path)}; or --overwrite_output_dir true, which starts again"
         if first_step > total_steps:
             found = f"{total_steps} steps wanted, and {first_step} are done"
@@ -143,7 +152,6 @@ class RunFolder:
         if self.finished_steps and not first_step and not self._continues_from_copy:
             found = f"{self.path} holds a finished run of {self.finished_steps} steps and no checkpoint to go on from"
             raise UserError(Problem("output_dir", found, fix=new))
-        return False
 
     def describe_resume(self, total_steps: int) -> list[str]:
         """Return for ``--dry_run`` where the run would continue. Raises as ``is_finished``, and prints its line."""

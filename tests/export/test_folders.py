@@ -37,24 +37,6 @@ def adapter(model_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_merged_model_needs_no_peft_and_has_the_adapter_s_logits(adapter, model_folder, tmp_path):
-    export(adapter, tmp_path / "merged", "--dtype=float32")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    plain = base(IDS).logits
-    adapted = PeftModel.from_pretrained(base, adapter)(IDS).logits
-    assert not (tmp_path / "merged/adapter_config.json").exists()
-    assert torch.allclose(merged(IDS).logits, adapted, atol=1e-5)
-    assert not torch.allclose(plain, adapted, atol=1e-2)
-    chat = [{"role": "user", "content": "red cat"}]
-    texts = {
-        AutoTokenizer.from_pretrained(path).apply_chat_template(chat, tokenize=False)
-        for path in (adapter, tmp_path / "merged")
-    }
-    assert len(texts) == 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "conv1d", "kind"),
     [
@@ -93,16 +75,6 @@ def test_an_adapter_that_is_lost_or_merged_twice_is_found_however_little_it_has_
     with pytest.raises(TrainingError, match=r"the adapter changed its base by 0.0.*too far, so nothing was kept"):
         export(adapter, tmp_path / "merged", f"--dtype={dtype}")
     assert not (tmp_path / "merged").exists()
-
-
-@pytest.mark.slow
-def test_a_base_that_moved_is_reported_and_can_be_given(adapter, model_folder, tmp_path):
-    config = adapter / "adapter_config.json"
-    config.write_text(config.read_text().replace(str(model_folder), "/gone"))
-    with pytest.raises(UserError, match="--model_name_or_path"):
-        export(adapter, tmp_path / "merged", "--dtype=float32")
-    export(adapter, tmp_path / "merged", f"--model_name_or_path={model_folder}")
-    assert (tmp_path / "merged/model.safetensors").exists()
 
 
 def refused(adapter, output, base=None):

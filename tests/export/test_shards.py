@@ -99,16 +99,6 @@ def test_several_files_open_like_a_single_one(tmp_path, monkeypatch, tied):
         assert sum(sizes) <= 10_000 or len(sizes) == 1
 
 
-@pytest.mark.slow
-def test_files_are_those_that_transformers_writes(tmp_path):
-    for kind in ("llama", "mixtral"):
-        model = tiny(kind, tie_word_embeddings=True)
-        model.save_pretrained(tmp_path / f"{kind}-theirs")
-        written(model, tmp_path / f"{kind}-ours")
-        theirs, ours = (load_file(tmp_path / f"{kind}-{name}/model.safetensors") for name in ("theirs", "ours"))
-        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 def test_weights_are_cast_and_buffers_are_not(tmp_path):
     again = written(tiny("apertus"), tmp_path / "a", torch.bfloat16)
     assert again.dtype == torch.bfloat16

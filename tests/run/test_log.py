@@ -112,14 +112,6 @@ def test_samples_of_a_wild_step_are_named_without_secrets(start, rows, capsys, m
     assert capsys.readouterr().out.count("samples: data/***.jsonl:1\n") == 2
 
 
-def test_of_several_data_sets_each_has_its_own_numbers(start, rows):
-    start(names=("code", "chat")).run([1])
-    (row,) = rows()
-    assert (row["loss/code"], row["tokens/code"], row["supervised_tokens/code"]) == (0.5, 100, 50)
-    assert row["tokens/chat"] == 0 and "loss/chat" not in row  # no token of it in this step
-    assert row["tokens"] == 100 and row["supervised_tokens"] == 50
-
-
 def test_after_a_resume_every_step_stands_once(start, rows):
     first = start()
     first.run([1, 2])
@@ -162,22 +154,6 @@ def test_other_ranks_write_and_say_nothing(start, tmp_path, monkeypatch, capsys)
     assert capsys.readouterr().out == ""
 
 
-def test_the_summary_goes_from_the_first_evaluation_to_the_last_through_a_resume(start):
-    first = start()
-    evaluate(first, 0, evaluation(3.0, eval_exact_match=0.25))
-    first.run([1])
-    evaluate(first, 1, evaluation(2.0, eval_exact_match=0.5))
-    state = kept(first)
-    assert state.step == 1
-    again = start(state=state)
-    evaluate(again, 2, evaluation(1.0, eval_exact_match=1.0))
-    assert again.summary() == [
-        "eval_loss: 3.0000 -> 1.0000",
-        "eval_perplexity: 2.0000 -> 2.0000",
-        "eval_exact_match: 0.2500 -> 1.0000",
-    ]
-
-
 def test_the_best_checkpoint_is_named_only_when_it_was_kept(start):
     log = start(keep_best=True)
     for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5)]:
@@ -188,32 +164,6 @@ def test_the_best_checkpoint_is_named_only_when_it_was_kept(start):
     for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5)]:
         evaluate(other, step, evaluation(loss))
     assert "lowest" not in "\n".join(other.summary())
-
-
-PAIRS = {"rewards/chosen": -0.25, "rewards/rejected": -0.5, "rewards/margins": 0.25, "rewards/accuracies": 0.875}
-PAIRS |= {"logps/chosen": -40.0, "logps/rejected": -60.5, "lengths/chosen": 23.0, "lengths/rejected": 22.0}
-MARGINS, ACCURACIES = "eval_rewards/margins", "eval_rewards/accuracies"
-
-
-def of_pairs(loss, **changes):
-    """An evaluation of pairs."""
-    metrics = {"eval_loss": loss, **{f"eval_{name}": value for name, value in PAIRS.items()}, "eval_tokens": 7}
-    return Evaluation(metrics | {f"eval_rewards/{name}": value for name, value in changes.items()})
-
-
-def test_lines_about_pairs_have_accuracy_and_margin_and_lines_about_kto_its_kl(start, rows, capsys):
-    log = start(total=3)
-    step_with(log, 1, 0.625, metrics={**PAIRS, "rewards/margins": -1e-9})
-    evaluate(log, 1, of_pairs(0.5))
-    assert rows()[0].items() >= {"loss": 0.625, **PAIRS, "rewards/margins": -1e-9}.items()
-    assert rows()[1].items() >= {"step": 1, "eval_loss": 0.5, "eval_logps/rejected": -60.5}.items()
-    step_with(log, 3, 0.5, metrics={"kl": 1.5, "rewards/chosen": 1.0})
-    log.evaluation(3, Evaluation({"eval_loss": 0.5, "eval_kl": 0.25, "eval_tokens": 7}))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("step 1/3  loss 0.6250  accuracy 88%  margin 0.000  lr ")
-    assert lines[1] == "evaluation after 1 steps: loss 0.5000, accuracy 87.5%, margin 0.2500"
-    assert lines[2].startswith("step 3/3  loss 0.5000  kl 1.500  lr ")
-    assert lines[3] == "evaluation after 3 steps: loss 0.5000, kl 0.2500"
 
 
 def test_the_end_is_reported_in_words(start, tmp_path, capsys):

@@ -38,9 +38,7 @@ def products(tmp_path, first):
 @pytest.mark.parametrize(
     ("flags", "first", "traced"),
     [
-        ({"num_steps": 2, "steps": range(6)}, 3, 2),
         ({"num_steps": 2, "steps": range(40, 50)}, 43, 2),  # of a run that continues
-        ({"num_steps": 9, "steps": range(5)}, 3, 3),  # more than there are
         ({"num_steps": 3, "steps": range(9), "stop_at": 3}, 3, 2),  # a signal came
     ],
 )

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from kit.checkpoint import manifest
-from kit.checkpoint.manifest import list_checkpoints
 from kit.errors import UserError
 from kit.run import resume
 from kit.run.resume import choose, choose_together, permutation_of_run
@@ -78,19 +77,6 @@ def all_ranks(monkeypatch, folder):
         )
 
     return all_ranks
-
-
-def test_the_ranks_together_read_a_checkpoint_once(folder, hashed):
-    world = 8
-    path = list_checkpoints(folder)[-1]
-    for rank in range(world):
-        before = len(hashed)
-        assert manifest.verify(path, slice(rank, None, world)) == []
-        assert len(hashed) - before <= -(-(NUM_FILES + 1) // world) + 1
-    names = [name for name in hashed if name != STATE]
-    assert len(names) == len(set(names)) and {*names, STATE, manifest.MANIFEST} == {
-        file.name for file in path.iterdir()
-    }
 
 
 def test_damage_in_the_share_of_another_rank_costs_that_checkpoint_only(folder, all_ranks, capsys):

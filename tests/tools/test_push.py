@@ -129,17 +129,6 @@ def test_the_same_command_again_uploads_nothing(hub, make, capsys):
     assert len(found.commits) == 1 and len(hub.uploads) == 2
 
 
-def test_after_a_failure_in_the_middle_only_what_is_missing_is_sent(hub, make, capsys):
-    make()
-    hub.fails_at = {1: 400}
-    status, text = push(capsys, "run")
-    assert status == 2 and "the same command again uploads only what is missing" in text and "Traceback" not in text
-    assert hub.repositories["model", "me/run"].files == {}  # never half a model
-    assert push(capsys, "run")[0] == 0
-    assert set(hub.repositories["model", "me/run"].files) == MODEL
-    assert len(hub.uploads) == 3 and len(hub.objects) == 2  # of two files one was sent twice
-
-
 @pytest.mark.slow
 def test_a_killed_upload_goes_on(hub, make):
     make()
@@ -184,23 +173,6 @@ def test_an_adapter_names_its_base_by_id(hub, make, capsys):
     card = files["README.md"].decode()
     assert "\n- base: `some/base`\n" in card
     assert "vllm serve some/base --enable-lora --lora-modules run=me/run --max-lora-rank 64" in card
-
-
-def test_an_adapter_that_servers_refuse_gets_no_command_to_serve_it(hub, make, capsys):
-    make(adapter={"use_dora": True})
-    assert push(capsys, "run")[0] == 0
-    assert "vllm serve" not in hub.repositories["model", "me/run"].files["README.md"].decode()
-
-
-def test_a_model_whose_base_is_nowhere_says_so(hub, make, capsys):
-    make(base="./a-folder")
-    status, text = push(capsys, "run")
-    assert status == 2 and "or --base_model none" in text
-    assert push(capsys, "run", "--base_model", "none")[0] == 0
-    assert (
-        ModelCard(hub.repositories["model", "me/run"].files["README.md"].decode()).data.to_dict().get("base_model")
-        is None
-    )
 
 
 def test_dry_run_checks_and_changes_nothing(hub, make, capsys):
