@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
+from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from kit.config.dataset_entry import DatasetEntry
@@ -63,7 +63,8 @@ def model_card(
     base = _base_id(settings.model_name_or_path)
     base_name = (base or Path(os.path.expanduser(settings.model_name_or_path)).name).rpartition("/")[2]
     licence = _licence_of(settings.model_name_or_path, "model", settings.model_revision)
-    title, of_run, more = f"{base_name}, fine-tuned", ["- data and training: not known"], {}
+    title, of_run = f"{base_name}, fine-tuned", ["- data and training: not known"]
+    more: dict[str, Any] = {}
     evaluations: dict[str, dict[str, float]] = {}
     if isinstance(settings, Recipe) and strategy is not None:
         how = settings.method if settings.objective == "sft" else f"{settings.objective}, {settings.method}"
@@ -73,7 +74,6 @@ def model_card(
         more = {
             "datasets": list(dict.fromkeys(filter(None, map(_data_id, settings.dataset_entries)))) or None,
             "tags": [settings.objective] if settings.objective != "sft" else None,
-            **_results(title, settings, evaluations, state.step),
         }
     # Hub ids only: the Hub links what it finds here.
     about = ModelCardData(
@@ -241,22 +241,6 @@ def _evaluations(state: LoopState) -> dict[str, dict[str, float]]:
         when: {name: value for name, value in metrics.items() if not name.startswith(OF_THE_DATA)}
         for when, metrics in found.items()
     }
-
-
-def _results(title: str, recipe: Recipe, evaluations: Mapping[str, Mapping[str, float]], step: int) -> dict[str, Any]:
-    """The metrics after the last step as metadata; the Hub shows them beside the card."""
-    names = one_line(", ".join(entry.name for entry in recipe.eval_dataset_entries or recipe.dataset_entries))
-    results = [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type="evaluation data of the run",
-            dataset_name=names,
-            metric_type=one_line(name.removeprefix("eval_")),
-            metric_value=float(f"{value:.6g}"),
-        )
-        for name, value in evaluations.get(f"after step {step}", {}).items()
-    ]
-    return {"model_name": one_line(title), "eval_results": results} if results else {}
 
 
 def _table(evaluations: Mapping[str, Mapping[str, float]]) -> list[str]:

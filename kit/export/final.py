@@ -139,8 +139,7 @@ def describe_serving(model: Any, folder: Path) -> list[str]:
     is_known = bool(command) and (model.config.architectures or [""])[0] in VLLM_BASES
     lines = [f"vLLM takes it as it is: {command}"] if is_known else []
     if reason := why_not_served(config):
-        then = "" if command else "; vllm serve merged"
-        lines += [f"{reason}. Merged, it is a model like any other: {merge_command(folder)}{then}"]
+        lines += [f"{reason}. Merged, it is a model like any other: {merge_command(folder)}"]
     return lines
 
 
@@ -152,9 +151,7 @@ def card_for_servers(model: Any) -> str:
     reason = why_not_served(config)
     if not reason:
         return ""
-    then = "" if vllm_command(config, None, PLACEHOLDER) else "\nvllm serve merged"
-    command = f"{merge_command(PLACEHOLDER)}{then}"
-    return f"\n{reason}. Merged, it is a model like any other:\n\n```bash\n{command}\n```\n"
+    return f"\n{reason}. Merged, it is a model like any other:\n\n```bash\n{merge_command(PLACEHOLDER)}\n```\n"
 
 
 def copy_processor(folder: Path, config: Any) -> None:
