@@ -241,7 +241,9 @@ class RunFolder:
         self._record = {**recipe, **about, "data": data, "starts": starts(before, {**recipe, **about}, step)}
         self._record["plan"] = dict(plan or {})
         if self.checkpoint:
-            say(f"continuing after step {step} of {total_steps} ({self.checkpoint})", *changes(self._manifest, about))
+            say(f"continuing after step {step} of {total_steps} ({self.checkpoint})")
+            if changed := ", ".join(changes(self._manifest, about)):
+                say(f"note: changed since that checkpoint: {changed}; steps from here on round differently")
             was = self._manifest.get("total_steps", total_steps)
             say(*schedule_change(self._recipe, self._recipe.peak_learning_rate, step, was, total_steps))
         if is_main():

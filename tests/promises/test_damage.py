@@ -182,7 +182,7 @@ def test_elastic_runs_have_the_same_samples_rates_and_losses(finetune, fp32):
         run = finetune("run", sizes[name], stop, config=fp32[name], **flags)
     assert run.status == 0, run.output
     last, now = sizes[topologies[-2]], sizes[topologies[-1]]
-    assert f"num_processes {last} -> {now}" in run.output and "from here on round differently" in run.output
+    assert f"num_processes: {last} -> {now}" in run.output and "from here on round differently" in run.output
     assert [row["step"] for row in run.rows] == list(range(1, 13))
     for exact in ("learning_rate", "epoch", "tokens", "supervised_tokens"):
         assert [row[exact] for row in run.rows] == [row[exact] for row in whole.rows]

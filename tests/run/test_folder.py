@@ -180,7 +180,7 @@ def test_continuing_reports_what_rounds_differently_and_deletes_later_checkpoint
     assert f"continuing after step 1 of 8 ({started}/checkpoints/step-00000001)\nnote: changed since" in out
     starts = json.loads((started / "run.json").read_text())["starts"]
     assert [each["step"] for each in starts] == [0, 1]
-    assert "num_processes None -> 2" in out
+    assert "num_processes: 1 -> 2" in out
     assert [path.name for path in (started / "checkpoints").iterdir()] == ["step-00000001"]
     assert sorted(folder.about) == ["identity", "rounding", "strategy", "total_steps", "versions"]
 
