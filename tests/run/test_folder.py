@@ -83,6 +83,11 @@ def test_another_run_is_refused_with_every_setting_that_differs(recipe, started)
     assert "--output_dir" in text and "--overwrite_output_dir" in text
 
 
+def test_a_run_is_overwritten_only_if_asked_to(recipe, started):
+    assert "holds this run already" in refusal(recipe(resume_from_checkpoint="none"))
+    look(recipe(resume_from_checkpoint="none", overwrite_output_dir=True))
+
+
 def test_overwriting_deletes_the_earlier_run(recipe, started):
     mine = recipe(overwrite_output_dir=True, seed=7)
     look(mine, "other")

@@ -2,8 +2,6 @@
 
 import json
 import math
-import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +12,7 @@ from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.ranks import Ranks
 from kit.memory.workload import Workload
 from kit.run import throughput as module
-from kit.run.throughput import MUCH, Throughput, speed_text
+from kit.run.throughput import Throughput, speed_text
 from kit.tools.plan.models import find_shape
 from kit.train.step import StepResult
 
@@ -67,30 +65,6 @@ def test_of_sharded_weights_only_the_waits_are_known(clock):
     assert row["communication_share"] == pytest.approx(0.3)
     assert row["slowest_rank"] == 1 and row["rank_wait_share"] == pytest.approx((2.6 / 3 - 0.6) / 2)
     assert "30% in collectives" in speed_text(row)
-
-
-DELAY = 0.5  # seconds in each step: many of what a step takes, also on a machine that has other work
-
-
-def slow_data_of_rank_1(rank):
-    from kit.data.feed.feed import Feed
-
-    take = Feed.take
-    if rank == 1:
-
-        def late(*args):
-            time.sleep(DELAY)
-            return replace(taken := take(*args), waited_seconds=taken.waited_seconds + DELAY)
-
-        Feed.take = late
-
-
-@pytest.mark.slow
-def test_a_run_names_its_slow_rank(finetune):
-    run = finetune.ok("run", 2, prepare=slow_data_of_rank_1, config="ddp", per_device_train_batch_size=4)
-    row = [row for row in run.rows if "loss" in row][-1]
-    assert row["slowest_rank"] == 1 and row["rank_wait_share"] > MUCH, row
-    assert "waiting for rank 1" in run.output
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
