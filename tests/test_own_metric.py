@@ -1,6 +1,5 @@
 """A metric of the user gets both texts and the row, and what is wrong with it is said at its own line."""
 
-
 import pytest
 
 from kit import own_metric
@@ -87,5 +86,3 @@ def test_a_recipe_may_not_name_code(tmp_path, monkeypatch):
     (problem,) = file.problems
     assert problem.where.endswith("mine.yaml:2 metrics") and "--metrics number,mine.py:f" in problem.fix
     assert "metrics" not in file.values
-
-
