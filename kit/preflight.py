@@ -12,7 +12,7 @@ from kit.checkpoint.manifest import digest_of, read_manifest
 from kit.config.launch_flags import Launch
 from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
-from kit.console import silence_libraries
+from kit.console import is_main, silence_libraries
 from kit.data.feed.stream import Stream
 from kit.data.open import Data, open_data, stop_ids
 from kit.data.samples.dataset import Dataset, open_datasets
@@ -30,7 +30,6 @@ from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
 from kit.own_metric import is_own
-from kit.run.asking import asked_once
 from kit.run.facts import compared_facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
@@ -120,11 +119,10 @@ def check(
         datasets = open_datasets(
             recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming, recipe.declared.rows
         )
-    with problems.caught(), asked_once("tokenizer", recipe):
+    with problems.caught():
         tokenizer = open_tokenizer(recipe)
     with problems.caught():
-        with asked_once("config", recipe):
-            config = open_config(recipe)
+        config = open_config(recipe)
         if shorten and "max_length" not in recipe.model_fields_set:
             longest = min(recipe.max_length, num_positions(config) or recipe.max_length)
             recipe = recipe.model_copy(update={"max_length": longest})
@@ -159,12 +157,9 @@ def check(
                 rows = size if size == "auto" else size * recipe.declared.sequences_per_sample
                 notes += describe_long_rows(config, recipe.max_length, rows)
             problems += check_router_loss(topology, aux_loss_coef(meta_model, recipe.router_aux_loss_coef))
-    if recipe.push_to_hub and recipe_name is not None:
-        with problems.caught(), asked_once("push_to_hub", recipe, is_remote=True) as is_first:
-            if is_first:
-                check_upload(
-                    recipe.push_to_hub, recipe.output_dir or "", recipe.model_name_or_path, recipe.method != "full"
-                )
+    if recipe.push_to_hub and recipe_name is not None and is_main():
+        with problems.caught():
+            check_upload(recipe.push_to_hub, recipe.model_name_or_path, recipe.method != "full")
     if datasets and tokenizer and meta_model:
         with problems.caught():
             data = open_data(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 KINDS = {False: "a full model", True: "an adapter"}
 _SETTING = "push_to_hub"
 _TOOLS = Path(__file__).parent / "tools"
+_AFTERWARDS = "leave it out, and after the run `kit push"
+_RIGHTS = "a token with write access: `hf auth login`, or HF_TOKEN"
 
 
 class Unreachable(Exception):
@@ -36,38 +38,28 @@ class Unreachable(Exception):
         self.problem = problem
 
 
-def check_upload(name: str, run: str, base: str, is_adapter: bool) -> None:
+def check_upload(name: str, base: str, is_adapter: bool) -> None:
     """Check before a run that ``push_at_end`` can upload what it makes.
 
     Args:
         name: of the repository, ``OWNER/NAME``.
-        run: the folder of the run.
         base: the model that is trained, as the run is given it.
 
     Raises:
         UserError: it cannot, with all reasons that are known.
     """
     problems = Problems()
-    words = ["kit", "push", run, name]
-    afterwards = f"leave it out, and after the run `{shlex.join(words)}"
-
-    def again(name: str = name, public: bool = False) -> str:
-        return f"{afterwards} --public`" if public else f"--{_SETTING} {shlex.quote(name)}"
-
     if not _TOOLS.is_dir():
         problems.append(Problem(_SETTING, f"there is no {_TOOLS}, which uploads", fix="leave it out"))
     if os.path.exists(os.path.expanduser(base)):
         found = f"the model's card would name its base, and {base} is a folder"
-        fix = f"its id as model_name_or_path; or {afterwards} --base_model ID`"
-        problems.append(Problem(_SETTING, found, "a base that the hub has", fix))
+        problems.append(Problem(_SETTING, found, "a base that the hub has", f"{_AFTERWARDS} --base_model ID`"))
     with problems.caught():
         try:
-            retry = "type it again where the hub can be reached"
-            find_repository(huggingface_hub.HfApi(), name, is_adapter, False, again, retry, _SETTING)
+            find_repository(huggingface_hub.HfApi(), name, is_adapter, False, _SETTING)
         except Unreachable as error:
             found = f"whether you may write {name} cannot be checked: {error.problem.found}"
-            fix = f"{error.problem.fix}; or {afterwards}`"
-            raise UserError(Problem(_SETTING, found, fix=fix)) from None
+            raise UserError(Problem(_SETTING, found, fix=f"{error.problem.fix}; or {_AFTERWARDS}`")) from None
     problems.raise_if_any()
 
 
@@ -116,14 +108,12 @@ def is_id(name: str) -> bool:
 
 
 def find_repository(
-    api: "HfApi", name: str, is_adapter: bool, is_public: bool, again: Callable[..., str], retry: str, field: str
+    api: "HfApi", name: str, is_adapter: bool, is_public: bool, field: str
 ) -> "tuple[str, ModelInfo | None]":
     """Return the id of the repository, and what the hub knows of it; None if there is none yet.
 
     Args:
         is_adapter, is_public: what will be uploaded.
-        again: returns what to type for another ``name``, or to be ``public``.
-        retry: what to do if the hub refuses without a reason that is known.
         field: what names the repository, for messages.
 
     Raises:
@@ -133,53 +123,47 @@ def find_repository(
     from huggingface_hub.errors import RepositoryNotFoundError
 
     if not is_id(name):
-        raise UserError(Problem(field, f"{name!r} is no hub id", "OWNER/NAME", again(name="NAME")))
+        raise UserError(Problem(field, f"{name!r} is no hub id", "OWNER/NAME"))
     if not huggingface_hub.get_token():
-        fix = "`hf auth login`, or set HF_TOKEN: a token with write access"
-        raise Unreachable(Problem("the hub", f"no token for {constants.ENDPOINT}", fix=fix))
-    with answers(name, retry):
+        raise Unreachable(Problem("the hub", f"no token for {constants.ENDPOINT}", fix=_RIGHTS))
+    with answers(name):
         me = api.whoami()
     mine, own = me["name"], name.rpartition("/")[2]
     owner = name.partition("/")[0] if "/" in name else mine
     repo = f"{owner}/{own}"
     roles = {mine: "admin"} | {org["name"]: org.get("roleInOrg", "write") for org in me.get("orgs", [])}
     if me.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        raise UserError(Problem("the hub", f"the token of {mine} may only read", "one that may write", give_rights()))
+        raise UserError(Problem("the hub", f"the token of {mine} may only read", _RIGHTS))
     if roles.get(owner) in (None, "read"):
         why = "has no such member" if owner not in roles else "lets you only read"
-        raise UserError(Problem(field, f"{owner}: {why} ({mine})", fix=again(name=f"{mine}/{own}")))
-    with answers(repo, retry):
+        raise UserError(Problem(field, f"{owner}: {why} ({mine})", f"an owner for whom you may write: {mine}/{own}"))
+    with answers(repo):
         try:
             info = api.model_info(repo)
         except RepositoryNotFoundError:
             taken = next((kind for kind in ("dataset", "space") if api.repo_exists(repo, repo_type=kind)), None)
             if taken:
-                fix = again(name=f"{repo}-model")
-                raise UserError(Problem(field, f"{repo} is a {taken}", "a new name, or a model's", fix)) from None
+                raise UserError(Problem(field, f"{repo} is a {taken}", "a new name, or a model's")) from None
             return repo, None
     if not info.private and not is_public:
-        found = f"{repo} is public: everyone would see the model"
-        raise UserError(Problem(field, found, "a private one", again(public=True)))
+        fix = "another name; or `kit push --public` after the run"
+        raise UserError(Problem(field, f"{repo} is public: everyone would see the model", "a private one", fix))
     if info.private and is_public:
         found = f"{repo} is private, and stays so until you change it at {url_of(repo)}/settings"
-        raise UserError(Problem("--public", found, fix=again(public=False)))
+        raise UserError(Problem("--public", found, fix="leave out --public"))
     names = {file.rfilename for file in info.siblings or ()}
     if {"config.json", "adapter_config.json"} & names and ("adapter_config.json" in names) != is_adapter:
         found = f"{repo} holds {KINDS[not is_adapter]}, and this is {KINDS[is_adapter]}"
-        other = f"{repo}-{KINDS[is_adapter].split()[1]}"
-        raise UserError(Problem(field, found, "another name", again(name=other)))
+        raise UserError(Problem(field, found, "another name"))
     return repo, info
 
 
 @contextmanager
-def answers(name: str, retry: str) -> Iterator[None]:
-    """Turn errors of requests about the repository ``name`` into ``UserError``, or ``Unreachable``.
-
-    Args:
-        retry: what to do if no reason is known.
-    """
+def answers(name: str) -> Iterator[None]:
+    """Turn errors of requests about the repository ``name`` into ``UserError``, or ``Unreachable``."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
+    again = "the same command again uploads only what is missing"
     try:
         yield
     except (UserError, Unreachable):
@@ -189,22 +173,16 @@ def answers(name: str, retry: str) -> Iterator[None]:
         reason = first_line(causes(error)[1] if isinstance(error, RuntimeError) and error.__cause__ else error)
         status = getattr(getattr(found, "response", None), "status_code", None)
         if status == 401:
-            fix = "`hf auth login` again, or unset HF_TOKEN"
-            raise UserError(Problem("the hub", "it refuses your token", fix=fix)) from None
+            raise UserError(Problem("the hub", "it refuses your token", _RIGHTS)) from None
         if status == 403:
-            raise UserError(Problem("the hub", f"your token may not write {name}", fix=give_rights())) from None
+            raise UserError(Problem("the hub", f"your token may not write {name}", _RIGHTS)) from None
         if found is not None or isinstance(error, ValueError):
-            raise UserError(Problem("the hub", f"it refuses {name} ({reason})", fix=retry)) from None
+            raise UserError(Problem("the hub", f"it refuses {name} ({reason})", fix=again)) from None
         offline = "HF_HUB_OFFLINE is set" if isinstance(error, OfflineModeIsEnabled) else reason
-        problem = Problem("the hub", f"{constants.ENDPOINT} cannot be reached ({offline})", fix=retry)
+        problem = Problem("the hub", f"{constants.ENDPOINT} cannot be reached ({offline})", fix=again)
         raise Unreachable(problem) from None
 
 
 def url_of(repo: str) -> str:
     """Return the address of a repository."""
     return f"{constants.ENDPOINT}/{repo}"
-
-
-def give_rights() -> str:
-    """Return what gives a token the rights that it lacks."""
-    return f"give it write access: {constants.ENDPOINT}/settings/tokens; or `hf auth login` with another"

@@ -3,13 +3,12 @@
 python recipes/export.py runs/llama-8b-qlora-single/checkpoints/step-00000040 --output_dir model
 python recipes/export.py runs/llama-8b-qlora-single/checkpoints/step-00000040 --output_dir merged --merge
 python recipes/export.py runs/llama-8b-qlora-single/final --output_dir merged
-python recipes/export.py runs/llama-8b-qlora-single/final --output_dir gguf --format gguf --gguf_type q4_k_m --ollama
+python recipes/export.py runs/llama-8b-qlora-single/final --output_dir gguf --format gguf --gguf_type q4_k_m
 python recipes/export.py runs/tiny-single/final --output_dir rounded --format torchao --qat int8_weight_only
 """
 
 import argparse
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -21,8 +20,6 @@ from kit import interrupt
 if __name__ == "__main__":
     interrupt.leave_on_ctrl_c()  # also while the imports below run
 
-from kit.config.dataset_entry import DatasetEntry
-from kit.config.fields import column_mapping
 from kit.config.scripts import TYPED_AS
 from kit.config.settings.method import MethodSettings
 from kit.console import Parser, say, silence_libraries
@@ -31,8 +28,6 @@ from kit.failures import exits
 
 if TYPE_CHECKING:
     from kit.export.source import Source
-
-SIZES = {"MB": 10**6, "GB": 10**9}
 
 
 def main() -> None:
@@ -47,7 +42,6 @@ def main() -> None:
         "--format", choices=("safetensors", "gguf", "torchao"), default="safetensors", help="of the files"
     )
     parser.add_argument("--gguf_type", help="one or several of f32, f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m, ...")
-    parser.add_argument("--ollama", action="store_true", help="write a Modelfile beside the GGUF file")
     parser.add_argument("--llama_cpp", metavar="FOLDER", help="llama.cpp, for its converter; default: LLAMA_CPP")
     parser.add_argument("--pre_tokenizer", metavar="NAME", help="llama.cpp's, where it does not know the tokenizer")
     schemes = get_args(get_args(MethodSettings.model_fields["qat"].annotation)[0])
@@ -57,9 +51,6 @@ def main() -> None:
     parser.add_argument("--model_name_or_path", help="the base, where it is no longer at its own path")
     dtypes = ("bfloat16", "float16", "float32")
     parser.add_argument("--dtype", choices=dtypes, help="default: bfloat16 when merged; of a full model, its base's")
-    parser.add_argument("--shard_size", metavar="SIZE", help="the largest file of weights, as 5GB (default) or 500MB")
-    parser.add_argument("--rows", metavar="FILE", help="rows to compare on; default: the run's first evaluation rows")
-    parser.add_argument("--dataset_columns", metavar="COLUMN=FIELD", help="of --rows, separated by commas")
     parser.add_argument(
         "--max_change", type=float, metavar="NATS", help="bound of the mean change of a token's log-probability"
     )
@@ -75,9 +66,8 @@ def main() -> None:
     raise_if(_problems(args, types, [*gguf.CONVERTED, *gguf.QUANTISED]))
     tools = gguf.find_tools(args.llama_cpp, types, args.pre_tokenizer) if is_gguf else None
 
-    from kit.export.checkpoint import Wanted, new_folder
-    from kit.export.shards import MAX_SHARD_BYTES
-    from kit.export.source import find_source, write_folder, write_gguf_folder, write_torchao_folder
+    from kit.export.folders import Wanted, new_folder, write_folder, write_gguf_folder, write_torchao_folder
+    from kit.export.source import find_source
     from kit.model.serving import serve_command
 
     silence_libraries()
@@ -85,11 +75,8 @@ def main() -> None:
     if args.format == "torchao" and args.qat is None and (run := opened.run):
         args.qat, args.qat_group_size = run.qat, args.qat_group_size or run.qat_group_size
     raise_if(_problems_of(args, opened))
-    size = re.fullmatch(r"(\d+)([MG]B)", args.shard_size or "")
     wanted = Wanted(
         args.dtype,
-        int(size[1]) * SIZES[size[2]] if size else MAX_SHARD_BYTES,
-        DatasetEntry(path=args.rows, columns=column_mapping(args.dataset_columns)) if args.rows else None,
         args.max_change,
         args.output_dir,
         args.merge or args.format != "safetensors",
@@ -97,12 +84,12 @@ def main() -> None:
     lines: list[str] = []
     with new_folder(args.output_dir) as folder:
         if tools is not None:
-            what = write_gguf_folder(opened, folder, wanted, tools, types, args.ollama)
+            what = write_gguf_folder(opened, folder, wanted, tools, types)
         elif args.format == "torchao":
             what = write_torchao_folder(opened, folder, wanted, args.qat, args.qat_group_size)
         else:
-            what, written = write_folder(opened, folder, wanted)
-            lines = [f"to serve it: {serve_command(args.output_dir)}"] if written.model is not None else []
+            what, model = write_folder(opened, folder, wanted)
+            lines = [f"to serve it: {serve_command(args.output_dir)}"] if model is not None else []
     say(f"{what}: {args.output_dir}", *lines)
 
 
@@ -110,8 +97,7 @@ def _problems(args: argparse.Namespace, types: list[str], known: list[str]) -> l
     """What the flags alone show."""
     problems = []
     if args.format != "gguf":
-        given = {"--gguf_type": args.gguf_type, "--ollama": args.ollama, "--llama_cpp": args.llama_cpp}
-        given |= {"--pre_tokenizer": args.pre_tokenizer}
+        given = {"--gguf_type": args.gguf_type, "--llama_cpp": args.llama_cpp, "--pre_tokenizer": args.pre_tokenizer}
         problems += [Problem(flag, "of GGUF files", fix="--format gguf") for flag, value in given.items() if value]
     if args.format != "torchao":
         given = {"--qat": args.qat, "--qat_group_size": args.qat_group_size is not None}
@@ -119,22 +105,11 @@ def _problems(args: argparse.Namespace, types: list[str], known: list[str]) -> l
         problems += [Problem(flag, "of weights that torchao rounds", fix=fix) for flag, value in given.items() if value]
     if args.qat_group_size is not None and args.qat_group_size < 2:
         problems += [Problem("--qat_group_size", str(args.qat_group_size), "weights of a row, 2 or more")]
-    if args.format == "gguf" and args.shard_size:
-        problems += [Problem("--shard_size", "a GGUF file is one file", fix="leave it out")]
     unknown = [each for each in types if each not in known]
     if unknown:
         problems += [Problem("--gguf_type", f"unknown: {', '.join(unknown)}", f"of {', '.join(known)}")]
-    if args.shard_size and not re.fullmatch(r"[1-9]\d*[MG]B", args.shard_size):
-        problems += [Problem("--shard_size", repr(args.shard_size), "a whole number of MB or GB", "--shard_size 2GB")]
     if args.max_change is not None and not args.max_change > 0:
         problems += [Problem("--max_change", f"{args.max_change:g}", "nats per token, above 0")]
-    if args.rows and not os.path.exists(args.rows):
-        problems += [Problem("--rows", f"no file {args.rows}", "rows of data, as for --eval_dataset")]
-    if args.dataset_columns and not args.rows:
-        problems += [Problem("--dataset_columns", "given without --rows", "columns of its file", "leave it out")]
-    if args.dataset_columns and not isinstance(column_mapping(args.dataset_columns), dict):
-        expected = "column=field, separated by commas, each column once"
-        problems += [Problem("--dataset_columns", f"found {args.dataset_columns!r}", expected)]
     return problems
 
 
@@ -147,13 +122,13 @@ def _problems_of(args: argparse.Namespace, opened: "Source") -> list[Problem]:
         return [Problem("--qat", found, fix="--qat int8_weight_only, or another one of --help")]
     if is_full and args.merge:
         return [Problem("--merge", f"{args.source} is a full model's: nothing to merge")]
-    if opened.is_model and not (args.dtype or args.shard_size or makes_other):
-        found = "a full model: nothing to merge"
-        return [Problem(str(args.source), found, fix="--format gguf or torchao, or another --dtype or --shard_size")]
-    merges = not is_full and (opened.checkpoint is None or args.merge or makes_other)
-    if not merges:
-        flags = {"--dtype": args.dtype and not is_full, "--shard_size": args.shard_size and not is_full}
-        return [Problem(flag, "nothing is merged", fix="--merge") for flag, given in flags.items() if given]
+    if opened.is_model and not makes_other:
+        return [Problem(str(args.source), "a full model: nothing to merge", fix="--format gguf, or --format torchao")]
+    if opened.is_model and args.dtype and args.format == "gguf":
+        return [Problem("--dtype", "a full model: --gguf_type says how it is written", fix="leave it out")]
+    merges = opened.checkpoint is None or args.merge or makes_other
+    if args.dtype and not (is_full or merges):
+        return [Problem("--dtype", "nothing is merged", fix="--merge")]
     return []
 
 

@@ -98,8 +98,7 @@ def main() -> None:
         folder.open(started_by)
     check_shared(accelerator, folder.path)
     state = folder.resume(accelerator)  # of an earlier checkpoint, if the newest is damaged
-    if folder.is_finished(state.step, total_steps):  # as its copy at mirror_to says
-        return
+    folder.check_continues(state.step, total_steps)  # as the checkpoint may be another one now
     guard.enter(phases.LOADING)
     with together(accelerator):
         model = build_model(

@@ -45,14 +45,6 @@ def test_every_answer_has_its_message(monkeypatch, error, token, words):
         assert word in text
 
 
-def test_a_data_set_is_called_one_and_has_its_own_page(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    gated = hub.refusal(answer(errors.GatedRepoError, 403), "no file 'a/b'", "a/b", "dataset", "dataset")
-    assert "https://huggingface.co/datasets/a/b" in str(gated)
-    absent = hub.refusal(answer(errors.RepositoryNotFoundError, 401), "no file 'a/b'", "a/b", "dataset", "dataset")
-    assert "no such public data set" in str(absent)
-
-
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     for name in ("models--meta-llama--Llama-3.1-8B", "models--gpt2", "datasets--openai--gsm8k"):

@@ -1,14 +1,11 @@
 """A metric of the user gets both texts and the row, and what is wrong with it is said at its own line."""
 
-import json
-
 import pytest
 
 from kit import own_metric
 from kit.config.recipe_file import read_recipe_file
 from kit.errors import UserError
 from kit.own_metric import MetricError, load, score
-from kit.run.starts import metrics_left_out
 
 
 @pytest.fixture
@@ -79,10 +76,3 @@ def test_a_recipe_may_not_name_code(tmp_path, monkeypatch):
     (problem,) = file.problems
     assert problem.where.endswith("mine.yaml:2 metrics") and "--metrics number,mine.py:f" in problem.fix
     assert "metrics" not in file.values
-
-
-def test_a_start_says_which_metric_of_the_record_it_does_not_have():
-    old = json.dumps({"recipe": {"metrics": ["number", "mine.py:f"]}})
-    (line,) = metrics_left_out(old, ["exact_match"])
-    assert "--metrics mine.py:f" in line
-    assert not metrics_left_out(old, ["mine.py:f"]) and not metrics_left_out("", [])

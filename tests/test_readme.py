@@ -88,7 +88,7 @@ def test_every_flag_named_in_the_pages_exists():
         "main_process_ip",
         "main_process_port",
         "max_restarts",
-        *"merge format gguf_type ollama llama_cpp pre_tokenizer shard_size rows max_change dtype".split(),
+        *"merge format gguf_type llama_cpp pre_tokenizer max_change dtype".split(),
         "signal",
         "signals",
         "help",
@@ -117,7 +117,7 @@ def test_every_flag_named_in_the_pages_exists():
     theirs |= {"model", "model_args", "tasks", "apply_chat_template"}  # of lm_eval
     theirs |= {"learning_rte"}  # the mistake that is answered
     theirs |= {"drop"}  # of kit convert
-    theirs |= {"public", "with_run", "base_model"}  # of kit push
+    theirs |= {"public", "base_model"}  # of kit push
     theirs |= {"older_than", "keep"}  # of kit cache
     theirs |= {"require", "no"}  # of pip: --require-hashes, --no-deps
     theirs |= {"layers", "hidden", "shard_bytes", "folder", "shape", "topology", "world", "length"}  # of benchmarks

@@ -88,7 +88,7 @@ def run(argv: list[str]) -> int:
     show(f"rates: {', '.join(f'{rate:g}' for rate in missing) or 'all are done'}")
     show(joined([f"    {line}" for line in (about if missing else about[1:])]))
     with workplace() as temporary:
-        runner = ScriptRunner(flags, folder, temporary, len(missing), every=math.ceil(steps / 5))
+        runner = ScriptRunner(flags, folder, temporary, len(missing))
         for rate in missing:
             target = folder / f"{rate:g}"
             if target.exists():  # it was stopped

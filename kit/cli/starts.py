@@ -34,19 +34,16 @@ class ScriptFailed(Exception):
 class ScriptRunner:
     """Runs the script several times with the same flags, one run after the other."""
 
-    def __init__(
-        self, flags: dict[str, str], folder: Path, temporary: Path, num_titles: int = 3, every: int = 1
-    ) -> None:
+    def __init__(self, flags: dict[str, str], folder: Path, temporary: Path, num_titles: int = 3) -> None:
         """
         Args:
             flags: flags of the script, without ``output_dir``.
             folder: for the logs.
             temporary: the ``TMPDIR`` of all processes. ``kill_all`` finds them by it.
             num_titles: how many different titles there will be.
-            every: of the lines about steps, those of every N steps are shown.
         """
         self.flags, self.folder, self.temporary = flags, folder, temporary
-        self.num_titles, self.every = num_titles, every
+        self.num_titles = num_titles
         self.titles: list[str] = []  # printed so far
 
     def run(self, title: str, output_dir: Path, until: Callable[[], bool] | None = None, **flags: str) -> bool:
@@ -77,19 +74,12 @@ class ScriptRunner:
                 start_new_session=True,  # Ctrl-C must reach only this process, which then kills the others
                 env={**os.environ, "TMPDIR": str(self.temporary)},
             )
-        num_shown = 0
-        while True:
-            status = process.poll()
-            is_due = status is None and until is not None and until()
-            if is_due:
-                break
-            num_shown = _show_new_lines(log, num_shown, self.every)
-            if status is not None:
-                break
+        is_due = False
+        while (status := process.poll()) is None and not is_due:
+            is_due = until is not None and until()
             time.sleep(POLL_SECONDS)
         kill_all(self.temporary)
         process.wait()
-        _show_new_lines(log, num_shown, self.every)
         if status:
             raise _failure(
                 f"{len(self.titles)} of {self.num_titles}", status, log.read_text(encoding="utf-8", errors="replace")
@@ -98,36 +88,13 @@ class ScriptRunner:
         return is_due
 
 
-def _show_new_lines(log: Path, start: int, every: int) -> int:
-    """Print the lines about steps that the script wrote from byte ``start`` on. Returns where the next line begins.
-
-    Args:
-        every: of the lines of single steps, those of every N steps are printed.
-    """
-    if log.stat().st_size == start:
-        return start
-    with log.open("rb") as file:
-        file.seek(start)
-        text = file.read()
-    text = text[: text.rfind(b"\n") + 1]
-    for line in text.decode(errors="replace").splitlines():
-        step = re.match(r"step (\d+)", line)
-        if line.startswith(("evaluation after ", "continuing after ", "skipping ")) or (
-            step and int(step[1]) % every == 0
-        ):
-            show(f"    {line}")
-    return start + len(text)
-
-
 def _failure(number: str, status: int, text: str) -> ScriptFailed:
     """The error message of the script, found in the log. A launcher adds lines, and turns exit status 2 into 1."""
     block = re.search(r"^error: (rank \d)?.*(\n[ \t]+\S.*)*", text, re.MULTILINE)
     if block:
         return ScriptFailed(max(status, 1) if block[1] else 2, block[0])
-    crash = re.search(r"^rank \d+ failed:", text, re.MULTILINE)
-    lines = text[crash.start() :].splitlines()[:60] if crash else text.splitlines()[-60:]
     end = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    return ScriptFailed(max(status, 1), "\n".join([*lines, f"error: run {number} {end}"]))
+    return ScriptFailed(max(status, 1), "\n".join([*text.splitlines()[-60:], f"error: run {number} {end}"]))
 
 
 @contextmanager

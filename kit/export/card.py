@@ -1,7 +1,8 @@
-"""The model card of ``final/`` and of exported checkpoints: ``README.md``.
+"""The model card of ``final/`` and of exported models: ``README.md``.
 
 Promises: the metadata are valid for the Hub, and name only what others can open: no path of this machine, no
-credential. The code on the card runs as it stands, apart from the name of the folder.
+credential. Text of strangers is no mark of Markdown and begins no line. The code on the card runs as it stands, apart
+from the name of the folder.
 """
 
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
+from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from kit.config.dataset_entry import DatasetEntry
@@ -32,13 +33,13 @@ NO_STOPS: Mapping[str, int] = {}
 PLACEHOLDER = "path/to/this/folder"
 _IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")  # a folder of the hub's cache
 _ROWS = {"answers": "samples", "pairs": "pairs", "rated": "answers"}
-_SERVING = re.compile(r"\n*To serve it:\n\n```bash\n[^`]*```\n")
+_CODE = re.compile(r"\n```(?:python|bash)\n.*", re.DOTALL)  # how to use the model: the end of a card
 _LICENCE = re.compile(r"[\w.+-]{1,80}")
 
 
 def model_card(
-    recipe: Recipe,
-    strategy: ActualStrategy,
+    settings: MethodSettings,
+    strategy: ActualStrategy | None,
     state: LoopState,
     has_chat_template: bool,
     stops: Mapping[str, int] = NO_STOPS,
@@ -49,6 +50,8 @@ def model_card(
     """Return the model card: base, data, training settings, strategy, evaluation, and how to use the model.
 
     Args:
+        settings: the recipe of the run; other settings, which open the base, if the run is not known.
+        strategy: of the run; None: not known.
         state: after the last step.
         has_chat_template: whether the tokenizer beside the card has one.
         stops: the tokens that end answers, but for those at which the base stops too, see ``new_stops``.
@@ -56,130 +59,69 @@ def model_card(
         dequantised_by: the class of transformers that opens the files of a quantised base as they were trained on.
         merged: the dtype in which the adapter was merged into its base; empty: it was not, or there is none.
     """
-    is_plain = recipe.method == "full" or bool(merged)  # a model that needs no other
-    base = _base_id(recipe.model_name_or_path)
-    base_name = (base or Path(os.path.expanduser(recipe.model_name_or_path)).name).rpartition("/")[2]
-    how = recipe.method if recipe.objective == "sft" else f"{recipe.objective}, {recipe.method}"
-    title = f"{base_name}, fine-tuned ({how})"
-    entries = recipe.dataset_entries
-    ids = {entry.name: found for entry in entries if (found := _data_id(entry))}
-    licence = _licence_of(recipe.model_name_or_path, "model", recipe.model_revision)
-    evaluations = _evaluations(state)
+    is_plain = settings.method == "full" or bool(merged)  # a model that needs no other
+    base = _base_id(settings.model_name_or_path)
+    base_name = (base or Path(os.path.expanduser(settings.model_name_or_path)).name).rpartition("/")[2]
+    licence = _licence_of(settings.model_name_or_path, "model", settings.model_revision)
+    title, of_run = f"{base_name}, fine-tuned", ["- data and training: not known"]
+    more: dict[str, Any] = {}
+    evaluations: dict[str, dict[str, float]] = {}
+    if isinstance(settings, Recipe) and strategy is not None:
+        how = settings.method if settings.objective == "sft" else f"{settings.objective}, {settings.method}"
+        title = f"{title} ({how})"
+        evaluations = _evaluations(state)
+        of_run = [*_data_lines(settings), *_training_lines(settings, strategy, state)]
+        more = {
+            "datasets": list(dict.fromkeys(filter(None, map(_data_id, settings.dataset_entries)))) or None,
+            "tags": [settings.objective] if settings.objective != "sft" else None,
+        }
     # Hub ids only: the Hub links what it finds here.
     about = ModelCardData(
         library_name="transformers" if is_plain else "peft",
         pipeline_tag="text-generation",
         base_model=base,
-        datasets=list(dict.fromkeys(ids.values())) or None,
-        tags=[recipe.objective] if recipe.objective != "sft" else None,
         **licence,
-        **_results(title, recipe, evaluations, state.step),
+        **more,
     )
-    items = "packs" if recipe.packing else _ROWS[recipe.declared.rows]
-    num, precision = strategy.num_processes, strategy.mixed_precision
-    lines = [*_heading(about, title), _base_line(base, base_name), licence_line("base", licence)]
-    for entry in entries:
-        known = f", {_code(ids[entry.name])}" if ids.get(entry.name, entry.name) != entry.name else ""
-        data_licence = _licence_of(ids[entry.name], "dataset", entry.revision) if entry.name in ids else {}
-        lines += [f"- data: {_code(entry.name)}{known}", licence_line("data", data_licence)]
-    lines += _objective_lines(recipe)
-    lines += [f"- {state.step} steps of {recipe.global_batch_size} {items}"]
-    lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
-    processes = "1 process" if num == 1 else f"{num} processes"
-    lines += [f"- {strategy.type.name} on {processes}, mixed_precision {precision}"]
-    if recipe.qat:
-        lines += [
-            f"- trained for weights that torchao rounds to {recipe.qat}; the evaluation is that of rounded weights"
-        ]
-    if recipe.new_tokens:
-        tokens = ", ".join(map(_code, recipe.new_tokens))
-        lines += [f"- new tokens: {tokens}"]
-        if not is_plain:
-            resize = "base.resize_token_embeddings(len(tokenizer))"
-            lines += [
-                f"- the class below gives the base their rows; before `PeftModel.from_pretrained`, call `{resize}`"
-            ]
-    if recipe.system_prompt:
-        lines += [f"- system message of conversations that had none: {_code(recipe.system_prompt)}"]
+    lines = ["---", *about.to_yaml().splitlines(), "---", "", f"# {_plain(title)}", ""]
+    lines += [f"- base: {_code(base)}" if base else f"- base: a folder named {_code(base_name)}, not from the Hub"]
+    lines += [licence_line("base", licence), *of_run]
     if stops:
         lines += [f"- answers end with {' or '.join(map(_code, stops))}"]
     if merged:
-        lines += [_merged_line(merged)]
-        if evaluations:
-            lines += ["- the evaluation is that of the adapter on its base, before the merge"]
+        lines += [f"- the adapter is merged into its base, in {merged}: the model needs nothing else"]
+        lines += ["- the evaluation is that of the adapter on its base, before the merge"] * bool(evaluations)
     lines += ["", *_table(evaluations), *([""] if evaluations else [])]
-    system = recipe.system_prompt
-    code = _code_to_use(recipe, is_plain, system, has_chat_template, bool(stops), loader, dequantised_by)
-    lines += ["```python", *code, "```", ""]
-    if not is_plain and not base:
-        lines += [
-            "The adapter needs its base: `base_model_name_or_path` in `adapter_config.json` is the folder that has it.",
-            "",
-        ]
-    return redacted("\n".join(lines))
-
-
-def card_without_run(
-    settings: MethodSettings, has_chat_template: bool, stops: Mapping[str, int], loader: str, merged: str
-) -> str:
-    """Return the card of a model whose run is not known: its base with the licence, and how to use it.
-
-    Args:
-        settings: open the base. The other arguments are those of ``model_card``; ``merged`` may be empty.
-    """
-    base = _base_id(settings.model_name_or_path)
-    base_name = (base or Path(os.path.expanduser(settings.model_name_or_path)).name).rpartition("/")[2]
-    licence = _licence_of(settings.model_name_or_path, "model", settings.model_revision)
-    title = f"{base_name}, fine-tuned"
-    about = ModelCardData(library_name="transformers", pipeline_tag="text-generation", base_model=base, **licence)
-    lines = [*_heading(about, title), _base_line(base, base_name), licence_line("base", licence)]
-    lines += ["- data and training: not known, no record of a run was beside it"]
-    if stops:
-        lines += [f"- answers end with {' or '.join(map(_code, stops))}"]
-    lines += [_merged_line(merged), ""] if merged else [""]
-    code = _code_to_use(settings, True, None, has_chat_template, bool(stops), loader, "")
+    code = _code_to_use(settings, is_plain, has_chat_template, bool(stops), loader, dequantised_by)
     return redacted("\n".join([*lines, "```python", *code, "```", ""]))
 
 
-def torchao_card(card: str, lines: Sequence[str]) -> str:
-    """Return the card of a model whose weights torchao rounds.
+def converted_card(card: str, tag: str, made: str, lines: Sequence[str], code: str = "") -> str:
+    """Return the card of other files that were made of a model.
 
     Args:
-        card: of the plain model.
-        lines: how it was rounded and compared.
+        card: of the model.
+        tag: for the Hub: ``gguf``.
+        made: how they were made.
+        lines: how they were compared with the model.
+        code: the block that says how to use them; empty: that of the model.
     """
-    made = ModelCard(card)
-    about = made.data.to_dict()
-    about["tags"] = [*(about.get("tags") or []), "torchao"]
-    text, code, rest = _SERVING.sub("\n", made.text).rpartition("```python")
-    added = ["Its weights are rounded by torchao, which opening it needs: `pip install torchao`.", ""]
-    added += [f"- {_plain(line.strip())}" for line in lines]
-    return f"---\n{ModelCardData(**about).to_yaml()}\n---\n{text}" + "\n".join([*added, "", ""]) + code + rest
+    model = ModelCard(card)
+    about = model.data.to_dict()
+    about["tags"] = [*(about.get("tags") or []), tag]
+    end = _CODE.search(model.text)
+    text = model.text[: end.start()] if end else model.text
+    listed = "\n".join(f"- {_plain(line.strip())}" for line in lines)
+    use = code or (end[0].split(_SERVING)[0] if end else "")
+    return f"---\n{ModelCardData(**about).to_yaml()}\n---\n{text.rstrip()}\n\n{made}\n\n{listed}\n{use}"
+
+
+_SERVING = "\nTo serve it:\n\n```bash\n"
 
 
 def serving_section(command: str) -> str:
     """Return the end of a card that has the ``command`` of a server."""
-    return f"\nTo serve it:\n\n```bash\n{command}\n```\n"
-
-
-def gguf_card(card: str, files: Sequence[str], compared: Sequence[str], has_modelfile: bool) -> str:
-    """Return the card of GGUF files.
-
-    Args:
-        card: of the model that they were made from.
-        compared: lines that say how they were compared with it.
-        has_modelfile: whether there is one for Ollama.
-    """
-    made = ModelCard(card)
-    about = made.data.to_dict()
-    about["tags"] = [*(about.get("tags") or []), "gguf"]
-    about.pop("library_name", None)
-    text = re.sub(r"```python\n.*?```\n", "", _SERVING.sub("\n", made.text), flags=re.DOTALL).rstrip()
-    lines = ["", "", "Written by llama.cpp's converter, and compared with the model in transformers:", ""]
-    lines += [f"- {_plain(line.strip())}" for line in compared]
-    lines += ["", "```bash", *(f"llama-server --jinja -m {file}" for file in files)]
-    lines += ["ollama create mine -f Modelfile && ollama run mine"] * has_modelfile
-    return f"---\n{ModelCardData(**about).to_yaml()}\n---\n{text}" + "\n".join([*lines, "```", ""])
+    return f"{_SERVING}{command}\n```\n"
 
 
 def state_of(folder: Path) -> LoopState:
@@ -193,36 +135,42 @@ def state_of(folder: Path) -> LoopState:
     return state
 
 
-def _heading(about: ModelCardData, title: str) -> list[str]:
-    return ["---", *about.to_yaml().splitlines(), "---", "", f"# {_plain(title)}", ""]
+def _data_lines(recipe: Recipe) -> list[str]:
+    lines = []
+    for entry in recipe.dataset_entries:
+        found = _data_id(entry)
+        known = f", {_code(found)}" if found and found != entry.name else ""
+        licence = _licence_of(found, "dataset", entry.revision) if found else {}
+        lines += [f"- data: {_code(entry.name)}{known}", licence_line("data", licence)]
+    return lines
 
 
-def _base_line(base: str | None, base_name: str) -> str:
-    return f"- base: {_code(base)}" if base else f"- base: a folder named {_code(base_name)}, not from the Hub"
-
-
-def _merged_line(dtype: str) -> str:
-    return f"- the adapter is merged into its base, in {dtype}: the model needs nothing else"
-
-
-def _objective_lines(recipe: Recipe) -> list[str]:
-    """What was minimised, and on what data; nothing for the cross-entropy of answers."""
+def _training_lines(recipe: Recipe, strategy: ActualStrategy, state: LoopState) -> list[str]:
+    """What was minimised, how long, and where."""
+    lines = []
     settings = recipe.objective_settings
-    if recipe.objective == "sft" and not any(settings.values()):
-        return []
-    shown = [
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in settings.items()
-        if value or recipe.declared.rows != "answers"
-    ]
-    lines = [f"- objective: {', '.join([recipe.objective, *shown])}"]
-    if recipe.declared.rows == "pairs":
-        lines += ["- learned from pairs of a chosen and a rejected answer to the same prompt"]
-    elif recipe.declared.rows == "rated":
-        lines += ["- learned from answers with a label that says whether they are good"]
+    if recipe.objective != "sft" or any(settings.values()):
+        shown = [
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in settings.items()
+            if value or recipe.declared.rows != "answers"
+        ]
+        lines += [f"- objective: {', '.join([recipe.objective, *shown])}"]
     if recipe.declared.has_reference:
         adapter = ", with the adapter from which it began" if recipe.adapter_name_or_path else ""
         lines += [f"- reference: the base{adapter}"]
+    items = "packs" if recipe.packing else _ROWS[recipe.declared.rows]
+    lines += [f"- {state.step} steps of {recipe.global_batch_size} {items}"]
+    lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
+    processes = "1 process" if strategy.num_processes == 1 else f"{strategy.num_processes} processes"
+    lines += [f"- {strategy.type.name} on {processes}, mixed_precision {strategy.mixed_precision}"]
+    if recipe.qat:
+        rounded = f"- trained for weights that torchao rounds to {recipe.qat}"
+        lines += [f"{rounded}; the evaluation is that of rounded weights"]
+    if recipe.new_tokens:
+        lines += [f"- new tokens: {', '.join(map(_code, recipe.new_tokens))}"]
+    if recipe.system_prompt:
+        lines += [f"- system message of conversations that had none: {_code(recipe.system_prompt)}"]
     return lines
 
 
@@ -260,11 +208,8 @@ def _licence_of(name: str, kind: Literal["model", "dataset"], revision: str | No
     path: Any = os.path.join(folder, "README.md")
     if not os.path.isdir(folder):
         path = try_to_load_from_cache(name, "README.md", revision=revision, repo_type=kind) if _valid_id(name) else None
-    if not isinstance(path, str):
-        return {}
     with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
-        about = ModelCard(str(read_small(Path(path))), ignore_metadata_errors=True).data.to_dict()
-        return licence_in(about)
+        return licence_in(ModelCard(read_small(Path(path)), ignore_metadata_errors=True).data.to_dict())
     return {}
 
 
@@ -286,37 +231,16 @@ def licence_line(what: str, licence: Mapping[str, str]) -> str:
 
 def _evaluations(state: LoopState) -> dict[str, dict[str, float]]:
     """The metrics of the first and the last evaluation, by when they were; empty if the last step had none."""
-    found = {}
-    if state.current_evaluation:
-        if state.first_evaluated_step < state.step and state.first_evaluation:
-            first = state.first_evaluated_step
-            found["before training" if first == 0 else f"after step {first}"] = state.first_evaluation
-        found[f"after step {state.step}"] = state.current_evaluation
-    return found
-
-
-def _results(title: str, recipe: Recipe, evaluations: Mapping[str, Mapping[str, float]], step: int) -> dict[str, Any]:
-    """The metrics after the last step as metadata; the Hub shows them beside the card."""
-    last = evaluations.get(f"after step {step}", {})
-    names = [entry.name for entry in recipe.eval_dataset_entries or recipe.dataset_entries]
-    results = []
-    for name, value in last.items():
-        metric, dataset = name.removeprefix("eval_"), ", ".join(names)
-        if metric.startswith("loss/"):  # of one of several data sets
-            metric, _, dataset = metric.partition("/")
-        if not name.startswith(OF_THE_DATA):
-            is_of_objective = metric == "loss" and recipe.declared.rows != "answers"
-            results.append(
-                EvalResult(
-                    task_type="text-generation",
-                    dataset_type="evaluation data of the run",
-                    dataset_name=one_line(dataset),
-                    metric_type=metric,
-                    metric_name=f"loss of {recipe.objective}" if is_of_objective else None,
-                    metric_value=float(f"{value:.6g}"),
-                )
-            )
-    return {"model_name": one_line(title), "eval_results": results} if results else {}
+    if not state.current_evaluation:
+        return {}
+    found = {f"after step {state.step}": state.current_evaluation}
+    first = state.first_evaluated_step
+    if first < state.step and state.first_evaluation:
+        found = {"before training" if first == 0 else f"after step {first}": state.first_evaluation, **found}
+    return {
+        when: {name: value for name, value in metrics.items() if not name.startswith(OF_THE_DATA)}
+        for when, metrics in found.items()
+    }
 
 
 def _table(evaluations: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -325,14 +249,9 @@ def _table(evaluations: Mapping[str, Mapping[str, float]]) -> list[str]:
     *_, last = evaluations.values()
     lines = [f"| | {' | '.join(evaluations)} |", "|---" * (1 + len(evaluations)) + "|"]
     for name in last:
-        if not name.startswith(OF_THE_DATA):
-            values = (_number(each[name]) if name in each else "" for each in evaluations.values())
-            lines.append(f"| {_plain(name)} | {' | '.join(values)} |")
+        values = (f"{each[name]:.5g}" if name in each else "" for each in evaluations.values())
+        lines.append(f"| {_plain(name)} | {' | '.join(values)} |")
     return lines
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1e5 else f"{value:.5g}"
 
 
 def _code(text: str) -> str:
@@ -351,48 +270,35 @@ def _plain(name: str) -> str:
 def _code_to_use(
     settings: MethodSettings,
     is_plain: bool,
-    system: str | None,
     has_chat_template: bool,
     has_stops: bool,
     loader: str,
     dequantised_by: str,
 ) -> list[str]:
-    """Lines of Python that open the model of a card, and generate.
-
-    Args:
-        settings: open the base.
-        is_plain: whether the model is one without an adapter.
-        system: the system message of the conversation.
-        has_stops: whether there are tokens that end answers, at which the base does not stop.
-        loader: the class that opens the base.
-        dequantised_by: the class of the settings that open a quantised base as plain weights; else empty.
-    """
-    by_peft = (
-        loader == "AutoModelForCausalLM" and not is_plain
-    )  # PEFT's own classes open no model that reads images too
-    class_name = "AutoPeftModelForCausalLM" if by_peft else loader
-    opens_stops = has_stops and not is_plain  # PEFT opens the base's generation_config.json, not the adapter's
-    own = ([] if by_peft else [loader]) + (["GenerationConfig"] if opens_stops else [])
-    if is_plain:
-        dequantised_by = ""
-    own += [dequantised_by] if dequantised_by else []
-    lines = [] if is_plain else [f"from peft import {class_name if by_peft else 'PeftModel'}"]
-    lines += [f"from transformers import {', '.join(sorted([*own, 'AutoTokenizer']))}", ""]
+    """Lines of Python that open the model of a card, and generate. The arguments are those of ``model_card``."""
+    classes = [loader, "AutoTokenizer"]
+    if not is_plain:
+        classes += [dequantised_by] * bool(dequantised_by) + ["GenerationConfig"] * has_stops
+    lines = [f"from transformers import {', '.join(sorted(classes))}", ""]
     more = ", trust_remote_code=True" if settings.trust_remote_code else ""
-    as_trained = f", quantization_config={dequantised_by}(dequantize=True)" if dequantised_by else ""
-    opened = (
-        "folder" if is_plain or by_peft else json.dumps(_base_id(settings.model_name_or_path) or "path/to/the/base")
-    )
-    lines += [
-        f'folder = "{PLACEHOLDER}"',
-        f"tokenizer = AutoTokenizer.from_pretrained(folder{more})",
-        f'model = {class_name}.from_pretrained({opened}, dtype="auto", device_map="auto"{more}{as_trained})',
-    ]
-    if opened != "folder":
+    lines += [f'folder = "{PLACEHOLDER}"', f"tokenizer = AutoTokenizer.from_pretrained(folder{more})"]
+    options = f'dtype="auto", device_map="auto"{more}'
+    if is_plain:
+        lines += [f"model = {loader}.from_pretrained(folder, {options})"]
+    else:
+        if dequantised_by:
+            options += f", quantization_config={dequantised_by}(dequantize=True)"
+        lines = ["from peft import PeftConfig, PeftModel", *lines]
+        lines += ["base = PeftConfig.from_pretrained(folder).base_model_name_or_path"]
+        lines += [f"model = {loader}.from_pretrained(base, {options})"]
+        if settings.new_tokens:
+            rows = "max(len(tokenizer), model.get_input_embeddings().num_embeddings)"
+            lines += [f"model.resize_token_embeddings({rows})  # for the new tokens"]
         lines += ["model = PeftModel.from_pretrained(model, folder)"]
-    if opens_stops:
-        lines += ["model.generation_config = GenerationConfig.from_pretrained(folder)  # where it stops"]
+        if has_stops:  # PEFT opens the base's generation_config.json, not the adapter's
+            lines += ["model.generation_config = GenerationConfig.from_pretrained(folder)  # where it stops"]
     if has_chat_template:
+        system = settings.system_prompt if isinstance(settings, Recipe) else None
         messages = [{"role": "system", "content": system}] if system else []
         messages += [{"role": "user", "content": "Hello!"}]
         lines += [

@@ -83,7 +83,6 @@ def write_model(
     card: str,
     dtype: torch.dtype | None,
     stops: Mapping[str, int] = NO_STOPS,
-    shard_bytes: int | None = None,
 ) -> None:
     """Fill ``folder`` with a full model, or with an adapter if ``model`` has one. Called by all ranks.
 
@@ -94,7 +93,6 @@ def write_model(
         card: text of the model card.
         dtype: dtype of a full model's weights; None: float32. Adapters stay in float32, in which they were trained.
         stops: the tokens that end answers, with their ids; ``generation_config.json`` gets those that it lacks.
-        shard_bytes: the largest file of a full model's weights; None: ``MAX_SHARD_BYTES``.
 
     Raises:
         TrainingError: all second matrices (lora_B) of the adapter are zero, so nothing was trained.
@@ -106,7 +104,7 @@ def write_model(
         config.use_cache = True
         if is_main:
             model.save_pretrained(folder, state_dict={})  # all but the weights
-        write_weights(folder, model, state, dtype or torch.float32, shard_bytes)
+        write_weights(folder, model, state, dtype or torch.float32)
         if is_main:
             config.dtype = dtype or torch.float32  # `save_pretrained` puts that of the weights in training there
             config.save_pretrained(folder)
@@ -119,11 +117,17 @@ def write_model(
         twin = _unwrapped_twin(model)
         twin.save_pretrained(folder, state_dict=_with_tied(twin, state), save_embedding_layers=False)
     if is_main:
-        write_stops(folder, model, stops)
-        tokenizer.save_pretrained(folder)
-        write_for_transformers_4(folder)
-        (folder / "README.md").write_text(card + card_for_servers(model), encoding="utf-8")
-        give_usual_mode(folder)
+        finish_folder(folder, model, tokenizer, card, stops)
+
+
+def finish_folder(folder: Path, model: Any, tokenizer: Any, card: str, stops: Mapping[str, int]) -> None:
+    """Write what lies beside the weights. ``model`` is None if the card is whole and there are no ``stops``."""
+    write_stops(folder, model, stops)
+    tokenizer.save_pretrained(folder)
+    write_for_transformers_4(folder)
+    end = "" if model is None else card_for_servers(model)
+    (folder / "README.md").write_text(card + end, encoding="utf-8")
+    give_usual_mode(folder)
 
 
 def describe_serving(model: Any, folder: Path) -> list[str]:
@@ -135,8 +139,7 @@ def describe_serving(model: Any, folder: Path) -> list[str]:
     is_known = bool(command) and (model.config.architectures or [""])[0] in VLLM_BASES
     lines = [f"vLLM takes it as it is: {command}"] if is_known else []
     if reason := why_not_served(config):
-        then = "" if command else "; vllm serve merged"
-        lines += [f"{reason}. Merged, it is a model like any other: {merge_command(folder)}{then}"]
+        lines += [f"{reason}. Merged, it is a model like any other: {merge_command(folder)}"]
     return lines
 
 
@@ -148,9 +151,7 @@ def card_for_servers(model: Any) -> str:
     reason = why_not_served(config)
     if not reason:
         return ""
-    then = "" if vllm_command(config, None, PLACEHOLDER) else "\nvllm serve merged"
-    command = f"{merge_command(PLACEHOLDER)}{then}"
-    return f"\n{reason}. Merged, it is a model like any other:\n\n```bash\n{command}\n```\n"
+    return f"\n{reason}. Merged, it is a model like any other:\n\n```bash\n{merge_command(PLACEHOLDER)}\n```\n"
 
 
 def copy_processor(folder: Path, config: Any) -> None:

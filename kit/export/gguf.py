@@ -11,7 +11,6 @@ Promises:
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,17 +24,16 @@ from typing import Any
 import numpy as np
 
 from kit.console import announce_wait
-from kit.errors import Problem, TrainingError, UserError
+from kit.errors import Problem, TrainingError, UserError, raise_if
 from kit.export.proof import (
-    TEXTS,
     Rows,
     Scores,
     change_between,
     check_change,
     check_ids,
     conversations,
-    encode,
     plain_template,
+    rendered,
     texts_of,
 )
 from kit.export.sentencepiece_file import write_sentencepiece
@@ -54,11 +52,6 @@ QUANTISED: Mapping[str, tuple[int, float]] = {
     "q2_k": (10, 1.5),
 }
 BOUNDS = {"f32": 0.01, "f16": 0.02, "bf16": 0.05, "q8_0": 0.05} | {name: each[1] for name, each in QUANTISED.items()}
-# Names that llama.cpp has for ways to split text, one of each kind: src/llama-vocab.cpp.
-PRETOKENISERS = (
-    "gpt-2 llama-bpe qwen2 smollm gpt-4o tekken deepseek-llm deepseek-coder deepseek-v3 falcon default viking "
-    "poro-chat superbpe bailingmoe"
-).split()
 INSTALL = "pip install llama-cpp-python"
 _WORKER = Path(__file__).with_name("llama_cpp_worker.py")
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
@@ -79,11 +72,10 @@ runpy.run_path(script, run_name="__main__")
 
 @dataclass(frozen=True)
 class Tools:
-    """The programs of llama.cpp that are at hand."""
+    """What is at hand of llama.cpp."""
 
     converter: Path
-    quantiser: str | None  # ``llama-quantize``; None: the package does it
-    has_package: bool  # llama-cpp-python
+    has_package: bool  # llama-cpp-python, which quantises and compares
     pretokeniser: str | None = None  # for a tokenizer that the converter does not know
 
 
@@ -91,96 +83,51 @@ def find_tools(folder: str | None, types: Sequence[str], pretokeniser: str | Non
     """Find what writes the ``types`` of GGUF.
 
     Args:
-        folder: llama.cpp's, as typed; None: ``LLAMA_CPP``, the search path, and usual folders.
+        folder: llama.cpp's, as typed; None: ``LLAMA_CPP``, or ``llama.cpp`` here.
         pretokeniser: ``--pre_tokenizer``.
 
     Raises:
         UserError: something is missing, with what to type.
     """
     problems = []
-    given = folder or os.environ.get("LLAMA_CPP")
-    on_path = shutil.which(SCRIPT)
-    folders = [Path(given).expanduser()] if given else [Path("llama.cpp"), Path.home() / "llama.cpp"]
-    folders += [Path(on_path).resolve().parent] if on_path and not given else []
-    found = next((each for each in folders if (each / SCRIPT).is_file()), None)
-    if found is None:
-        where = f"no {SCRIPT} in {folders[0]}" if given else f"no {SCRIPT}, which is llama.cpp's, was found"
+    converter = Path(folder or os.environ.get("LLAMA_CPP") or "llama.cpp").expanduser() / SCRIPT
+    if not converter.is_file():
         fix = "`git clone --depth 1 https://github.com/ggml-org/llama.cpp`, then --llama_cpp llama.cpp"
-        problems.append(Problem("--llama_cpp", where, "the folder of llama.cpp", fix))
-    missing = [name for name in ("gguf", "sentencepiece") if find_spec(name) is None]
-    if found is not None and (found / "gguf-py").is_dir():
-        missing = [name for name in missing if name != "gguf"]
-    if missing:
+        problems.append(Problem("--llama_cpp", f"no {converter}", "the folder of llama.cpp", fix))
+    needed = ["sentencepiece"] if (converter.parent / "gguf-py").is_dir() else ["gguf", "sentencepiece"]
+    if missing := [name for name in needed if find_spec(name) is None]:
         what = f"the converter needs {' and '.join(missing)}"
         problems.append(Problem("--format gguf", what, fix=f"pip install {' '.join(missing)}"))
     has_package = find_spec("llama_cpp") is not None
-    places = [found / "build/bin/llama-quantize", found / "llama-quantize"] if found else []
-    quantiser = next((str(path) for path in places if os.access(path, os.X_OK)), None) or shutil.which("llama-quantize")
     quantised = [name for name in types if name in QUANTISED]
-    if quantised and not has_package and quantiser is None:
-        what = f"{quantised[0]} needs llama-quantize, or the package llama-cpp-python"
+    if quantised and not has_package:
+        what = f"{quantised[0]} needs the package llama-cpp-python"
         problems.append(Problem("--gguf_type", what, f"one of {', '.join(CONVERTED)}", INSTALL))
-    if problems:
-        raise UserError(*problems)
-    assert found is not None
-    return Tools(found / SCRIPT, quantiser, has_package, pretokeniser)
+    raise_if(problems)
+    return Tools(converter, has_package, pretokeniser)
 
 
-def check_tokenizer(tools: Tools, settings: Any, config: Any, tokenizer: Any, folder: Path) -> tuple[Tools, list[str]]:
+def check_tokenizer(tools: Tools, settings: Any, config: Any, tokenizer: Any, folder: Path) -> None:
     """Let the converter write the vocabulary alone, before any weight is read.
-
-    If it does not know how the tokenizer splits text, the names that llama.cpp has for this are tried: one that gives
-    the same ids is taken.
 
     Args:
         folder: for what is written, empty.
 
-    Returns:
-        The tools for this tokenizer; and lines for the user.
-
     Raises:
-        UserError: the converter knows neither the model nor the tokenizer.
+        UserError: the converter does not know the model or the tokenizer.
     """
     plain = folder / "vocabulary"
     config.save_pretrained(plain)
     prepare_tokenizer(tokenizer, plain)
-    vocabulary = folder / "vocabulary.gguf"
-    error = _convert(tools, plain, vocabulary, ["--vocab-only"])
-    if "pre-tokenizer was not recognized" in error and tools.has_package:
-        tried = Tools(tools.converter, tools.quantiser, True, PRETOKENISERS[0])
-        error = _convert(tried, plain, vocabulary, ["--vocab-only"])
-        if not error:
-            return _try_pretokenisers(tools, vocabulary, tokenizer)
+    error = _convert(tools, plain, folder / "vocabulary.gguf", ["--vocab-only"])
     if "pre-tokenizer was not recognized" in error:
         found = "llama.cpp's converter does not know how this tokenizer splits text"
-        fix = f"{INSTALL}, and names that llama.cpp has for this are tried; or one of them as --pre_tokenizer"
+        fix = "--pre_tokenizer with a name of src/llama-vocab.cpp, such as llama-bpe: wrong ids are found"
         raise UserError(Problem("--format gguf", found, fix=fix))
     if error:
         fix = "a newer llama.cpp may know it: `git pull` in its folder"
         found = f"llama.cpp's converter does not take {settings.model_name_or_path} ({error})"
         raise UserError(Problem("--format gguf", found, fix=fix))
-    return tools, []
-
-
-def _try_pretokenisers(tools: Tools, vocabulary: Path, tokenizer: Any) -> tuple[Tools, list[str]]:
-    expected = _texts(tokenizer)
-    best = (0, "")
-    for name in PRETOKENISERS:
-        answer = _ask(vocabulary, {"vocab_only": True, "pre": name, "texts": [text for text, _ in expected]})
-        equal = sum(found == ids for found, (_, ids) in zip(answer["ids"], expected, strict=True))
-        best = max(best, (equal, name), key=lambda pair: pair[0])
-        if equal == len(expected):
-            chosen = Tools(tools.converter, tools.quantiser, tools.has_package, name)
-            line = "the converter does not know how this tokenizer splits text; as"
-            return chosen, [f"{line} {name} llama.cpp gives the same ids for {equal} of {equal} texts of the kit"]
-    found = "llama.cpp's converter does not know how this tokenizer splits text, and no name that it has for this gives"
-    found += f" the same ids: the nearest, {best[1]}, for {best[0]} of {len(expected)} texts of the kit"
-    fix = f"--pre_tokenizer {best[1]}, if your texts are simpler: the rows of the run are compared too"
-    raise UserError(Problem("--format gguf", found, fix=fix))
-
-
-def _texts(tokenizer: Any) -> list[tuple[str, list[int]]]:
-    return [(text, encode(tokenizer, text)) for text in TEXTS]
 
 
 def prepare_tokenizer(tokenizer: Any, folder: Path) -> None:
@@ -217,26 +164,23 @@ def write_gguf(tools: Tools, plain: Path, folder: Path, name: str, types: Sequen
     Raises:
         TrainingError: llama.cpp's programs fail.
     """
-    files = {}
-    source: Path | None = None
+    files = {type_: folder / f"{name}-{type_.upper()}.gguf" for type_ in types}
+    source = folder / "source.gguf"  # of what is quantised
     is_wide = "float32" in json.loads((plain / "config.json").read_text())["dtype"]
-    for type_ in sorted(types, key=lambda each: each in QUANTISED):
-        path = folder / f"{name}-{type_.upper()}.gguf"
+    converted = {type_: path for type_, path in files.items() if type_ in CONVERTED}
+    if len(converted) < len(files):
+        converted["f32" if is_wide else "bf16"] = source
+    for type_, path in converted.items():
         announce_wait(f"writing {path.name}")
-        if type_ in CONVERTED:
-            error = _convert(tools, plain, path, ["--outtype", type_])
-        else:
-            if source is None:
-                source = folder / "source.gguf"
-                error = _convert(tools, plain, source, ["--outtype", "f32" if is_wide else "bf16"])
-                if error:
-                    raise TrainingError(f"llama.cpp's converter failed: {error}")
-            error = _quantise(tools, source, path, type_)
-        if error:
-            raise TrainingError(f"llama.cpp failed to write {path.name}: {error}")
-        files[type_] = path
-    if source is not None:
-        source.unlink()
+        if error := _convert(tools, plain, path, ["--outtype", type_]):
+            raise TrainingError(f"llama.cpp's converter failed to write {path.name}: {error}")
+    for type_, path in files.items():
+        if type_ in QUANTISED:
+            announce_wait(f"writing {path.name}")
+            answer = _ask(source, {"quantise": str(path), "ftype": QUANTISED[type_][0]})
+            if answer["status"] != 0:
+                raise TrainingError(f"llama.cpp failed to write {path.name}: status {answer['status']}")
+    source.unlink(missing_ok=True)
     return files
 
 
@@ -246,15 +190,6 @@ def _convert(tools: Tools, plain: Path, file: Path, words: Iterable[str]) -> str
     named = ["-c", _NAMED, script, tools.pretokeniser] if tools.pretokeniser else [script]
     command = [sys.executable, *named, str(plain), "--outfile", str(file), *words]
     return _error_of(subprocess.run(command, capture_output=True, text=True))
-
-
-def _quantise(tools: Tools, source: Path, file: Path, type_: str) -> str:
-    if tools.quantiser is not None:
-        return _error_of(subprocess.run([tools.quantiser, source, file, type_.upper()], capture_output=True, text=True))
-    asked = {"quantise": str(file), "ftype": QUANTISED[type_][0]}
-    with suppress(TrainingError):
-        return "" if _ask(source, asked)["status"] == 0 else "llama_model_quantize failed"
-    return "llama_model_quantize ended"
 
 
 def _error_of(result: "subprocess.CompletedProcess[str]") -> str:
@@ -269,17 +204,12 @@ def _ask(file: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
     command = [sys.executable, str(_WORKER), str(file)]
     result = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True)
     if result.returncode:
-        # Seen with its kernels for AMX, of a package that was compiled on a machine that has it.
-        compile_plain = f"CMAKE_ARGS=-DGGML_NATIVE=OFF {INSTALL} --force-reinstall --no-cache-dir"
-        plain = f". Compiled for any CPU it may not: {compile_plain}" if result.returncode < 0 else ""
-        raise TrainingError(f"llama.cpp cannot open {file.name}: {_error_of(result)}{plain}")
+        raise TrainingError(f"llama.cpp cannot open {file.name}: {_error_of(result)}")
     answer: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     return answer
 
 
-def check_gguf(
-    tools: Tools, file: Path, rows: Rows, tokenizer: Any, reference: Scores, bound: float
-) -> tuple[list[str], bool]:
+def check_gguf(tools: Tools, file: Path, rows: Rows, tokenizer: Any, reference: Scores, bound: float) -> list[str]:
     """Compare what llama.cpp computes from ``file`` with transformers.
 
     Args:
@@ -288,24 +218,17 @@ def check_gguf(
         bound: of the mean change, in nats per token.
 
     Returns:
-        Lines for the user; and whether llama.cpp begins each prompt with BOS by itself.
+        Lines for the user.
 
     Raises:
         TrainingError: ids or template differ, or answers by more than ``bound``.
     """
     if not tools.has_package:
         size = file.stat().st_size
-        line = f"{file.name} ({size:,} bytes) was written and NOT compared: {INSTALL} compares it the next time"
-        return [line], False
-    expected = texts_of(rows, tokenizer)
+        return [f"{file.name} ({size:,} bytes) was written and NOT compared: {INSTALL} compares it the next time"]
+    # With a pretokeniser that the user chose, the texts of the kit may be stranger than those of the model.
+    expected = texts_of(rows, tokenizer) + ([] if tools.pretokeniser else rendered(tokenizer))
     template = plain_template(tokenizer)
-    for messages in conversations() if template else []:
-        with suppress(UserError):
-            assert template is not None
-            text = template.render(messages, None, add_generation_prompt=messages[-1]["role"] == "user")
-            expected.append((text, encode(tokenizer, text)))
-    if tools.pretokeniser:  # the kit's own texts were tried before
-        expected = texts_of(rows, tokenizer)
     asked = {"ids": rows.ids, "learned": rows.learned, "texts": [text for text, _ in expected]}
     answer = _ask(file, asked)
     lines = [check_ids(f"{file.name} in llama.cpp {answer['version']}", expected, answer["text_ids"])]
@@ -315,4 +238,4 @@ def check_gguf(
         raise TrainingError(f"{file.name} has another chat template than the model; nothing was kept")
     scores = Scores(np.array(answer["logprobs"]), np.array(answer["top"]))
     lines += [check_change(f"{file.name} against transformers", change_between(reference, scores), bound)]
-    return [*lines, f"    compared on {rows.origin}"], bool(answer["add_bos"])
+    return [*lines, f"    compared on {rows.origin}"]

@@ -20,10 +20,6 @@ def main() -> None:
         params.ftype = asked["ftype"]
         status = llama_cpp.llama_model_quantize(path.encode(), asked["quantise"].encode(), ctypes.byref(params))
         print(json.dumps({"status": status}))
-    elif asked.get("vocab_only"):
-        overrides = {"tokenizer.ggml.pre": asked["pre"]}
-        model = llama_cpp.Llama(path, vocab_only=True, verbose=False, kv_overrides=overrides)
-        print(json.dumps({"ids": [_tokens(model, text) for text in asked["texts"]]}))
     else:
         print(json.dumps(measure(llama_cpp, path, asked)))
 
@@ -53,7 +49,6 @@ def measure(llama_cpp: Any, path: str, asked: dict[str, Any]) -> dict[str, Any]:
         "logprobs": logprobs,
         "top": top,
         "metadata": {key: value for key, value in model.metadata.items() if key == "tokenizer.chat_template"},
-        "add_bos": bool(llama_cpp.llama_vocab_get_add_bos(llama_cpp.llama_model_get_vocab(model.model))),
     }
 
 

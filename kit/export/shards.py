@@ -30,7 +30,6 @@ def write_weights(
     model: Any,
     state: Mapping[str, torch.Tensor],
     dtype: torch.dtype,
-    shard_bytes: int | None = None,
 ) -> None:
     """Write all weights, and their index if they need several files. Called by all ranks.
 
@@ -39,12 +38,10 @@ def write_weights(
         model: without wrappers around it.
         state: its parameters and persistent buffers by their names in it, sharded if it is.
         dtype: of the parameters in the files. Buffers keep theirs: some decide where a token is routed.
-        shard_bytes: the largest file, unless it has a single tensor; None: ``MAX_SHARD_BYTES``.
 
     Raises:
         OSError: a file cannot be written.
     """
-    shard_bytes = shard_bytes or MAX_SHARD_BYTES
     rank, world = rank_and_world()
     parameters = {plain_name(name) for name, _ in model.named_parameters(remove_duplicate=False)}
     names = _without_ties(model, state)
@@ -55,9 +52,9 @@ def write_weights(
         # does this on all weights together, so the main process gathers them all, in the dtype of the files.
         whole = dict(_gathered(state, names, dtypes, on_rank=0))
         if rank == 0:
-            model.save_pretrained(folder, state_dict=whole, max_shard_size=shard_bytes)
+            model.save_pretrained(folder, state_dict=whole, max_shard_size=MAX_SHARD_BYTES)
         return
-    shards = _split({name: state[name].size().numel() * dtypes[name].itemsize for name in names}, shard_bytes)
+    shards = _split({name: state[name].size().numel() * dtypes[name].itemsize for name in names})
     if len(shards) == 1:
         files = ["model.safetensors"]
     else:
@@ -120,12 +117,12 @@ def _gathered(
             yield name, whole.detach().to(dtypes[name]).cpu()
 
 
-def _split(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
-    """Divide names, in their order, into shards of at most ``shard_bytes``; a larger tensor has its own."""
+def _split(sizes: Mapping[str, int]) -> list[list[str]]:
+    """Divide names, in their order, into shards of at most ``MAX_SHARD_BYTES``; a larger tensor has its own."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
-        if shards[-1] and filled + size > shard_bytes:
+        if shards[-1] and filled + size > MAX_SHARD_BYTES:
             shards.append([])
             filled = 0
         shards[-1].append(name)

@@ -1,45 +1,28 @@
-"""What is exported: a run, its checkpoint, its ``final/``, an adapter, or a model; and the folder that is made of it.
+"""What is exported: a run, its checkpoint, its ``final/``, an adapter, or a model."""
 
-Promises: whatever is made was compared with what was trained, see ``proof.py``, and names its base, data and metrics.
-"""
-
-import gc
 import os
 import re
-import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from kit.checkpoint.load import read_weights
 from kit.checkpoint.manifest import MANIFEST, read_state
 from kit.config.adapter_base import saved_adapter_type
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
-from kit.console import announce_wait, say
 from kit.data.chat.template import resolve_template
 from kit.errors import Problem, UserError, raise_if
-from kit.export import gguf, ollama, torchao
-from kit.export.card import gguf_card, torchao_card
-from kit.export.checkpoint import (
-    Wanted,
-    Written,
-    card_of_folder,
-    copy_model,
-    export_checkpoint,
-    merge_adapter,
-    open_model,
-    opener,
-)
-from kit.export.final import copy_processor, give_usual_mode
-from kit.export.proof import check_folder, plain_template, score
+from kit.export.card import model_card, state_of
+from kit.export.proof import Rows, find_rows
 from kit.model.classes import auto_class
-from kit.model.load import open_config
+from kit.model.load import build_meta_model, check_model, open_config
 from kit.model.locate import base_of_adapter, hint_final
+from kit.model.token_rows import num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.run.opening import run_of
 from kit.run.record import RUN_FILE, read_run, with_model_of_checkpoint
+from kit.strategy.topology import ActualStrategy
 from kit.train.loop_state import LoopState
 
 
@@ -47,20 +30,70 @@ from kit.train.loop_state import LoopState
 class Source:
     """What is exported."""
 
-    settings: MethodSettings  # they open the model, or the base with its adapter
+    settings: MethodSettings  # they open the model, or the unquantised base with its adapter
     checkpoint: Path | None  # to load into that model; None: ``settings`` open it with its weights
     run_file: Path | None  # ``run.json`` of the run; None: it is not known how the model was trained
     name: str  # for files that are named after it
 
     @property
-    def run(self) -> Recipe | None:
-        """The recipe of the run; None: it is not known how the model was trained."""
-        return read_run(self.run_file)[0] if self.run_file else None
-
-    @property
     def is_model(self) -> bool:
         """Whether it is a full model already."""
         return self.checkpoint is None and self.settings.method == "full"
+
+    @cached_property
+    def run(self) -> Recipe | None:
+        """The recipe of the run, with the base where it is now; None: it is not known how the model was trained."""
+        if self.run_file is None:
+            return None
+        return read_run(self.run_file)[0].model_copy(update={"model_name_or_path": self.settings.model_name_or_path})
+
+    @property
+    def strategy(self) -> ActualStrategy | None:
+        """The strategy of the run; None: not known."""
+        return read_run(self.run_file)[1] if self.run_file else None
+
+    @property
+    def state(self) -> LoopState:
+        """The state of the run in the checkpoint, or at its end."""
+        if self.checkpoint:
+            return LoopState.from_record(read_state(self.checkpoint, LoopState().record()))
+        return state_of(self.run_file.parent) if self.run_file else LoopState()
+
+    @cached_property
+    def config(self) -> Any:
+        """The config of the model, or of the base."""
+        return open_config(self.settings)
+
+    @property
+    def loader(self) -> Any:
+        """The class of transformers that opens the model, or the base."""
+        return auto_class(self.config)
+
+    @cached_property
+    def meta_model(self) -> Any:
+        """The model, or the base, on the meta device. Raises ``UserError``: its files do not fit each other."""
+        model = build_meta_model(self.settings, self.config)
+        problems = check_model(self.settings, self.config, model)
+        raise_if(replace(p, where="adapter") if p.where == "adapter_name_or_path" else p for p in problems)
+        return model
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer, with the chat template of the run: beside a model it is that of its folder."""
+        tokenizer = open_tokenizer(self.settings)
+        if self.checkpoint and (run := self.run):
+            tokenizer.chat_template = resolve_template(tokenizer, run.chat_template, run.chat_template_kwargs)
+        return tokenizer
+
+    @cached_property
+    def rows(self) -> Rows:
+        """What models are compared on."""
+        return find_rows(self.run, self.tokenizer, num_rows(self.meta_model))
+
+    def card(self, **more: Any) -> str:
+        """Return the model card. ``more`` are arguments of ``model_card``."""
+        about = {"has_chat_template": bool(self.tokenizer.chat_template), "loader": self.loader.__name__, **more}
+        return model_card(self.run or self.settings, self.strategy, self.state, **about)
 
 
 def find_source(path: Path, base: str | None, trust_remote_code: str) -> Source:
@@ -83,13 +116,15 @@ def find_source(path: Path, base: str | None, trust_remote_code: str) -> Source:
     name = re.sub(r"[^\w.-]+", "-", name)
     if os.path.isfile(source / "adapter_config.json"):
         base = base or base_of_adapter(source, "give the base: --model_name_or_path BASE")
-        names = {"model_name_or_path": base, "adapter_name_or_path": str(source)}
+        names = {"model_name_or_path": base, "adapter_name_or_path": str(source), "method": "lora"}
         names |= {"adapter_type": saved_adapter_type(str(source))}
         return Source(MethodSettings.model_validate(names | how), None, run_file, name)
     if os.path.isfile(source / MANIFEST):
         settings = MethodSettings.model_validate({"model_name_or_path": base or str(source)} | how)
         settings = with_model_of_checkpoint(settings, source, "checkpoint", base)
-        settings = settings.model_copy(update={"qat": None, "qat_group_size": None})  # plain weights are written
+        method = "full" if settings.method == "full" else "lora"
+        # Plain weights are written.
+        settings = settings.model_copy(update={"method": method, "qat": None, "qat_group_size": None})
         run_folder = source.parents[1]
         return Source(settings, source, run_folder / RUN_FILE, f"{run_folder.name}-{source.name}")
     if os.path.isfile(source / "config.json"):
@@ -98,127 +133,3 @@ def find_source(path: Path, base: str | None, trust_remote_code: str) -> Source:
     found = f"no {MANIFEST}, no adapter_config.json, no config.json"
     expected = "a run, a complete checkpoint, an adapter or a model"
     raise UserError(Problem(str(path), found, expected, hint_final(path)))
-
-
-def write_folder(opened: Source, folder: Path, wanted: Wanted) -> tuple[str, Written]:
-    """Write a folder that ``from_pretrained`` opens, and compare it. Returns what it is, and the model.
-
-    Raises:
-        UserError: a model cannot be opened, or does not fit.
-        TrainingError: what was written is not what was trained.
-    """
-    settings, run_file = opened.settings, opened.run_file
-    if opened.is_model:
-        return "model", copy_model(settings, run_file, folder, wanted)
-    read = state = None
-    if opened.checkpoint:
-        read = partial(read_weights, path=opened.checkpoint)
-        state = LoopState.from_record(read_state(opened.checkpoint, LoopState().record()))
-    is_full = settings.method == "full"
-    if read and state and run_file and (is_full or not wanted.merges):
-        what = f"{'model' if is_full else 'adapter'} after step {state.step}"
-        return what, export_checkpoint(settings, run_file, state, read, folder, wanted)
-    if (run := opened.run) and run.qat:
-        group = f" --qat_group_size {run.qat_group_size}" if run.qat_group_size else ""
-        flags = f"--output_dir rounded --format torchao --qat {run.qat}{group}"
-        say(
-            "note: this run rounded its base, and the merge takes the base as it is, so the merged model computes "
-            "something else than was trained. That is the adapter on the base as it was: "
-            f"`kit export {settings.model_name_or_path} {flags}`"
-        )
-    return "merged model", merge_adapter(settings, run_file, state, read, folder, wanted)
-
-
-def write_gguf_folder(
-    opened: Source, folder: Path, wanted: Wanted, tools: gguf.Tools, types: Sequence[str], has_modelfile: bool
-) -> str:
-    """Write GGUF files of ``types``, with a card, and compare them. Returns what they are.
-
-    Args:
-        has_modelfile: whether Ollama's file is written beside them.
-
-    Raises:
-        UserError: llama.cpp's converter does not know the model or its tokenizer, or Ollama not its chat template.
-        TrainingError: what was written is not what was trained.
-    """
-    settings = opened.settings
-    config, tokenizer = open_config(settings), open_tokenizer(settings)
-    run = opened.run
-    if opened.checkpoint and run:
-        tokenizer.chat_template = resolve_template(tokenizer, run.chat_template, run.chat_template_kwargs)
-    work = folder / "work"
-    tools, lines = gguf.check_tokenizer(tools, settings, config, tokenizer, work)
-    template = plain_template(tokenizer)
-    frame = ollama.find_frame(template) if has_modelfile and template else None
-    say(*lines)
-    plain, written, card = _write_plain(opened, work, wanted)
-    tokenizer, eos = written.tokenizer, written.model.generation_config.eos_token_id
-    gguf.prepare_tokenizer(tokenizer, plain)
-    reference = score(written.model, written.rows)
-    rows = written.rows
-    del written
-    gc.collect()
-    files = gguf.write_gguf(tools, plain, folder, opened.name, types)
-    compared, has_bos = [], False
-    for type_, file in files.items():
-        bound = gguf.BOUNDS[type_] if wanted.max_change is None else wanted.max_change
-        lines, has_bos = gguf.check_gguf(tools, file, rows, tokenizer, reference, bound)
-        say(*lines)
-        compared += lines
-    shutil.rmtree(work)
-    names = [file.name for file in files.values()]
-    if has_modelfile:
-        stops = ollama.stop_tokens(tokenizer, eos)
-        bos = tokenizer.bos_token if has_bos else None
-        text = ollama.modelfile(names[-1], frame, stops, run.system_prompt if run else None, bos)
-        (folder / "Modelfile").write_text(text, encoding="utf-8")
-        say(f"for Ollama: `ollama create {opened.name.lower()} -f Modelfile` in the folder takes {names[-1]}")
-    (folder / "README.md").write_text(gguf_card(card, names, compared, has_modelfile), encoding="utf-8")
-    return f"{', '.join(names)} of {opened.name}"
-
-
-def write_torchao_folder(opened: Source, folder: Path, wanted: Wanted, scheme: str, group_size: int | None) -> str:
-    """Write the model with weights rounded by torchao, and compare it. Returns what it is.
-
-    Args:
-        scheme: ``qat``.
-        group_size: ``qat_group_size``.
-
-    Raises:
-        UserError: it cannot be opened, or not be rounded so.
-        TrainingError: what was written does not compute what ``qat`` trains.
-    """
-    settings = torchao.rounded(opened.settings, scheme, group_size)
-    raise_if(torchao.check(settings))
-    work = folder / "work"
-    work.mkdir()
-    plain, written, card = _write_plain(opened, work, wanted)
-    config, rows, tokenizer = written.model.config, written.rows, written.tokenizer
-    loader = auto_class(config)
-    dtype = written.model.dtype
-    announce_wait("rounding the weights")
-    expected, lines = torchao.write(written.model, plain, folder, settings, rows, wanted.shard_bytes, loader)
-    del written
-    gc.collect()
-    copy_processor(folder, config)
-    tokenizer.save_pretrained(folder)
-    shutil.rmtree(work)
-    compared, _ = check_folder(folder, rows, tokenizer, expected, wanted.bound(dtype), opener(settings, loader))
-    say(*lines, *compared)
-    (folder / "README.md").write_text(torchao_card(card, [*lines, *compared]), encoding="utf-8")
-    give_usual_mode(folder)
-    return f"{opened.name} in {scheme}"
-
-
-def _write_plain(opened: Source, work: Path, wanted: Wanted) -> tuple[Path, Written, str]:
-    """Return the folder, in ``work``, of the plain model that something else is made of; the model; and its card."""
-    plain = work / "plain"
-    plain.mkdir()
-    if not opened.is_model or wanted.dtype is not None:
-        _, written = write_folder(opened, plain, wanted)
-        return plain, written, (plain / "README.md").read_text(encoding="utf-8")
-    written = open_model(opened.settings, opened.run_file, wanted)
-    for path in Path(opened.settings.model_name_or_path).iterdir():
-        if path.is_file() and not path.name.startswith(("tokenizer", "chat_template")):
-            os.symlink(path, plain / path.name)
-    return plain, written, card_of_folder(opened.settings, written.tokenizer, auto_class(written.model.config))

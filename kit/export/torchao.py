@@ -28,7 +28,7 @@ def check(settings: MethodSettings) -> list[Any]:
 
 
 def write(
-    model: Any, plain: Path, folder: Path, settings: MethodSettings, rows: Rows, shard_bytes: int, opener: Any
+    model: Any, plain: Path, folder: Path, settings: MethodSettings, rows: Rows, opener: Any
 ) -> tuple[Any, list[str]]:
     """Round the model in ``plain``, and write it.
 
@@ -48,8 +48,8 @@ def write(
     install_qat(model, settings)
     expected = score(model, rows, as_stored=True)
     how = TorchAoConfig(quantised_as(settings), modules_to_not_convert=kept)
-    quantised = opener.from_pretrained(plain, dtype="auto", quantization_config=how)
-    quantised.save_pretrained(folder, max_shard_size=shard_bytes)
+    quantised = opener.from_pretrained(plain, dtype=model.dtype, quantization_config=how)
+    quantised.save_pretrained(folder)
     losses = [-scores.logprobs.mean() for scores in (before, expected)]
     sizes = [sum(path.stat().st_size for path in each.glob("*.safetensors")) for each in (plain, folder)]
     return expected, [

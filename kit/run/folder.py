@@ -8,8 +8,6 @@ Promises:
 """
 
 import json
-import os
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +24,10 @@ from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.run.identity import changes, rounding
 from kit.run.mirror import Mirror
-from kit.run.output_dir import check_owner, outputs, unfinished, unfinished_elsewhere
+from kit.run.output_dir import check_owner, outputs, unfinished
 from kit.run.record import RUN_FILE, versions, write_record
 from kit.run.resume import choose, choose_together, wanted_checkpoint
-from kit.run.starts import metrics_left_out, starts
+from kit.run.starts import starts
 from kit.strategy.rendezvous import together
 from kit.strategy.topology import ActualStrategy
 from kit.train.loop_state import LoopState
@@ -68,8 +66,17 @@ class RunFolder:
         self._launchers: Sequence[str] = ()
         self._mirror = Mirror(recipe, self.path, identity) if recipe.mirror_to else None
         exits.repeat_errors_in(self.path)
+        step = self.loop_state().step
         if not recipe.overwrite_output_dir:
-            raise_if(_problems_with_later(self.checkpoints, self.loop_state().step))
+            expected = "nothing, or the folder of a checkpoint"
+            raise_if(
+                Problem("output_dir", f"{path} is a link or a file", expected, "move it away")
+                for path in in_the_way_after(self.checkpoints, step)
+            )
+
+    @property
+    def _continues_from_copy(self) -> bool:
+        return self._mirror is not None and self._mirror.is_newer
 
     def loop_state(self) -> LoopState:
         """Return the state that the run continues with. Raises ``UserError`` if the checkpoint's state is damaged."""
@@ -89,15 +96,14 @@ class RunFolder:
         Raises:
             UserError: on all ranks, if no checkpoint can be used, or the old run cannot be deleted.
         """
-        if self._mirror and self._mirror.is_newer:
-            self.finished_steps = int(self._mirror.record["finished_steps"])
-            self._ended_early = bool(self.finished_steps) and _ended_early(self._recipe, self.path)
+        if self._continues_from_copy:
+            self.finished_steps, self._ended_early = 0, False  # until ``final/`` is written again
             self._seen = _snapshot(self.path)
             self._wanted = wanted_checkpoint(self._recipe, self.path)
         if accelerator.num_processes > 1:
             chosen = choose_together(accelerator, self.checkpoints, self._wanted, self.identity)
             self.checkpoint, self._manifest = chosen
-        elif self._mirror and self._mirror.is_newer:
+        elif self._continues_from_copy:
             self.checkpoint, self._manifest = choose(self.checkpoints, self._wanted, self.identity)
         with together(accelerator):
             self._empty()
@@ -113,18 +119,27 @@ class RunFolder:
             is_dry: do not copy to ``mirror_to`` what a finished run lacks there, nor upload it.
 
         Raises:
-            UserError: the run is not finished and cannot continue: it already did more than ``total_steps`` steps, or
-                it finished with fewer steps and has no checkpoint, or the checkpoint holds weights only.
+            UserError: the run is not finished and cannot continue, see ``check_continues``.
         """
         is_over = self._ended_early or self.finished_steps == total_steps
-        if is_over and self._wanted == "auto" and self.final.is_dir():
+        if is_over and not self._continues_from_copy and self._wanted == "auto" and self.final.is_dir():
             setting = "early_stopping_patience" if self._ended_early else "max_steps"
             ways = f"to go on, raise {setting}; to start afresh, another --output_dir"
-            if self._mirror and is_main() and not is_dry and not self._mirror.is_newer:
+            if self._mirror and is_main() and not is_dry:
                 self._mirror.complete()
             say(f"this run is finished: {self.final}", ways)
             self.push(is_stopped=is_dry)  # as its first end may have failed to; what the hub has is not sent again
             return True
+        self.check_continues(first_step, total_steps)
+        return False
+
+    def check_continues(self, first_step: int, total_steps: int) -> None:
+        """Check that the run can continue after ``first_step``.
+
+        Raises:
+            UserError: it already did more than ``total_steps`` steps, or it finished with fewer steps and has no
+                checkpoint, or the checkpoint holds weights only.
+        """
         new = f"{lock.another(self.path)}; or --overwrite_output_dir true, which starts again"
         if first_step > total_steps:
             found = f"{total_steps} steps wanted, and {first_step} are done"
@@ -132,13 +147,11 @@ class RunFolder:
             raise UserError(Problem("max_steps", found, expected, f"--max_steps {first_step}; or {new}"))
         if self._manifest.get("weights_only"):
             found = f"{self.checkpoint} holds weights only (save_only_model), so the run cannot continue from it"
-            export = f"{command_of('export.py')} {shlex.quote(str(self.checkpoint))} {lock.another(self.path)}"
-            ways = f"`{export}` writes a model to train on from, in a new run; or {new}"
+            ways = f"{command_of('export.py')} writes a model to train on from, in a new run; or {new}"
             raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint with the optimiser's state", ways))
-        if self.finished_steps and not first_step and not (self._mirror and self._mirror.is_newer):
+        if self.finished_steps and not first_step and not self._continues_from_copy:
             found = f"{self.path} holds a finished run of {self.finished_steps} steps and no checkpoint to go on from"
             raise UserError(Problem("output_dir", found, fix=new))
-        return False
 
     def describe_resume(self, total_steps: int) -> list[str]:
         """Return for ``--dry_run`` where the run would continue. Raises as ``is_finished``, and prints its line."""
@@ -149,11 +162,7 @@ class RunFolder:
             return [self._mirror.describe()]
         if self.checkpoint:
             return [f"would continue after step {step} of {total_steps} ({self.checkpoint})"]
-        return self._elsewhere()
-
-    def _elsewhere(self) -> list[str]:
-        is_new = self._wanted == "auto" and not self._seen[0]
-        return unfinished_elsewhere(self.path, self._recipe_name, self.identity) if is_new else []
+        return []
 
     def open(self, launchers: Sequence[str] = ()) -> None:
         """Create the folder and lock it until this process ends.
@@ -171,7 +180,7 @@ class RunFolder:
         self._launchers = launchers
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            notes = [*lock.acquire(folder), *self._elsewhere()]
+            notes = lock.acquire(folder)
             exits.finish_first(lock.mark_ended)
             if _snapshot(folder) != seen:
                 found = f"another run was at work in {folder} while this one started"
@@ -232,8 +241,9 @@ class RunFolder:
         self._record = {**recipe, **about, "data": data, "starts": starts(before, {**recipe, **about}, step)}
         self._record["plan"] = dict(plan or {})
         if self.checkpoint:
-            say(f"continuing after step {step} of {total_steps} ({self.checkpoint})", *changes(self._manifest, about))
-            say(*metrics_left_out(before, self._recipe.metrics))
+            say(f"continuing after step {step} of {total_steps} ({self.checkpoint})")
+            if changed := ", ".join(changes(self._manifest, about)):
+                say(f"note: changed since that checkpoint: {changed}; steps from here on round differently")
             was = self._manifest.get("total_steps", total_steps)
             say(*schedule_change(self._recipe, self._recipe.peak_learning_rate, step, was, total_steps))
         if is_main():
@@ -297,23 +307,8 @@ class RunFolder:
 def _ended_early(settings: EvalSettings, folder: Path) -> bool:
     """Whether the finished run in the folder ended early, by the same settings of early stopping."""
     record = json.loads(read_small(folder / RUN_FILE))
-    recipe = {"metric_for_best_model": "eval_loss", **record["recipe"]}  # an earlier version had no choice of it
     keys = ("early_stopping_patience", "early_stopping_threshold", "metric_for_best_model")
-    return bool(record.get("ended_early")) and all(recipe.get(key) == getattr(settings, key) for key in keys)
-
-
-def _problems_with_later(checkpoints: Path, step: int) -> list[Problem]:
-    """Return a problem for each link or file that is in the way of a checkpoint which may be saved after ``step``."""
-    expected = "nothing, or the folder of a checkpoint"
-    return [
-        Problem(
-            "output_dir",
-            f"{path} is {f'a link to {os.readlink(path)!r}' if path.is_symlink() else 'a file'}",
-            expected,
-            "move it away",
-        )
-        for path in in_the_way_after(checkpoints, step)
-    ]
+    return bool(record.get("ended_early")) and all(record["recipe"].get(key) == getattr(settings, key) for key in keys)
 
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:

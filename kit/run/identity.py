@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.config.recipe import IDENTITY, Recipe
-from kit.run.record import VERSIONED_PACKAGES
 
 
 def identity(recipe: Recipe, data_fingerprint: str, model_fingerprint: str) -> dict[str, Any]:
@@ -37,9 +36,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     was, now = (str(each.get("model_fingerprint")) for each in (old, new))
     if COMMIT.fullmatch(was) and COMMIT.fullmatch(now):
         words["model_fingerprint"] += f": commit {now}, no longer the one that --model_revision {was} takes"
-    # A run that began before a setting existed had its default.
-    defaults = {key: Recipe.model_fields[key].default for key in new if key in Recipe.model_fields}
-    old = {**defaults, **old}
     changed = [key for key in new if old.get(key) != new[key]]
     # A setting that explains why a fingerprint differs is enough.
     causes = {
@@ -53,17 +49,19 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return a line that names what changed since a checkpoint and affects rounding; an empty list if nothing did.
+    """Return what differs between two starts, by what their records have in common: ``eval_steps: 0 -> 10``.
 
-    Args:
-        old: the checkpoint's manifest; its ``strategy``, ``versions`` and ``rounding`` are used.
-        new: the same of this start.
+    A record is ``run.json`` with the recipe, or the manifest of a checkpoint with the settings that round.
     """
-    keys = ("type", "num_processes", "num_replicas", "mixed_precision", "device", "num_threads")
-    strategy = {"num_replicas": 1, **old.get("strategy", {})}  # earlier runs had no hybrid sharding
-    pairs = [(key, strategy.get(key), new["strategy"][key]) for key in keys]
-    pairs += [(name, old.get("versions", {}).get(name), new["versions"][name]) for name in VERSIONED_PACKAGES]
-    rounding = old.get("rounding", new["rounding"])  # earlier runs did not record it
-    pairs += [(name, rounding.get(name), value) for name, value in new["rounding"].items()]
-    changed = ", ".join(f"{name} {was} -> {now}" for name, was, now in pairs if was != now)
-    return [f"note: changed since that checkpoint: {changed}; steps from here on round differently"] if changed else []
+    found = []
+    for part in ("recipe", "rounding", "strategy", "versions"):
+        before, now = old.get(part, {}), new.get(part, {})
+        keys = [key for key in (_STRATEGY if part == "strategy" else now) if key in before and key not in _OF_ONE_START]
+        changed = [key for key in keys if before[key] != now[key]]
+        found += [f"{'strategy' if key == 'type' else key}: {before[key]} -> {now[key]}" for key in changed]
+    return found
+
+
+_STRATEGY = ("type", "num_processes", "num_replicas", "mixed_precision", "device", "num_threads")
+# Settings of a single start. They say nothing about the steps that follow.
+_OF_ONE_START = ("resume_from_checkpoint", "overwrite_output_dir")

@@ -2,11 +2,10 @@
 
 import json
 import math
-import mmap
 import shlex
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +93,6 @@ class Log:
         self.bar: Any = None
         kept = []
         if self.is_main:
-            durable.detach(self.path)
             durable.open_to_append(self.path).close()
             kept = _drop_lines_after(self.path, state.step, state.evaluated_step)
             if sys.stderr.isatty():
@@ -282,33 +280,20 @@ def _drop_lines_after(path: Path, step: int, evaluated_step: int) -> list[dict[s
     Returns:
         The remaining rows of ``step`` itself.
     """
-    kept: list[tuple[bytes, dict[str, Any]]] = []  # of ``step``, the last one first
-    end, num_after = path.stat().st_size if step else 0, 0  # the first deleted line; how many of ``kept`` follow it
-    for start, line in _lines_from_end(path) if step else ():  # of millions of lines, few are deleted
-        row = metrics_row(line) if line.endswith(b"\n") else None  # None: a kill cut it off
-        if row and row["step"] < step:
-            break
-        if row and row["step"] == step and (evaluated_step >= step or "eval_loss" not in row):
-            kept.append((line, row))
-        else:
-            end, num_after = start, len(kept)
-    with path.open("r+b") as file:
-        file.truncate(end)
-        file.seek(end)
-        file.writelines(line for line, _ in reversed(kept[:num_after]))
-    return [row for _, row in reversed(kept)]
-
-
-def _lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file, the last one first: the offset of each, and its bytes with the line break."""
-    if not path.stat().st_size:
-        return
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        end = len(text)
-        while end:
-            start = text.rfind(b"\n", 0, end - 1) + 1
-            yield start, text[start:end]
-            end = start
+    lines: list[str] = []
+    kept: list[dict[str, Any]] = []
+    with durable.open_regular(path) as file:
+        for line in file if step else ():
+            row = metrics_row(line) if line.endswith(b"\n") else None  # None: a kill cut it off
+            if row is None or row["step"] > step:
+                continue
+            if row["step"] == step:
+                if evaluated_step < step and "eval_loss" in row:
+                    continue
+                kept.append(row)
+            lines.append(line.decode())
+    durable.write_text(path, "".join(lines))
+    return kept
 
 
 def _one_line(text: str) -> str:

@@ -1,21 +1,16 @@
 """Checks of an ``output_dir`` before a run writes to it.
 
-Promises: nothing is written. (Where only a try shows whether a folder can be made, one is made and removed at once.)
+Promises: nothing is written.
 """
 
 import json
 import os
-import shlex
 import stat
-import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kit import durable, lock
-from kit.checkpoint.manifest import list_checkpoints
-from kit.config.dataset_entry import DatasetEntry, list_as_typed
 from kit.config.recipe import Recipe
 from kit.data.samples.bad_rows import SKIPPED_FILE
 from kit.durable import read_small
@@ -27,7 +22,6 @@ from kit.run.record import METRICS_FILE, PROFILE_FOLDER, RUN_FILE, fault_of_reco
 # Everything that a run writes to its folder besides run.json, the lock and temporary names. `kit` is TensorBoard's.
 OUTPUT_FILES = (METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, "report.html")
 OUTPUT_FOLDERS = ("checkpoints", "final", PROFILE_FOLDER, "kit")
-_OLD_PARTIAL = "metrics.partial"  # the temporary name of an earlier version
 
 
 def check_writable(folder: Path) -> None:
@@ -38,9 +32,6 @@ def check_writable(folder: Path) -> None:
             raise UserError(Problem("output_dir", f"{parent} is a file", "a folder", lock.another(parent)))
         if not os.access(parent, os.W_OK | os.X_OK):
             raise UserError(Problem("output_dir", f"{parent} cannot be written to", fix=lock.another(folder)))
-        # To root every folder seems writable, also in /proc and /sys. These have no blocks; so do a few real disks.
-        if os.statvfs(parent).f_blocks == 0:
-            os.rmdir(tempfile.mkdtemp(prefix=".", dir=parent))
     except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
         found = f"{folder}: {getattr(error, 'strerror', None) or error}"
         raise UserError(Problem("output_dir", found, "a folder to write to", lock.another(folder))) from None
@@ -94,40 +85,18 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
         return 0
     ways = f"{lock.another(folder)}; or --overwrite_output_dir true, which deletes it"
     if changed := differences(old["identity"], identity):
-        was, now = _shown_data(old.get("recipe", {}).get("dataset")), _shown_data(recipe.dataset)
+        was, now = old.get("recipe", {}).get("dataset"), recipe.model_dump(mode="json")["dataset"]
         if was != now:
             changed = [f"dataset: {was} -> {now}" if text == OTHER_DATA else text for text in changed]
-        elif OTHER_DATA in changed:
-            ways = _former_commits(old) + ways
         raise UserError(Problem("output_dir", f"{folder} holds another run ({'; '.join(changed)})", fix=ways))
     if recipe.resume_from_checkpoint == "none":
         raise UserError(Problem("output_dir", f"{folder} holds this run already", fix=ways))
     return int(old["finished_steps"])
 
 
-def _shown_data(dataset: Any) -> str:
-    """A data set, or a list of them, as a recipe has it."""
-    if isinstance(dataset, list):
-        with suppress(ValueError):
-            dataset = list_as_typed([DatasetEntry.model_validate(entry) for entry in dataset])
-    return str(dataset)
-
-
-def _former_commits(record: Mapping[str, Any]) -> str:
-    """How to take the data sets of the hub again as a run read them; empty if it read none."""
-    try:
-        sources = record["data"]["sources"]  # those to train on come first
-        if isinstance(record["recipe"]["dataset"], str):
-            return f"--dataset_revision {sources[0]['commit']} takes the data as they were; or "
-        found = [f"{each['name']} revision: {each['commit']}" for each in sources if "commit" in each]
-    except (KeyError, TypeError, IndexError):
-        return ""
-    return f"the data as they were are, in the list of data sets, {', '.join(found)}; or " if found else ""
-
-
 def outputs(folder: Path) -> list[Path]:
     """Return what runs in this folder have written, and may have left, besides ``run.json`` and the lock."""
-    names = [*OUTPUT_FILES, *OUTPUT_FOLDERS, _OLD_PARTIAL]
+    names = [*OUTPUT_FILES, *OUTPUT_FOLDERS]
     return [*(folder / name for name in names), *unfinished(folder), *folder.glob(".report.*.partial")]
 
 
@@ -135,7 +104,7 @@ def unfinished(folder: Path) -> list[Path]:
     """Return what killed runs began to write under temporary names."""
     files = (RUN_FILE, METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE)
     of_files = [path for path in folder.glob(".*partial") if durable.is_leftover(path.name, files)]
-    return [*of_files, folder / _OLD_PARTIAL, durable.staging_of(folder / "final")]
+    return [*of_files, durable.staging_of(folder / "final")]
 
 
 def _problems_with_kinds(folder: Path, names: Iterable[str]) -> list[Problem]:
@@ -149,51 +118,11 @@ def _problems_with_kinds(folder: Path, names: Iterable[str]) -> list[Problem]:
         is_folder, expected = (stat.S_ISDIR, "a folder") if path.name in OUTPUT_FOLDERS else (stat.S_ISREG, "a file")
         if stat.S_ISLNK(mode):
             found = f"{path} is a link to {os.readlink(path)!r}"
-            fix = (
-                "delete the link if it is not yours; if it is, put what it leads to in its place. "
-                "To keep a run on another disk, make output_dir itself a link"
-            )
+            fix = "put what it leads to in its place, if the link is yours; output_dir itself may be a link"
             problems.append(Problem("output_dir", found, f"{expected}: a run writes to output_dir only", fix))
         elif not is_folder(mode):
             problems.append(Problem("output_dir", f"{path} is not {expected}", expected, "move it away"))
     return problems
-
-
-def unfinished_elsewhere(folder: Path, recipe_name: str, identity: Mapping[str, Any]) -> list[str]:
-    """Return a note if ``folder`` is a default one, and that of another config holds this run, unfinished.
-
-    A default ``output_dir`` ends in the name of the config. So a killed run that is started again with another
-    ``--config`` would not find its checkpoints.
-
-    Args:
-        folder: the ``output_dir``; one that is not of the form ``runs/<recipe>-<config>`` has no note.
-    """
-    prefix = f"{recipe_name}-"
-    if folder.parent != Path("runs") or not folder.name.startswith(prefix):
-        return []
-    # Names of checkpoints have the same number of digits, so in their order the run that came farthest is the last.
-    found = [
-        (checkpoints[-1].name, other)
-        for other in sorted(folder.parent.iterdir() if folder.parent.is_dir() else [])
-        if other != folder and other.name.startswith(prefix) and _is_unfinished(other, identity)
-        if (checkpoints := list_checkpoints(other / "checkpoints"))
-    ]
-    if not found:
-        return []
-    _, other = max(found)
-    return [
-        f"note: {other} holds an unfinished run of this recipe; --output_dir {shlex.quote(str(other))} continues it"
-    ]
-
-
-def _is_unfinished(folder: Path, identity: Mapping[str, Any]) -> bool:
-    """Whether the folder holds a run of this identity that neither finished nor is at work now."""
-    try:
-        record = json.loads(read_small(folder / RUN_FILE))
-        lock.check_free(folder)
-        return not record["finished_steps"] and not differences(record["identity"], identity)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError):
-        return False
 
 
 def _problems_with_inputs(recipe: Recipe, folder: Path) -> list[Problem]:

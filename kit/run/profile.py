@@ -89,7 +89,8 @@ class _Profiler:
         name = f"step-{self._first:08d}-rank0"
         trace, table = self._folder / f"{name}.json.gz", self._folder / "operations.txt"
         self._profile.export_chrome_trace(str(trace))
-        table.write_text(self._table(last), encoding="utf-8")
+        by = f"self_{'device' if self._has_device else 'cpu'}_time_total"
+        table.write_text(self._profile.key_averages().table(sort_by=by, row_limit=NUM_OPERATIONS), encoding="utf-8")
         lines = [
             f"profile of steps {self._first} to {last}: {trace}, which https://ui.perfetto.dev shows",
             f"    {table}: the operations that take longest",
@@ -100,20 +101,3 @@ class _Profiler:
             torch.cuda.memory._record_memory_history(enabled=None)
             lines.append(f"    {memory}: allocations, which https://pytorch.org/memory_viz shows")
         return lines
-
-    def _table(self, last: int) -> str:
-        """Operations by the time that they take themselves, without those that they call, on the device or the CPU."""
-        num_steps = last - self._first + 1
-        key = "self_device_time_total" if self._has_device else "self_cpu_time_total"
-        found = sorted(self._profile.key_averages(), key=lambda operation: -getattr(operation, key))
-        total = max(sum(getattr(operation, key) for operation in found), 1)  # microseconds
-        where = "the device" if self._has_device else "the CPU, all threads together"
-        lines = [
-            f"steps {self._first} to {last} of rank 0; own time on {where}, {total / num_steps / 1e3:,.2f} ms a step",
-            "",
-            "share   ms a step   calls a step   operation",
-        ]
-        for operation in found[:NUM_OPERATIONS]:
-            spent, calls = getattr(operation, key), operation.count / num_steps
-            lines.append(f"{spent / total:5.1%}  {spent / num_steps / 1e3:10,.3f}  {calls:13,.1f}   {operation.key}")
-        return "\n".join(lines) + "\n"

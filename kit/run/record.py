@@ -32,32 +32,12 @@ def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:
     Raises:
         UserError: the file is absent, damaged, or not a record of a run.
     """
-    values: Any = None
     try:
         values = json.loads(read_small(run_file))
         return Recipe.model_validate(values["recipe"]), ActualStrategy.from_record(values["strategy"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         found = f"no record of a run ({fault_of_record(error)})"
-        raise UserError(
-            _of_another_version(run_file, values, error)
-            or Problem(str(run_file), found, "the folder of a run, or what lies in it")
-        ) from None
-
-
-def _of_another_version(run_file: Path, values: Any, error: Exception) -> Problem | None:
-    """The problem of a record with settings of another version of the kit; None if it is wrong in another way."""
-    if not isinstance(error, ValidationError) or any(
-        each["type"] == "missing" or not each["loc"] for each in error.errors()
-    ):
-        return None
-    keys = list(dict.fromkeys(str(each["loc"][0]) for each in error.errors()))
-    try:
-        writer = f"kit {values['versions']['kit']}"
-    except (KeyError, TypeError):
-        return None
-    found = f"a run of {writer}; this one, kit {__version__}, does not take its {fault_of_record(error)}"
-    fix = f"use the kit that wrote it; or delete {', '.join(map(repr, keys))} under 'recipe' in {run_file}"
-    return Problem(str(run_file), found, "a run of this version", fix)
+        raise UserError(Problem(str(run_file), found, "the folder of a run, or what lies in it")) from None
 
 
 def fault_of_record(error: Exception) -> str:

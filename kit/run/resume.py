@@ -5,14 +5,12 @@ the same checkpoint: if the newest is damaged, the one before.
 """
 
 import json
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit import lock
 from kit.checkpoint.manifest import NONE, find_checkpoint, list_checkpoints, read_manifest, verify
 from kit.config.scripts import command_of
 from kit.config.settings.output import OutputSettings
@@ -95,8 +93,7 @@ def _chosen(
         manifest = read_manifest(path)
     if changed := differences(manifest["identity"], identity):
         found = f"{path} is of another run ({'; '.join(changed)})"
-        new = lock.another(folder.parent)
-        fix = f"`{command_of('export.py')} {shlex.quote(str(path))} {new}` writes a model to start a new run from"
+        fix = f"{command_of('export.py')} writes a model of it, from which a new run starts"
         raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint of a run with these settings", fix))
     return path, manifest
 

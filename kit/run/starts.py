@@ -4,16 +4,11 @@ Promises: a start is listed as long as its steps count. A run that goes back to 
 """
 
 import json
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from kit.own_metric import is_own
-
-# Settings of a single start. They say nothing about the steps that follow.
-_OF_ONE_START = ("resume_from_checkpoint", "overwrite_output_dir")
-_STRATEGY = ("type", "num_processes", "num_replicas", "mixed_precision", "device", "num_threads")
+from kit.run.identity import changes
 
 
 def starts(old: str, new: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
@@ -30,35 +25,6 @@ def starts(old: str, new: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
     try:
         record = json.loads(old)
         earlier = [dict(each) for each in record.get("starts", []) if each["step"] <= step]
-        return [*earlier, {**start, "changed": _changed(record, new)}]
+        return [*earlier, {**start, "changed": changes(record, new)}]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return [start]  # continued from a checkpoint of another folder
-
-
-def metrics_left_out(old: str, new: Sequence[str]) -> list[str]:
-    """Return a line if the start before this one had metrics of the user that this command does not name again.
-
-    A record names them, and no start runs code that is only named there.
-
-    Args:
-        old: the text of ``run.json`` of the start before this one; empty if there is none.
-        new: ``metrics`` of this start.
-    """
-    try:
-        before = json.loads(old)["recipe"]["metrics"]
-        missing = [name for name in before if is_own(name) and name not in new]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return []
-    typed = shlex.quote(",".join([*(name for name in new if name != "exact_match"), *missing]))
-    named = (
-        f"note: this run was also measured by {', '.join(missing)}, which is code and so is not run unless you type it"
-    )
-    return [f"{named}: --predict_with_generate true --metrics {typed}"] if missing else []
-
-
-def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs between two starts: ``eval_steps: 0 -> 10``. Keys that one of two versions lacks are left out."""
-    settings = [key for key in new["recipe"] if key not in _OF_ONE_START]
-    parts = {"recipe": settings, "strategy": _STRATEGY, "versions": list(new["versions"])}
-    pairs = [(key, old[part][key], new[part][key]) for part, keys in parts.items() for key in keys if key in old[part]]
-    return [f"{'strategy' if key == 'type' else key}: {was} -> {now}" for key, was, now in pairs if was != now]

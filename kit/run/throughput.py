@@ -8,7 +8,6 @@ import math
 import resource
 import sys
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,11 +20,8 @@ if TYPE_CHECKING:
     from kit.memory.workload import Workload
     from kit.train.step import StepResult
 
-SECONDS_BETWEEN_QUERIES = 5.0  # of the GPU's utilisation: a query of the driver takes about a millisecond
 MUCH = 0.05  # share of the time from which a loss is printed
-MOST_RANKS = 64  # whose numbers are listed one by one
 MUCH_SENT = 0.3  # the same for communication, which is never nothing
-_OF_A_RANK = ("data_wait_seconds", "own_seconds", "peak_memory_bytes", "gpu_utilisation", "collective_seconds")
 
 
 class Throughput:
@@ -40,8 +36,6 @@ class Throughput:
         self.num_ranks = ranks.count
         self.training_seconds = 0.0  # of all steps so far, without evaluations
         self.num_steps = 0  # so far
-        self._queried = -math.inf
-        self._utilisation = math.nan
         self._clear()
 
     def _clear(self) -> None:
@@ -78,9 +72,7 @@ class Throughput:
             ``padding_share``; ``tflops_per_second``, 10^12 operations of its samples, padding and recomputation left
             out (``model_operations_per_token``), over the same time as the tokens. With several ranks
             ``tokens_per_second_per_rank``, the highest memory of all, ``rank_wait_share`` and ``slowest_rank`` (see
-            ``_waiting``), and what they follow from, by rank, in ``ranks``. On CPUs ``communication_share``: what even
-            the slowest rank waits for collectives. ``gpu_utilisation`` is a share, the mean over the ranks; NVML must
-            be importable.
+            ``_waiting``). On CPUs ``communication_share``: what even the slowest rank waits for collectives.
         """
         passed = max(time.perf_counter() - self._since, 1e-9)
         self.training_seconds += passed
@@ -93,47 +85,25 @@ class Throughput:
             supervised, seen = self._targets / used, self._squared_lengths / used
             operations = used * model_operations_per_token(self._workload, supervised, seen)
             row["tflops_per_second"] = operations / passed / 1e12
-        own = [
-            self._waited_seconds,
-            self._own_seconds,
-            float(memory),
-            self._gpu_utilisation(),
-            self._collective_seconds,
-        ]
-        ranks = self._of_all_ranks(own)
-        known = {name: values for name, values in ranks.items() if not any(map(math.isnan, values))}
-        if utilisation := known.get("gpu_utilisation"):
-            row["gpu_utilisation"] = sum(utilisation) / len(utilisation)
         if self.num_ranks > 1:
+            own = [self._waited_seconds, self._own_seconds, self._collective_seconds, float(memory)]
+            data, steps, collectives, memories = self._of_all_ranks(own)
             row["tokens_per_second_per_rank"] = rate / self.num_ranks
-            row["highest_peak_memory_bytes"] = int(max(ranks["peak_memory_bytes"]))
-            own_times = [known[name] for name in _OF_A_RANK[:2] if name in known]
-            if waits := known.get("collective_seconds"):
+            row["highest_peak_memory_bytes"] = int(max(memories))
+            if not math.isnan(sum(collectives)):
                 # The rank that others wait for waits only for the network: so much do all of them.
-                row["communication_share"] = min(waits) / passed
-                own_times.append([-seconds for seconds in waits])
-            row |= _waiting(own_times, passed)
-            if self.num_ranks <= MOST_RANKS:
-                row["ranks"] = known
+                row["communication_share"] = min(collectives) / passed
+            own_times = [data, steps, [-seconds for seconds in collectives]]
+            row |= _waiting([seconds for seconds in own_times if not math.isnan(sum(seconds))], passed)
         self._clear()
         return row
 
-    def _gpu_utilisation(self) -> float:
-        """Utilisation of this rank's GPU, from 0 to 1; NaN if it is unknown. An older value if that is recent."""
-        now = time.perf_counter()
-        if now - self._queried >= SECONDS_BETWEEN_QUERIES:
-            self._queried = now
-            self._utilisation = math.nan
-            if self._device.type == "cuda":
-                with suppress(Exception):  # no NVML, or a driver that does not report it (MIG): whatever its error is
-                    self._utilisation = torch.cuda.utilization() / 100
-        return self._utilisation
-
-    def _of_all_ranks(self, own: list[float]) -> dict[str, list[float]]:
-        """The numbers of ``_OF_A_RANK`` of each rank, by name."""
+    def _of_all_ranks(self, own: list[float]) -> list[list[float]]:
+        """For each of ``own``, the numbers of all ranks."""
         table = torch.zeros(self.num_ranks, len(own), dtype=torch.float64)  # [ranks, numbers]
         table[self._ranks.index] = torch.tensor(own, dtype=torch.float64)
-        return dict(zip(_OF_A_RANK, self._ranks.sum(table).T.tolist(), strict=True))
+        numbers: list[list[float]] = self._ranks.sum(table).T.tolist()
+        return numbers
 
 
 def speed_text(row: dict[str, Any]) -> str:
@@ -142,10 +112,8 @@ def speed_text(row: dict[str, Any]) -> str:
     if "tokens_per_second_per_rank" in row:
         text = f"{row['tokens_per_second']:,.0f} tok/s ({row['tokens_per_second_per_rank']:,.0f} a rank)  "
     if "tflops_per_second" in row:
-        text += f"{_rate_text(row['tflops_per_second'])}{' a rank' if 'tokens_per_second_per_rank' in row else ''}  "
+        text += f"{row['tflops_per_second']:.3g} TFLOP/s{' a rank' if 'tokens_per_second_per_rank' in row else ''}  "
     text += f"{row.get('highest_peak_memory_bytes', row['peak_memory_bytes']) / 2**30:.1f} GiB"
-    if "gpu_utilisation" in row:
-        text += f"  GPU {row['gpu_utilisation']:.0%}"
     if row["data_wait_share"] >= MUCH:
         text += f"  {row['data_wait_share']:.0%} waiting for data"
     if row.get("rank_wait_share", 0.0) >= MUCH:
@@ -153,13 +121,6 @@ def speed_text(row: dict[str, Any]) -> str:
     if row.get("communication_share", 0.0) >= MUCH_SENT:
         text += f"  {row['communication_share']:.0%} in collectives"
     return text
-
-
-def _rate_text(tflops_per_second: float) -> str:
-    """Operations per second, in the largest unit of which it is one or more: a small model on a CPU does 10^9."""
-    units = ((1.0, "TFLOP/s"), (1e-3, "GFLOP/s"), (1e-6, "MFLOP/s"))
-    unit, name = next((each for each in units if tflops_per_second >= each[0]), units[-1])
-    return f"{tflops_per_second / unit:,.1f} {name}"
 
 
 def _waiting(own: list[list[float]], passed: float) -> dict[str, float]:

@@ -8,43 +8,38 @@ uploaded again.
 import json
 import os
 import re
-import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import disable_progress_bars
 
-from kit.checkpoint.manifest import MANIFEST, list_checkpoints
+from kit.checkpoint.manifest import MANIFEST
 from kit.console import show
 from kit.durable import read_small
 from kit.errors import Problem, UserError, first_line, listed
 from kit.export.card import PLACEHOLDER, licence_in, licence_line, serving_section
 from kit.model.serving import serve_command, vllm_command
-from kit.run.opening import run_of
-from kit.run.record import METRICS_FILE, RUN_FILE
+from kit.run.record import RUN_FILE
 from kit.secrets import secret_spans
 from kit.upload import KINDS, Unreachable, answers, find_repository, is_id, url_of
 
-if TYPE_CHECKING:
-    from kit.cli.push import Asked
-
 NO_BASE = "none"
 _WEIGHTS = re.compile(r"(?:adapter_)?model(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?|.+\.gguf")
-_OTHERS = (  # of a folder that ``from_pretrained`` opens; and of GGUF files, Ollama's
+_OTHERS = (  # of a folder that ``from_pretrained`` opens
     "README.md LICENSE* NOTICE* config.json adapter_config.json generation_config.json tokenizer* added_tokens.json "
     "special_tokens_map.json vocab.json vocab.txt merges.txt *.tiktoken spiece.model sentencepiece*.model "
     "chat_template.jinja chat_template.json processor_config.json preprocessor_config.json "
-    "video_preprocessor_config.json Modelfile configuration_*.py modeling_*.py modular_*.py tokenization_*.py"
+    "video_preprocessor_config.json configuration_*.py modeling_*.py modular_*.py tokenization_*.py"
 ).split()
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "*.tiktoken", "*.model")
+_EXPORT = "`kit export` of a checkpoint writes one"
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,6 @@ class Model:
 
     folder: Path
     files: list[str]  # in ``folder``
-    of_run: list[Path]  # files of the run's record
     adapter: dict[str, Any] | None  # adapter_config.json; None: a full model
     card: ModelCard
     base: str | None  # hub id; None: it is not on the hub
@@ -64,44 +58,40 @@ class Model:
         return self.adapter is not None
 
 
-def push(asked: "Asked") -> None:
-    """Check the model, the name and the rights, say what is uploaded, and upload it.
+def push(source: str, name: str | None, public: bool, base_model: str | None, dry_run: bool) -> None:
+    """Check the model, the name and the rights, say what is uploaded, and upload it. The arguments are as typed.
 
     Raises:
         UserError: the model is not complete, the hub refuses it, or cannot be reached.
     """
-    model = open_model(asked)
-    name = asked.name or _usual_name(model.folder)
-    show(_summary(model, name if "/" in name else f"YOU/{name}", asked))
+    model = open_model(Path(source).expanduser(), base_model)
+    name = name or _usual_name(model.folder)
+    show(_summary(model, name if "/" in name else f"YOU/{name}", public))
     try:
-        _upload(HfApi(), model, name, asked)
+        _upload(HfApi(), model, name, public, dry_run)
     except Unreachable as error:
-        if not asked.dry_run:
+        if not dry_run:
             raise UserError(error.problem) from None
         show(f"name, rights and base are not checked: {error.problem.found}")
 
 
-def _upload(api: HfApi, model: Model, name: str, asked: "Asked") -> None:
-    repo, old = find_repository(api, name, model.is_adapter, asked.public, asked.again, _retry(asked), "NAME")
-    card = finished_card(model, repo, _licence_on_hub(api, model, asked))
-    if asked.public and not getattr(model.card.data, "license", None):
+def _upload(api: HfApi, model: Model, name: str, public: bool, dry_run: bool) -> None:
+    repo, old = find_repository(api, name, model.is_adapter, public, "NAME")
+    card = finished_card(model, repo, _licence_on_hub(api, model))
+    if public and not getattr(model.card.data, "license", None):
         show("warning: the card names no licence; the base's card has none")
-    if asked.dry_run:
+    if dry_run:
         what = "a commit to the repository that is there" if old else "a new repository"
         show(f"checked; without --dry_run this makes {what}: {url_of(repo)}")
         return
     if not sys.stderr.isatty():
         disable_progress_bars()
     operations = _operations(model, card, {file.rfilename for file in old.siblings or ()} if old else set())
-    with answers(repo, _retry(asked)):
-        api.create_repo(repo, private=not asked.public, exist_ok=True)
+    with answers(repo):
+        api.create_repo(repo, private=not public, exist_ok=True)
         info = api.create_commit(repo, operations, commit_message=f"kit push: {KINDS[model.is_adapter]}")
     is_same = old is not None and old.sha == info.oid
     show(f"{'nothing to upload, it is all there' if is_same else 'uploaded'}: {url_of(repo)}")
-
-
-def _retry(asked: "Asked") -> str:
-    return f"`{asked.again()}` again uploads only what is missing"
 
 
 def _usual_name(folder: Path) -> str:
@@ -111,15 +101,12 @@ def _usual_name(folder: Path) -> str:
     return re.sub(r"[^\w.]+|\.\.+", "-", name, flags=re.ASCII).strip("-.")[:96] or "model"
 
 
-def _summary(model: Model, repo: str, asked: "Asked") -> str:
+def _summary(model: Model, repo: str, public: bool) -> str:
     """What is uploaded, and what of the folder is not."""
     of_base = f" of {model.base}" if model.base else ""
     what = f"{KINDS[model.is_adapter]}{of_base} in {model.folder}"
-    lines = [f"{what}, to {url_of(repo)}{'' if asked.public else ', private'}:"]
-    files = [(name, model.folder / name) for name in model.files] + [
-        (f"run/{path.name}", path) for path in model.of_run
-    ]
-    lines += [f"  {path.stat().st_size:>16,} bytes  {name}" for name, path in files]
+    lines = [f"{what}, to {url_of(repo)}{'' if public else ', private'}:"]
+    lines += [f"  {(model.folder / name).stat().st_size:>16,} bytes  {name}" for name in model.files]
     others = sorted({path.name for path in model.folder.iterdir()} - set(model.files))
     if others:
         lines += [f"not uploaded, as it is no part of the model: {listed(others)}"]
@@ -129,86 +116,52 @@ def _summary(model: Model, repo: str, asked: "Asked") -> str:
 # --- the folder
 
 
-def open_model(asked: "Asked") -> Model:
-    """Find the model that ``asked`` names, and check that it is complete and holds no credential.
+def open_model(folder: Path, base: str | None) -> Model:
+    """Check that the model in ``folder``, or of the run in it, is complete and holds no credential.
 
     Raises:
         UserError: it is not, or there is none, with what to do.
     """
-    folder = _model_folder(asked)
-    files = sorted(
-        path.name for path in folder.iterdir() if path.is_file() and (_WEIGHTS.fullmatch(path.name) or _is_other(path))
-    )
+    if (folder / RUN_FILE).is_file():
+        if not (folder / "final").is_dir():
+            raise UserError(Problem("RUN", f"{folder} has no final/ yet", "a run that has ended", _EXPORT))
+        folder /= "final"
+    if (folder / MANIFEST).is_file():
+        raise UserError(Problem("RUN", f"{folder} is a checkpoint, which only this kit opens", "a model", _EXPORT))
+    if not folder.is_dir():
+        raise UserError(Problem("RUN", f"no folder {folder}", "the folder of a run, its final/, or an exported model"))
+    files = sorted(path.name for path in folder.iterdir() if path.is_file() and _is_of_model(path.name))
     _check_complete(folder, files)
     adapter = _read_json(folder / "adapter_config.json") if "adapter_config.json" in files else None
     try:
         card = ModelCard(read_small(folder / "README.md"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(Problem(str(folder / "README.md"), f"no model card ({first_line(error)})")) from None
-    of_run = _record_of_run(folder) if asked.with_run else []
-    _check_credentials([*(folder / name for name in files), *of_run])
-    return Model(folder, files, of_run, adapter, card, _base_of(card, adapter, asked))
+    _check_credentials([folder / name for name in files])
+    return Model(folder, files, adapter, card, _base_of(card, adapter, base))
 
 
-def _model_folder(asked: "Asked") -> Path:
-    folder = Path(asked.source)
-    if (folder / RUN_FILE).is_file():
-        if (folder / "final").is_dir():
-            return folder / "final"
-        raise UserError(Problem("RUN", f"{folder} has no final/ yet", "a run that has ended", _export(folder)))
-    if (folder / MANIFEST).is_file():
-        found = f"{folder} is a checkpoint, which only this kit opens"
-        raise UserError(Problem("RUN", found, "a model", _export_command(folder)))
-    if not folder.is_dir():
-        raise UserError(Problem("RUN", f"no folder {folder}", "the folder of a run, its final/, or an exported model"))
-    return folder
-
-
-def _export(run: Path) -> str:
-    """The commands that upload the newest checkpoint of a run instead; empty if it has none."""
-    complete = list_checkpoints(run / "checkpoints")
-    return _export_command(complete[-1]) if complete else ""
-
-
-def _export_command(checkpoint: Path) -> str:
-    return f"`kit export {shlex.quote(str(checkpoint))} --output_dir model`, then `kit push model OWNER/NAME`"
-
-
-def _is_other(path: Path) -> bool:
-    return any(fnmatch(path.name, pattern) for pattern in _OTHERS)
+def _is_of_model(name: str) -> bool:
+    return bool(_WEIGHTS.fullmatch(name)) or any(fnmatch(name, pattern) for pattern in _OTHERS)
 
 
 def _check_complete(folder: Path, files: list[str]) -> None:
     """Raise ``UserError`` if a file that opens the model is missing or shorter than it says."""
-    found = ""
-    ggufs = [name for name in files if name.endswith(".gguf")]
-    if not ggufs and not {"config.json", "adapter_config.json"} & set(files):
+    if any(name.endswith(".gguf") for name in files):
+        return
+    if not {"config.json", "adapter_config.json"} & set(files):
         raise UserError(Problem("RUN", f"{folder} holds no model: no config.json, no adapter_config.json, no *.gguf"))
     stem = "adapter_model" if "adapter_config.json" in files else "model"
     index = f"{stem}.safetensors.index.json"
     needed = {f"{stem}.safetensors"}
     if index in files:
         needed = set(_read_json(folder / index).get("weight_map", {}).values()) or needed
-    missing = [] if ggufs else sorted({*needed, "tokenizer_config.json"} - set(files))
-    if ggufs:
-        found = next((f"{name} is no GGUF file" for name in ggufs if not _is_gguf(folder / name)), "")
-    elif missing:
+    if missing := sorted({*needed, "tokenizer_config.json"} - set(files)):
         found = f"no {listed(missing)}"
     else:
         found = next((f"{name} {fault}" for name in sorted(needed) if (fault := _fault(folder / name))), "")
     if found:
-        fix = _export(folder.parent) if folder.name == "final" else ""
-        problem = Problem(str(folder), f"half a model: {found}", "a complete one", fix or "export or copy it again")
-        raise UserError(problem)
-    if "README.md" not in files:
-        found = "no README.md, the model card"
-        fix = f"`kit export` writes one; or write {folder / 'README.md'}: what it is, its data, recipe and metrics"
-        raise UserError(Problem(str(folder), found, fix=fix))
-
-
-def _is_gguf(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
+        raise UserError(Problem(str(folder), f"half a model: {found}", "a complete one", _EXPORT))
 
 
 def _fault(path: Path) -> str:
@@ -233,18 +186,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _record_of_run(folder: Path) -> list[Path]:
-    run_file = run_of(str(folder))
-    if run_file is None:
-        raise UserError(Problem("--with_run", f"{folder} is not in the folder of a run", fix="leave it out"))
-    return [path for path in (run_file, run_file.with_name(METRICS_FILE)) if path.is_file()]
-
-
 def _check_credentials(paths: list[Path]) -> None:
     """Raise ``UserError`` for files with a credential. Weights are numbers, and vocabularies are nobody's text."""
     problems = []
     for path in paths:
-        if path.suffix != ".safetensors" and not any(fnmatch(path.name, pattern) for pattern in _VOCABULARIES):
+        if not _WEIGHTS.fullmatch(path.name) and not any(fnmatch(path.name, pattern) for pattern in _VOCABULARIES):
             text = path.read_text(encoding="utf-8", errors="replace")
             if spans := secret_spans(text):
                 line = text.count("\n", 0, spans[0][0]) + 1
@@ -254,21 +200,18 @@ def _check_credentials(paths: list[Path]) -> None:
         raise UserError(*problems)
 
 
-def _base_of(card: ModelCard, adapter: dict[str, Any] | None, asked: "Asked") -> str | None:
+def _base_of(card: ModelCard, adapter: dict[str, Any] | None, typed: str | None) -> str | None:
     """The hub id of the base: as typed, as on the card, or as in the adapter's config."""
-    if asked.base_model == NO_BASE and adapter is None:
+    if typed == NO_BASE and adapter is None:
         return None
     given = getattr(card.data, "base_model", None)
-    found = asked.base_model or (given[0] if isinstance(given, list) and given else given)
+    found = typed or (given[0] if isinstance(given, list) and given else given)
     if not found and adapter is not None and not os.path.exists(str(adapter.get("base_model_name_or_path"))):
         found = adapter.get("base_model_name_or_path")
-    fix = f"{asked.again(base_model='ID')}, with the hub id of the base as ID"
-    if adapter is None:
-        fix += f"; or --base_model {NO_BASE}, if it is not on the hub"
     if not isinstance(found, str) or not is_id(found):
-        where = "--base_model" if asked.base_model else "the base"
-        text = f"{asked.base_model!r} is no hub id" if asked.base_model else "a local folder, which others do not have"
-        raise UserError(Problem(where, text, "its id on the hub", fix))
+        text = f"{typed!r} is no hub id" if typed else "a local folder, which others do not have"
+        fix = "--base_model ID" + (f", or --base_model {NO_BASE} if it is not on the hub" if adapter is None else "")
+        raise UserError(Problem("--base_model" if typed else "the base", text, "its id on the hub", fix))
     return found
 
 
@@ -277,18 +220,11 @@ def _base_of(card: ModelCard, adapter: dict[str, Any] | None, asked: "Asked") ->
 
 def finished_card(model: Model, repo: str, licence: dict[str, Any]) -> str:
     """Return the card for the hub: with the base's id and licence, and how to load and serve the model from there."""
-    card, base = model.card, model.base
+    card = model.card
     text = card.text
-    if base:
+    if base := model.base:
         card.data["base_model"] = base
-        if folder := re.search(r"(?m)^- base: a folder named `([^`\n]+)`", text):
-            begin, new = f"{folder[1]}, ", f"{base.rpartition('/')[2]}, "
-            text = text.replace(f"\n# {begin}", f"\n# {new}", 1)
-            if str(card.data.get("model_name")).startswith(begin):
-                card.data["model_name"] = new + card.data["model_name"].removeprefix(begin)
         text = re.sub(r"(?m)^- base: .*$", lambda _: f"- base: `{base}`", text, count=1)
-        text = text.replace('"path/to/the/base"', json.dumps(base))
-        text = re.sub(r"(?m)^The adapter needs its base: .*\n+", "", text)
     if licence:
         for key, value in licence.items():
             card.data[key] = value
@@ -323,7 +259,7 @@ def _serve_command(model: Model, repo: str) -> str:
 # --- the hub
 
 
-def _licence_on_hub(api: HfApi, model: Model, asked: "Asked") -> dict[str, Any]:
+def _licence_on_hub(api: HfApi, model: Model) -> dict[str, Any]:
     """The licence that the base's card on the hub names, as metadata.
 
     Raises:
@@ -332,23 +268,22 @@ def _licence_on_hub(api: HfApi, model: Model, asked: "Asked") -> dict[str, Any]:
     """
     if model.base is None:
         return {}
-    with answers(model.base, _retry(asked)):
+    with answers(model.base):
         try:
             data = api.model_info(model.base).card_data
         except RepositoryNotFoundError:
-            fix = asked.again(base_model="ID")
-            raise UserError(Problem("the base", f"the hub shows you no model {model.base}", "its id", fix)) from None
+            found = f"the hub shows you no model {model.base}"
+            raise UserError(Problem("the base", found, "its id", "--base_model ID")) from None
     return licence_in(data.to_dict()) if data else {}
 
 
 def _operations(model: Model, card: str, old: set[str]) -> list[Any]:
     """What the commit adds, and the weights of an earlier model of other shards, which it deletes."""
-    made: dict[str, Callable[[], bytes]] = {"README.md": card.encode}
+    sources: dict[str, Any] = {name: str(model.folder / name) for name in model.files}
+    sources["README.md"] = card.encode()
     if model.adapter is not None:
-        config = json.dumps(model.adapter | {"base_model_name_or_path": model.base}, indent=2)
-        made["adapter_config.json"] = config.encode
-    sources = {name: made[name]() if name in made else str(model.folder / name) for name in model.files}
-    sources |= {f"run/{path.name}": str(path) for path in model.of_run}
+        config = model.adapter | {"base_model_name_or_path": model.base}
+        sources["adapter_config.json"] = json.dumps(config, indent=2).encode()
     stale = sorted(name for name in old - set(sources) if _WEIGHTS.fullmatch(name))
     adds = [CommitOperationAdd(name, source) for name, source in sources.items()]
     return [*adds, *(CommitOperationDelete(name) for name in stale)]

@@ -1,15 +1,11 @@
 """A checkpoint gives back every bit, under the model and optimiser it was made with and no other."""
 
-import pickle
-import shutil
-
 import bitsandbytes.optim
 import pytest
 import torch
 from checkpoint_helpers import build, same, save_checkpoint, train
 from helpers import forge
 
-from kit.checkpoint import load, tensor_files
 from kit.checkpoint.load import load_checkpoint, load_weights
 from kit.checkpoint.manifest import read_state, verify
 from kit.errors import UserError
@@ -19,17 +15,12 @@ from kit.errors import UserError
 @pytest.mark.parametrize(
     ("tie", "settings"),
     [
-        ("untied", {"method": "full"}),
         ("tied", {"method": "full"}),
-        ("untied", {"method": "lora"}),
         ("tied", {"method": "lora", "lora_dropout": 0.1}),
         ("untied", {"method": "qlora"}),
         ("untied", {"method": "full", "optim": "adamw_8bit"}),
-        ("tied", {"method": "full", "optim": "paged_adamw_8bit"}),
         ("untied", {"method": "lora", "optim": "paged_adamw_32bit"}),
-        ("untied", {"method": "full", "optim": "lion_8bit"}),
         ("tied", {"method": "full", "optim": "muon"}),
-        ("untied", {"method": "lora", "optim": "muon"}),
         ("tied", {"method": "full", "optim": "adamw_bf16"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
@@ -89,32 +80,6 @@ def test_moments_in_paged_memory_stay_there(folders, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_rank_0_reads_the_headers_of_all_files_once_and_no_other_rank_does(folders, tmp_path, monkeypatch):
-    model, optimizer = build(folders["untied"], method="lora", lora_r=2)
-    train(model, optimizer, [0])
-    path = save_checkpoint(model, optimizer, tmp_path, {"step": 1})
-    opened, header, sent = [], tensor_files._header, []
-    monkeypatch.setattr(tensor_files, "_header", lambda file: opened.append(file.name) or header(file))
-    monkeypatch.setattr(load, "from_main", lambda make: sent.append(make()) or sent[0])
-    load_checkpoint(model, optimizer, path)
-    assert opened == sorted(file.name for file in path.glob("*.safetensors"))
-    opened.clear()
-    monkeypatch.setattr(load, "from_main", lambda make: pickle.loads(pickle.dumps(sent[0])))
-    again, other_optimizer = build(folders["untied"], method="lora", lora_r=2)
-    load_checkpoint(again, other_optimizer, path)
-    assert opened == [] and same(again.state_dict(), model.state_dict())
-
-
-@pytest.mark.slow
-def test_a_checkpoint_can_be_moved(saved, folders, tmp_path):
-    folder, _ = saved
-    moved = tmp_path / "elsewhere"
-    shutil.copytree(folder / "step-00000003", moved)
-    assert verify(moved) == []
-    load_checkpoint(*build(folders["untied"], method="lora", lora_r=2), moved)
-
-
-@pytest.mark.slow
 def test_weights_are_read_without_the_optimiser_they_came_from(folders, tmp_path):
     model, optimizer = build(folders["untied"], method="lora", optim="adamw_8bit")
     train(model, optimizer, [0])
@@ -124,14 +89,6 @@ def test_weights_are_read_without_the_optimiser_they_came_from(folders, tmp_path
     assert same(again.state_dict(), model.state_dict())
     with pytest.raises(UserError, match="belongs to another model"):
         load_weights(build(folders["untied"], method="full")[0], path)
-
-
-def test_a_checkpoint_without_a_part_of_a_tensor_is_refused(folders, saved, monkeypatch):
-    folder, _ = saved
-    monkeypatch.setattr(tensor_files.StoredTensor, "has_gaps", property(lambda each: each.shape == (2, 32)))
-    model, _ = build(folders["untied"], method="lora", lora_r=2)
-    with pytest.raises(UserError, match=r"its files lack a part of model\..*lora_A"):
-        load_weights(model, folder / "step-00000003")
 
 
 # Another model

@@ -39,20 +39,7 @@ def test_verify_names_every_file_that_is_cut_altered_or_missing(saved):
             assert name in fault and words in fault
 
 
-MANIFESTS = ["", "{", "[]", "{}", '{"files": []}', '{"files": {}}', '{"files": {"state.json": 3}}', "\x00\x01"]
-MANIFESTS += ['{"format": 9, "identity": {}, "files": {"state.json": {"bytes": 1, "xxh3_128": ""}}}']
-
-
-@pytest.mark.parametrize("text", MANIFESTS)
-def test_a_damaged_manifest_is_no_whole_checkpoint(saved, text):
-    folder, _ = saved
-    (folder / "step-00000003/manifest.json").write_text(text)
-    (fault,) = verify(folder / "step-00000003")
-    assert "manifest.json" in fault
-    assert find_checkpoint(folder, "auto", lambda line: None) == folder / "step-00000002"
-
-
-@pytest.mark.parametrize("name", ["../outside", "{absolute}", "sub/../../outside", "./state.json", "", "..", "a\0b"])
+@pytest.mark.parametrize("name", ["../outside", "{absolute}", "a\0b"])
 def test_a_manifest_leads_nowhere_outside_of_its_folder(saved, monkeypatch, name):
     folder, _ = saved
     path, outside = folder / "step-00000003", folder / "outside"
@@ -76,36 +63,42 @@ def test_weights_that_were_put_beside_those_of_a_checkpoint_are_not_taken(saved)
     assert find_checkpoint(folder, "auto", lambda line: None) == folder / "step-00000002"
 
 
-@pytest.mark.parametrize("identity", [None, [], "x", 3, ...])
-def test_a_manifest_that_does_not_say_whose_it_is_is_damaged(saved, identity):
+def test_a_damaged_manifest_is_no_whole_checkpoint(saved):
     folder, _ = saved
-    forge(folder / "step-00000003", identity=identity)
-    assert "manifest.json is damaged" in verify(folder / "step-00000003")[0]
+    path = folder / "step-00000003"
+    whole = (path / "manifest.json").read_text()
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"files": {"state.json": 3}}',
+        "\x00\x01",
+        whole.replace('"format": 1', '"format": 9'),
+    ):
+        (path / "manifest.json").write_text(text)
+        (fault,) = verify(path)
+        assert "manifest.json" in fault
+        assert find_checkpoint(folder, "auto", lambda line: None) == folder / "step-00000002"
+    (path / "manifest.json").write_text(whole)
+    forge(path, identity=None)
+    assert "manifest.json is damaged" in verify(path)[0]
+    (path / "manifest.json").unlink()
+    assert "not a complete checkpoint" in verify(path)[0]
 
 
-STATES = [[], "x", {}, {"step": "3"}, {"step": 2.5}, {"step": True}, {"feed": []}, {"evaluated_step": None}]
-STATES += [{"first_evaluation": []}, {"last_evaluation": {"eval_loss": "low"}}, {"best": {"eval_loss": None}}]
-STATES += [{"recent_losses": ["x"]}, {"recent_losses": 3}, {"tracker_id": 3}, {"optimizer_scalars": []}]
-STATES += [{"recent_losses": [[1.0]]}, {"best": {"eval_loss": [1.0]}}, {"last_evaluation": {"eval_loss": {}}}]
-STATES += [{"feed": {"cursors": [["x"]]}}, {"optimizer_scalars": {"x": "y"}}]
-
-
-@pytest.mark.parametrize("change", STATES, ids=map(str, STATES))
-def test_a_state_of_another_form_is_refused_by_name(saved, change):
+def test_a_state_of_another_form_is_refused_by_name(saved):
     folder, _ = saved
     path = folder / "step-00000003"
     state = LoopState().record() | {"optimizer_scalars": {}}
-    forge(path, state | change if isinstance(change, dict) and change else change)
-    assert verify(path) == []
+    for change in ({"step": True}, {"feed": []}, {"last_evaluation": {"eval_loss": {}}}, {"recent_losses": ["x"]},
+                   {"best": {"eval_loss": [1.0]}}, {"feed": {"cursors": [["x"]]}}):  # fmt: skip
+        forge(path, state | change)
+        assert verify(path) == []
+        with pytest.raises(UserError, match=r"step-00000003/state\.json"):
+            read_state(path, LoopState().record())
+    forge(path, [])
     with pytest.raises(UserError, match=r"step-00000003/state\.json"):
         read_state(path, LoopState().record())
-
-
-def test_a_folder_without_a_manifest_is_no_checkpoint(saved):
-    folder, _ = saved
-    (folder / "step-00000003/manifest.json").unlink()
-    assert steps(folder) == ["step-00000001", "step-00000002"]
-    assert "not a complete checkpoint" in verify(folder / "step-00000003")[0]
 
 
 # Which one to continue from
@@ -123,12 +116,6 @@ def test_auto_takes_the_newest_whole_one_and_says_what_it_skips(saved):
         (path / "state.json").unlink()
     with pytest.raises(UserError, match="no checkpoint of this run is complete"):
         find_checkpoint(folder, "auto", said.append)
-
-
-def test_without_checkpoints_or_with_none_a_run_starts_anew(saved, tmp_path):
-    folder, _ = saved
-    assert find_checkpoint(tmp_path / "nothing", "auto", print) is None
-    assert find_checkpoint(folder, "none", print) is None
 
 
 def test_a_checkpoint_asked_for_by_path_must_be_whole(saved):
@@ -149,7 +136,7 @@ def test_going_back_leaves_no_checkpoint_of_the_abandoned_steps(saved):
     assert steps(folder) == ["step-00000001", "step-00000002"] and not list(folder.glob(".*"))
 
 
-@pytest.mark.parametrize("name", [".step-00000004.partial", ".step-00000003.deleted", ".step-00000002.deleted"])
+@pytest.mark.parametrize("name", [".step-00000004.partial", ".step-00000002.deleted"])
 def test_a_link_with_the_name_of_what_a_kill_left_is_deleted_and_no_more(saved, name, tmp_path):
     folder, _ = saved
     elsewhere = tmp_path / "elsewhere"

@@ -3,14 +3,13 @@
 import copy
 import errno
 import json
-import pickle
 import threading
 import time
 from threading import current_thread
 
 import pytest
 import torch
-from checkpoint_helpers import ABOUT, build, same, save_checkpoint, saver_of, steps, train
+from checkpoint_helpers import build, same, save_checkpoint, saver_of, steps, train
 
 from kit.checkpoint import save as saver
 from kit.checkpoint.load import load_checkpoint, load_weights
@@ -30,13 +29,6 @@ def test_only_what_trains_is_stored_and_nothing_that_could_be_unpickled(folders,
     headers = b"".join(file.read_bytes() for file in path.glob("*.safetensors"))
     assert b"lora_A" in headers and b"exp_avg" in headers
     assert b"embed_tokens" not in headers and b"lm_head" not in headers
-
-
-def test_the_manifest_says_whose_checkpoint_it_is(saved):
-    folder, _ = saved
-    manifest = json.loads((folder / "step-00000002/manifest.json").read_text())
-    assert {key: manifest[key] for key in ABOUT} == ABOUT and manifest["step"] == 2
-    assert read_manifest(folder / "step-00000002")["identity"] == {"seed": 1}
 
 
 @pytest.mark.slow
@@ -81,33 +73,16 @@ def test_the_best_one_is_kept_besides_the_newest_ones(saved):
     assert steps(folder) == ["step-00000006", "step-00000007"]
 
 
-@pytest.mark.slow
-def test_the_best_one_is_pruned_like_any_other_where_it_was_not_asked_for(folders, tmp_path):
-    model, optimizer = build(folders["untied"], method="lora", lora_r=2)
-    train(model, optimizer, [0])
-    one = saver_of(tmp_path, save_total_limit=1)
-    for step in (1, 2):
-        one.save(model, optimizer, {"step": step, "best": {"step": 1, "eval_loss": 0.5}})
-    one.wait()
-    assert steps(tmp_path) == ["step-00000002"]
-    one = saver_of(tmp_path, save_total_limit=1, keep_best=True)
-    one.save(model, optimizer, {"step": 3, "best": {}})  # nothing was evaluated yet
-    one.wait()
-    assert steps(tmp_path) == ["step-00000003"]
-
-
 # Failures, and saves in the background
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["tensors", "hash", "manifest", "rename"])
+@pytest.mark.parametrize("moment", ["tensors", "rename"])
 def test_until_a_new_one_is_complete_the_old_ones_stay(saved, monkeypatch, moment):
     """What goes wrong while saving costs nothing but the save, and says what is still there."""
     folder, save = saved
     where, name = {
         "tensors": (saver.TensorWriter, "write_data"),
-        "hash": (saver, "describe_file"),
-        "manifest": (saver.durable, "write_text"),
         "rename": (saver.os, "replace"),
     }[moment]
 
@@ -180,15 +155,6 @@ def test_one_save_at_a_time_and_a_failed_one_is_reported_at_the_next(folders, tm
     one.wait()  # the error is raised once
 
 
-@pytest.mark.slow
-def test_without_async_save_a_checkpoint_is_complete_when_save_returns(folders, tmp_path):
-    model, optimizer = build(folders["untied"], method="lora", lora_r=2)
-    train(model, optimizer, [0])
-    one = saver_of(tmp_path, async_save=False)
-    one.save(model, optimizer, {"step": 1})
-    assert steps(tmp_path) == ["step-00000001"]
-
-
 def test_ranks_without_a_common_disk_are_reported_at_the_first_save(saved, monkeypatch):
     folder, save = saved
     on_all, other = Saver._on_all, ("hash of the names on another machine", {})
@@ -196,53 +162,6 @@ def test_ranks_without_a_common_disk_are_reported_at_the_first_save(saved, monke
     with pytest.raises(UserError, match="output_dir must be on a disk that all machines share"):
         save(4)
     assert steps(folder) == ["step-00000001", "step-00000002", "step-00000003"]
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_rank_says_the_others_as_much_on_any_number_of_ranks(tmp_path, monkeypatch, number):
-    sizes = []
-
-    def gather(own, outcomes, dst, group):
-        sizes.append(len(pickle.dumps(own)))
-        assert dst == 0 and (outcomes is not None) == (number == 0)
-        if outcomes:
-            outcomes[:] = [own] * len(outcomes)
-
-    monkeypatch.setattr(saver.dcp, "save", lambda *args, **options: None)
-    monkeypatch.setattr(torch.distributed, "gather_object", gather)
-    monkeypatch.setattr(
-        torch.distributed, "broadcast_object_list", lambda values, src, group: sizes.append(len(values))
-    )
-    for world in (8, 64):
-        one = saver_of(tmp_path / str(world), async_save=False)
-        one._rank, one._world, one._group = number, world, object()
-        staging = tmp_path / str(world) / "checkpoints/.staging"
-        staging.mkdir(parents=True)
-        for i in range(world):
-            (staging / f"shard-{i:05d}.safetensors").write_bytes(b"1")
-        one._complete({}, None, None, staging, staging.with_name("step-00000001"), {"step": 1}, ABOUT, None)
-        assert staging.exists() == (number > 0)  # rank 0 renames it
-    assert sizes[0] == sizes[2] and sizes[1] == sizes[3] == 1
-
-
-@pytest.mark.slow
-def test_the_copies_of_a_save_take_the_memory_of_those_before(folders, tmp_path, monkeypatch):
-    model, optimizer = build(folders["untied"], method="full")
-    one, addresses = saver_of(tmp_path), []
-    write = saver.dcp.save
-
-    def spy(tensors, storage_writer, **options):
-        addresses.append({name: tensor.data_ptr() for name, tensor in storage_writer._copies.items()})
-        return write(tensors, storage_writer=storage_writer, **options)
-
-    monkeypatch.setattr(saver.dcp, "save", spy)
-    for step in (1, 2):
-        train(model, optimizer, [step])
-        one.save(model, optimizer, {"step": step})
-        one.wait()
-    assert addresses[0] == addresses[1]
-    originals = {parameter.data_ptr() for parameter in model.parameters()}
-    assert not originals & set(addresses[0].values())
 
 
 def test_the_writing_thread_has_the_device_of_its_rank(tmp_path, monkeypatch):
@@ -265,9 +184,3 @@ def test_what_all_ranks_hold_is_written_by_one_of_them():
     sharded = torch.ones(2)
     sharded.placements = ()
     assert [list(saver._share_of({"a": sharded}, rank, 2)) for rank in (0, 1)] == [["a"], ["a"]]
-
-
-def test_small_tensors_that_all_ranks_hold_lie_in_one_file():
-    """A rank that continues opens each file that has one."""
-    tensors = {f"{i}.step": torch.ones(()) for i in range(1000)}
-    assert [len(saver._share_of(tensors, rank, 512)) for rank in (0, 1, 511)] == [1000, 0, 0]

@@ -44,20 +44,6 @@ def test_every_tensor_begins_where_its_elements_are_aligned(tmp_path):
     assert content.endswith(torch.ones(2).numpy().tobytes() + bytes([1, 1, 1]))
 
 
-def test_torch_reads_a_checkpoint_of_this_writer(tmp_path):
-    tensors = {name: TENSORS[name].detach() for name in ("matrix", "narrow", "scalar", "number", "odd")}
-    dcp.save(dict(tensors), storage_writer=TensorWriter(tmp_path / "new"), no_dist=True)
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["shard-00001.safetensors"]
-    read = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    dcp.load(read, storage_reader=dcp.HuggingFaceStorageReader(str(tmp_path / "new")), no_dist=True)
-    assert same(read, tensors)
-
-
-def test_a_folder_that_is_gone_is_an_error_of_the_system(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        write_tensors(tmp_path / "gone/a.safetensors", TENSORS, {})
-
-
 # Read
 
 
@@ -79,8 +65,8 @@ def test_what_is_stored_is_reported_as_torch_says_it(tmp_path):
     assert same(read, tensors | {"of another writer": torch.ones(2, 3)})
 
 
-@pytest.mark.parametrize("num_files", [8, 64])
-def test_a_rank_looks_at_what_overlaps_with_its_shard_whatever_the_number_of_files(tmp_path, num_files):
+def test_a_rank_looks_at_what_overlaps_with_its_shard(tmp_path):
+    num_files = 8
     for number in range(num_files):
         tensors = {"rows": torch.full((2, 3), number), **({"step": torch.ones(())} if number == 0 else {})}
         offsets = {"rows": {"saved_offsets": [2 * number, 0]}, "step": {"saved_offsets": []}}
@@ -100,30 +86,22 @@ def test_a_rank_looks_at_what_overlaps_with_its_shard_whatever_the_number_of_fil
     assert TensorReader(tmp_path, stored, {"rows": nothing}).read_metadata().storage_data == {}
 
 
-def _too_long(content):
-    return (2**62).to_bytes(8, "little") + content[8:]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: b"",
-        lambda content: content[:20],
-        _too_long,
-        lambda content: content.replace(b"F32", b"F33"),
-        lambda content: content.replace(b"saved_offsets", b"other_offsets"),
-        lambda content: content.replace(b'"shape": [2, 3]', b'"shape": [2, 4'),
-        lambda content: content.replace(b'"shape": [2, 3]', b'"shape": 123456'),
-    ],
-)
-def test_a_damaged_header_is_reported(tmp_path, damage):
+def test_a_damaged_header_is_reported(tmp_path):
     file = tmp_path / "a.safetensors"
     write_tensors(file, {"a": torch.ones(2, 3)}, {"DCP_SHARDING_INFO": json.dumps({"a": {"saved_offsets": [0, 0]}})})
-    before = file.read_bytes()
-    file.write_bytes(damage(before))
-    assert file.read_bytes() != before
-    with pytest.raises(UserError, match="a safetensors file has a damaged header"):
-        stored_tensors(tmp_path)
+    whole = file.read_bytes()
+    for damaged in (
+        b"",
+        whole[:20],
+        (2**62).to_bytes(8, "little") + whole[8:],
+        whole.replace(b"F32", b"F33"),
+        whole.replace(b"saved_offsets", b"other_offsets"),
+        whole.replace(b'"shape": [2, 3]', b'"shape": 123456'),
+    ):
+        assert damaged != whole
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match="a safetensors file has a damaged header"):
+            stored_tensors(tmp_path)
 
 
 def test_a_tensor_of_which_a_file_is_missing_has_gaps(tmp_path):

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from data_helpers import chat, write
 
-from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
-from kit.errors import TrainingError, UserError
+from kit.errors import TrainingError
 from kit.export.proof import (
     NUM_ROWS,
     TEXTS,
@@ -64,39 +63,18 @@ def opened(model_folder):
     return recipe, open_tokenizer(recipe)
 
 
-def test_rows_are_the_run_s_own_else_those_given_else_texts_of_the_kit(opened, tmp_path):
+def test_rows_are_the_run_s_own_else_texts_of_the_kit(opened, tmp_path):
     recipe, tokenizer = opened
     many = [chat(f"red {i}", "blue cat") for i in range(NUM_ROWS + 3)]
     write(tmp_path / "eval.jsonl", *many)
-    write(tmp_path / "mine.jsonl", chat("cat", "red"))
     run = recipe.model_copy(update={"eval_dataset": str(tmp_path / "eval.jsonl")})
-    rows = find_rows(run, tokenizer, None, 99)
+    rows = find_rows(run, tokenizer, 99)
     assert rows.origin == f"the run's first evaluation rows ({NUM_ROWS})" and len(rows.ids) == NUM_ROWS
     answer = [rows.ids[0][at] for at in rows.learned[0]]
     assert tokenizer.decode(answer).startswith("blue cat") and rows.num_tokens == NUM_ROWS * len(answer)
-    for known in (run, None):
-        rows = find_rows(known, tokenizer, DatasetEntry(path=str(tmp_path / "mine.jsonl")), 99)
-        assert len(rows.ids) == 1 and rows.origin.startswith("the first rows of ")
-    assert len(find_rows(recipe, tokenizer, None, 99).ids) == 3  # its data are gone
+    assert len(find_rows(recipe, tokenizer, 99).ids) == 3  # its data are gone
     tokenizer.chat_template = None
-    assert len(find_rows(None, tokenizer, None, 99).ids) == len(TEXTS)
-
-
-def test_a_file_without_rows_is_a_mistake_of_the_user(opened, tmp_path):
-    (tmp_path / "bad.jsonl").write_text("{\n")
-    with pytest.raises(UserError):
-        find_rows(None, opened[1], DatasetEntry(path=str(tmp_path / "bad.jsonl")), 99)
-
-
-def test_a_check_of_no_text_does_not_say_that_ids_are_equal():
-    assert "ids NOT compared" in check_ids("llama.cpp", [], [])
-
-
-def test_texts_of_the_kit_are_compared_also_where_decoding_does_not_give_them(opened, monkeypatch):
-    tokenizer = opened[1]
-    rows = find_rows(None, tokenizer, None, 1000)
-    monkeypatch.setattr(type(tokenizer), "decode", lambda *args, **kwargs: "")
-    assert len(texts_of(rows, tokenizer)) == len(rows.ids)
+    assert len(find_rows(None, tokenizer, 99).ids) == len(TEXTS)
 
 
 def test_a_text_is_compared_only_if_its_ids_are_those_that_were_learned(opened):

@@ -1,14 +1,12 @@
 """SentencePiece itself reads what is written of a ``tokenizer.json``, and makes the same ids."""
 
 import json
-import sys
 
 import pytest
 import sentencepiece
 from sentencepiece_helpers import PARTS, tokenizer_of
 from tokenizers import AddedToken
 
-from kit.errors import UserError
 from kit.export.proof import TEXTS
 from kit.export.sentencepiece_file import write_sentencepiece
 
@@ -53,17 +51,3 @@ def test_added_tokens_and_holes_keep_their_ids(tmp_path):
     assert reader.is_unused(size + 1) and reader.is_unused(size + 2) and reader.is_control(size + 3)
     decoder = written["added_tokens_decoder"]
     assert decoder[str(size)] == {"content": "<tool>", "special": False} and decoder[str(size + 3)]["special"]
-
-
-def test_another_kind_of_tokenizer_has_no_such_file(tmp_path):
-    values = json.loads(tokenizer_of("plain").to_str())
-    values["model"]["byte_fallback"] = False
-    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
-    assert write_sentencepiece(tmp_path, "") == {} and not (tmp_path / "tokenizer.model").exists()
-
-
-def test_a_missing_package_is_named(tmp_path, monkeypatch):
-    tokenizer_of("plain").save(str(tmp_path / "tokenizer.json"))
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(UserError, match="pip install sentencepiece protobuf"):
-        write_sentencepiece(tmp_path, "")

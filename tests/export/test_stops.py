@@ -1,6 +1,5 @@
 """Plain ``generate`` of what a run leaves stops at the token that ends its answers, and at nothing else."""
 
-import json
 import re
 import shutil
 from types import SimpleNamespace
@@ -25,21 +24,6 @@ def test_a_token_at_which_generation_does_not_stop_yet_is_added(tmp_path, model_
     assert GenerationConfig.from_pretrained(tmp_path).eos_token_id == then
     assert "<|im_end|>" in read_stops(tmp_path, AutoTokenizer.from_pretrained(model_folder))
     assert describe_stops(IM_END, "final/") == ["answers end with <|im_end|>: the model in final/ stops there too"]
-
-
-@pytest.mark.parametrize("eos", [2, [0, 2]])
-def test_nothing_is_written_if_generation_stops_at_the_tokens_already(tmp_path, eos):
-    assert new_stops(model(eos), IM_END) == {} and describe_stops({}, "final/") == []
-    write_stops(tmp_path, model(eos), IM_END)
-    write_stops(tmp_path, model(0), {})
-    assert not list(tmp_path.iterdir())
-
-
-def test_settings_that_save_pretrained_refuses_do_not_make_the_save_fail(tmp_path):
-    doubtful = model(0)
-    doubtful.generation_config.temperature, doubtful.generation_config.do_sample = 0.6, False
-    write_stops(tmp_path, doubtful, IM_END)
-    assert json.loads((tmp_path / "generation_config.json").read_text())["temperature"] == 0.6
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "{}", '{"eos_token_id": "x"}', '{"eos_token_id": [-9]}'])
@@ -88,11 +72,3 @@ def test_the_model_of_a_chat_run_stops_at_the_end_token_of_its_template(finetune
         shutil.copytree(run.folder / "final", tmp_path / "alone")  # without its run.json
         export(tmp_path / "alone", tmp_path / "merged2")
         assert eos_of(tmp_path / "merged") == eos_of(tmp_path / "merged2") == [0, 2]
-
-
-@pytest.mark.slow
-def test_plain_text_adds_no_token(finetune, base, tmp_path):
-    text = tmp_path / "text.jsonl"
-    text.write_text("".join(json.dumps({"text": f"red cat {i} <|im_end|>"}) + "\n" for i in range(40)))
-    run = finetune.ok("run", model_name_or_path=base, dataset=text, max_steps=2)
-    assert not (run.folder / "final/generation_config.json").exists() and "answers end" not in run.output

@@ -20,7 +20,7 @@ needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="the ext
 @needs_torchao
 @pytest.mark.parametrize("scheme", matrix(SCHEMES, always=1))
 def test_rounded_weights_open_with_plain_transformers_and_compute_what_qat_trains(tmp_path, scheme, capsys):
-    export(TINY, tmp_path / "new", "--format=torchao", f"--qat={scheme}", "--dtype=bfloat16", "--shard_size=1MB")
+    export(TINY, tmp_path / "new", "--format=torchao", f"--qat={scheme}", "--dtype=bfloat16")
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "new", dtype="auto")
     settings = MethodSettings(model_name_or_path=str(TINY), method="full", qat=scheme)
     trained = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.bfloat16)

@@ -13,7 +13,6 @@ from transformers import (
     Gemma3TextConfig,
     GPTNeoXConfig,
     LlamaConfig,
-    Olmo3Config,
     Phi3Config,
     Qwen2_5_VLConfig,
 )
@@ -66,7 +65,6 @@ SECTIONS = {"rope_type": "default", "mrope_section": [2, 1, 1]}
             None,
             {"rotary_emb_base": 2e4, "rotary_pct": 0.5, "rope_scaling": None},
         ),
-        (Olmo3Config(), None, {}),  # by kinds of layers, for which version 4 has no keys
     ],
 )
 def test_rotary_positions_have_the_keys_of_both_versions(tmp_path, config, part, older):

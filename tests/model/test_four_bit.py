@@ -85,7 +85,7 @@ def test_afterwards_transformers_quantises_as_before():
 def test_a_broken_bitsandbytes_is_imported_only_where_it_is_needed(tmp_path):
     (tmp_path / "bitsandbytes").mkdir()
     (tmp_path / "bitsandbytes/__init__.py").write_text("raise OSError('libcudart.so: no such file')")
-    code = "import kit.preflight, kit.tools.doctor.machine, kit.export.checkpoint, kit.strategy.accelerator"
+    code = "import kit.preflight, kit.tools.doctor.machine, kit.export.folders, kit.strategy.accelerator"
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()

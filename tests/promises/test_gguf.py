@@ -42,7 +42,7 @@ def test_a_trained_adapter_answers_in_llama_cpp_as_in_the_kit(tmp_path):
     expected = kit(tmp_path, "chat", "run", asked="\n".join(questions) + "\n").splitlines()
     assert len(set(expected)) == NUM_QUESTIONS  # it has learned to answer each
 
-    flags = "--output_dir gguf --format gguf --gguf_type f16,q8_0,q4_k_m --ollama --pre_tokenizer superbpe"
+    flags = "--output_dir gguf --format gguf --gguf_type f16,q8_0,q4_k_m --pre_tokenizer superbpe"
     said = kit(tmp_path, "export", "run", *flags.split())
     assert said.count("in llama.cpp") == said.count("against transformers") == 3
     for name in ("F16", "Q8_0", "Q4_K_M"):

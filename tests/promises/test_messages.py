@@ -97,10 +97,10 @@ MESSAGES = {
     ],
     f"{RUN} --output_dir busy --max_steps 4": ["output_dir: busy is in use by", "--output_dir busy-2"],
     f"{RUN} --output_dir new --mirror_to new/copy": ["mirror_to: new/copy and output_dir new lie in each other"],
-    f"{RUN} --output_dir new --mirror_to taken": ["taken is not empty and holds no run (thesis.txt)", "taken-2"],
+    f"{RUN} --output_dir new --mirror_to taken": ["taken is not empty and holds no run (thesis.txt)", "another place"],
     f"{RUN} --output_dir new --max_steps 4 --learning_rate 1e-3 --resume_from_checkpoint {STEP}": [
         f"{STEP} is of another run (learning_rate: 0.0002 -> 0.001)",
-        f"kit export {STEP}",
+        "kit export writes a model of it",
     ],
     # strategies
     f"{CHAT} --config fsdp1 --use_dora": ["use_dora: under FSDP1", "--config fsdp"],

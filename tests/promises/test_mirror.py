@@ -46,6 +46,8 @@ def test_a_run_continues_from_its_copy_on_an_empty_disk(finetune):
     assert everything(continued) == expected
     assert complete(copy) == ["step-00000006", "step-00000008"]
     shutil.rmtree(finetune.folder / "run")
+    again = finetune.ok("run", **flags)  # from the last checkpoint, which final/ is written of
+    assert everything(again)[1:] == expected[1:]
     assert "this run is finished" in finetune.ok("run", **flags).output
     other = finetune("other", **flags, seed=7)
     assert other.status == 2

@@ -26,7 +26,7 @@ def checkpoint_of():
     def checkpoint_of(recipe, folder, step, **more):
         path = folder / f"step-{step:08d}"
         path.mkdir(parents=True)
-        about = {"identity": identity(recipe, "abc", "base"), "strategy": {}, "versions": {}, **more}
+        about = {"identity": identity(recipe, "abc", "base"), "strategy": {"num_processes": 1}, "versions": {}, **more}
         manifest = {"format": 1, "step": step, **about, "files": {"state.json": {}}}
         (path / "manifest.json").write_text(json.dumps(manifest))
         forge(path, {"step": step, "optimizer_scalars": {}})

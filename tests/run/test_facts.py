@@ -1,10 +1,9 @@
 """What every machine must share: settings and code are compared, paths by what they hold."""
 
 import pytest
-from helpers import ROOT
 
 from kit.run import facts as facts_module
-from kit.run.facts import code_digest, compared_facts
+from kit.run.facts import compared_facts
 from kit.strategy.agreement import compare_facts
 from kit.strategy.strategies import DDP
 from kit.strategy.topology import Topology
@@ -20,14 +19,7 @@ def found(one, other):
 
 
 def test_a_setting_that_differs_is_refused(recipe):
-    cases = [
-        {"learning_rate": 1e-4},
-        {"warmup_steps": 3},
-        {"seed": 7},
-        {"per_device_train_batch_size": 4},
-        {"logging_steps": 5},
-    ]
-    for changes in cases:
+    for changes in ({"learning_rate": 1e-4}, {"per_device_train_batch_size": 4}, {"logging_steps": 5}):
         assert found(
             compared_facts(recipe(), TOPOLOGY, CONTENT), compared_facts(recipe(**changes), TOPOLOGY, CONTENT)
         ) == (
@@ -43,18 +35,7 @@ def test_a_path_may_differ_and_its_content_not(recipe):
     assert found(own, compared_facts(elsewhere, TOPOLOGY, {"dataset": "xyz"})) == (["dataset"], "")
 
 
-def test_another_precision_is_refused_and_another_name_of_the_config_is_not(recipe):
-    from dataclasses import replace
-
-    own = compared_facts(recipe(), TOPOLOGY, CONTENT)
-    assert found(own, compared_facts(recipe(), replace(TOPOLOGY, config_name="mine"), CONTENT)) == ([], "")
-    assert found(own, compared_facts(recipe(), replace(TOPOLOGY, mixed_precision="bf16"), CONTENT)) == (
-        ["mixed_precision"],
-        "",
-    )
-
-
-@pytest.mark.parametrize("library", ["kit", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "Python"])
+@pytest.mark.parametrize("library", ["torch", "bitsandbytes"])
 def test_another_version_is_refused_where_ranks_would_not_fit(recipe, monkeypatch, library):
     own = compared_facts(recipe(), TOPOLOGY, CONTENT)
     versions = facts_module.machine_versions()
@@ -73,19 +54,3 @@ def test_settings_of_nccl_are_a_warning_and_its_interface_belongs_to_the_machine
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
     refused, warned = found(own, compared_facts(recipe(), TOPOLOGY, CONTENT))
     assert refused == [] and "NCCL_IB_DISABLE: not set on a (rank 0), 1 on b (rank 1)" in warned
-
-
-def test_what_the_script_does_is_compared(recipe, monkeypatch):
-    monkeypatch.setattr("sys.argv", [str(ROOT / "recipes/finetune.py")])
-    assert "code of finetune.py" in [fact.name for fact in compared_facts(recipe(), TOPOLOGY, CONTENT)]
-
-
-def test_the_digest_is_that_of_names_and_content(tmp_path):
-    (tmp_path / "a.py").write_text("1")
-    first = code_digest(tmp_path)
-    (tmp_path / "cache.pyc").write_text("2")
-    assert code_digest(tmp_path) == first
-    (tmp_path / "a.py").write_text("2")
-    second = code_digest(tmp_path)
-    (tmp_path / "a.py").rename(tmp_path / "b.py")
-    assert len({first, second, code_digest(tmp_path)}) == 3

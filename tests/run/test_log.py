@@ -10,13 +10,10 @@ import pytest
 import torch
 
 from kit.config.recipe import Recipe
-from kit.data.feed.batches import MicroBatch
-from kit.data.feed.feed import GlobalBatch, by_file
-from kit.evaluate import Answer, Evaluation
-from kit.run import log as log_module
+from kit.data.feed.feed import GlobalBatch
+from kit.evaluate import Evaluation
 from kit.run import throughput as throughput_module
 from kit.run.log import Log
-from kit.run.record import metrics_row
 from kit.train.loop_state import LoopState
 from kit.train.objective import SupervisedLoss
 from kit.train.step import StepResult
@@ -96,67 +93,12 @@ def test_a_metric_that_is_not_a_number_leaves_the_file_json(start):
     assert row["loss"] == 2.0 and "mine" not in row
 
 
-def test_samples_are_named_by_file_in_few_words():
-    assert by_file(["/d/a.jsonl:3", "b.jsonl:4", "/d/a.jsonl:17"]) == "/d/a.jsonl:3,17 b.jsonl:4"
-    assert by_file(["a:b/x.parquet row 3", "a:b/x.parquet row 4"]) == "a:b/x.parquet row 3, a:b/x.parquet row 4"
-
-
-def test_seconds_are_those_of_the_run_and_not_of_one_start(start, rows, clock):
-    log = start(logging_steps=1)
-    log.run(range(1, 4))
-    state = kept(log)
-    clock.now += 1000.0  # until somebody starts it again
-    step_with(Log(log.accelerator, log.recipe, log.path.parent, state, 10, ["one"]), 4, 1.0)
-    assert [row["seconds"] for row in rows()] == [1.0, 2.0, 3.0, 3.0]
-
-
 def steps(rows):
     return [row["step"] for row in rows()]
 
 
 def evaluation(loss, **more):
     return Evaluation({"eval_loss": loss, "eval_perplexity": 2.0, "eval_tokens": 7, **more})
-
-
-def test_numbers_are_written_in_full(start, rows):
-    start().run([1])
-    (row,) = rows()
-    assert (row["loss"], row["learning_rate"]) == (2 / 3 + 1, 1e-5 / 3)
-    assert (row["step"], row["tokens"], row["tokens_per_second"], row["seconds"]) == (1, 100, 100.0, 1.0)
-
-
-def micro_batch(num_tokens, num_computed):
-    ids = torch.zeros(1, num_computed, dtype=torch.int64)
-    none = torch.zeros(0, dtype=torch.int64)
-    fields = {"target_positions": none, "targets": none, "weights": none, "dataset_ids": none}
-    return MicroBatch(input_ids=ids, num_tokens=num_tokens, **fields)
-
-
-def test_waiting_and_padding_are_those_since_the_last_line(start, rows, clock):
-    log = start(logging_steps=2, total=6)
-    for step, (waited, used) in enumerate([(0.5, 30), (0.25, 10), (0.0, 40), (0.0, 40)], start=1):
-        clock.now += 1.0
-        of = replace(batch(100), micro_batches=[micro_batch(used, 40), micro_batch(40, 40)], waited_seconds=waited)
-        step_with(log, step, 1.0, of=of)
-    assert [row["data_wait_share"] for row in rows()] == [0.375, 0.0]
-    assert [row["padding_share"] for row in rows()] == [0.25, 0.0]
-
-
-def test_tokens_are_counted_through_a_resume(start, rows):
-    first = start(logging_steps=2)
-    first.run([1, 2, 3])
-    evaluate(first, 3, evaluation(1.0))
-    start(state=kept(first), logging_steps=2).run([4])
-    assert [row["tokens_seen"] for row in rows()] == [200, 300, 400]
-    assert rows()[1]["seconds"] == 3.0  # evaluations too, for the axis of time
-
-
-def test_another_objective_is_named(start, rows):
-    log = start(total=9)
-    for step, name in enumerate(["SupervisedLoss", "FocalLoss"], start=1):
-        result = StepResult(1.0, 1.0, objective=name)
-        log.step(batch(100), result, 1e-3, log.state.end_step(step, result, 0.0))
-    assert [row.get("objective") for row in rows()] == [None, "FocalLoss"]
 
 
 def test_samples_of_a_wild_step_are_named_without_secrets(start, rows, capsys, monkeypatch):
@@ -168,14 +110,6 @@ def test_samples_of_a_wild_step_are_named_without_secrets(start, rows, capsys, m
         step_with(log, 11, loss, of=named)
     assert [row["samples"] for row in rows()[-2:]] == [["data/***.jsonl:1"]] * 2
     assert capsys.readouterr().out.count("samples: data/***.jsonl:1\n") == 2
-
-
-def test_of_several_data_sets_each_has_its_own_numbers(start, rows):
-    start(names=("code", "chat")).run([1])
-    (row,) = rows()
-    assert (row["loss/code"], row["tokens/code"], row["supervised_tokens/code"]) == (0.5, 100, 50)
-    assert row["tokens/chat"] == 0 and "loss/chat" not in row  # no token of it in this step
-    assert row["tokens"] == 100 and row["supervised_tokens"] == 50
 
 
 def test_after_a_resume_every_step_stands_once(start, rows):
@@ -190,58 +124,13 @@ def test_after_a_resume_every_step_stands_once(start, rows):
     assert rows()[:3] == before[:3]
 
 
-def test_an_evaluation_after_the_checkpoint_it_belongs_to_is_made_again_and_stands_once(start, rows):
-    """A signal stopped the run before it; it was made up, and the run killed."""
-    first = start()
-    first.run([1, 2])
-    first.evaluation(2, evaluation(1.0))
-    again = start(step=2, evaluated=-1)
-    again.evaluation(2, evaluation(1.0))
-    assert steps(rows) == [1, 2, 2]
-
-
-def test_a_run_from_the_start_keeps_no_old_lines(start, rows):
-    first = start()
-    first.evaluation(0, evaluation(3.0))
-    first.run([1, 2])
-    again = start(step=0)
-    again.evaluation(0, evaluation(3.0))
-    again.run([1])
-    assert steps(rows) == [0, 1]
-
-
-@pytest.mark.parametrize("damage", ['{"step": 3, "lo', '{"step": 3', "{}", "3", "\n", '{"step": null}', "\x00\x00"])
-def test_a_line_cut_off_by_a_kill_is_dropped(start, rows, tmp_path, damage):
-    start().run([1, 2])
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write(damage)
-    start(step=2).run([3])
-    assert steps(rows) == [1, 2, 3]
-
-
-def test_a_line_cut_off_within_a_character_is_dropped(start, rows, tmp_path):
-    start().run([1])
-    with (tmp_path / "metrics.jsonl").open("ab") as file:
-        file.write("ä".encode()[:1])
-    start(step=1).run([2])
-    assert steps(rows) == [1, 2]
-
-
-def test_a_resume_reads_only_the_lines_that_it_repeats(start, rows, tmp_path, monkeypatch):
-    lines = [json.dumps({"step": step, "loss": 1.0}) for step in range(1, 2001)]
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    read = []
-    monkeypatch.setattr(log_module, "metrics_row", lambda line: read.append(line) or metrics_row(line))
-    start(step=1998, total=2000).run([1999])
-    assert steps(rows) == list(range(1, 2000)) and len(read) == 4
-
-
-def test_lines_of_the_checkpoint_stay_whatever_stands_before_them(start, rows, tmp_path):
-    with_answer = {"step": 2, "eval_loss": 1.0, "eval_tokens": 3}
-    lines = [{"step": 1, "loss": 3.0}, {"step": 3, "loss": 9.0}, {"step": 2, "loss": 2.0}, with_answer, {"step": 3}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    start(step=2, evaluated=2).run([3])
-    assert steps(rows) == [1, 2, 2, 3] and rows()[1:3] == [lines[2], with_answer] and rows()[3]["loss"] != 9.0
+def test_a_line_cut_off_by_a_kill_is_dropped(start, rows, tmp_path):
+    for damage in (b'{"step": 3, "lo', b'{"step": 3', b"3", b'{"step": null}', "ä".encode()[:1]):
+        start().run([1, 2])
+        with (tmp_path / "metrics.jsonl").open("ab") as file:
+            file.write(damage)
+        start(step=2).run([3])
+        assert steps(rows) == [1, 2, 3]
 
 
 def test_a_copy_of_the_run_by_hard_links_keeps_the_lines_that_a_resume_repeats(start, tmp_path):
@@ -265,73 +154,6 @@ def test_other_ranks_write_and_say_nothing(start, tmp_path, monkeypatch, capsys)
     assert capsys.readouterr().out == ""
 
 
-def test_lines_come_every_few_steps_and_after_the_last(start, rows):
-    start(logging_steps=4, total=10).run(range(1, 11))
-    assert steps(rows) == [4, 8, 10]
-    assert [row["tokens_per_second"] for row in rows()] == [100.0, 100.0, 100.0]
-
-
-def test_time_spent_evaluating_is_no_training_time(start, rows, clock, capsys):
-    log = start(total=4)
-    log.run([1])
-    clock.now += 500
-    log.evaluation(1, evaluation(1.0))
-    log.run([2])
-    assert [row.get("tokens_per_second") for row in rows()] == [100.0, None, 100.0]
-    assert "2 s left" in capsys.readouterr().out.splitlines()[-1]
-
-
-def test_a_resumed_run_foretells_its_time_from_its_own_steps(start, capsys):
-    start(step=50, total=100).run([51])
-    assert "step 51/100" in (out := capsys.readouterr().out) and "49 s left" in out
-
-
-def test_the_summary_goes_from_the_first_evaluation_to_the_last_through_a_resume(start):
-    first = start()
-    evaluate(first, 0, evaluation(3.0, eval_exact_match=0.25))
-    first.run([1])
-    evaluate(first, 1, evaluation(2.0, eval_exact_match=0.5))
-    state = kept(first)
-    assert state.step == 1
-    again = start(state=state)
-    evaluate(again, 2, evaluation(1.0, eval_exact_match=1.0))
-    assert again.summary() == [
-        "eval_loss: 3.0000 -> 1.0000",
-        "eval_perplexity: 2.0000 -> 2.0000",
-        "eval_exact_match: 0.2500 -> 1.0000",
-    ]
-
-
-def test_an_evaluation_of_an_earlier_start_is_no_result_of_this_one(start):
-    log = start()
-    evaluate(log, 0, evaluation(3.0))
-    evaluate(log, 4, evaluation(2.0))
-    again = start(state=kept(log))  # without evaluation data
-    again.state.step = 8
-    assert again.summary() == []
-
-
-def test_a_measure_that_a_resumed_run_was_first_asked_for_is_not_compared(start):
-    before = {"first_evaluation": evaluation(3.0).metrics, "last_evaluation": evaluation(2.0).metrics}
-    again = start(state=LoopState(step=1, **before))
-    evaluate(again, 2, evaluation(1.0, eval_exact_match=1.0))
-    assert again.summary() == ["eval_loss: 3.0000 -> 1.0000", "eval_perplexity: 2.0000 -> 2.0000"]
-
-
-def test_a_comparison_that_does_not_begin_at_the_base_says_where_it_begins(start):
-    log = start()
-    evaluate(log, 4, evaluation(3.0))
-    again = start(state=kept(log))
-    evaluate(again, 8, evaluation(1.0))
-    assert again.summary()[0] == "eval_loss: 3.0000 (after step 4) -> 1.0000"
-
-
-def test_one_evaluation_is_no_comparison(start):
-    log = start()
-    evaluate(log, 1, evaluation(3.0))
-    assert log.summary() == []
-
-
 def test_the_best_checkpoint_is_named_only_when_it_was_kept(start):
     log = start(keep_best=True)
     for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5)]:
@@ -342,93 +164,6 @@ def test_the_best_checkpoint_is_named_only_when_it_was_kept(start):
     for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5)]:
         evaluate(other, step, evaluation(loss))
     assert "lowest" not in "\n".join(other.summary())
-
-
-def test_no_checkpoint_is_named_where_nothing_was_better_than_the_model_before_the_first_step(start):
-    log = start(keep_best=True)
-    evaluate(log, 0, evaluation(1.0))
-    evaluate(log, 2, evaluation(2.0))
-    assert log.summary() == ["eval_loss: 1.0000 -> 2.0000", "eval_perplexity: 2.0000 -> 2.0000"]
-
-
-PAIRS = {"rewards/chosen": -0.25, "rewards/rejected": -0.5, "rewards/margins": 0.25, "rewards/accuracies": 0.875}
-PAIRS |= {"logps/chosen": -40.0, "logps/rejected": -60.5, "lengths/chosen": 23.0, "lengths/rejected": 22.0}
-MARGINS, ACCURACIES = "eval_rewards/margins", "eval_rewards/accuracies"
-
-
-def of_pairs(loss, **changes):
-    """An evaluation of pairs."""
-    metrics = {"eval_loss": loss, **{f"eval_{name}": value for name, value in PAIRS.items()}, "eval_tokens": 7}
-    return Evaluation(metrics | {f"eval_rewards/{name}": value for name, value in changes.items()})
-
-
-def test_lines_about_pairs_have_accuracy_and_margin_and_lines_about_kto_its_kl(start, rows, capsys):
-    log = start(total=3)
-    step_with(log, 1, 0.625, metrics={**PAIRS, "rewards/margins": -1e-9})
-    evaluate(log, 1, of_pairs(0.5))
-    assert rows()[0].items() >= {"loss": 0.625, **PAIRS, "rewards/margins": -1e-9}.items()
-    assert rows()[1].items() >= {"step": 1, "eval_loss": 0.5, "eval_logps/rejected": -60.5}.items()
-    step_with(log, 3, 0.5, metrics={"kl": 1.5, "rewards/chosen": 1.0})
-    log.evaluation(3, Evaluation({"eval_loss": 0.5, "eval_kl": 0.25, "eval_tokens": 7}))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("step 1/3  loss 0.6250  accuracy 88%  margin 0.000  lr ")
-    assert lines[1] == "evaluation after 1 steps: loss 0.5000, accuracy 87.5%, margin 0.2500"
-    assert lines[2].startswith("step 3/3  loss 0.5000  kl 1.500  lr ")
-    assert lines[3] == "evaluation after 3 steps: loss 0.5000, kl 0.2500"
-
-
-def test_a_step_of_pairs_that_is_skipped_has_no_metrics(start, rows):
-    log = start(max_nonfinite_steps=1)
-    step_with(log, 1, math.nan, metrics=dict.fromkeys(PAIRS, math.nan))
-    (row,) = rows()
-    assert set(row) == {"step", "epoch", "nonfinite", "samples"}
-
-
-def test_the_summary_of_pairs_leaves_out_the_lengths_of_the_evaluation_data(start):
-    log = start()
-    for step, loss in [(0, 0.75), (2, 0.5)]:
-        evaluate(log, step, of_pairs(loss))
-    lines = log.summary()
-    assert lines[0] == "eval_loss: 0.7500 -> 0.5000" and "eval_rewards/margins: 0.2500 -> 0.2500" in lines
-    assert len(lines) == 7 and not any("lengths" in line or "tokens" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"keep_best": True}, "highest eval_rewards/accuracies: 0.7500 after step 2; as a model:"),
-        ({"early_stopping_patience": 9}, "highest eval_rewards/accuracies: 0.7500 after step 2"),
-    ],
-)
-def test_the_summary_names_the_best_by_the_metric_that_was_followed(start, settings, line):
-    log = start(metric_for_best_model=ACCURACIES, objective="dpo", **settings)
-    for step, loss, accuracy in [(0, 0.7, 0.5), (2, 0.6, 0.75), (4, 0.5, 0.625)]:
-        log.state.step = step
-        log.state.end_evaluation(step, of_pairs(loss, accuracies=accuracy).metrics, metric=ACCURACIES)
-    lines = log.summary()
-    assert line in lines and ("step-00000002 --output_dir best" in lines[-1]) == ("keep_best" in settings)
-
-
-def test_a_resume_that_follows_another_metric_says_so_and_names_nothing_as_the_best(start, capsys):
-    log = start(keep_best=True)
-    for step, loss in [(2, 0.5), (4, 0.75)]:
-        evaluate(log, step, of_pairs(loss))
-    again = start(state=kept(log), keep_best=True, metric_for_best_model=MARGINS, objective="dpo")
-    text = "eval_rewards/margins was not followed before step 4: what is best is found from here on"
-    assert text in capsys.readouterr().out and not any("est eval_" in line for line in again.summary())
-    start(state=kept(log), metric_for_best_model=MARGINS, objective="dpo")  # nothing depends on it
-    assert "followed" not in capsys.readouterr().out
-
-
-def test_evaluation_data_that_lack_the_metric_are_reported_once(start, capsys):
-    log = start(metric_for_best_model=MARGINS, objective="kto", keep_best=True)
-    for step in (2, 4):
-        evaluation = Evaluation({"eval_loss": 0.5, "eval_rewards/chosen": 1.0, "eval_kl": 0.0, "eval_tokens": 7})
-        log.evaluation(step, evaluation)
-        log.state.step = step
-        log.state.end_evaluation(step, evaluation.metrics, metric=MARGINS)
-    assert capsys.readouterr().out.count("warning: no eval_rewards/margins, since the evaluation data have good") == 1
-    assert not any("highest" in line for line in log.summary())
 
 
 def test_the_end_is_reported_in_words(start, tmp_path, capsys):
@@ -444,18 +179,6 @@ def test_the_end_is_reported_in_words(start, tmp_path, capsys):
     assert (
         capsys.readouterr().out == f"3 rows were left out\nmodel: {tmp_path}/final\ntalk to it: kit chat {tmp_path}\n"
     )
-
-
-def test_one_answer_is_shown_on_lines_cut_in_the_middle(start, capsys):
-    metrics, log = evaluation(1.0).metrics, start()
-    answers = [Answer("a\nb", "yes", " yes "), Answer("start " + "x" * 500 + " end", "yes", "no")]
-    log.evaluation(3, Evaluation(metrics, answers))
-    log.evaluation(4, Evaluation(metrics, answers[1:]))
-    lines = capsys.readouterr().out.splitlines()
-    assert "    asked    a b" in lines
-    long = next(line for line in lines if "start" in line)
-    assert long.endswith(" end") and len(long) < 200
-    assert [line.endswith("(differs)") for line in lines if "answered" in line] == [False, True]
 
 
 def test_answers_that_did_not_end_are_reported_but_not_of_the_base(start, capsys):
@@ -494,24 +217,6 @@ def tensorboard(tmp_path):
     AcceleratorState._reset_state(True)
 
 
-@pytest.mark.slow
-def test_trackers_get_the_same_numbers_and_a_resumed_run_goes_on_with_its_curve(tensorboard, clock):
-    start, shown = tensorboard
-    log, checkpoint = start(LoopState()), None
-    for step in (1, 2, 3):
-        step_with(log, step, step / 2, metrics={"rewards/chosen": -step})
-        checkpoint = kept(log) if step == 2 else checkpoint
-    log.end(stopped="")
-    assert shown() == [(1, 0.5), (2, 1.0), (3, 1.5)]
-    again = start(checkpoint)  # killed after step 3, with a checkpoint of step 2
-    assert again.state.tracker_id == log.state.tracker_id != ""
-    for step in (3, 4):
-        step_with(again, step, step * 2.0, metrics={"rewards/chosen": -step})
-    again.end(stopped="")
-    assert shown() == [(1, 0.5), (2, 1.0), (3, 6.0), (4, 8.0)]
-    assert shown("rewards/chosen") == [(1, -1.0), (2, -2.0), (3, -3.0), (4, -4.0)]  # a name with a slash
-
-
 def test_tensorboard_has_each_evaluation_once_and_the_settings_once_however_often_it_is_resumed(
     tensorboard, tmp_path, clock
 ):
@@ -543,50 +248,6 @@ def test_tensorboard_has_each_evaluation_once_and_the_settings_once_however_ofte
     assert len(list((tmp_path / "kit").rglob("hparams.yml"))) == 1
 
 
-def trackers(names, start):
-    """An accelerator with trackers; each is what ``start`` makes of its name, project and options."""
-
-    def init_trackers(project, init_kwargs):
-        accelerator.trackers += [start(name, project, init_kwargs[name]) for name in accelerator.log_with]
-
-    alone = {"is_main_process": True, "num_processes": 1, "process_index": 0, "device": torch.device("cpu")}
-    accelerator = SimpleNamespace(**alone, log_with=names, trackers=[], init_trackers=init_trackers)
-    return accelerator
-
-
-@pytest.mark.parametrize(
-    ("settings", "project", "wandb_name", "trackio_name"),
-    [({}, "kit", None, "ab12"), ({"run_name": "mine", "project": "our llama"}, "our llama", "mine", "mine-ab12")],
-)
-def test_trackers_get_the_names_of_run_and_project(tmp_path, clock, settings, project, wandb_name, trackio_name):
-    """TensorBoard's folder keeps its name: ``overwrite_output_dir`` must know it."""
-    names, started = ["tensorboard", "wandb", "trackio"], {}
-
-    def start(name, *of):
-        started[name] = of
-        return SimpleNamespace(name=name, store_init_configuration=lambda values: None, log=lambda row, step: None)
-
-    accelerator = trackers(names, start)
-    recipe = Recipe(model_name_or_path="m", dataset="d", report_to=names, **settings)
-    Log(accelerator, recipe, tmp_path, LoopState(tracker_id="ab12"), 4, ["one"])
-    assert {name: of[0] for name, of in started.items()} == {"tensorboard": "kit", "wandb": project, "trackio": project}
-    assert started["wandb"][1].get("name") == wandb_name and started["wandb"][1]["id"] == "ab12"
-    assert started["trackio"][1]["name"] == trackio_name
-    assert [tracker.name for tracker in accelerator.trackers] == names == accelerator.log_with
-
-
-def test_trackers_that_keep_one_record_of_a_run_get_its_settings_at_every_start(tmp_path, clock):
-    stored = []
-    accelerator = trackers(
-        ["wandb"], lambda *args: SimpleNamespace(name="wandb", store_init_configuration=stored.append)
-    )
-    (tmp_path / "kit").mkdir()
-    for logging_steps in (1, 5):
-        recipe = Recipe(model_name_or_path="m", dataset="d", report_to="wandb", logging_steps=logging_steps)
-        Log(accelerator, recipe, tmp_path, LoopState(), 4, ["one"])
-    assert [values["logging_steps"] for values in stored] == [1, 5]
-
-
 def test_a_loss_far_above_the_usual_is_reported_with_its_samples_through_a_resume(start, rows, capsys):
     log = start(loss_spike_ratio=3.0, logging_steps=100, total=1000)
     for step in range(1, 12):
@@ -600,13 +261,6 @@ def test_a_loss_far_above_the_usual_is_reported_with_its_samples_through_a_resum
     assert (row["step"], row["samples"]) == (13, ["d.jsonl:7"]) and row["loss_spike"] == pytest.approx(3.05)
     text = "warning: step 13: loss 6.1000 is 3.0 times the median of the last 12 steps; samples: d.jsonl:7"
     assert text in capsys.readouterr().out
-
-
-def test_the_first_losses_of_a_run_are_compared_with_nothing(start, rows, capsys):
-    log = start(loss_spike_ratio=1.5)
-    for step in range(1, 8):
-        step_with(log, step, float(2**step))
-    assert "warning" not in capsys.readouterr().out
 
 
 def test_a_step_that_is_not_finite_is_a_line_without_its_numbers_and_warned_of_while_it_is_skipped(start, rows, capsys):

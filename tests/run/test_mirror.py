@@ -25,7 +25,7 @@ def store(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("kit.stores.PAUSES_SECONDS", (0.0, 0.0, 0.0))
     monkeypatch.setattr(mirror, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(mirror, "_OBJECT_STORES", (*mirror._OBJECT_STORES, "faulty"))
+    monkeypatch.setattr(mirror, "_PAUSE_SECONDS", 0.01)
     yield empty_store()
     FaultyStore.before = staticmethod(lambda operation, path: None)
 
@@ -109,7 +109,7 @@ def lost(run):
     shutil.rmtree(run.folder)
 
 
-def test_an_empty_disk_gets_what_the_run_needs(run):
+def test_an_empty_disk_gets_what_the_run_needs(run, store):
     first = run().start()
     first.save(1)
     first.save(2)
@@ -121,18 +121,10 @@ def test_an_empty_disk_gets_what_the_run_needs(run):
     assert (again.folder / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
     again.end(2)
     assert copies() == ["step-00000001", "step-00000002"]
+    assert store.cat_file("/b/run/final/model.safetensors") == b"weights" * 2
     lost(again)
-    assert run().start(2).folder.joinpath("final/model.safetensors").read_bytes() == b"weights" * 2
-
-
-def test_a_newer_disk_is_left_alone(run):
-    first = run().start()
-    first.save(1)
-    first.mirror.finish()
-    first.save(2)
-    assert not run().look().is_newer
-    run().start(2).mirror.finish()
-    assert copies() == ["step-00000001", "step-00000002"]
+    record = json.loads((run().start(2).folder / "run.json").read_text())
+    assert record["finished_steps"] == 0  # final/ is written again
 
 
 def test_the_copy_keeps_what_the_run_keeps(run):
@@ -147,27 +139,13 @@ def test_the_copy_keeps_what_the_run_keeps(run):
     assert [path.name for path in list_checkpoints(first.folder / "checkpoints")] == copies()
 
 
-def test_later_checkpoints_are_deleted_when_the_run_goes_back(run):
-    first = run(save_total_limit=0).start()
-    for step in (1, 2, 3):
-        first.save(step)
-    first.mirror.finish()
-    shutil.rmtree(first.folder / "checkpoints/step-00000003")
-    shutil.rmtree(first.folder / "checkpoints/step-00000002")
-    back = run(save_total_limit=0, resume_from_checkpoint=str(first.folder / "checkpoints/step-00000001"))
-    assert not back.look().is_newer
-    back.start(1).mirror.finish()
-    assert copies() == ["step-00000001"]
-
-
-@pytest.mark.parametrize("every", [3, 5])
-def test_requests_that_fail_are_made_again(run, every, capsys):
+def test_requests_that_fail_are_made_again(run, capsys):
     count = 0
 
     def fail(operation, path):
         nonlocal count
         count += 1
-        if count % every == 0:
+        if count % 3 == 0:
             raise ConnectionError("reset")
 
     FaultyStore.before = staticmethod(fail)
@@ -205,34 +183,11 @@ def test_a_store_that_is_gone_ends_the_run_only_at_its_end(run, capsys):
     assert set(writes) == {"/b/run/.probe"}
 
 
-def test_a_copy_that_lags_takes_the_newest_and_holds_nothing_up(run, capsys):
-    is_open, has_come = threading.Event(), threading.Event()
-
-    def wait(operation, path):
-        if operation == "open" and "step-00000001" in path:
-            has_come.set()
-            is_open.wait(30)
-
-    FaultyStore.before = staticmethod(wait)
-    first = run(save_total_limit=1).start()
-    first.save(1)
-    assert has_come.wait(30)
-    for step in (2, 3):
-        shutil.rmtree(first.folder / f"checkpoints/step-{step - 1:08d}")  # as a save does
-        first.save(step)
-    is_open.set()
-    first.end(3)
-    assert copies() == ["step-00000003"]
-    assert "is behind: step-00000001 took" in capsys.readouterr().out
-    assert not any("step-00000002" in path for path in FaultyStore.store)
-
-
 def test_after_a_signal_the_copy_is_awaited_for_a_while_only(run, capsys, monkeypatch):
     monkeypatch.setattr(mirror, "STOPPED_SECONDS", 0.2)
     release = threading.Event()
     FaultyStore.before = staticmethod(lambda operation, path: release.wait(30) if operation == "write" else None)
     first = run()
-    threading.Timer(0.1, lambda: None)
     release.set()
     first.look()
     release.clear()
@@ -244,7 +199,7 @@ def test_after_a_signal_the_copy_is_awaited_for_a_while_only(run, capsys, monkey
     release.set()
 
 
-@pytest.mark.parametrize("kill_at", range(1, 14))
+@pytest.mark.parametrize("kill_at", range(1, 14, 3))
 def test_a_copy_that_is_cut_off_anywhere_is_absent(run, kill_at):
     """From one operation on, the store takes nothing any more, as after a kill."""
     count = 0
@@ -277,66 +232,19 @@ def test_a_copy_that_is_cut_off_anywhere_is_absent(run, kill_at):
     assert len(names) == 2 * 3  # and nothing besides
 
 
-@pytest.mark.parametrize(("limit", "copied"), [(2, ["step-00000002"]), (0, ["step-00000003"])])
-def test_of_several_checkpoints_the_last_to_be_copied_is_the_one_that_a_run_continues_from(run, limit, copied):
-    """The oldest of those that the run keeps comes first: a run on an empty disk would not make it again."""
-    first = run(save_total_limit=limit)
+def test_a_damaged_checkpoint_of_the_disk_is_left_out(run, capsys):
+    first = run()
     first.folder.mkdir()
-    for step in (2, 3):
+    for step in (1, 2):
         first.save(step)
-
-    def die(operation, path):
-        if copies():
-            raise PermissionError("dead")
-
-    FaultyStore.before = staticmethod(die)
-    first.start(3)
-    with suppress(UserError):
-        first.end(3)
-    assert copies() == copied
-    FaultyStore.before = staticmethod(lambda operation, path: None)
-    lost(first)
-    again = run(save_total_limit=limit).start(int(copied[0][5:]))
-    if limit:
-        again.save(3)
-    again.end(3)
-    assert copies() == sorted({*copied, "step-00000003"})
-
-
-def test_a_store_that_is_slower_than_the_saves_holds_no_more_than_the_run_keeps(run):
-    first = run(save_total_limit=1)
-    most = 0
-
-    def save_another(operation, path):
-        nonlocal most
-        most = max(most, len(copies()))
-        if operation == "open" and path.endswith(SHARD) and "step-00000006" not in path:
-            (own,) = list_checkpoints(first.folder / "checkpoints")
-            first.save(int(own.name[5:]) + 1)
-            shutil.rmtree(own)
-
-    first.start()
-    FaultyStore.before = staticmethod(save_another)
-    first.save(1)
-    first.end(6)
-    assert copies() == ["step-00000006"] and most == 2  # for a moment the one that is written and the one before it
+    path = first.folder / "checkpoints/step-00000001" / SHARD
+    path.unlink()
+    first.start(2).end(2)
+    assert copies() == ["step-00000002"]
+    assert capsys.readouterr().out.count(f"warning: {path.parent} is not copied: no {SHARD}") == 1
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing"])
-def test_a_damaged_checkpoint_of_the_disk_is_left_out(run, damage, capsys):
-    first = run(keep_best=True)
-    first.folder.mkdir()
-    for step in (1, 2):
-        first.save(step, best={"step": 1})
-    path = first.folder / "checkpoints/step-00000001" / SHARD
-    path.unlink() if damage == "missing" else path.write_bytes(b"?" * 1000)
-    first.start(2).end(2)
-    assert copies() == ["step-00000002"] and not any("step-00000001" in name for name in FaultyStore.store)
-    said = f"warning: {path.parent} is not copied: {SHARD} is missing or was altered"
-    assert capsys.readouterr().out.count(said) == 1
-
-
-@pytest.mark.parametrize("damage", ["cut", "changed", "missing"])
 def test_a_damaged_checkpoint_of_the_copy_is_skipped(run, store, damage, capsys):
     first = run().start()
     first.save(1)
@@ -344,7 +252,7 @@ def test_a_damaged_checkpoint_of_the_copy_is_skipped(run, store, damage, capsys)
     first.mirror.finish()
     path = "/b/run/checkpoints/step-00000002/shard-00001.safetensors"
     content = store.cat_file(path)
-    store.rm(path) if damage == "missing" else store.pipe_file(path, content[:-1] + b"?" * (damage == "changed"))
+    store.rm(path) if damage == "missing" else store.pipe_file(path, content[:-1] + b"?")
     lost(first)
     again = run().start(1)
     assert [path.name for path in list_checkpoints(again.folder / "checkpoints")] == ["step-00000001"]
@@ -361,7 +269,7 @@ def test_a_copy_of_another_run_is_refused_and_can_be_overwritten(run, store):
     other = run(seed=7)
     reported = refusal(other.look)
     assert "mirror_to: faulty://b/run holds another run (seed: 42 -> 7)" in reported
-    assert "-> --mirror_to faulty://b/run-2; or --overwrite_output_dir true" in reported
+    assert "-> --mirror_to with another place; or --overwrite_output_dir true" in reported
     assert "holds this run already" in refusal(run(resume_from_checkpoint="none").look)
     assert {path for path in FaultyStore.store if path != "/b/run/.probe"} == set(before)
     new = run(seed=7, overwrite_output_dir=True)
@@ -378,61 +286,27 @@ def test_files_of_no_run_are_left_alone(run, store):
     assert "faulty://b/run/run.json is no record of a run" in refusal(run().look)
 
 
-@pytest.mark.parametrize("name", [".probe", "..probe.partial", ".run.json.partial"])
-def test_what_a_kill_leaves_before_the_record_of_the_run_is_there_does_not_stop_the_same_command(run, store, name):
-    store.pipe_file(f"/b/run/{name}", b"x")
-    assert not run().look().is_newer
+def test_a_copy_inside_of_the_folder_or_around_it_is_refused(run, tmp_path):
+    for place in ("out", "out/copy", ".", f"file://{tmp_path}/out/copy"):
+        assert "lie in each other" in refusal(run(mirror_to=place).look)
 
 
-def test_a_name_that_begins_alike_is_another_place(run):
-    first = run(mirror_to="faulty://b/run-2").start()
-    first.save(1)
-    first.mirror.finish()
-    lost(first)
-    assert not run().look().is_newer
-    assert "is not empty and holds no run (run" in refusal(run(mirror_to="faulty://b").look)
-
-
-def test_of_two_starts_the_later_one_writes(run, capsys):
-    first = run().start()
-    first.save(1)
-    wait_for_a_copy()
-    second = run().start(1)
-    first.save(2, b"first" * 9)
-    assert "another start of this run writes there" in refusal(first.mirror.finish)
-    second.mirror.finish()  # its folder is the same here
-    assert copies() == ["step-00000001", "step-00000002"]
-
-
-@pytest.mark.parametrize("place", ["out", "out/copy", ".", "file://{}/out/copy"])
-def test_a_copy_inside_of_the_folder_or_around_it_is_refused(run, place, tmp_path):
-    assert "lie in each other" in refusal(run(mirror_to=place.format(tmp_path)).look)
-
-
-@pytest.mark.parametrize("name", ["a copy", "ünï cödé 漢", "100% #1/x", "slash/"])
-def test_a_copy_on_a_disk_with_any_name(run, name, tmp_path):
+def test_a_copy_on_a_disk_with_any_name(run, tmp_path):
+    name = "a copy of 100% ünï #1/x"
     first = run(mirror_to=str(tmp_path / "disk" / name)).start()
     first.save(1)
     first.end(1)
     lost(first)
-    again = run(mirror_to=f"disk/{name}").start(1)
+    again = run(mirror_to=f"disk/{name}/").start(1)
     assert verify(again.folder / "checkpoints/step-00000001") == []
     again.mirror.finish()
     assert not list((tmp_path / "disk").rglob(".*"))
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (PermissionError("Forbidden"), "mirror_to: 'faulty://b/run': not allowed (Forbidden)"),
-        (ConnectionError("down"), "mirror_to: 'faulty://b/run' cannot be reached (ConnectionError: down)"),
-        (FileNotFoundError("NoSuchBucket"), "mirror_to: nothing at 'faulty://b/run', or no such bucket"),
-    ],
-)
-def test_a_place_that_cannot_be_written_is_refused_at_the_start(run, error, message):
+def test_a_place_that_cannot_be_written_is_refused_at_the_start(run):
     def refuse(operation, path):
         if operation == "write":
-            raise error
+            raise PermissionError("Forbidden")
 
     FaultyStore.before = staticmethod(refuse)
-    assert message in refusal(run().look)
+    assert "mirror_to: 'faulty://b/run': not allowed (Forbidden)" in refusal(run().look)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from kit.checkpoint import manifest
-from kit.checkpoint.manifest import list_checkpoints
 from kit.errors import UserError
 from kit.run import resume
 from kit.run.resume import choose, choose_together
@@ -66,19 +65,6 @@ def all_ranks(monkeypatch, folder):
     return all_ranks
 
 
-@pytest.mark.parametrize("world", [8, 64])
-def test_the_ranks_together_read_a_checkpoint_once(folder, hashed, world):
-    path = list_checkpoints(folder)[-1]
-    for rank in range(world):
-        before = len(hashed)
-        assert manifest.verify(path, slice(rank, None, world)) == []
-        assert len(hashed) - before <= -(-(NUM_FILES + 1) // world) + 1
-    names = [name for name in hashed if name != STATE]
-    assert len(names) == len(set(names)) and {*names, STATE, manifest.MANIFEST} == {
-        file.name for file in path.iterdir()
-    }
-
-
 def test_damage_in_the_share_of_another_rank_costs_that_checkpoint_only(folder, all_ranks, capsys):
     assert all_ranks(8)[0] == folder / "step-00000003"
     (folder / "step-00000003/16.bin").write_bytes(bytes(100))  # in the share of rank 0
@@ -104,12 +90,3 @@ def test_a_rank_that_has_not_met_the_others_reads_sizes_and_the_state_only(folde
     (folder / "step-00000003/17.bin").write_bytes(bytes(99))
     assert choose(folder, "auto", identity)[0] == folder / "step-00000002"
     assert capsys.readouterr().out == ""
-
-
-def test_a_disk_that_fails_while_it_is_read_is_no_damage(folder, all_ranks, monkeypatch):
-    def failing(path):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(manifest, "describe_file", failing)
-    with pytest.raises(UserError, match=r"step-00000003: cannot be read \(Input/output error\)"):
-        all_ranks(8)

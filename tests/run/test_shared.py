@@ -40,9 +40,3 @@ def test_another_folder_is_refused_and_nothing_is_left(on_another_machine, tmp_p
         check_shared(Accelerator(), folder)
     assert folder.exists() == bool(signature)
     assert not list(tmp_path.rglob(".probe*"))
-
-
-def test_a_folder_that_cannot_be_made_is_a_users_problem(on_another_machine, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"Not a directory|File exists"):
-        check_shared(Accelerator(), tmp_path / "file/run")

@@ -10,22 +10,11 @@ def record(eval_steps=0, num_processes=1, torch="2.12", **more):
     return {"recipe": {"eval_steps": eval_steps}, "strategy": strategy, "versions": {"torch": torch}, **more}
 
 
-def test_a_new_run_has_one_start_whatever_was_there():
-    [start] = starts(json.dumps(record(starts=[{"step": 0}])), record(), 0)
-    assert (start["step"], start["changed"]) == (0, []) and start["time"].endswith("+00:00")
-
-
 def test_a_continued_run_says_what_was_changed():
     first = starts("", record(), 0)
     _, second = starts(json.dumps(record(starts=first)), record(eval_steps=10, num_processes=2, torch="2.13"), 4)
     assert second["step"] == 4
     assert second["changed"] == ["eval_steps: 0 -> 10", "num_processes: 1 -> 2", "torch: 2.12 -> 2.13"]
-
-
-def test_settings_of_one_start_are_no_change_and_unknown_ones_neither():
-    old, new = record(), record()
-    new["recipe"] |= {"resume_from_checkpoint": "x", "of_a_later_version": 1}
-    assert starts(json.dumps(old), new, 4)[-1]["changed"] == []
 
 
 def test_a_run_that_goes_back_forgets_later_starts():

@@ -61,13 +61,6 @@ def test_mlflow_continues_its_own_run_and_gets_names_that_it_takes(start, monkey
     assert trackers["mlflow"].options == {"run_id": "theirs"} and not trackers["mlflow"].settings  # which it has
 
 
-def test_what_the_row_of_a_step_and_that_of_its_evaluation_share_stands_once(start):
-    accelerator, trackers = start("trackio")
-    track(accelerator, {"step": 5, "loss": 1.0, "tokens_seen": 9, "seconds": 2.0})
-    track(accelerator, {"step": 5, "eval_loss": 3.0, "tokens_seen": 9, "seconds": 2.5})
-    assert trackers["trackio"].rows == [(5, {"loss": 1.0, "tokens_seen": 9, "seconds": 2.0}), (5, {"eval_loss": 3.0})]
-
-
 def test_a_tracker_that_does_not_start_is_named_with_the_flag_that_leaves_it_out(start):
     with pytest.raises(UserError, match=r"swanlab does not start \(no route to it\)\n    -> --report_to wandb, which"):
         start("wandb", "swanlab", refuse=["swanlab"])

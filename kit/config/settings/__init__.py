@@ -4,6 +4,5 @@ A function that needs some settings takes the class that declares them. A recipe
 
 Each setting is declared with ``_option``, so that it may have another value at the next start of a run, or with
 ``_identity``: with another value the steps would compute something else, so it is another run. ``kit.run.identity``
-compares the settings of the second kind. docs/recovery.md lists both kinds, and a test compares it with the
-declarations.
+compares the settings of the second kind.
 """

@@ -4,10 +4,10 @@ import os
 
 import pytest
 import torch
-from helpers import export, make_model, typed
+from helpers import export, make_model
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from kit.errors import TrainingError, UserError
@@ -37,28 +37,14 @@ def adapter(model_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_merged_model_needs_no_peft_and_has_the_adapter_s_logits(adapter, model_folder, tmp_path):
-    export(adapter, tmp_path / "merged", "--dtype=float32")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    plain = base(IDS).logits
-    adapted = PeftModel.from_pretrained(base, adapter)(IDS).logits
-    assert not (tmp_path / "merged/adapter_config.json").exists()
-    assert torch.allclose(merged(IDS).logits, adapted, atol=1e-5)
-    assert not torch.allclose(plain, adapted, atol=1e-2)
-    chat = [{"role": "user", "content": "red cat"}]
-    texts = {
-        AutoTokenizer.from_pretrained(path).apply_chat_template(chat, tokenize=False)
-        for path in (adapter, tmp_path / "merged")
-    }
-    assert len(texts) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("conv1d", [False, True])
 @pytest.mark.parametrize(
-    "kind", [{"lora_dropout": 0.05}, {"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"use_rslora": True}]
+    ("dtype", "conv1d", "kind"),
+    [
+        ("bfloat16", True, {"lora_dropout": 0.05}),
+        ("float16", False, {"use_dora": True}),
+        ("bfloat16", True, {"modules_to_save": ["lm_head"]}),
+        ("bfloat16", False, {"use_rslora": True}),
+    ],
 )
 def test_adapters_of_every_kind_are_merged_in_16_bits(model_folder, tmp_path, dtype, conv1d, kind):
     folder = model_folder
@@ -79,8 +65,7 @@ def test_adapters_of_every_kind_are_merged_in_16_bits(model_folder, tmp_path, dt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("scale", [0.0, 2.0])
+@pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", 0.0), ("float32", 2.0)])
 def test_an_adapter_that_is_lost_or_merged_twice_is_found_however_little_it_has_learned(
     model_folder, tmp_path, monkeypatch, dtype, scale
 ):
@@ -90,25 +75,6 @@ def test_an_adapter_that_is_lost_or_merged_twice_is_found_however_little_it_has_
     with pytest.raises(TrainingError, match=r"the adapter changed its base by 0.0.*too far, so nothing was kept"):
         export(adapter, tmp_path / "merged", f"--dtype={dtype}")
     assert not (tmp_path / "merged").exists()
-
-
-@pytest.mark.slow
-def test_an_adapter_that_learned_nothing_is_refused(adapter, tmp_path):
-    file = adapter / "adapter_model.safetensors"
-    save_file({k: v * (0 if "lora_B" in k else 1) for k, v in load_file(file).items()}, file)
-    with pytest.raises(TrainingError, match="lora_B is zero"):
-        export(adapter, tmp_path / "merged", "--dtype=float32")
-    assert not (tmp_path / "merged").exists()
-
-
-@pytest.mark.slow
-def test_a_base_that_moved_is_reported_and_can_be_given(adapter, model_folder, tmp_path):
-    config = adapter / "adapter_config.json"
-    config.write_text(config.read_text().replace(str(model_folder), "/gone"))
-    with pytest.raises(UserError, match="--model_name_or_path"):
-        export(adapter, tmp_path / "merged", "--dtype=float32")
-    export(adapter, tmp_path / "merged", f"--model_name_or_path={model_folder}")
-    assert (tmp_path / "merged/model.safetensors").exists()
 
 
 def refused(adapter, output, base=None):
@@ -147,21 +113,6 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(adapter, model_fold
             assert "adapter_config.json" in refused(adapter, output, base)
 
 
-def test_an_unknown_hub_id_costs_one_short_request(adapter, tmp_path, monkeypatch):
-    from huggingface_hub import HfApi, constants
-
-    asked = []
-
-    def model_info(self, name, revision, timeout):
-        asked.append(name)
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(HfApi, "model_info", model_info)
-    assert "cannot be reached" in refused(adapter, tmp_path / "new/merged", "some/base")
-    assert asked == ["some/base"]
-
-
 @pytest.mark.slow
 def test_parent_folders_are_created_and_a_folder_that_cannot_be_written_is_a_users_mistake(adapter, tmp_path):
     export(adapter, tmp_path / "a/b/merged")
@@ -174,8 +125,8 @@ def test_parent_folders_are_created_and_a_folder_that_cannot_be_written_is_a_use
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("umask", [0o022, 0o007])
-def test_every_file_has_the_mode_that_the_umask_gives(adapter, model_folder, tmp_path, umask):
+def test_every_file_has_the_mode_that_the_umask_gives(adapter, model_folder, tmp_path):
+    umask = 0o007
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     before = os.umask(umask)
@@ -190,19 +141,3 @@ def test_every_file_has_the_mode_that_the_umask_gives(adapter, model_folder, tmp
         modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / name).iterdir()}
         assert any(file.endswith(".safetensors") for file in modes)
         assert set(modes.values()) == {oct(0o666 & ~umask)}, modes
-
-
-@pytest.mark.slow
-def test_an_adapter_without_a_tokenizer_takes_its_base_s(adapter, tmp_path):
-    for path in adapter.glob("token*"):
-        path.unlink()
-    export(adapter, tmp_path / "merged", "--dtype=float32")
-    assert AutoTokenizer.from_pretrained(tmp_path / "merged").is_fast
-
-
-@pytest.mark.slow
-def test_the_script_never_writes_into_an_existing_folder(adapter, tmp_path):
-    (tmp_path / "mine").mkdir()
-    done = typed("recipes/export.py", str(adapter), "--output_dir", str(tmp_path / "mine"))
-    assert done.returncode == 2 and "exists" in done.stderr and "Traceback" not in done.stderr
-    assert not list((tmp_path / "mine").iterdir())

@@ -1,0 +1,269 @@
+"""Make a model folder, GGUF files or rounded weights of a source. Runs in one process.
+
+Promises: a model is checked before any weight is read; what was written is opened again, and is the model that was
+trained (see ``proof.py``), or nothing is left. An adapter is merged into its unquantised base, never into 4 bits.
+"""
+
+import gc
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from kit import durable
+from kit.checkpoint.load import read_weights
+from kit.console import announce_wait, say
+from kit.errors import Problem, TrainingError, UserError, raise_if
+from kit.export import gguf, torchao
+from kit.export.card import converted_card
+from kit.export.final import check_learned, copy_processor, describe_serving, finish_folder, write_model
+from kit.export.proof import BOUNDS, SHARE, Scores, change_between, check_folder, score
+from kit.export.shards import MAX_SHARD_BYTES
+from kit.export.source import Source
+from kit.export.stops import describe_stops, new_stops, open_generation_config, read_stops
+from kit.model.adapter import adapters_off, attach_adapter
+from kit.model.dequantise import class_that_dequantises
+from kit.model.load import build_model
+from kit.model.plan import LoadPlan
+from kit.run.record import read_stop_tokens
+from kit.strategy.weights import whole_state
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How a model is written."""
+
+    dtype: str | None  # of the weights; None: that of the base, of a merged model bfloat16
+    max_change: float | None = None  # nats per token; None: ``BOUNDS``, and of a merge ``SHARE``
+    output_dir: Path = Path("model")  # for messages: what is written has another name until it is complete
+    merges: bool = False  # the adapter of a checkpoint too
+
+    def bound(self, dtype: torch.dtype) -> float:
+        """Return the bound of what an opened model may differ by."""
+        return BOUNDS[str(dtype)[6:]] if self.max_change is None else self.max_change
+
+
+def write_folder(source: Source, folder: Path, wanted: Wanted) -> tuple[str, Any]:
+    """Write an empty folder that ``from_pretrained`` opens, and compare it.
+
+    Returns what it is, and the model as plain transformers opened it; None for an adapter.
+
+    Raises:
+        UserError: a model cannot be opened, or does not fit.
+        TrainingError: the adapter has learned nothing, or what was written is not what was trained.
+    """
+    if source.checkpoint and source.settings.method == "full":
+        return f"model after step {source.state.step}", _write_full(source, folder, wanted)
+    if source.checkpoint and not wanted.merges:
+        _write_adapter(source, folder, wanted)
+        return f"adapter after step {source.state.step}", None
+    if (run := source.run) and run.qat:
+        group = f" --qat_group_size {run.qat_group_size}" if run.qat_group_size else ""
+        flags = f"--output_dir rounded --format torchao --qat {run.qat}{group}"
+        say(
+            "note: this run rounded its base, and the merge takes the base as it is, so the merged model computes "
+            "something else than was trained. That is the adapter on the base as it was: "
+            f"`kit export {run.model_name_or_path} {flags}`"
+        )
+    return "merged model", _write_merged(source, folder, wanted)
+
+
+def _write_full(source: Source, folder: Path, wanted: Wanted) -> Any:
+    """Write the full model of a checkpoint: what ``final/`` would be after its step."""
+    stops = _stops_of_run(source)
+    model = build_model(source.settings, source.config, LoadPlan(compute_dtype="float32", device="cpu"))
+    read_weights(model, source.checkpoint)  # type: ignore[arg-type]
+    reference = score(model, source.rows)
+    dtype = getattr(torch, wanted.dtype) if wanted.dtype else source.config.dtype or torch.float32
+    write_model(folder, model, whole_state(model), source.tokenizer, source.card(stops=stops), dtype, stops)
+    del model
+    gc.collect()
+    say(*describe_stops(stops, str(wanted.output_dir)))
+    return _checked(source, folder, reference, wanted.bound(dtype))
+
+
+def _write_adapter(source: Source, folder: Path, wanted: Wanted) -> None:
+    """Write the adapter of a checkpoint. Nothing of the base is written, so only its shapes are needed."""
+    stops = _stops_of_run(source)
+    model = attach_adapter(source.meta_model, source.settings)
+    tensors = read_weights(model, source.checkpoint)  # type: ignore[arg-type]
+    card = source.card(stops=stops, dequantised_by=class_that_dequantises(source.config))
+    write_model(folder, model, tensors, source.tokenizer, card, None, stops)
+    left = [tensor for path in folder.glob("*.safetensors") for tensor in load_file(path).values()]
+    for name, tensor in tensors.items():
+        if not any(each.shape == tensor.shape and torch.equal(each, tensor.to(each.dtype)) for each in left):
+            raise TrainingError(f"the adapter that was written lacks {name}; nothing was kept")
+    say(*describe_stops(stops, str(wanted.output_dir)), *describe_serving(model, wanted.output_dir))
+    say(f"adapter, opened again: {len(tensors)} of {len(tensors)} trained tensors are there, bit for bit")
+
+
+def _stops_of_run(source: Source) -> dict[str, int]:
+    open_generation_config(source.settings, source.meta_model)
+    return new_stops(source.meta_model, read_stop_tokens(source.run_file)) if source.run_file else {}
+
+
+def _write_merged(source: Source, folder: Path, wanted: Wanted) -> Any:
+    """Merge an adapter into its base, in the wanted dtype, and write a plain model."""
+    dtype = wanted.dtype or "bfloat16"
+    rows = source.rows  # which checks the files, before any weight is read
+    plan = LoadPlan(compute_dtype=dtype, device="cpu")  # type: ignore[arg-type]  # float16 too: nothing trains
+    adapted: Any = build_model(source.settings, source.config, plan)
+    if source.checkpoint:
+        read_weights(adapted, source.checkpoint)
+    check_learned(dict(adapted.named_parameters()))
+    reference = score(adapted, rows)
+    with adapters_off(adapted):
+        learned = change_between(score(adapted, rows), reference).mean
+    bound = wanted.bound(getattr(torch, dtype))
+    if wanted.max_change is None:
+        bound = min(bound, SHARE * learned)
+    _cast_whole_modules(adapted)
+    merged = adapted.merge_and_unload(safe_merge=True)
+    merged.config.use_cache = True
+    if source.checkpoint and source.run_file:
+        stops = read_stop_tokens(source.run_file)
+    else:
+        stops = read_stops(Path(source.settings.adapter_name_or_path or ""), source.tokenizer)
+    stops = new_stops(merged, stops)
+    merged.save_pretrained(folder, max_shard_size=MAX_SHARD_BYTES)
+    copy_processor(folder, source.config)
+    finish_folder(folder, merged, source.tokenizer, source.card(stops=stops, merged=dtype), stops)
+    del adapted, merged
+    gc.collect()
+    say(*describe_stops(stops, str(wanted.output_dir)))
+    return _checked(source, folder, reference, bound, learned)
+
+
+def _cast_whole_modules(adapted: Any) -> None:
+    """Cast the modules that trained whole, in float32, to the dtypes of those that they take the place of."""
+    from peft.utils import ModulesToSaveWrapper
+
+    for wrapper in adapted.modules():
+        if isinstance(wrapper, ModulesToSaveWrapper):
+            for whole in wrapper.modules_to_save.values():
+                for trained, own in zip(whole.parameters(), wrapper.original_module.parameters(), strict=True):
+                    trained.data = trained.data.to(own.dtype)
+
+
+def _checked(source: Source, folder: Path, reference: Scores, bound: float, learned: float | None = None) -> Any:
+    """Compare what was written with the ``reference``, and return it as plain transformers opened it."""
+    model = _open_plain(source, folder)
+    say(*check_folder(folder, model, source.rows, source.tokenizer, reference, bound, learned))
+    return model
+
+
+def _open_plain(source: Source, folder: Path, dtype: str | None = None) -> Any:
+    remote = {"trust_remote_code": True} if source.settings.trust_remote_code else {}
+    return source.loader.from_pretrained(folder, dtype=dtype or "auto", **remote)
+
+
+def write_gguf_folder(source: Source, folder: Path, wanted: Wanted, tools: gguf.Tools, types: Sequence[str]) -> str:
+    """Write GGUF files of ``types``, with a card, and compare them. Returns what they are.
+
+    Raises:
+        UserError: llama.cpp's converter does not know the model or its tokenizer.
+        TrainingError: what was written is not what was trained.
+    """
+    work = folder / "work"
+    gguf.check_tokenizer(tools, source.settings, source.config, source.tokenizer, work)
+    plain, model, card = _write_plain(source, work, wanted)
+    gguf.prepare_tokenizer(source.tokenizer, plain)
+    reference = score(model, source.rows)
+    del model
+    gc.collect()
+    files = gguf.write_gguf(tools, plain, folder, source.name, types)
+    compared = []
+    for type_, file in files.items():
+        bound = gguf.BOUNDS[type_] if wanted.max_change is None else wanted.max_change
+        lines = gguf.check_gguf(tools, file, source.rows, source.tokenizer, reference, bound)
+        say(*lines)
+        compared += lines
+    shutil.rmtree(work)
+    names = [file.name for file in files.values()]
+    made = "Written by llama.cpp's converter, and compared with the model in transformers:"
+    commands = "\n".join(f"llama-server --jinja -m {name}" for name in names)
+    card = converted_card(card, "gguf", made, compared, f"\n```bash\n{commands}\n```\n")
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    return f"{', '.join(names)} of {source.name}"
+
+
+def write_torchao_folder(source: Source, folder: Path, wanted: Wanted, scheme: str, group_size: int | None) -> str:
+    """Write the model with weights rounded by torchao, and compare it. Returns what it is.
+
+    Args:
+        scheme: ``qat``.
+        group_size: ``qat_group_size``.
+
+    Raises:
+        UserError: it cannot be opened, or not be rounded so.
+        TrainingError: what was written does not compute what ``qat`` trains.
+    """
+    settings = torchao.rounded(source.settings, scheme, group_size)
+    raise_if(torchao.check(settings))
+    work = folder / "work"
+    work.mkdir()
+    plain, model, card = _write_plain(source, work, wanted)
+    bound = wanted.bound(model.dtype)
+    announce_wait("rounding the weights")
+    expected, lines = torchao.write(model, plain, folder, settings, source.rows, source.loader)
+    del model
+    gc.collect()
+    shutil.rmtree(work)
+    copy_processor(folder, source.config)
+    source.tokenizer.save_pretrained(folder)
+    opened = _open_plain(source, folder)
+    compared = check_folder(folder, opened, source.rows, source.tokenizer, expected, bound)
+    say(*lines, *compared)
+    made = "Its weights are rounded by torchao, which opening it needs: `pip install torchao`."
+    card = converted_card(card, "torchao", made, [*lines, *compared])
+    finish_folder(folder, None, source.tokenizer, card, {})
+    return f"{source.name} in {scheme}"
+
+
+def _write_plain(source: Source, work: Path, wanted: Wanted) -> tuple[Path, Any, str]:
+    """Return the folder, in ``work``, of the plain model that something else is made of; the model; and its card."""
+    plain = work / "plain"
+    plain.mkdir()
+    if not source.is_model:
+        _, model = write_folder(source, plain, wanted)
+        return plain, model, durable.read_small(plain / "README.md")
+    assert source.rows  # which checks the files, before any weight is read
+    folder = Path(source.settings.model_name_or_path)
+    for path in folder.iterdir():
+        if path.is_file() and not path.name.startswith(("tokenizer", "chat_template")):
+            os.symlink(path, plain / path.name)
+    card = source.card()
+    with suppress(OSError, ValueError):
+        card = durable.read_small(folder / "README.md")
+    return plain, _open_plain(source, folder, wanted.dtype), card
+
+
+@contextmanager
+def new_folder(output_dir: Path) -> Iterator[Path]:
+    """Yield a temporary folder, and rename it to ``output_dir`` if the ``with`` block succeeds.
+
+    If it fails, the temporary folder and parent folders created for it are deleted.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    staging = durable.staging_of(output_dir)
+    made = [folder for folder in output_dir.parents if not os.path.exists(folder)]
+    try:
+        durable.make_afresh(staging)
+        yield staging
+        os.replace(staging, output_dir)
+    except (OSError, SafetensorError) as error:
+        raise UserError(Problem("--output_dir", f"{output_dir} cannot be written ({error})")) from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        for folder in made:  # succeeds only for empty ones
+            with suppress(OSError):
+                folder.rmdir()
