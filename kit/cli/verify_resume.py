@@ -16,7 +16,7 @@ from pathlib import Path
 from kit.cli.compare_runs import compare_runs
 from kit.cli.starts import ScriptFailed, ScriptRunner, workplace
 from kit.config.command_line import read_command_line, read_flags
-from kit.config.other_kits import is_other_kits_word
+from kit.config.other_kits import other_kits_word
 from kit.config.recipe import Recipe
 from kit.config.validation import FLAGS
 from kit.console import show, show_error
@@ -88,7 +88,7 @@ def read_options(argv: list[str]) -> Options:
     """Parse the flags of this command and of the script. Raises ``UserError`` with all problems; writes nothing."""
     flags, problems, _ = read_flags(argv)
     given = dict(flags)
-    for name in [name for name in given if name not in {*OWN_FLAGS, *FLAGS} and not is_other_kits_word(name)]:
+    for name in [name for name in given if name not in {*OWN_FLAGS, *FLAGS} and not other_kits_word(name)]:
         hint = did_you_mean(name, OWN_FLAGS)
         if hint and hint == did_you_mean(name, [*OWN_FLAGS, *FLAGS]):  # else the script's own hint fits better
             problems.append(Problem(f"--{name}", "unknown flag", fix=hint))
