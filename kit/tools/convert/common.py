@@ -39,7 +39,7 @@ def take_training(draft: Draft) -> None:
     _take_config(draft)
     names = [name for name in as_list(draft.take("report_to")) if name not in ("none", "all")]
     draft.put("report_to", [name for name in names if name in _TRACKERS])
-    for name in set(names) - set(_TRACKERS):
+    for name in [name for name in names if name not in _TRACKERS]:
         draft.leave("report_to", name, Group.NEEDLESS, "metrics.jsonl and report.html have the curves")
 
 

@@ -125,7 +125,7 @@ def _leave_what_nothing_reads(draft: Draft) -> None:
         reasons |= dict.fromkeys(("run_name", "project"), "there is no tracker")
     if not is_true(settings.get("streaming")):
         reasons["shuffle_buffer_size"] = "nothing is streamed"
-    for name in reasons.keys() & draft.values.keys() - draft.typed.keys():
+    for name in [name for name in reasons if name in draft.values and name not in draft.typed]:
         draft.leave(draft.sources.get(name, name), draft.values.pop(name), Group.NEEDLESS, reasons[name])
 
 
