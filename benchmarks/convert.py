@@ -31,7 +31,9 @@ def outcome(path: Path) -> tuple[str, list[str]]:
         except UserError as error:
             asked = [each[1] for problem in error.problems if (each := re.match(r"--drop (\S+)", problem.fix))]
             if not asked:
-                return "refused", [_reason(problem.where, problem.found) for problem in error.problems]
+                return "refused", [
+                    _reason(problem.where, f"{problem.found} {problem.fix}") for problem in error.problems
+                ]
             drops = asked[0].split(",")
     return "refused", ["drops were not enough"]
 

@@ -20,7 +20,7 @@ RECIPES = {path.stem: ast.parse(path.read_text()) for path in (ROOT / "recipes")
 # Answer a mistyped flag, so they are imported before anything slow is.
 LIGHT = """
 visible interrupt errors secrets console lock config.fields config.dataset_entry config.recipe config.recipe_file
-config.validation config.conflicts config.hints config.other_kits config.other_words config.other_files
+config.validation config.conflicts config.hints config.other_kits
 config.command_line strategy.topology strategy.accelerate_config strategy.launcher strategy.launch failures.exits
 inputs phases train.schedule tools.doctor.result cli.doctor cli.main
 """.split()

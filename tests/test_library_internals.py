@@ -136,7 +136,7 @@ def test_a_port_in_use_is_known_by_the_name_of_the_error():
     assert issubclass(dist.DistStoreError, dist.DistError)
 
 
-@needed_by("kit/config/other_kits.py")
+@needed_by("kit/config/kits/common.yaml")
 @pytest.mark.slow
 @pytest.mark.long
 def test_ddp_with_a_static_graph_cannot_accumulate(group):

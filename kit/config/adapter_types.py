@@ -1,7 +1,7 @@
 """The kinds of adapters that ``adapter_type`` takes. Plain Python.
 
 They are peft's own modules around linear layers. Other kinds of peft were tried, and why each is refused is in
-``TUNERS`` of other_words.py and, with figures, in benchmarks/results/2026-11-25-adapters.md.
+``values`` of kits/common.yaml and, with figures, in benchmarks/results/2026-11-25-adapters.md.
 """
 
 import re

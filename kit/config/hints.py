@@ -1,10 +1,8 @@
 """Guess what the user meant by a word that is wrong where it stands: by its meaning first, then by its spelling."""
 
-import math
 import re
 import shlex
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,7 @@ from kit.config.adapter_types import ADAPTER_TYPES
 from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.config.fields import choices
 from kit.config.optimisers import optimiser_of_other_kits
-from kit.config.other_kits import objective_of_other_kits, other_kits_word
-from kit.config.other_words import INITIALISATIONS, TUNERS
+from kit.config.other_kits import hint_for_other_value, meaning, other_kits_word
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, Recipe
 from kit.durable import read_small
 from kit.errors import Problem, did_you_mean
@@ -25,18 +22,14 @@ _OF_CONFIGS = ("mixed_precision", "compute_environment", "num_machines", "use_cp
 
 
 def hint_for_file(name: str, flag: str) -> str:
-    """Return a hint for a file that ``--recipe`` or ``--config`` does not find: another flag, or the nearest names."""
+    """Return a hint for a file that ``--recipe`` or ``--config`` does not find: another flag, or the nearest name."""
     recipes, configs = recipe_names(), _names(ACCELERATE_CONFIGS)
     stem = re.sub(r"\.ya?ml$", "", Path(name).name)
-    if flag == "config":
-        others = {"method": METHODS, "objective": OBJECTIVES, "recipe": recipes}
-        return _other_flag(stem, flag, others) or did_you_mean(stem, configs)
-    rest, _, last = stem.rpartition("-")
-    if last in OBJECTIVES and rest:  # llama-8b-dpo
-        known = rest if rest in [*recipes, *_names(RECIPES)] else ""
-        return f"--recipe {known} --objective {last}" if known else hint_for_file(rest, flag)
-    others = {"config": configs, "objective": OBJECTIVES}
-    return _other_flag(stem, flag, others) or _nearest_recipes(stem, recipes) or did_you_mean(stem, recipes)
+    others = {"method": METHODS, "objective": OBJECTIVES}
+    others["recipe" if flag == "config" else "config"] = recipes if flag == "config" else configs
+    names = configs if flag == "config" else recipes
+    similar = [name for name in names if re.findall(r"[\d.]+", name) == re.findall(r"[\d.]+", stem)]  # of no other size
+    return _other_flag(stem, flag, others) or did_you_mean(stem, similar)
 
 
 def hint_for_word(word: str) -> str:
@@ -63,26 +56,23 @@ def hint_for_word(word: str) -> str:
 
 def hint_for_value(name: str, value: str) -> str:
     """Return a hint for a value that a setting does not have, if another setting has it, or another kit."""
-    if name == "objective":
-        return _other_flag(value, name, {"method": METHODS}) or objective_of_other_kits(value)
-    if name == "dpo_loss":
-        return _other_flag(value, name, {"objective": OBJECTIVES}) or objective_of_other_kits(value)
+    lower = value.strip().lower()
     if name == "optim":
         return optimiser_of_other_kits(value)
-    if name == "init_lora_weights":
-        return INITIALISATIONS.get(re.sub(r"_niter_.*", "", value.strip().lower()), "")
     if name == "report_to":
-        answers = (other_kits_word(word.strip()) for word in value.lower().split(","))
-        return next((answer for answer in answers if answer.startswith("not offered")), "")
-    if name == "attn_implementation" and (short := _FLASH.fullmatch(value.strip().lower())):
+        return next(filter(None, (hint_for_other_value(name, word) for word in value.split(","))), "")
+    if name == "attn_implementation" and (short := _FLASH.fullmatch(lower)):
         return f"did you mean 'flash_attention_{short[1] or 2}'?"
-    if name == "adapter_type":
-        return TUNERS.get(value.strip().lower(), "")
-    if name != "method":
-        return ""
-    if value.strip().lower() in ADAPTER_TYPES:
-        return f"--method lora --adapter_type {value.strip().lower()}"
-    return _other_flag(value, name, {"objective": OBJECTIVES}) or TUNERS.get(value.strip().lower(), "")
+    if name == "method" and lower in ADAPTER_TYPES:
+        return f"--method lora --adapter_type {lower}"
+    if name == "objective" and value in METHODS:
+        return _instead(value, name, "method")
+    if name in ("method", "dpo_loss") and value in OBJECTIVES:
+        return _instead(value, name, "objective")
+    if name in ("objective", "dpo_loss"):
+        known = meaning("loss_type", lower)
+        return other_kits_word("loss_type", lower) if known and known.kind != "learns" else ""
+    return hint_for_other_value(name, value)
 
 
 def other_kind(values: Mapping[str, Any], flag: str, path: Path) -> Problem | None:
@@ -119,21 +109,3 @@ def _other_flag(word: str, flag: str, names: Mapping[str, list[str]]) -> str:
 
 def _instead(word: str, flag: str, other: str) -> str:
     return f"--{other} {shlex.quote(word)} instead of --{flag}"
-
-
-def _nearest_recipes(name: str, recipes: list[str]) -> str:
-    """A hint to the recipes of the method that ``name`` mentions, if any, and of the nearest number of parameters."""
-    size, methods = _size(name), [method for method in METHODS if method in re.split(r"[-_]", name.lower())]
-    near = {recipe: _size(recipe) for recipe in recipes if not methods or recipe.rpartition("-")[2] in methods}
-    far = {recipe: abs(math.log(each / size)) if size else 0.0 for recipe, each in near.items() if each}
-    best = [recipe for recipe, distance in far.items() if distance == min(far.values())]
-    if not best or not (size or methods):
-        return ""
-    best = get_close_matches(name, best, n=1, cutoff=0.9) or best  # a slip of the finger
-    return f"did you mean {best[0]!r}?" if len(best) == 1 else f"did you mean one of {', '.join(best)}?"
-
-
-def _size(name: str) -> float:
-    """The billions of parameters that a name mentions; 0 if it mentions none."""
-    found = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z])", name.lower().replace("_", "-"))
-    return float(found[1]) / {"b": 1, "m": 1000}[found[2]] if found else 0.0

@@ -20,7 +20,7 @@ import yaml
 
 from kit.config.fields import comma_separated, json_or_string
 from kit.config.hints import METHODS, OBJECTIVES, hint_for_file, other_kind
-from kit.config.other_files import kit_of
+from kit.config.other_kits import kit_of
 from kit.config.recipe import RECIPES, Recipe
 from kit.config.settings.objective import DECLARED, show_rate
 from kit.durable import read_small
@@ -105,7 +105,7 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
     values, lines, problems = _parse_yaml(path, yaml.BaseLoader)
     if problem := other_kind(values, "recipe", path):
         raise UserError(problem)
-    if kit := kit_of(values, {*Recipe.model_fields, *NAMES}, is_sure=True):
+    if kit := kit_of(values, {*Recipe.model_fields, *NAMES}, least=3):
         fix = f"kit convert {shlex.quote(str(path))} --out my.yaml"
         raise UserError(Problem("--recipe", f"{path} is a file of {kit}", "a recipe of this kit", fix))
     shown = _shown_path(path)

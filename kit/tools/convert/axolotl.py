@@ -1,236 +1,174 @@
-"""axolotl's YAML, read from version 0.18.0, commit 067b021 of 2026-07-24: ``utils/schemas``, ``core/builders/base.py``,
-``utils/data`` and ``prompt_strategies``."""
+"""Files of axolotl: what ``kits/axolotl.yaml`` cannot say."""
 
-import re
+import os
 from pathlib import Path
+from typing import Any
 
-from kit.config import other_kits
-from kit.tools.convert import trainer
-from kit.tools.convert.axolotl_data import take_data
-from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, is_true, number, shown
-from kit.tools.convert.modules import put_adapter_type, put_initialisation, put_patterns, put_targets
+from kit.config.dataset_entry import DatasetEntry
+from kit.tools.convert.common import take_batch, take_evaluation, take_template, take_training
+from kit.tools.convert.data import ALPACA, BARE, entry, put_data
+from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, is_true
 
-KIT = "axolotl"
-RENAMES = {
-    "base_model": "model_name_or_path",
-    "revision_of_model": "model_revision",
-    "lora_model_dir": "adapter_name_or_path",
-    "learning_rate": "learning_rate",
-    "num_epochs": "num_train_epochs",
-    "sequence_len": "max_length",
-    "sample_packing": "packing",
-    "peft_use_rslora": "use_rslora",
-    "peft_use_dora": "use_dora",
-    "dataset_exact_deduplication": "dedup",
-    "tokens": "new_tokens",
-    "output_dir": "output_dir",
-}
-# Names of transformers' Trainer for what axolotl calls otherwise.
-_OF_TRAINER = {
+_NAMES = {
     "micro_batch_size": "per_device_train_batch_size",
     "eval_batch_size": "per_device_eval_batch_size",
-    "optimizer": "optim",
     "lr_scheduler": "lr_scheduler_type",
+    "optimizer": "optim",
 }
-# Each tracker's switch begins with use_; the keys of its project and of the run's name there, by its name here.
-_TRACKERS = {
-    "wandb": ("wandb", "wandb_project", "wandb_name"),
-    "mlflow": ("mlflow", "mlflow_experiment_name", "mlflow_run_name"),
-    "swanlab": ("swanlab", "swanlab_project", "swanlab_experiment_name"),
-    "comet": ("comet_ml", "comet_project_name", ""),
-    "trackio": ("trackio", "trackio_project_name", "trackio_run_name"),
-    "tensorboard": ("tensorboard", "", ""),
-}
-_PLUGINS_OF_SPEED = "cut_cross_entropy liger kernels expert_parallel"
-_OTHER_TRAINING = "grpo gdpo ebft bt reinforce rloo ppo nash online_dpo xpo gspo"
+_PLUGINS_OF_SPEED = ("cut_cross_entropy", "liger", "kernels", "expert_parallel", "swanlab")
+_PAIRS = ("dpo", "orpo", "simpo", "cpo", "kto")
+_TEXTS = ("completion", "pretrain")
+_BY_HAND = "rows of this type are not read; write them as messages, pairs or text (docs/data.md), for --dataset FILE"
+_KNOWN = set(
+    """
+    path type name split revision data_files ds_type field text_column field_messages message_property_mappings
+    message_field_role message_field_content field_chosen field_rejected roles roles_to_train train_on_eos train_on_eot
+    field_tools chat_template chat_template_jinja trust_remote_code conversation
+    """.split()
+)
+_ROLES = {"user": {"human", "user"}, "assistant": {"gpt", "assistant"}, "system": {"system"}, "tool": {"tool"}}
 
 
 def convert(draft: Draft, path: Path) -> None:
-    """Read all keys of the file that have another name or form than here."""
-    _refuse_other_training(draft)
-    _take_method(draft)
-    for theirs, ours in _OF_TRAINER.items():
-        if (value := draft.take(theirs)) is not None:
-            draft.given[ours] = value
-            draft.names[ours] = theirs
-    if (total := draft.take("batch_size")) is not None and "gradient_accumulation_steps" not in draft.given:
-        micro = number(draft.given.get("per_device_train_batch_size", 1))
-        draft.given["gradient_accumulation_steps"] = max(1, int(number(total) // micro))
-    trainer.take_batch(draft, 1, 1)
-    _take_trackers(draft)
-    draft.rename(RENAMES)
-    draft.put("packing", is_true(draft.values.get("packing", False)))
-    if not draft.values.get("dedup", True):
-        del draft.values["dedup"]
-    _take_schedule(draft)
-    trainer.take_common(draft)
-    take_data(draft)
-    trainer.take_evaluation(draft, KIT, ("save_strategy", "epoch"))
-    _take_special_tokens(draft)
-    _take_plugins(draft)
-    if is_true(draft.take("shuffle_merged_datasets", True)) is False:
-        draft.put("shuffle", False, "shuffle_merged_datasets: false; axolotl still draws the batches at random")
-    draft.default("save_total_limit", 4, KIT)
-    draft.default("weight_decay", 0.0, KIT)
-    draft.default("lr_scheduler_type", "cosine", KIT)
-    if "warmup_steps" not in draft.values:
-        draft.put("warmup_steps", 0.03, "the default of axolotl, which warms up for 100 steps at most")
-
-
-def _take_trackers(draft: Draft) -> None:
-    """Read the switches and names of trackers. Those of wandb and swanlab are on where a project is named."""
-    for name, (tracker, project, run_name) in _TRACKERS.items():
-        switch = draft.take(f"use_{name}")
-        if is_true(switch) or (
-            switch is None and name in ("wandb", "swanlab") and not is_nothing(draft.given.get(project))
-        ):
-            trainer.take_tracker(draft, tracker, project, run_name)
-        else:
-            draft.take_first(project, run_name)
-
-
-def _refuse_other_training(draft: Draft) -> None:
-    """Refuse what trains on rewards, images or classes."""
-    kind = draft.take("rl")
-    if kind in _OTHER_TRAINING.split():
-        draft.refuse("rl", kind, other_kits.REWARDS)
-    elif kind == "ipo":
-        draft.put("objective", "dpo")
-        draft.put("dpo_loss", "ipo")
-    elif kind is not None:
-        draft.put("objective", kind)
-        if kind == "orpo":
-            draft.rename({"orpo_alpha": "beta"})
-    if draft.is_on("use_eaft"):
-        draft.put("objective", "eaft")
-        if (num_tokens := draft.take("eaft_k", 20)) != 20:
-            draft.drop("eaft_k", num_tokens, Group.LEARNS, "here the 20 most probable tokens are looked at")
-    else:
-        draft.take("eaft_k")
-        draft.take("eaft_alpha")
-    draft.rename({"rl_beta": "beta", "kto_desirable_weight": "desirable_weight"})
-    draft.rename({"kto_undesirable_weight": "undesirable_weight", "dpo_label_smoothing": "label_smoothing"})
-    for key in ("reward_model", "process_reward_model", "num_labels", "diffusion", "ebft", "trl", "vllm"):
-        value = draft.take(key)
-        if value is not None and not is_false(value) and not draft.other_kind:
-            draft.refuse(key, value, other_kits.REWARDS if key != "num_labels" else "causal language models only")
-        draft.take("center_rewards_coefficient")
-    reads_images = is_true(draft.given.get("skip_prepare_dataset")) and is_false(
-        draft.given.get("remove_unused_columns")
-    )
-    processor = draft.take("processor_type")
-    if processor is not None and reads_images:
-        draft.refuse("processor_type", processor, "it reads images or sound, and this kit only text")
-    elif processor is not None:
-        draft.drop("processor_type", processor, Group.NEEDLESS, "of text, the tokenizer is all that is read")
-    draft.take("freeze_mm_modules")
-
-
-def _take_method(draft: Draft) -> None:
-    _take_qat(draft)
-    adapter, in_4bit = draft.take("adapter"), draft.is_on("load_in_4bit")
-    if adapter not in (None, "lora", "qlora"):
-        put_adapter_type(draft, adapter, "adapter")
-    if adapter is None:
-        draft.put("method", "full")
-        for key in [key for key in draft.given if key.startswith("lora_") and key != "lora_model_dir"]:
-            draft.take(key)  # read by no one: there is no adapter
-    else:
-        draft.put("method", "qlora" if in_4bit or adapter == "qlora" else "lora")
-        draft.default("lora_dropout", draft.take("lora_dropout", 0.0), KIT)
-        draft.notes.pop("lora_dropout", None)
-        put_initialisation(draft, draft.take("peft_init_lora_weights"), "peft_init_lora_weights")
-        targets = draft.take("lora_target_modules")
-        if draft.is_on("lora_target_linear"):
-            draft.put("lora_target_modules", "all-linear")
-        elif targets is not None:
-            put_targets(draft, targets)
-    draft.take("full_finetune")
-    patterns = draft.take("unfrozen_parameters")
-    if patterns is not None and adapter is not None:
-        reason = "beside an adapter, lora_modules_to_save names whole modules that train"
-        draft.drop("unfrozen_parameters", patterns, Group.LEARNS, reason)
-    elif patterns is not None:
-        put_patterns(draft, "unfrozen_parameters", patterns, "train_only")
-
-
-def _take_qat(draft: Draft) -> None:
-    if not isinstance(given := draft.take("qat"), dict):
-        return
-    types = [str(given.get(key) or "").rpartition(".")[2] for key in ("activation_dtype", "weight_dtype")]
-    scheme = _QAT.get((types[0], types[1] or "int8"))
-    if scheme is None:
-        reason = "only rounding to integers of 4 and 8 bits is offered; with --drop, nothing is rounded"
-        draft.drop("qat", " and ".join(filter(None, types)), Group.LEARNS, reason)
-        return
-    draft.put("qat", scheme, "without a zero point" if scheme == "int4_weight_only" else "")
-    draft.put("qat_group_size", given.get("group_size") or 32)
-    draft.speed("torch_compile", "with qat no layer is compiled")
-    if is_true(given.get("quantize_embedding")):
-        draft.drop("qat.quantize_embedding", True, Group.LEARNS, "embeddings are not rounded")
-    if steps := given.get("fake_quant_after_n_steps"):
-        draft.drop("qat.fake_quant_after_n_steps", steps, Group.LEARNS, "all steps round, from the first one")
-
-
-# By the types of inputs and weights.
-_QAT = {
-    ("", "int4"): "int4_weight_only",
-    ("", "int8"): "int8_weight_only",
-    ("int8", "int4"): "int8_dynamic_activation_int4_weight",
-    ("int8", "int8"): "int8_dynamic_activation_int8_weight",
-}
-
-
-def _take_schedule(draft: Draft) -> None:
-    given = draft.given
+    """Read the keys that a table cannot explain."""
+    draft.put("method", "full")
+    draft.read("rl", "adapter", "load_in_4bit")
+    for theirs in _NAMES.keys() & draft.given.keys():
+        draft.given[_NAMES[theirs]] = draft.given.pop(theirs)
+        draft.sources[_NAMES[theirs]] = theirs
+    if "wandb_project" in draft.given and not is_false(draft.given.get("use_wandb")):
+        draft.given["report_to"] = "wandb"
+    take_batch(draft, 1)
+    take_training(draft)
     if (share := draft.take("cosine_min_lr_ratio")) is not None:
-        if number(share) == 1:
-            given["lr_scheduler_type"] = "constant_with_warmup"  # a cosine that ends where it begins
-        elif number(given.get("cosine_constant_lr_ratio") or 0):
-            draft.drop("cosine_min_lr_ratio", share, Group.LEARNS, "no schedule here has it")
-        else:
-            draft.put("min_lr_rate", share)
-            given["lr_scheduler_type"] = "cosine_with_min_lr"
-    constant = draft.take("cosine_constant_lr_ratio")
-    if constant is not None and number(constant):
-        draft.drop("cosine_constant_lr_ratio", constant, Group.LEARNS, "no schedule here has it")
-    if (scale := draft.take("embedding_lr_scale")) is not None:
-        rate = draft.typed.get("learning_rate", draft.values.get("learning_rate"))
-        if rate is None:
-            draft.drop("embedding_lr_scale", scale, Group.LEARNS, "a share of learning_rate, which is missing")
-        else:
-            draft.put("embedding_learning_rate", number(scale) * number(rate), f"{shown(scale)} x {shown(rate)}")
-    if (epsilon := draft.take("adam_eps")) is not None:
-        draft.put("adam_epsilon", epsilon)
+        draft.put("min_lr_rate", share)
+        draft.given["lr_scheduler_type"] = "cosine_with_min_lr"
+    _take_data(draft)
+    take_evaluation(draft)
+    _take_special_tokens(draft)
+    for plugin in map(str, as_list(draft.take("plugins"))):
+        group = Group.SPEED if set(plugin.split(".")) & set(_PLUGINS_OF_SPEED) else Group.LEARNS
+        draft.leave("plugins", plugin, group, "code of other kits is not run")
 
 
 def _take_special_tokens(draft: Draft) -> None:
     """A padding token is never learned; the end of a text is."""
     tokens = draft.take("special_tokens", {})
-    if isinstance(draft.values.get("new_tokens"), dict):  # old files have `tokens` as a mapping of them
-        tokens = {**draft.values.pop("new_tokens"), **tokens}
-    if not isinstance(tokens, dict):
-        draft.drop("special_tokens", tokens, Group.LEARNS, "found no mapping of tokens")
-        return
-    for key, value in tokens.items():
-        name = f"special_tokens.{key}"
-        ends = key == "eos_token" and value not in ("</s>", "<|endoftext|>", "<|end_of_text|>")
-        if value is None:
-            continue
+    for key, value in (tokens if isinstance(tokens, dict) else {"": tokens}).items():
         if key == "additional_special_tokens":
             draft.put("new_tokens", as_list(value))
-        elif ends and draft.values.get("chat_template") is None:
-            draft.drop(name, value, Group.LEARNS, "the tokenizer's own ends a text; a chat template ends its turns")
-        else:
-            draft.drop(name, value, Group.NEEDLESS, "the tokenizer has its own, and a chat template ends its turns")
+        elif not is_nothing(value):
+            is_learned = key != "pad_token" and "chat_template" not in draft.values and not draft.template
+            group = Group.LEARNS if is_learned else Group.NEEDLESS
+            draft.leave(
+                f"special_tokens.{key}", value, group, "the tokenizer's own is taken; a chat template ends its turns"
+            )
 
 
-def _take_plugins(draft: Draft) -> None:
-    for plugin in as_list(draft.take("plugins")):
-        name = re.sub(r"^axolotl\.integrations\.", "", str(plugin)).split(".")[0]
-        if name in _PLUGINS_OF_SPEED.split():
-            draft.drop("plugins", name, Group.SPEED, other_kits.KERNELS)
-        elif name == "swanlab":
-            continue  # its keys were read
-        else:
-            draft.drop("plugins", name, Group.LEARNS, f"not known here: {shown(plugin)}")
+def _take_data(draft: Draft) -> None:
+    """Read the data sets, the chat template and what is learned from."""
+    trains, tests = _sections(draft.take("datasets")), _sections(draft.take("test_datasets"))
+    streams = [section | {"type": "pretrain"} for section in _sections(draft.take("pretraining_dataset"))]
+    if streams:
+        draft.put("streaming", True, "pretraining_dataset is a stream")
+        draft.put("packing", True, "as axolotl packs what it streams")
+    types = [_type_of(section) for section in trains + streams]
+    for key in ("chat_template", "chat_template_jinja"):  # that of a data set is for all of them here
+        draft.given[key] = next((each[key] for each in [draft.given, *trains] if not is_nothing(each.get(key))), None)
+    if "alpaca" in types:
+        draft.take("chat_template")
+        draft.template = BARE  # these rows are written without the model's template
+    elif is_nothing(draft.given["chat_template_jinja"]):
+        if draft.given["chat_template"] == "tokenizer_default":
+            draft.take("chat_template")
+        take_template(draft, "chat_template")
+    else:
+        draft.take("chat_template")
+        take_template(draft, "chat_template_jinja")
+    if "alpaca" in types and len(set(types)) > 1:
+        draft.leave("datasets.type", ", ".join(types), Group.LEARNS, "one chat template is for all data sets")
+    put_data(draft, "dataset", _entries(draft, "datasets", trains) + _entries(draft, "pretraining_dataset", streams))
+    if tests:
+        put_data(draft, "eval_dataset", _entries(draft, "test_datasets", tests))
+        draft.take("val_set_size")
+    draft.read("val_set_size")
+    if types and set(types) <= set(_TEXTS):
+        draft.put("excess_length_strategy", "split", "as axolotl divides long texts")
+        draft.take("excess_length_strategy")
+    if is_true(draft.take("train_on_inputs")) and "chat_template" not in types:
+        draft.put("train_on", "all", "train_on_inputs")
+
+
+def _sections(value: Any) -> list[dict[str, Any]]:
+    sections = value if isinstance(value, list) else [] if value is None else [value]
+    return [section if isinstance(section, dict) else {"path": section} for section in sections if section]
+
+
+def _type_of(section: dict[str, Any]) -> str:
+    name = str(section.get("type") or "").split(":")[0].split(".")[0]
+    return "chat_template" if name == "sharegpt" else name
+
+
+def _entries(draft: Draft, key: str, sections: list[dict[str, Any]]) -> list[DatasetEntry]:
+    return [_entry(draft, f"{key}[{i}]", section) for i, section in enumerate(sections)]
+
+
+def _entry(draft: Draft, where: str, section: dict[str, Any]) -> DatasetEntry:
+    """One data set, and what of it cannot be done here."""
+    path, files = str(section.get("path")), as_list(section.get("data_files"))
+    revision = section.get("revision")
+    if files and path in ("json", "csv", "parquet", "arrow", "text"):
+        path = ",".join(map(str, files))
+    elif len(files) == 1 and not os.path.exists(path):
+        path = f"hf://datasets/{path}{f'@{revision}' if revision else ''}/{files[0]}"
+        section, revision = section | {"name": None, "split": None}, None
+    elif files:
+        draft.leave(f"{where}.data_files", files, Group.LEARNS, "download these files, and name them as dataset")
+    for key, value in section.items():
+        if key not in _KNOWN and not is_nothing(value) and not is_false(value):
+            draft.leave(f"{where}.{key}", value, Group.LEARNS, "not known here")
+    is_pair = draft.values.get("objective") in _PAIRS
+    columns = (_columns_of_pairs if is_pair else _columns)(draft, where, section)
+    wording = ALPACA if section.get("type") == "alpaca" and not is_pair else None
+    config = None if section.get("name") is None else str(section["name"])
+    return entry(path, columns, section.get("split"), revision=revision, config=config, prompt_format=wording)
+
+
+def _columns(draft: Draft, where: str, section: dict[str, Any]) -> dict[str, str]:
+    """The columns of a data set of answers or text. Leaves out what is read in another way than there."""
+    kind = _type_of(section)
+    if kind in _TEXTS:
+        return {str(section.get("field") or section.get("text_column") or "text"): "text"}
+    if section.get("type") == "alpaca":
+        return {}
+    if kind != "chat_template":
+        draft.refuse(f"{where}.type", section.get("type"), _BY_HAND)
+        return {}
+    mapping = section.get("message_property_mappings") or {}
+    is_sharegpt = "sharegpt" in str(section["type"])
+    role = section.get("message_field_role") or mapping.get("role") or ("from" if is_sharegpt else "role")
+    content = section.get("message_field_content") or mapping.get("content")
+    same = {
+        "message_property_mappings": content in (None, "content", "value"),
+        "roles": all(
+            set(as_list(names)) <= _ROLES.get(str(role), set()) for role, names in (section.get("roles") or {}).items()
+        ),
+        "roles_to_train": set(as_list(section.get("roles_to_train"))) <= _ROLES["assistant"],
+        "train_on_eos": section.get("train_on_eos") in (None, "turn"),
+        "train_on_eot": section.get("train_on_eot") in (None, "turn"),
+    }
+    for key in [key for key, is_same in same.items() if not is_same]:
+        draft.leave(
+            f"{where}.{key}", section.get(key, content), Group.LEARNS, "docs/data.md says how rows are read here"
+        )
+    messages = str(section.get("field_messages") or ("conversations" if is_sharegpt else "messages"))
+    columns = {messages: "conversations" if role == "from" else "messages"}
+    return columns | ({str(section["field_tools"]): "tools"} if section.get("field_tools") else {})
+
+
+def _columns_of_pairs(draft: Draft, where: str, section: dict[str, Any]) -> dict[str, str]:
+    template, _, kind = str(section.get("type")).partition(".")
+    if template != "chat_template":
+        draft.refuse(f"{where}.type", section.get("type"), _BY_HAND)
+    columns = {str(section[f"field_{ours}"]): ours for ours in ("chosen", "rejected") if section.get(f"field_{ours}")}
+    return columns | ({} if kind == "argilla" else {str(section.get("field_messages") or "messages"): "prompt"})

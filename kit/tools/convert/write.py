@@ -9,44 +9,30 @@ from kit.secrets import redacted
 from kit.tools.convert.draft import Draft, Group, shown
 from kit.visible import one_line
 
-WIDTH = 120
-
 
 def recipe_text(draft: Draft, header: list[str]) -> str:
-    """Return the recipe.
-
-    Args:
-        header: lines of comment at its top.
-    """
+    """Return the recipe. ``header``: lines of comment at its top."""
     lines = [f"# {one_line(line)}".rstrip() for line in header]
     group = ""
     for name, info in Recipe.model_fields.items():
         if name in draft.values:
             extra: Any = info.json_schema_extra
-            if extra["group"] != group:
-                group = extra["group"]
-                lines.append("")
-            lines += _lines_of(name, draft.values[name], draft.notes.get(name, ""))
+            lines += [""] if extra["group"] != group else []
+            group = extra["group"]
+            lines += lines_of(name, draft.values[name], draft.notes.get(name, ""))
     for kind in Group:
         left_out = [each for each in draft.left_out if each.group is kind]
-        if left_out:
-            lines += ["", f"# Left out: {kind.value}."]
-            lines += [_shown_left_out(each.key, each.value, each.reason) for each in left_out]
+        lines += ["", f"# Left out: {kind.value}."] if left_out else []
+        lines += [f"#   {one_line(each.key)}: {one_line(shown(each.value))}  ({each.reason})" for each in left_out]
     return redacted("\n".join(lines) + "\n")
 
 
-def _shown_left_out(key: str, value: Any, reason: str) -> str:
-    return f"#   {one_line(key)}: {one_line(shown(value))}  ({reason})"
-
-
-def _lines_of(name: str, value: Any, note: str) -> list[str]:
+def lines_of(name: str, value: Any, note: str = "") -> list[str]:
+    """The lines of one setting."""
+    comment = f"  # {one_line(note)}" if note else ""
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        lines = [f"{name}:", *(f"  - {_scalar(item)}" for item in value)]
-        return [f"# {note}", *lines] if note else lines
-    line = f"{name}: {_scalar(value)}"
-    if note and len(line) + len(note) + 4 <= WIDTH:
-        return [f"{line}  # {note}"]
-    return [f"# {note}", line] if note else [line]
+        return [f"{name}:{comment}", *(f"  - {_scalar(item)}" for item in value)]
+    return [f"{name}: {_scalar(value)}{comment}"]
 
 
 def _scalar(value: Any) -> str:

@@ -1,0 +1,138 @@
+"""What several kits hand on to transformers' Trainer and needs more than another name here.
+
+Defaults are those of transformers 5.23 (``training_args.py``), unless a kit has others.
+"""
+
+import math
+import re
+from pathlib import Path
+
+from kit.config.optimisers import OTHER_NAMES
+from kit.config.other_kits import KITS, table_of
+from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, number, shown
+
+_SHARING = ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size")
+_TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab", "comet_ml")
+
+
+def take_batch(draft: Draft, micro_batch: int, accumulation: int = 1) -> None:
+    """Read the batch: what a step learns from is micro-batch x accumulation x processes that read different samples.
+
+    Args:
+        micro_batch: the kit's default.
+        accumulation: the kit's default.
+    """
+    micro = int(number(draft.take("per_device_train_batch_size", micro_batch)))
+    steps = int(number(draft.take("gradient_accumulation_steps", accumulation)))
+    sharing = math.prod(int(number(draft.given.get(key) or 1)) for key in _SHARING)  # processes that share a sample
+    readers = max(1, draft.num_processes // sharing)
+    draft.put("global_batch_size", micro * steps * readers, f"{micro} x {steps} accumulated x {readers} processes")
+    draft.put("per_device_train_batch_size", math.gcd(micro, max(1, micro * steps * readers // draft.num_processes)))
+
+
+def take_training(draft: Draft) -> None:
+    """Read the optimiser, the schedule, the Accelerate config and the trackers."""
+    optim = draft.take("optim")
+    if optim is not None:
+        draft.put("optim", OTHER_NAMES.get(optim, optim))
+    _take_schedule(draft)
+    _take_config(draft)
+    names = [name for name in as_list(draft.take("report_to")) if name not in ("none", "all")]
+    draft.put("report_to", [name for name in names if name in _TRACKERS])
+    for name in [name for name in names if name not in _TRACKERS]:
+        draft.leave("report_to", name, Group.NEEDLESS, "metrics.jsonl and report.html have the curves")
+
+
+def _take_schedule(draft: Draft) -> None:
+    steps, share = draft.take("warmup_steps"), draft.take("warmup_ratio")
+    if steps is not None and number(steps) > 0:
+        draft.put("warmup_steps", steps)
+    elif share is not None:
+        draft.put("warmup_steps", share, "a share of all steps")
+    elif steps is not None:
+        draft.put("warmup_steps", 0)
+    options = draft.take("lr_scheduler_kwargs", {})
+    floor = options.pop("min_lr_rate", None) if isinstance(options, dict) else None
+    if floor is not None:
+        draft.put("min_lr_rate", floor)
+    if options:
+        draft.given["lr_scheduler_kwargs"] = options
+
+
+def _take_config(draft: Draft) -> None:
+    """Choose an Accelerate config by FSDP and DeepSpeed."""
+    fsdp = [draft.take(key) for key in ("fsdp", "fsdp_config")]
+    text = re.sub(r"[\s'\"]|fsdp_", "", str(fsdp).lower())
+    deepspeed = draft.take("deepspeed")
+    if deepspeed is not None:
+        is_file = isinstance(deepspeed, str) and Path(deepspeed).is_file()
+        text = Path(deepspeed).read_text(encoding="utf-8", errors="replace") if is_file else str(deepspeed)
+        text = re.sub(r"[\s'\"]", "", text.lower())
+        stage = re.search(r"(?:stage:|zero_?|ds_?z)([0-3])", text)
+        draft.config = "ddp" if stage and stage[1] in "01" else "fsdp"
+    elif any(not is_nothing(each) for each in fsdp):
+        draft.config = "fsdp"
+    if "activation_checkpointing:true" in text:
+        draft.put("gradient_checkpointing", True, "activation_checkpointing of fsdp_config")
+    if re.search(r"(?<!activation_cpu_)offload(\w*:(true|\{[^}]*device:(cpu|nvme))|\w*(?![\w:]))", text):
+        draft.config = draft.config and "fsdp_offload"
+
+
+def take_template(draft: Draft, key: str) -> None:
+    """Set our template of the same text, or one that the file holds; a name of any other is left out."""
+    same = table_of(KITS[draft.kit]).get("templates", {})
+    name = draft.take(key)
+    if name is None or "chat_template" in draft.typed:
+        return
+    if "{" in str(name):
+        draft.template = str(name)
+    elif name in same:
+        draft.put("chat_template", same[name])
+    else:
+        reason = "no template here is known to give this text; with --drop, that of the model. Or --chat_template FILE"
+        draft.leave(key, name, Group.LEARNS, reason)
+
+
+def take_evaluation(draft: Draft) -> None:
+    """Read when to evaluate and when to save. Call it when the data are known."""
+    draft.read("val_set_size", "val_size", "split_dataset_ratio")
+    has_data = any({**draft.values, **draft.typed}.get(name) for name in ("eval_dataset", "eval_split_size"))
+    for kind in ("eval", "save"):
+        keys = (
+            f"{kind}_strategy",
+            "evaluation_strategy" if kind == "eval" else "",
+            f"{kind}_steps",
+            f"{kind}s_per_epoch",
+        )
+        strategy, old, steps, per_epoch = map(draft.take, keys)
+        strategy = old if strategy is None else strategy
+        if is_false(strategy) or (kind == "eval" and not has_data):
+            continue
+        if strategy in ("epoch", "best"):
+            draft.put(*(("keep_best", True) if strategy == "best" else (f"{kind}_strategy", "epoch")))
+        elif per_epoch is not None and number(per_epoch) > 0:
+            _put_share(draft, kind, number(per_epoch))
+        elif steps is not None and number(steps) > 0:
+            draft.put(f"{kind}_steps", steps, "" if number(steps) >= 1 else "a share of all steps")
+        elif kind == "save" and strategy is None and draft.kit == "axolotl":
+            draft.default("save_strategy", "epoch")
+        elif kind == "save":
+            draft.default("save_steps", 500)
+    if not has_data:
+        beginnings = ("eval_", "early_stopping", "per_device_eval", "load_best", "metric_for_best")
+        for key in [key for key in draft.given if key.startswith(beginnings)]:
+            draft.leave(key, draft.take(key), Group.NEEDLESS, "there are no data to evaluate on")
+    if (limit := draft.take("save_total_limit")) is not None:
+        draft.put("save_total_limit", max(0, int(number(limit))))
+    if draft.given.get("metric_for_best_model") == "loss":
+        draft.take("metric_for_best_model")
+
+
+def _put_share(draft: Draft, kind: str, per_epoch: float) -> None:
+    """Set when to evaluate or save from how often an epoch, by a share of all steps."""
+    epochs = number(draft.values.get("num_train_epochs", draft.given.get("num_epochs", 1)))
+    note = f"{kind}s_per_epoch {shown(per_epoch)}"
+    if per_epoch == 1:
+        draft.put(f"{kind}_strategy", "epoch")
+    elif per_epoch * epochs > 1:
+        draft.put(f"{kind}_steps", math.floor(1e6 / per_epoch / epochs) / 1e6, note)  # steps are rounded up
