@@ -308,7 +308,7 @@ def _conflicts_of_method(settings: Recipe) -> list[Conflict]:
         if getattr(settings, name) and settings.method != "full":
             fix = "leave it out: adapters freeze the whole model; or --method full"
             conflicts.append(Conflict((name, "method"), f"given with method {settings.method}", fix))
-    for name in ("new_tokens", "trainable_tokens", "lora_modules_to_save"):
+    for name in ("new_tokens", "trainable_tokens", "lora_modules_to_save", "adapter_options"):
         if settings.adapter_name_or_path and getattr(settings, name):
             found = "given with adapter_name_or_path: what that adapter trains is kept"
             fix = "leave it out; or leave out --adapter_name_or_path, and start from the adapter merged into its base"
@@ -387,7 +387,7 @@ _NEEDS = {
 }
 _OF_ADAPTERS = """
 adapter_type lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save init_lora_weights use_rslora
-use_dora loraplus_lr_ratio oft_block_size
+use_dora loraplus_lr_ratio adapter_options
 """.split()
 
 
@@ -407,9 +407,7 @@ def describe_unused(recipe: Recipe, trains: bool = True) -> list[str]:
         )
     ):
         needs["embedding_learning_rate"] = ("", "lora_modules_to_save, trainable_tokens or new_tokens")
-    if trains and recipe.adapter_type == "lora":
-        needs.setdefault("oft_block_size", ("", "adapter_type oft"))
-    elif trains and recipe.method != "full":
+    if trains and recipe.method != "full" and recipe.adapter_type != "lora":
         needs |= dict.fromkeys(("lora_r", "lora_alpha"), ("", "adapter_type lora"))
     if recipe.precomputes_reference:  # in batches of that size
         del needs["per_device_eval_batch_size"]

@@ -13,7 +13,7 @@ from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.config.fields import choices
 from kit.config.optimisers import optimiser_of_other_kits
 from kit.config.other_kits import objective_of_other_kits, other_kits_word
-from kit.config.other_words import INITIALISATIONS, TUNERS
+from kit.config.other_words import INITIALISATIONS
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, Recipe
 from kit.durable import read_small
 from kit.errors import Problem, did_you_mean
@@ -76,13 +76,11 @@ def hint_for_value(name: str, value: str) -> str:
         return next((answer for answer in answers if answer.startswith("not offered")), "")
     if name == "attn_implementation" and (short := _FLASH.fullmatch(value.strip().lower())):
         return f"did you mean 'flash_attention_{short[1] or 2}'?"
-    if name == "adapter_type":
-        return TUNERS.get(value.strip().lower(), "")
     if name != "method":
         return ""
     if value.strip().lower() in ADAPTER_TYPES:
         return f"--method lora --adapter_type {value.strip().lower()}"
-    return _other_flag(value, name, {"objective": OBJECTIVES}) or TUNERS.get(value.strip().lower(), "")
+    return _other_flag(value, name, {"objective": OBJECTIVES})
 
 
 def other_kind(values: Mapping[str, Any], flag: str, path: Path) -> Problem | None:

@@ -9,7 +9,7 @@ REWARDS = (
     "not offered: nothing learns from rewards, or from answers that the model generates; objective lists what does"
 )
 DISTILLATION = "not offered: nothing is learned from the probabilities of another model"
-ADAPTERS = "not offered: adapter_type lists the kinds of adapters; use_rslora and use_dora are there too"
+ADAPTERS = "give the kind of peft as adapter_type, and its options as adapter_options"
 _CHANGES_BASE = (
     "changes the base too, so its adapter is none of the model that it began with; make both with peft, and give them "
     "as model_name_or_path and adapter_name_or_path: docs/models.md#initial-values-that-change-the-base"
@@ -24,25 +24,6 @@ INITIALISATIONS = {
     "eva": _NEEDS_DATA,
     "lora_ga": _NEEDS_DATA,
     "loftq": "not offered: peft's needs a CUDA device and scipy, and a 4-bit base of its own; use --method qlora",
-}
-_PACKED = (
-    "not offered: on a base of 4 bits peft gives it the shape of the packed weight, so its first product fails; "
-    "use --method lora, or --adapter_type oft with it"
-)
-TUNERS = {  # all were tried: benchmarks/results/2026-11-25-adapters.md
-    **dict.fromkeys(
-        "hra fourierft vblora bone miss shira randlora c3a road".split(),
-        "not offered: not shown to be exact when sharded, in 4 bits and after a resume; use --method lora",
-    ),
-    "ia3": "not offered: FSDP in bf16 rounds its scales, which stay near 1: the second loss was off by 1 %, LoRA's by "
-    "0.003 %; use --method lora, or --adapter_type oft with it",
-    "vera": "not offered: its projections are buffers in float32, which FSDP does not cast, so its first product fails "
-    "in bf16; use --method lora, or --adapter_type oft with it",
-    "loha": _PACKED,
-    "lokr": _PACKED,
-    "boft": "not offered: peft keeps a matrix of inputs x inputs in float32 for each module, 36.5 GiB for Llama 8B, "
-    "and multiplies by it in each pass; use --adapter_type oft",
-    "adalora": "not offered: its ranks follow a schedule and its loss has a regulariser of its own; use --method lora",
 }
 KERNELS = "not offered: layers run as transformers has them; the loss is computed in chunks, without all logits at once"
 OPTIMISERS = "not offered: optim lists the optimisers; adamw_8bit takes the least memory"

@@ -106,12 +106,6 @@ def test_what_peft_has_and_this_kit_does_not_is_refused_with_the_reason():
         ("init_lora_weights", "eva", "needs passes over data"),
         ("init_lora_weights", "loftq", "CUDA"),
         ("method", "oft", "--method lora --adapter_type oft"),
-        ("method", "hra", "not shown to be exact"),
-        ("adapter_type", "ia3", "bf16 rounds its scales"),
-        ("adapter_type", "VeRA", "buffers in float32"),
-        ("adapter_type", "lokr", "the packed weight"),
-        ("adapter_type", "boft", "inputs x inputs"),
-        ("method", "adalora", "regulariser"),
     ]
     for name, value, hint in cases:
         assert hint in hint_for_value(name, value), (name, value, hint)

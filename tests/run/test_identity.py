@@ -22,7 +22,7 @@ def test_each_setting_of_the_identity_is_compared(recipe):
     for setting in [name for name in IDENTITY if name not in ("method", "model_name_or_path")]:
         old = getattr(recipe(), setting)
         others = {"lora_target_modules": "q_proj", "dataset_columns": "a=text", "optim": "adamw_8bit"}
-        others |= {"freeze": ["a*"], "train_only": ["a*"], "chat_template_kwargs": "a=1"}
+        others |= {"freeze": ["a*"], "train_only": ["a*"], "chat_template_kwargs": "a=1", "adapter_options": "a=1"}
         others |= {
             "min_lr_rate": 0.1,
             "learning_rate": 0.5,

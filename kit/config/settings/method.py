@@ -1,17 +1,30 @@
 """Settings of the method."""
 
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from kit.config.adapter_types import AdapterTypeName
 from kit.config.expressions import TARGETS, module_names
-from kit.config.fields import STRICT, TOKENS, comma_separated, option, token_list
+from kit.config.fields import (
+    STRICT,
+    TEMPLATE_KWARGS,
+    TOKENS,
+    comma_separated,
+    json_or_string,
+    option,
+    template_kwargs,
+    token_list,
+)
 from kit.config.settings.model import ModelSettings
 
 _identity = partial(option, "Method", identity=True)
 _Patterns = Annotated[list[str], Field(min_length=1)]
+
+
+def _options(value: Any) -> Any:
+    """Parse options of peft as ``template_kwargs`` does; of a recipe file all values are strings."""
+    return template_kwargs(json_or_string(value) if isinstance(value, dict) else value)
 
 
 class MethodSettings(ModelSettings):
@@ -37,8 +50,11 @@ class MethodSettings(ModelSettings):
     qat_group_size: int | None = _identity(
         None, "weights of a row that share a scale with qat; default: 32 of 4 bits, or a row of 8 bits", ge=2
     )
-    adapter_type: AdapterTypeName = _identity(
-        "lora", "kind of the adapters: lora adds a product of two matrices, oft rotates inputs in blocks"
+    adapter_type: Annotated[str, AfterValidator(str.lower)] = _identity(
+        "lora", "kind of the adapters: lora, or another peft_type of peft that lies around layers, such as oft"
+    )
+    adapter_options: Annotated[dict[str, Any] | None, BeforeValidator(_options)] = _identity(
+        None, "more options of peft's config class of this kind: rank_pattern, oft_block_size", expected=TEMPLATE_KWARGS
     )
     lora_r: int = _identity(16, "rank of the adapters", ge=1)
     lora_alpha: float = _identity(32, "scale of the adapters: alpha / r, or alpha / sqrt(r) with --use_rslora", gt=0)
@@ -58,9 +74,6 @@ class MethodSettings(ModelSettings):
     )
     init_lora_weights: Literal["default", "gaussian", "orthogonal"] = _identity(
         "default", "how adapters begin: default and gaussian with B = 0, orthogonal with B A = 0"
-    )
-    oft_block_size: int = _identity(
-        32, "inputs that OFT rotates together; the number of inputs must be a multiple", ge=2
     )
     use_rslora: bool = _identity(False, "rank-stabilised scaling")
     use_dora: bool = _identity(False, "weight-decomposed adapters")

@@ -148,6 +148,8 @@ def _take_method(draft: Draft) -> None:
         draft.drop("quantization_bit", bits, Group.SPEED, "the base stays in bf16: more memory")
     draft.put("method", method)
     is_oft = "adapter_type" in draft.values
+    if is_oft and (size := draft.take("oft_block_size")) is not None:
+        draft.put("adapter_options", {"oft_block_size": size})
     key = "oft_target" if is_oft else "lora_target"
     if (targets := draft.take(key)) is not None and method != "full":
         put_targets(draft, targets, key)

@@ -125,7 +125,7 @@ def test_several_data_sets_are_one_list(of_file):
 def test_oft_has_blocks_and_no_rank(of_file):
     oft = {"finetuning_type": "oft", "oft_block_size": 16, "oft_target": "q_proj,v_proj", "lora_rank": 8}
     converted, recipe = of_file(oft)
-    assert (recipe.method, recipe.adapter_type, recipe.oft_block_size) == ("lora", "oft", 16)
+    assert (recipe.method, recipe.adapter_type, recipe.adapter_options) == ("lora", "oft", {"oft_block_size": 16})
     assert recipe.lora_target_modules == ["q_proj", "v_proj"] and "lora_r" not in converted.draft.values
     assert of_file({**oft, "quantization_bit": 4})[1].method == "qlora"
 
