@@ -1,6 +1,5 @@
 """Adapters begin the same everywhere, go on with their own shape, are refused where they do not fit, and can be off."""
 
-import json
 import shutil
 
 import pytest
@@ -11,22 +10,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoModelForCausalLM
 
 from benchmarks.tiny_families import tiny_config
-from kit.config.recipe import Recipe
 from kit.model.adapter import adapters_off, attach_adapter, check_adapter
 from kit.model.load import build_meta_model, check_model, open_config
-
-
-def test_inputs_of_adapters_are_not_copied_to_float32_and_back(recipe):
-    """The frozen weights are bfloat16, the adapters float32, and autocast computes in bfloat16.
-
-    With dropout, since without it `kit.model.lora_linear` computes them."""
-    model = build(recipe(method="lora", lora_target_modules=["q_proj"], lora_dropout=0.1), BF16)
-    q_proj = next(module for name, module in model.named_modules() if name.endswith("q_proj"))
-    seen = []
-    q_proj.lora_A["default"].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].dtype))
-    with torch.autocast("cpu", torch.bfloat16):
-        model(input_ids=torch.ones(1, 4, dtype=torch.long))
-    assert seen == [torch.bfloat16]
 
 
 @pytest.mark.slow
@@ -42,15 +27,6 @@ def test_the_seed_alone_decides_the_first_adapters(recipe):
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not any(torch.equal(first[name], other[name]) for name in first if "lora_A" in name)
     assert not any(p.any() for name, p in first.items() if "lora_B" in name)  # starts as the base model
-
-
-@pytest.mark.parametrize(("r", "alpha", "rslora", "scale"), [(4, 8, False, 2.0), (16, 8, True, 2.0)])
-def test_rank_and_scale_are_those_of_the_recipe(recipe, r, alpha, rslora, scale):
-    model = build(recipe(lora_r=r, lora_alpha=alpha, use_rslora=rslora, lora_target_modules="q_proj,v_proj"), FP32)
-    layers = [module for module in model.modules() if hasattr(module, "lora_A")]
-    assert len(layers) == 3 * 2
-    assert {layer.scaling["default"] for layer in layers} == {scale}
-    assert {layer.r["default"] for layer in layers} == {r}
 
 
 def test_a_continued_adapter_keeps_its_own_shape(recipe, tmp_path):
@@ -170,7 +146,7 @@ def test_any_kind_of_peft_trains_every_layer_and_opens_again_with_the_same_logit
         model = build(mine, FP32)
         base = model.get_base_model()
         with adapters_off(model):
-            base(ids, labels=ids).loss
+            assert torch.isfinite(base(ids, labels=ids).loss)
         model(input_ids=ids, labels=ids).loss.backward()
         layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
         assert len(layers) == 3 * 7
@@ -231,39 +207,6 @@ def test_fused_experts_are_refused_with_other_kinds_than_lora(recipe):
     assert "experts.gate_up_proj: only LoRA adapts fused experts" in problem.found
 
 
-def test_a_base_and_an_adapter_that_pissa_made_of_it_begin_as_the_base(recipe, tmp_path):
-    """As docs/models.md has it; and raw, the adapter would change the base whenever it is opened, so it is refused."""
-    mine = recipe()
-    base = AutoModelForCausalLM.from_pretrained(mine.model_name_or_path)
-    ids = torch.tensor([[1, 40, 2, 50]])
-    expected = base(ids).logits
-    adapted = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights="pissa"))
-    adapted.save_pretrained(tmp_path / "raw")
-    adapted.peft_config["default"].init_lora_weights = True
-    adapted.save_pretrained(tmp_path / "begun")
-    adapted.unload().save_pretrained(tmp_path / "rest")
-    begun = recipe(tmp_path / "rest", adapter_name_or_path=str(tmp_path / "begun"))
-    assert problems(begun) == ""
-    model = build(begun, FP32)
-    assert any(p.any() for name, p in model.named_parameters() if "lora_B" in name)
-    with torch.no_grad():
-        logits = model.get_base_model().lm_head(model.get_base_model().model(ids).last_hidden_state)
-    assert torch.allclose(logits, expected, atol=1e-4)
-    raw = problems(recipe(tmp_path / "rest", adapter_name_or_path=str(tmp_path / "raw")))
-    assert "init_lora_weights pissa" in raw and "path_initial_model_for_weight_conversion" in raw
-
-
-@pytest.mark.parametrize(("kind", "is_zero"), [("gaussian", True), ("orthogonal", False)])
-def test_adapters_begin_as_peft_begins_them_and_add_nothing(recipe, kind, is_zero):
-    model = build(recipe(init_lora_weights=kind, lora_r=4), FP32)
-    layers = [module for module in model.modules() if hasattr(module, "lora_A")]
-    assert all(bool(layer.lora_B["default"].weight.any()) != is_zero for layer in layers)
-    for layer in layers:
-        assert (layer.lora_B["default"].weight @ layer.lora_A["default"].weight).abs().max() < 1e-7
-    std = layers[0].lora_A["default"].weight.std().item()
-    assert kind == "orthogonal" or 0.15 < std < 0.35  # 1 / r, and not that of the default
-
-
 def test_an_adapter_keeps_the_commit_of_its_base(recipe, monkeypatch):
     """The branch of a hub id may become another model."""
     mine = recipe(lora_target_modules="q_proj")
@@ -317,35 +260,3 @@ def test_a_model_with_its_adapters_off_answers_as_its_base_does(recipe, model_fo
                 assert {name: p.requires_grad for name, p in model.named_parameters()} == trained, (is_tied, case)
             assert torch.equal(losses_of(model), moved), (is_tied, case)
             assert {name: p.requires_grad for name, p in model.named_parameters()} == trained, (is_tied, case)
-
-
-def test_adapters_are_on_again_after_an_error(recipe):
-    model = build(recipe(), FP32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.fill_(0.1)
-    before = losses_of(model)
-    with pytest.raises(KeyError), adapters_off(model):
-        assert not torch.equal(losses_of(model), before)
-        raise KeyError
-    assert torch.equal(losses_of(model), before)
-
-
-@pytest.mark.slow
-def test_adapters_of_fused_experts_are_switched_off_too(tmp_path):
-    """They lie on parameters, not on modules."""
-    folder = tmp_path / "mixtral"
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(tiny_config("mixtral")).save_pretrained(folder)
-    targets = "q_proj,experts.gate_up_proj,experts.down_proj"
-    mine = Recipe(model_name_or_path=str(folder), dataset="x.jsonl", lora_target_modules=targets)
-    expected = losses_of(build(mine.model_copy(update={"method": "full"}), FP32))
-    model = build(mine, FP32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.fill_(0.1)
-    assert (losses_of(model) - expected).abs().max() > 1e-3
-    with adapters_off(model):
-        assert torch.equal(losses_of(model), expected)

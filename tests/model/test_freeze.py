@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from helpers import make_model
 from model_helpers import BF16, build, problems
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -47,16 +46,3 @@ def test_a_pattern_that_matches_nothing_is_refused_with_one_that_does(recipe):
                 and "lm_head" not in text
             ), case
             assert text.partition("-> ")[2] == hint, case
-
-
-def test_freezing_every_parameter_is_refused(recipe):
-    assert "freeze: nothing is left to train" in problems(recipe(method="full", freeze="model.*,lm_head*"))
-    assert problems(recipe(method="full", train_only="*")) == ""
-
-
-def test_a_tied_weight_is_matched_by_either_of_its_names(recipe, tmp_path):
-    folder = make_model(tmp_path / "tied", tie_word_embeddings=True)
-    for name in ("lm_head.weight", "model.embed_tokens.weight"):
-        settings = recipe(folder, method="full", freeze=name)
-        assert problems(settings) == ""
-        assert not build(settings, BF16).get_output_embeddings().weight.requires_grad

@@ -2,7 +2,6 @@
 
 from peft import get_peft_model_state_dict
 
-from kit.config.settings.method import MethodSettings
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, open_config
 from kit.model.serving import merge_command, vllm_command, why_not_served
@@ -21,17 +20,10 @@ CHANGES = {
     "use_dora": True,
     "init_lora_weights": "gaussian",
 }
-# These make no new adapter, or the same one.
-OF_FULL = {"oft_block_size", "method", "fp8", "qat", "qat_group_size", "freeze", "train_only", "adapter_name_or_path"}
 
 
 def adapted(recipe):
     return attach_adapter(build_meta_model(recipe, open_config(recipe)), recipe)
-
-
-def test_every_setting_of_adapters_is_tried_here():
-    own = set(MethodSettings.__annotations__) | {"new_tokens"}
-    assert own - OF_FULL == set(CHANGES)
 
 
 def test_an_adapter_that_holds_more_than_two_matrices_a_module_is_named(recipe):

@@ -51,18 +51,6 @@ def test_peft_adapts_what_all_linear_names_and_nothing_else(family):
 
 
 @pytest.mark.slow
-def test_fused_experts_are_adapted_if_they_are_named():
-    targets = "q_proj,experts.gate_up_proj,experts.down_proj"
-    names = {
-        name
-        for name, p in attach_adapter(on_meta("mixtral"), settings(lora_target_modules=targets)).named_parameters()
-        if p.requires_grad
-    }
-    assert any("q_proj" in name for name in names) and any("experts" in name for name in names)
-    assert not any("k_proj" in name or "gate.weight" in name for name in names)
-
-
-@pytest.mark.slow
 def test_a_module_whose_adapter_peft_would_not_find_again_is_refused_if_it_is_named():
     named = settings(lora_target_modules="q_proj,up_proj")
     (problem,) = check_adapter(named, on_meta("laguna"))
