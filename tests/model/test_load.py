@@ -113,8 +113,7 @@ def test_a_family_without_sdpa_gets_eager_attention_unless_sdpa_is_asked_for(rec
         assert attention_of(mine, open_config(mine), mine.packing) == "eager" and problems(mine) == ""
     with pytest.raises(UserError, match="sdpa") as caught:
         problems(recipe(folder, attn_implementation="sdpa"))
-    assert str(caught.value).startswith("error: attn_implementation: Gemma2ForCausalLM has no sdpa attention")
-    assert "--attn_implementation eager" in str(caught.value)
+    assert "error: attn_implementation: " in str(caught.value) and "--attn_implementation auto" in str(caught.value)
 
 
 def test_weights_of_another_shape_than_the_config_are_a_users_mistake(recipe, changed):

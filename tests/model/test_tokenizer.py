@@ -24,7 +24,7 @@ def test_tokens_that_cannot_be_added_or_trained_are_refused_by_name(recipe):
         ({"new_tokens": ["red"]}, "new_tokens: 'red' exists already"),
         ({"new_tokens": ["<a>", "<a>"]}, "new_tokens: '<a>' is given twice"),
         ({"trainable_tokens": ["<|im_ned|>"]}, "did you mean '<|im_end|>'"),
-        ({"trainable_tokens": ["<none>"]}, "--new_tokens '<none>' instead of --trainable_tokens"),
+        ({"trainable_tokens": ["<none>"]}, "--new_tokens adds one"),
     ]
     for changes, message in cases:
         with pytest.raises(UserError) as error:
