@@ -64,7 +64,7 @@ def check_stop_tokens(
     special_ids = [i for i in tokenizer.added_tokens_decoder if i < num_rows]
     special_ids += range(max(tokenizer.get_vocab().values()) + 1, num_rows)  # padding
     special = {i: head[i : i + 1][0].float() for i in special_ids[:NUM_SPECIAL]}
-    sample = {}
+    sample: dict[int, torch.Tensor] = {}
     for block in range(NUM_BLOCKS):
         start = block * max(num_rows - BLOCK_ROWS, 0) // (NUM_BLOCKS - 1)
         sample.update(enumerate(head[start : min(start + BLOCK_ROWS, num_rows)].float(), start))
