@@ -8,13 +8,12 @@ from helpers import matrix
 from model_helpers import BF16, FP32
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText
 
 from benchmarks.tiny_families import make_model, tiny_config
 from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.export.final import write_model
-from kit.model.classes import auto_class
 from kit.model.load import build_meta_model, build_model, open_config
 from kit.model.tokenizer import open_tokenizer
 from kit.strategy.weights import whole_state
@@ -80,14 +79,6 @@ def test_an_adapter_is_found_again_on_the_whole_model_and_not_on_its_towers(buil
         expected = model.eval()(input_ids=ids, use_cache=False).logits
         logits = PeftModel.from_pretrained(base, str(final)).eval()(input_ids=ids, use_cache=False).logits
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_the_class_that_wrote_the_weights_opens_them():
-    config = tiny_config("llama4")
-    assert auto_class(config) is AutoModelForCausalLM
-    config.architectures = ["Llama4ForConditionalGeneration"]
-    assert auto_class(config) is AutoModelForImageTextToText
-    assert auto_class(tiny_config("mistral3")) is AutoModelForImageTextToText
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import kit.model.compile
-from kit.errors import UserError
 from kit.model.compile import CompiledLayers, check_compile
 
 CLASSES = ("LlamaDecoderLayer",)
@@ -73,19 +72,6 @@ def test_a_layer_that_is_not_one_graph_runs_plain_and_is_named(capsys):
     said = capsys.readouterr().out
     assert said.count("LlamaDecoderLayer runs uncompiled, since it is not one graph") == 1
     assert layers.num_graphs == 0
-
-
-def test_a_compiler_that_fails_is_one_line_with_a_way_out(monkeypatch):
-    def fails(graph, inputs):
-        raise OSError("Python.h: No such file\nand more")
-
-    monkeypatch.setattr(kit.model.compile, "BACKEND", fails)
-    model = llama()
-    compiled(model)
-    with pytest.raises(UserError) as caught:
-        gradients(model, [(2, 9)])
-    (problem,) = caught.value.problems
-    assert "Python.h: No such file" in problem.found and problem.fix == "--torch_compile false"
 
 
 def test_packing_with_layers_that_see_one_sample_at_a_time_is_refused():

@@ -54,15 +54,6 @@ def test_qlora_stores_nf4_with_double_quantisation_in_the_compute_dtype(recipe, 
         assert parameter.dtype == (torch.float32 if "lora_" in name else storage), name
 
 
-def test_a_model_whose_packs_need_a_mask_is_not_attended_by_cudnn(recipe, monkeypatch):
-    changes = []
-    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", changes.append)
-    build(recipe(method="full", packing=True), FP32)
-    assert not changes
-    build(recipe(method="full", packing=True, attn_implementation="sdpa"), FP32)
-    assert changes == [False]
-
-
 # What a user can get wrong
 
 
@@ -99,11 +90,6 @@ def test_a_quantised_checkpoint_is_refused(recipe, changed):
     assert "a quantised checkpoint" in problems(recipe(folder))
 
 
-def test_a_length_beyond_the_models_positions_is_refused_with_the_longest(recipe):
-    assert "--max_length 1024" in problems(recipe(max_length=1025))
-    assert problems(recipe(max_length=1024)) == ""
-
-
 def test_a_family_without_sdpa_gets_eager_attention_unless_sdpa_is_asked_for(recipe, changed):
     from transformers import Gemma2Config
 
@@ -114,18 +100,6 @@ def test_a_family_without_sdpa_gets_eager_attention_unless_sdpa_is_asked_for(rec
     with pytest.raises(UserError, match="sdpa") as caught:
         problems(recipe(folder, attn_implementation="sdpa"))
     assert "error: attn_implementation: " in str(caught.value) and "--attn_implementation auto" in str(caught.value)
-
-
-def test_weights_of_another_shape_than_the_config_are_a_users_mistake(recipe, changed):
-    with pytest.raises(UserError, match="model_name_or_path"):
-        build(recipe(changed(intermediate_size=48)), FP32)
-
-
-def test_cut_off_weights_are_a_users_mistake(recipe, changed):
-    weights = changed() / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(UserError, match="model_name_or_path"):
-        build(recipe(weights.parent), FP32)
 
 
 def test_sharded_weights_are_opened(recipe, changed):

@@ -2,13 +2,12 @@
 
 import shutil
 
-import huggingface_hub
 import pytest
 from model_helpers import TEMPLATE, problems
 
 from kit.errors import UserError
 from kit.model.load import open_config
-from kit.model.locate import HUB_SECONDS, base_of_adapter, has_weights, locate_model
+from kit.model.locate import HUB_SECONDS, locate_model
 from kit.model.tokenizer import open_tokenizer
 
 DAMAGED = ["", "{", "[]", "null", "{}", "[" * 200_000, '{"metadata": {}, "weight_map": null}']
@@ -21,18 +20,6 @@ def test_a_missing_folder_is_named(recipe, tmp_path):
         open_config(recipe(tmp_path / "nowhere"))
     with pytest.raises(UserError, match=r"no config\.json in it"):
         open_config(recipe(tmp_path))
-
-
-def test_weights_are_looked_for_in_the_folder_or_in_the_hubs_cache(recipe, model_folder, tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text("{}")
-    assert has_weights(recipe(model_folder)) and not has_weights(recipe(tmp_path))
-    for found, there in (
-        (str(tmp_path / "config.json"), False),
-        (str(model_folder / "config.json"), True),
-        (None, False),
-    ):
-        monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *args, found=found, **kwargs: found)
-        assert has_weights(recipe("someone/model")) is there
 
 
 @pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
@@ -93,27 +80,3 @@ def test_a_hub_that_cannot_be_reached_costs_one_short_request(monkeypatch):
     with pytest.raises(UserError, match=r"no folder 'some/model', and the hub cannot be reached \(no route\)"):
         locate_model("some/model", "v2")
     assert asked == [("some/model", "v2", HUB_SECONDS)] and HUB_SECONDS <= 10
-
-
-def test_offline_a_model_missing_from_the_cache_is_reported_once_with_those_in_it(recipe, monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    (tmp_path / "models--some--models").mkdir()
-    reported = []
-    for look in (open_config, open_tokenizer):
-        with pytest.raises(UserError, match=r"HF_HUB_OFFLINE forbids .*\n    -> did you mean 'some/models'") as caught:
-            look(recipe("some/model"))
-        reported += caught.value.problems
-    assert len(set(reported)) == 1
-
-
-def test_a_base_that_cannot_be_opened_is_reported_with_the_flag_that_names_it(adapter, model_folder):
-    folder = adapter()
-    file = folder / "adapter_config.json"
-    assert base_of_adapter(folder, "give the base") == str(model_folder)
-    whole = file.read_text()
-    moved = whole.replace(str(model_folder), "/moved/away")
-    for text in (moved, "[]", "{", "{}", '{"base_model_name_or_path": null}', '{"base_model_name_or_path": 3}'):
-        file.write_text(text)
-        with pytest.raises(UserError, match=f"^error: {file}: .*\n    -> give the base$"):
-            base_of_adapter(folder, "give the base")

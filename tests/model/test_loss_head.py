@@ -221,22 +221,6 @@ def test_many_chunks_round_the_gradient_of_a_trained_head_no_more_than_one(autoc
     assert one < 3e-3 and error(8) < 1.6 * one  # added up in bf16, the error is seven times that of one chunk
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "cohere", "granite", "phi"])
-def test_a_frozen_head_computes_its_logits_once(family):
-    model, reference = pair(family, tie_word_embeddings=False)
-    for each in (model, reference):
-        each.get_output_embeddings().requires_grad_(False)
-    seen, head = [], model.get_output_embeddings()
-    plain = head.forward
-    head.forward = lambda hidden: [seen.append(len(hidden)), plain(hidden)][1]
-    install_loss_head(model, 5)
-    inputs, wanted = batch()
-    model(**inputs, **wanted).sum().backward()
-    assert seen == [5, 5, 3]
-    model.zero_grad()
-    assert_same_loss_and_gradients(model, reference, inputs, wanted)
-
-
 def test_a_batch_without_targets_gives_zero_and_zero_gradients_for_every_weight():
     """A rank that got no sample must still take part in the backward pass, with nothing to add."""
     model = tiny()

@@ -74,12 +74,6 @@ def test_qlora_is_refused_if_it_would_quantise_nothing():
     assert problems("falcon", method="lora") == problems("llama", method="qlora") == ""
 
 
-def test_qlora_says_how_much_it_leaves_unquantised():
-    line, warning, *_ = described("mixtral", method="qlora")
-    assert "% in 4 bit" in line and "8 Linear4bit" in line
-    assert "unquantised" in warning and "fused experts" in warning
-
-
 # Routers
 
 
@@ -94,12 +88,6 @@ def test_the_weight_of_the_routers_loss_is_the_models_own_unless_it_is_set():
 
 
 # Others
-
-
-def test_full_training_is_refused_for_a_model_that_could_not_be_opened_again():
-    text = problems("mllama", method="full")
-    assert "knows MllamaForCausalLM only as a part of another model" in text and "--method lora" in text
-    assert problems("mllama", method="lora") == ""
 
 
 def test_a_dense_model_is_described_in_one_line():

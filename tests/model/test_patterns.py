@@ -18,11 +18,8 @@ ENDLESS = "([a-z_.0-9]+)+!"
     "config",
     [
         {"target_modules": ENDLESS},
-        {"exclude_modules": ENDLESS},
-        {"layers_pattern": [ENDLESS]},
         {"modules_to_save": ["lm_head", ENDLESS]},
         {"rank_pattern": {ENDLESS: 4}},
-        {"alpha_pattern": {ENDLESS: 4}},
     ],
 )
 def test_an_endless_pattern_is_refused(config, tmp_path, monkeypatch):

@@ -68,17 +68,6 @@ def test_the_quantised_model_computes_bit_for_bit_what_is_trained(scheme):
 
 
 @needs_torchao
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_base_of_an_adapter_is_rounded_and_the_adapter_is_not(scheme):
-    settings = recipe(qat=scheme, method="lora")
-    ours, other = build(settings, FP32), theirs(settings)
-    assert torch.equal(ours(input_ids=IDS).logits, other(input_ids=IDS).logits)  # B = 0
-    assert not any("fake_quantizer" in name for name, _ in ours.named_modules() if "lora_" in name)
-    trained = {name for name, p in ours.named_parameters() if p.requires_grad}
-    assert trained and all("lora_" in name for name in trained)
-
-
-@needs_torchao
 def test_groups_that_do_not_divide_a_row_are_refused_with_the_size_that_does():
     found = problems(recipe(qat_group_size=48))
     assert "qat_group_size: groups of 48 weights, and model.layers.0" in found

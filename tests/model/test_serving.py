@@ -44,21 +44,5 @@ def test_an_adapter_that_holds_more_than_two_matrices_a_module_is_named(recipe):
         assert command == ("" if others or setting == "lora_target_modules" else usual), setting
 
 
-def test_the_limit_of_ranks_is_one_that_vllm_takes(recipe):
-    for case in [(8, ""), (17, "32"), (300, "320"), (512, "512"), (513, None)]:
-        rank, limit = case
-        config = adapted(recipe(lora_r=8)).peft_config["default"]
-        config.rank_pattern = {"q_proj": rank}
-        command = vllm_command(config, None, "final")
-        assert command == "" if limit is None else command.partition("--max-lora-rank ")[2] == limit, case
-        assert ("a rank above 512" in why_not_served(config)) == (limit is None), case
-
-
-def test_all_reasons_of_an_adapter_are_named(recipe):
-    changes = {name: CHANGES[name] for name in ("trainable_tokens", "lora_modules_to_save", "use_dora", "use_rslora")}
-    reason = why_not_served(adapted(recipe(**changes)).peft_config["default"])
-    assert reason.endswith("no adapter with trained rows of tokens and modules that trained whole and DoRA")
-
-
 def test_a_folder_with_a_space_can_be_typed():
     assert merge_command("my run/final") == "python recipes/export.py 'my run/final' --output_dir merged"
