@@ -1,6 +1,6 @@
 """Compare each kind of adapter with peft's own use of it: 20 steps of AdamW in float32, final/ opened by peft, a merge.
 
-    python benchmarks/adapters.py [--model_name_or_path M] [--oft_block_size N]
+    python benchmarks/adapters.py [--model_name_or_path M] [KIND ...]
 
 Prints a Markdown table: the largest relative difference of the loss of a step; the largest difference of a logit
 between the model that was trained and ``final/`` as plain peft opens it; and the same of the model that peft merges.
@@ -9,6 +9,7 @@ between the model that was trained and ``final/`` as plain peft opens it; and th
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,20 +22,27 @@ from kit.model.tokenizer import open_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, RATE = 20, 2e-3
+# Of kinds that have no usable default for a model of this size.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "c3a": {"block_size": 32},
+    "fourierft": {"n_frequency": 50},
+    "ia3": {"feedforward_modules": []},
+    "vera": {"r": 8, "save_projection": False},
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name_or_path", default=str(ROOT / "recipes/tiny/model"))
-    parser.add_argument("--oft_block_size", type=int, default=32)
+    parser.add_argument("kinds", nargs="*", default=ADAPTER_TYPES)
     args = parser.parse_args()
     print("| adapter_type | loss of 20 steps | final/ opened by peft | merged |\n|---|---|---|---|")
-    for name in ADAPTER_TYPES:
-        differences = compare(args.model_name_or_path, name, args.oft_block_size)
+    for name in args.kinds:
+        differences = compare(args.model_name_or_path, name, OPTIONS.get(name))
         print(f"| `{name}` | {' | '.join(f'{each:.1e}' for each in differences)} |", flush=True)
 
 
-def compare(model_name: str, adapter_type: str, oft_block_size: int) -> tuple[float, float, float]:
+def compare(model_name: str, adapter_type: str, options: dict[str, Any] | None) -> tuple[float, float, float]:
     """Return the three differences for one kind."""
     from peft import PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -43,7 +51,7 @@ def compare(model_name: str, adapter_type: str, oft_block_size: int) -> tuple[fl
         return AutoModelForCausalLM.from_pretrained(model_name, dtype=torch.float32)
 
     names = {"model_name_or_path": model_name, "dataset": "none", "adapter_type": adapter_type, "output_dir": "none"}
-    recipe = Recipe.model_validate({**names, "oft_block_size": oft_block_size})
+    recipe = Recipe.model_validate({**names, "adapter_options": options})
     ours = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"), seed=0)
     torch.manual_seed(0)
     theirs = get_peft_model(base(), ours.peft_config["default"])  # type: ignore[arg-type, index]

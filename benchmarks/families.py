@@ -2,7 +2,7 @@
 
     python benchmarks/families.py                                     # all families, some half an hour on two cores
     python benchmarks/families.py llama gemma2 --topologies single    # some of them
-    python benchmarks/families.py --write docs/models.md              # the table, between the marks in that page
+    python benchmarks/families.py --write benchmarks/results/2026-11-23-families.md  # the table, between the marks
 
 Each model has random weights and random persistent buffers, and lies in a folder of safetensors. The kit's own
 functions open, check, load, train and save it, as recipes/finetune.py calls them, for one step in fp32. A cell is "ok"

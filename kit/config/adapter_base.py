@@ -9,7 +9,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from kit.config.adapter_types import AdapterTypeName, adapter_type_of
 from kit.durable import read_small
 from kit.errors import Problem
 
@@ -57,9 +56,10 @@ def fill_in_base(values: dict[str, Any], where: dict[str, str]) -> list[Problem]
     return []
 
 
-def saved_adapter_type(name: str) -> AdapterTypeName:
+def saved_adapter_type(name: str) -> str:
     """Return the ``adapter_type`` of a saved adapter, as ``adapter_config`` reads it; lora if it says none."""
-    return adapter_type_of(str(adapter_config(name).get("peft_type"))) or "lora"
+    kind = adapter_config(name).get("peft_type")
+    return kind.lower() if kind and isinstance(kind, str) else "lora"
 
 
 def adapter_config(name: str) -> dict[str, Any]:

@@ -1,19 +1,9 @@
-"""The kinds of adapters that ``adapter_type`` takes. Plain Python.
-
-They are peft's own modules around linear layers. Other kinds of peft were tried, and why each is refused is in
-``values`` of kits/common.yaml and, with figures, in benchmarks/results/2026-11-25-adapters.md.
-"""
+"""The kinds of adapters that ``adapter_type`` takes: any of peft that lies around layers. Plain Python."""
 
 import re
-from typing import Literal, get_args
 
-AdapterTypeName = Literal["lora", "oft"]
-ADAPTER_TYPES: tuple[AdapterTypeName, ...] = get_args(AdapterTypeName)
-
-
-def is_of_adapter(name: str) -> bool:
-    """Whether the module or weight called ``name`` is of an adapter."""
-    return bool(re.search(r"(?:^|\.)(?:lora|oft)_", name))
+# Those that were trained, saved, opened again and merged beside peft's own use of them: benchmarks/adapters.py.
+ADAPTER_TYPES = "lora oft c3a fourierft gralora hira hra ia3 loha lokr miss road vera".split()
 
 
 def module_adapted_by(name: str) -> str:
@@ -24,8 +14,3 @@ def module_adapted_by(name: str) -> str:
     """
     match = re.match(r"(?:base_model\.model\.)?(.+?)\.(?:lora_B|lora_embedding_A|oft_R)\.", name)
     return match[1] if match else ""
-
-
-def adapter_type_of(peft_type: str) -> AdapterTypeName | None:
-    """The ``adapter_type`` of a saved adapter's ``peft_type``; None if there is none."""
-    return next((name for name in ADAPTER_TYPES if name == peft_type.lower()), None)

@@ -214,7 +214,7 @@ def check_learned(state: dict[str, torch.Tensor]) -> None:
     has_learned = {module_adapted_by(name): bool(tensor.any()) for name, tensor in state.items()}
     has_learned.pop("", None)
     still = [module for module, learned in has_learned.items() if not learned]
-    if len(still) == len(has_learned):
+    if has_learned and len(still) == len(has_learned):
         raise TrainingError("every lora_B is zero: the adapter has learned nothing")
     if still:
         say(

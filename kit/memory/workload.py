@@ -211,7 +211,7 @@ class Workload:
 def uncovered(settings: MethodSettings, shape: Shape) -> list[str]:
     """Return the settings that are given and change memory in a way that no formula of this package describes."""
     keys = "use_dora lora_modules_to_save trainable_tokens new_tokens freeze train_only adapter_name_or_path qat"
-    found = [key for key in keys.split() if getattr(settings, key)]
+    found = [key for key in (*keys.split(), "adapter_options") if getattr(settings, key)]
     found += ["adapter_type"] if settings.method != "full" and settings.adapter_type != "lora" else []
     targets = settings.lora_target_modules
     if settings.method != "full" and targets != "all-linear":

@@ -1,4 +1,8 @@
-"""Adapters: attach new or saved ones to a model, and check from shapes alone whether they fit."""
+"""Adapters: attach new or saved ones to a model, and check from shapes alone whether they fit.
+
+LoRA has flags of its own. Any other kind of peft that lies around layers is made by peft's own config class from
+``adapter_options``. What is refused is found by letting peft attach it to the model on meta.
+"""
 
 import copy
 import json
@@ -6,18 +10,18 @@ import shlex
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers.pytorch_utils import Conv1D
 
-from kit.config.adapter_types import adapter_type_of, is_of_adapter
 from kit.config.expressions import TARGETS, is_expression, matches, take_without_end
 from kit.config.settings.method import MethodSettings
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, first_line, listed
+from kit.model.four_bit import packed_on_meta
 from kit.model.freeze import freeze
 from kit.model.locate import ADAPTER_FILES, commit_of, open_adapter
 from kit.model.patterns import check_patterns
@@ -28,14 +32,13 @@ _FIELD = "adapter_name_or_path"
 # Merged, an adapter on one of the two would change the other as well.
 _TIED = "the embedding or the output head, which are one weight in this model: an adapter on it cannot be merged"
 _CHANGING_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq", "mica")  # init_lora_weights of a saved adapter
-# What a saved OFT must have to be trained on. The constraint of ``coft`` changes weights in each forward pass.
-_LIKE_NEW_OFT = {
-    "bias": "none",
-    "block_share": False,
-    "coft": False,
-    "module_dropout": 0.0,
-    "modules_to_save": None,
-    "use_cayley_neumann": True,
+# Kinds that a training loop must call in each step, that change what layers pass on, and that have flags here.
+_NOT_TAKEN = {"adalora", "shadow", "trainable_tokens"}
+# What the kit sets itself in the config of an adapter, or has a flag for.
+_NO_OPTIONS = {
+    *("peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision"),
+    *("inference_mode", "target_modules", "modules_to_save", "trainable_token_indices", "target_parameters"),
+    *("r", "lora_alpha", "lora_dropout", "init_lora_weights", "use_rslora", "use_dora", "ensure_weight_tying"),
 }
 
 
@@ -50,6 +53,7 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
     if settings.method == "full":
         freeze(model, settings)
         return model
+    from peft import get_peft_model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     from kit.model.lora_linear import install_lora_linear
@@ -58,7 +62,11 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
         parameter.requires_grad_(False)
     # Every rank must create the same matrices, because sharding keeps a part of each rank's own copy.
     torch.manual_seed(seed)
-    adapted: Any = _load_adapter(model, settings) if settings.adapter_name_or_path else _new_adapter(model, settings)
+    adapted: Any
+    if settings.adapter_name_or_path:
+        adapted = _load_adapter(model, settings.adapter_name_or_path)
+    else:
+        adapted = get_peft_model(model, _new_config(model, settings))
     for parameter in adapted.parameters():
         if parameter.requires_grad:  # peft leaves rows and whole modules in the dtype of the base
             parameter.data = parameter.data.float()
@@ -91,19 +99,17 @@ def _keep_dtype_of_states(base: Any) -> None:
         table.register_forward_hook(lambda table, _, vectors: vectors.to(table.original_module.weight.dtype))
 
 
-def _load_adapter(model: Any, settings: MethodSettings) -> Any:
+def _load_adapter(model: Any, name: str) -> Any:
     from peft import PeftModel
 
-    folder = open_adapter(settings.adapter_name_or_path or "")
     with warnings.catch_warnings():
         # The warning is expected for a model on meta: in a dry run, and if rank 0 sends the weights.
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
-        return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+        return PeftModel.from_pretrained(model, str(open_adapter(name)), is_trainable=True)
 
 
-def _new_adapter(model: Any, settings: MethodSettings) -> Any:
-    from peft import LoraConfig, OFTConfig, get_peft_model
-
+def _new_config(model: Any, settings: MethodSettings) -> Any:
+    """peft's config of new adapters. Raises ``ValueError`` or ``TypeError`` as peft's class does."""
     modules: list[str]
     parameters: list[str] = []
     if settings.lora_target_modules == "all-linear":
@@ -112,28 +118,37 @@ def _new_adapter(model: Any, settings: MethodSettings) -> Any:
         modules, parameters = split_targets(model, list(settings.lora_target_modules))
         modules = full_names(modules, [name for name, _ in model.named_modules()])
         parameters = full_names(parameters, [name for name, _ in model.named_parameters()])
-    shared: dict[str, Any] = {
-        "task_type": "CAUSAL_LM",
+    options: dict[str, Any] = {}
+    if settings.adapter_type == "lora":
+        options = {
+            "r": settings.lora_r,
+            "lora_alpha": settings.lora_alpha,
+            "lora_dropout": settings.lora_dropout,
+            "target_parameters": parameters or None,
+            "init_lora_weights": True if settings.init_lora_weights == "default" else settings.init_lora_weights,
+            "use_rslora": settings.use_rslora,
+            "use_dora": settings.use_dora,
+            **rows_and_modules_options(model, settings),
+        }
+    elif parameters:
+        raise ValueError(f"{listed(parameters)}: only LoRA adapts fused experts")
+    return _config_classes()[settings.adapter_type](
+        task_type="CAUSAL_LM",
         # The commit of a hub id; without it peft would open what the branch has become.
-        "revision": commit_of(settings.model_name_or_path, settings.model_revision),
-        "target_modules": modules,
-    }
-    if settings.adapter_type == "oft":
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Invalid `oft_block_size`")  # ``_check_oft`` refuses it
-            return get_peft_model(model, OFTConfig(oft_block_size=settings.oft_block_size, **shared))
-    config = LoraConfig(
-        r=settings.lora_r,
-        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
-        lora_dropout=settings.lora_dropout,
-        target_parameters=parameters or None,
-        init_lora_weights=True if settings.init_lora_weights == "default" else settings.init_lora_weights,
-        use_rslora=settings.use_rslora,
-        use_dora=settings.use_dora,
-        **rows_and_modules_options(model, settings),
-        **shared,
+        revision=commit_of(settings.model_name_or_path, settings.model_revision),
+        target_modules=modules,
+        **options,
+        **(settings.adapter_options or {}),
     )
-    return get_peft_model(model, config)
+
+
+def _config_classes() -> dict[str, Any]:
+    """peft's config class of each kind of adapter that lies around layers, whose tensors then have a prefix."""
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
+
+    around_layers = {kind for kind, tuner in PEFT_TYPE_TO_TUNER_MAPPING.items() if getattr(tuner, "prefix", None)}
+    classes = {kind.value.lower(): PEFT_TYPE_TO_CONFIG_MAPPING[kind] for kind in around_layers}
+    return {kind: each for kind, each in sorted(classes.items()) if kind not in _NOT_TAKEN}
 
 
 @contextmanager
@@ -160,7 +175,20 @@ def check_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Check whether the adapters of ``settings``, new or from files, fit the model. Does not change ``meta_model``."""
     if settings.adapter_name_or_path:
         return _check_saved_adapter(settings, meta_model)
-    return _check_expressions(settings, meta_model) or _check_targets(settings, meta_model)
+    return _check_kind(settings) or _check_expressions(settings, meta_model) or _check_targets(settings, meta_model)
+
+
+def _check_kind(settings: MethodSettings) -> list[Problem]:
+    """Check that peft has the kind of adapter, and that kind the options."""
+    kinds = _config_classes()
+    kind = settings.adapter_type
+    if kind not in kinds:
+        expected = f"a kind of peft that lies around layers: {', '.join(kinds)}"
+        return [Problem("adapter_type", repr(kind), expected, did_you_mean(kind, kinds))]
+    known = {field.name for field in fields(kinds[kind])} - (_NO_OPTIONS if kind == "lora" else _NO_OPTIONS - {"r"})
+    expected = f"options of peft's {kinds[kind].__name__} that have no flag of their own: {', '.join(sorted(known))}"
+    unknown = [name for name in settings.adapter_options or {} if name not in known]
+    return [Problem("adapter_options", repr(name), expected, did_you_mean(name, known)) for name in unknown]
 
 
 def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
@@ -177,31 +205,24 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Prob
             return problems
         config: Any = PeftConfig.from_pretrained(str(folder))
         base = config.base_model_name_or_path
-        kind = config.peft_type.value
+        kind = config.peft_type.value.lower()
         use_dora = getattr(config, "use_dora", False)
         initialisation = str(getattr(config, "init_lora_weights", True)).lower()
         # Not needed for a check of shapes: some initial values need the base's weights, and the base may have moved.
         config.init_lora_weights = False
         config.base_model_name_or_path = None
     except Exception as error:  # the JSON may hold anything
-        found = f"{folder / ADAPTER_FILES[0]} is no adapter's: {first_line(error)}"
-        return [Problem(_FIELD, found)]
-    adapter_type = adapter_type_of(kind)
-    if adapter_type != settings.adapter_type:
-        found, fix = f"{folder} holds an adapter of {kind}", f"--adapter_type {adapter_type}" if adapter_type else ""
-        return [Problem(_FIELD, found, settings.adapter_type.upper(), fix)]
+        return [Problem(_FIELD, f"{folder / ADAPTER_FILES[0]} is no adapter's: {first_line(error)}")]
+    if kind != settings.adapter_type or kind not in _config_classes():
+        fix = f"--adapter_type {kind}" if kind in _config_classes() else ""
+        return [Problem(_FIELD, f"{folder} holds an adapter of {kind.upper()}", settings.adapter_type.upper(), fix)]
     last_id = _last_trained_id(config)
     if last_id >= num_rows(meta_model):
         found = f"{folder} trained the token of id {last_id}, this model has {num_rows(meta_model)} rows"
         return [Problem(_FIELD, found, "its tokenizer beside it", _base_flag(base))]
-    differing = {key for key in _LIKE_NEW_OFT if getattr(config, key, None) != _LIKE_NEW_OFT[key]}
-    if kind == "OFT" and differing:
-        found = f"{folder} has {', '.join(f'{key} {getattr(config, key)}' for key in sorted(differing))}"
-        expected = ", ".join(f"{key} {_LIKE_NEW_OFT[key]}" for key in sorted(differing))
-        return [Problem(_FIELD, f"{found}, which was not shown to be exact", expected)]
     if use_dora and settings.method == "qlora":
         found = f"{folder} was made with use_dora, given with method qlora"
-        return [Problem(_FIELD, found, fix="use --method lora")]
+        return [Problem(_FIELD, found, fix="--method lora")]
     if initialisation.startswith(_CHANGING_BASES):
         found = f"{folder} has init_lora_weights {initialisation}, by which peft changes the base whenever it is opened"
         fix = "peft's save_pretrained(..., path_initial_model_for_weight_conversion=...) makes an ordinary LoRA of it"
@@ -244,8 +265,10 @@ def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) 
         return [Problem(_FIELD, f"{folder} adapts {_TIED}", "an adapter of other modules")]
     state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     expected = {name: list(tensor.shape) for name, tensor in state.items()}
-    stored = {name: shape for name, shape in stored.items() if is_of_adapter(name) or name in expected}
-    differing = sorted(name for name in {**expected, **stored} if expected.get(name) != stored.get(name))
+    # peft may have saved an embedding that did not train.
+    of_base = {f"base_model.model.{name}" for name, _ in meta_model.named_parameters(remove_duplicate=False)}
+    names = {*expected, *(name for name in stored if name.replace(".base_layer", "") not in of_base)}
+    differing = sorted(name for name in names if expected.get(name) != stored.get(name))
     if not differing:
         return []
     name = differing[0]
@@ -265,79 +288,70 @@ def _check_expressions(settings: MethodSettings, meta_model: Any) -> list[Proble
 
 
 def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:
+    field = "lora_target_modules"
     problems = []
     modules = dict(meta_model.named_modules())
-    left_out = tied_tables(meta_model)
-    adapted = torch.nn.Linear if settings.adapter_type == "oft" else torch.nn.Linear | Conv1D
-    linear = {
-        last_part(name)
-        for name, module in modules.items()
-        if isinstance(module, adapted) and not any(module is table for table in left_out)
-    }
-    expected = f"all-linear, some of {', '.join(sorted(linear))}, or a regular expression"
+    tied = tied_tables(meta_model)
     if settings.lora_target_modules != "all-linear":
+        linear = {last_part(name) for name in all_linear_targets(meta_model)}
+        expected = f"all-linear, some of {', '.join(sorted(linear))}, or a regular expression"
         lost = lost_on_reload(meta_model)
         for target in split_targets(meta_model, list(settings.lora_target_modules))[0]:
-            targeted = [module for name, module in modules.items() if matches(name, target)]
-            lost_here = [name for name in lost if matches(name, target)]
-            if not targeted:
-                found = f"no module {target!r}"
-                problems.append(Problem("lora_target_modules", found, expected, did_you_mean(target, linear)))
-            elif _takes_no_adapter(settings, meta_model, target, targeted):
-                other = next(module for module in targeted if not isinstance(module, torch.nn.Linear))
-                verb = "also matches" if is_expression(target) else "is"
-                found = f"{target!r} {verb} a {type(other).__name__}, which takes no adapter"
-                problems.append(Problem("lora_target_modules", found, expected))
-            elif any(module is table for module in targeted for table in left_out):
-                found = f"{target!r} also matches {_TIED}" if is_expression(target) else f"{target!r} is {_TIED}"
-                problems.append(Problem("lora_target_modules", found, "modules that can be merged", "leave it out"))
+            named = {name: module for name, module in modules.items() if matches(name, target)}
+            lost_here = [name for name in lost if name in named]
+            if not named:
+                problems.append(Problem(field, f"no module {target!r}", expected, did_you_mean(target, linear)))
+            elif any(module is table for module in named.values() for table in tied):
+                problems.append(Problem(field, f"{target!r} is {_TIED}", "modules that can be merged", "leave it out"))
             elif lost_here:
                 found = f"{target!r} is also {lost_here[0]}, whose saved adapter peft would not find again"
-                problems.append(Problem("lora_target_modules", found, "names that leave it out, or all-linear"))
+                problems.append(Problem(field, found, "names that leave it out, or all-linear"))
     problems += check_rows_and_modules(settings, meta_model)
-    reason = "" if problems else _refusal(settings, meta_model)
-    if reason:
-        found = f"peft cannot adapt {type(meta_model).__name__} so ({reason})"
-        if settings.adapter_type == "oft":
-            problems.append(Problem("adapter_type", found, fix="--adapter_type lora"))
-        else:
-            problems.append(Problem("lora_target_modules", found, expected))
-    if settings.adapter_type == "oft" and not problems:
-        problems = _check_oft(settings, meta_model)
+    if not problems and (reason := _refusal(settings, meta_model)):
+        where = "adapter_options" if settings.adapter_options else field
+        found = f"peft's {settings.adapter_type} does not take {type(meta_model).__name__} so ({reason})"
+        problems.append(Problem(where, found, "linear modules, and options that fit them"))
     return problems
 
 
-def _check_oft(settings: MethodSettings, meta_model: Any) -> list[Problem]:
-    """Check that OFT can rotate what is named, in blocks of the size that was asked for. peft would take another."""
-    targets = settings.lora_target_modules
-    if targets != "all-linear" and (parameters := split_targets(meta_model, list(targets))[1]):
-        found = f"{listed(parameters)} with adapter_type oft: fused experts, which only LoRA adapts"
-        return [Problem("lora_target_modules", found, fix="leave them out; or --adapter_type lora")]
-    with torch.device("meta"):
-        adapted = attach_adapter(copy.deepcopy(meta_model), settings)
-    inputs = {last_part(name): m.in_features for name, m in adapted.named_modules() if hasattr(m, "oft_R")}
-    wrong = [f"{name} has {number}" for name, number in inputs.items() if number % settings.oft_block_size]
-    if not wrong:
-        return []
-    fits = next(n for n in range(settings.oft_block_size, 0, -1) if not any(number % n for number in inputs.values()))
-    fix = f"--oft_block_size {fits}" if fits > 1 else "--adapter_type lora"
-    found = f"{settings.oft_block_size}, but of inputs {listed(wrong)}"
-    return [Problem("oft_block_size", found, "a size that divides the inputs of all adapted modules", fix)]
-
-
-def _takes_no_adapter(settings: MethodSettings, meta_model: Any, target: str, modules: list[Any]) -> bool:
-    """Whether peft refuses ``target`` alone, the name of ``modules``."""
-    if all(isinstance(module, torch.nn.Linear) for module in modules):
-        return False
-    alone = settings.model_copy(update={"lora_target_modules": [target]})
-    return bool(_refusal(alone, meta_model))
-
-
 def _refusal(settings: MethodSettings, meta_model: Any) -> str:
-    """Why peft cannot attach the adapters of ``settings``; empty if it can."""
+    """Why peft cannot attach the adapters of ``settings`` as they are, or compute with them; empty if it can."""
+    bases = [copy.deepcopy(meta_model).float()]
+    if settings.method == "qlora" and settings.adapter_type != "lora":
+        bases.append(packed_on_meta(bases[0], torch.float32))
+    shapes = []
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Invalid ")  # peft would take another value
+            for base in bases:
+                adapted = attach_adapter(base, settings)
+                tensors = [*adapted.named_parameters(), *adapted.named_buffers()]
+                shapes.append({name: tensor.shape for name, tensor in tensors if ".base_layer." not in name})
+    except (ValueError, RuntimeError, TypeError, AttributeError, KeyError, ImportError, UserWarning) as error:
+        return first_line(error)
+    if shapes[0] != shapes[-1]:
+        return "on a base of 4 bits it takes the packed weights for plain ones"
+    return "" if settings.adapter_type == "lora" else _why_unfit(adapted, is_packed=len(bases) > 1)
+
+
+def _why_unfit(adapted: Any, is_packed: bool) -> str:
+    """Why adapters on meta could not be saved by what trains, or computed with; empty if they can.
+
+    Args:
+        is_packed: whether the base is of 4 bits, of which nothing on meta can be read.
+    """
+    from peft import get_peft_model_state_dict
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    trained = {name.replace(".default", "") for name, p in adapted.named_parameters() if p.requires_grad}
+    saved = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    if others := sorted(saved.keys() - trained):
+        return f"{others[0]} would have to be saved, and does not train"
+    layer: Any = next(each for each in adapted.modules() if isinstance(each, BaseTunerLayer))
     try:
         with torch.device("meta"):
-            attach_adapter(copy.deepcopy(meta_model), settings)
-    except (ValueError, RuntimeError, TypeError, AttributeError, KeyError, NotImplementedError) as error:
-        return first_line(error)
+            layer(torch.zeros(1, 2, layer.in_features, requires_grad=True)).sum().backward()
+    except (ValueError, RuntimeError, TypeError, AttributeError) as error:
+        needs_values = "meta tensor" in str(error)
+        return "" if needs_values and not is_packed else first_line(error)
     return ""

@@ -34,9 +34,11 @@ def check_freeze(settings: MethodSettings, meta_model: Any) -> list[Problem]:
         return []
     names = [name for name, _ in meta_model.named_parameters(remove_duplicate=False)]
     problems = [
-        Problem(field, f"{pattern!r} matches no parameter", f"a pattern such as {names[0]!r}", _hint(pattern, names))
+        Problem(
+            field, f"{pattern!r} matches no parameter", f"a pattern such as {names[0]!r}", did_you_mean(pattern, names)
+        )
         for pattern in patterns
-        if not _matching(pattern, names)
+        if not any(fnmatchcase(name, pattern) for name in names)
     ]
     if problems:
         return problems
@@ -53,19 +55,3 @@ def _matched_parameters(model: Any, patterns: list[str]) -> set[int]:
     """The ``id`` of each parameter that has a name which matches one of ``patterns``."""
     parameters = model.named_parameters(remove_duplicate=False)
     return {id(p) for name, p in parameters if any(fnmatchcase(name, pattern) for pattern in patterns)}
-
-
-def _matching(pattern: str, names: list[str]) -> list[str]:
-    return [name for name in names if fnmatchcase(name, pattern)]
-
-
-def _hint(pattern: str, names: list[str]) -> str:
-    """A pattern near ``pattern`` that matches, as a question; empty if there is none."""
-    for near in (f"{pattern}*", f"*{pattern}", f"*{pattern}*"):
-        if _matching(near, names):
-            return f"did you mean {near!r}?"
-    modules: set[str] = set()
-    for name in names:
-        parts = name.split(".")
-        modules.update(".".join([*parts[:i], "*"]) for i in range(1, len(parts)))
-    return did_you_mean(pattern, [*names, *sorted(modules)])

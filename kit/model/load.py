@@ -13,12 +13,9 @@ A base whose files are of FP8 or MXFP4 is read as plain weights, see ``kit.model
 Nothing is unpickled. Code that comes with a model runs only with ``trust_remote_code``.
 """
 
-import json
 import os
-import re
-import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +25,9 @@ from safetensors import SafetensorError
 from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-from transformers.utils import cached_file
 
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
-from kit.durable import read_small
 from kit.errors import Problem, UserError, first_line, out_of_memory
 from kit.model.activation_offload import install_activation_offload
 from kit.model.adapter import attach_adapter, check_adapter
@@ -62,8 +57,6 @@ from kit.model.token_rows import add_rows
 from kit.model.trained_linear import install_shared_casts, install_trained_linear
 
 _VARLEN_NAMES = ("varlen", "flash_attention_3")  # of ``attn_implementation``
-# Of ``quant_method``: transformers needs a package of kernels to read them.
-_WITH_KERNELS_OF_ITS_OWN = {"gptq", "awq", "hqq", "aqlm", "auto-round", "eetq", "higgs", "spqr", "vptq"}
 _FINGERPRINT_BYTES = 1 << 20  # read at the beginning and at the end of each weight file
 
 
@@ -125,16 +118,11 @@ def build_meta_model(settings: MethodSettings, config: Any, packing: bool = Fals
     attention = attention_of(settings, config, packing)
     try:
         model = _on_meta(settings, config, attention)
-    except Exception as error:
-        try:
-            other = _on_meta(settings, config, "eager")
-        except Exception:
-            if isinstance(error, ImportError) and (missing := re.search(r"requires the (\S+) library", str(error))):
-                found = f"a part of {settings.model_name_or_path} needs {missing[1]}, which is not installed"
-                raise UserError(Problem("model_name_or_path", found, fix=f"pip install {missing[1]}")) from None
-            raise UserError(Problem("model_name_or_path", f"{found}: {first_line(error)}")) from None
-        found = f"{type(other).__name__} has no {attention} attention here"
-        raise UserError(Problem("attn_implementation", found, fix="--attn_implementation eager")) from None
+    except Exception as error:  # the code of any family, also of the hub
+        field = "attn_implementation" if "attention implementation" in str(error) else "model_name_or_path"
+        found = f"{settings.model_name_or_path} cannot be built: {first_line(error)}"
+        fix = "--attn_implementation auto" if field == "attn_implementation" else ""
+        raise UserError(Problem(field, found, fix=fix)) from None
     add_rows(model, settings)
     return model
 
@@ -205,14 +193,9 @@ def check_model(
     problems = check_weight_files(settings, needs_weights)
     quantised = quantisation_of(config)
     if quantised and not is_read_plain(config):
-        how = str(quantised.get("quant_method") or "") if isinstance(quantised, dict) else ""
-        found = f"a quantised checkpoint{f' ({how})' if how else ''}"
-        if how in _WITH_KERNELS_OF_ITS_OWN:
-            found += ", whose weights only kernels read that are not among the kit's libraries"
+        how = quantised.get("quant_method") if isinstance(quantised, dict) else ""
         fix = "give the model that it was made from: --method qlora quantises that"
-        if original := _original_of(settings):
-            fix = f"--model_name_or_path {shlex.quote(original)}, which it names; --method qlora quantises that"
-        problems.append(Problem("model_name_or_path", found, "the model that it was made from", fix))
+        problems.append(Problem("model_name_or_path", f"a quantised checkpoint ({how})", "plain weights", fix))
     reason = why_not_varlen(config) if settings.attn_implementation in _VARLEN_NAMES else ""
     if reason:
         found = f"{settings.attn_implementation}, but {reason}"
@@ -240,31 +223,6 @@ def check_model(
     check_method = check_freeze if settings.method == "full" else check_adapter
     problems += check_parts(settings, meta_model, router_aux_loss_coef)
     return problems + check_method(settings, meta_model)
-
-
-def _original_of(settings: ModelSettings) -> str:
-    """The hub id of the model that a quantised one names as its original; empty if it names none.
-
-    It stands in its README.md as ``base_model``, or in its config as the folder that was read.
-    """
-    name = os.path.expanduser(settings.model_name_or_path)
-    revision = hub_options(settings, is_checked=True)["revision"]
-
-    def read(file: str) -> str:
-        path = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
-        return read_small(path) if path else ""
-
-    with suppress(OSError, ValueError, AttributeError):
-        card = re.match(r"---\n(.*?\n)---", read("README.md"), re.DOTALL)
-        named = re.search(r"^base_model:\s*(?:\n?\s*-\s*)?([\w./-]+)$", card[1], re.MULTILINE) if card else None
-        if named:
-            return named[1]
-    with suppress(OSError, ValueError, AttributeError):
-        original = json.loads(read("config.json")).get("_name_or_path")
-        is_id = isinstance(original, str) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", original)
-        if is_id and Path(original).name != Path(name).name:
-            return str(original)
-    return ""
 
 
 def build_model(

@@ -19,7 +19,7 @@ from kit.config.scripts import command_of
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.durable import read_small
-from kit.errors import Problem, Problems, UserError, did_you_mean_path, first_line, raise_if
+from kit.errors import Problem, Problems, UserError, first_line, raise_if
 from kit.model.files import check_config, check_files, check_json
 
 HUB_SECONDS = 5.0  # to wait for the hub's first answer
@@ -49,14 +49,7 @@ def locate_model(name: str, revision: str | None) -> str:
         raise UserError(Problem(_MODEL, name, "a folder with config.json and safetensors, or a hub id", GGUF))
     expected = "a folder with config.json, or a hub id"
     if os.path.isfile(folder):
-        raise UserError(
-            Problem(
-                _MODEL,
-                f"{name} is a file",
-                expected,
-                f"--model_name_or_path {shlex.quote(os.path.dirname(name) or '.')}",
-            )
-        )
+        raise UserError(Problem(_MODEL, f"{name} is a file", expected))
     if not _is_local(name):
         _check_hub_has(name, revision, _MODEL, "config.json")
         if isinstance(config := huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
@@ -67,14 +60,10 @@ def locate_model(name: str, revision: str | None) -> str:
         check_json(Path(folder), _MODEL)
         return folder
     if os.path.isfile(os.path.join(folder, "manifest.json")):
-        model = shlex.quote(f"{Path(folder).name}-model")
-        export = f"{command_of('export.py')} {shlex.quote(name)} --output_dir {model}"
-        fix = f"`{export}` makes one: --model_name_or_path {model}"
-        raise UserError(Problem(_MODEL, f"{name} is a checkpoint, not a model", expected, fix))
+        export = f"{command_of('export.py')} {shlex.quote(name)} --output_dir MODEL"
+        raise UserError(Problem(_MODEL, f"{name} is a checkpoint, not a model", expected, f"`{export}` makes one"))
     found = "no config.json in it" if os.path.isdir(folder) else "no such folder"
-    models = [each.parent.name for each in Path(folder).parent.glob("*/config.json")]
-    near = "" if os.path.isdir(folder) else did_you_mean_path(name.rstrip("/"), models)
-    raise UserError(Problem(_MODEL, f"{name}: {found}", expected, hint_final(folder) or near))
+    raise UserError(Problem(_MODEL, f"{name}: {found}", expected, hint_final(folder)))
 
 
 def commit_of(name: str, revision: str | None) -> str | None:

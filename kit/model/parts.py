@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from kit.config.adapter_types import is_of_adapter
 from kit.config.settings.method import MethodSettings
 from kit.errors import Problem
 from kit.model.classes import model_class
@@ -167,6 +166,7 @@ def _parameters(model: Any) -> Iterator[tuple[str, torch.nn.Parameter, int]]:
     Tied ones come once, as the embedding that comes first.
     """
     seen: set[int] = set()
+    of_adapter = getattr(getattr(model, "base_model", None), "prefix", None)  # as peft names its tensors: lora_
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in seen:
@@ -174,7 +174,7 @@ def _parameters(model: Any) -> Iterator[tuple[str, torch.nn.Parameter, int]]:
             seen.add(id(parameter))
             if type(module).__name__ == "Linear4bit" and name == "weight":
                 yield "4-bit", parameter, module.in_features * module.out_features
-            elif is_of_adapter(prefix):
+            elif of_adapter and of_adapter in prefix:
                 yield "adapters", parameter, parameter.numel()
             elif is_fused_expert(prefix, parameter):
                 yield "fused experts", parameter, parameter.numel()
@@ -198,8 +198,8 @@ def _counts(model: Any, count: _Count, method: str) -> list[str]:
 
 def _adapted_layers(model: Any) -> Counter[str]:
     """The number of adapted layers by class."""
-    adapted = (module for module in model.modules() if hasattr(module, "lora_A") or hasattr(module, "oft_R"))
-    return Counter(type(module.get_base_layer()).__name__ for module in adapted)
+    kind = getattr(getattr(model, "base_model", None), "tuner_layer_cls", ())  # of peft
+    return Counter(type(each.get_base_layer()).__name__ for each in model.modules() if isinstance(each, kind))
 
 
 def _left_out_by_all_linear(base: Any, percent_fused: str) -> list[str]:

@@ -116,9 +116,7 @@ def check_qat(settings: MethodSettings, meta_model: Any) -> list[Problem]:
         return []
     name, inputs = next(iter(odd.items()))
     found = f"groups of {size} weights, and {name} has rows of {inputs}"
-    fits = [n for n in (256, 128, 64, 32, 16, 8, 4) if not any(each.in_features % n for each in rounded.values())]
-    fix = f"--qat_group_size {next((n for n in fits if n <= (size or n)), fits[-1])}" if fits else "leave out --qat"
-    return [Problem("qat_group_size", found, "a size that divides the rows of all layers", fix)]
+    return [Problem("qat_group_size", found, "a size that divides the rows of all layers")]
 
 
 def _granularity(settings: MethodSettings) -> Any:

@@ -19,12 +19,11 @@ from kit.config.expressions import matches
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.durable import read_small
-from kit.errors import Problem, UserError, did_you_mean
+from kit.errors import Problem, UserError, did_you_mean, listed
 from kit.model.locate import ADAPTER_FILES, open_adapter
 from kit.model.targets import last_part
 from kit.model.tokenizer import ids_of, open_tokenizer
 
-_NUM_NAMED = 8  # new tokens that are named to the user
 _ROWS = "--trainable_tokens or --new_tokens, whose rows stay tied"
 
 
@@ -78,16 +77,10 @@ def describe_new_rows(settings: ModelSettings, tokenizer: Any, rows_before: int)
         return []
     ids = ids_of(tokenizer, tokens)
     named = [f"{token} ({id_})" for token, id_ in zip(tokens, ids, strict=True)]
-    shown = ", ".join(named[:_NUM_NAMED])
-    if len(named) > _NUM_NAMED:
-        shown += f" and {len(named) - _NUM_NAMED} more"
-    num_free = sum(id_ < rows_before for id_ in ids)
-    origins = []
-    if num_free:
-        origins.append(f"{num_free} in free rows of the padded vocabulary")
-    if num_free < len(ids):
-        origins.append(f"embeddings grow from {rows_before} to {max(ids) + 1} rows")
-    return [f"new tokens: {shown}; {', '.join(origins)}; they start as the mean of the others"]
+    rows = f"embeddings grow from {rows_before} to {max(ids) + 1} rows"
+    if max(ids) < rows_before:
+        rows = "all in free rows of the padded vocabulary"
+    return [f"new tokens: {listed(named)}; {rows}; they start as the mean of the others"]
 
 
 def rows_and_modules_options(model: Any, settings: MethodSettings) -> dict[str, Any]:

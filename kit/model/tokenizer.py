@@ -5,7 +5,6 @@ text of another one.
 """
 
 import json
-import shlex
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -67,13 +66,7 @@ def ids_of(tokenizer: Any, tokens: list[str] | None) -> list[int]:
 
 def _add(tokenizer: Any, tokens: list[str]) -> None:
     known = tokenizer.get_vocab() if tokens else {}
-    new = [token for token in tokens if token not in known]
-    old = shlex.quote(",".join(dict.fromkeys(token for token in tokens if token in known)))
-    if new:
-        added = f"--new_tokens {shlex.quote(','.join(new))}"
-        fix = f"{added}; or {added} --trainable_tokens {old}, which trains the rows of those that exist"
-    else:
-        fix = f"leave it out; or --trainable_tokens {old} instead of --new_tokens, which trains the rows"
+    fix = "leave it out; or give it as --trainable_tokens, which trains the rows of tokens that exist"
     problems = [
         Problem("new_tokens", f"{token!r} exists already, with id {known[token]}", "new ones", fix)
         for token in dict.fromkeys(tokens)
@@ -87,13 +80,6 @@ def _add(tokenizer: Any, tokens: list[str]) -> None:
     raise_if(Problem("new_tokens", f"{token!r} cannot be added to this tokenizer") for token in lost)
 
 
-def _moved(token: str, tokens: list[str]) -> str:
-    """What adds a token that is among those to train."""
-    others = ",".join(other for other in tokens if other != token)
-    added = f"--new_tokens {shlex.quote(token)}"
-    return f"{added} --trainable_tokens {shlex.quote(others)}" if others else f"{added} instead of --trainable_tokens"
-
-
 def _check_known(tokenizer: Any, tokens: list[str]) -> None:
     known = tokenizer.get_vocab() if tokens else {}
     raise_if(
@@ -101,7 +87,7 @@ def _check_known(tokenizer: Any, tokens: list[str]) -> None:
             "trainable_tokens",
             f"{token!r} is no token of the tokenizer",
             "a token that it has",
-            did_you_mean(token, tokenizer.get_added_vocab()) or _moved(token, tokens),
+            did_you_mean(token, tokenizer.get_added_vocab()) or "--new_tokens adds one",
         )
         for token in tokens
         if token not in known

@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from kit.durable import read_small
 from kit.errors import Problem
 from kit.model.adapter import attach_adapter
 from kit.model.serving import merge_command
-from kit.model.token_rows import flag_of_whole_tables
 
 # Rows of other tokens to compare with: blocks spread evenly over the vocabulary.
 NUM_BLOCKS = 8
@@ -57,18 +57,22 @@ def check_stop_tokens(
     ids = sorted(stop_ids)
     if settings.method == "full" or not ids:
         return []
-    head = _HeadRows.open(settings, meta_model)
+    head = _open_head(settings, meta_model)
     if head is None:
         return []
-    special_ids = [i for i in tokenizer.added_tokens_decoder if i < head.num_rows]
-    special_ids += range(max(tokenizer.get_vocab().values()) + 1, head.num_rows)  # padding
-    special = {i: head.row(i) for i in special_ids[:NUM_SPECIAL]}
-    sample = _sample(head)
+    num_rows = head.get_shape()[0]
+    special_ids = [i for i in tokenizer.added_tokens_decoder if i < num_rows]
+    special_ids += range(max(tokenizer.get_vocab().values()) + 1, num_rows)  # padding
+    special = {i: head[i : i + 1][0].float() for i in special_ids[:NUM_SPECIAL]}
+    sample: dict[int, torch.Tensor] = {}
+    for block in range(NUM_BLOCKS):
+        start = block * max(num_rows - BLOCK_ROWS, 0) // (NUM_BLOCKS - 1)
+        sample.update(enumerate(head[start : min(start + BLOCK_ROWS, num_rows)].float(), start))
     unlearnable = []
     for i in ids:
-        if i >= head.num_rows:
+        if i >= num_rows:
             continue
-        row = head.row(i)
+        row = head[i : i + 1][0].float()
         never_trained = is_untrained(row, _without(special, i, len(row)), _without(sample, i, len(row)))
         if never_trained and not _trains_row(settings, meta_model, i):
             unlearnable.append(i)
@@ -78,20 +82,9 @@ def check_stop_tokens(
     found = f"{tokens} ends the answers, but this model was never trained to write it"
     found += f", and {settings.method} freezes its row"
     kind = "" if settings.adapter_type == "lora" else "--adapter_type lora "
-    fix = f"{kind}--trainable_tokens {shlex.quote(tokens)} trains that row too; "
-    if whole := flag_of_whole_tables(meta_model):
-        fix += f"or {kind}{whole}; "
-    fix += f"or --method full. vLLM and llama.cpp take its adapters only merged: {merge_command(final)}"
+    fix = f"{kind}--trainable_tokens {shlex.quote(tokens)} trains that row too; or --method full."
+    fix += f" vLLM and llama.cpp take its adapters only merged: {merge_command(final)}"
     return [Problem("trainable_tokens", found, "a run that can learn to stop", fix)]
-
-
-def _sample(head: "_HeadRows") -> dict[int, torch.Tensor]:
-    """Rows [h] of tokens of any kind, by id."""
-    rows: dict[int, torch.Tensor] = {}
-    for block in range(NUM_BLOCKS):
-        start = block * max(head.num_rows - BLOCK_ROWS, 0) // (NUM_BLOCKS - 1)
-        rows.update(enumerate(head.rows(start, start + BLOCK_ROWS), start))
-    return rows
 
 
 def is_untrained(row: torch.Tensor, special: torch.Tensor, sample: torch.Tensor) -> bool:
@@ -141,34 +134,15 @@ def _trains_row(settings: MethodSettings, meta_model: Any, token_id: int) -> boo
     return any(parameter.requires_grad for parameter in head.parameters())
 
 
-class _HeadRows:
-    """The weight of the output head in a safetensors file, of which single rows are read."""
-
-    def __init__(self, names: list[str], file: Any, name: str) -> None:
-        self.names = names  # of this weight in the model: two if it is tied
-        self._rows = file.get_slice(name)
-        self.num_rows = self._rows.get_shape()[0]
-
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        return self._rows[start : min(stop, self.num_rows)].float()
-
-    def row(self, i: int) -> torch.Tensor:
-        return self.rows(i, i + 1)[0]
-
-    @classmethod
-    def open(cls, settings: ModelSettings, meta_model: Any) -> "_HeadRows | None":
-        """Open the weight; None if the files are not on this machine yet, or use other names than the model."""
-        weight = meta_model.get_output_embeddings().weight
-        names = [name for name, p in meta_model.named_parameters(remove_duplicate=False) if p is weight]
-        for name in reversed(names):  # a head of its own, if the files have one
-            path = _file_with(settings, name)
-            if path is None:
-                continue
-            try:
-                return cls(names, safe_open(path, "pt").__enter__(), name)
-            except (OSError, SafetensorError):
-                continue
-        return None
+def _open_head(settings: ModelSettings, meta_model: Any) -> Any:
+    """The output head in its file, of which rows are read by slices; None without the file, or under other names."""
+    weight = meta_model.get_output_embeddings().weight
+    names = [name for name, p in meta_model.named_parameters(remove_duplicate=False) if p is weight]
+    for name in reversed(names):  # a head of its own, if the files have one
+        if path := _file_with(settings, name):
+            with suppress(OSError, SafetensorError):
+                return safe_open(path, "pt").__enter__().get_slice(name)
+    return None
 
 
 def _file_with(settings: ModelSettings, tensor: str) -> str | None:

@@ -173,10 +173,17 @@ def check_strategy(topology: Topology, meta_model: "torch.nn.Module") -> list[Pr
 
 
 def check_adapter_units(topology: Topology, settings: MethodSettings, meta_model: "torch.nn.Module") -> list[Problem]:
-    """Check that FSDP1 can make a unit of each module that trains whole beside adapters or frozen towers.
+    """Check that FSDP can shard the adapters, and FSDP1 each module that trains whole beside them or frozen towers.
 
     A weight that two modules share would be flattened into both units. ``meta_model`` is not changed.
     """
+    kind = settings.adapter_type
+    if settings.method != "full" and topology.strategy.name == "fsdp1" and kind not in ("lora", "oft"):
+        found = f"{kind} under FSDP1, which makes units of the modules of lora and oft only"
+        return [Problem("adapter_type", found, fix="--config fsdp")]
+    if settings.method != "full" and topology.strategy.name == "fsdp2" and kind in ("vera", "pvera"):
+        found = f"{kind} under FSDP2: its projections are buffers in float32, which sharding does not cast"
+        return [Problem("adapter_type", found, fix="--config ddp")]
     if topology.strategy.name != "fsdp1" or not _is_tied(meta_model):
         return []
     from kit.model.adapter import attach_adapter

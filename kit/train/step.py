@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from kit.config.adapter_types import is_of_adapter, module_adapted_by
 from kit.console import say
 from kit.data.feed.batches import on_device
 from kit.data.feed.feed import by_file
@@ -213,24 +212,31 @@ def _check_gradients(prepared: "Prepared") -> None:
         say(f"warning: {found}; they stay as they are until a batch reaches them")
         return
     found += "; other processes would wait for it"
-    if any(is_of_adapter(name) for name in without):
+    if any(plain_name(name).startswith("base_model.") for name in without):  # as peft names them
         raise UserError(Problem("lora_target_modules", found, "modules that every batch reaches"))
     raise UserError(Problem("freeze", found, fix="--freeze with the names of these weights"))
 
 
 def _report_still_adapters(prepared: "Prepared") -> None:
-    """Warn of adapters that this step, the first one, leaves as they are: the gradient of lora_B is zero on all ranks.
+    """Warn of adapters that this step, the first one, leaves as they are: their gradients are zero on all ranks.
 
     Called by all ranks. On one process, adapters without a gradient are left to ``_check_gradients``.
     """
-    moves: dict[str, torch.Tensor] = {}  # by module: whether this rank's part of the gradient is other than zero
+    from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    moves: dict[str, torch.Tensor] = {}  # by module: whether this rank's part of a gradient is other than zero
     device = prepared.accelerator.device
-    for name, parameter in prepared.model.named_parameters():
-        module = module_adapted_by(plain_name(name)) if parameter.requires_grad else ""
-        if module and parameter.grad is not None:
-            moves[module] = own_part(parameter.grad).any().to(device)
-        elif module:
-            moves[module] = torch.tensor(prepared.ranks.count == 1, device=device)
+    for name, layer in prepared.model.named_modules():
+        if not isinstance(layer, BaseTunerLayer) or isinstance(layer, TrainableTokensLayer):
+            continue
+        trained = [
+            p for each in layer.adapter_layer_names for p in getattr(layer, each).parameters() if p.requires_grad
+        ]
+        gradients = [own_part(p.grad).any().to(device) for p in trained if p.grad is not None]
+        is_alone = torch.tensor(prepared.ranks.count == 1, device=device)
+        module = plain_name(name).removeprefix("base_model.model.")
+        moves[module] = torch.stack(gradients).any() if gradients else is_alone
     if not moves:
         return
     num_ranks = prepared.ranks.sum(in_float64(torch.stack(list(moves.values())))).tolist()

@@ -7,7 +7,6 @@ import torch
 from model_helpers import BF16, FP32, build
 
 from kit.config.recipe import Recipe
-from kit.model.activation_offload import install_activation_offload
 
 TINY, NUM_LAYERS = "recipes/tiny/model", 4
 
@@ -91,26 +90,6 @@ def test_losses_and_gradients_are_the_same_bit_for_bit(plan, settings):
     assert len(found) == len(expected) and all(map(torch.equal, found, expected))
 
 
-def test_each_input_is_copied_out_and_all_but_the_last_back_in_the_order_of_their_use(monkeypatch):
-    runtime = Runtime()
-    monkeypatch.setattr(torch, "get_device_module", lambda device: runtime)
-    model = model_of()
-    for _ in range(2):
-        runtime.asked.clear()
-        runtime.num_copies = 0
-        loss = passed(model).sum()
-        assert runtime.asked == [
-            ("copy", 1),
-            *(asked for i in range(1, NUM_LAYERS) for asked in (("wait", i), ("copy", i + 1))),
-        ]
-        loss.backward()
-        back = runtime.asked[2 * NUM_LAYERS - 1 :]
-        assert back == [
-            *(asked for i in range(NUM_LAYERS, 2 * NUM_LAYERS - 1) for asked in (("wait", i), ("copy", i + 1))),
-            ("wait", 2 * NUM_LAYERS - 1),
-        ]
-
-
 def test_what_is_copied_lives_until_the_computing_stream_has_waited_for_the_copy(monkeypatch):
     runtime = Runtime()
     monkeypatch.setattr(torch, "get_device_module", lambda device: runtime)
@@ -127,51 +106,3 @@ def test_what_is_copied_lives_until_the_computing_stream_has_waited_for_the_copy
     assert alive == [False] * (NUM_LAYERS - 1) + [True]  # the copy of the last one may still be under way
     del loss
     assert states[-1]() is not None
-
-
-def test_passes_without_gradients_and_evaluations_copy_nothing(monkeypatch):
-    runtime = Runtime()
-    monkeypatch.setattr(torch, "get_device_module", lambda device: runtime)
-    model = model_of()
-    with torch.no_grad():
-        passed(model)
-    passed(model.eval())
-    assert not runtime.asked
-
-
-def test_a_layer_that_fails_leaves_no_hook_behind():
-    model = model_of()
-    layers = model.get_base_model().model.layers
-    plain = layers[1].forward
-    layers[1].forward = lambda *args, **kwargs: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        passed(model)
-    layers[1].forward = plain
-    x = torch.ones(3, requires_grad=True)
-    assert (x * x).grad_fn._saved_self is x
-
-
-def test_nothing_is_installed_without_checkpointing():
-    assert not any(m._forward_hooks for m in model_of(gradient_checkpointing=False).modules())
-    plain = torch.nn.Linear(2, 2)
-    install_activation_offload(plain)
-    assert not plain._forward_hooks
-
-
-@pytest.mark.slow
-def test_compiled_layers_offload_too(monkeypatch):
-    from kit.model import activation_offload, compile
-
-    monkeypatch.setattr(compile, "BACKEND", "aot_eager")
-    copies = []
-    empty = activation_offload.empty_on_host
-    monkeypatch.setattr(activation_offload, "empty_on_host", lambda tensor: copies.append(tensor) or empty(tensor))
-    results = []
-    for offloads in (False, True):
-        model = model_of(offloads=offloads)
-        layers = compile.CompiledLayers(model, ["LlamaDecoderLayer"])
-        layers.is_on = True
-        loss = passed(model)
-        loss.sum().backward()
-        results.append([loss, *(p.grad for p in model.parameters() if p.grad is not None)])
-    assert all(map(torch.equal, *results)) and len(copies) == NUM_LAYERS

@@ -1,7 +1,5 @@
 """Packed samples see nothing of each other; everything that is not packed is sdpa's."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,7 +31,6 @@ from kit.model.attention import (
     register_varlen,
     turn_off_cudnn_if_masked,
     why_not_varlen,
-    without_cudnn_attention,
 )
 
 LENGTHS = [[7, 9, 5, 3], [12, 10, 2]]  # of the samples in two rows of 24 tokens; the last of each is padding
@@ -110,23 +107,9 @@ def test_without_bounds_and_positions_samples_leak(implementation):
     assert worst(llama(implementation), batch, input_ids=batch["input_ids"], use_cache=False) > 0.1
 
 
-def test_positions_alone_keep_samples_apart_too():
-    batch = packed()
-    call = {name: batch[name] for name in ("input_ids", "position_ids", "use_cache")}
-    assert worst(llama(VARLEN), batch, **call) < 1e-4
-
-
 def test_a_packed_call_builds_no_dense_mask(no_dense_mask):
     with torch.no_grad():
         llama(VARLEN)(**packed())
-
-
-def test_samples_of_no_tokens_pad_the_bounds_to_a_constant_shape():
-    batch = packed()
-    plain = llama(VARLEN)(**batch).logits
-    last = batch["cu_seq_lens_q"][-1:]
-    batch |= {name: torch.cat([batch["cu_seq_lens_q"], last, last]) for name in ("cu_seq_lens_q", "cu_seq_lens_k")}
-    assert torch.equal(llama(VARLEN)(**batch).logits, plain)
 
 
 def gradients(model, calls):
@@ -149,24 +132,6 @@ def test_gradients_of_packed_samples_are_the_sum_of_those_alone(implementation):
     assert_close(gradients(llama(implementation), [batch]), gradients(llama(implementation), alone))
 
 
-def test_activation_checkpointing_changes_no_gradient(no_dense_mask):
-    plain = gradients(llama(VARLEN).train(), [packed()])
-    model = llama(VARLEN).train()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    recomputed = []
-    model.model.layers[0].self_attn.register_forward_hook(lambda *_: recomputed.append(1))
-    assert_close(gradients(model, [packed()]), plain)
-    assert len(recomputed) == 2
-
-
-def test_autocast_gives_the_same_result_as_with_sdpa():
-    batch = packed()
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        ours, theirs = (llama(name)(**batch).logits.float() for name in (VARLEN, "sdpa"))
-    exact = llama("sdpa")(**batch).logits
-    assert 0 < (ours - exact).abs().max() < 2 * (theirs - exact).abs().max()
-
-
 def padded():
     mask = torch.ones(3, 10, dtype=torch.int64)
     mask[1, 6:] = 0
@@ -185,15 +150,6 @@ def test_a_padded_batch_gives_the_same_result_as_with_sdpa(use_cache):
     assert (ours - unmasked)[seen].abs().max() > 0.1  # the padding on the left
 
 
-def test_the_mask_is_built_once_for_all_layers(monkeypatch):
-    built = []
-    original = kit.model.attention.sdpa_mask
-    monkeypatch.setattr(kit.model.attention, "sdpa_mask", lambda **arguments: built.append(1) or original(**arguments))
-    with torch.no_grad():
-        llama(VARLEN)(**padded(), use_cache=False)
-    assert len(built) == 1
-
-
 def test_generation_with_a_cache_gives_the_same_tokens_as_with_sdpa():
     for cache in ["dynamic", "static"]:
         for num_tokens in [1, 8]:
@@ -204,19 +160,6 @@ def test_generation_with_a_cache_gives_the_same_tokens_as_with_sdpa():
             ours, theirs = (llama(name).generate(**batch, **options) for name in (VARLEN, "sdpa"))
             assert ours.shape == (2, 10 + num_tokens), case
             assert torch.equal(ours, theirs), case
-
-
-@pytest.mark.parametrize("value", [1, 0], ids=["hides nothing", "hides tokens"])
-def test_a_packed_call_with_a_mask_is_refused(value):
-    mask = torch.ones(2, 24, dtype=torch.int64)
-    mask[:, -2:] = value
-    with pytest.raises(ValueError, match="attention_mask"):
-        llama(VARLEN)(**packed(), attention_mask=mask)
-
-
-def test_a_packed_call_with_the_callers_own_mask_is_refused():
-    with pytest.raises(ValueError, match="attention_mask"):
-        llama(VARLEN)(**packed(), attention_mask=torch.ones(2, 1, 24, 24, dtype=torch.bool))
 
 
 def test_a_packed_call_after_earlier_tokens_is_refused():
@@ -246,13 +189,6 @@ def test_options_that_a_packed_call_would_ignore_are_refused(change, message):
         llama(VARLEN)(**packed() | change)
 
 
-def test_dropout_of_attention_is_refused_in_training_only():
-    model = llama(VARLEN, attention_dropout=0.1)
-    model(**packed())
-    with pytest.raises(ValueError, match="dropout"):
-        model.train()(**packed())
-
-
 @pytest.mark.parametrize("function", [sdpa_attention_forward, eager_attention_forward])
 def test_attention_that_does_not_know_the_mask_fails(function):
     states = torch.zeros(1, 4, 6, 8)
@@ -261,18 +197,6 @@ def test_attention_that_does_not_know_the_mask_fails(function):
     module.num_key_value_groups = 1
     with pytest.raises(TypeError):
         function(module, states, states, states, mask, scaling=1.0, dropout=0.0)
-
-
-def test_the_name_is_not_saved_with_the_model(tmp_path):
-    llama(VARLEN).save_pretrained(tmp_path)
-    assert VARLEN not in (tmp_path / "config.json").read_text()
-
-
-def test_registering_again_changes_nothing():
-    register_varlen()
-    logits = llama(VARLEN)(**packed()).logits
-    register_varlen()
-    assert torch.equal(llama(VARLEN)(**packed()).logits, logits)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -303,17 +227,6 @@ def test_the_kernel_gets_flat_states_of_half_precision(monkeypatch, autocast):
         assert options == {"enable_gqa": True}
 
 
-def test_the_installed_kernel_takes_what_it_is_given():
-    """Shapes and autograd only: tensors without data."""
-    query = torch.empty(48, 4, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    key = torch.empty(48, 2, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    borders = torch.empty(8, dtype=torch.int32, device="meta")
-    attended = kit.model.attention._attend_by_kernel(query, key, key, borders, 12, 0.5)
-    assert attended.shape == query.shape
-    attended.sum().backward()
-    assert query.grad.shape == query.shape and key.grad.shape == key.shape
-
-
 class FlashCalls(TorchDispatchMode):
     """Notes the heads of queries and keys of each call of a flash kernel. sdpa with enable_gqa may fall back to
     mathematics or repeat the keys: https://github.com/pytorch/pytorch/issues/187770."""
@@ -328,12 +241,6 @@ class FlashCalls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_heads_that_share_keys_take_the_flash_kernel_and_repeat_none():
-    with FlashCalls() as calls, torch.no_grad():
-        llama("sdpa").to(torch.bfloat16)(ids(2, 24), use_cache=False)
-    assert calls.heads == [(4, 2)] * 3  # of each layer
-
-
 @pytest.mark.parametrize("batch", [{"input_ids": ids(2, 24), "use_cache": False}, packed()], ids=["rows", "packs"])
 def test_where_no_kernel_takes_groups_each_head_of_queries_gets_its_keys_with_the_same_gradients(monkeypatch, batch):
     expected = gradients(llama(VARLEN), [batch])
@@ -342,91 +249,6 @@ def test_where_no_kernel_takes_groups_each_head_of_queries_gets_its_keys_with_th
         found = gradients(llama(VARLEN), [batch])
     assert set(calls.heads) == {(4, 4)}
     assert_close(found, expected)
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "major", "answer"),
-    [
-        ("cuda", torch.float32, 9, False),
-        ("cuda", torch.bfloat16, 9, True),
-        ("cuda", torch.float16, 7, False),
-        ("cpu", torch.float32, 9, True),
-    ],
-)
-def test_groups_are_for_half_precision_on_ampere_and_later_and_for_other_devices(
-    monkeypatch, device, dtype, major, answer
-):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
-    key = SimpleNamespace(is_cuda=device == "cuda", dtype=dtype, device=torch.device(device))
-    assert kit.model.attention.takes_groups(key) is answer
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: True)
-    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device_type: torch.bfloat16)
-    assert kit.model.attention.takes_groups(key) is (major >= 8 or device == "cpu")
-
-
-@pytest.mark.parametrize(
-    ("is_cuda", "dtype", "major", "answer"),
-    [
-        (True, torch.bfloat16, 9, True),
-        (True, torch.float16, 8, True),
-        (True, torch.float16, 7, False),
-        (True, torch.float32, 9, False),
-        (False, torch.bfloat16, 9, False),
-    ],
-)
-def test_the_kernel_is_for_half_precision_on_ampere_and_later(monkeypatch, is_cuda, dtype, major, answer):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
-    query = SimpleNamespace(is_cuda=is_cuda, dtype=dtype, device=torch.device("cuda:0"))
-    assert kit.model.attention.has_kernel(query) is answer
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_kernel_and_loop_agree():
-    batch = {name: v.cuda() if isinstance(v, torch.Tensor) else v for name, v in packed().items()}
-    model = llama(VARLEN).cuda()
-    exact = gradients(model, [batch])
-    model.zero_grad()
-    model.bfloat16()
-    half = gradients(model, [batch])
-    for name in exact:
-        assert (half[name] - exact[name]).norm() < 0.05 * exact[name].norm(), name
-
-
-def graphs_after_each_batch():
-    """Of a model with compiled layers, in batches of 2, 3, 4 and 8 samples in as many tokens. No graph may break."""
-    graphs = []
-
-    def backend(graph, _inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    torch.compiler.reset()
-    model = llama(VARLEN)
-    for layer in model.model.layers:
-        layer.compile(backend=backend, fullgraph=True)
-    counts = []
-    with torch.no_grad():
-        for row in ([10, 14], [7, 7, 10], [5, 6, 7, 6], [3] * 8):
-            model(**packed([row]) | {"max_length_q": 24, "max_length_k": 24})
-            counts.append(len(graphs))
-    torch.compiler.reset()
-    return counts
-
-
-@pytest.mark.slow
-def test_a_compiled_layer_is_one_graph_with_the_kernel_for_all_batches(monkeypatch):
-    def attend(query, key, value, cu_seq_lens, max_length, scaling):
-        return query * cu_seq_lens.sum()  # takes part in the graph, as the kernel does
-
-    monkeypatch.setattr(kit.model.attention, "has_kernel", lambda query: True)
-    monkeypatch.setattr(kit.model.attention, "_attend_by_kernel", attend)
-    # The second is for any number of samples.
-    assert graphs_after_each_batch() == [1, 2, 2, 2]
-
-
-@pytest.mark.slow
-def test_a_compiled_layer_is_one_graph_with_the_loop_for_all_batches():
-    assert graphs_after_each_batch() == [1, 2, 2, 2]
 
 
 def test_the_loop_is_an_operator_with_the_gradients_of_the_plain_loop():
@@ -477,15 +299,6 @@ def cudnn_is_on():
 def test_cudnn_attends_only_where_no_step_has_a_mask(config, attention, packing, router_loss, stays, cudnn_is_on):
     turn_off_cudnn_if_masked(config, attention, packing, router_loss)
     assert cudnn_is_on() == stays
-
-
-def test_cudnn_does_not_attend_while_answers_are_generated(cudnn_is_on):
-    for before in (True, False):
-        torch.backends.cuda.enable_cudnn_sdp(before)
-        with pytest.raises(KeyError), without_cudnn_attention():
-            assert not cudnn_is_on()
-            raise KeyError
-        assert cudnn_is_on() == before
 
 
 def test_why_a_model_cannot_use_packed_attention():

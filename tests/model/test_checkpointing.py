@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
-from kit.model.checkpointing import NARROW, enable_checkpointing, is_wide
+from kit.model.checkpointing import NARROW, enable_checkpointing
 
 TINY = "recipes/tiny/model"  # wider than NARROW, so that its products are kept
 
@@ -71,10 +71,6 @@ def test_losses_and_gradients_are_those_without_checkpointing_bit_for_bit(case):
     if case == "attention with dropout":
         return  # it is computed again, since it draws random numbers
     assert again["selective"] == without  # nothing before the first adapter is computed backward either
-
-
-def test_what_is_as_narrow_as_an_adapter_is_not_kept():
-    assert is_wide(4096, 1024) and not is_wide(4096, NARROW) and not is_wide(NARROW, 4096)
 
 
 class Layer(torch.nn.Module):

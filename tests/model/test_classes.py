@@ -8,15 +8,13 @@ from helpers import matrix
 from model_helpers import BF16, FP32
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText
 
 from benchmarks.tiny_families import make_model, tiny_config
 from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.export.final import write_model
-from kit.model.classes import auto_class
 from kit.model.load import build_meta_model, build_model, open_config
-from kit.model.parts import aux_loss_coef
 from kit.model.tokenizer import open_tokenizer
 from kit.strategy.weights import whole_state
 
@@ -83,31 +81,6 @@ def test_an_adapter_is_found_again_on_the_whole_model_and_not_on_its_towers(buil
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", matrix(["qwen2_5_vl"], rest=["glm4v", "mistral3", "qwen3_vl"]))
-def test_samples_of_a_pack_have_the_losses_that_they_have_alone(built, family):
-    _, model = built(family, FP32, method="full", packing=True)
-    ids = torch.randint(3, 100, (1, 20))
-
-    def losses(ids, **packed):
-        positions = torch.arange(ids.shape[1] - 1)
-        return model(input_ids=ids, targets=ids[0, 1:], target_positions=positions, **packed)
-
-    with torch.no_grad():
-        bounds = torch.tensor([0, 8, 20], dtype=torch.int32)
-        starts = torch.cat([torch.arange(8), torch.arange(12)])[None]
-        packed = losses(ids, position_ids=starts, cu_seq_lens_q=bounds, max_length_q=12)
-        torch.testing.assert_close(packed[:7], losses(ids[:, :8]))
-        torch.testing.assert_close(packed[8:], losses(ids[:, 8:]))
-
-
-def test_the_class_that_wrote_the_weights_opens_them():
-    config = tiny_config("llama4")
-    assert auto_class(config) is AutoModelForCausalLM
-    config.architectures = ["Llama4ForConditionalGeneration"]
-    assert auto_class(config) is AutoModelForImageTextToText
-    assert auto_class(tiny_config("mistral3")) is AutoModelForImageTextToText
-
-
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
@@ -121,11 +94,3 @@ def test_a_model_whose_text_is_not_known_to_be_trained_right_is_refused_by_name(
     with pytest.raises(UserError) as caught:
         build_meta_model(recipe, tiny_config(family))
     assert reason in str(caught.value) and "Unrecognized" not in str(caught.value)
-
-
-def test_the_loss_of_routers_has_the_coefficient_of_the_text():
-    with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(tiny_config("qwen3_vl_moe"))
-    assert aux_loss_coef(model, None) == 0.1
-    model.config.text_config.output_router_logits = False
-    assert aux_loss_coef(model, None) == 0.0

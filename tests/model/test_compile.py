@@ -5,9 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import kit.model.compile
-from kit.errors import UserError
-from kit.model.attention import VARLEN, register_varlen
-from kit.model.compile import CompiledLayers, check_compile, uncompiled
+from kit.model.compile import CompiledLayers, check_compile
 
 CLASSES = ("LlamaDecoderLayer",)
 
@@ -58,29 +56,6 @@ def test_layers_and_lengths_share_one_graph_with_the_gradients_of_plain_layers(m
     assert capsys.readouterr().out.count("more than 1 graphs") == 1
 
 
-def test_nothing_compiles_before_it_is_on_nor_where_it_is_switched_off():
-    model = llama()
-    layers = CompiledLayers(model, CLASSES)
-    gradients(model, [(1, 3)])
-    layers.is_on = True
-    with uncompiled():
-        model.generate(torch.ones(1, 3, dtype=torch.int64), max_new_tokens=2)
-    assert layers.num_graphs == 0
-
-
-@pytest.mark.slow
-def test_a_padded_batch_of_packed_attention_is_one_graph():
-    """As in the evaluation of a packed run. Its mask is only built when a layer asks for it."""
-    register_varlen()
-    model = llama(VARLEN).eval()
-    inputs = {"input_ids": torch.arange(22).view(2, 11), "attention_mask": torch.tensor([[1] * 11, [1] * 7 + [0] * 4])}
-    with torch.no_grad():
-        plain = model(**inputs, use_cache=False).logits
-        layers = compiled(model)
-        assert torch.equal(model(**inputs, use_cache=False).logits, plain)
-    assert layers.num_graphs == 1
-
-
 @pytest.mark.slow
 def test_a_layer_that_is_not_one_graph_runs_plain_and_is_named(capsys):
     model = llama()
@@ -97,25 +72,6 @@ def test_a_layer_that_is_not_one_graph_runs_plain_and_is_named(capsys):
     said = capsys.readouterr().out
     assert said.count("LlamaDecoderLayer runs uncompiled, since it is not one graph") == 1
     assert layers.num_graphs == 0
-
-
-def test_a_compiler_that_fails_is_one_line_with_a_way_out(monkeypatch):
-    def fails(graph, inputs):
-        raise OSError("Python.h: No such file\nand more")
-
-    monkeypatch.setattr(kit.model.compile, "BACKEND", fails)
-    model = llama()
-    compiled(model)
-    with pytest.raises(UserError) as caught:
-        gradients(model, [(2, 9)])
-    (problem,) = caught.value.problems
-    assert "Python.h: No such file" in problem.found and problem.fix == "--torch_compile false"
-
-
-def test_a_model_whose_layers_are_not_known_is_refused():
-    assert not check_compile(llama(), CLASSES, packing=True)
-    (problem,) = check_compile(llama(), (), packing=False)
-    assert "LlamaForCausalLM does not say" in problem.found and problem.fix == "--torch_compile false"
 
 
 def test_packing_with_layers_that_see_one_sample_at_a_time_is_refused():

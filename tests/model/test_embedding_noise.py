@@ -1,15 +1,13 @@
 """The noise of a sample is that of NEFTune, and depends on the seed, the step and the sample only."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from kit.data.feed.batches import Collator
-from kit.errors import UserError
-from kit.model.embedding_noise import EmbeddingNoise, changed_embeddings
+from kit.model.embedding_noise import EmbeddingNoise
 
 SIZE = 16
 NOISE = EmbeddingNoise(5.0, seed=3, step=7)
@@ -50,26 +48,3 @@ def test_a_sample_has_the_same_noise_in_any_micro_batch_and_in_a_pack(items, pac
     found, _ = noise_by_sample(items, packing)
     for sample, noise in found.items():
         assert torch.equal(noise, alone[sample])
-
-
-def test_steps_seeds_and_samples_have_noise_of_their_own():
-    drawn = [noise_by_sample([[0], [1]], noise=n)[0] for n in (NOISE, replace(NOISE, step=8), replace(NOISE, seed=4))]
-    first = [tuple(each[0][0].tolist()) for each in drawn] + [tuple((drawn[0][1][0] * math.sqrt(3)).tolist())]
-    assert len(set(first)) == 4
-
-
-def test_it_is_seen_in_the_block_only_and_a_model_that_uses_no_embeddings_is_refused():
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embeddings = torch.nn.Embedding(4, 2)
-
-        def get_input_embeddings(self):
-            return self.embeddings
-
-    model = Model()
-    with changed_embeddings(model, lambda values: values + 1):
-        changed = model.embeddings(torch.tensor([1]))
-    assert torch.equal(changed, model.embeddings(torch.tensor([1])) + 1)
-    with pytest.raises(UserError, match="0 times"), changed_embeddings(model, lambda values: values):
-        pass

@@ -10,7 +10,7 @@ from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.model import files
 from kit.model.load import build_meta_model, open_config
-from kit.model.locate import locate_model, open_adapter
+from kit.model.locate import locate_model
 from kit.model.tokenizer import open_tokenizer
 
 
@@ -70,25 +70,11 @@ def test_what_is_no_regular_file_is_refused(name, is_link, folder):
         locate_model(str(folder), None)
 
 
-def test_a_pipe_in_an_adapter_is_refused(tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    os.mkfifo(tmp_path / "adapter_model.safetensors")
-    with pytest.raises(UserError, match=r"no adapter_model.safetensors|not a regular file"):
-        open_adapter(str(tmp_path))
-
-
 def test_a_file_that_is_too_large_is_refused(folder, monkeypatch):
     with (folder / "config.json").open("r+b") as file:
         file.truncate(files.SMALL_BYTES + 1)
     with pytest.raises(UserError, match=r"config.json has 64 MiB; expected at most 64 MiB"):
         locate_model(str(folder), None)
-
-
-@pytest.mark.parametrize("name", ["train.json", "predictions.json", "imatrix.txt", "model.gguf"])
-def test_what_lies_beside_a_model_may_be_large(name, folder):
-    with (folder / name).open("wb") as file:
-        file.truncate(files.SMALL_BYTES + 1)
-    assert locate_model(str(folder), None) == str(folder)
 
 
 def test_a_folder_of_links_is_opened_as_the_hub_makes_them(folder, tmp_path):

@@ -1,19 +1,11 @@
 """4-bit weights that are kept apart from where they are made, and models on meta that are sent them."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import bitsandbytes
 import pytest
 import torch
-from helpers import ROOT
 from model_helpers import BF16, FP32, build
-from transformers import Llama4ForCausalLM, Llama4TextConfig
-from transformers.integrations.bitsandbytes import Bnb4bitQuantize
-
-from kit.model import four_bit
 
 
 def tables(model):
@@ -71,52 +63,3 @@ def test_weights_are_quantised_on_the_given_device_and_kept_on_the_cpu(recipe, m
     for name, parameter in there.named_parameters():
         bits, expected_bits = (p.detach().view(torch.uint8) for p in (parameter, expected[name]))
         assert parameter.device.type == "cpu" and torch.equal(bits, expected_bits), name
-
-
-def test_afterwards_transformers_quantises_as_before():
-    plain = Bnb4bitQuantize.convert
-    with pytest.raises(OSError), four_bit.quantising_on("cuda:0"):
-        assert Bnb4bitQuantize.convert is not plain
-        raise OSError
-    assert Bnb4bitQuantize.convert is plain
-
-
-@pytest.mark.slow
-def test_a_broken_bitsandbytes_is_imported_only_where_it_is_needed(tmp_path):
-    (tmp_path / "bitsandbytes").mkdir()
-    (tmp_path / "bitsandbytes/__init__.py").write_text("raise OSError('libcudart.so: no such file')")
-    code = "import kit.preflight, kit.tools.doctor.machine, kit.export.folders, kit.strategy.accelerator"
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
-
-
-@pytest.mark.slow
-def test_a_model_packed_on_meta_leaves_no_table_of_bitsandbytes_there(recipe):
-    """bitsandbytes keeps a table for the process."""
-    code = """
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from bitsandbytes.functional import quantize_4bit
-from kit.model.four_bit import packed_on_meta
-with torch.device("meta"):
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained({folder!r}))
-packed_on_meta(model, torch.float32)
-print(quantize_4bit(torch.ones(64, 64), compress_statistics=True)[1].state2.code.sum())
-"""
-    words = [sys.executable, "-c", code.format(folder=recipe().model_name_or_path)]
-    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_packing_on_meta_keeps_the_names_of_experts():
-    """transformers divides fused experts in a model that is opened in 4 bits, but not in one that is quantised now."""
-    config = Llama4TextConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, intermediate_size_mlp=64, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1, num_local_experts=2, head_dim=16,
-    )  # fmt: skip
-    with torch.device("meta"):
-        plain = Llama4ForCausalLM(config)
-    packed = four_bit.packed_on_meta(plain, torch.float32)
-    assert dict(packed.named_parameters()).keys() == dict(plain.named_parameters()).keys()
-    assert packed.config._is_quantized and packed.is_loaded_in_4bit

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from helpers import make_model
 from model_helpers import BF16, build, problems
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -30,33 +29,8 @@ def test_patterns_select_what_trains_and_the_rest_keeps_its_bits(
         assert torch.equal(parameter, base.get_parameter(name).to(parameter.dtype)), name
 
 
-def test_a_pattern_that_matches_nothing_is_refused_with_one_that_does(recipe):
-    cases = [
-        ("embed_tokens*", "did you mean '*embed_tokens*'?"),
-        ("model.norm", "did you mean 'model.norm*'?"),
-        ("norm.weight", "did you mean '*norm.weight'?"),
-        ("model.layer.0.*", "did you mean 'model.layers.0.*'?"),
-        ("vision_tower.*", ""),
-    ]
-    for pattern, hint in cases:
-        for field in ["freeze", "train_only"]:
-            case = pattern, hint, field
-            text = problems(recipe(method="full", **{field: f"lm_head.*,{pattern}"}))
-            assert (
-                f"{field}: {pattern!r} matches no parameter; expected a pattern such as" in text
-                and "lm_head" not in text
-            ), case
-            assert text.partition("-> ")[2] == hint, case
-
-
-def test_freezing_every_parameter_is_refused(recipe):
-    assert "freeze: nothing is left to train" in problems(recipe(method="full", freeze="model.*,lm_head*"))
-    assert problems(recipe(method="full", train_only="*")) == ""
-
-
-def test_a_tied_weight_is_matched_by_either_of_its_names(recipe, tmp_path):
-    folder = make_model(tmp_path / "tied", tie_word_embeddings=True)
-    for name in ("lm_head.weight", "model.embed_tokens.weight"):
-        settings = recipe(folder, method="full", freeze=name)
-        assert problems(settings) == ""
-        assert not build(settings, BF16).get_output_embeddings().weight.requires_grad
+def test_a_pattern_that_matches_nothing_is_refused(recipe):
+    for field in ["freeze", "train_only"]:
+        text = problems(recipe(method="full", **{field: "lm_head.*,model.norm.wieght"}))
+        assert text.startswith(f"{field}: 'model.norm.wieght' matches no parameter; expected a pattern such as")
+        assert "did you mean 'model.norm.weight'?" in text and "lm_head" not in text

@@ -5,14 +5,11 @@ from contextlib import suppress
 
 import pytest
 import torch
-from helpers import ROOT
 from model_helpers import BF16, FP32, build, problems
 from safetensors.torch import load_file
 from transformers import BertConfig, BertGenerationConfig, T5Config, XLNetConfig
 
-from kit.config.recipe import Recipe
 from kit.errors import UserError
-from kit.model import load
 from kit.model.load import attention_of, build_meta_model, open_config
 from kit.model.tokenizer import open_tokenizer
 
@@ -57,15 +54,6 @@ def test_qlora_stores_nf4_with_double_quantisation_in_the_compute_dtype(recipe, 
         assert parameter.dtype == (torch.float32 if "lora_" in name else storage), name
 
 
-def test_a_model_whose_packs_need_a_mask_is_not_attended_by_cudnn(recipe, monkeypatch):
-    changes = []
-    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", changes.append)
-    build(recipe(method="full", packing=True), FP32)
-    assert not changes
-    build(recipe(method="full", packing=True, attn_implementation="sdpa"), FP32)
-    assert changes == [False]
-
-
 # What a user can get wrong
 
 
@@ -102,58 +90,6 @@ def test_a_quantised_checkpoint_is_refused(recipe, changed):
     assert "a quantised checkpoint" in problems(recipe(folder))
 
 
-@pytest.mark.parametrize(
-    ("card", "name", "original"),
-    [
-        ("---\nlicense: mit\nbase_model: org/whole\n---\nText\n", "other/model", "org/whole"),
-        ("---\nbase_model:\n- org/whole\n---\n", None, "org/whole"),
-        ("base_model: org/no\n", "org/whole", "org/whole"),
-        ("", "/models/whole", ""),
-        ("", 7, ""),
-    ],
-)
-def test_a_quantised_checkpoint_is_refused_with_the_model_that_it_names(recipe, changed, card, name, original):
-    folder = changed(quantization_config={"quant_method": "gptq", "bits": 4}, _name_or_path=name)
-    (folder / "README.md").write_text(card)
-    text = problems(recipe(folder))
-    assert "a quantised checkpoint (gptq)" in text and "--method qlora quantises that" in text
-    assert (f"--model_name_or_path {original}, which it names" in text) is bool(original)
-    assert ("--model_name_or_path" in text) is bool(original)
-
-
-@pytest.mark.parametrize(("how", "needs_kernels"), [("awq", True), ("compressed-tensors", False), ("mxfp4", False)])
-def test_a_quantised_model_of_the_hub_is_refused_with_its_original_and_the_reason(
-    recipe, model_folder, changed, monkeypatch, how, needs_kernels
-):
-    folder = changed(quantization_config={"quant_method": how})
-    (folder / "README.md").write_text("---\nbase_model: org/whole\n---\n")
-    mine = recipe(folder)
-    config, meta_model = open_config(mine), build_meta_model(recipe(), open_config(recipe()))
-    monkeypatch.setattr(load, "cached_file", lambda name, file, **_: str(folder / file))
-    monkeypatch.setattr(load, "check_weight_files", lambda *_: [])
-    monkeypatch.setattr(load, "hub_options", lambda *_, **__: {"revision": "main"})
-    (problem,) = load.check_model(mine.model_copy(update={"model_name_or_path": "org/small"}), config, meta_model)
-    assert f"a quantised checkpoint ({how})" in problem.found and ("kernels" in problem.found) == needs_kernels
-    assert problem.fix.startswith("--model_name_or_path org/whole, which it names")
-
-
-def test_a_model_that_needs_a_package_names_it(recipe, changed, monkeypatch):
-    def needs_timm(*_):
-        raise ImportError("\nTimmWrapperModel requires the timm library but it was not found in your environment.")
-
-    monkeypatch.setattr(load, "_on_meta", needs_timm)
-    mine = recipe(changed())
-    with pytest.raises(UserError) as caught:
-        build_meta_model(mine, open_config(mine))
-    (problem,) = caught.value.problems
-    assert problem.found.endswith("needs timm, which is not installed") and problem.fix == "pip install timm"
-
-
-def test_a_length_beyond_the_models_positions_is_refused_with_the_longest(recipe):
-    assert "--max_length 1024" in problems(recipe(max_length=1025))
-    assert problems(recipe(max_length=1024)) == ""
-
-
 def test_a_family_without_sdpa_gets_eager_attention_unless_sdpa_is_asked_for(recipe, changed):
     from transformers import Gemma2Config
 
@@ -163,35 +99,7 @@ def test_a_family_without_sdpa_gets_eager_attention_unless_sdpa_is_asked_for(rec
         assert attention_of(mine, open_config(mine), mine.packing) == "eager" and problems(mine) == ""
     with pytest.raises(UserError, match="sdpa") as caught:
         problems(recipe(folder, attn_implementation="sdpa"))
-    assert str(caught.value).startswith("error: attn_implementation: Gemma2ForCausalLM has no sdpa attention")
-    assert "--attn_implementation eager" in str(caught.value)
-
-
-@pytest.mark.parametrize("family", ["bert", "bart", "xlm-roberta"])
-def test_a_model_that_sees_the_next_token_is_refused_though_it_opens(recipe, changed, family):
-    mine = recipe(changed(model_type=family))
-    with pytest.raises(UserError, match="not a causal language model"):
-        build_meta_model(mine, open_config(mine))
-
-
-def test_a_folder_without_a_tokenizer_is_refused(recipe, changed):
-    folder = changed()
-    for path in folder.glob("tokenizer*"):
-        path.unlink()
-    with pytest.raises(UserError, match=r"no tokenizer in .*tokenizer\.json beside the weights"):
-        open_tokenizer(recipe(folder))
-
-
-def test_weights_of_another_shape_than_the_config_are_a_users_mistake(recipe, changed):
-    with pytest.raises(UserError, match="model_name_or_path"):
-        build(recipe(changed(intermediate_size=48)), FP32)
-
-
-def test_cut_off_weights_are_a_users_mistake(recipe, changed):
-    weights = changed() / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(UserError, match="model_name_or_path"):
-        build(recipe(weights.parent), FP32)
+    assert "error: attn_implementation: " in str(caught.value) and "--attn_implementation auto" in str(caught.value)
 
 
 def test_sharded_weights_are_opened(recipe, changed):
@@ -249,26 +157,8 @@ def test_code_that_comes_with_a_model_is_not_executed(recipe, booby_trap, model_
     assert not canary.exists()
 
 
-def test_a_model_that_needs_its_own_code_is_refused(recipe, booby_trap):
-    folder, _ = booby_trap("own_type")
-    with pytest.raises(UserError, match=r"model_name_or_path: .*custom code"):
-        open_config(recipe(folder))
-
-
-def test_the_refusal_names_the_flag_that_allows_it(recipe, booby_trap):
-    folder, _ = booby_trap("own_type")
-    with pytest.raises(UserError, match="--trust_remote_code"):
-        open_config(recipe(folder))
-
-
 def test_code_is_executed_with_trust_remote_code(recipe, booby_trap):
     """The trap works: without this the test above proves nothing."""
     folder, canary = booby_trap("own_type")
     open_config(recipe(folder, trust_remote_code=True))
     assert canary.exists()
-
-
-def test_by_default_no_code_of_a_model_runs():
-    assert Recipe(model_name_or_path="m", dataset="d").trust_remote_code is False
-    for path in (ROOT / "recipes").glob("*.yaml"):
-        assert "trust_remote_code" not in path.read_text(), path

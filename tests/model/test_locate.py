@@ -2,13 +2,12 @@
 
 import shutil
 
-import huggingface_hub
 import pytest
-from model_helpers import FP32, TEMPLATE, build, problems
+from model_helpers import TEMPLATE, problems
 
 from kit.errors import UserError
 from kit.model.load import open_config
-from kit.model.locate import HUB_SECONDS, base_of_adapter, has_weights, locate_model
+from kit.model.locate import HUB_SECONDS, locate_model
 from kit.model.tokenizer import open_tokenizer
 
 DAMAGED = ["", "{", "[]", "null", "{}", "[" * 200_000, '{"metadata": {}, "weight_map": null}']
@@ -23,31 +22,6 @@ def test_a_missing_folder_is_named(recipe, tmp_path):
         open_config(recipe(tmp_path))
 
 
-def test_weights_are_looked_for_in_the_folder_or_in_the_hubs_cache(recipe, model_folder, tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text("{}")
-    assert has_weights(recipe(model_folder)) and not has_weights(recipe(tmp_path))
-    for found, there in (
-        (str(tmp_path / "config.json"), False),
-        (str(model_folder / "config.json"), True),
-        (None, False),
-    ):
-        monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *args, found=found, **kwargs: found)
-        assert has_weights(recipe("someone/model")) is there
-
-
-@pytest.mark.slow
-def test_a_tilde_is_expanded_and_a_long_name_is_no_traceback(recipe, model_folder, adapter, monkeypatch):
-    folder = adapter()
-    monkeypatch.setenv("HOME", str(folder.parent))
-    shutil.copytree(model_folder, folder.parent / "base")
-    mine = recipe("~/base", adapter_name_or_path="~/adapter")
-    assert problems(mine) == "" and open_tokenizer(mine)
-    build(mine, FP32)
-    for name in ("~/nowhere", "x" * 5000, "/" + "x" * 300, "a/" + "b" * 300):
-        with pytest.raises(UserError, match="model_name_or_path"):
-            open_config(recipe(name))
-
-
 @pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_index_is_refused_by_name_before_anything_is_loaded(recipe, changed, text):
     folder = changed()
@@ -59,31 +33,9 @@ def test_a_damaged_index_is_refused_by_name_before_anything_is_loaded(recipe, ch
         open_config(recipe(folder))
 
 
-@pytest.mark.parametrize("text", ["[]", "null", '"x"', "{"])
-@pytest.mark.parametrize("name", ["adapter_config.json", "generation_config.json"])
-def test_other_files_that_are_read_with_the_weights_end_in_no_traceback(recipe, changed, name, text):
-    folder = changed()
-    (folder / name).write_text(text)
-    if (name, text) == ("generation_config.json", "{"):
-        assert build(recipe(folder), FP32)  # transformers goes on without
-        return
-    with pytest.raises(UserError, match=f"model_name_or_path: .*{name}"):
-        build(recipe(folder), FP32)
-
-
 def test_an_adapter_folder_must_hold_an_adapter(recipe, tmp_path):
     text = problems(recipe(adapter_name_or_path=str(tmp_path)))
     assert "adapter_config.json" in text and "adapter_model.safetensors" in text
-
-
-def test_an_adapter_brings_its_tokenizer_or_takes_the_model_s(recipe, with_template, model_folder):
-    mine = recipe(adapter_name_or_path=str(with_template))
-    assert open_tokenizer(mine).chat_template == TEMPLATE
-    (with_template / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match=r"^error: adapter_name_or_path: no tokenizer in"):
-        open_tokenizer(mine)
-    (with_template / "tokenizer_config.json").unlink()
-    assert open_tokenizer(mine).chat_template == (model_folder / "chat_template.jinja").read_text()
 
 
 def test_an_adapter_from_the_hub_brings_its_tokenizer_too(recipe, with_template, model_folder, tmp_path, monkeypatch):
@@ -128,49 +80,3 @@ def test_a_hub_that_cannot_be_reached_costs_one_short_request(monkeypatch):
     with pytest.raises(UserError, match=r"no folder 'some/model', and the hub cannot be reached \(no route\)"):
         locate_model("some/model", "v2")
     assert asked == [("some/model", "v2", HUB_SECONDS)] and HUB_SECONDS <= 10
-
-
-def test_offline_a_model_missing_from_the_cache_is_reported_once_with_those_in_it(recipe, monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    (tmp_path / "models--some--models").mkdir()
-    reported = []
-    for look in (open_config, open_tokenizer):
-        with pytest.raises(UserError, match=r"HF_HUB_OFFLINE forbids .*\n    -> did you mean 'some/models'") as caught:
-            look(recipe("some/model"))
-        reported += caught.value.problems
-    assert len(set(reported)) == 1
-
-
-def test_a_file_is_refused_as_a_model(tmp_path):
-    with pytest.raises(UserError, match="a GGUF file holds weights for inference; take the model"):
-        locate_model("llama.Q4_K_M.gguf", None)
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(UserError, match=r"is a file; expected a folder with config\.json"):
-        locate_model(str(tmp_path / "model.safetensors"), None)
-
-
-def test_for_the_folder_of_a_run_its_final_is_suggested(tmp_path):
-    (tmp_path / "run/final").mkdir(parents=True)
-    with pytest.raises(UserError, match=f"did you mean {tmp_path}/run/final"):
-        locate_model(str(tmp_path / "run"), None)
-
-
-def test_a_base_that_cannot_be_opened_is_reported_with_the_flag_that_names_it(adapter, model_folder):
-    folder = adapter()
-    file = folder / "adapter_config.json"
-    assert base_of_adapter(folder, "give the base") == str(model_folder)
-    whole = file.read_text()
-    moved = whole.replace(str(model_folder), "/moved/away")
-    for text in (moved, "[]", "{", "{}", '{"base_model_name_or_path": null}', '{"base_model_name_or_path": 3}'):
-        file.write_text(text)
-        with pytest.raises(UserError, match=f"^error: {file}: .*\n    -> give the base$"):
-            base_of_adapter(folder, "give the base")
-
-
-def test_a_mistyped_folder_of_a_model_is_corrected_with_the_folders_before_it(tmp_path):
-    (tmp_path / "my-model").mkdir()
-    (tmp_path / "my-model" / "config.json").write_text("{}")
-    (tmp_path / "my-modem").mkdir()  # holds no model
-    with pytest.raises(UserError, match=rf"did you mean '{tmp_path}/my-model'\?$"):
-        locate_model(f"{tmp_path}/my-modle", None)

@@ -3,12 +3,9 @@
 from copy import deepcopy
 
 import bitsandbytes as bnb
-import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch.utils.checkpoint import checkpoint
 
-from benchmarks.simulation.meter import Meter
 from kit.model.lora_linear import install_lora_linear
 
 INPUTS, OUTPUTS, RANK = 64, 96, 4
@@ -70,65 +67,6 @@ def test_under_autocast_errors_are_no_larger_than_those_of_peft():
         assert value.dtype == other.dtype  # of an adapter's gradients float32
         errors = [(each.double() - reference).norm() / reference.norm() for each in (value, other)]
         assert errors[0] < 1.05 * errors[1] and errors[0] < 5e-3
-
-
-def test_the_adapters_part_is_added_without_another_tensor_of_the_outputs_size():
-    model = with_function(adapted(has_bias=True))
-    x = torch.randn(5, INPUTS)
-    meter = Meter()
-    with torch.no_grad(), meter, meter.tally() as tally:
-        model(x)
-    assert (tally.launches, tally.elementwise_bytes) == (3, 0)  # three products
-    assert tally.flops == 2 * 5 * (INPUTS * OUTPUTS + RANK * (INPUTS + OUTPUTS))
-
-
-def test_only_the_input_and_its_product_with_a_are_kept():
-    model = with_function(adapted())
-    weights = {parameter.data_ptr() for parameter in model.parameters()}
-    shapes = []
-    x = torch.randn(5, INPUTS, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: shapes.append((t.data_ptr(), [*t.shape])), lambda t: t):
-        model(x)
-    kept = [shape for pointer, shape in shapes if pointer not in weights]
-    assert kept == [[5, INPUTS], [5, RANK]] and x.data_ptr() in dict(shapes)
-
-
-def test_no_gradient_is_computed_for_an_input_that_needs_none():
-    """As of the first layers behind a frozen embedding."""
-    model = with_function(adapted())
-    x = torch.randn(5, INPUTS)
-    meter = Meter()
-    y = model(x)
-    with meter, meter.tally() as tally:
-        y.sum().backward()
-    assert tally.flops == 2 * 5 * RANK * (2 * OUTPUTS + INPUTS)  # the narrow products alone
-    assert x.grad is None
-
-
-def test_checkpointing_computes_the_same():
-    model = with_function(adapted())
-    direct = results(model)
-    model.zero_grad()
-    plain = model.forward
-    model.forward = lambda x: checkpoint(plain, x, use_reentrant=False)
-    assert all(map(torch.equal, results(model), direct))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("four_bit", [False, True])
-def test_it_is_compiled_as_one_graph_with_the_same_numbers(four_bit):
-    model = with_function(adapted(four_bit=four_bit))
-    direct = results(model)
-    model.zero_grad()
-    model.compile(backend="aot_eager", fullgraph=True)
-    assert all(map(torch.equal, results(model), direct))
-
-
-def test_peft_computes_what_the_function_does_not():
-    for options in [{"lora_dropout": 0.5}, {"use_dora": True}, {"lora_bias": True}, {"bias": "all"}]:
-        theirs = adapted(has_bias=True, **options)
-        ours = with_function(theirs)
-        assert all(map(torch.equal, results(ours), results(theirs))), options
 
 
 def test_it_follows_when_adapters_are_switched_merged_and_added():

@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.tiny_families import tiny_config
@@ -156,17 +155,6 @@ def test_a_key_of_the_config_counts_only_as_the_models_own_forward_uses_it():
         assert torch.allclose(losses, F.cross_entropy(own, ids[0, 1:], reduction="none"), atol=1e-5), family
 
 
-def test_a_head_of_several_layers_is_left_to_the_model():
-    """Their output embedding is only the last one; an ``is_decoder`` in the config makes them causal models."""
-    for family in ["bert", "roberta", "rembert", "electra"]:
-        config = tiny_config(family)
-        config.is_decoder = True
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-        install_loss_head(model)
-        assert model.uses_own_logits, family
-
-
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_the_auxiliary_loss_of_the_routers_is_returned_beside_the_losses_that_are_log_probabilities(recomputed):
     """The family's own loss: a mean over targets, and the coefficient times the auxiliary loss."""
@@ -193,14 +181,6 @@ def test_the_auxiliary_loss_of_the_routers_is_returned_beside_the_losses_that_ar
         assert torch.allclose(model(**inputs, **wanted), losses, rtol=1e-5)
 
 
-def test_a_model_without_routers_returns_no_loss_of_them():
-    model = tiny()
-    install_loss_head(model)
-    inputs, wanted = batch()
-    losses, router_loss = model(**inputs, **wanted, with_router_loss=True)
-    assert torch.equal(losses, model(**inputs, **wanted)) and router_loss is None
-
-
 def test_the_auxiliary_loss_leaves_out_the_padding_of_packs():
     model, _ = pair("mixtral", output_router_logits=True, router_aux_loss_coef=0.5)
     install_loss_head(model, router_aux_loss_coef=0.5)
@@ -216,16 +196,6 @@ def test_the_auxiliary_loss_leaves_out_the_padding_of_packs():
         return sum(part.mean() for part in model(**inputs, **wanted, with_router_loss=True))
 
     assert torch.allclose(loss(8), loss(0), atol=1e-6)
-
-
-def test_the_size_of_a_chunk_does_not_matter():
-    for freezes in [False, True]:
-        for chunk_tokens in [1, 7, 13, 10_000]:
-            model, reference = pair("gemma2", tie_word_embeddings=False)
-            for each in (model, reference):
-                each.lm_head.requires_grad_(not freezes)
-            install_loss_head(model, chunk_tokens)
-            assert_same_loss_and_gradients(model, reference, *batch())
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -251,78 +221,6 @@ def test_many_chunks_round_the_gradient_of_a_trained_head_no_more_than_one(autoc
     assert one < 3e-3 and error(8) < 1.6 * one  # added up in bf16, the error is seven times that of one chunk
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "cohere", "granite", "phi"])
-def test_a_frozen_head_computes_its_logits_once(family):
-    model, reference = pair(family, tie_word_embeddings=False)
-    for each in (model, reference):
-        each.get_output_embeddings().requires_grad_(False)
-    seen, head = [], model.get_output_embeddings()
-    plain = head.forward
-    head.forward = lambda hidden: [seen.append(len(hidden)), plain(hidden)][1]
-    install_loss_head(model, 5)
-    inputs, wanted = batch()
-    model(**inputs, **wanted).sum().backward()
-    assert seen == [5, 5, 3]
-    model.zero_grad()
-    assert_same_loss_and_gradients(model, reference, inputs, wanted)
-
-
-def test_right_padding_needs_no_mask_and_the_host_does_not_wait_for_the_device(monkeypatch):
-    """Without a mask sdpa takes its fast kernel. To build one, or to look for packs, transformers reads the device."""
-    model = tiny("llama")
-    install_loss_head(model)
-    asked, masks = [], []
-    monkeypatch.setattr(torch.Tensor, "__bool__", lambda tensor: asked.append(tensor))
-    sdpa = F.scaled_dot_product_attention
-    attend = lambda *a, **k: [masks.append(k["attn_mask"]), sdpa(*a, **k)][1]  # noqa: E731
-    monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
-    inputs, wanted = batch()
-    model(**inputs, **wanted)
-    assert masks == [None] * 2 and not asked
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "lm_head"]])
-def test_adapters_on_the_head_change_the_loss(targets):
-    from peft import LoraConfig, get_peft_model
-
-    def adapted(base):
-        torch.manual_seed(5)
-        config = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=targets, init_lora_weights=False)
-        return get_peft_model(base, config)
-
-    base, reference = pair("llama")
-    model, reference = adapted(base), adapted(reference)
-    install_loss_head(base)
-    assert_same_loss_and_gradients(model, reference, *batch())
-    assert any("lm_head" in name for name in gradients(model)) == ("lm_head" in targets)
-
-
-def test_without_a_cache_of_autocast_the_heads_weights_are_cast_once_for_all_chunks():
-    model = tiny()
-    install_loss_head(model, chunk_tokens=3)
-    inputs, wanted = batch()
-    shape = model.get_output_embeddings().weight.shape
-    casts = []
-
-    class Casts(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is torch.ops.aten._to_copy.default and args[0].shape == shape:
-                casts.append(kwargs["dtype"])
-            return func(*args, **(kwargs or {}))
-
-    with Casts(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        model(**inputs, **wanted)
-    assert casts == [torch.bfloat16]
-
-
-def test_recomputing_layers_changes_nothing():
-    model, reference = pair("llama")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    install_loss_head(model)
-    assert_same_loss_and_gradients(model, reference, *batch())
-
-
 def test_a_batch_without_targets_gives_zero_and_zero_gradients_for_every_weight():
     """A rank that got no sample must still take part in the backward pass, with nothing to add."""
     model = tiny()
@@ -333,31 +231,6 @@ def test_a_batch_without_targets_gives_zero_and_zero_gradients_for_every_weight(
     assert loss.shape == (0,)
     assert len(gradients(model)) == len(list(model.parameters()))
     assert all(bool((gradient == 0).all()) for gradient in gradients(model).values())
-
-
-def test_without_gradients_it_is_the_same_loss():
-    model = tiny("cohere")
-    install_loss_head(model, 4)
-    inputs, wanted = batch()
-    with torch.no_grad():
-        without = model(**inputs, **wanted)
-    assert not without.requires_grad
-    assert torch.allclose(without, model(**inputs, **wanted), rtol=1e-6)
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_plain_calls_and_generation_work_as_before(family):
-    model, reference = pair(family)
-    install_loss_head(model)
-    model.eval(), reference.eval()
-    inputs, _ = batch()
-    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
-    with torch.no_grad():
-        ours, theirs = model(**inputs, labels=labels), reference(**inputs, labels=labels)
-    assert torch.equal(ours.logits, theirs.logits) and torch.equal(ours.loss, theirs.loss)
-    prompt = inputs["input_ids"][:1, :5]
-    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 8, "do_sample": False}
-    assert torch.equal(model.generate(prompt, **options), reference.generate(prompt, **options))
 
 
 def test_never_more_logits_than_one_chunk_and_none_for_unsupervised_tokens(monkeypatch):
@@ -406,20 +279,6 @@ def with_head(family, trains, chunk_tokens=5):
     return model, reference
 
 
-def test_a_frozen_heads_own_way_to_the_loss_is_that_of_a_trained_one():
-    """A frozen head has a gradient written by hand. Whoever changes one of the two ways only fails here."""
-    for family in ["llama", "gemma2", "cohere", "granite", "phi"]:
-        frozen, _ = with_head(family, trains=False)
-        trained, _ = with_head(family, trains=True)
-        inputs, wanted = batch()
-        own, by_hand = losses_and_gradients(frozen, inputs, wanted)
-        loss, by_torch = losses_and_gradients(trained, inputs, wanted)
-        assert torch.allclose(own, loss, rtol=1e-6, atol=1e-6), family
-        of_head = {name for name in by_torch if name.startswith("lm_head")}
-        assert of_head, family
-        assert_same_gradients(by_hand, {name: by_torch[name] for name in by_torch.keys() - of_head})
-
-
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_function_of_the_callers_replaces_the_loss_whether_the_head_trains_or_not(trains):
     model, _ = with_head("gemma2", trains)
@@ -452,18 +311,6 @@ def test_values_of_the_logits_are_those_of_full_logits(monkeypatch, chunk_tokens
     assert ("lm_head.weight" in ours) == trains
     with torch.no_grad():
         assert torch.allclose(model(**inputs, **wanted, **options), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("trains", [False, True])
-def test_values_of_no_target_reach_every_weight_that_trains(trains):
-    model, _ = with_head("llama", trains)
-    inputs, wanted = batch((0, 0, 0))
-    values, found = losses_and_gradients(
-        model, inputs, wanted, target_values=partial(smoothed_and_entropy, wanted["targets"])
-    )
-    assert values.shape == (0, 2)
-    assert found.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
-    assert not any(gradient.any() for gradient in found.values())
 
 
 @pytest.mark.parametrize("known", [True, False])

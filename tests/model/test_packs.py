@@ -5,7 +5,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from kit.data.feed.batches import Collator
 from kit.model.checkpointing import enable_checkpointing
 from kit.model.loss_head import install_loss_head
-from kit.model.packs import Packs
 
 LENGTHS = (13, 5, 24, 9, 6)
 SIZES = {
@@ -94,29 +93,3 @@ def test_samples_have_in_a_pack_the_losses_and_gradients_that_they_have_alone():
             packed.sum().backward()
             torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(gradients(model), expected, atol=1e-3, rtol=1e-4)
-
-
-def test_after_a_pack_rows_are_computed_as_before_it():
-    model = make_model("qwen3_5_text").eval()
-    ids = torch.from_numpy(Samples().ids[2])[None]
-    with torch.no_grad():
-        logits, padded = model(ids).logits, losses(model, [[2], [0]], packing=False)
-        losses(model, [[2, 0]], packing=True)
-        assert torch.equal(losses(model, [[2], [0]], packing=False), padded)
-        losses(model, [[2, 0]], packing=True)
-        assert torch.equal(model(ids).logits, logits)
-
-
-def test_a_layer_computes_less_than_twice_the_tokens():
-    packs, shapes = Packs(), []
-
-    def layer(hidden):
-        shapes.append(hidden.shape)
-        return hidden * 2
-
-    lengths = (1000, 3, 40, 1, 33, 700, 64, 5)
-    hidden = torch.randn(2, sum(lengths) // 2, 4)
-    packs.begin(lengths, hidden.device)
-    assert torch.equal(packs.apart(layer, hidden), hidden * 2)
-    assert sum(n * length for n, length, _ in shapes) < 2 * sum(lengths)
-    assert len(shapes) == 5  # 1; 3; 5; 33, 40 and 64; 700 and 1000

@@ -35,25 +35,6 @@ def test_rows_have_the_outputs_and_gradients_of_pefts_layer(recipe, model_folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tie", [False, True])
-def test_autograd_keeps_nothing_as_large_as_the_table(recipe, model_folder, tied, tie):
-    """peft keeps a copy of the table, with the rows in it, for the backward pass."""
-    model = build(recipe(tied if tie else model_folder, trainable_tokens=TOKENS), FP32)
-    tables = {p.data_ptr() for p in model.parameters()}
-    shapes = []
-
-    def keep(tensor):
-        if tensor.data_ptr() not in tables:
-            shapes.append(tuple(tensor.shape))
-        return tensor
-
-    ids = torch.tensor([[1, 40, 2]])
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.sum().backward()
-    assert shapes and (320, 32) not in shapes and (32, 320) not in shapes
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"trainable_tokens": TOKENS}, {"lora_modules_to_save": ["embed_tokens"]}])
 def test_tied_weights_stay_tied_when_the_model_moves(recipe, tied, changes):
     """As Accelerate moves it for FSDP2. Rows and whole modules are tied too, not only the frozen table."""

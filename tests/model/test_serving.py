@@ -2,7 +2,6 @@
 
 from peft import get_peft_model_state_dict
 
-from kit.config.settings.method import MethodSettings
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, open_config
 from kit.model.serving import merge_command, vllm_command, why_not_served
@@ -21,17 +20,10 @@ CHANGES = {
     "use_dora": True,
     "init_lora_weights": "gaussian",
 }
-# These make no new adapter, or the same one.
-OF_FULL = {"oft_block_size", "method", "fp8", "qat", "qat_group_size", "freeze", "train_only", "adapter_name_or_path"}
 
 
 def adapted(recipe):
     return attach_adapter(build_meta_model(recipe, open_config(recipe)), recipe)
-
-
-def test_every_setting_of_adapters_is_tried_here():
-    own = set(MethodSettings.__annotations__) | {"new_tokens"}
-    assert own - OF_FULL == set(CHANGES)
 
 
 def test_an_adapter_that_holds_more_than_two_matrices_a_module_is_named(recipe):
@@ -50,22 +42,6 @@ def test_an_adapter_that_holds_more_than_two_matrices_a_module_is_named(recipe):
         usual = f"vllm serve some/base --enable-lora --lora-modules mine=final{rank}"
         # of a head nothing is known
         assert command == ("" if others or setting == "lora_target_modules" else usual), setting
-
-
-def test_the_limit_of_ranks_is_one_that_vllm_takes(recipe):
-    for case in [(8, ""), (17, "32"), (300, "320"), (512, "512"), (513, None)]:
-        rank, limit = case
-        config = adapted(recipe(lora_r=8)).peft_config["default"]
-        config.rank_pattern = {"q_proj": rank}
-        command = vllm_command(config, None, "final")
-        assert command == "" if limit is None else command.partition("--max-lora-rank ")[2] == limit, case
-        assert ("a rank above 512" in why_not_served(config)) == (limit is None), case
-
-
-def test_all_reasons_of_an_adapter_are_named(recipe):
-    changes = {name: CHANGES[name] for name in ("trainable_tokens", "lora_modules_to_save", "use_dora", "use_rslora")}
-    reason = why_not_served(adapted(recipe(**changes)).peft_config["default"])
-    assert reason.endswith("no adapter with trained rows of tokens and modules that trained whole and DoRA")
 
 
 def test_a_folder_with_a_space_can_be_typed():

@@ -6,8 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.tiny_families import tiny_config
 from kit.config.settings.method import MethodSettings
-from kit.model.adapter import attach_adapter, check_adapter
-from kit.model.four_bit import quantised_on_meta
+from kit.model.adapter import attach_adapter
 from kit.model.targets import all_linear_targets
 
 
@@ -48,31 +47,3 @@ def test_peft_adapts_what_all_linear_names_and_nothing_else(family):
     names = all_linear_targets(on_meta(family))
     adapted = attach_adapter(on_meta(family), settings()).get_base_model()
     assert {name for name, module in adapted.named_modules() if hasattr(module, "lora_A")} == set(names)
-
-
-@pytest.mark.slow
-def test_fused_experts_are_adapted_if_they_are_named():
-    targets = "q_proj,experts.gate_up_proj,experts.down_proj"
-    names = {
-        name
-        for name, p in attach_adapter(on_meta("mixtral"), settings(lora_target_modules=targets)).named_parameters()
-        if p.requires_grad
-    }
-    assert any("q_proj" in name for name in names) and any("experts" in name for name in names)
-    assert not any("k_proj" in name or "gate.weight" in name for name in names)
-
-
-@pytest.mark.slow
-def test_a_module_whose_adapter_peft_would_not_find_again_is_refused_if_it_is_named():
-    named = settings(lora_target_modules="q_proj,up_proj")
-    (problem,) = check_adapter(named, on_meta("laguna"))
-    assert "'up_proj' is also model.layers.1.mlp.shared_experts.up_proj" in str(problem)
-    assert not check_adapter(settings(lora_target_modules="q_proj"), on_meta("laguna"))
-
-
-@pytest.mark.parametrize("family", ["afmoe", "qwen2_moe", "mamba"])
-def test_qlora_leaves_routers_and_weights_that_are_read_past_their_module(family):
-    model = quantised_on_meta(on_meta(family))
-    four_bit = [name for name, module in model.named_modules() if type(module).__name__ == "Linear4bit"]
-    assert four_bit
-    assert not any(name.endswith((".gate", "shared_expert_gate", "dt_proj", "lm_head")) for name in four_bit)

@@ -6,8 +6,7 @@ from helpers import make_model
 from model_helpers import BF16, FP32, build, problems
 
 from kit.model.load import build_meta_model, open_config
-from kit.model.token_rows import check_rows_and_modules, describe_new_rows, num_rows
-from kit.model.tokenizer import open_tokenizer
+from kit.model.token_rows import num_rows
 
 NEW = ["<a>", "<b>"]
 
@@ -33,17 +32,6 @@ def test_new_rows_are_the_mean_of_the_others_at_every_start(recipe):
         assert torch.equal(weight, getattr(again, table)().weight)
         assert torch.allclose(weight[320:], weight[:320].mean(0).expand(2, -1)) and weight.requires_grad
     assert num_rows(build_meta_model(mine, open_config(mine))) == 322
-
-
-def test_free_rows_of_a_padded_vocabulary_come_first(recipe, padded):
-    mine = recipe(padded, new_tokens=NEW, method="full")
-    weight = build(mine, FP32).get_output_embeddings().weight
-    assert weight.shape[0] == 384 and torch.allclose(weight[320:322], weight[:320].mean(0).expand(2, -1))
-    assert not torch.allclose(weight[322], weight[320])
-    (line,) = describe_new_rows(mine, open_tokenizer(mine), 384)
-    assert "<a> (320), <b> (321); 2 in free rows of the padded vocabulary" in line and "grow" not in line
-    (line,) = describe_new_rows(mine, open_tokenizer(mine), 321)
-    assert "1 in free rows" in line and "embeddings grow from 321 to 322 rows" in line
 
 
 @pytest.mark.slow
@@ -83,12 +71,3 @@ def test_what_trains_beside_the_adapters(recipe, model_folder, tied, tie, change
 def test_what_cannot_train_is_refused_before_loading(recipe, model_folder, tied, tie, changes, message):
     assert message in problems(recipe(tied if tie else model_folder, **changes))
     assert problems(recipe(tied if tie else model_folder, **changes, method="full")) == ""
-
-
-def test_rows_of_a_head_with_a_bias_are_refused(recipe, model_folder):
-    """peft's layer leaves the bias out."""
-    mine = recipe(trainable_tokens=["<|im_end|>"])
-    model = build_meta_model(mine, open_config(mine))
-    model.lm_head = torch.nn.Linear(32, 320, device="meta")
-    (problem,) = check_rows_and_modules(mine, model)
-    assert "lm_head has a bias" in str(problem) and "--lora_modules_to_save embed_tokens,lm_head" in str(problem)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from kit.model.load import build_meta_model, open_config
 from kit.model.tokenizer import open_tokenizer
-from kit.model.untrained import _without, check_stop_tokens, is_untrained
+from kit.model.untrained import check_stop_tokens
 
 TINY = ROOT / "recipes/tiny/model"
 
@@ -27,7 +27,7 @@ def test_the_embedded_model_has_untrained_role_tokens_and_a_trained_end_token(re
     for role in ("<|user|>", "<|system|>", "<|assistant|>"):
         message = problems_of(recipe(TINY), role)
         assert f"{role} ends the answers" in message and "lora freezes its row" in message
-        assert f"--trainable_tokens '{role}'" in message and "--lora_modules_to_save embed_tokens;" in message
+        assert f"--trainable_tokens '{role}'" in message
         assert "only merged: python recipes/export.py final --output_dir merged" in message
 
 
@@ -76,33 +76,3 @@ def with_rows(tmp_path):
 def test_untrained_rows_are_found_by_each_of_the_four_cases(recipe, with_rows, rows, is_found):
     torch.manual_seed(0)
     assert bool(problems_of(recipe(with_rows(rows)), "<|im_end|>")) == is_found
-
-
-def test_rows_of_padding_are_compared_too(recipe, with_rows):
-    folder = with_rows(lambda head: head[:3], vocab_size=384)
-    weights = load_file(folder / "model.safetensors")
-    weights["lm_head.weight"][320:] = weights["lm_head.weight"][2] * (1 + 1e-3 * torch.randn(64, 1))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert "<|im_end|> ends the answers" in problems_of(recipe(folder), "<|im_end|>")
-
-
-@pytest.mark.slow
-def test_random_rows_are_not_taken_for_untrained():
-    """Whatever the number of dimensions: a false alarm would stop a run."""
-    for dimensions in (16, 64, 1024):
-        generator = torch.Generator().manual_seed(dimensions)
-        table = torch.randn(2000, dimensions, generator=generator) + 0.5
-        assert not any(is_untrained(table[i], table[5:40], table[40:]) for i in range(5))
-
-
-def test_weights_that_are_not_there_yet_are_not_checked(recipe, tmp_path):
-    folder = shutil.copytree(TINY, tmp_path / "model")
-    (folder / "model.safetensors").unlink()
-    assert problems_of(recipe(folder), "<|user|>") == ""
-
-
-def test_a_tokenizer_with_one_special_token_or_none_is_no_traceback():
-    row, sample = torch.ones(4), torch.eye(4).repeat(3, 1) + torch.arange(12)[:, None]
-    assert _without({3: row}, 3, 4).shape == (0, 4)
-    assert _without({}, 3, 4).shape == (0, 4)
-    assert not is_untrained(row, _without({3: row}, 3, 4), sample)

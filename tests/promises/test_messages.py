@@ -72,7 +72,7 @@ MESSAGES = {
     f"{TRAIN} --dataset chat.jsonl --model_name_or_path {STEP}": [f"{STEP} is a checkpoint", f"kit export {STEP}"],
     f"{CHAT} --lora_target_modules q_prj": ["no module 'q_prj'; expected all-linear,", "did you mean 'q_proj'?"],
     f"{CHAT} --router_aux_loss_coef 0.1": ["router_aux_loss_coef: 0.1", "leave it out"],
-    f"{CHAT} --new_tokens '<|im_end|>'": ["'<|im_end|>' exists already, with id 2", "--trainable_tokens '<|im_end|>'"],
+    f"{CHAT} --new_tokens '<|im_end|>'": ["'<|im_end|>' exists already, with id 2", "--trainable_tokens"],
     f"{CHAT} --trainable_tokens '<|im_ende|>'": ["'<|im_ende|>' is no token", "did you mean '<|im_end|>'?"],
     f"{TINY} --lora_modules_to_save lm_head": ["the output head without the embedding", "embed_tokens"],
     f"{CHAT} --adapter_name_or_path run/final --adapter_type oft": ["an adapter of LORA", "--adapter_type lora"],

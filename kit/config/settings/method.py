@@ -1,18 +1,31 @@
 """Settings of the method."""
 
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from kit.config.adapter_types import AdapterTypeName
 from kit.config.expressions import TARGETS, module_names
-from kit.config.fields import STRICT, TOKENS, comma_separated, option, token_list
+from kit.config.fields import (
+    STRICT,
+    TEMPLATE_KWARGS,
+    TOKENS,
+    comma_separated,
+    json_or_string,
+    option,
+    template_kwargs,
+    token_list,
+)
 from kit.config.rules import Rule, is_given
 from kit.config.settings.model import ModelSettings
 
 _identity = partial(option, "Method", identity=True)
 _Patterns = Annotated[list[str], Field(min_length=1)]
+
+
+def _options(value: Any) -> Any:
+    """Parse options of peft as ``template_kwargs`` does; of a recipe file all values are strings."""
+    return template_kwargs(json_or_string(value) if isinstance(value, dict) else value)
 
 
 class MethodSettings(ModelSettings):
@@ -41,9 +54,15 @@ class MethodSettings(ModelSettings):
         ge=2,
         needs="qat",
     )
-    adapter_type: AdapterTypeName = _identity(
+    adapter_type: Annotated[str, AfterValidator(str.lower)] = _identity(
         "lora",
-        "kind of the adapters: lora adds a product of two matrices, oft rotates inputs in blocks",
+        "kind of the adapters: lora, or another peft_type of peft that lies around layers, such as oft",
+        needs="method lora or method qlora",
+    )
+    adapter_options: Annotated[dict[str, Any] | None, BeforeValidator(_options)] = _identity(
+        None,
+        "more options of peft's config class of this kind: rank_pattern, oft_block_size",
+        expected=TEMPLATE_KWARGS,
         needs="method lora or method qlora",
     )
     lora_r: int = _identity(16, "rank of the adapters", ge=1, needs="method lora or method qlora")
@@ -76,9 +95,6 @@ class MethodSettings(ModelSettings):
         "default",
         "how adapters begin: default and gaussian with B = 0, orthogonal with B A = 0",
         needs="method lora or method qlora",
-    )
-    oft_block_size: int = _identity(
-        32, "inputs that OFT rotates together; the number of inputs must be a multiple", ge=2, needs="adapter_type oft"
     )
     use_rslora: bool = _identity(False, "rank-stabilised scaling", needs="method lora or method qlora")
     use_dora: bool = _identity(False, "weight-decomposed adapters", needs="method lora or method qlora")
@@ -122,7 +138,7 @@ RULES = (
             "given with adapter_name_or_path: what that adapter trains is kept",
             "leave it out; or leave out --adapter_name_or_path, and start from the adapter merged into its base",
         )
-        for name in ("new_tokens", "trainable_tokens", "lora_modules_to_save")
+        for name in ("new_tokens", "trainable_tokens", "lora_modules_to_save", "adapter_options")
     ),
     Rule(
         "use_dora method",
