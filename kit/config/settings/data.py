@@ -101,7 +101,7 @@ RULES = (
     *(
         Rule(
             flag,
-            lambda r, flag=flag: _lists(r, _name_of_two, flag),
+            partial(lambda flag, r: _lists(r, _name_of_two, flag), flag),
             "two data sets of the name {it!r}",
             "give one of them another in a list: [{path: a.jsonl, name: first}, {path: b.jsonl}]",
         )

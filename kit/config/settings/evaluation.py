@@ -150,7 +150,7 @@ RULES = (
     *(
         Rule(
             f"{name} eval_dataset eval_split_size",
-            lambda r, name=name: is_given(r, name) and getattr(r, name) != "no" and not r.has_evaluation,
+            partial(lambda name, r: is_given(r, name) and getattr(r, name) != "no" and not r.has_evaluation, name),
             "nothing to evaluate on",
             "--eval_dataset FILE; or --eval_split_size 0.1, which holds a tenth of the data out of training",
         )
@@ -190,7 +190,7 @@ RULES = (
     *(
         Rule(
             f"{name} temperature",
-            lambda r, name=name: is_given(r, name) and r.temperature is None,
+            partial(lambda name, r: is_given(r, name) and r.temperature is None, name),
             f"{{r.{name}:g}} without temperature: answers are greedy",
             "--temperature 1",
         )

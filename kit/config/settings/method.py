@@ -125,7 +125,7 @@ RULES = (
     *(
         Rule(
             f"{name} method",
-            lambda r, name=name: getattr(r, name) and r.method != "full",
+            partial(lambda name, r: getattr(r, name) and r.method != "full", name),
             "given with method {r.method}",
             "leave it out: adapters freeze the whole model; or --method full",
         )
@@ -134,7 +134,7 @@ RULES = (
     *(
         Rule(
             f"{name} adapter_name_or_path",
-            lambda r, name=name: getattr(r, name) and r.adapter_name_or_path,
+            partial(lambda name, r: getattr(r, name) and r.adapter_name_or_path, name),
             "given with adapter_name_or_path: what that adapter trains is kept",
             "leave it out; or leave out --adapter_name_or_path, and start from the adapter merged into its base",
         )
@@ -179,7 +179,7 @@ RULES = (
     *(
         Rule(
             f"{name} adapter_type method",
-            lambda r, name=name: r.adapter_type != "lora" and r.method != "full" and is_given(r, name),
+            partial(lambda name, r: r.adapter_type != "lora" and r.method != "full" and is_given(r, name), name),
             "given with adapter_type {r.adapter_type}, which does not have it or was not shown with it",
             "leave it out; or --adapter_type lora",
         )

@@ -168,7 +168,7 @@ RULES = (
     *(
         Rule(
             f"{name} objective",
-            lambda r, name=name: is_given(r, name) and r.objective not in _takers(name),
+            partial(lambda name, r: is_given(r, name) and r.objective not in _takers(name), name),
             "objective {r.objective} does not read it",
             f"leave it out, or put it under by_objective in a recipe; or --objective {' or '.join(_takers(name))}",
         )

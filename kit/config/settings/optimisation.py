@@ -121,7 +121,7 @@ RULES = (
     *(
         Rule(
             f"{name} lr_scheduler_type",
-            lambda r, name=name: is_given(r, name) and r.lr_scheduler_type not in _SHAPES[name].split(),
+            partial(lambda name, r: is_given(r, name) and r.lr_scheduler_type not in _SHAPES[name].split(), name),
             "given with lr_scheduler_type {r.lr_scheduler_type}",
             f"leave it out; or --lr_scheduler_type {_SHAPES[name].split()[0]}",
         )
