@@ -23,7 +23,6 @@ def test_a_value_that_another_setting_or_another_program_has_is_answered():
     cases = [
         ("method", "dpo", "--objective dpo instead of --method"),
         ("method", "oft", "--method lora --adapter_type oft"),
-        ("method", "hra", "not shown to be exact"),
         ("objective", "qlora", "--method qlora instead of --objective"),
         ("objective", "sigmoid", "use dpo_loss: sigmoid"),
         ("objective", "grpo", "nothing learns from rewards"),
@@ -32,7 +31,6 @@ def test_a_value_that_another_setting_or_another_program_has_is_answered():
         ("attn_implementation", "flash_attn", "did you mean 'flash_attention_2'?"),
         ("report_to", "wandb,Aim", "another id when it is continued"),
         ("init_lora_weights", "pissa_niter_16", "docs/models.md#initial-values-that-change-the-base"),
-        ("adapter_type", "VeRA", "wrong under FSDP"),
     ]
     for setting, value, hint in cases:
         assert hint in hint_for_value(setting, value), (setting, value, hint)

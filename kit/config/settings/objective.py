@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel
 
@@ -16,7 +16,6 @@ _identity = partial(option, "Objective", identity=True)
 # What a row of the data holds: a conversation whose answers are learned; two answers to one prompt, of which one is
 # better; or an answer with a label that says whether it is good.
 Rows = Literal["answers", "pairs", "rated"]
-ObjectiveName = Literal["sft", "dft", "eaft", "dpo", "orpo", "simpo", "cpo", "kto"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,12 @@ DECLARED: Mapping[str, Declared] = {
         (5e-7, 5e-6),
     ),
 }
+
+
+if TYPE_CHECKING:
+    ObjectiveName = str
+else:
+    ObjectiveName = Literal[tuple(DECLARED)]
 
 
 def describe_rates() -> str:
