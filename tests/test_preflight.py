@@ -114,7 +114,7 @@ def test_a_run_says_what_auto_took_without_a_plan(recipe, monkeypatch):
 def test_a_template_gets_the_tokens_that_it_needs(recipe):
     with pytest.raises(UserError) as caught:
         preflight.check(recipe(chat_template="phi4"))
-    assert "--new_tokens '<|im_sep|>'" in str(caught.value)
+    assert "needs <|im_sep|>" in str(caught.value)
     checked = preflight.check(recipe(chat_template="phi4", new_tokens="<|im_sep|>"))
     assert checked.vocab_size == 321 == len(checked.tokenizer)
     assert any("new tokens: <|im_sep|> (320); embeddings grow from 320 to 321 rows" in note for note in checked.notes)

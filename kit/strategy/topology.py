@@ -109,7 +109,7 @@ class ActualStrategy:
             return TypeAdapter(cls).validate_json(json.dumps(known), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            raise RecordError(f"strategy.{first['loc'][0]}: {first['msg']}") from None
+            raise RecordError(f"strategy{''.join(f'.{name}' for name in first['loc'][:1])}: {first['msg']}") from None
 
     def record(self) -> dict[str, Any]:
         """Return the entry ``strategy`` of run.json and of manifests, in JSON."""

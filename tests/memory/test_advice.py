@@ -64,7 +64,7 @@ def test_a_run_continues_with_the_first_group_only_and_every_change_is_allowed(p
         for key, value in re.findall(r"^ +--(\w+) (\S+)", part, re.M):
             if key != "config":
                 changed = Recipe(**recipe.model_dump() | {key: value})
-                assert changed != recipe and not find_conflicts(changed), key
+                assert changed != recipe and not find_conflicts(changed, {}, set()), key
                 assert not launch._batch_problems(changed, 1), key
                 assert (identity(changed, "x", "base") != identity(recipe, "x", "base")) == is_other, key
 

@@ -48,7 +48,7 @@ STEP = "run/checkpoints/step-00000004"
 MESSAGES = {
     # rows
     f"{OURS} --dataset cut.jsonl": ["cut.jsonl:2: not JSON at column 13", "remove such rows"],
-    f"{OURS} --dataset latin.jsonl": ["latin.jsonl:2: not UTF-8 at byte 11", "save the file in UTF-8"],
+    f"{OURS} --dataset latin.jsonl": ["latin.jsonl:2: not UTF-8 at byte 11", "expected UTF-8"],
     f"{OURS} --dataset empty.jsonl": ["empty.jsonl: no rows; expected at least one"],
     f"{OURS} --dataset unknown.jsonl": ["unknown.jsonl: columns a; expected messages,", "--dataset_columns"],
     f"{OURS} --dataset mixed.jsonl": ["mixed.jsonl:2: no 'messages' (it has text)"],

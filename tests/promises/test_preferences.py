@@ -112,7 +112,7 @@ def test_an_adapter_that_is_trained_on_is_compared_with_itself_as_it_was(finetun
     [
         ("dpo", {"prompt": "a", "chosen": "b", "rejected": "b"}, "the same tokens as chosen"),
         ("kto", {"prompt": "a", "completion": "b", "label": 1}, "label: 1; expected true (a good answer) or false"),
-        ("dpo", {"chosen": [["user", "a"], ["b"]], "rejected": [["user", "c"], ["b"]]}, "the prompts differ"),
+        ("dpo", {"chosen": [["user", "a"], ["b"]], "rejected": [["user", "c"], ["b"]]}, "prompts that differ"),
         ("sft", {"prompt": "a", "chosen": "b", "rejected": "c"}, "--objective dpo"),
     ],
 )

@@ -166,8 +166,7 @@ CASES = {
         OF_HH,
         ((f" {ANSWER}<|endoftext|>", f" {WRONG}<|endoftext|>"), (" Six.<|endoftext|>", " Seven.<|endoftext|>")),
         shows=(f"\n\nHuman: {QUESTION}\n\nAssistant:",),
-        says="prompt and answers are learned as plain text, although the tokenizer has a chat template; to make a chat "
-        "of each transcript: --chat_template",
+        says="--chat_template with the template's file or name makes a chat of each row",
         objective="dpo",
     ),
     "LLaMA-Factory's dpo_en_demo, pairs": Case(
