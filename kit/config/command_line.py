@@ -20,6 +20,7 @@ from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.config.fields import expected, is_list, is_switch
 from kit.config.hints import hint_for_word
 from kit.config.launch_flags import Launch
+from kit.config.other_kits import other_kits_word
 from kit.config.recipe import DEFAULT_RECIPE, Recipe
 from kit.config.recipe_file import read_recipe_file
 from kit.config.scripts import TYPED_AS
@@ -98,6 +99,8 @@ def read_command_line(
     if not trains and values.get("adapter_name_or_path"):
         for key in ("new_tokens", "trainable_tokens", "lora_modules_to_save"):
             values.pop(key, None)
+    for name_given in set(flags) - set(FLAGS):  # a slip of the finger is one problem, and not a missing flag too
+        uncertain |= set(re.findall(r"'(\w+)'", did_you_mean(name_given, FLAGS)))
     for flag, other in (stands_for or {}).items():
         if other in values or other in uncertain:
             continue
@@ -167,6 +170,8 @@ def read_flags(argv: list[str], in_order: Sequence[str] = ()) -> tuple[dict[str,
         word = words.pop(0)
         if not word.startswith("--"):
             problems.append(_stray(word, name))
+            if word.startswith("-") and words and not words[0].startswith("-"):
+                words.pop(0)  # its value
             continue
         name, has_value, value = word[2:].partition("=")
         name = name.replace("-", "_")
@@ -189,7 +194,8 @@ def read_flags(argv: list[str], in_order: Sequence[str] = ()) -> tuple[dict[str,
 def _stray(word: str, flag: str) -> Problem:
     """The problem of a word that no flag takes. ``flag``: the one before it; empty without."""
     if word.startswith("-"):
-        fix = did_you_mean(word.strip("-").partition("=")[0].replace("-", "_"), FLAGS)
+        name = word.strip("-").partition("=")[0].replace("-", "_")
+        fix = other_kits_word(name) or did_you_mean(name, FLAGS)
     elif flag in FLAGS and is_list(FLAGS[flag]):
         fix = f"--{flag} takes several values separated by commas"
     else:

@@ -65,3 +65,10 @@ def test_recipes_and_configs_are_not_taken_for_each_other():
     assert f"--config {config}" in str(other_kind({"fsdp_config": {}}, "recipe", config))
     assert other_kind({"dataset": "d"}, "recipe", recipe) is None
     assert other_kind({"mixed_precision": "no"}, "config", config) is None
+
+
+def test_a_name_in_a_command_is_one_word_of_the_shell(tmp_path):
+    config = tmp_path / "a; touch it.yaml"
+    assert hint_for_word("$(touch it).jsonl") == "--dataset '$(touch it).jsonl'"
+    assert hint_for_word("a b.yaml") == "--recipe 'a b.yaml'"
+    assert other_kind({"fsdp_config": {}}, "recipe", config).fix == f"--config '{config}' instead of --recipe"

@@ -80,3 +80,14 @@ def test_a_hub_that_cannot_be_reached_costs_one_short_request(monkeypatch):
     with pytest.raises(UserError, match=r"no folder 'some/model', and the hub cannot be reached \(no route\)"):
         locate_model("some/model", "v2")
     assert asked == [("some/model", "v2", HUB_SECONDS)] and HUB_SECONDS <= 10
+
+
+def test_offline_a_model_missing_from_the_cache_is_reported_once(recipe, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    reported = []
+    for look in (open_config, open_tokenizer):
+        with pytest.raises(UserError, match="HF_HUB_OFFLINE forbids") as caught:
+            look(recipe("some/model"))
+        reported += caught.value.problems
+    assert len(set(reported)) == 1

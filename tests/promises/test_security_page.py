@@ -107,7 +107,7 @@ TESTS = {
         "tests/strategy/test_launch.py": "test_a_public_address_is_a_warning",
     },
     "The hub is asked": {
-        "tests/model/test_locate.py": "test_offline_a_model_missing_from_the_cache_is_reported_once_with_those_in_it",
+        "tests/model/test_locate.py": "test_offline_a_model_missing_from_the_cache_is_reported_once",
         "tests/data/read/test_sources.py": "test_whether_a_name_means_the_hub_is_known_without_reading",
         "tests/tools/doctor/test_machine.py": "test_local_data_asks_no_hub",
     },
