@@ -65,7 +65,7 @@ MESSAGES = {
     f"{OURS} --dataset nothing-*.jsonl": ["dataset: no file or folder 'nothing-*.jsonl'"],
     f"{OURS} --dataset someone/else": ["dataset: no file or folder 'someone/else', and "],
     f"{OURS} --dataset '[{{path: chat.jsonl, weight: 0}}]'": ["--dataset: all weights are 0"],
-    f"{CHAT} --chat_template gemma": ["'gemma' needs bos_token, <start_of_turn>", "--chat_template alpaca | chatml"],
+    f"{CHAT} --chat_template gemma": ["'gemma' needs bos_token, <start_of_turn>", "take another template"],
     f"{CHAT} --streaming": ["--streaming: without max_steps", "--max_steps 1000"],
     # models and adapters
     f"{TRAIN} --dataset chat.jsonl --model_name_or_path run": ["run: no config.json in it", "did you mean run/final?"],
