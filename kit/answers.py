@@ -174,11 +174,6 @@ def is_share(key: str) -> bool:
     return key.removeprefix("eval_").partition("/")[0] in (*METRICS, BLEU)
 
 
-def bounds_of_mean(values: Sequence[float]) -> tuple[float, float]:
-    """Return the bounds between which 95 % of the means of resampled ``values`` lie (percentile bootstrap)."""
-    return bounds_of(np.asarray(values), lambda drawn: float(drawn.mean()))
-
-
 def bounds_of(array: np.ndarray, result: Callable[[np.ndarray], float]) -> tuple[float, float]:
     """Return the bounds between which 95 % of ``result`` of resampled rows of ``array`` [N, ...] lie."""
     draw = np.random.default_rng(0)

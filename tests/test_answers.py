@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kit.answers import METRICS, Metric, bounds_of_mean, exact_match, number, token_f1
+from kit.answers import METRICS, Metric, bounds_of, exact_match, number, token_f1
 
 
 def test_the_last_numbers_are_compared():
@@ -45,10 +45,10 @@ def test_metrics_of_libraries_go_from_0_to_1(name):
 
 
 def test_bounds_hold_the_mean_and_are_the_same_at_each_call():
-    values = [1.0] * 60 + [0.0] * 40
-    low, high = bounds_of_mean(values)
-    assert (low, high) == bounds_of_mean(values) and 0.49 < low < 0.53 < 0.67 < high < 0.71  # 0.6 +- 1.96 x 0.049
-    assert bounds_of_mean([1.0]) == (1.0, 1.0)
+    values = np.array([1.0] * 60 + [0.0] * 40)
+    low, high = bounds_of(values, np.mean)
+    assert (low, high) == bounds_of(values, np.mean) and 0.49 < low < 0.53 < 0.67 < high < 0.71  # 0.6 +- 1.96 x 0.049
+    assert bounds_of(np.ones(1), np.mean) == (1.0, 1.0)
 
 
 def test_bleu_is_that_of_the_corpus_and_its_bounds_hold_it():

@@ -119,13 +119,6 @@ def flag_of_list(name: str, entries: Sequence[DatasetEntry]) -> str:
     return f"--{name} {shlex.quote(list_as_typed(entries))}"
 
 
-def with_all_weights(entries: Sequence[DatasetEntry]) -> list[DatasetEntry]:
-    """Return the entries; if one has a weight, those without get 1."""
-    if all(entry.weight is None for entry in entries):
-        return list(entries)
-    return [entry.model_copy(update={"weight": 1.0 if entry.weight is None else entry.weight}) for entry in entries]
-
-
 def with_own_names(entries: Sequence[DatasetEntry]) -> list[DatasetEntry]:
     """Return the entries, each with a name of its own: those that share one get that of their folder before it."""
     names = [entry.filled(None, "", {}).name for entry in entries]

@@ -15,7 +15,6 @@ import yaml
 
 KITS = {"axolotl": "axolotl", "LLaMA-Factory": "llama_factory", "TRL": "trl", "ms-swift": "ms_swift"}
 FLOAT32 = "float32: `accelerate launch --mixed_precision no` without --config, or mixed_precision: no in a copy of it"
-FP16 = f"fp16 needs loss scaling, which skips steps. On most GPUs bf16 is as fast; on a T4 or V100, {FLOAT32}"
 GGUF = "a GGUF file holds weights for inference; take the model that it was made from"
 NOTHING = ("", "none", "null", "~", "[]", "{}")
 OFF = ("false", "no", "off")

@@ -52,11 +52,6 @@ class Recipe(
         return self.declared.has_reference and (self.precompute_reference or weights_change)
 
     @property
-    def picks_best(self) -> bool:
-        """Whether ``metric_for_best_model`` has an effect."""
-        return self.keep_best or self.early_stopping_patience is not None
-
-    @property
     def eval_batch_size(self) -> int:
         """The number of samples in a micro-batch of an evaluation."""
         return self.per_device_eval_batch_size or self.micro_batch_size

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
+from torch.nn.attention import activate_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations import sdpa_attention
@@ -70,13 +70,6 @@ def use_flash_attention_3() -> None:
     except (ImportError, OSError, RuntimeError) as error:  # a library of another CUDA or torch raises each of them
         found = f"flash_attn_interface is installed but broken ({first_line(error)})"
         raise UserError(Problem("attn_implementation", found, fix="--attn_implementation auto")) from None
-
-
-def packed_kernel(query: torch.Tensor) -> str:
-    """Return what computes packed attention for the device and dtype of ``query``, in words."""
-    if not has_kernel(query):
-        return "varlen by a loop over the samples"
-    return "varlen by FlashAttention 3" if current_flash_attention_impl() == "FA3" else "varlen"
 
 
 def needs_mask(config: Any) -> bool:

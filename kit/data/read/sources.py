@@ -367,11 +367,6 @@ def _columns(name: str, parts: Sequence[Part]) -> list[str]:
     raise UserError(*shown(bad, name, FIX_ROWS))
 
 
-def fix_of_rows(num_bad: int, num_good: int) -> str:
-    """The advice for bad rows: they can be skipped only if they are few. One row always may be skipped."""
-    return FIX_ROWS if num_bad > max(1, MAX_SKIPPED_SHARE * (num_bad + num_good)) else FIX
-
-
 def shown(problems: Sequence[Problem], name: str, fix: str, scope: str = "") -> list[Problem]:
     """The first ``NUM_SHOWN`` problems, and one that counts the others.
 
