@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from data_helpers import open_recipe_data
-from helpers import actual_strategy, source_as_extended
+from helpers import actual_strategy
 
 from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import Collator
@@ -18,7 +18,6 @@ from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
-from kit.train import objective as objectives
 from kit.train.objective import OBJECTIVES, build_objective
 from kit.train.step import train_step
 
@@ -112,14 +111,6 @@ def assert_step_is(expected_losses, recipe):
     scale = max(gradient.abs().max().item() for gradient in theirs.values())
     for name, gradient in theirs.items():
         assert torch.allclose(ours[name], gradient, rtol=1e-5, atol=1e-6 * scale), name
-
-
-def test_the_objective_of_the_architecture_page_has_the_loss_and_gradients_of_full_logits(recipe, monkeypatch):
-    extended = dict(vars(objectives))
-    exec(source_as_extended("kit/train/objective.py", "ConfidencePenalty"), extended)
-    monkeypatch.setitem(OBJECTIVES, "sft", extended["ConfidencePenalty"])
-    for method in ("full", "lora"):
-        assert_step_is(penalised, recipe(method=method))
 
 
 # Objectives over answers that are not the plain cross-entropy, and the class of each.

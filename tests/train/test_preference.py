@@ -10,7 +10,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from data_helpers import open_recipe_data
-from helpers import WORDS, actual_strategy, source_as_extended
+from helpers import WORDS, actual_strategy
 
 from kit.config.recipe import Recipe
 from kit.config.settings.objective import ObjectiveSettings
@@ -21,7 +21,6 @@ from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
-from kit.train import preference
 from kit.train.objective import build_objective
 from kit.train.precompute import add_references
 from kit.train.preference import Pairs
@@ -307,15 +306,3 @@ def test_a_margin_of_ten_thousand_nats_has_a_finite_loss_and_gradient():
         assert loss.isfinite().all() and right.logps.grad.isfinite().all(), (case, expected)
         if case.get("dpo_loss", "sigmoid") == "sigmoid":
             assert loss.item() < 1e-10 and right.logps.grad.abs().max() < 1e-10, (case, expected)
-
-
-def test_the_objective_over_pairs_of_the_architecture_page_is_its_equation(run):
-    extended = dict(vars(preference))
-    exec(source_as_extended("kit/train/preference.py", "LikelihoodCalibration"), extended)
-    trial = run(CASES[8], "lora")
-    logps, _ = trial.on_full_logits()
-    expected = torch.relu(1 - 0.1 * logps[:, 0] + 0.1 * logps[:, 1]).mean()
-    theirs = trial.gradients(expected)
-    loss, metrics, ours = trial.step(objective=extended["LikelihoodCalibration"](["a"], trial.recipe))
-    assert loss == pytest.approx(expected.item(), rel=1e-6) and "nll_loss" not in metrics
-    assert_same_gradients(ours, theirs)
