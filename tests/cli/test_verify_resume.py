@@ -52,7 +52,7 @@ def test_a_run_that_continues_exactly_is_reported_as_exact_and_leaves_nothing(co
     done = subprocess.run([*command, *mine, *more], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("\nexact: 3 steps after the kill and the final weights are equal bit for bit\n")
-    assert "2 of 3: " in done.stdout
+    assert "2 of 3: the same, killed when" in done.stdout
     table = [line.split() for line in done.stdout.splitlines() if line[:1].isdigit() and "loss" in line]
     assert [(row[0], row[2] == row[4], row[-1]) for row in table] == [(f"{n}", True, "none") for n in range(1, 6)]
     assert list(temporary.iterdir()) == [] and not (tmp_path / "mine").exists()
