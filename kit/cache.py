@@ -5,8 +5,9 @@ Promises:
 - ``file_digest`` is a hash of the content. The cache stores it with the file's size, times and inode, so an unchanged
   file is not read again. A changed file is.
 - An entry appears complete, by one rename, or not at all. Opening it detects each change of a byte that leaves a trace
-  in the file's size, times or inode. Hashes do not protect from somebody who may write to the cache: they can be
-  computed again. Permissions do. The folder is made for its user alone, and ``exposure`` says who else may write to it.
+  in the file's size, times or inode; ``is_whole`` reads every byte. Hashes do not protect from somebody who may write
+  to the cache: they can be computed again. Permissions do. The folder is made for its user alone, and ``exposure`` says
+  who else may write to it.
 - Arrays are opened as memory maps: opening uses no memory, and all processes of a machine share one copy.
 """
 
@@ -240,6 +241,17 @@ def open_entry(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | N
         if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:
             raise _not_writable(folder, error) from None
         return None
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether an entry holds the bytes that were written: all of them are read, whatever a file's times say."""
+    try:
+        arrays = read_entry(folder)["arrays"]
+        return all(
+            _read_digest((folder / f"{name}.bin").resolve()) == array["digest"] for name, array in arrays.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _allow_open_files() -> None:

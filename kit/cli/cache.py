@@ -1,4 +1,4 @@
-"""``kit cache``: list what the cache holds, and remove what no run has used for long."""
+"""``kit cache``: list or verify what the cache holds, and remove what no run has used for long."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from kit.console import Parser, show
 from kit.errors import Problem, UserError
 from kit.visible import joined
 
-HELP = "list what the cache holds, and remove what no run has used for long"
+HELP = "list or verify what the cache holds, and remove what no run has used for long"
 _FOLDERS = ("samples", "references")  # of the cache, with entries
 
 
@@ -27,20 +27,28 @@ class Entry:
 
 
 def run(argv: list[str]) -> int:
-    """List the entries of the cache, or remove old ones. Raises ``UserError`` if one may not be removed."""
+    """List the entries of the cache, read every byte of them, or remove old ones.
+
+    Returns 1 if ``verify`` finds a damaged entry. Raises ``UserError`` if one may not be removed.
+    """
     parser = Parser(prog="kit cache", description=HELP + ".", allow_abbrev=False)
-    parser.add_argument("action", nargs="?", choices=("list", "prune"), default="list", help="default: list")
+    parser.add_argument("action", nargs="?", choices=("list", "verify", "prune"), default="list")
     parser.add_argument("--older_than", type=int, metavar="DAYS", help="prune: what no run has opened for so many days")
     options = parser.parse_args(argv)
     days = options.older_than
     if (options.action == "prune") != (days is not None) or (days is not None and days < 1):
         parser.error("kit cache prune --older_than DAYS")
-    from kit.cache import cache_folder, delete_old
+    from kit.cache import cache_folder, delete_old, is_whole
 
     cache = cache_folder()
     try:
         entries = sorted(_entries(cache), key=lambda entry: entry.used)
         lines = [*_table(entries), f"{cache}: {_total(entries)}"]
+        damaged = []
+        if options.action == "verify":
+            finished = [entry for entry in entries if not entry.folder.name.startswith(".")]  # others a kill left
+            damaged = [entry for entry in finished if not is_whole(entry.folder)]
+            lines = [*_table(damaged), f"{cache}: {len(finished)} entries read, {len(damaged)} damaged"]
         if options.action == "prune":
             seconds = 86400.0 * days
             old = [entry for entry in entries if time.time() - entry.used > seconds]
@@ -53,7 +61,7 @@ def run(argv: list[str]) -> int:
     except OSError as error:
         raise UserError(Problem("cache", f"{error.filename or cache}: {error.strerror or error}")) from None
     show(joined(lines))
-    return 0
+    return int(bool(damaged))
 
 
 def _entries(cache: Path) -> Iterator[Entry]:

@@ -34,11 +34,11 @@ def describe_unused(recipe: Recipe) -> list[str]:
     """
     unused: dict[str, list[str]] = {}
     for name, info in Recipe.model_fields.items():
-        needs = needs_of(info)
-        if name in recipe.model_fields_set and needs and is_given(recipe, name):
-            others = [part.partition(" ") for part in needs.split(" or ")]
-            if not any(
-                getattr(recipe, other) == value if value else getattr(recipe, other) for other, _, value in others
-            ):
-                unused.setdefault(needs, []).append(name)
+        if name in recipe.model_fields_set and is_given(recipe, name):
+            for needs in filter(None, needs_of(info).split(" and ")):
+                others = [part.partition(" ") for part in needs.split(" or ")]
+                if not any(
+                    getattr(recipe, other) == value if value else getattr(recipe, other) for other, _, value in others
+                ):
+                    unused.setdefault(needs, []).append(name)
     return [f"note: no effect without {needs}: {', '.join(names)}" for needs, names in unused.items()]

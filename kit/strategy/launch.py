@@ -228,6 +228,15 @@ def _default_num_processes(config: AccelerateConfig, num_devices: int) -> int:
     return config.groups.fewest if config.num_machines == 1 else config.num_machines  # a rehearsal on CPUs
 
 
+_NOT_FSDP1 = {
+    "freeze": "FSDP1 flattens a layer into one tensor, which trains whole",
+    "train_only": "FSDP1 flattens a layer into one tensor, which trains whole",
+    "use_dora": "DoRA reads whole base weights",
+    "new_tokens": "FSDP1 trains modules whole",
+    "trainable_tokens": "FSDP1 trains modules whole",
+}
+
+
 def _method_problems(settings: Recipe, config: AccelerateConfig) -> list[Problem]:
     """Problems with optimisers and methods that the strategy or its precision does not support."""
     strategy, optim, problems = config.strategy, settings.optim, []
@@ -241,11 +250,9 @@ def _method_problems(settings: Recipe, config: AccelerateConfig) -> list[Problem
         fix = f"--config {strategy.config}, whose precision is bf16; or --optim adamw_torch"
         problems.append(Problem("optim", found, fix=fix))
     if strategy.name == "fsdp1":
-        has_adapter = settings.method != "full"
-        for name in ("freeze", "train_only", "use_dora", "new_tokens", "trainable_tokens"):
-            if getattr(settings, name) and (has_adapter or not name.endswith("_tokens")):
-                found = f"under FSDP1 with method {settings.method}"
-                problems.append(Problem(name, found, fix="--config fsdp: FSDP1 flattens a layer into one tensor"))
+        for name, why in _NOT_FSDP1.items():
+            if getattr(settings, name) and (settings.method != "full" or not name.endswith("_tokens")):
+                problems.append(Problem(name, f"under FSDP1 with method {settings.method}: {why}", fix="--config fsdp"))
     return problems
 
 

@@ -54,3 +54,17 @@ def test_an_empty_cache_is_listed_and_wrong_words_are_refused(tmp_path, monkeypa
     for words in (["prune"], ["--older_than", "3"], ["prune", "--older_than", "0"], ["burn"]):
         with pytest.raises(SystemExit, match="2"):
             main(["cache", *words])
+
+
+def test_verify_reads_every_byte_and_a_damaged_entry_is_not_opened_again(samples, capsys, monkeypatch):
+    assert typed(capsys, "verify")[-1].endswith("2 entries read, 0 damaged")
+    file = samples / ("a" * 32) / "input_ids.bin"
+    content, stamp = bytearray(file.read_bytes()), cache.file_stamp(file)
+    content[3] ^= 1
+    file.write_bytes(content)
+    real = cache.file_stamp
+    monkeypatch.setattr(cache, "file_stamp", lambda path: stamp if path == file.resolve() else real(path))  # a bad disk
+    monkeypatch.setattr(cache, "YOUNG_SECONDS", -1.0)
+    lines = typed(capsys, "verify", status=1)
+    assert lines[0].startswith("a" * 12) and lines[-1].endswith("2 entries read, 1 damaged")
+    assert cache.open_entry(file.parent) is None

@@ -87,6 +87,9 @@ def test_settings_that_contradict_each_other_are_named():
         ({"metrics": "m.py:loss", "predict_with_generate": True, "eval_dataset": "e"}, {"metrics"}),
         ({"metric_for_best_model": "eval_number", "eval_dataset": "e"}, {"metric_for_best_model"}),
         ({"num_return_sequences": 3}, {"num_return_sequences"}),
+        ({"embedding_learning_rate": 1e-5}, {"embedding_learning_rate"}),
+        ({"embedding_learning_rate": 1e-5, "new_tokens": "<a>"}, set()),
+        ({"embedding_learning_rate": 1e-5, "method": "full"}, set()),
         ({}, set()),
     ]
     for settings, named in cases:
@@ -114,6 +117,7 @@ def test_settings_without_effect_are_named():
             {"method": "full", "lora_r": 8, "use_dora": True},
             ["note: no effect without method lora or method qlora: lora_r, use_dora"],
         ),
+        ({"adapter_type": "loha", "lora_r": 8}, ["note: no effect without adapter_type lora: lora_r"]),
         ({"lora_r": 8, "project": "mine"}, ["note: no effect without report_to: project"]),
         (
             {"objective": "dpo", "metric_for_best_model": "eval_rewards/margins"},

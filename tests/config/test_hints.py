@@ -72,3 +72,4 @@ def test_a_name_in_a_command_is_one_word_of_the_shell(tmp_path):
     assert hint_for_word("$(touch it).jsonl") == "--dataset '$(touch it).jsonl'"
     assert hint_for_word("a b.yaml") == "--recipe 'a b.yaml'"
     assert other_kind({"fsdp_config": {}}, "recipe", config).fix == f"--config '{config}' instead of --recipe"
+    assert hint_for_word("a-b/c_d.1.jsonl") == "--dataset a-b/c_d.1.jsonl"

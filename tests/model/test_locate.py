@@ -85,9 +85,10 @@ def test_a_hub_that_cannot_be_reached_costs_one_short_request(monkeypatch):
 def test_offline_a_model_missing_from_the_cache_is_reported_once(recipe, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--some--models").mkdir()
     reported = []
     for look in (open_config, open_tokenizer):
-        with pytest.raises(UserError, match="HF_HUB_OFFLINE forbids") as caught:
+        with pytest.raises(UserError, match=r"HF_HUB_OFFLINE forbids .*\n    -> did you mean 'some/models'") as caught:
             look(recipe("some/model"))
         reported += caught.value.problems
     assert len(set(reported)) == 1

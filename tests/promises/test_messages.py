@@ -60,7 +60,7 @@ MESSAGES = {
     f"{OURS} --dataset short.jsonl.gz": ["short.jsonl.gz: cut short after line 0"],
     f"{OURS} --dataset pairs.jsonl": ["pairs.jsonl: columns prompt, chosen, rejected", "--objective dpo"],
     # data sets
-    f"{OURS} --dataset data.pkl": ["'data.pkl' ends in '.pkl'; expected .jsonl", "expected .jsonl"],
+    f"{OURS} --dataset data.pkl": ["'data.pkl' ends in '.pkl'; expected .jsonl"],
     f"{OURS} --dataset chat.jsonl,other/chat.jsonl": ["two data sets of the name 'chat'", "name:"],
     f"{OURS} --dataset nothing-*.jsonl": ["dataset: no file or folder 'nothing-*.jsonl'"],
     f"{OURS} --dataset someone/else": ["dataset: no file or folder 'someone/else', and "],

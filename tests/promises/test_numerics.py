@@ -161,3 +161,13 @@ def test_a_run_of_which_no_adapter_moves_ends_with_an_error(finetune):
 def test_an_adapted_embedding_learns_and_counts(finetune):
     run = finetune.ok("run", config="single", method="lora", max_steps=2, lora_target_modules="embed_tokens")
     assert "never moved" not in run.output and "no gradient" not in run.output
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_replicas_that_are_equal_and_shards_that_have_no_copy_go_on(finetune):
+    for config, processes in (("ddp", 2), ("fsdp", 2), ("fsdp1", 2), ("fsdp_hybrid", 4)):
+        run = finetune.ok(config, processes, config=config, check_replicas=1, max_steps=3)
+        told = f"of {processes} processes are compared every 1 steps"
+        told = told if config in ("ddp", "fsdp_hybrid") else "warning: --check_replicas has nothing"
+        assert told in run.output

@@ -82,6 +82,7 @@ TESTS = {
     "Damage of a cache entry": {
         "tests/test_cache.py": "test_no_byte_of_an_entry_can_be_damaged_unnoticed "
         "test_an_array_of_addresses_is_not_opened",
+        "tests/cli/test_cache.py": "test_verify_reads_every_byte_and_a_damaged_entry_is_not_opened_again",
     },
     "Tokens, passwords and keys": {
         SECURITY: "test_nothing_that_a_run_leaves_or_says_holds_a_secret "

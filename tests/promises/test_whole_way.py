@@ -96,12 +96,12 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"optim": "adamw_bf16", "precision": "no"}, "weights in bf16 give products in bf16"),
     ({"optim": "adamw_bf16", "topology": "fsdp1"}, "optim: adamw_bf16 under FSDP1"),
     ({"optim": "adamw_8bit|paged_adamw_32bit|lion_32bit", "topology": "fsdp|fsdp1"}, "cannot read sharded parameters"),
-    ({"method": "dora", "topology": "fsdp1"}, "use_dora: under FSDP1"),
+    ({"method": "dora", "topology": "fsdp1"}, "use_dora: .*DoRA reads whole base weights"),
     ({"optim": "muon", "topology": "fsdp1"}, "optim: muon under FSDP1"),
-    ({"tokens": "new|trained", "method": ADAPTERS, "topology": "fsdp1"}, "tokens: under FSDP1"),
+    ({"tokens": "new|trained", "method": ADAPTERS, "topology": "fsdp1"}, "tokens: .*FSDP1 trains modules whole"),
     ({"method": "frozen", "topology": "fsdp1"}, "train_only: under FSDP1"),
     ({"compile": "yes", "topology": "fsdp1"}, "torch_compile: under FSDP1"),
-    ({"data": "messages|completion|ids|mixture", "long": "split"}, "excess_length_strategy: .*split"),
+    ({"data": "messages|completion|ids|mixture", "long": "split"}, "conversations cannot be cut"),
     ({"data": "text|ids", "answers": "generated"}, "predict_with_generate: .* asks nothing"),
     ({"extra": "router", "topology": "fsdp"}, "router_aux_loss_coef: .* under FSDP2"),
     ({"extra": "router", "topology": "fsdp1"}, "router_aux_loss_coef: .* under FSDP1"),
@@ -412,7 +412,7 @@ class Way:
             run = self.start(f"packing-{packing}", "single", packing=packing, **sizes, **once)
             assert run.status == 0, run.output
             losses[packing] = [row["loss"] for row in run.rows if "loss" in row]
-        assert losses[True] == pytest.approx(losses[False], rel=2.5 * self.bound), "packs: losses"
+        assert losses[True] == pytest.approx(losses[False], rel=max(5e-6, self.bound)), "packs: losses"
 
     def check_final(self, run) -> None:
         """What ``final/`` holds, opened by the libraries alone, has the loss that the run has measured."""

@@ -306,3 +306,108 @@ def test_a_margin_of_ten_thousand_nats_has_a_finite_loss_and_gradient():
         assert loss.isfinite().all() and right.logps.grad.isfinite().all(), (case, expected)
         if case.get("dpo_loss", "sigmoid") == "sigmoid":
             assert loss.item() < 1e-10 and right.logps.grad.abs().max() < 1e-10, (case, expected)
+
+
+def test_kto_of_extreme_ratios_is_finite(run):
+    trial = run(CASES[-1], "lora", precompute_reference=True)
+    labels = trial.samples.labels
+    for sign in (1.0, -1.0):
+        trial.samples.references = np.stack([trial.known[:, 0] + sign * 1e4, trial.known[:, 1]], axis=1)
+        loss, _, gradients = trial.step()
+        # The sum of the weights of the answers on the wrong side, over all answers.
+        wrong = 1.5 * labels.sum() if sign > 0 else 0.5 * (~labels).sum()
+        assert loss == pytest.approx(wrong / NUM, rel=1e-6)
+        assert all(gradient.isfinite().all() for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[4]], ids=name_of)
+def test_metrics_of_dpo_are_means_over_pairs(run, case):
+    trial = run(case, "lora")
+    logps, lengths = trial.on_full_logits()
+    rewards = trial.recipe.reward_scale * (logps - trial.known)
+    _, metrics, _ = trial.step()
+    assert metrics == pytest.approx(expected_metrics(rewards, logps, lengths), rel=1e-5)
+    assert 0 < metrics["rewards/accuracies"] < 1
+
+
+def test_metrics_of_kto_are_means_over_good_and_over_bad_answers(run):
+    trial = run(CASES[-1], "lora")
+    logps, lengths = trial.on_full_logits()
+    labels = torch.from_numpy(trial.samples.labels)
+    rewards = 0.1 * (logps - trial.known)
+    expected = {"kl": max(0.0, (logps - trial.known)[:, 1].mean().item())}
+    for name, chosen in (("chosen", labels), ("rejected", ~labels)):
+        for key, values in (("rewards", rewards), ("logps", logps), ("lengths", lengths)):
+            expected[f"{key}/{name}"] = values[chosen, 0].mean().item()
+    expected["rewards/margins"] = expected["rewards/chosen"] - expected["rewards/rejected"]
+    _, metrics, _ = trial.step()
+    assert metrics == pytest.approx(expected, rel=1e-5)
+
+
+def test_metrics_of_kto_leave_out_a_label_that_the_batch_does_not_have(run):
+    trial = run(CASES[-1], "lora")
+    good = [i for i in range(NUM) if trial.samples.labels[i]]
+    loss, metrics, _ = trial.step(trial.batch([[[i] for i in good]]))
+    assert math.isfinite(loss) and set(metrics) == {"kl", "rewards/chosen", "logps/chosen", "lengths/chosen"}
+
+
+def test_orpo_is_exact_for_answers_that_are_certain_and_for_those_that_are_most_unlikely():
+    """An answer with the probability 1 has infinite odds: no NaN."""
+    for logp in [0.0, -1e-300, -1e-12, -1e-7, -1e-3, -math.log(2) * 10, -50.0, -1e4]:
+        for other in [0.0, -1e-7, -1.0, -1e4]:
+            case = logp, other
+            objective = build_objective(ObjectiveSettings(objective="orpo", beta=1.0), ["a"])
+            pairs = pairs_of(logp, other)
+            loss = objective.losses(pairs)
+            loss.backward()
+            assert loss.isfinite().all() and pairs.logps.grad.isfinite().all(), case
+            log_odds = [value / 10 - math.log(-math.expm1(min(value / 10, -1e-12))) for value in (logp, other)]
+            difference = log_odds[0] - log_odds[1]
+            expected = math.log1p(math.exp(-difference)) if difference > -700 else -difference
+            assert loss.item() == pytest.approx(expected, rel=1e-9), case
+
+
+@pytest.mark.slow
+@each_case
+def test_pairs_have_one_gradient_however_they_are_cut_into_micro_batches(run, case):
+    trial = run(case, "lora")
+    loss, metrics, gradients = trial.step()
+    for size in (1, 3):
+        cut = [[[i] for i in range(start, min(start + size, NUM))] for start in range(0, NUM, size)]
+        cut_loss, cut_metrics, cut_gradients = trial.step(trial.batch(cut))
+        assert cut_loss == pytest.approx(loss, rel=1e-6)
+        assert cut_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-5)
+        assert_same_gradients(cut_gradients, gradients)
+
+
+def test_the_kl_of_kto_goes_over_the_global_batch(run):
+    """Not over a micro-batch, whose answers would be too few."""
+    trial = run(CASES[-1], "lora")
+    _, whole, _ = trial.step()
+    _, cut, _ = trial.step(trial.batch([[[i]] for i in range(NUM)]))
+    assert whole["kl"] > 0 and cut["kl"] == pytest.approx(whole["kl"], rel=1e-5)
+
+
+@pytest.mark.parametrize("nats", [2.0, -2.0])
+def test_the_kl_of_kto_is_the_mean_ratio_of_answers_to_other_prompts_and_not_below_0(run, nats):
+    trial = run(CASES[-1], precompute_reference=True)
+    with torch.no_grad():
+        logps, _ = trial.on_full_logits()
+    # Of the answers themselves other ratios: they have no part in it.
+    trial.samples.references = logps.numpy() - np.stack([np.full(NUM, 5.0), nats + np.linspace(-1, 1, NUM)], axis=1)
+    _, metrics, _ = trial.step()
+    assert metrics["kl"] == pytest.approx(max(nats, 0.0), abs=1e-5)
+    assert metrics["rewards/chosen"] == pytest.approx(0.1 * 5.0, rel=1e-5)
+
+
+def test_a_weight_of_a_token_counts_in_its_answers_log_probability_and_length(run):
+    """Data may weight tokens: a weight of 2 is the token twice."""
+    trial = run(CASES[7], "lora")
+    batch = trial.batch()
+    (micro_batch,) = batch.micro_batches
+    twice = replace(micro_batch, weights=2 * micro_batch.weights)
+    _, plain, _ = trial.step(batch)
+    _, doubled, _ = trial.step(replace(batch, micro_batches=[twice]))
+    assert doubled["logps/chosen"] == pytest.approx(2 * plain["logps/chosen"])
+    assert doubled["lengths/chosen"] == 2 * plain["lengths/chosen"]
+    assert doubled["rewards/chosen"] == pytest.approx(plain["rewards/chosen"])

@@ -1,6 +1,7 @@
 """One step is one gradient, however its samples are cut up or packed; none at all where something is not finite."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,8 +21,10 @@ from kit.model.loss_head import install_loss_head
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
+from kit.train import step as module
 from kit.train.objective import SupervisedLoss
-from kit.train.step import train_step
+from kit.train.optim import build_optimizer, can_skip
+from kit.train.step import seed_everything, train_step
 
 IDS = [3, 14, 15, 9, 26, 5, 35, 8]
 
@@ -221,3 +224,78 @@ def test_the_routers_loss_is_minimised_and_reported_and_no_objective_sees_it():
         assert torch.allclose(losses, log_probabilities, rtol=1e-5)
     for gradient, wanted in zip(ours, theirs, strict=True):
         assert torch.allclose(gradient, wanted, rtol=1e-4, atol=1e-7)
+
+
+@pytest.fixture
+def fused(setting):
+    """A model, a fused optimiser that has made its state, and what does a step with them."""
+    recipe, samples = setting
+    model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
+    optimizer = build_optimizer(model, recipe, 1e-3)
+    batch = Collator(8, 0, False, 512).collate(samples, [np.array([i]) for i in IDS[:2]])
+    counts = np.ones(1, np.int64)
+    given = GlobalBatch([batch], np.array([batch.weights.sum().item()]), counts, counts, epoch=1.0, origins=[])
+    prepared = Prepared(Accelerator(cpu=True), Ranks(), model, optimizer, actual_strategy(sharded_layers=None))
+
+    def step(objective=SupervisedLoss):
+        return train_step(prepared, objective(["a"]), given, 1e-3, 1.0)
+
+    assert step().is_finite
+    return SimpleNamespace(model=model, optimizer=optimizer, step=step)
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+def test_a_fused_optimiser_gets_its_work_before_the_host_waits_for_the_numbers(fused, monkeypatch, offloads):
+    """Unless its weights are elsewhere, as offloaded ones: then a copy to them would have to be waited for."""
+    done, begin, update = [], module._begin_to_read, fused.optimizer.step
+    monkeypatch.setattr(module, "_begin_to_read", lambda numbers: lambda: done.append("read") or begin(numbers)())
+    monkeypatch.setattr(fused.optimizer, "step", lambda: done.append("update") or update())
+    if offloads:
+        monkeypatch.setattr(module, "can_skip", lambda optimizer, _: can_skip(optimizer, torch.device("meta")))
+    fused.step()
+    assert done[0] == ("read" if offloads else "update") and {"read", "update"} == set(done)
+
+
+class WithBadMetric(SupervisedLoss):
+    """Its loss is finite, and one of its sums is not."""
+
+    def terms(self, losses, micro_batch):
+        terms, sums = super().terms(losses, micro_batch)
+        return terms, torch.cat([sums, torch.tensor([torch.inf], dtype=torch.float64)])
+
+
+@pytest.mark.parametrize("spoilt", ["weight", "metric"])
+def test_a_fused_optimiser_skips_a_step_that_is_not_finite_and_keeps_every_bit(fused, spoilt):
+    def bits():
+        state = [tensor for of in fused.optimizer.state.values() for tensor in of.values()]
+        return [tensor.detach().clone() for tensor in (*fused.model.parameters(), *state)]
+
+    weight = fused.model.model.norm.weight.data
+    kept, before = weight.clone(), bits()
+    if spoilt == "weight":
+        weight[0] = torch.nan
+    result = fused.step(WithBadMetric if spoilt == "metric" else SupervisedLoss)
+    weight.copy_(kept)
+    assert not result.is_finite and all(map(torch.equal, bits(), before))
+    assert fused.step().is_finite
+    steps = {of["step"].item() for of in fused.optimizer.state.values()}
+    assert steps == {2.0} and not any(map(torch.equal, bits(), before))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_step_that_is_not_finite_changes_nothing(setting, value):
+    def spoil(model):
+        model.model.norm.weight.data[0] = value
+
+    result, before, after = step(setting, single(4), spoil)
+    assert not result.is_finite and "loss" in result.values
+    assert torch.equal(torch.nan_to_num(before), torch.nan_to_num(after))
+
+
+def test_generators_are_a_function_of_seed_step_and_rank():
+    def draw(*key):
+        seed_everything(*key)
+        return torch.rand(4).tolist()
+
+    assert draw(1, 2, 3) == draw(1, 2, 3)
+    assert len({tuple(draw(*key)) for key in [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (1, 3, 2)]}) == 5

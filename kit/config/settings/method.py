@@ -20,6 +20,8 @@ from kit.config.rules import Rule, is_given
 from kit.config.settings.model import ModelSettings
 
 _identity = partial(option, "Method", identity=True)
+_of_adapters = partial(_identity, needs="method lora or method qlora")
+_of_lora = partial(_identity, needs="method lora or method qlora and adapter_type lora")
 _Patterns = Annotated[list[str], Field(min_length=1)]
 
 
@@ -54,50 +56,33 @@ class MethodSettings(ModelSettings):
         ge=2,
         needs="qat",
     )
-    adapter_type: Annotated[str, AfterValidator(str.lower)] = _identity(
-        "lora",
-        "kind of the adapters: lora, or another peft_type of peft that lies around layers, such as oft",
-        needs="method lora or method qlora",
+    adapter_type: Annotated[str, AfterValidator(str.lower)] = _of_adapters(
+        "lora", "kind of the adapters: lora, or another peft_type of peft that lies around layers, such as oft"
     )
-    adapter_options: Annotated[dict[str, Any] | None, BeforeValidator(_options)] = _identity(
-        None,
-        "more options of peft's config class of this kind: rank_pattern, oft_block_size",
-        expected=TEMPLATE_KWARGS,
-        needs="method lora or method qlora",
+    adapter_options: Annotated[dict[str, Any] | None, BeforeValidator(_options)] = _of_adapters(
+        None, "more options of peft's config class of this kind: rank_pattern, oft_block_size", expected=TEMPLATE_KWARGS
     )
-    lora_r: int = _identity(16, "rank of the adapters", ge=1, needs="method lora or method qlora")
-    lora_alpha: float = _identity(
-        32,
-        "scale of the adapters: alpha / r, or alpha / sqrt(r) with --use_rslora",
-        gt=0,
-        needs="method lora or method qlora",
-    )
-    lora_dropout: float = _identity(
-        0.0, "dropout before the adapters", "probability", ge=0, lt=1, needs="method lora or method qlora"
-    )
+    lora_r: int = _of_lora(16, "rank of the adapters", ge=1)
+    lora_alpha: float = _of_lora(32, "scale of the adapters: alpha / r, or alpha / sqrt(r) with --use_rslora", gt=0)
+    lora_dropout: float = _of_adapters(0.0, "dropout before the adapters", "probability", ge=0, lt=1)
     lora_target_modules: Annotated[
         Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], BeforeValidator(module_names)
-    ] = _identity(
+    ] = _of_adapters(
         "all-linear",
         "all-linear (all but the head), module names separated by commas, or a regular expression of full names",
         expected=TARGETS,
-        needs="method lora or method qlora",
     )
-    lora_modules_to_save: Annotated[list[str] | None, BeforeValidator(comma_separated)] = _identity(
-        None,
-        "modules that train whole beside the adapters, separated by commas: lm_head,embed_tokens",
-        needs="method lora or method qlora",
+    lora_modules_to_save: Annotated[list[str] | None, BeforeValidator(comma_separated)] = _of_adapters(
+        None, "modules that train whole beside the adapters, separated by commas: lm_head,embed_tokens"
     )
     trainable_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _identity(
         None, "tokens that exist, whose rows of embedding and head train beside the adapters", expected=TOKENS
     )
-    init_lora_weights: Literal["default", "gaussian", "orthogonal"] = _identity(
-        "default",
-        "how adapters begin: default and gaussian with B = 0, orthogonal with B A = 0",
-        needs="method lora or method qlora",
+    init_lora_weights: Literal["default", "gaussian", "orthogonal"] = _of_adapters(
+        "default", "how adapters begin: default and gaussian with B = 0, orthogonal with B A = 0"
     )
-    use_rslora: bool = _identity(False, "rank-stabilised scaling", needs="method lora or method qlora")
-    use_dora: bool = _identity(False, "weight-decomposed adapters", needs="method lora or method qlora")
+    use_rslora: bool = _of_adapters(False, "rank-stabilised scaling")
+    use_dora: bool = _of_adapters(False, "weight-decomposed adapters")
     freeze: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _identity(
         None, "with method full: patterns of parameters that do not train, separated by commas: model.embed_tokens*"
     )

@@ -128,6 +128,17 @@ RULES = (
         for name in _SHAPES
     ),
     Rule(
+        "embedding_learning_rate method lora_target_modules lora_modules_to_save trainable_tokens new_tokens",
+        lambda r: (
+            r.embedding_learning_rate
+            and r.method != "full"
+            and r.lora_target_modules == "all-linear"
+            and not (r.lora_modules_to_save or r.trainable_tokens or r.new_tokens or r.adapter_name_or_path)
+        ),
+        "given, and nothing of the embedding and the output head trains",
+        "leave it out; or --lora_modules_to_save lm_head,embed_tokens",
+    ),
+    Rule(
         "learning_rate optim",
         lambda r: r.optim.startswith("lion") and r.learning_rate is None,
         "{r.optim} without a learning_rate: the defaults are for AdamW, and lion moves each weight further",
