@@ -22,7 +22,7 @@ NARROW = 64
 # attention's scores [T, T].
 _PRODUCTS = {"mm": 0, "addmm": 1, "gemm_4bit": 0, "_scaled_mm": 0, "_grouped_mm": 0}
 # They may change the result of a product in place right after it: an adapter's part is added to it, or a bias.
-_ADDS_IN_PLACE = {"addmm_", "add_"}
+_ADDS_IN_PLACE = {"addmm_", "add_", "add_product_"}
 
 
 def is_wide(inputs: int, outputs: int) -> bool:

@@ -22,39 +22,106 @@ from peft.tuners import lora
 from kit.model.fp8_linear import input_gradient
 
 
-class _LoraLinear(torch.autograd.Function):
-    """y [..., o] from x [..., i], A [r, i] and B [o, r], which have one dtype; ``weight`` is that of ``base``."""
+# Names of the layers of a module that read one input, as most families call them.
+SHARED_INPUTS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+
+_library = torch.library.Library("kit", "DEF")
+_library.define("add_product_(Tensor(a!) sums, Tensor left, Tensor right, float scale) -> ()")
+
+
+@torch.library.impl(_library, "add_product_", "CompositeExplicitAutograd")
+def _add_product(sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor, scale: float) -> None:
+    """Add ``scale * left @ right`` to ``sums`` in place.
+
+    An operation of its own, because the compiler would turn ``addmm_`` into a product into a new tensor, before which
+    cuBLAS copies the sums.
+    """
+    sums.addmm_(left, right, alpha=scale)
+
+
+@torch.library.register_fake("kit::add_product_", lib=_library)
+def _(sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor, scale: float) -> None:
+    pass
+
+
+class _LoraLinears(torch.autograd.Function):
+    """y_i [..., o_i] of each of n layers from x [..., k], A_i [r_i, k] and B_i [o_i, r_i], which have one dtype.
+
+    Layers that read one input are computed together: one product gives A x of all, one their gradients of A, and the
+    gradient of x is one sum.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, weight: torch.Tensor, base: Any, scale: float
-    ) -> torch.Tensor:
-        y = base(x)
-        low = x.reshape(-1, x.shape[-1]) @ a.t()  # [N, r]
-        y.view(-1, y.shape[-1]).addmm_(low, b.t(), alpha=scale)
-        ctx.save_for_backward(x, low, a, b, weight)
+    def forward(ctx: Any, x: torch.Tensor, scale: float, bases: list[Any], *factors: torch.Tensor) -> Any:
+        """``factors``: the weights of the n bases, then each A, then each B."""
+        n = len(bases)
+        weights, a, b = factors[:n], torch.cat(factors[n : 2 * n]), factors[2 * n :]
+        low = x.reshape(-1, x.shape[-1]) @ a.t()  # [N, sum of r]
+        outputs = []
+        for base, matrix, part in zip(bases, b, low.split([each.shape[1] for each in b], dim=1), strict=True):
+            y = base(x)
+            torch.ops.kit.add_product_(y.view(-1, y.shape[-1]), part, matrix.t(), scale)
+            outputs.append(y)
+        ctx.save_for_backward(x, low, a, *b, *weights)
         ctx.scale = scale
-        ctx.is_fp8 = getattr(base, "is_fp8", False)
+        ctx.is_fp8 = [getattr(base, "is_fp8", False) for base in bases]
         # Of 4 bits. Under FSDP2 ``base`` has just put them into a new object, in the place of ``weight``.
-        ctx.tables = getattr(base.weight, "quant_state", None)
-        return y
+        ctx.tables = [getattr(base.weight, "quant_state", None) for base in bases]
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *arriving: torch.Tensor) -> Any:
-        x, low, a, b, weight = ctx.saved_tensors
-        dy = arriving[0].reshape(-1, arriving[0].shape[-1])  # [N, o]
-        dlow = dy @ b  # [N, r]
+        x, low, a, *others = ctx.saved_tensors
+        n = len(arriving)
+        b, weights = others[:n], others[n:]
+        dys = [each.reshape(-1, each.shape[-1]) for each in arriving]  # [N, o]
+        ranks = [each.shape[1] for each in b]
+        dlow = torch.cat([dy @ matrix for dy, matrix in zip(dys, b, strict=True)], dim=1)  # [N, sum of r]
         dx = None
         if ctx.needs_input_grad[0]:
-            if ctx.is_fp8 and dy.dtype == torch.bfloat16:
-                dx = input_gradient(dy, weight)
-            else:
-                dx = dy @ _matrix(weight, ctx.tables).to(dy.dtype)
-            dx = dx.addmm_(dlow, a, alpha=ctx.scale).view(x.shape)
+            for dy, weight, tables, is_fp8 in zip(dys, weights, ctx.tables, ctx.is_fp8, strict=True):
+                if is_fp8 and dy.dtype == torch.bfloat16:
+                    part = input_gradient(dy, weight)
+                    dx = part if dx is None else dx.add_(part)
+                elif dx is None:
+                    dx = dy @ _matrix(weight, tables).to(dy.dtype)
+                else:
+                    torch.ops.kit.add_product_(dx, dy, _matrix(weight, tables).to(dy.dtype), 1.0)
+            torch.ops.kit.add_product_(dx, dlow, a, ctx.scale)
+            dx = dx.view(x.shape)
         # beta=0: of the first argument only the shape counts.
         da = torch.addmm(a, dlow.t(), x.reshape(-1, x.shape[-1]), beta=0, alpha=ctx.scale)
-        db = torch.addmm(b, dy.t(), low, beta=0, alpha=ctx.scale)
-        return dx, da, db, None, None, None
+        lows = low.split(ranks, dim=1)
+        db = [
+            torch.addmm(matrix, dy.t(), part, beta=0, alpha=ctx.scale)
+            for matrix, dy, part in zip(b, dys, lows, strict=True)
+        ]
+        return dx, None, None, *[None] * n, *da.split(ranks), *db
+
+
+class _SharedInput:
+    """Layers of which all read one input: the first computes the outputs of all, and the others take theirs."""
+
+    def __init__(self, layers: list[Any]) -> None:
+        self._layers = layers
+        self._input: torch.Tensor | None = None
+        self._outputs: dict[Any, torch.Tensor] = {}  # of ``_input``, by the layer that has not taken its own yet
+
+    def output(self, layer: Any, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return y [..., o] in ``dtype`` of ``layer``, to which the function applies, from x [..., k]."""
+        if layer is self._layers[0]:
+            others = [each for each in self._layers[1:] if _applies(each, x.dtype == dtype)]
+            others = [each for each in others if _scale(each) == _scale(layer)]
+            y, *outputs = _outputs([layer, *others], x, dtype)
+            self._outputs = dict(zip(others, outputs, strict=True))
+            self._input = x if others else None
+            return y
+        if self._input is not x or layer not in self._outputs:
+            return _outputs([layer], x, dtype)[0]
+        y = self._outputs.pop(layer)
+        if not self._outputs:
+            self._input = None
+        return y
 
 
 def install_lora_linear(model: torch.nn.Module) -> None:
@@ -64,11 +131,21 @@ def install_lora_linear(model: torch.nn.Module) -> None:
         from bitsandbytes.nn import Linear4bit
 
         bases[lora.Linear4bit] = Linear4bit
-    for module in model.modules():
-        base: Any = getattr(module, "base_layer", None)
+
+    def is_known(module: Any) -> bool:
+        base = getattr(module, "base_layer", None)
         # Subclasses may compute something else.
-        is_known = type(module) in bases and type(base) is bases[type(module)]
-        if is_known and not any(parameter.requires_grad for parameter in base.parameters()):
+        is_plain = type(module) in bases and type(base) is bases[type(module)]
+        return is_plain and not any(parameter.requires_grad for parameter in base.parameters())
+
+    for module in model.modules():
+        for names in SHARED_INPUTS:
+            layers = [getattr(module, name, None) for name in names]
+            if all(map(is_known, layers)):
+                shared = _SharedInput(layers)
+                for layer in layers:
+                    layer.shared_input = shared
+        if is_known(module):
             module.forward = MethodType(_forward, module)
 
 
@@ -78,9 +155,22 @@ def _forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Ten
     dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
     if args or kwargs or not _applies(self, x.dtype == dtype):
         return type(self).forward(self, x, *args, **kwargs)
-    adapter, base = self.active_adapters[0], self.base_layer
-    a, b = self.lora_A[adapter].weight.to(dtype), self.lora_B[adapter].weight.to(dtype)
-    return _LoraLinear.apply(x.to(dtype), a, b, base.weight, base, self.scaling[adapter])
+    shared = getattr(self, "shared_input", None)
+    return shared.output(self, x, dtype) if shared else _outputs([self], x, dtype)[0]
+
+
+def _outputs(layers: list[Any], x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """y [..., o] in ``dtype`` of each of the layers, which have one scale, from x [..., k]."""
+    bases = [layer.base_layer for layer in layers]
+    a, b = (
+        [getattr(layer, name)[layer.active_adapters[0]].weight.to(dtype) for layer in layers]
+        for name in ("lora_A", "lora_B")
+    )
+    return _LoraLinears.apply(x.to(dtype), _scale(layers[0]), bases, *(base.weight for base in bases), *a, *b)
+
+
+def _scale(layer: Any) -> float:
+    return layer.scaling[layer.active_adapters[0]]
 
 
 def _applies(module: Any, is_cast: bool) -> bool:
