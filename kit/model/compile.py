@@ -70,6 +70,7 @@ class CompiledLayers:
             class_names: of the layers.
         """
         import torch._dynamo.config
+        import torch._functorch.config
         import torch._inductor.config
 
         layers = [module for module in model.modules() if type(module).__name__ in class_names]
@@ -78,6 +79,9 @@ class CompiledLayers:
         torch._dynamo.config.optimize_ddp = False
         # Without this, kernels are chosen by their time, and a rerun may choose others.
         torch._inductor.config.deterministic = torch.are_deterministic_algorithms_enabled()
+        # Norms and activations that a product of the backward pass reads are computed again, not kept: of a gated MLP
+        # with adapters a third of what it would keep.
+        torch._functorch.config.ban_recompute_materialized_backward = False
         # The sizes of the first batch must not become those of all: a run that resumes begins with another batch.
         self._compiled: Any = torch.compile(_forward, backend=BACKEND, dynamic=True, fullgraph=True)
         self._uncompiled: set[str] = set()  # classes whose forward is not one graph

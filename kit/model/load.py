@@ -233,6 +233,7 @@ def build_model(
     packing: bool = False,
     seed: int = 0,
     router_aux_loss_coef: float | None = None,
+    compiled: bool = False,
 ) -> torch.nn.Module:
     """Load the weights, quantise them, attach adapters, and install the loss head. Every rank builds the same adapters.
 
@@ -240,6 +241,7 @@ def build_model(
         packing: whether batches are packed, see ``attention_of``.
         seed: of the initial values of new adapters.
         router_aux_loss_coef: weight of the routers' auxiliary loss in training; None: the model's own.
+        compiled: whether the loss head's passes over the logits are compiled.
 
     Raises:
         UserError: weights are missing, or do not fit the config.
@@ -272,7 +274,12 @@ def build_model(
     if settings.fp8:
         install_fp8_linear(base)
     router_coef = aux_loss_coef(base, router_aux_loss_coef)
-    install_loss_head(base, router_aux_loss_coef=router_coef, device_memory=plan.device_memory)
+    install_loss_head(
+        base,
+        router_aux_loss_coef=router_coef,
+        device_memory=plan.device_memory,
+        compiled=compiled,
+    )
     turn_off_cudnn_if_masked(config, attention, packing, router_loss=router_coef > 0)
     model.train()
     return model

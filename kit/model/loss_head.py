@@ -53,6 +53,7 @@ def install_loss_head(
     chunk_tokens: int | None = None,
     router_aux_loss_coef: float = 0.0,
     device_memory: int | None = None,
+    compiled: bool = False,
 ) -> None:
     """Change a causal language model so that it can return the loss of each target.
 
@@ -72,6 +73,7 @@ def install_loss_head(
         chunk_tokens: positions per chunk of logits; None: see ``chunk_size``.
         router_aux_loss_coef: the coefficient; 0: no auxiliary loss.
         device_memory: bytes of the GPU; None: not a GPU.
+        compiled: compile what is computed from the logits, so that they are read few times.
     """
     head = model.get_output_embeddings()
     plain_head_forward = head.forward
@@ -80,7 +82,7 @@ def install_loss_head(
     if chunk_tokens is None:
         vocab_size, trains = model.config.get_text_config().vocab_size, _trains(head)
         chunk_tokens = chunk_size(vocab_size, head.weight.shape[-1], trains, device_memory)
-    head_losses = _HeadLosses(head, transform, chunk_tokens)
+    head_losses = _HeadLosses(head, transform, chunk_tokens, compiled)
     model_losses = _ModelLosses(model, router_aux_loss_coef)
     model.uses_own_logits = transform is None or _decoder(model) is None
 
@@ -130,8 +132,11 @@ class _Wanted(NamedTuple):
 class _HeadLosses:
     """The losses that an output head computes from hidden states."""
 
-    def __init__(self, head: Any, transform: Any, chunk_tokens: int) -> None:
+    def __init__(self, head: Any, transform: Any, chunk_tokens: int, compiled: bool) -> None:
         """``transform``: what the model's forward applies to the head's output."""
+        compile_ = partial(torch.compile, dynamic=True, fullgraph=True) if compiled else _unchanged
+        self._cross_entropy = compile_(_cross_entropy)
+        self._softmax_loss = compile_(_softmax_loss)
         self._head = head
         self._plain_forward = head.forward
         self._transform = transform
@@ -146,9 +151,8 @@ class _HeadLosses:
         if target_values is None:
             if torch.is_grad_enabled() and not self._trains:
                 return _LossWithGradient.apply(
-                    hidden, targets, self._plain_forward, self._transform, self._chunk_tokens
+                    hidden, targets, self._plain_forward, self._transform, self._softmax_loss, self._chunk_tokens
                 )
-            target_values = partial(_cross_entropy, targets)
         losses = []
         start = 0
         with _weights_cast_once(hidden.device.type):
@@ -159,7 +163,7 @@ class _HeadLosses:
             for chunk in hidden.split(self._chunk_tokens):
                 rows = slice(start, start + len(chunk))
                 start = rows.stop
-                arguments = (chunk, rows, target_values, head_forward)
+                arguments = (chunk, targets[rows], rows, target_values, head_forward)
                 if torch.is_grad_enabled():
                     losses.append(checkpoint(self.chunk_loss, *arguments, use_reentrant=False))
                 else:
@@ -167,10 +171,16 @@ class _HeadLosses:
         return torch.cat(losses)
 
     def chunk_loss(
-        self, hidden: torch.Tensor, rows: slice, target_values: TargetValues, head_forward: Callable[..., torch.Tensor]
+        self, hidden: torch.Tensor, targets: torch.Tensor, rows: slice, target_values: Any, head_forward: Any
     ) -> torch.Tensor:
         """Return the loss of each target [C] of a chunk, or its values, by way of its logits [C, V]."""
-        return _checked_values(target_values, self._transform(head_forward(hidden).float()), rows)
+        logits = head_forward(hidden)
+        if self._transform is not _unchanged:
+            logits = self._transform(logits.float())
+        if target_values is None:
+            losses: torch.Tensor = self._cross_entropy(logits, targets)
+            return losses
+        return _checked_values(target_values, logits.float(), rows)
 
 
 class _LinearWithSum:
@@ -267,8 +277,10 @@ class _ModelLosses:
                 with _routers_see(model, token_mask):
                     outputs = self._plain_forward(*args, use_cache=False, **kwargs, **options)
                 logits = outputs.logits.flatten(0, 1).index_select(0, wanted.target_positions).float()  # [S, V]
-                target_values = wanted.target_values or partial(_cross_entropy, wanted.targets)
-                losses = _checked_values(target_values, logits, slice(0, len(logits)))
+                if wanted.target_values:
+                    losses = _checked_values(wanted.target_values, logits, slice(0, len(logits)))
+                else:
+                    losses = _cross_entropy(logits, wanted.targets)
                 return losses, self._router_loss(outputs.aux_loss) if routers else None
             aux_loss = None
             if routers:
@@ -314,9 +326,9 @@ def _weights_cast_once(device_type: str) -> Any:
     return torch.autocast(device_type, torch.get_autocast_dtype(device_type), cache_enabled=True)
 
 
-def _cross_entropy(targets: torch.Tensor, logits: torch.Tensor, rows: slice) -> torch.Tensor:
-    """The loss of each target [C]. ``_loss_and_gradient`` computes the same for a frozen head, in less memory."""
-    return F.cross_entropy(logits, targets[rows], reduction="none")
+def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The loss of each target, float32 [C]. ``_softmax_loss`` computes the same for a frozen head, in less memory."""
+    return F.cross_entropy(logits.float(), targets, reduction="none")
 
 
 def _checked_values(target_values: TargetValues, logits: torch.Tensor, rows: slice) -> torch.Tensor:
@@ -339,45 +351,50 @@ class _LossWithGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, targets: torch.Tensor, head_forward: Any, transform: Any, chunk_tokens: int
+        ctx: Any, hidden: torch.Tensor, targets: torch.Tensor, *functions: Any
     ) -> torch.Tensor:
+        *functions, chunk_tokens = functions
         losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)  # [S]
         gradients = torch.empty_like(hidden)  # [S, h], of each loss with respect to its own hidden state
         for start in range(0, len(targets), chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            losses[rows], gradients[rows] = _loss_and_gradient(hidden[rows], targets[rows], head_forward, transform)
+            losses[rows], gradients[rows] = _loss_and_gradient(hidden[rows], targets[rows], *functions)
         ctx.save_for_backward(gradients)
         return losses
 
     @staticmethod
     def backward(ctx: Any, *arriving: Any) -> Any:
         (gradients,) = ctx.saved_tensors
-        return (gradients * arriving[0][:, None]).to(gradients.dtype), None, None, None, None
+        return (gradients * arriving[0][:, None]).to(gradients.dtype), *[None] * 5
 
 
 def _loss_and_gradient(
-    hidden: torch.Tensor, targets: torch.Tensor, head_forward: Any, transform: Any
+    hidden: torch.Tensor, targets: torch.Tensor, head_forward: Any, transform: Any, softmax_loss: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the loss of each target [C], and its gradient with respect to its hidden state [C, h].
-
-    The gradient of a loss with respect to its logits is softmax(logits), less 1 at the target. It is computed in place
-    of the float32 logits, so that a chunk needs one such tensor [C, V].
-    """
+    """Compute the loss of each target [C], and its gradient with respect to its hidden state [C, h]."""
     chunk = hidden.detach().requires_grad_()
     with torch.enable_grad():
         logits = head_forward(chunk)
         if transform is not _unchanged:
             logits = transform(logits.float())
-    # A copy, which is changed in place.
-    values = logits.detach().clone() if logits.dtype == torch.float32 else logits.detach().float()
+    losses, of_logits = softmax_loss(logits.detach(), targets)
+    (gradient,) = torch.autograd.grad(logits, chunk, of_logits)
+    return losses, gradient
+
+
+def _softmax_loss(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the loss of each target, float32 [C], and its gradient with respect to its logits [C, V], in their dtype.
+
+    The gradient is softmax(logits), less 1 at the target. There is one float32 tensor [C, V], which is changed in place.
+    """
+    values = logits.to(torch.float32, copy=True)
     values -= values.amax(dim=-1, keepdim=True)
     losses = -values.gather(1, targets[:, None])
     total = values.exp_().sum(dim=-1, keepdim=True)
     losses += total.log()
     values /= total
-    values.scatter_add_(1, targets[:, None], torch.full_like(losses, -1.0))
-    (gradient,) = torch.autograd.grad(logits, chunk, values.to(logits.dtype))
-    return losses[:, 0], gradient
+    gradient = values.to(logits.dtype)
+    return losses[:, 0], gradient.scatter_(1, targets[:, None], torch.expm1(-losses).to(logits.dtype))
 
 
 def _hidden_and_aux_loss(model_forward: Any, decoder: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:

@@ -59,9 +59,9 @@ def _example(recipe: "Recipe") -> MicroBatch:
     num_rows = recipe.micro_batch_size * (1 if recipe.packing else sequences)
     length = min(recipe.max_length, max(512, _NUM_TOKENS // num_rows)) - 1 | 1
     input_ids = torch.zeros(num_rows, length, dtype=torch.int64)
-    target = torch.zeros(1, dtype=torch.int64)
+    target = torch.zeros(2, dtype=torch.int64)  # torch would take a single one for a constant
     batch = MicroBatch(
-        input_ids=input_ids, target_positions=target, targets=target, weights=torch.ones(1), dataset_ids=target
+        input_ids=input_ids, target_positions=target, targets=target, weights=torch.ones(2), dataset_ids=target
     )
     if not recipe.packing:
         return replace(batch, attention_mask=torch.ones_like(input_ids))
