@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from kit.errors import Problem, UserError
 from kit.model.attention import VARLEN, needs_mask, without_search_for_packs
@@ -134,6 +134,7 @@ class _HeadLosses:
 
     def __init__(self, head: Any, transform: Any, chunk_tokens: int, compiled: bool) -> None:
         """``transform``: what the model's forward applies to the head's output."""
+        self._is_compiled = compiled
         compile_ = partial(torch.compile, dynamic=True, fullgraph=True) if compiled else _unchanged
         self._cross_entropy = compile_(_cross_entropy)
         self._softmax_loss = compile_(_softmax_loss)
@@ -155,7 +156,8 @@ class _HeadLosses:
                 )
         losses = []
         start = 0
-        with _weights_cast_once(hidden.device.type):
+        # The recomputation of a compiled function cannot end within it.
+        with _weights_cast_once(hidden.device.type), set_checkpoint_early_stop(not self._is_compiled):
             head_forward = self._plain_forward
             if torch.is_grad_enabled() and self._is_linear and self._head.weight.requires_grad:
                 head_forward = _LinearWithSum(self._head, hidden.device.type)
