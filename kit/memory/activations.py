@@ -16,6 +16,9 @@ trained in float32, no autocast           24h + 16q + 16f + 4H + 8
 frozen in bf16, adapters                  12h + 4q + 4k + 8f + 2r for each adapted module + 4H + 8
 ========================================  ========================================================
 
+Compiled layers keep, of what is cheap, only what the rest can be computed from again: the inputs of the norms, of the
+feed-forward part its two large tensors, and of norms of heads their inputs and factors.
+
 With gradient checkpointing a layer keeps its input, h, until its backward pass computes all that again. The selective
 one keeps also the results of its linear modules and of attention, 2h + 2q + 2k + 2f values and 4H bytes. With
 ``activation_offload`` the input is in host memory; that of the last layer, and in the backward pass that of the layer
@@ -35,6 +38,15 @@ def kept(workload: Workload) -> int:
     is_repeated = (workload.eager or not workload.bf16) and shape.num_kv_heads > 1  # one head is, without a copy
     attention = plain * (2 * q + 2 * (q if is_repeated else k))
     attention += _scores(workload) if workload.eager else 4 * shape.num_heads
+    adapters = 0
+    if workload.method != "full":
+        adapters = sum(plain * workload.lora_r for _ in shape.adapted(workload.lora_targets))
+        if workload.lora_dropout:
+            adapters += sum((plain + 1) * each.inputs for each in shape.adapted(workload.lora_targets))
+    if workload.fuses:
+        heads = plain * (q + k) + 4 * (shape.num_heads + shape.num_kv_heads) if shape.norm_of_heads else 0
+        inputs_of_norms = stream(workload) + (shape.num_norms - 1) * plain * h
+        return inputs_of_norms + attention + plain * 2 * f + FRAGMENT + heads + adapters
     common = attention + plain * 4 * f + FRAGMENT
     if workload.method == "full":
         if not workload.bf16:
@@ -46,13 +58,10 @@ def kept(workload: Workload) -> int:
         bytes_ = shape.num_norms * norm + casts + common
     else:
         norm = 4 * h + plain * h if workload.bf16 else 8 * h
-        adapters = sum(plain * workload.lora_r for _ in shape.adapted(workload.lora_targets))
         bytes_ = shape.num_norms * norm + common + adapters
-        if workload.lora_dropout:
-            bytes_ += sum((plain + 1) * each.inputs for each in shape.adapted(workload.lora_targets))
     if shape.norm_of_heads:  # a float32 copy of q and k, and of a trained norm also its result
         bytes_ += (6 if workload.method == "full" else 4) * (q + k)
-    return bytes_ - _fused(workload) if workload.fuses else bytes_
+    return bytes_
 
 
 def held(workload: Workload) -> int:
@@ -79,6 +88,8 @@ def offloaded(workload: Workload) -> int:
 def _scores(workload: Workload) -> int:
     """Bytes per token that eager attention keeps of its scores [H, T, T]."""
     plain = workload.compute_bytes
+    if workload.fuses:
+        return workload.shape.num_heads * workload.width * plain
     copies = (plain if workload.bf16 else 0) + (plain if workload.shape.caps_scores else 0)
     return workload.shape.num_heads * workload.width * (4 + copies)
 
@@ -89,26 +100,6 @@ def masks(workload: Workload) -> int:
         return 0
     kinds = 2 if workload.shape.eager else 1
     return kinds * workload.compute_bytes * workload.width
-
-
-def _fused(workload: Workload) -> int:
-    """What compiled layers do not keep, as counted in graphs of inductor (benchmarks/results/2026-11-24-compile.md).
-
-    That is one of the feed-forward part's four tensors, the float32 copies of the norms, in place of which their inputs
-    are kept, and under autocast the casts of each norm's result. Other kits' compiled adapters are fitted: with 4h less
-    for each norm the plan is within 4 % of what torchtune published for 8B, with the 2h of our graphs within 11 %. Why
-    is not known.
-    """
-    h = workload.shape.hidden_size
-    if workload.method != "full" and workload.pure_bf16:
-        norm, casts = 4 * h, 0
-    elif workload.method != "full":
-        norm, casts = 2 * h if workload.bf16 else 0, 0
-    elif is_autocast(workload):
-        norm, casts = 3 * h, 4 * h
-    else:
-        norm, casts = 4 * h, 0
-    return workload.shape.num_norms * norm + casts + workload.compute_bytes * workload.shape.intermediate_size
 
 
 def stream(workload: Workload) -> int:
