@@ -3,7 +3,7 @@
 Promises: the results are those of peft up to rounding, y = W x + bias + s B A x. The adapter's part is added by the
 matrix product that computes it, in place: where peft makes up to four tensors of y's size (a product, its multiple, a
 sum, and of 4-bit layers a copy), here there is one. In the backward pass the same holds of the gradient of x. For the
-backward pass x and A x are kept.
+backward pass x and A x are kept. Layers that read one input, as queries, keys and values do, are computed together.
 
 peft's modules stay, so names, saving, merging and export are peft's. Its own forward answers wherever the function does
 not apply: with dropout, DoRA, a bias in the adapter, several active adapters or none, merged ones, other layers than
@@ -20,10 +20,7 @@ from peft.import_utils import is_bnb_4bit_available
 from peft.tuners import lora
 
 from kit.model.fp8_linear import input_gradient
-
-
-# Names of the layers of a module that read one input, as most families call them.
-SHARED_INPUTS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+from kit.model.trained_linear import SHARED_INPUTS
 
 _library = torch.library.Library("kit", "DEF")
 _library.define("add_product_(Tensor(a!) sums, Tensor left, Tensor right, float scale) -> ()")
@@ -77,7 +74,7 @@ class _LoraLinears(torch.autograd.Function):
         dys = [each.reshape(-1, each.shape[-1]) for each in arriving]  # [N, o]
         ranks = [each.shape[1] for each in b]
         dlow = torch.cat([dy @ matrix for dy, matrix in zip(dys, b, strict=True)], dim=1)  # [N, sum of r]
-        dx = None
+        dx: Any = None
         if ctx.needs_input_grad[0]:
             for dy, weight, tables, is_fp8 in zip(dys, weights, ctx.tables, ctx.is_fp8, strict=True):
                 if is_fp8 and dy.dtype == torch.bfloat16:
@@ -100,7 +97,7 @@ class _LoraLinears(torch.autograd.Function):
 
 
 class _SharedInput:
-    """Layers of which all read one input: the first computes the outputs of all, and the others take theirs."""
+    """Layers that read one input: the first computes the outputs of all, and the others take theirs."""
 
     def __init__(self, layers: list[Any]) -> None:
         self._layers = layers
@@ -117,6 +114,8 @@ class _SharedInput:
             self._input = x if others else None
             return y
         if self._input is not x or layer not in self._outputs:
+            # It reads something else, or is called before the first.
+            self._layers = [each for each in self._layers if each is not layer]
             return _outputs([layer], x, dtype)[0]
         y = self._outputs.pop(layer)
         if not self._outputs:
@@ -133,14 +132,14 @@ def install_lora_linear(model: torch.nn.Module) -> None:
         bases[lora.Linear4bit] = Linear4bit
 
     def is_known(module: Any) -> bool:
-        base = getattr(module, "base_layer", None)
+        base: Any = getattr(module, "base_layer", None)
         # Subclasses may compute something else.
         is_plain = type(module) in bases and type(base) is bases[type(module)]
         return is_plain and not any(parameter.requires_grad for parameter in base.parameters())
 
     for module in model.modules():
         for names in SHARED_INPUTS:
-            layers = [getattr(module, name, None) for name in names]
+            layers: list[Any] = [getattr(module, name, None) for name in names]
             if all(map(is_known, layers)):
                 shared = _SharedInput(layers)
                 for layer in layers:

@@ -135,7 +135,7 @@ class _HeadLosses:
     def __init__(self, head: Any, transform: Any, chunk_tokens: int, compiled: bool) -> None:
         """``transform``: what the model's forward applies to the head's output."""
         self._is_compiled = compiled
-        compile_ = partial(torch.compile, dynamic=True, fullgraph=True) if compiled else _unchanged
+        compile_: Any = partial(torch.compile, dynamic=True, fullgraph=True) if compiled else lambda function: function
         self._cross_entropy = compile_(_cross_entropy)
         self._softmax_loss = compile_(_softmax_loss)
         self._head = head
@@ -149,11 +149,10 @@ class _HeadLosses:
         self, hidden: torch.Tensor, targets: torch.Tensor, target_values: TargetValues | None = None
     ) -> torch.Tensor:
         """Return the loss of each target, float32 [S], or its values, from hidden states [S, h]."""
-        if target_values is None:
-            if torch.is_grad_enabled() and not self._trains:
-                return _LossWithGradient.apply(
-                    hidden, targets, self._plain_forward, self._transform, self._softmax_loss, self._chunk_tokens
-                )
+        if target_values is None and torch.is_grad_enabled() and not self._trains:
+            return _LossWithGradient.apply(
+                hidden, targets, self._plain_forward, self._transform, self._softmax_loss, self._chunk_tokens
+            )
         losses = []
         start = 0
         # The recomputation of a compiled function cannot end within it.
@@ -352,10 +351,8 @@ class _LossWithGradient(torch.autograd.Function):
     """The loss of each target under a frozen head. Keeps the gradients of the hidden states [S, h], but no logits."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: torch.Tensor, targets: torch.Tensor, *functions: Any
-    ) -> torch.Tensor:
-        *functions, chunk_tokens = functions
+    def forward(ctx: Any, hidden: torch.Tensor, targets: torch.Tensor, *options: Any) -> torch.Tensor:
+        *functions, chunk_tokens = options
         losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)  # [S]
         gradients = torch.empty_like(hidden)  # [S, h], of each loss with respect to its own hidden state
         for start in range(0, len(targets), chunk_tokens):
@@ -387,7 +384,7 @@ def _loss_and_gradient(
 def _softmax_loss(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the loss of each target, float32 [C], and its gradient with respect to its logits [C, V], in their dtype.
 
-    The gradient is softmax(logits), less 1 at the target. There is one float32 tensor [C, V], which is changed in place.
+    The gradient is softmax(logits), less 1 at the target. One float32 tensor [C, V] is changed in place.
     """
     values = logits.to(torch.float32, copy=True)
     values -= values.amax(dim=-1, keepdim=True)

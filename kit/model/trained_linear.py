@@ -15,6 +15,10 @@ import torch
 import torch.nn.functional as F
 
 
+# Names of the layers of a module that read one input, as most families call them.
+SHARED_INPUTS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+
+
 class _CastLinear(torch.autograd.Function):
     """y [..., o] from x [..., i] in bf16, ``weight`` [o, i] in float32 and a bias [o] in bf16, or None."""
 
@@ -44,7 +48,7 @@ def install_trained_linear(model: torch.nn.Module) -> None:
 def install_shared_casts(model: torch.nn.Module) -> None:
     """Let autocast cast the input of queries, keys and values once, and that of gate and up, where they are trained."""
     for module in model.modules():
-        for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        for names in SHARED_INPUTS:
             layers = [getattr(module, name, None) for name in names]
             if all(type(layer) is torch.nn.Linear and layer.weight.requires_grad for layer in layers):
                 module.register_forward_pre_hook(_cast_input, with_kwargs=True)
