@@ -312,26 +312,6 @@ def test_a_failed_checkpoint_reports_rank_and_cause(tmp_path):
     assert isinstance(cause, OSError) and cause.errno == 28
 
 
-@needed_by("kit/export/shards.py")
-def test_transformers_shows_on_shapes_what_it_would_change_on_saving():
-    """Tensors that stay as they are come back as the same objects; of fused experts others come back."""
-    from transformers import MixtralConfig, MixtralForCausalLM
-    from transformers.core_model_loading import revert_weight_conversion
-
-    def shapes(model: Any) -> dict[str, torch.Tensor]:
-        return {name: torch.empty(tensor.shape, device="meta") for name, tensor in model.state_dict().items()}
-
-    llama = tiny_llama()
-    before = shapes(llama)
-    after = revert_weight_conversion(llama, dict(before))
-    assert after.keys() == before.keys() and all(after[name] is before[name] for name in after)
-    sizes = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1, "num_local_experts": 2}
-    with torch.device("meta"):
-        mixtral = MixtralForCausalLM(MixtralConfig(**sizes, num_attention_heads=2, num_key_value_heads=2))
-    after = revert_weight_conversion(mixtral, shapes(mixtral))
-    assert any("experts.1.w2" in name for name in after)
-
-
 @needed_by("kit/strategy/weights.py", "kit/checkpoint/load.py")
 def test_the_state_of_what_trains_has_buffers_too():
     """`ignore_frozen_params` takes frozen parameters out of a state and leaves buffers in, quantisation tables among
