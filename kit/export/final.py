@@ -6,14 +6,16 @@ temporary name and then renamed, so it is complete or absent.
 
 import copy
 import os
+import re
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from transformers.utils import cached_file
 
 from kit import durable
@@ -76,6 +78,17 @@ def save_final(
     accelerator.wait_for_everyone()
 
 
+@contextmanager
+def _full_disk_known() -> Iterator[None]:
+    """Raise ``OSError`` with its number where safetensors hides it, so that a full disk is reported as one."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        raise OSError(int(number[1]), str(error)) if number else error from None
+
+
+@_full_disk_known()
 def write_model(
     folder: Path,
     model: Any,
@@ -97,6 +110,7 @@ def write_model(
 
     Raises:
         TrainingError: all second matrices (lora_B) of the adapter are zero, so nothing was trained.
+        OSError: a file cannot be written.
     """
     is_main = rank_and_world()[0] == 0
     if not hasattr(model, "peft_config"):
