@@ -14,12 +14,11 @@ import os
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
+from transformers.utils import cached_file
 
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
@@ -139,31 +138,23 @@ def _open_head(settings: ModelSettings, meta_model: Any) -> Any:
     weight = meta_model.get_output_embeddings().weight
     names = [name for name, p in meta_model.named_parameters(remove_duplicate=False) if p is weight]
     for name in reversed(names):  # a head of its own, if the files have one
-        if path := _file_with(settings, name):
-            with suppress(OSError, SafetensorError):
-                return safe_open(path, "pt").__enter__().get_slice(name)
+        # What is damaged, loading reports.
+        with suppress(OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
+            file = "model.safetensors"
+            if not _path_of(settings, file):
+                index = _path_of(settings, "model.safetensors.index.json")
+                file = json.loads(read_small(index))["weight_map"][name]
+            return safe_open(_path_of(settings, file), "pt").__enter__().get_slice(name)
     return None
 
 
-def _file_with(settings: ModelSettings, tensor: str) -> str | None:
-    """The path of the safetensors file that should hold a tensor; None if it is not on this machine."""
-
-    whole = _local_path(settings, "model.safetensors")
-    if whole:
-        return whole
-    index = _local_path(settings, "model.safetensors.index.json")
-    if index is None:
-        return None
-    try:
-        return _local_path(settings, json.loads(read_small(index))["weight_map"][tensor])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # loading reports it
-        return None
-
-
-def _local_path(settings: ModelSettings, file: str) -> str | None:
-    """The path of a file of the model, in its folder or the hub's cache; None if it is not there."""
-    folder = Path(os.path.expanduser(settings.model_name_or_path))
-    if folder.is_dir():
-        return str(folder / file) if (folder / file).is_file() else None
-    found = try_to_load_from_cache(settings.model_name_or_path, file, revision=settings.model_revision)
-    return found if isinstance(found, str) else None
+def _path_of(settings: ModelSettings, file: str) -> Any:
+    """The path of a file of the model, in its folder or the hub's cache; None if it is not on this machine."""
+    return cached_file(
+        os.path.expanduser(settings.model_name_or_path),
+        file,
+        revision=settings.model_revision,
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
