@@ -32,7 +32,6 @@ from kit.visible import one_line
 NO_STOPS: Mapping[str, int] = {}
 PLACEHOLDER = "path/to/this/folder"
 _IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")  # a folder of the hub's cache
-_ROWS = {"answers": "samples", "pairs": "pairs", "rated": "answers"}
 _CODE = re.compile(r"\n```(?:python|bash)\n.*", re.DOTALL)  # how to use the model: the end of a card
 _LICENCE = re.compile(r"[\w.+-]{1,80}")
 
@@ -129,9 +128,8 @@ def state_of(folder: Path) -> LoopState:
     state = LoopState()
     for row in metrics_rows(folder):
         state.step = max(state.step, row["step"])
-        metrics = {name: value for name, value in row.items() if name.startswith("eval_")}
-        if "eval_loss" in metrics:
-            state.end_evaluation(row["step"], metrics)
+        if "eval_loss" in row:
+            state.end_evaluation(row["step"], {name: row[name] for name in row if name.startswith("eval_")})
     return state
 
 
@@ -140,8 +138,8 @@ def _data_lines(recipe: Recipe) -> list[str]:
     for entry in recipe.dataset_entries:
         found = _data_id(entry)
         known = f", {_code(found)}" if found and found != entry.name else ""
-        licence = _licence_of(found, "dataset", entry.revision) if found else {}
-        lines += [f"- data: {_code(entry.name)}{known}", licence_line("data", licence)]
+        lines += [f"- data: {_code(entry.name)}{known}"]
+        lines += [licence_line("data", _licence_of(found, "dataset", entry.revision) if found else {})]
     return lines
 
 
@@ -150,25 +148,15 @@ def _training_lines(recipe: Recipe, strategy: ActualStrategy, state: LoopState) 
     lines = []
     settings = recipe.objective_settings
     if recipe.objective != "sft" or any(settings.values()):
-        shown = [
-            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in settings.items()
-            if value or recipe.declared.rows != "answers"
-        ]
+        shown = [f"{name} {value}" for name, value in settings.items() if value]
         lines += [f"- objective: {', '.join([recipe.objective, *shown])}"]
-    if recipe.declared.has_reference:
-        adapter = ", with the adapter from which it began" if recipe.adapter_name_or_path else ""
-        lines += [f"- reference: the base{adapter}"]
-    items = "packs" if recipe.packing else _ROWS[recipe.declared.rows]
-    lines += [f"- {state.step} steps of {recipe.global_batch_size} {items}"]
+    lines += [f"- {state.step} steps of {recipe.global_batch_size} {'packs' if recipe.packing else 'samples'}"]
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
     processes = "1 process" if strategy.num_processes == 1 else f"{strategy.num_processes} processes"
     lines += [f"- {strategy.type.name} on {processes}, mixed_precision {strategy.mixed_precision}"]
     if recipe.qat:
         rounded = f"- trained for weights that torchao rounds to {recipe.qat}"
         lines += [f"{rounded}; the evaluation is that of rounded weights"]
-    if recipe.new_tokens:
-        lines += [f"- new tokens: {', '.join(map(_code, recipe.new_tokens))}"]
     if recipe.system_prompt:
         lines += [f"- system message of conversations that had none: {_code(recipe.system_prompt)}"]
     return lines
