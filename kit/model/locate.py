@@ -4,7 +4,6 @@ Promises: if the hub cannot be reached, the command fails after one request of a
 opened.
 """
 
-import json
 import os
 import shlex
 from pathlib import Path
@@ -14,11 +13,11 @@ import huggingface_hub  # loads its parts, which are slow to import, when they a
 from huggingface_hub import constants
 
 from kit import hub
+from kit.config.adapter_base import adapter_config
 from kit.config.other_kits import GGUF
 from kit.config.scripts import command_of
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
-from kit.durable import read_small
 from kit.errors import Problem, Problems, UserError, first_line, raise_if
 from kit.model.files import check_config, check_files, check_index
 
@@ -172,12 +171,8 @@ def base_of_adapter(folder: Path, fix: str) -> str:
     Raises:
         UserError: the adapter names no base, or the base cannot be opened.
     """
-    config_file = folder / ADAPTER_FILES[0]
-    where = str(config_file)
-    try:
-        base = json.loads(read_small(config_file))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(Problem(where, f"is no adapter's ({first_line(error)})", fix=fix)) from None
+    where = str(folder / ADAPTER_FILES[0])
+    base = adapter_config(str(folder)).get("base_model_name_or_path")
     if not base or not isinstance(base, str):
         raise UserError(Problem(where, "names no base", fix=fix))
     check_base(where, base, None, fix)

@@ -59,22 +59,23 @@ def check_stop_tokens(
     head = _open_head(settings, meta_model)
     if head is None:
         return []
-    num_rows = head.get_shape()[0]
-    special_ids = [i for i in tokenizer.added_tokens_decoder if i < num_rows]
-    special_ids += range(max(tokenizer.get_vocab().values()) + 1, num_rows)  # padding
-    special = {i: head[i : i + 1][0].float() for i in special_ids[:NUM_SPECIAL]}
-    sample: dict[int, torch.Tensor] = {}
-    for block in range(NUM_BLOCKS):
-        start = block * max(num_rows - BLOCK_ROWS, 0) // (NUM_BLOCKS - 1)
-        sample.update(enumerate(head[start : min(start + BLOCK_ROWS, num_rows)].float(), start))
-    unlearnable = []
-    for i in ids:
-        if i >= num_rows:
-            continue
-        row = head[i : i + 1][0].float()
-        never_trained = is_untrained(row, _without(special, i, len(row)), _without(sample, i, len(row)))
-        if never_trained and not _trains_row(settings, meta_model, i):
-            unlearnable.append(i)
+    num_rows, hidden_size = head.get_shape()
+    special = [i for i in tokenizer.added_tokens_decoder if i < num_rows]
+    special += range(max(tokenizer.get_vocab().values()) + 1, num_rows)  # padding
+    starts = [block * max(num_rows - BLOCK_ROWS, 0) // (NUM_BLOCKS - 1) for block in range(NUM_BLOCKS)]
+    sample = sorted({i for start in starts for i in range(start, min(start + BLOCK_ROWS, num_rows))})
+
+    def rows(numbers: Iterable[int], without: int) -> torch.Tensor:
+        found = [head[i : i + 1] for i in numbers if i != without]
+        return torch.cat(found).float() if found else torch.empty(0, hidden_size)
+
+    unlearnable = [
+        i
+        for i in ids
+        if i < num_rows
+        and is_untrained(head[i : i + 1][0].float(), rows(special[:NUM_SPECIAL], i), rows(sample, i))
+        and not _trains_row(settings, meta_model, i)
+    ]
     if not unlearnable:
         return []
     tokens = ",".join(tokenizer.convert_ids_to_tokens(unlearnable))
@@ -116,12 +117,6 @@ def is_untrained(row: torch.Tensor, special: torch.Tensor, sample: torch.Tensor)
     usual = nearest[nearest > rounding].median()  # NaN if all are equal, which compares as false
     num_close = ((special - row).norm(dim=1) < CLOSE * usual).sum()
     return bool(num_close >= 2)
-
-
-def _without(rows: dict[int, torch.Tensor], i: int, hidden_size: int) -> torch.Tensor:
-    """All rows but that of token ``i``, [n, h]; n may be 0, where a tokenizer has one special token or none."""
-    others = [row for k, row in rows.items() if k != i]
-    return torch.stack(others) if others else torch.empty(0, hidden_size)
 
 
 def _trains_row(settings: MethodSettings, meta_model: Any, token_id: int) -> bool:
