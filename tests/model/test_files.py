@@ -10,7 +10,7 @@ from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.model import files
 from kit.model.load import build_meta_model, open_config
-from kit.model.locate import locate_model
+from kit.model.locate import locate_model, open_adapter
 from kit.model.tokenizer import open_tokenizer
 
 
@@ -65,6 +65,13 @@ def test_what_is_no_regular_file_is_refused(name, is_link, folder):
         os.mkfifo(folder / name)
     with pytest.raises(UserError, match=r"not a regular file|no config.json in it"):
         locate_model(str(folder), None)
+
+
+def test_a_pipe_in_an_adapter_is_refused(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    os.mkfifo(tmp_path / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=r"no adapter_model.safetensors|not a regular file"):
+        open_adapter(str(tmp_path))
 
 
 def test_a_file_that_is_too_large_is_refused(folder, monkeypatch):
