@@ -20,10 +20,8 @@ from kit.errors import Problem, UserError, causes, first_line, out_of_memory
 from kit.memory.fit import planned_workload
 from kit.memory.formulas import FOUR_BIT, FROZEN, GATHERED, GRADIENTS, OPTIMISER, TRAINABLE, Memory, predict
 from kit.memory.sizes import format_bytes
-from kit.phases import BY_FUNCTION, COMPARING, EVALUATING, FORWARD, GENERATING, LOADING, REFERENCE, TRAINING, Phase
+from kit.phases import BY_FUNCTION, COMPARING, EVALUATING, FORWARD, TRAINING, Phase
 from kit.strategy.gradients import keeps_gradients
-from kit.strategy.strategies import FSDP2
-from kit.strategy.topology import takes_optimizer
 from kit.strategy.weights import gathered_weights, own_part, own_shards
 from kit.visible import Layout, joined
 
@@ -36,6 +34,18 @@ if TYPE_CHECKING:
 _ANONYMOUS = ("torch.nn.", "peft.", "bitsandbytes.")
 _OF_CPU = re.compile("DefaultCPUAllocator|bad_alloc|annot allocate|PyObject")  # in messages of RuntimeError
 COMPONENTS = (FROZEN, TRAINABLE, GRADIENTS, OPTIMISER, GATHERED)
+# What may help, the cheapest first: key, value, cost.
+_SETTINGS = (
+    ("per_device_eval_batch_size", "1", "some speed of evaluations"),
+    ("per_device_train_batch_size", "1", "some speed; the same maths"),
+    ("async_save", "false", "training waits for each save; frees memory of the host"),
+    ("gradient_checkpointing", "true", "about a third more compute; the same maths"),
+    ("activation_offload", "true", "beside gradient_checkpointing: memory of the host, and copies to it"),
+    ("config", "fsdp", "several GPUs, to share weights and optimiser"),
+    ("optim", "adamw_8bit", "other rounding; a quarter of the state; not with --config fsdp"),
+    ("method", "qlora", "training of adapters only, on a base that is rounded to 4 bits"),
+)
+_OF_SCORING = ("per_device_eval_batch_size", "config", "max_length")
 REST = "activations, logits, the rest"
 
 
@@ -74,8 +84,7 @@ def explain(
     if on_cpu:
         memory = psutil.virtual_memory()
         lines.append(f"of the machine's {format_bytes(memory.total)}, {format_bytes(memory.available)} are free")
-    fix = _advice(phase, on_cpu, recipe, topology, trains)
-    return UserError(Problem("out of memory", joined(lines, "\n    "), fix=fix))
+    return UserError(Problem("out of memory", joined(lines, "\n    "), fix=_advice(recipe, trains)))
 
 
 def _phase_and_module(error: BaseException) -> tuple[Phase, str]:
@@ -174,48 +183,15 @@ def _table(held: dict[str, int], peak: int, planned: Memory | None) -> list[str]
     return [line.rstrip() for line in lines]
 
 
-def _advice(phase: Phase, on_cpu: bool, recipe: "Recipe", topology: "Topology", trains: bool) -> str:
-    """What may help: settings as lines, the cheapest first, in two groups: those with which the same run goes on."""
-    if on_cpu and topology.device_type != "cpu":  # what is computed is on the GPUs
-        return "--async_save false; or more memory for the machine"
-    smaller = {"full": ("lora", "training of adapters only"), "lora": ("qlora", "rounding of frozen weights to 4 bits")}
-    method, its_cost = smaller.get(recipe.method, (recipe.method, ""))
-    table = {
-        "per_device_eval_batch_size": ("1", "some speed"),
-        "per_device_train_batch_size": ("1", "some speed; the same maths"),
-        "async_save": ("false", "training waits for each save"),
-        "gradient_checkpointing": ("true", "about a third more compute; the same maths"),
-        "activation_offload": ("true", "host memory, and copies to it; the same maths"),
-        "config": ("fsdp", "several GPUs, to share weights and optimiser"),
-        "optim": ("adamw_8bit", "other rounding; a quarter of the state"),
-        "method": (method, its_cost),
-        "max_length": (str(max(8, recipe.max_length // 2)), f"longer samples ({recipe.excess_length_strategy})"),
-    }
-    keys = set(table)
-    if phase is LOADING:
-        keys = {"config", "method"}
-    elif not trains:
-        keys = {"per_device_eval_batch_size", "config", "max_length"}
-    elif phase in (EVALUATING, GENERATING, REFERENCE):  # with batches of an evaluation
-        keys = {"per_device_eval_batch_size", "config", "method", "max_length"}
-    else:
-        keys -= {"per_device_eval_batch_size"}
-    if on_cpu or topology.strategy.shards or not takes_optimizer(FSDP2, recipe.optim):
-        keys -= {"config"}
-    if on_cpu or not recipe.gradient_checkpointing:
-        keys -= {"activation_offload"}
-    if not on_cpu:
-        keys -= {"async_save"}
-    if topology.strategy.shards or not recipe.optim.startswith("adamw_torch"):
-        keys -= {"optim"}
-    now = {key: str(getattr(recipe, key, "")).lower() for key in keys}
+def _advice(recipe: "Recipe", trains: bool) -> str:
+    """Settings that may help and are not set already, the cheapest first; of training in two groups."""
     lines = [
         (key in IDENTITY, f"   {f'--{key} {value}':34}  {cost}")
-        for key, (value, cost) in table.items()
-        if key in keys and now[key] != value
+        for key, value, cost in (*_SETTINGS, ("max_length", str(recipe.max_length // 2), "longer samples"))
+        if str(getattr(recipe, key, "")).lower() != value and (trains or key in _OF_SCORING)
     ]
     if not trains:
-        return Layout(joined(["settings that may help, the cheapest first:", *(line for _, line in lines)], "\n    "))
+        return Layout(joined(["one of these may help, the cheapest first", *(line for _, line in lines)], "\n    "))
     groups = [
         "the same command with one of these goes on from the last checkpoint; cheapest first, at the cost of",
         *(line for is_other, line in lines if not is_other),
