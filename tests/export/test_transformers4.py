@@ -11,8 +11,8 @@ from transformers import (
     AutoConfig,
     AutoTokenizer,
     Gemma3TextConfig,
-    GPTNeoXConfig,
     LlamaConfig,
+    Phi3Config,
     Qwen2_5_VLConfig,
 )
 
@@ -27,7 +27,7 @@ GEMMA = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
 }
-NEOX = {"rope_theta": 2e4, "rope_type": "default", "partial_rotary_factor": 0.5}
+PARTIAL = {"rope_theta": 2e4, "rope_type": "default", "partial_rotary_factor": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ NEOX = {"rope_theta": 2e4, "rope_type": "default", "partial_rotary_factor": 0.5}
             {"rope_theta": 2e6, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 2e4},
         ),
         (
-            GPTNeoXConfig(rope_parameters=NEOX),
+            Phi3Config(pad_token_id=0, rope_parameters=PARTIAL),
             None,
-            {"rotary_emb_base": 2e4, "rotary_pct": 0.5, "rope_scaling": None},
+            {"rope_theta": 2e4, "partial_rotary_factor": 0.5, "rope_scaling": None},
         ),
     ],
 )
