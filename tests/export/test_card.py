@@ -161,19 +161,3 @@ def test_another_objective_is_named_with_its_settings_and_reference():
     assert about(card).tags == ["dpo"]
     assert "objective: sft, label_smoothing_factor 0.1\n" in card_of(label_smoothing_factor=0.1)
     assert "objective" not in card_of() and about(card_of()).tags is None
-
-
-def test_the_licence_of_the_base_is_that_of_its_own_card_or_is_left_out(tmp_path):
-    own = {"license": "other", "license_name": "own", "license_link": "LICENSE"}
-    for front, licence in [
-        ("license: apache-2.0", {"license": "apache-2.0"}),
-        ("\n".join(f"{key}: {value}" for key, value in own.items()), own),
-        ("license: 'a b <script>'", {}),
-        ("license: {a: b", {}),
-    ]:
-        (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# A base\n")
-        card = card_of(tmp_path)
-        found = about(card).to_dict()
-        assert {key: value for key, value in found.items() if key.startswith("license")} == licence
-        shown = licence.get("license_name", licence.get("license"))
-        assert (f"- licence of the base: `{shown}`" if licence else "- licence of the base: not in the files") in card
