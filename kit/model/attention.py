@@ -185,22 +185,20 @@ def longest_pack(config: Any) -> tuple[int, str] | None:
         The limit in tokens, and the key of the config that sets it, with its value.
     """
     text = config.get_text_config()
-    limits: list[tuple[str, int, int]] = []  # key, its value, longest pack
-
-    def add(name: str, value: int | None, less: int = 0) -> None:
-        limits.extend([(name, value, value - less)] if value else [])
-
-    # A layer chooses this many tokens of the row, and of those with equal scores by their places (DeepSeek V3.2).
-    add("index_topk", getattr(text, "index_topk", None))
-    # A layer chooses blocks of keys, which begin where the row begins (MiniMax M3).
-    if any("sparse" in kind for kind in getattr(text, "layer_types", None) or ()):
-        add("index_block_size", getattr(text, "index_block_size", None))
-    # In layers without rotary positions, the temperature of attention changes with the place in the row (Llama 4).
-    if getattr(text, "attn_temperature_tuning", False) and 0 in text.no_rope_layers:
-        add("floor_scale", getattr(text, "floor_scale", None), less=1)
-    # The longest sample of a row sets the frequencies of the positions of all (Phi 3).
-    add("original_max_position_embeddings", _longrope_limit(text))
-    return min(((int(limit), f"{name} {value}") for name, value, limit in limits), default=None)
+    is_sparse = any("sparse" in kind for kind in getattr(text, "layer_types", None) or ())
+    is_tuned = getattr(text, "attn_temperature_tuning", False) and 0 in text.no_rope_layers
+    limits = {
+        # A layer chooses this many tokens of the row, and of those with equal scores by their places (DeepSeek V3.2).
+        "index_topk": getattr(text, "index_topk", None),
+        # A layer chooses blocks of keys, which begin where the row begins (MiniMax M3).
+        "index_block_size": getattr(text, "index_block_size", None) if is_sparse else None,
+        # In layers without rotary positions, the temperature of attention changes with the place in the row (Llama 4).
+        "floor_scale": getattr(text, "floor_scale", None) if is_tuned else None,
+        # The longest sample of a row sets the frequencies of the positions of all (Phi 3).
+        "original_max_position_embeddings": _longrope_limit(text),
+    }
+    found = [(int(value) - (name == "floor_scale"), f"{name} {value}") for name, value in limits.items() if value]
+    return min(found, default=None)
 
 
 def describe_long_rows(config: Any, max_length: int, rows: Any) -> list[str]:

@@ -34,7 +34,6 @@ def test_new_rows_are_the_mean_of_the_others_at_every_start(recipe):
     [
         (False, {"new_tokens": NEW}, {"embed_tokens.token_adapter.trainable_tokens_delta.default": 2,
                                       "lm_head.token_adapter.trainable_tokens_delta.default": 2}),
-        (True, {"trainable_tokens": ["<|im_end|>"]}, {"embed_tokens.token_adapter.trainable_tokens_delta.default": 1}),
         (False, {"new_tokens": NEW, "lora_modules_to_save": ["lm_head"]},
          {"embed_tokens.token_adapter.trainable_tokens_delta.default": 2,
           "lm_head.modules_to_save.default.weight": 322}),
