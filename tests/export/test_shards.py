@@ -1,9 +1,11 @@
 """A full model that is written reloads in plain transformers with the same logits, in one file or in many."""
 
+import errno
 import json
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -62,3 +64,16 @@ def test_weights_are_cast_and_buffers_are_not(tmp_path):
     buffers = {name for name, _ in again.named_buffers()} & kinds.keys()
     assert buffers and all(kinds[name] == (torch.float32 if name in buffers else torch.bfloat16) for name in kinds)
     assert json.loads((tmp_path / "a/config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_full_disk_is_known_for_one(tmp_path, monkeypatch):
+    """safetensors hides the number of the error, by which a run that ends says so."""
+    model = tiny("llama")
+
+    def fail(*args, **kwargs):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(model, "save_pretrained", fail)
+    with pytest.raises(OSError) as caught:
+        write_model(tmp_path, model, whole_state(model), NoTokenizer(), "card", None)
+    assert caught.value.errno == errno.ENOSPC
