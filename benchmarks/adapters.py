@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "c3a": {"block_size": 32},
     "fourierft": {"n_frequency": 50},
     "ia3": {"feedforward_modules": []},
-    "vera": {"r": 8, "save_projection": False},
+    "vera": {"r": 8},
 }
 
 

@@ -1,6 +1,6 @@
 """Host memory of each rank while a full model is loaded, sharded by FSDP2, and written to ``final/``; no training.
 
-    torchrun --nproc_per_node 2 benchmarks/host_memory.py [--layers 4] [--hidden 512] [--shard_bytes N] [--folder DIR]
+    torchrun --nproc_per_node 2 benchmarks/host_memory.py [--layers 4] [--hidden 512] [--folder DIR]
 
 A random Llama on the CPU. Prints for each rank by how much loading and then writing raised the peak of its resident
 memory above that before it, beside the size of the model in float32. Linux only.
@@ -18,7 +18,6 @@ from saving import peak_bytes
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kit.config.recipe import Recipe
-from kit.export import shards
 from kit.export.final import save_final
 from kit.model.load import build_model, open_config
 from kit.strategy.accelerator import prepare, start
@@ -33,10 +32,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--shard_bytes", type=int, default=100_000_000, help="largest file; 5 GB in a run")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "kit-host-memory")
     args = parser.parse_args()
-    shards.MAX_SHARD_BYTES = args.shard_bytes
     recipe = Recipe(model_name_or_path=str(args.folder / "model"), dataset="d", method="full")
     topology = Topology(
         strategy=FSDP2,

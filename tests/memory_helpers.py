@@ -3,8 +3,7 @@
 import pytest
 
 from kit.config.recipe import Recipe
-from kit.memory.advice import explain
-from kit.phases import PHASES
+from kit.memory.shortage import explain
 from kit.strategy.strategies import DDP, SINGLE
 from kit.strategy.topology import Topology
 
@@ -19,7 +18,6 @@ ON_GPU = (
     "use. Of the allocated memory 40.00 GiB is allocated by PyTorch, and 6.25 GiB is reserved by PyTorch but "
     "unallocated. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True"
 )
-PHASE = {phase.noun: phase for phase in PHASES if phase.noun}
 
 
 def make(**changes):

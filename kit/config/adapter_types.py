@@ -1,4 +1,4 @@
-"""The kinds of adapters that ``adapter_type`` takes: any of peft that lies around layers. Plain Python."""
+"""The kinds of adapters that ``adapter_type`` takes. Plain Python."""
 
 import re
 

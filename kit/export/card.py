@@ -11,17 +11,15 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import yaml
-from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
+from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
 from kit.data.read.sources import hub_id
-from kit.durable import read_small
 from kit.errors import UserError
 from kit.run.record import metrics_rows
 from kit.secrets import redacted
@@ -32,7 +30,6 @@ from kit.visible import one_line
 NO_STOPS: Mapping[str, int] = {}
 PLACEHOLDER = "path/to/this/folder"
 _IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")  # a folder of the hub's cache
-_ROWS = {"answers": "samples", "pairs": "pairs", "rated": "answers"}
 _CODE = re.compile(r"\n```(?:python|bash)\n.*", re.DOTALL)  # how to use the model: the end of a card
 _LICENCE = re.compile(r"[\w.+-]{1,80}")
 
@@ -62,7 +59,6 @@ def model_card(
     is_plain = settings.method == "full" or bool(merged)  # a model that needs no other
     base = _base_id(settings.model_name_or_path)
     base_name = (base or Path(os.path.expanduser(settings.model_name_or_path)).name).rpartition("/")[2]
-    licence = _licence_of(settings.model_name_or_path, "model", settings.model_revision)
     title, of_run = f"{base_name}, fine-tuned", ["- data and training: not known"]
     more: dict[str, Any] = {}
     evaluations: dict[str, dict[str, float]] = {}
@@ -80,12 +76,11 @@ def model_card(
         library_name="transformers" if is_plain else "peft",
         pipeline_tag="text-generation",
         base_model=base,
-        **licence,
         **more,
     )
     lines = ["---", *about.to_yaml().splitlines(), "---", "", f"# {_plain(title)}", ""]
     lines += [f"- base: {_code(base)}" if base else f"- base: a folder named {_code(base_name)}, not from the Hub"]
-    lines += [licence_line("base", licence), *of_run]
+    lines += [licence_line("base", {}), *of_run]
     if stops:
         lines += [f"- answers end with {' or '.join(map(_code, stops))}"]
     if merged:
@@ -129,9 +124,8 @@ def state_of(folder: Path) -> LoopState:
     state = LoopState()
     for row in metrics_rows(folder):
         state.step = max(state.step, row["step"])
-        metrics = {name: value for name, value in row.items() if name.startswith("eval_")}
-        if "eval_loss" in metrics:
-            state.end_evaluation(row["step"], metrics)
+        if "eval_loss" in row:
+            state.end_evaluation(row["step"], {name: row[name] for name in row if name.startswith("eval_")})
     return state
 
 
@@ -140,8 +134,7 @@ def _data_lines(recipe: Recipe) -> list[str]:
     for entry in recipe.dataset_entries:
         found = _data_id(entry)
         known = f", {_code(found)}" if found and found != entry.name else ""
-        licence = _licence_of(found, "dataset", entry.revision) if found else {}
-        lines += [f"- data: {_code(entry.name)}{known}", licence_line("data", licence)]
+        lines += [f"- data: {_code(entry.name)}{known}", licence_line("data", {})]
     return lines
 
 
@@ -150,25 +143,15 @@ def _training_lines(recipe: Recipe, strategy: ActualStrategy, state: LoopState) 
     lines = []
     settings = recipe.objective_settings
     if recipe.objective != "sft" or any(settings.values()):
-        shown = [
-            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in settings.items()
-            if value or recipe.declared.rows != "answers"
-        ]
+        shown = [f"{name} {value}" for name, value in settings.items() if value]
         lines += [f"- objective: {', '.join([recipe.objective, *shown])}"]
-    if recipe.declared.has_reference:
-        adapter = ", with the adapter from which it began" if recipe.adapter_name_or_path else ""
-        lines += [f"- reference: the base{adapter}"]
-    items = "packs" if recipe.packing else _ROWS[recipe.declared.rows]
-    lines += [f"- {state.step} steps of {recipe.global_batch_size} {items}"]
+    lines += [f"- {state.step} steps of {recipe.global_batch_size} {'packs' if recipe.packing else 'samples'}"]
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
     processes = "1 process" if strategy.num_processes == 1 else f"{strategy.num_processes} processes"
     lines += [f"- {strategy.type.name} on {processes}, mixed_precision {strategy.mixed_precision}"]
     if recipe.qat:
         rounded = f"- trained for weights that torchao rounds to {recipe.qat}"
         lines += [f"{rounded}; the evaluation is that of rounded weights"]
-    if recipe.new_tokens:
-        lines += [f"- new tokens: {', '.join(map(_code, recipe.new_tokens))}"]
     if recipe.system_prompt:
         lines += [f"- system message of conversations that had none: {_code(recipe.system_prompt)}"]
     return lines
@@ -199,20 +182,6 @@ def _valid_id(name: str) -> str | None:
     return name
 
 
-def _licence_of(name: str, kind: Literal["model", "dataset"], revision: str | None) -> dict[str, Any]:
-    """The licence that the card beside a model or data set names, as metadata; empty if there is none here.
-
-    Makes no request: the card is that of a folder, or one in the hub's cache.
-    """
-    folder = os.path.expanduser(name)
-    path: Any = os.path.join(folder, "README.md")
-    if not os.path.isdir(folder):
-        path = try_to_load_from_cache(name, "README.md", revision=revision, repo_type=kind) if _valid_id(name) else None
-    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
-        return licence_in(ModelCard(read_small(Path(path)), ignore_metadata_errors=True).data.to_dict())
-    return {}
-
-
 def licence_in(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the metadata of a card say of the licence; empty if that is nothing, or in an unknown form."""
     found = {key: about[key] for key in ("license", "license_name", "license_link") if key in about}
@@ -221,9 +190,9 @@ def licence_in(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def licence_line(what: str, licence: Mapping[str, str]) -> str:
-    """Return the line of the card that names ``licence``, see ``licence_in``, or says that there is none here."""
+    """Return the line of the card that names ``licence``, see ``licence_in``, or says that it is not known here."""
     if not licence:
-        return f"- licence of the {what}: not in the files here; look it up before you publish"
+        return f"- licence of the {what}: look it up before you publish"
     name = licence.get("license_name", licence["license"])
     link = f", {_code(licence['license_link'])}" if "license_link" in licence else ""
     return f"- licence of the {what}: {_code(name)}{link}"

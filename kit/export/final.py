@@ -6,13 +6,16 @@ temporary name and then renamed, so it is complete or absent.
 
 import copy
 import os
+import re
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from transformers.utils import cached_file
 
 from kit import durable
@@ -20,15 +23,15 @@ from kit.config.adapter_types import module_adapted_by
 from kit.console import say
 from kit.errors import TrainingError, listed
 from kit.export.card import NO_STOPS, PLACEHOLDER, serving_section
-from kit.export.shards import write_weights
 from kit.export.stops import describe_stops, write_stops
 from kit.export.transformers4 import write_for_transformers_4
 from kit.model.serving import VLLM_BASES, merge_command, serve_command, vllm_command, why_not_served
-from kit.strategy.weights import gather_trainable, rank_and_world, whole_state
+from kit.strategy.weights import gather_tensor, gather_trainable, plain_name, rank_and_world, whole_state
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
 
+MAX_SHARD_BYTES = 5 * 10**9  # of a file of weights
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
@@ -75,6 +78,17 @@ def save_final(
     accelerator.wait_for_everyone()
 
 
+@contextmanager
+def _full_disk_known() -> Iterator[None]:
+    """Raise ``OSError`` with its number where safetensors hides it, so that a full disk is reported as one."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        raise OSError(int(number[1]), str(error)) if number else error from None
+
+
+@_full_disk_known()
 def write_model(
     folder: Path,
     model: Any,
@@ -96,21 +110,20 @@ def write_model(
 
     Raises:
         TrainingError: all second matrices (lora_B) of the adapter are zero, so nothing was trained.
+        OSError: a file cannot be written.
     """
     is_main = rank_and_world()[0] == 0
     if not hasattr(model, "peft_config"):
-        config = model.config
-        use_cache, own_dtype = config.use_cache, config.dtype
-        config.use_cache = True
+        whole = _gathered(model, state, dtype or torch.float32)
         if is_main:
-            model.save_pretrained(folder, state_dict={})  # all but the weights
-        write_weights(folder, model, state, dtype or torch.float32)
-        if is_main:
+            config = model.config
+            use_cache, own_dtype = config.use_cache, config.dtype
+            config.use_cache = True
+            model.save_pretrained(folder, state_dict=whole, max_shard_size=MAX_SHARD_BYTES)
             config.dtype = dtype or torch.float32  # `save_pretrained` puts that of the weights in training there
             config.save_pretrained(folder)
             copy_processor(folder, config)
-        config.use_cache = use_cache
-        config.dtype = own_dtype
+            config.use_cache, config.dtype = use_cache, own_dtype
     elif is_main:
         check_learned(state)
         # Rows that train are in ``state``; peft would look for the base, and add what it takes for more of them.
@@ -118,6 +131,30 @@ def write_model(
         twin.save_pretrained(folder, state_dict=_with_tied(twin, state), save_embedding_layers=False)
     if is_main:
         finish_folder(folder, model, tokenizer, card, stops)
+
+
+def _gathered(model: Any, state: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """What files hold of a full model, whole and in CPU memory, on the main process. Called by all ranks.
+
+    These are frozen weights and persistent buffers too. Weights that are tied come once.
+
+    Args:
+        state: by names in ``model``, sharded if it is.
+        dtype: of the parameters. Buffers keep theirs: some decide where a token is routed.
+    """
+    names_of = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names_of[id(parameter)].append(plain_name(name))
+    left_out = set()
+    for names in names_of.values():
+        derived = [name for name in sorted(names) if name in model.all_tied_weights_keys]
+        left_out.update(derived[: len(names) - 1])  # one stays, whatever the model declares
+    parameters = {name for names in names_of.values() for name in names}
+    whole = {}
+    for name, tensor in state.items():
+        if name not in left_out and (gathered := gather_tensor(tensor)) is not None:
+            whole[name] = gathered.detach().to(dtype if name in parameters else gathered.dtype).cpu()
+    return whole
 
 
 def finish_folder(folder: Path, model: Any, tokenizer: Any, card: str, stops: Mapping[str, int]) -> None:

@@ -23,9 +23,15 @@ from kit.console import announce_wait, say
 from kit.errors import Problem, TrainingError, UserError, raise_if
 from kit.export import gguf, torchao
 from kit.export.card import converted_card
-from kit.export.final import check_learned, copy_processor, describe_serving, finish_folder, write_model
+from kit.export.final import (
+    MAX_SHARD_BYTES,
+    check_learned,
+    copy_processor,
+    describe_serving,
+    finish_folder,
+    write_model,
+)
 from kit.export.proof import BOUNDS, SHARE, Scores, change_between, check_folder, score
-from kit.export.shards import MAX_SHARD_BYTES
 from kit.export.source import Source
 from kit.export.stops import describe_stops, new_stops, open_generation_config, read_stops
 from kit.model.adapter import adapters_off, attach_adapter

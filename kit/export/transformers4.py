@@ -36,11 +36,9 @@ def _add_rotary(values: dict[str, Any]) -> None:
         rotary = rotary["full_attention"]
     if "rope_theta" not in rotary:
         return
-    is_neox = family == "gpt_neox"
-    names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"} if is_neox else {}
     beside = ("rope_theta", "partial_rotary_factor")
     scaling = {key: value for key, value in rotary.items() if key not in beside}
-    older |= {names.get(key, key): rotary[key] for key in beside if key in rotary}
+    older |= {key: rotary[key] for key in beside if key in rotary}
     older["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling
     for key, value in older.items():
         values.setdefault(key, value)  # some families have such a key of their own

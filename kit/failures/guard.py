@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from kit.console import progress
 from kit.failures import exits
 from kit.failures.ranks import Watch
-from kit.memory import advice
+from kit.memory import shortage
 from kit.phases import Phase
 from kit.strategy.rendezvous import open_store
 
@@ -33,7 +33,9 @@ class Guard:
         self._model: torch.nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         exits.explain_with(self.watch.explain)
-        exits.explain_with(lambda error: advice.explain(error, self._model, self._optimizer, recipe, topology, trains))
+        exits.explain_with(
+            lambda error: shortage.explain(error, self._model, self._optimizer, recipe, topology, trains)
+        )
 
     def enter(self, phase: Phase, step: int = 0) -> None:
         """Note that this rank begins ``phase``; ``step`` counts from 1, and is 0 for a phase outside the steps."""

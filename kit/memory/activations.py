@@ -21,8 +21,7 @@ feed-forward part its two large tensors, and of norms of heads their inputs and 
 
 With gradient checkpointing a layer keeps its input, h, until its backward pass computes all that again. The selective
 one keeps also the results of its linear modules and of attention, 2h + 2q + 2k + 2f values and 4H bytes. With
-``activation_offload`` the input is in host memory; that of the last layer, and in the backward pass that of the layer
-before, are on the GPU too.
+``activation_offload`` the input is in host memory.
 """
 
 from kit.memory.workload import Workload

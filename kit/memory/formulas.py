@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kit.memory.activations import held, is_autocast, kept, masks, offloaded, passing, stream
+from kit.memory.activations import held, is_autocast, kept, masks, passing, stream
 from kit.memory.host import disk_bytes, host_bytes
 from kit.memory.sizes import (
     GRADIENT_BYTES,
@@ -194,7 +194,7 @@ def _gathering(workload: Workload) -> "Counter[str]":
     head = workload.compute_bytes * shape.embedding_parameters
     if shape.tied:
         return Counter({GATHERED: 2 * (head + layer)})
-    states = workload.tokens * (shape.num_layers * held(workload) + offloaded(workload))
+    states = workload.tokens * shape.num_layers * held(workload)
     return Counter({ACTIVATIONS: states, GATHERED: 2 * head + layer})
 
 
@@ -215,7 +215,7 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     logits = shape.vocab_size * chunk_tokens(workload)
     # The last layer's output, the last norm, and the states of supervised tokens.
     last = (16 if autocast else 5 * plain) * shape.hidden_size
-    kept_bytes = tokens * (shape.num_layers * held(workload) + offloaded(workload) + last)
+    kept_bytes = tokens * (shape.num_layers * held(workload) + last)
     copies = 0.0  # of the adapters' float32 weights in bf16, which autograd keeps for the backward pass
     if workload.bf16 and not workload.sharded and not workload.gradient_checkpointing and not autocast:
         copies = 2 * workload.adapter_parameters
@@ -277,7 +277,6 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
         before = tokens * held(workload) * (shape.num_layers - 1 if is_last else 1)
         if workload.gradient_checkpointing and not is_autocast(workload):
             before += tokens * stream(workload)
-        before += tokens * offloaded(workload)  # that of the layer before, which is fetched meanwhile
         # Of the first layer, all but the embedding's gradient is there; of the last, only the head's.
         share = 4 * head / workload.num_shards
         later = 2 * layer_gradients / workload.num_shards if workload.sharded else 0

@@ -1,11 +1,11 @@
 """What a run takes of a machine's memory and of the disk, by formulas.
 
-Promises: host memory is that of its worst moment, which is either loading or training. A machine is one with rank 0,
-which takes the most.
+Promises: host memory is that of its worst moment: loading, training, or writing ``final/``. A machine is one with rank
+0, which takes the most.
 """
 
 from kit.memory.activations import offloaded
-from kit.memory.sizes import checkpoint_bytes, copied_bytes, final_bytes
+from kit.memory.sizes import FINAL_BYTES, checkpoint_bytes, copied_bytes, final_bytes
 from kit.memory.workload import Workload
 
 PROCESS_BYTES = 3 * 2**30  # Python and the libraries of one rank: assumed
@@ -27,13 +27,16 @@ def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
     if workload.strategy.offloads:
         gradients = workload.gradient_bytes * workload.trainable_parameters / workload.num_shards
         training["offloaded weights and optimiser"] = int(num_here * (share + gradients))
+    writing = dict(training)
+    if workload.method == "full":  # rank 0 gathers all weights
+        writing["the final model"] = FINAL_BYTES * workload.shape.num_parameters
     if inputs := workload.tokens * offloaded(workload):
         pinned = 1 << (inputs - 1).bit_length()  # torch rounds each up to a power of two
         training["inputs of layers"] = num_here * workload.shape.num_layers * pinned
     if workload.async_save:
         copies = copied_bytes(_checkpoint(workload), num_here, workload.num_gpus, workload.num_replicas)
         training["copies of a save"] = copies
-    worst = max(loading, training, key=lambda parts: sum(parts.values()))
+    worst = max(loading, training, writing, key=lambda parts: sum(parts.values()))
     return {"Python and libraries": num_here * PROCESS_BYTES, **worst}
 
 

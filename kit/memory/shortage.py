@@ -1,130 +1,90 @@
-"""Out of memory: how much was requested, by which part of the run, and what fills the memory.
+"""Out of memory: which part of the run met it, what fills the memory beside what was planned, and settings that help.
 
 Promises: every tensor on the device that ran out counts once, in one component; of a sharded tensor only this rank's
-shard counts. Measuring allocates almost nothing, and needs no other rank.
+shard counts. Measuring allocates almost nothing, and needs no other rank. The cheapest setting comes first, and the
+message says with which the same run goes on.
 """
 
 import re
 import resource
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
-from kit.errors import causes, out_of_memory
-from kit.memory.formulas import FOUR_BIT, FROZEN, GATHERED, GRADIENTS, OPTIMISER, TRAINABLE, Memory
-from kit.memory.sizes import UNITS, format_bytes
+from kit.config.recipe import IDENTITY
+from kit.errors import Problem, UserError, causes, first_line, out_of_memory
+from kit.memory.fit import planned_workload
+from kit.memory.formulas import FOUR_BIT, FROZEN, GATHERED, GRADIENTS, OPTIMISER, TRAINABLE, Memory, predict
+from kit.memory.sizes import format_bytes
 from kit.phases import BY_FUNCTION, COMPARING, EVALUATING, FORWARD, TRAINING, Phase
 from kit.strategy.gradients import keeps_gradients
-from kit.strategy.weights import gathered_weights, own_shards
+from kit.strategy.weights import gathered_weights, own_part, own_shards
+from kit.visible import Layout, joined
+
+if TYPE_CHECKING:
+    from kit.config.recipe import Recipe
+    from kit.strategy.topology import Topology
 
 # Modules of these packages are not named in messages: a model has hundreds of `Linear`, but the class that contains it
 # says which one it is.
 _ANONYMOUS = ("torch.nn.", "peft.", "bitsandbytes.")
-_SIZE = rf"([\d.]+) ({'|'.join(UNITS)})"  # a number of bytes in a message
+_OF_CPU = re.compile("DefaultCPUAllocator|bad_alloc|annot allocate|PyObject")  # in messages of RuntimeError
 COMPONENTS = (FROZEN, TRAINABLE, GRADIENTS, OPTIMISER, GATHERED)
+# What may help, the cheapest first: key, value, cost.
+_SETTINGS = (
+    ("per_device_eval_batch_size", "1", "some speed of evaluations"),
+    ("per_device_train_batch_size", "1", "some speed; the same maths"),
+    ("async_save", "false", "training waits for each save; frees memory of the host"),
+    ("gradient_checkpointing", "true", "about a third more compute; the same maths"),
+    ("activation_offload", "true", "beside gradient_checkpointing: memory of the host, and copies to it"),
+    ("config", "fsdp", "several GPUs, to share weights and optimiser"),
+    ("optim", "adamw_8bit", "other rounding; a quarter of the state; not with --config fsdp"),
+    ("method", "qlora", "training of adapters only, on a base that is rounded to 4 bits"),
+)
+_OF_SCORING = ("per_device_eval_batch_size", "config", "max_length")
 REST = "activations, logits, the rest"
 
 
-@dataclass(frozen=True)
-class Device:
-    """Bytes on the device that ran out of memory."""
-
-    name: str
-    total: int
-    free: int
-    peak: int  # highest use by this process: allocated on a GPU, resident on a CPU
-    unused: int = 0  # reserved by torch's GPU allocator but unused: the pieces are too small for the request
-    others: int = 0  # used on the GPU by other processes
-    limit: int = 0  # of this process on a CPU, as `ulimit` sets it; 0: none
-
-    @property
-    def is_cpu(self) -> bool:
-        """Whether the CPU's memory ran out."""
-        return self.name == "CPU"
-
-    def __str__(self) -> str:
-        """Describe it in a line."""
-        parts = [f"{self.name}: {format_bytes(self.total)}", f"{format_bytes(self.free)} free"]
-        if self.others:
-            parts.append(f"{format_bytes(self.others)} used by other processes")
-        if self.unused:
-            parts.append(f"{format_bytes(self.unused)} lost between tensors")
-        if self.limit:
-            parts.append(f"this process may reserve {format_bytes(self.limit)} (ulimit)")
-        return ", ".join(parts)
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """A lack of memory: what the run was doing, what it requested, and what filled the memory."""
-
-    phase: Phase
-    module: str  # class of the innermost named module that was running; empty if none was
-    asked: int  # bytes requested; 0 if unknown
-    device: Device
-    held: dict[str, int]  # bytes that this process holds there, by ``COMPONENTS``
-    rank: int | None  # the rank that failed; None with a single process
-
-    def lines(self, planned: Memory | None) -> list[str]:
-        """Describe it for the user: what was requested, and a table of what was taken beside what was planned.
-
-        Args:
-            planned: of the run on such a GPU; None: there is no plan.
-        """
-        rank = f"rank {self.rank}: " if self.rank is not None else ""
-        requested = f"{format_bytes(self.asked)} asked for " if self.asked else ""
-        module = f" ({self.module})" if self.module else ""
-        lines = [f"{rank}{requested}in {self.phase.noun}{module}", str(self.device)]
-        taken = {**self.held, REST: max(0, self.device.peak - sum(self.held.values()))}
-        plan: dict[str, int] = {}
-        if planned:
-            plan = dict.fromkeys(taken, 0)
-            for name, size in planned.components.items():
-                plan[FROZEN if name == FOUR_BIT else name if name in self.held else REST] += size
-        rows = [(name, size, plan.get(name, 0)) for name, size in taken.items() if size or plan.get(name)]
-        rows.append(("peak of this process", self.device.peak, sum(plan.values())))
-        lines.append(f"{'':30}{'taken':>12}{'planned' if plan else '':>12}".rstrip())
-        for name, size, expected in rows:
-            beside = format_bytes(expected) if plan else ""
-            lines.append(f"{name:30}{format_bytes(size):>12}{beside:>12}".rstrip())
-        return lines
-
-
-def find_shortage(
-    error: BaseException, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
-) -> Shortage | None:
-    """Return what ``error`` and the current memory show; None if no cause of ``error`` is about memory.
+def explain(
+    error: BaseException,
+    model: torch.nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+    recipe: "Recipe",
+    topology: "Topology",
+    trains: bool = True,
+) -> UserError | None:
+    """Return the error to show to the user; None if no cause of ``error`` is about memory.
 
     Called by the rank that failed, while the traceback of ``error`` exists: it shows what the run was doing.
 
     Args:
         model: None if it does not exist yet. It may be changed (resharded), and must not be used afterwards.
         optimizer: None if it does not exist yet.
+        trains: whether there are steps and checkpoints.
     """
     cause = out_of_memory(error)
     if cause is None:
         return None
     phase, module = _phase_and_module(error)
-    device = _device(cause)
-    return Shortage(
-        phase,
-        module,
-        asked=_bytes_in_message(cause, rf"(?:allocate|mmap) {_SIZE}"),
-        device=device,
-        held=components(model, optimizer, device.is_cpu),
-        rank=_rank(error),
-    )
-
-
-def _bytes_in_message(error: BaseException, pattern: str) -> int:
-    """The bytes that ``pattern`` finds in an error message of torch or numpy; 0 if it finds none."""
-    match = re.search(pattern, str(error))
-    return int(float(match[1]) * UNITS[match[2]]) if match else 0
+    rank = _rank(error)
+    on_cpu = not isinstance(cause, RuntimeError) or bool(_OF_CPU.search(str(cause)))
+    planned = None
+    if trains and not on_cpu and (config := getattr(model, "config", None)) is not None:
+        workload = planned_workload(recipe, topology, config)
+        planned = predict(workload) if workload else None
+    lines = [
+        f"{f'rank {rank}: ' if rank is not None else ''}in {phase.noun}{f' ({module})' if module else ''}",
+        first_line(cause),
+        *_table(components(model, optimizer, on_cpu), _peak(on_cpu), planned),
+    ]
+    if on_cpu:
+        memory = psutil.virtual_memory()
+        lines.append(f"of the machine's {format_bytes(memory.total)}, {format_bytes(memory.available)} are free")
+    return UserError(Problem("out of memory", joined(lines, "\n    "), fix=_advice(recipe, trains)))
 
 
 def _phase_and_module(error: BaseException) -> tuple[Phase, str]:
@@ -155,39 +115,17 @@ def _rank(error: BaseException) -> int | None:
     """The rank that failed: this one, or the rank that the message names; a failed save is raised on all ranks."""
     if not torch.distributed.is_initialized():
         return None
-    for cause in causes(error):
-        match = re.search(r"\brank (\d+): ", str(cause))
-        if match:
-            return int(match[1])
-    return torch.distributed.get_rank()
+    named = (re.search(r"\brank (\d+): ", str(cause)) for cause in causes(error))
+    return next((int(match[1]) for match in named if match), torch.distributed.get_rank())
 
 
-def _device(error: BaseException) -> Device:
-    words = "DefaultCPUAllocator|bad_alloc|annot allocate|PyObject"
-    if not isinstance(error, RuntimeError) or re.search(words, str(error)):
-        memory = psutil.virtual_memory()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
-        limit = min((limit for limit in limits if 0 < limit < memory.total), default=0)
-        return Device("CPU", memory.total, memory.available, peak, limit=limit)
-    free = total = peak = unused = in_use = index = 0
+def _peak(on_cpu: bool) -> int:
+    """The highest use of memory by this process: resident on a CPU, allocated on a GPU."""
+    if on_cpu:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     if torch.backends.mps.is_available():
-        peak = in_use = torch.mps.driver_allocated_memory()
-        unused = in_use - torch.mps.current_allocated_memory()
-        total = torch.mps.recommended_max_memory()
-        free = max(0, total - in_use)
-    elif torch.accelerator.is_available():
-        index = torch.accelerator.current_device_index()
-        peak, in_use = torch.accelerator.max_memory_allocated(), torch.accelerator.memory_reserved()
-        unused = in_use - torch.accelerator.memory_allocated()
-        free, total = torch.accelerator.get_memory_info()
-    # Prefer the numbers in the message: they are from the moment of the failure, and tensors were freed since.
-    total = _bytes_in_message(error, f"total capacity of {_SIZE}") or total
-    free = _bytes_in_message(error, f"of which {_SIZE} is free") or free
-    in_use = _bytes_in_message(error, f"this process has {_SIZE}") or in_use
-    peak = max(peak, _bytes_in_message(error, f"{_SIZE} is allocated by PyTorch"))
-    unused = _bytes_in_message(error, f"{_SIZE} is reserved by PyTorch but unallocated") or unused
-    return Device(f"GPU {index}", total, free, peak, unused, max(0, total - free - in_use))
+        return torch.mps.driver_allocated_memory()
+    return torch.accelerator.max_memory_allocated() if torch.accelerator.is_available() else 0
 
 
 def components(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, on_cpu: bool) -> dict[str, int]:
@@ -199,9 +137,10 @@ def components(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer |
     if model is None:
         return dict.fromkeys(COMPONENTS, 0)
 
+    @torch.no_grad()
     def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
         once = {id(tensor): tensor for tensor in tensors}  # quantisation tables may be shared between weights
-        own = [_own(tensor) for tensor in once.values()]
+        own = [own_part(tensor) for tensor in once.values()]
         here = [tensor for tensor in own if (tensor.device.type == "cpu") == on_cpu and not tensor.is_meta]
         return sum(tensor.numel() * tensor.element_size() for tensor in here)
 
@@ -220,12 +159,6 @@ def components(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer |
     }
 
 
-@torch.no_grad()
-def _own(tensor: Any) -> torch.Tensor:
-    """This rank's shard of a sharded tensor; any other tensor as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
 def _quantisation(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """The scales and tables of all 4-bit weights. The scales may themselves be quantised, with scales of their own."""
     states = [module.quant_state for module in model.modules() if getattr(module, "quant_state", None) is not None]
@@ -235,3 +168,34 @@ def _quantisation(model: torch.nn.Module) -> Iterator[torch.Tensor]:
                 yield value
             elif hasattr(value, "absmax"):
                 states.append(value)
+
+
+def _table(held: dict[str, int], peak: int, planned: Memory | None) -> list[str]:
+    """Lines: what was taken and, where there is a plan, what was planned. The parts add up to the peak."""
+    taken = {**held, REST: max(0, peak - sum(held.values()))}
+    plan = dict.fromkeys(taken, 0)
+    for name, size in planned.components.items() if planned else ():
+        plan[FROZEN if name == FOUR_BIT else name if name in held else REST] += size
+    rows = [(name, size, plan[name]) for name, size in taken.items() if size or plan[name]]
+    rows.append(("peak of this process", peak, sum(plan.values())))
+    lines = [f"{'':30}{'taken':>12}{'planned' if planned else '':>12}"]
+    lines += [f"{name:30}{format_bytes(a):>12}{format_bytes(b) if planned else '':>12}" for name, a, b in rows]
+    return [line.rstrip() for line in lines]
+
+
+def _advice(recipe: "Recipe", trains: bool) -> str:
+    """Settings that may help and are not set already, the cheapest first; of training in two groups."""
+    lines = [
+        (key in IDENTITY, f"   {f'--{key} {value}':34}  {cost}")
+        for key, value, cost in (*_SETTINGS, ("max_length", str(recipe.max_length // 2), "longer samples"))
+        if str(getattr(recipe, key, "")).lower() != value and (trains or key in _OF_SCORING)
+    ]
+    if not trains:
+        return Layout(joined(["one of these may help, the cheapest first", *(line for _, line in lines)], "\n    "))
+    groups = [
+        "the same command with one of these goes on from the last checkpoint; cheapest first, at the cost of",
+        *(line for is_other, line in lines if not is_other),
+        "-> these make it another run, with an --output_dir of its own",
+        *(line for is_other, line in lines if is_other),
+    ]
+    return Layout(joined(groups, "\n    "))

@@ -1,6 +1,6 @@
 """Adapters: attach new or saved ones to a model, and check from shapes alone whether they fit.
 
-LoRA has flags of its own. Any other kind of peft that lies around layers is made by peft's own config class from
+LoRA has flags of its own. Other kinds of ``ADAPTER_TYPES`` are made by peft's own config class from
 ``adapter_options``. What is refused is found by letting peft attach it to the model on meta.
 """
 
@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from kit.config.adapter_types import ADAPTER_TYPES
 from kit.config.expressions import TARGETS, is_expression, matches, take_without_end
 from kit.config.settings.method import MethodSettings
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, first_line, listed
-from kit.model.four_bit import packed_on_meta
 from kit.model.freeze import freeze
 from kit.model.locate import ADAPTER_FILES, commit_of, open_adapter
 from kit.model.patterns import check_patterns
@@ -32,13 +32,14 @@ _FIELD = "adapter_name_or_path"
 # Merged, an adapter on one of the two would change the other as well.
 _TIED = "the embedding or the output head, which are one weight in this model: an adapter on it cannot be merged"
 _CHANGING_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq", "mica")  # init_lora_weights of a saved adapter
-# Kinds that a training loop must call in each step, that change what layers pass on, and that have flags here.
-_NOT_TAKEN = {"adalora", "shadow", "trainable_tokens"}
+# Kinds that add to a weight as it is stored: on 4 bits they would take the packed weights for plain ones.
+_ON_PLAIN_WEIGHTS = {"hra", "loha", "lokr"}
 # What the kit sets itself in the config of an adapter, or has a flag for.
 _NO_OPTIONS = {
     *("peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision"),
     *("inference_mode", "target_modules", "modules_to_save", "trainable_token_indices", "target_parameters"),
     *("r", "lora_alpha", "lora_dropout", "init_lora_weights", "use_rslora", "use_dora", "ensure_weight_tying"),
+    "save_projection",  # of vera: what does not train is not saved, but made again
 }
 
 
@@ -132,7 +133,9 @@ def _new_config(model: Any, settings: MethodSettings) -> Any:
         }
     elif parameters:
         raise ValueError(f"{listed(parameters)}: only LoRA adapts fused experts")
-    return _config_classes()[settings.adapter_type](
+    elif settings.adapter_type == "vera":
+        options = {"save_projection": False}
+    return _config_class(settings.adapter_type)(
         task_type="CAUSAL_LM",
         # The commit of a hub id; without it peft would open what the branch has become.
         revision=commit_of(settings.model_name_or_path, settings.model_revision),
@@ -142,13 +145,11 @@ def _new_config(model: Any, settings: MethodSettings) -> Any:
     )
 
 
-def _config_classes() -> dict[str, Any]:
-    """peft's config class of each kind of adapter that lies around layers, whose tensors then have a prefix."""
-    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
+def _config_class(kind: str) -> Any:
+    """peft's config class of a kind of adapter."""
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
-    around_layers = {kind for kind, tuner in PEFT_TYPE_TO_TUNER_MAPPING.items() if getattr(tuner, "prefix", None)}
-    classes = {kind.value.lower(): PEFT_TYPE_TO_CONFIG_MAPPING[kind] for kind in around_layers}
-    return {kind: each for kind, each in sorted(classes.items()) if kind not in _NOT_TAKEN}
+    return PEFT_TYPE_TO_CONFIG_MAPPING[kind.upper()]  # type: ignore[index]  # its keys are strings too
 
 
 @contextmanager
@@ -179,14 +180,16 @@ def check_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
 
 
 def _check_kind(settings: MethodSettings) -> list[Problem]:
-    """Check that peft has the kind of adapter, and that kind the options."""
-    kinds = _config_classes()
+    """Check that the kit takes the kind of adapter, and that kind the options."""
     kind = settings.adapter_type
-    if kind not in kinds:
-        expected = f"a kind of peft that lies around layers: {', '.join(kinds)}"
-        return [Problem("adapter_type", repr(kind), expected, did_you_mean(kind, kinds))]
-    known = {field.name for field in fields(kinds[kind])} - (_NO_OPTIONS if kind == "lora" else _NO_OPTIONS - {"r"})
-    expected = f"options of peft's {kinds[kind].__name__} that have no flag of their own: {', '.join(sorted(known))}"
+    if kind not in ADAPTER_TYPES:
+        expected = f"one of {', '.join(ADAPTER_TYPES)}"
+        return [Problem("adapter_type", repr(kind), expected, did_you_mean(kind, ADAPTER_TYPES))]
+    if settings.method == "qlora" and kind in _ON_PLAIN_WEIGHTS:
+        return [Problem("adapter_type", f"{kind}, which does not go with a base of 4 bits", fix="--method lora")]
+    known = {field.name for field in fields(_config_class(kind))}
+    known -= _NO_OPTIONS if kind == "lora" else _NO_OPTIONS - {"r"}
+    expected = f"options of peft's {kind} that have no flag of their own: {', '.join(sorted(known))}"
     unknown = [name for name in settings.adapter_options or {} if name not in known]
     return [Problem("adapter_options", repr(name), expected, did_you_mean(name, known)) for name in unknown]
 
@@ -213,8 +216,8 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Prob
         config.base_model_name_or_path = None
     except Exception as error:  # the JSON may hold anything
         return [Problem(_FIELD, f"{folder / ADAPTER_FILES[0]} is no adapter's: {first_line(error)}")]
-    if kind != settings.adapter_type or kind not in _config_classes():
-        fix = f"--adapter_type {kind}" if kind in _config_classes() else ""
+    if kind != settings.adapter_type or kind not in ADAPTER_TYPES:
+        fix = f"--adapter_type {kind}" if kind in ADAPTER_TYPES else ""
         return [Problem(_FIELD, f"{folder} holds an adapter of {kind.upper()}", settings.adapter_type.upper(), fix)]
     last_id = _last_trained_id(config)
     if last_id >= num_rows(meta_model):
@@ -315,43 +318,11 @@ def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:
 
 
 def _refusal(settings: MethodSettings, meta_model: Any) -> str:
-    """Why peft cannot attach the adapters of ``settings`` as they are, or compute with them; empty if it can."""
-    bases = [copy.deepcopy(meta_model).float()]
-    if settings.method == "qlora" and settings.adapter_type != "lora":
-        bases.append(packed_on_meta(bases[0], torch.float32))
-    shapes = []
+    """Why peft cannot attach the adapters of ``settings`` as they are; empty if it can."""
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.filterwarnings("error", message="Invalid ")  # peft would take another value
-            for base in bases:
-                adapted = attach_adapter(base, settings)
-                tensors = [*adapted.named_parameters(), *adapted.named_buffers()]
-                shapes.append({name: tensor.shape for name, tensor in tensors if ".base_layer." not in name})
+            attach_adapter(copy.deepcopy(meta_model).float(), settings)
     except (ValueError, RuntimeError, TypeError, AttributeError, KeyError, ImportError, UserWarning) as error:
         return first_line(error)
-    if shapes[0] != shapes[-1]:
-        return "on a base of 4 bits it takes the packed weights for plain ones"
-    return "" if settings.adapter_type == "lora" else _why_unfit(adapted, is_packed=len(bases) > 1)
-
-
-def _why_unfit(adapted: Any, is_packed: bool) -> str:
-    """Why adapters on meta could not be saved by what trains, or computed with; empty if they can.
-
-    Args:
-        is_packed: whether the base is of 4 bits, of which nothing on meta can be read.
-    """
-    from peft import get_peft_model_state_dict
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    trained = {name.replace(".default", "") for name, p in adapted.named_parameters() if p.requires_grad}
-    saved = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    if others := sorted(saved.keys() - trained):
-        return f"{others[0]} would have to be saved, and does not train"
-    layer: Any = next(each for each in adapted.modules() if isinstance(each, BaseTunerLayer))
-    try:
-        with torch.device("meta"):
-            layer(torch.zeros(1, 2, layer.in_features, requires_grad=True)).sum().backward()
-    except (ValueError, RuntimeError, TypeError, AttributeError) as error:
-        needs_values = "meta tensor" in str(error)
-        return "" if needs_values and not is_packed else first_line(error)
     return ""

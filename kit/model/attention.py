@@ -14,7 +14,7 @@ Promises:
   ``position_ids`` show.
 - A packed call is refused if it has a mask or a cache, or an option of attention that would be ignored.
 - A model whose attention does not use this function fails at the mask, which is not a tensor. It never runs unmasked.
-- On a CPU, in float32, and on GPUs before Ampere a loop over the samples gives the same result.
+- On a CPU, in float32, and on GPUs before Ampere a loop over the samples gives the same result. It is not compiled.
 - Where sdpa has no kernel on a GPU that takes keys of fewer heads than queries, it gets each head of keys once for each
   head of queries, so that it need not hold scores [H, T, T].
 - On a GPU the kernel is the one in torch, FlashAttention 2, or after ``use_flash_attention_3`` that of its package.
@@ -185,22 +185,20 @@ def longest_pack(config: Any) -> tuple[int, str] | None:
         The limit in tokens, and the key of the config that sets it, with its value.
     """
     text = config.get_text_config()
-    limits: list[tuple[str, int, int]] = []  # key, its value, longest pack
-
-    def add(name: str, value: int | None, less: int = 0) -> None:
-        limits.extend([(name, value, value - less)] if value else [])
-
-    # A layer chooses this many tokens of the row, and of those with equal scores by their places (DeepSeek V3.2).
-    add("index_topk", getattr(text, "index_topk", None))
-    # A layer chooses blocks of keys, which begin where the row begins (MiniMax M3).
-    if any("sparse" in kind for kind in getattr(text, "layer_types", None) or ()):
-        add("index_block_size", getattr(text, "index_block_size", None))
-    # In layers without rotary positions, the temperature of attention changes with the place in the row (Llama 4).
-    if getattr(text, "attn_temperature_tuning", False) and 0 in text.no_rope_layers:
-        add("floor_scale", getattr(text, "floor_scale", None), less=1)
-    # The longest sample of a row sets the frequencies of the positions of all (Phi 3).
-    add("original_max_position_embeddings", _longrope_limit(text))
-    return min(((int(limit), f"{name} {value}") for name, value, limit in limits), default=None)
+    is_sparse = any("sparse" in kind for kind in getattr(text, "layer_types", None) or ())
+    is_tuned = getattr(text, "attn_temperature_tuning", False) and 0 in text.no_rope_layers
+    limits = {
+        # A layer chooses this many tokens of the row, and of those with equal scores by their places (DeepSeek V3.2).
+        "index_topk": getattr(text, "index_topk", None),
+        # A layer chooses blocks of keys, which begin where the row begins (MiniMax M3).
+        "index_block_size": getattr(text, "index_block_size", None) if is_sparse else None,
+        # In layers without rotary positions, the temperature of attention changes with the place in the row (Llama 4).
+        "floor_scale": getattr(text, "floor_scale", None) if is_tuned else None,
+        # The longest sample of a row sets the frequencies of the positions of all (Phi 3).
+        "original_max_position_embeddings": _longrope_limit(text),
+    }
+    found = [(int(value) - (name == "floor_scale"), f"{name} {value}") for name, value in limits.items() if value]
+    return min(found, default=None)
 
 
 def describe_long_rows(config: Any, max_length: int, rows: Any) -> list[str]:
@@ -257,7 +255,7 @@ def varlen_attention(
     scaling: float | None = None,
     is_causal: bool | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
-    max_length_q: int | None = None,
+    max_length_q: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention for ``VARLEN``. transformers calls it with these arguments.
@@ -286,9 +284,6 @@ def varlen_attention(
         raise ValueError(
             "attention_mask: given to a packed call; expected None, since cu_seq_lens_q has the bounds of the samples"
         )
-    if cu_seq_lens_q.dtype != torch.int32 or max_length_q is None:
-        found = f"{cu_seq_lens_q.dtype} and {max_length_q}"
-        raise ValueError(f"cu_seq_lens_q and max_length_q: {found}; expected torch.int32 and a number of tokens")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     if not is_causal:
@@ -352,6 +347,7 @@ def _attend_by_kernel(
     return varlen_attn(query, key, value, *bounds, scale=scaling, window_size=causal, enable_gqa=True)
 
 
+@torch.compiler.disable(reason="packed attention without a kernel is a loop over samples, other ones in each batch")
 def _attend_by_loop(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -361,14 +357,6 @@ def _attend_by_loop(
     scaling: float | None,
 ) -> torch.Tensor:
     """Inputs and output are [tokens, heads, head size]. Computes one sample after another."""
-    # To torch.compile the loop is one operator: its steps depend on the lengths, which are other ones in every batch.
-    attend = _loop_operator if torch.compiler.is_compiling() else _attend_to_samples
-    return attend(query, key, value, cu_seq_lens, scaling)
-
-
-def _attend_to_samples(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_lens: torch.Tensor, scaling: float | None
-) -> torch.Tensor:
     lengths = cu_seq_lens.diff().tolist()
     if not takes_groups(key):
         key, value = (states.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for states in (key, value))
@@ -379,52 +367,3 @@ def _attend_to_samples(
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
         attended.append(out[0].transpose(0, 1))
     return torch.cat(attended)
-
-
-@torch.library.custom_op("kit::packed_attention", mutates_args=())
-def _loop_operator(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_lens: torch.Tensor, scaling: float | None
-) -> torch.Tensor:
-    """``_attend_to_samples``, into which torch.compile does not look."""
-    return _attend_to_samples(query, key, value, cu_seq_lens, scaling)
-
-
-@torch.library.custom_op("kit::packed_attention_backward", mutates_args=())
-def _loop_backward(
-    arriving: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seq_lens: torch.Tensor,
-    scaling: float | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of query, key and value, from that of the output. The loop runs again to have its graph."""
-    # torch switches autograd off in an operator, beyond what `enable_grad` undoes.
-    autograd = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
-    with autograd, torch.enable_grad():
-        query, key, value = (states.detach().requires_grad_() for states in (query, key, value))
-        attended = _attend_to_samples(query, key, value, cu_seq_lens, scaling)
-        of_query, of_key, of_value = torch.autograd.grad(attended, (query, key, value), arriving)
-    return of_query.contiguous(), of_key.contiguous(), of_value.contiguous()
-
-
-@_loop_operator.register_fake
-def _(query: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(query, memory_format=torch.contiguous_format)
-
-
-@_loop_backward.register_fake
-def _(arriving: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
-    return tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in (query, key, value))
-
-
-def _keep_inputs(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
-    *tensors, ctx.scaling = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _loop_gradients(ctx: Any, arriving: torch.Tensor) -> Any:
-    return *_loop_backward(arriving, *ctx.saved_tensors, ctx.scaling), None, None
-
-
-_loop_operator.register_autograd(_loop_gradients, setup_context=_keep_inputs)

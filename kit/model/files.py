@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.durable import SMALL_BYTES, open_regular, read_small
-from kit.errors import Problem, UserError, first_line, kind, raise_if
+from kit.errors import Problem, UserError, raise_if
 
 MAX_LAYERS = 1_000  # the deepest published models have about 200
 MAX_MODULES = 200_000  # about twice those of the largest models whose experts are modules
@@ -20,8 +20,6 @@ MAX_TOKENIZER_BYTES = 1 << 28  # the largest published ones have 35 MB
 _READ = re.compile(
     r"config|tokens|tokenizer|vocab|merges|template|\.index\.|^(dict|emoji|byte_maps)\.|\.(model|jinja)$"
 )
-_CONFIG = "config.json"
-_INDEX = "model.safetensors.index.json"
 _COUNTS = re.compile(r"(?:^|_)(?:n_layer|layers)$|^depths?$")
 _NOT_OF_THE_MODEL = ("task_specific_params", "quantization_config")
 
@@ -49,42 +47,16 @@ def check_files(folder: Path, field: str) -> None:
     raise_if(problems)
 
 
-def check_json(folder: Path, field: str) -> None:
-    """Raise ``UserError`` if a JSON file that transformers opens with the weights is damaged."""
-    for name in (_CONFIG, "generation_config.json", "adapter_config.json", _INDEX):
-        path = folder / name
-        is_index = name == _INDEX
-        if not path.is_file() or (is_index and (folder / "model.safetensors").is_file()):
-            continue  # transformers ignores the index if the weights are in one file
-        try:
-            values = json.loads(read_small(path))
-        except (OSError, ValueError, RecursionError) as error:
-            if name in (_CONFIG, "generation_config.json"):
-                continue  # transformers reports the one, and continues without the other
-            raise UserError(Problem(field, f"{path} is no JSON ({first_line(error)})")) from None
-        if name == _CONFIG:
-            raise_if(_too_many(values, path))
-            raise_if(_encoder(values, folder, field))
-        elif not isinstance(values, dict):
-            raise UserError(Problem(field, f"{path} holds {kind(values)}", "an object"))
-        elif is_index:
-            _check_index(values, path, field)
-
-
-def _encoder(values: Any, folder: Path, field: str) -> Iterator[Problem]:
-    """The problem of a model with an encoder and a decoder, which need not wait until transformers is imported."""
-    if isinstance(values, dict) and values.get("is_encoder_decoder") is True:
-        what = f"{values.get('model_type', 'it')} is an encoder and a decoder"
-        yield Problem(field, f"{folder} is not a causal language model: {what}")
-
-
 def check_config(path: Path) -> None:
-    """Raise ``UserError`` if numbers in a config.json would build a model without end."""
+    """Raise ``UserError`` if a config.json is that of no causal model, or has numbers that build one without end."""
     try:
         values = json.loads(read_small(path))
     except (OSError, ValueError, RecursionError):
         return  # transformers reports it
     raise_if(_too_many(values, path))
+    if isinstance(values, dict) and values.get("is_encoder_decoder") is True:
+        what = f"{values.get('model_type', 'it')} is an encoder and a decoder"
+        raise UserError(Problem("model_name_or_path", f"{path.parent} is not a causal language model: {what}"))
 
 
 def _too_many(values: Any, path: Path) -> Iterator[Problem]:
@@ -109,12 +81,18 @@ def _too_many(values: Any, path: Path) -> Iterator[Problem]:
                 break
 
 
-def _check_index(values: dict[str, Any], path: Path, field: str) -> None:
-    shards = values.get("weight_map")
-    metadata = values.get("metadata")
-    files = list(shards.values()) if isinstance(shards, dict) and isinstance(metadata, dict) else []
-    if not files or not all(isinstance(file, str) for file in files):
+def check_index(folder: Path, field: str) -> None:
+    """Raise ``UserError`` if the index of weights in several files is damaged, or leads out of their folder."""
+    path = folder / "model.safetensors.index.json"
+    if not path.is_file() or (folder / "model.safetensors").is_file():
+        return  # transformers ignores the index if the weights are in one file
+    try:
+        values = json.loads(read_small(path))
+        files = [Path(file) for file in values["weight_map"].values()] if isinstance(values["metadata"], dict) else []
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        files = []
+    if not files:
         found = f"{path} does not say which weights are in which file"
-        raise UserError(Problem(field, found, "weight_map and metadata"))
-    if outside := [file for file in files if Path(file).is_absolute() or ".." in Path(file).parts]:
-        raise UserError(Problem(field, f"{path} names {outside[0]!r}", "files in its folder"))
+        raise UserError(Problem(field, found, "JSON with weight_map and metadata"))
+    if outside := [file for file in files if file.is_absolute() or ".." in file.parts]:
+        raise UserError(Problem(field, f"{path} names {str(outside[0])!r}", "files in its folder"))

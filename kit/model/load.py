@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import xxhash
-from safetensors import SafetensorError
 from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -342,7 +341,9 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
                 **options,
                 **hub_options(settings, is_checked=True),
             )
-    except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # the files may hold anything
         if out_of_memory(error):
             raise
         raise UserError(Problem("model_name_or_path", f"{settings.model_name_or_path}: {first_line(error)}")) from None

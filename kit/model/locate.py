@@ -4,7 +4,6 @@ Promises: if the hub cannot be reached, the command fails after one request of a
 opened.
 """
 
-import json
 import os
 import shlex
 from pathlib import Path
@@ -14,13 +13,13 @@ import huggingface_hub  # loads its parts, which are slow to import, when they a
 from huggingface_hub import constants
 
 from kit import hub
+from kit.config.adapter_base import adapter_config
 from kit.config.other_kits import GGUF
 from kit.config.scripts import command_of
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
-from kit.durable import read_small
 from kit.errors import Problem, Problems, UserError, first_line, raise_if
-from kit.model.files import check_config, check_files, check_json
+from kit.model.files import check_config, check_files, check_index
 
 HUB_SECONDS = 5.0  # to wait for the hub's first answer
 # Settings that name what is opened.
@@ -57,7 +56,8 @@ def locate_model(name: str, revision: str | None) -> str:
         return name
     if os.path.isfile(os.path.join(folder, "config.json")):
         check_files(Path(folder), _MODEL)
-        check_json(Path(folder), _MODEL)
+        check_config(Path(folder, "config.json"))
+        check_index(Path(folder), _MODEL)
         return folder
     if os.path.isfile(os.path.join(folder, "manifest.json")):
         export = f"{command_of('export.py')} {shlex.quote(name)} --output_dir MODEL"
@@ -135,42 +135,25 @@ def open_adapter(name: str) -> Path:
     Raises:
         UserError: a file is missing, or the hub id cannot be opened.
     """
-    if not _is_local(name):
-        return _download_adapter(name)
-    folder = Path(os.path.expanduser(name))
+    folder = Path(os.path.expanduser(name)) if _is_local(name) else _download_adapter(name)
     if not os.path.isdir(folder):
         raise UserError(Problem(_ADAPTER, f"{name}: no such folder", "a folder with adapter_config.json, or a hub id"))
     is_pickled = os.path.isfile(folder / "adapter_model.bin")
     fix = "convert adapter_model.bin: pickled weights are never opened" if is_pickled else ""
     absent = [file for file in ADAPTER_FILES if not os.path.isfile(folder / file)]
-    raise_if(Problem(_ADAPTER, f"no {file} in {folder}", fix=fix) for file in absent)
+    raise_if(Problem(_ADAPTER, f"no {file} in {name}", fix=fix) for file in absent)
     check_files(folder, _ADAPTER)
     return folder
 
 
 def _download_adapter(name: str) -> Path:
     """The folder in the hub's cache with the files of an adapter, which are downloaded if they are not there."""
-    files = (*ADAPTER_FILES, *TOKENIZER_FILES)
-    _check_hub_has(name, None, _ADAPTER, *files)
+    files = [*ADAPTER_FILES, *TOKENIZER_FILES]
+    _check_hub_has(name, None, _ADAPTER, *ADAPTER_FILES)
     try:
-        # A path; None for a file that the cache does not know; an object for one that it knows not to exist.
-        paths = [huggingface_hub.try_to_load_from_cache(name, file) for file in files]
-        has_adapter = all(isinstance(path, str) for path in paths[: len(ADAPTER_FILES)])
-        if not has_adapter or None in paths:
-            paths = [_download(name, file) for file in files]
-        return Path(str(paths[0])).parent
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=files, etag_timeout=HUB_SECONDS))
     except Exception as error:
         raise UserError(Problem(_ADAPTER, f"{name}: {first_line(error)}", " and ".join(ADAPTER_FILES))) from None
-
-
-def _download(name: str, file: str) -> str | None:
-    """The path of a file of a hub id; None if the hub does not have it, and it is one of a tokenizer."""
-    try:
-        return huggingface_hub.hf_hub_download(name, file)
-    except huggingface_hub.errors.EntryNotFoundError:
-        if file in ADAPTER_FILES:
-            raise
-        return None
 
 
 def tokenizer_of_adapter(name: str) -> Path | None:
@@ -188,12 +171,8 @@ def base_of_adapter(folder: Path, fix: str) -> str:
     Raises:
         UserError: the adapter names no base, or the base cannot be opened.
     """
-    config_file = folder / ADAPTER_FILES[0]
-    where = str(config_file)
-    try:
-        base = json.loads(read_small(config_file))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(Problem(where, f"is no adapter's ({first_line(error)})", fix=fix)) from None
+    where = str(folder / ADAPTER_FILES[0])
+    base = adapter_config(str(folder)).get("base_model_name_or_path")
     if not base or not isinstance(base, str):
         raise UserError(Problem(where, "names no base", fix=fix))
     check_base(where, base, None, fix)

@@ -7,8 +7,6 @@ they are the same for a model on meta and for one with weights.
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -66,7 +64,7 @@ def check_parts(settings: MethodSettings, meta_model: Any, router_aux_loss_coef:
         problems += check_fp8(meta_model)
     if settings.qat:
         problems += check_qat(settings, meta_model)
-    if settings.method == "qlora" and not _count(quantised_on_meta(meta_model)).of_kind("4-bit"):
+    if settings.method == "qlora" and not _count(quantised_on_meta(meta_model))["4-bit"]:
         found = f"qlora would quantise none of the weights of {name}"
         linear = {type(module).__name__ for module in meta_model.modules() if isinstance(module, torch.nn.Linear)}
         unknown = sorted(linear - {"Linear"})
@@ -91,16 +89,17 @@ def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: f
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     count = _count(model)
-    num_fused = count.of_kind("fused experts")
-    percent_fused = f"{num_fused / count.num_base:.0%}"
-    lines = ["; ".join(_counts(model, count, settings.method))]
+    num_base = count.total() - count["trained"] - count["adapters"]
+    percent_fused = f"{count['fused experts'] / num_base:.0%}"
+    lines = ["; ".join(_counts(model, count, num_base, settings.method))]
     if settings.fp8:
         lines.append(describe_fp8(base))
     if settings.qat:
         lines.append(describe_qat(settings))
-    unquantised = 1 - count.of_kind("4-bit") / count.num_base
+    unquantised = 1 - count["4-bit"] / num_base
     if settings.method == "qlora" and unquantised > _LARGE_SHARE:
-        which = f" ({percent_fused} are fused experts, which bitsandbytes does not load)" if num_fused else ""
+        is_fused = count["fused experts"] > 0
+        which = f" ({percent_fused} are fused experts, which bitsandbytes does not load)" if is_fused else ""
         lines.append(f"warning: qlora leaves {unquantised:.0%} of the parameters unquantised{which}")
     if settings.method != "full" and settings.lora_target_modules == "all-linear" and not settings.adapter_name_or_path:
         lines += _left_out_by_all_linear(base, percent_fused)
@@ -133,67 +132,40 @@ def _other_terms(model: Any) -> list[str]:
     return [term.replace("self.", "") for term in added if "aux_loss" not in term]
 
 
-@dataclass(frozen=True)
-class _Count:
-    """The number of values in a model's parameters, by kind in words; of 4-bit weights, the values they stand for."""
+def _count(model: Any) -> "Counter[str]":
+    """The number of values in a model's parameters by kind; of 4-bit weights, the values they stand for.
 
-    trained: Counter[str]
-    frozen: Counter[str]
-
-    @property
-    def num_all(self) -> int:
-        return self.trained.total() + self.frozen.total()
-
-    @property
-    def num_base(self) -> int:
-        """Without adapters."""
-        return self.num_all - self.of_kind("adapters")
-
-    def of_kind(self, kind: str) -> int:
-        return self.trained[kind] + self.frozen[kind]
-
-
-def _count(model: Any) -> _Count:
-    count = _Count(Counter(), Counter())
-    for kind, parameter, num_values in _parameters(model):
-        (count.trained if parameter.requires_grad else count.frozen)[kind] += num_values
-    return count
-
-
-def _parameters(model: Any) -> Iterator[tuple[str, torch.nn.Parameter, int]]:
-    """Yield for each parameter its kind in words, itself, and its number of values (those that 4 bits stand for).
-
-    Tied ones come once, as the embedding that comes first.
+    The kinds are "4-bit", "adapters", "fused experts" and "other"; "trained" counts once more those that train.
     """
-    seen: set[int] = set()
+    count: Counter[str] = Counter()
+    seen: set[int] = set()  # tied ones come once
     of_adapter = getattr(getattr(model, "base_model", None), "prefix", None)  # as peft names its tensors: lora_
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in seen:
                 continue
             seen.add(id(parameter))
+            kind, number = "other", parameter.numel()
             if type(module).__name__ == "Linear4bit" and name == "weight":
-                yield "4-bit", parameter, module.in_features * module.out_features
+                kind, number = "4-bit", module.in_features * module.out_features
             elif of_adapter and of_adapter in prefix:
-                yield "adapters", parameter, parameter.numel()
+                kind = "adapters"
             elif is_fused_expert(prefix, parameter):
-                yield "fused experts", parameter, parameter.numel()
-            else:
-                yield type(module).__name__, parameter, parameter.numel()
+                kind = "fused experts"
+            count[kind] += number
+            count["trained"] += number if parameter.requires_grad else 0
+    return count
 
 
-def _counts(model: Any, count: _Count, method: str) -> list[str]:
-    """How many parameters there are, adapted, trained and frozen."""
-    counts = [f"weights: {count.num_base:,} parameters"]
+def _counts(model: Any, count: "Counter[str]", num_base: int, method: str) -> list[str]:
+    """How many parameters there are, adapted and trained."""
+    counts = [f"weights: {num_base:,} parameters"]
     if method == "qlora":
-        counts.append(f"{count.of_kind('4-bit') / count.num_base:.1%} in 4 bit")
-    adapted = _adapted_layers(model)
-    if adapted:
+        counts.append(f"{count['4-bit'] / num_base:.1%} in 4 bit")
+    if adapted := _adapted_layers(model):
         counts.append("adapters on " + ", ".join(f"{number} {kind}" for kind, number in adapted.most_common()))
-    counts.append("trained: " + _shares(count.trained, count.num_all))
-    if count.frozen:
-        counts.append("frozen: " + _shares(count.frozen, count.num_all))
-    return counts
+    share = count["trained"] / (num_base + count["adapters"])
+    return [*counts, f"trained: {share:.2%}, {count['trained']:,}"]
 
 
 def _adapted_layers(model: Any) -> Counter[str]:
@@ -215,15 +187,6 @@ def _left_out_by_all_linear(base: Any, percent_fused: str) -> list[str]:
     if lost:
         lines.append(f"note: peft would not find adapters of {_first_three(lost)} again: not adapted")
     return lines
-
-
-def _shares(counts: Counter[str], total: int) -> str:
-    """The three largest kinds with their shares of ``total``."""
-    kinds = [(kind, number) for kind, number in counts.most_common() if number]
-    shares = [f"{kind} {number / total:.2%}" for kind, number in kinds[:3]]
-    if len(kinds) > 3:
-        shares.append("others")
-    return ", ".join(shares) or "nothing"
 
 
 def _first_three(names: list[str]) -> str:

@@ -3,7 +3,6 @@
 Promise: a pattern that would be matched without end is refused in seconds.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from kit.config.expressions import CPU_SECONDS, repeats, take_without_end
 from kit.errors import Problem, listed
 from kit.model.files import MAX_LAYERS
 
+_KEYS = "target_modules exclude_modules layers_pattern modules_to_save rank_pattern alpha_pattern".split()
 # How peft puts a pattern into a longer one; of target_modules, rank_pattern, modules_to_save and layers_pattern.
 _FORMS = ("{}", r"(.*\.)?({})$", r"(^|.*\.){}($|\..*)", r"(?:^|.*?\.){}\.(?P<idx>\d+)\.")
 
@@ -26,7 +26,7 @@ def check_patterns(config: dict[str, Any], path: Path, names: list[str]) -> list
     copies = config.get("layer_replication")
     if copies and (not isinstance(copies, list) or len(copies) > MAX_LAYERS):
         return [Problem(f"{path} layer_replication", "too many layers", f"at most {MAX_LAYERS} ranges")]
-    patterns = [pattern for pattern in _patterns(config) if repeats(pattern)]
+    patterns = [pattern for key in _KEYS for pattern in _strings(config.get(key)) if repeats(pattern)]
     if not take_without_end([form.replace("{}", pattern) for pattern in patterns for form in _FORMS], names):
         return []
     shown = listed([repr(pattern[:80]) for pattern in patterns])
@@ -34,14 +34,6 @@ def check_patterns(config: dict[str, Any], path: Path, names: list[str]) -> list
     return [Problem(str(path), found, "names of modules, or a pattern without nested repetitions")]
 
 
-def _patterns(config: dict[str, Any]) -> Iterator[str]:
-    """All strings that peft takes for patterns."""
-    for key in ("target_modules", "exclude_modules"):
-        if isinstance(config.get(key), str):
-            yield config[key]
-    for key in ("layers_pattern", "modules_to_save"):
-        values = config.get(key)
-        yield from (value for value in (values if isinstance(values, list) else [values]) if isinstance(value, str))
-    for key in ("rank_pattern", "alpha_pattern"):
-        if isinstance(config.get(key), dict):
-            yield from config[key]
+def _strings(value: Any) -> list[str]:
+    """The strings of a value of JSON: itself, or those in a list, or the keys of an object."""
+    return [each for each in ([value] if isinstance(value, str) else value or []) if isinstance(each, str)]

@@ -41,8 +41,7 @@ def quantised_as(settings: MethodSettings) -> Any:
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig, IntxWeightOnlyConfig
     from torchao.quantization.granularity import PerAxis, PerGroup
 
-    bits, rounds_inputs = SCHEMES[settings.qat or ""]
-    size = settings.qat_group_size or (32 if bits == 4 else None)
+    bits, rounds_inputs, size = _scheme(settings)
     granularity = PerGroup(size) if size else PerAxis(0)
     dtype = getattr(torch, f"int{bits}")
     if rounds_inputs:
@@ -110,7 +109,7 @@ def check_qat(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     if not rounded:
         found = f"{type(meta_model).__name__} has no layer of torch's Linear, and torchao rounds no other"
         return [Problem("qat", found, fix="leave it out")]
-    size = getattr(_granularity(settings), "group_size", None)
+    size = _scheme(settings)[2]
     odd = {name: layer.in_features for name, layer in rounded.items() if size and layer.in_features % size}
     if not odd:
         return []
@@ -119,15 +118,15 @@ def check_qat(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     return [Problem("qat_group_size", found, "a size that divides the rows of all layers")]
 
 
-def _granularity(settings: MethodSettings) -> Any:
-    config = quantised_as(settings)
-    return getattr(config, "weight_granularity", None) or config.granularity
+def _scheme(settings: MethodSettings) -> tuple[int, bool, int | None]:
+    """The bits of a weight, whether inputs are rounded, and how many weights share a scale; None: those of a row."""
+    bits, rounds_inputs = SCHEMES[settings.qat or ""]
+    return bits, rounds_inputs, settings.qat_group_size or (32 if bits == 4 else None)
 
 
 def describe_qat(settings: MethodSettings) -> str:
     """Return a line that says what is rounded."""
-    bits, rounds_inputs = SCHEMES[settings.qat or ""]
-    size = getattr(_granularity(settings), "group_size", None)
+    bits, rounds_inputs, size = _scheme(settings)
     shares = f"{size} weights" if size else "a row"
     inputs = ", and their inputs to 8 bits, each token with a scale of its own" if rounds_inputs else ""
     once = "" if settings.method == "full" else "; the adapter is not rounded"

@@ -9,18 +9,16 @@ Promises:
   so plain peft opens the result.
 """
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from kit.config.adapter_base import adapter_config
 from kit.config.expressions import matches
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
-from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, listed
-from kit.model.locate import ADAPTER_FILES, open_adapter
+from kit.model.locate import open_adapter
 from kit.model.targets import last_part
 from kit.model.tokenizer import ids_of, open_tokenizer
 
@@ -60,10 +58,10 @@ def add_rows(model: Any, settings: MethodSettings) -> None:
 
 def _trains_rows(adapter: str) -> bool:
     try:
-        config = json.loads(read_small(open_adapter(adapter) / ADAPTER_FILES[0]))
-        return bool(config.get("trainable_token_indices") or config.get("modules_to_save"))
-    except (UserError, OSError, ValueError, AttributeError, RecursionError):  # ``check_adapter`` reports it
+        config = adapter_config(str(open_adapter(adapter)))
+    except UserError:  # ``check_adapter`` reports it
         return False
+    return bool(config.get("trainable_token_indices") or config.get("modules_to_save"))
 
 
 def describe_new_rows(settings: ModelSettings, tokenizer: Any, rows_before: int) -> list[str]:
@@ -103,30 +101,32 @@ def rows_and_modules_options(model: Any, settings: MethodSettings) -> dict[str, 
 
 def check_rows_and_modules(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Check ``lora_modules_to_save``, and whether rows of this model can train alone."""
-    is_adapted = _adapted_modules(settings, meta_model)
-    return _check_whole_modules(settings, meta_model, is_adapted) + _check_rows(settings, meta_model, is_adapted)
+    targets, head = settings.lora_target_modules, meta_model.get_output_embeddings()
+    modules = dict(meta_model.named_modules())
+    if isinstance(targets, list):
+        adapted = {name for name in modules if _matches_any(name, targets)}
+    else:
+        adapted = {name for name, each in modules.items() if isinstance(each, torch.nn.Linear) and each is not head}
+    return _check_whole_modules(settings, meta_model, modules, adapted) + _check_rows(settings, meta_model, adapted)
 
 
-def _check_whole_modules(settings: MethodSettings, model: Any, is_adapted: Callable[[str, Any], bool]) -> list[Problem]:
+def _check_whole_modules(
+    settings: MethodSettings, model: Any, modules: dict[str, Any], adapted: set[str]
+) -> list[Problem]:
     field = "lora_modules_to_save"
     problems = []
     whole = list(settings.lora_modules_to_save or [])
-    modules = dict(model.named_modules())
-    tables = _table_names(model)
-    head = model.get_output_embeddings()
-    choices = {
-        last_part(name)
-        for name, module in modules.items()
-        if next(module.parameters(recurse=False), None) is not None and not is_adapted(name, module)
-    }
+    owners = {name for name, module in modules.items() if next(module.parameters(recurse=False), None) is not None}
+    choices = {last_part(name) for name in owners - adapted}
     expected = f"some of {', '.join(sorted(choices))}"
     for name in whole:
-        named = [(full, module) for full, module in modules.items() if matches(full, name)]
-        are_tables = all((full in tables or module is head) and not is_adapted(full, module) for full, module in named)
+        named = {full for full in modules if matches(full, name)}
         if not named:
             problems.append(Problem(field, f"no module {name!r}", expected, did_you_mean(name, choices)))
-        elif name not in choices and not are_tables:
+        elif not named <= owners - adapted:
             problems.append(Problem(field, f"{name!r} gets an adapter, or holds modules that do", expected))
+    tables = _table_names(model)
+    head = model.get_output_embeddings()
     names_head = any(module is head and _matches_any(full, whole) for full, module in modules.items())
     names_table = _matches_any(tables[0], whole)
     if len(tables) == 1 and (names_head or names_table):
@@ -140,24 +140,18 @@ def _check_whole_modules(settings: MethodSettings, model: Any, is_adapted: Calla
     return problems
 
 
-def _check_rows(settings: MethodSettings, model: Any, is_adapted: Callable[[str, Any], bool]) -> list[Problem]:
-    if settings.new_tokens:
-        field = "new_tokens"
-    elif settings.trainable_tokens:
-        field = "trainable_tokens"
-    else:
+def _check_rows(settings: MethodSettings, model: Any, adapted: set[str]) -> list[Problem]:
+    if not settings.new_tokens and not settings.trainable_tokens:
         return []
+    field = "new_tokens" if settings.new_tokens else "trainable_tokens"
     problems = []
-    whole = list(settings.lora_modules_to_save or [])
-    modules = dict(model.named_modules())
-    tables = _table_names(model)
-    for table in tables:
-        if _matches_any(table, whole):
+    for table in _table_names(model):
+        if _matches_any(table, settings.lora_modules_to_save or []):
             continue
-        if is_adapted(table, modules[table]):
+        if table in adapted:
             found = f"{table} gets an adapter, so its rows cannot train by themselves"
             problems.append(Problem(field, found, fix=f"leave {last_part(table)} out of --lora_target_modules"))
-        elif reason := _why_rows_cannot_train(modules[table]):
+        elif reason := _why_rows_cannot_train(model.get_submodule(table)):
             problems.append(Problem(field, f"{table} {reason}", fix=flag_of_whole_tables(model) or "--method full"))
     return problems
 
@@ -191,19 +185,6 @@ def _names_for_peft(model: Any, name: str) -> list[str]:
     ending = [full for full, _ in model.named_modules() if full.endswith(name)]
     meant = [full for full in ending if matches(full, name)]
     return [name] if meant == ending else meant
-
-
-def _adapted_modules(settings: MethodSettings, model: Any) -> Callable[[str, Any], bool]:
-    """Return a function of a module's name and the module: whether it gets an adapter."""
-    targets = settings.lora_target_modules
-    head = model.get_output_embeddings()
-
-    def is_adapted(name: str, module: Any) -> bool:
-        if isinstance(targets, list):
-            return _matches_any(name, targets)
-        return isinstance(module, torch.nn.Linear) and module is not head
-
-    return is_adapted
 
 
 def _why_rows_cannot_train(table: Any) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-
 # Names of the layers of a module that read one input, as most families call them.
 SHARED_INPUTS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 

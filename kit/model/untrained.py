@@ -14,12 +14,11 @@ import os
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
+from transformers.utils import cached_file
 
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
@@ -60,22 +59,23 @@ def check_stop_tokens(
     head = _open_head(settings, meta_model)
     if head is None:
         return []
-    num_rows = head.get_shape()[0]
-    special_ids = [i for i in tokenizer.added_tokens_decoder if i < num_rows]
-    special_ids += range(max(tokenizer.get_vocab().values()) + 1, num_rows)  # padding
-    special = {i: head[i : i + 1][0].float() for i in special_ids[:NUM_SPECIAL]}
-    sample: dict[int, torch.Tensor] = {}
-    for block in range(NUM_BLOCKS):
-        start = block * max(num_rows - BLOCK_ROWS, 0) // (NUM_BLOCKS - 1)
-        sample.update(enumerate(head[start : min(start + BLOCK_ROWS, num_rows)].float(), start))
-    unlearnable = []
-    for i in ids:
-        if i >= num_rows:
-            continue
-        row = head[i : i + 1][0].float()
-        never_trained = is_untrained(row, _without(special, i, len(row)), _without(sample, i, len(row)))
-        if never_trained and not _trains_row(settings, meta_model, i):
-            unlearnable.append(i)
+    num_rows, hidden_size = head.get_shape()
+    special = [i for i in tokenizer.added_tokens_decoder if i < num_rows]
+    special += range(max(tokenizer.get_vocab().values()) + 1, num_rows)  # padding
+    starts = [block * max(num_rows - BLOCK_ROWS, 0) // (NUM_BLOCKS - 1) for block in range(NUM_BLOCKS)]
+    sample = sorted({i for start in starts for i in range(start, min(start + BLOCK_ROWS, num_rows))})
+
+    def rows(numbers: Iterable[int], without: int) -> torch.Tensor:
+        found = [head[i : i + 1] for i in numbers if i != without]
+        return torch.cat(found).float() if found else torch.empty(0, hidden_size)
+
+    unlearnable = [
+        i
+        for i in ids
+        if i < num_rows
+        and is_untrained(head[i : i + 1][0].float(), rows(special[:NUM_SPECIAL], i), rows(sample, i))
+        and not _trains_row(settings, meta_model, i)
+    ]
     if not unlearnable:
         return []
     tokens = ",".join(tokenizer.convert_ids_to_tokens(unlearnable))
@@ -119,12 +119,6 @@ def is_untrained(row: torch.Tensor, special: torch.Tensor, sample: torch.Tensor)
     return bool(num_close >= 2)
 
 
-def _without(rows: dict[int, torch.Tensor], i: int, hidden_size: int) -> torch.Tensor:
-    """All rows but that of token ``i``, [n, h]; n may be 0, where a tokenizer has one special token or none."""
-    others = [row for k, row in rows.items() if k != i]
-    return torch.stack(others) if others else torch.empty(0, hidden_size)
-
-
 def _trains_row(settings: MethodSettings, meta_model: Any, token_id: int) -> bool:
     """Whether the output row of a token trains under these settings, by an adapter, alone or with the whole head."""
     adapted: Any = attach_adapter(copy.deepcopy(meta_model), settings)
@@ -139,31 +133,23 @@ def _open_head(settings: ModelSettings, meta_model: Any) -> Any:
     weight = meta_model.get_output_embeddings().weight
     names = [name for name, p in meta_model.named_parameters(remove_duplicate=False) if p is weight]
     for name in reversed(names):  # a head of its own, if the files have one
-        if path := _file_with(settings, name):
-            with suppress(OSError, SafetensorError):
-                return safe_open(path, "pt").__enter__().get_slice(name)
+        # What is damaged, loading reports.
+        with suppress(OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
+            file = "model.safetensors"
+            if not _path_of(settings, file):
+                index = _path_of(settings, "model.safetensors.index.json")
+                file = json.loads(read_small(index))["weight_map"][name]
+            return safe_open(_path_of(settings, file), "pt").__enter__().get_slice(name)
     return None
 
 
-def _file_with(settings: ModelSettings, tensor: str) -> str | None:
-    """The path of the safetensors file that should hold a tensor; None if it is not on this machine."""
-
-    whole = _local_path(settings, "model.safetensors")
-    if whole:
-        return whole
-    index = _local_path(settings, "model.safetensors.index.json")
-    if index is None:
-        return None
-    try:
-        return _local_path(settings, json.loads(read_small(index))["weight_map"][tensor])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # loading reports it
-        return None
-
-
-def _local_path(settings: ModelSettings, file: str) -> str | None:
-    """The path of a file of the model, in its folder or the hub's cache; None if it is not there."""
-    folder = Path(os.path.expanduser(settings.model_name_or_path))
-    if folder.is_dir():
-        return str(folder / file) if (folder / file).is_file() else None
-    found = try_to_load_from_cache(settings.model_name_or_path, file, revision=settings.model_revision)
-    return found if isinstance(found, str) else None
+def _path_of(settings: ModelSettings, file: str) -> Any:
+    """The path of a file of the model, in its folder or the hub's cache; None if it is not on this machine."""
+    return cached_file(
+        os.path.expanduser(settings.model_name_or_path),
+        file,
+        revision=settings.model_revision,
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )

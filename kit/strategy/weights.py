@@ -152,8 +152,8 @@ def whole_state(model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
     return get_model_state_dict(model)  # type: ignore[return-value]  # tensors, since the model has no other state
 
 
-def gather_tensor(tensor: Any, on_rank: int) -> "torch.Tensor | None":
-    """Return the whole of a tensor of ``whole_state`` on the rank ``on_rank``, None on all others.
+def gather_tensor(tensor: Any) -> "torch.Tensor | None":
+    """Return the whole of a tensor of ``whole_state`` on rank 0, None on all others.
 
     Called by all ranks. The result is on the device on which the ranks communicate.
     """
@@ -163,11 +163,11 @@ def gather_tensor(tensor: Any, on_rank: int) -> "torch.Tensor | None":
     if hasattr(tensor, "local_shards"):  # FSDP1
         # `gather` sends from this device, which need not be that of the shards.
         device = tensor._get_preferred_device()
-        whole = torch.empty(tensor.size(), dtype=tensor.dtype, device=device) if rank == on_rank else None
-        tensor.gather(on_rank, whole)
+        whole = torch.empty(tensor.size(), dtype=tensor.dtype, device=device) if rank == 0 else None
+        tensor.gather(0, whole)
         return whole
     tensor = whole_tensor(tensor)
-    return tensor if rank == on_rank else None
+    return tensor if rank == 0 else None
 
 
 def whole_tensor(tensor: Any) -> "torch.Tensor":

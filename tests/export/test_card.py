@@ -39,15 +39,6 @@ def about(card):
     return ModelCard(card).data
 
 
-def test_a_merged_model_is_one_of_transformers_that_names_what_was_trained_and_needs_no_base():
-    recipe = Recipe(model_name_or_path="some/base", dataset="d.jsonl", max_length=8, method="qlora")
-    card = model_card(recipe, STRATEGY, state({"eval_loss": 1.0}), True, {"</s>": 2}, merged="bfloat16")
-    assert about(card).library_name == "transformers" and about(card).base_model == "some/base"
-    assert "(qlora)" in card and "merged into its base, in bfloat16" in card and "| eval_loss | 1 |" in card
-    assert "model = AutoModelForCausalLM.from_pretrained(folder," in card and "peft" not in card
-    assert "GenerationConfig" not in card and "before the merge" in card
-
-
 def test_the_state_at_the_end_of_a_run_is_in_its_metrics(tmp_path):
     rows = ['{"step": 0, "eval_loss": 3.0}', '{"step": 4, "loss": 1.0}', '{"step": 4, "eval_loss": 0.5}', '{"ste']
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
@@ -62,9 +53,6 @@ def test_metrics_before_and_after_are_in_the_card():
     card = card_of(loop=state(last, first))
     assert "| | before training | after step 160 |\n|---|---|---|\n| eval_loss | 2.5 | 0.125 |" in card
     assert "eval_tokens" not in card
-    late = state(last, first)
-    late.first_evaluated_step = 40
-    assert "| | after step 40 | after step 160 |" in card_of(loop=late)
     assert "| |" not in card_of()
 
 
@@ -79,24 +67,8 @@ def test_a_folder_is_no_base_of_the_metadata_and_its_path_is_not_on_the_card(tmp
     assert about(card_of(cached)).base_model == "some/base" and about(card_of("some/base")).base_model == "some/base"
 
 
-def test_the_card_of_a_data_set_of_the_hub_is_read_from_the_cache(tmp_path, monkeypatch):
-    (tmp_path / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n")
-    asked = []
-
-    def in_cache(name, file, revision=None, repo_type=None):
-        asked.append((name, file, repo_type))
-        return str(tmp_path / file) if repo_type == "dataset" else None
-
-    monkeypatch.setattr("kit.export.card.try_to_load_from_cache", in_cache)
-    card = card_of(dataset="some/data")
-    assert ("some/data", "README.md", "dataset") in asked and about(card).datasets == ["some/data"]
-    assert "- data: `some/data`\n- licence of the data: `cc-by-nc-4.0`" in card and about(card).license is None
-
-
 HOSTILE = [
     "a\nlicense: mit\n---\n# b",
-    "---",
-    "a: b # c",
     "`a` <script>b</script> ``",
     "[a](https://b.c)\x1b[2J\u202e",
     "{a: !!python/object b}",
@@ -151,10 +123,13 @@ def test_the_code_on_the_card_answers_without_the_kit(model_folder, tmp_path, me
 def test_the_code_opens_what_was_trained():
     """By its own class, on the base as it was trained on, and with the tokens that end answers."""
     of_run = (STRATEGY, state(), True, {"<|im_end|>": 2}, "AutoModelForImageTextToText", "FineGrainedFP8Config")
-    for method in ("full", "lora"):
+    for method, merged in (("full", ""), ("lora", ""), ("lora", "bfloat16")):
         recipe = Recipe(model_name_or_path="some/base", dataset="d.jsonl", max_length=8, method=method)
-        card = model_card(recipe, *of_run)
-        is_adapter = method == "lora"
+        card = model_card(recipe, *of_run, merged=merged)
+        is_adapter = method == "lora" and not merged
+        assert about(card).library_name == ("peft" if is_adapter else "transformers")
+        assert about(card).base_model == "some/base"
+        assert bool(merged) == ("the adapter is merged into its base, in bfloat16" in card)
         opened = "base" if is_adapter else "folder"
         assert f"model = AutoModelForImageTextToText.from_pretrained({opened}, " in card and "CausalLM" not in card
         assert ("model = PeftModel.from_pretrained(model, folder)" in card) == is_adapter
@@ -181,27 +156,8 @@ def test_the_card_of_other_files_says_how_they_were_compared():
 
 def test_another_objective_is_named_with_its_settings_and_reference():
     card = card_of(objective="dpo", global_batch_size=32)
-    assert "\n# base-1.5B_v2, fine-tuned (dpo, lora)\n" in card and "- 160 steps of 32 pairs\n" in card
-    assert "- objective: dpo, beta 0.1, dpo_loss sigmoid, label_smoothing 0\n- reference: the base\n" in card
+    assert "\n# base-1.5B_v2, fine-tuned (dpo, lora)\n" in card and "- 160 steps of 32 samples\n" in card
+    assert "- objective: dpo, beta 0.1, dpo_loss sigmoid\n" in card
     assert about(card).tags == ["dpo"]
-    card = card_of(objective="kto", adapter_name_or_path="a")
-    assert "reference: the base, with the adapter from which it began" in card and "of 32 answers" in card
     assert "objective: sft, label_smoothing_factor 0.1\n" in card_of(label_smoothing_factor=0.1)
     assert "objective" not in card_of() and about(card_of()).tags is None
-
-
-def test_the_licence_of_the_base_is_that_of_its_own_card_or_is_left_out(tmp_path):
-    own = {"license": "other", "license_name": "own", "license_link": "LICENSE"}
-    for front, licence in [
-        ("license: apache-2.0", {"license": "apache-2.0"}),
-        ("\n".join(f"{key}: {value}" for key, value in own.items()), own),
-        ("license: [a, b]", {}),
-        ("license: 'a b <script>'", {}),
-        ("license: {a: b", {}),
-    ]:
-        (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# A base\n")
-        card = card_of(tmp_path)
-        found = about(card).to_dict()
-        assert {key: value for key, value in found.items() if key.startswith("license")} == licence
-        shown = licence.get("license_name", licence.get("license"))
-        assert (f"- licence of the base: `{shown}`" if licence else "- licence of the base: not in the files") in card

@@ -11,7 +11,6 @@ from transformers import (
     AutoConfig,
     AutoTokenizer,
     Gemma3TextConfig,
-    GPTNeoXConfig,
     LlamaConfig,
     Phi3Config,
     Qwen2_5_VLConfig,
@@ -24,26 +23,20 @@ LLAMA3 |= {"original_max_position_embeddings": 64}
 SECTIONS = {"rope_type": "default", "mrope_section": [2, 1, 1]}
 
 
+GEMMA = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+}
+PARTIAL = {"rope_theta": 2e4, "rope_type": "default", "partial_rotary_factor": 0.5}
+
+
 @pytest.mark.parametrize(
     ("config", "part", "older"),
     [
         (
-            LlamaConfig(rope_parameters={"rope_theta": 5e5, "rope_type": "default"}),
-            None,
-            {"rope_theta": 5e5, "rope_scaling": None},
-        ),
-        (
             LlamaConfig(rope_parameters={"rope_theta": 5e5, **LLAMA3}),
             None,
             {"rope_theta": 5e5, "rope_scaling": LLAMA3},
-        ),
-        (
-            Phi3Config(
-                pad_token_id=0,
-                rope_parameters={"rope_theta": 2e4, "rope_type": "default", "partial_rotary_factor": 0.5},
-            ),
-            None,
-            {"rope_theta": 2e4, "rope_scaling": None, "partial_rotary_factor": 0.5},
         ),
         (
             Qwen2_5_VLConfig(text_config={"rope_parameters": {"rope_theta": 1e6, **SECTIONS}}),
@@ -51,19 +44,14 @@ SECTIONS = {"rope_type": "default", "mrope_section": [2, 1, 1]}
             {"rope_theta": 1e6, "rope_scaling": SECTIONS},
         ),
         (
-            Gemma3TextConfig(
-                rope_parameters={
-                    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
-                    "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
-                }
-            ),
+            Gemma3TextConfig(rope_parameters=GEMMA),
             None,
             {"rope_theta": 2e6, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 2e4},
         ),
         (
-            GPTNeoXConfig(rope_parameters={"rope_theta": 2e4, "rope_type": "default", "partial_rotary_factor": 0.5}),
+            Phi3Config(pad_token_id=0, rope_parameters=PARTIAL),
             None,
-            {"rotary_emb_base": 2e4, "rotary_pct": 0.5, "rope_scaling": None},
+            {"rope_theta": 2e4, "partial_rotary_factor": 0.5, "rope_scaling": None},
         ),
     ],
 )
@@ -91,7 +79,7 @@ def test_a_tokenizer_has_names_that_both_versions_know(tmp_path):
     assert again("hi <|end|> there").input_ids == tokenizer("hi <|end|> there").input_ids
 
 
-@pytest.mark.parametrize("rotary", [None, {}, {"full_attention": None}, {"sliding_attention": {"rope_theta": 1e4}}])
+@pytest.mark.parametrize("rotary", [None, {"full_attention": None}])
 def test_a_config_that_lacks_positions_is_left_as_it_is(tmp_path, rotary):
     values = {"model_type": "gemma3_text", "rope_parameters": rotary}
     (tmp_path / "config.json").write_text(json.dumps(values))

@@ -9,9 +9,9 @@ import torch
 from kit.config.validation import load_recipe
 from kit.memory.fit import explain_auto, memory_problems, plan_record, planned_workload, resolve_auto
 from kit.memory.formulas import predict
-from kit.strategy.strategies import FSDP1, FSDP2, OFFLOAD, SINGLE
+from kit.strategy.strategies import FSDP1, FSDP2, SINGLE
 from kit.strategy.topology import Topology
-from kit.tools.plan.models import SHAPES, find_shape
+from kit.tools.plan.models import SHAPES
 
 GPU = Topology(strategy=FSDP2, config_name="fsdp", num_processes=8, mixed_precision="bf16", device_type="cuda")
 RECIPE = load_recipe("llama-8b-full")
@@ -32,14 +32,6 @@ def gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: properties[i])
 
     return set_gib
-
-
-def test_a_run_is_planned_as_the_command_plans_it(config):
-    own = planned_workload(RECIPE, GPU, config)
-    assert replace(own.shape, name="", folder=None) == replace(find_shape("llama-8b"), name="", folder=None)
-    assert (own.strategy, own.num_gpus, own.bf16) == (FSDP2, 8, True)
-    assert planned_workload(RECIPE, replace(GPU, strategy=OFFLOAD), config).strategy == OFFLOAD
-    assert not planned_workload(RECIPE, replace(GPU, mixed_precision="no"), config).bf16
 
 
 def test_what_the_formulas_do_not_describe_is_neither_planned_nor_refused(config, gpus):
@@ -81,8 +73,6 @@ def test_auto_takes_what_is_best_on_the_gpus_of_the_machine(config, gpus, gib, r
     assert (resolved.per_device_train_batch_size, resolved.gradient_checkpointing) == (rows, checkpointing)
     if gib > 8:
         assert memory_problems(planned_workload(resolved, alone, config), alone) == []
-    kept = resolve_auto(recipe.model_copy(update={"gradient_checkpointing": True}), alone, config)
-    assert kept.gradient_checkpointing is True and kept.micro_batch_size >= rows
     on_cpu = resolve_auto(recipe, replace(alone, device_type="cpu"), config)
     assert (on_cpu.per_device_train_batch_size, on_cpu.gradient_checkpointing) == (1, False)
 
@@ -92,17 +82,14 @@ def test_a_run_says_what_auto_took_without_a_plan_and_why(config, gpus):
     auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto"}
     alone = replace(GPU, strategy=SINGLE, num_processes=1)
 
-    def lines_of(topology=alone, opened=config, **keys):
+    def lines_of(topology=alone, **keys):
         recipe = load_recipe("llama-8b-lora").model_copy(update=auto | keys)
-        return explain_auto(recipe, resolve_auto(recipe, topology, opened), topology, opened)
+        return explain_auto(recipe, resolve_auto(recipe, topology, config), topology, config)
 
     taken = "micro-batch 1, gradient checkpointing on"
     assert lines_of(use_dora=True, new_tokens=["<a>"]) == [f"auto: no plan for --use_dora, --new_tokens: {taken}"]
     assert lines_of(freeze=["*"], gradient_checkpointing=False) == ["auto: no plan for --freeze: micro-batch 1"]
-    mixtral = SimpleNamespace(to_dict=lambda: {"model_type": "mixtral"})
-    assert lines_of(opened=mixtral) == [f"auto: no plan for a model of type 'mixtral': {taken}"]
     assert lines_of(replace(GPU, strategy=FSDP1)) == [f"auto: no plan for fsdp1: {taken}"]
-    assert lines_of() == lines_of(use_dora=True, per_device_train_batch_size=1, gradient_checkpointing=True) == []
-    assert lines_of(replace(alone, device_type="cpu"), use_dora=True) == []
+    assert lines_of() == lines_of(replace(alone, device_type="cpu"), use_dora=True) == []
     gpus(8.0)
     assert lines_of() == [f"auto: nothing fits by the plan: {taken}"]

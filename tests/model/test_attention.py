@@ -2,23 +2,17 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
-    CohereConfig,
     DeepseekV3Config,
     Gemma2Config,
     Gemma3Config,
-    GPT2Config,
     JambaConfig,
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MiniMaxConfig,
     MistralConfig,
-    Phi3Config,
     Qwen2Config,
-    Qwen3Config,
-    RwkvConfig,
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import eager_attention_forward
@@ -98,13 +92,8 @@ def test_a_packed_sample_has_the_logits_it_has_alone():
         for rows in [LENGTHS[:1], LENGTHS, [[24]]]:
             batch = packed(rows)
             assert worst(llama(implementation), batch, **batch) < 1e-4, (implementation, rows)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_without_bounds_and_positions_samples_leak(implementation):
-    """The control: what the tests above would see."""
-    batch = packed()
-    assert worst(llama(implementation), batch, input_ids=batch["input_ids"], use_cache=False) > 0.1
+        leaking = packed()
+        assert worst(llama(implementation), leaking, input_ids=leaking["input_ids"], use_cache=False) > 0.1
 
 
 def test_a_packed_call_builds_no_dense_mask(no_dense_mask):
@@ -145,21 +134,15 @@ def test_a_padded_batch_gives_the_same_result_as_with_sdpa(use_cache):
     seen = batch["attention_mask"].bool()
     with torch.no_grad():
         ours, theirs = (llama(name)(**batch, use_cache=use_cache).logits for name in (VARLEN, "sdpa"))
-        unmasked = llama(VARLEN)(batch["input_ids"], use_cache=use_cache).logits
     assert torch.equal(ours[seen], theirs[seen])
-    assert (ours - unmasked)[seen].abs().max() > 0.1  # the padding on the left
 
 
-def test_generation_with_a_cache_gives_the_same_tokens_as_with_sdpa():
-    for cache in ["dynamic", "static"]:
-        for num_tokens in [1, 8]:
-            case = cache, num_tokens
-            batch = padded()
-            batch["input_ids"], batch["attention_mask"] = batch["input_ids"][[0, 2]], batch["attention_mask"][[0, 2]]
-            options = {"max_new_tokens": num_tokens, "do_sample": False, "cache_implementation": cache}
-            ours, theirs = (llama(name).generate(**batch, **options) for name in (VARLEN, "sdpa"))
-            assert ours.shape == (2, 10 + num_tokens), case
-            assert torch.equal(ours, theirs), case
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_with_a_cache_gives_the_same_tokens_as_with_sdpa(cache):
+    batch = {name: tensor[[0, 2]] for name, tensor in padded().items()}
+    options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache}
+    ours, theirs = (llama(name).generate(**batch, **options) for name in (VARLEN, "sdpa"))
+    assert ours.shape == (2, 18) and torch.equal(ours, theirs)
 
 
 def test_a_packed_call_after_earlier_tokens_is_refused():
@@ -169,24 +152,16 @@ def test_a_packed_call_after_earlier_tokens_is_refused():
         model(**batch, past_key_values=cache)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"cu_seq_lens_q": torch.tensor([0, 24, 48])}, "int64"),
-        ({"max_length_q": None}, "max_length_q"),
+def test_options_that_a_packed_call_would_ignore_are_refused():
+    for change, message in (
         ({"cu_seq_lens_q": torch.tensor([0, 24, 46], dtype=torch.int32)}, "48"),  # a token of no sample
-        ({"sliding_window": 5}, "sliding_window"),
-        ({"softcap": 50.0}, "softcap"),
         ({"s_aux": torch.zeros(4)}, "s_aux"),
         ({"is_causal": False}, "is_causal"),
         ({"use_cache": True}, "use_cache"),
         ({"something_new": 1}, "something_new"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_options_that_a_packed_call_would_ignore_are_refused(change, message):
-    with pytest.raises((ValueError, RuntimeError), match=message):
-        llama(VARLEN)(**packed() | change)
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            llama(VARLEN)(**packed() | change)
 
 
 @pytest.mark.parametrize("function", [sdpa_attention_forward, eager_attention_forward])
@@ -227,46 +202,26 @@ def test_the_kernel_gets_flat_states_of_half_precision(monkeypatch, autocast):
         assert options == {"enable_gqa": True}
 
 
-class FlashCalls(TorchDispatchMode):
-    """Notes the heads of queries and keys of each call of a flash kernel. sdpa with enable_gqa may fall back to
-    mathematics or repeat the keys: https://github.com/pytorch/pytorch/issues/187770."""
-
-    def __init__(self):
-        super().__init__()
-        self.heads = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "flash_attention" in func._overloadpacket.__name__:
-            self.heads.append((args[0].shape[1], args[1].shape[1]))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("batch", [{"input_ids": ids(2, 24), "use_cache": False}, packed()], ids=["rows", "packs"])
 def test_where_no_kernel_takes_groups_each_head_of_queries_gets_its_keys_with_the_same_gradients(monkeypatch, batch):
+    """sdpa with enable_gqa may fall back to mathematics: https://github.com/pytorch/pytorch/issues/187770."""
     expected = gradients(llama(VARLEN), [batch])
     monkeypatch.setattr(kit.model.attention, "takes_groups", lambda key: False)
-    with FlashCalls() as calls:
-        found = gradients(llama(VARLEN), [batch])
-    assert set(calls.heads) == {(4, 4)}
-    assert_close(found, expected)
-
-
-def test_the_loop_is_an_operator_with_the_gradients_of_the_plain_loop():
-    query = torch.randn(24, 4, 8, requires_grad=True)
-    key, value = (torch.randn(24, 2, 8, requires_grad=True) for _ in range(2))
-    bounds = torch.tensor([0, 10, 11, 24], dtype=torch.int32)
-    results = []
-    for attend in (kit.model.attention._attend_to_samples, kit.model.attention._loop_operator):
-        out = attend(query, key, value, bounds, 0.5)
-        results.append((out, *torch.autograd.grad(out, (query, key, value), out.detach() * 2)))
-    assert all(torch.equal(plain, own) for plain, own in zip(*results, strict=True))
-    torch.library.opcheck(kit.model.attention._loop_operator, (query, key, value, bounds, 0.5))
+    heads, plain = set(), torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda query, key, *args, **kwargs: (
+            heads.add((query.shape[1], key.shape[1])) or plain(query, key, *args, **kwargs)
+        ),
+    )
+    assert_close(gradients(llama(VARLEN), [batch]), expected)
+    assert heads == {(4, 4)}
 
 
 def test_padding_on_the_right_needs_a_mask_only_where_a_token_could_see_it():
     cases = [
         (LlamaConfig(), False),
-        (MistralConfig(), False),
         (Gemma3Config(), False),
         (LlamaConfig(is_causal=False), True),
         (LlamaConfig(use_bidirectional_attention=True), True),
@@ -290,9 +245,7 @@ def cudnn_is_on():
         (LlamaConfig(), VARLEN, True, False, True),
         (LlamaConfig(), "sdpa", True, False, False),  # a mask keeps the samples of a pack apart
         (LlamaConfig(), "sdpa", False, True, False),
-        (LlamaConfig(use_bidirectional_attention=True), "sdpa", False, False, False),
         (MistralConfig(sliding_window=64), "sdpa", False, False, False),
-        (MistralConfig(sliding_window=None), "sdpa", False, False, True),
         (MiniMaxConfig(), "sdpa", False, False, False),
     ],
 )
@@ -304,28 +257,18 @@ def test_cudnn_attends_only_where_no_step_has_a_mask(config, attention, packing,
 def test_why_a_model_cannot_use_packed_attention():
     cases = [
         (LlamaConfig(), ""),
-        (Qwen2Config(), ""),
         (Qwen2Config(use_sliding_window=True, max_window_layers=20), "layers of sliding_attention"),
-        (Qwen2Config(use_sliding_window=True, max_window_layers=99), ""),
-        (Qwen3Config(), ""),
         (MistralConfig(), "a sliding window of 4096 tokens"),
         (MistralConfig(sliding_window=None), ""),
-        (Phi3Config(sliding_window=2047), "a sliding window of 2047 tokens"),
-        (CohereConfig(), ""),
         (Gemma2Config(), "a model class that takes eager attention only"),
         (LlamaConfig(attn_logit_softcapping=50.0), "attention scores with a soft cap"),
         (Gemma3Config(), "a model of more than text"),
         (Llama4TextConfig(), "layers of chunked_attention"),
-        (LlamaConfig(attention_chunk_size=64), "attention in chunks of 64 tokens"),
         (LlamaConfig(attention_dropout=0.1), "attention_dropout 0.1"),
-        (GPT2Config(), "attn_pdrop 0.1"),
         (LlamaConfig(is_causal=False), "attention to later tokens"),
-        (LlamaConfig(use_bidirectional_attention=True), "attention to later tokens"),
         (DeepseekV3Config(), "value heads of another size than query heads"),
         (LlamaConfig(hidden_size=48, num_attention_heads=4, num_key_value_heads=4), "attention heads of 12"),
-        (LlamaConfig(head_dim=512), "attention heads of 512"),
         (JambaConfig(), "a model class with kernels of its own"),
-        (RwkvConfig(), "a model class that takes eager attention only"),
     ]
     for case in cases:
         config, reason = case

@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 from helpers import matrix
-from model_helpers import BF16, FP32
-from peft import PeftModel
+from model_helpers import BF16
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
@@ -64,27 +63,9 @@ def test_a_full_run_writes_the_whole_model_with_its_towers_bit_for_bit(built, tm
     assert (final / "preprocessor_config.json").read_text() == '{"size": 8}'
 
 
-@pytest.mark.parametrize("family", matrix(FAMILIES, rest=["qwen3_5"]))
-def test_an_adapter_is_found_again_on_the_whole_model_and_not_on_its_towers(built, tmp_path, family):
-    recipe, model = built(family, FP32, method="lora")
-    assert one_step(model) == []
-    state = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    assert state and not any(word in name for name in state for word in TOWERS)
-    final = tmp_path / "final"
-    final.mkdir()
-    write_model(final, model, state, open_tokenizer(recipe), "card", None)
-    base = AutoModelForImageTextToText.from_pretrained(tmp_path / "base", dtype=torch.float32)
-    ids = torch.randint(3, 100, (1, 9))
-    with torch.no_grad():
-        expected = model.eval()(input_ids=ids, use_cache=False).logits
-        logits = PeftModel.from_pretrained(base, str(final)).eval()(input_ids=ids, use_cache=False).logits
-    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("blip", "a BlipForConditionalGeneration, which reads images"),
         ("paligemma", "a PaliGemmaForConditionalGeneration, which reads images"),
         ("udop", "not a causal language model: udop is an encoder and a decoder"),
     ],

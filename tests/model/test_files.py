@@ -27,12 +27,9 @@ def change(folder, **changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_hidden_layers": 10**9},
         {"num_hidden_layers": 1e30},
         {"num_hidden_layers": -5},
-        {"text_config": {"num_hidden_layers": 10**9}},
         {"vision_config": {"depths": [2, 10**9]}},
-        {"encoder_layers": 10**9},
         {"n_layer": 10**9},
     ],
 )
@@ -58,7 +55,7 @@ def test_a_model_of_too_many_modules_is_not_built_to_its_end(folder, monkeypatch
         build_meta_model(settings, open_config(settings))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "generation_config.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 @pytest.mark.parametrize("is_link", [False, True])
 def test_what_is_no_regular_file_is_refused(name, is_link, folder):
     (folder / name).unlink()
@@ -82,14 +79,6 @@ def test_a_file_that_is_too_large_is_refused(folder, monkeypatch):
         file.truncate(files.SMALL_BYTES + 1)
     with pytest.raises(UserError, match=r"config.json has 64 MiB; expected at most 64 MiB"):
         locate_model(str(folder), None)
-
-
-def test_a_folder_of_links_is_opened_as_the_hub_makes_them(folder, tmp_path):
-    (tmp_path / "blobs").mkdir()
-    for i, path in enumerate(sorted(folder.iterdir())):
-        path.rename(tmp_path / "blobs" / str(i))
-        path.symlink_to(f"../blobs/{i}")
-    assert locate_model(str(folder), None) == str(folder)
 
 
 @pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd"])

@@ -8,7 +8,7 @@ from model_helpers import BF16, FP32, build
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kit.config.recipe import Recipe
-from kit.model.fp8_linear import describe_fp8, fp8_layers, install_fp8_linear, product
+from kit.model.fp8_linear import fp8_layers, install_fp8_linear, product
 
 TINY = "recipes/tiny/model"
 
@@ -22,40 +22,25 @@ def error(one, other):
     return float((one.double() - other.double()).norm() / other.double().norm())
 
 
-class TestProduct:
-    def test_it_is_off_by_the_rounding_of_its_factors(self):
-        left, right = random(40, 64), random(48, 64, seed=1)
+def test_a_product_is_off_by_the_rounding_of_its_factors_whatever_the_size_of_numbers():
+    for scale in (1e-30, 1.0, 1e30):
+        left, right = random(40, 64) * scale, random(48, 64, seed=1)
         found = product(left, right)
         assert found.dtype == torch.bfloat16 and 0.02 < error(found, left.double() @ right.double().t()) < 0.05
 
-    def test_what_8_bits_can_hold_is_multiplied_without_error(self):
-        def exact(rows, seed):
-            values = torch.randint(-8, 9, (rows, 32), generator=torch.Generator().manual_seed(seed))
-            return (values * 2.0 ** torch.arange(-rows, rows, 2)[:, None]).bfloat16()
 
-        left, right = exact(16, 0), exact(32, 1)
-        assert torch.equal(product(left, right), (left.double() @ right.double().t()).bfloat16())
+def test_a_token_has_the_product_that_it_has_alone():
+    left, right = random(40, 64) * 10.0 ** torch.arange(-20, 20)[:, None].bfloat16(), random(48, 64, seed=1)
+    assert torch.equal(product(left, right)[7:11], product(left[7:11].clone(), right))
+    assert product(left[:0], right).shape == (0, 48)
 
-    def test_a_token_has_the_product_that_it_has_alone(self):
-        left, right = random(40, 64) * 10.0 ** torch.arange(-20, 20)[:, None].bfloat16(), random(48, 64, seed=1)
-        assert torch.equal(product(left, right)[7:11], product(left[7:11].clone(), right))
 
-    @pytest.mark.parametrize("num_tokens", [0, 1, 3])
-    def test_any_number_of_tokens_has_one(self, num_tokens):
-        found = product(random(num_tokens, 32), random(16, 32, seed=1))
-        assert found.shape == (num_tokens, 16) and found.dtype == torch.bfloat16
-
-    @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-    def test_no_size_of_numbers_overflows(self, scale):
-        left, right = random(16, 32) * scale, random(16, 32, seed=1)
-        assert error(product(left, right), left.double() @ right.double().t()) < 0.05
-
-    def test_rows_of_zeros_give_zeros_and_what_is_not_finite_stays_so(self):
-        left, right = random(16, 32), random(16, 32, seed=1)
-        left[0] = 0
-        left[1, 3], left[2, 3] = torch.inf, torch.nan
-        found = product(left, right)
-        assert not found[0].any() and not found[1:3].isfinite().any() and found[3:].isfinite().all()
+def test_rows_of_zeros_give_zeros_and_what_is_not_finite_stays_so():
+    left, right = random(16, 32), random(16, 32, seed=1)
+    left[0] = 0
+    left[1, 3], left[2, 3] = torch.inf, torch.nan
+    found = product(left, right)
+    assert not found[0].any() and not found[1:3].isfinite().any() and found[3:].isfinite().all()
 
 
 def models(**config):
@@ -77,9 +62,8 @@ def trained(model, autocast=True):
     return [hidden.detach(), *(p.grad for p in model.model.parameters())]
 
 
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_hidden_states_and_gradients_are_near_those_of_float32(has_bias):
-    plain, ours = models(attention_bias=has_bias, mlp_bias=has_bias)
+def test_hidden_states_and_gradients_are_near_those_of_float32():
+    plain, ours = models(attention_bias=True)
     exact, found = trained(plain, autocast=False), trained(ours)
     errors = [error(one, other) for one, other in zip(found, exact, strict=True)]
     assert 0.02 < errors[0] < 0.08 and max(errors) < 0.15, errors
@@ -98,8 +82,6 @@ def test_sizes_that_do_not_fit_the_head_and_what_selects_experts_stay_in_bf16():
         takes
     ) == 8
     assert len(stays) == 8 and "lm_head" in stays and "model.layers.1.mlp.gate" in stays
-    line = "fp8: products of 8 linear layers; in bf16: down_proj, gate, gate_proj, lm_head, up_proj (8 layers)"
-    assert describe_fp8(model) == line
 
 
 def of_recipe(**settings):

@@ -1,13 +1,12 @@
 """One dtype rule, the same adapters everywhere, and mistakes reported before a weight is read."""
 
-import json
 from contextlib import suppress
 
 import pytest
 import torch
 from model_helpers import BF16, FP32, build, problems
 from safetensors.torch import load_file
-from transformers import BertConfig, BertGenerationConfig, T5Config, XLNetConfig
+from transformers import BertConfig, T5Config, XLNetConfig
 
 from kit.errors import UserError
 from kit.model.load import attention_of, build_meta_model, open_config
@@ -57,10 +56,6 @@ def test_qlora_stores_nf4_with_double_quantisation_in_the_compute_dtype(recipe, 
 # What a user can get wrong
 
 
-def test_a_fitting_recipe_has_no_problems(recipe):
-    assert problems(recipe(method="qlora", lora_target_modules="q_proj,mlp.down_proj,lm_head")) == ""
-
-
 def test_a_config_that_is_no_json_or_of_no_known_type_is_a_users_mistake(recipe, changed):
     folder = changed(model_type="lama")
     with pytest.raises(UserError, match="lama"):
@@ -70,7 +65,7 @@ def test_a_config_that_is_no_json_or_of_no_known_type_is_a_users_mistake(recipe,
         open_config(recipe(folder))
 
 
-@pytest.mark.parametrize("config", [T5Config(), BertConfig(), BertGenerationConfig(), XLNetConfig()])
+@pytest.mark.parametrize("config", [T5Config(), BertConfig(), XLNetConfig()])
 def test_an_encoder_is_no_causal_language_model(recipe, changed, config):
     with pytest.raises(UserError, match="not a causal language model"):
         build_meta_model(recipe(changed()), config)
@@ -100,14 +95,6 @@ def test_a_family_without_sdpa_gets_eager_attention_unless_sdpa_is_asked_for(rec
     with pytest.raises(UserError, match="sdpa") as caught:
         problems(recipe(folder, attn_implementation="sdpa"))
     assert "error: attn_implementation: " in str(caught.value) and "--attn_implementation auto" in str(caught.value)
-
-
-def test_sharded_weights_are_opened(recipe, changed):
-    folder = changed()
-    weights = (folder / "model.safetensors").rename(folder / "part.safetensors")
-    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(weights), weights.name)}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert build(recipe(folder), FP32)
 
 
 # Code that comes with a model

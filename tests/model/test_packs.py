@@ -27,7 +27,6 @@ FAMILIES = {
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
     },
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "gpt_oss": {
         "head_dim": 8,
         "layer_types": ["sliding_attention", "full_attention"],
@@ -38,7 +37,6 @@ FAMILIES = {
     },
     # Six heads: slopes that bf16 rounds.
     "falcon": {"alibi": True, "hidden_size": 48, "num_attention_heads": 6},
-    "bloom": {"hidden_size": 48, "num_attention_heads": 6},
 }
 
 

@@ -88,11 +88,3 @@ def test_the_weight_of_the_routers_loss_is_the_models_own_unless_it_is_set():
 
 
 # Others
-
-
-def test_a_dense_model_is_described_in_one_line():
-    model = on_meta("llama")
-    total = sum(p.numel() for p in model.parameters())
-    (line,) = describe_parts(attach_adapter(model, settings()), settings())
-    assert line.startswith(f"weights: {total:,} parameters; adapters on 14 Linear; trained: adapters ")
-    assert "frozen: Linear " in line and "Embedding " in line

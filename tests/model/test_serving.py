@@ -4,7 +4,7 @@ from peft import get_peft_model_state_dict
 
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, open_config
-from kit.model.serving import merge_command, vllm_command, why_not_served
+from kit.model.serving import vllm_command, why_not_served
 
 # For each setting that changes what an adapter is, a value other than its default.
 CHANGES = {
@@ -42,7 +42,3 @@ def test_an_adapter_that_holds_more_than_two_matrices_a_module_is_named(recipe):
         usual = f"vllm serve some/base --enable-lora --lora-modules mine=final{rank}"
         # of a head nothing is known
         assert command == ("" if others or setting == "lora_target_modules" else usual), setting
-
-
-def test_a_folder_with_a_space_can_be_typed():
-    assert merge_command("my run/final") == "python recipes/export.py 'my run/final' --output_dir merged"

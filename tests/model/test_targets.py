@@ -24,7 +24,6 @@ def settings(**changes):
     ("family", "adapted", "left"),
     [
         ("qwen2_moe", "mlp.shared_expert.gate_proj", "mlp.shared_expert_gate"),
-        ("afmoe", "self_attn.q_proj", "mlp.router.gate"),
         ("phimoe", "self_attn.q_proj", "mlp.router"),
         ("llama4_text", "feed_forward.shared_expert.up_proj", "feed_forward.router"),
         ("deepseek_v3", "self_attn.o_proj", "mlp.shared_experts.up_proj"),  # peft takes it for a fused expert
@@ -42,7 +41,7 @@ def test_all_linear_adapts_experts_but_no_router_and_nothing_without_a_gradient(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "deepseek_v3", "phimoe", "mamba", "gemma3"])
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "mamba", "gemma3"])
 def test_peft_adapts_what_all_linear_names_and_nothing_else(family):
     names = all_linear_targets(on_meta(family))
     adapted = attach_adapter(on_meta(family), settings()).get_base_model()

@@ -2,18 +2,12 @@
 
 import pytest
 import torch
-from helpers import make_model
 from model_helpers import BF16, FP32, build, problems
 
 from kit.model.load import build_meta_model, open_config
 from kit.model.token_rows import num_rows
 
 NEW = ["<a>", "<b>"]
-
-
-@pytest.fixture(scope="module")
-def padded(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("padded"), vocab_size=384)
 
 
 def trained(model):
@@ -40,7 +34,6 @@ def test_new_rows_are_the_mean_of_the_others_at_every_start(recipe):
     [
         (False, {"new_tokens": NEW}, {"embed_tokens.token_adapter.trainable_tokens_delta.default": 2,
                                       "lm_head.token_adapter.trainable_tokens_delta.default": 2}),
-        (True, {"trainable_tokens": ["<|im_end|>"]}, {"embed_tokens.token_adapter.trainable_tokens_delta.default": 1}),
         (False, {"new_tokens": NEW, "lora_modules_to_save": ["lm_head"]},
          {"embed_tokens.token_adapter.trainable_tokens_delta.default": 2,
           "lm_head.modules_to_save.default.weight": 322}),
@@ -60,9 +53,7 @@ def test_what_trains_beside_the_adapters(recipe, model_folder, tied, tie, change
 @pytest.mark.parametrize(
     ("tie", "changes", "message"),
     [
-        (False, {"lora_modules_to_save": ["lm_haed"]}, "no module 'lm_haed'"),
         (False, {"lora_modules_to_save": ["lm_haed"]}, "did you mean 'lm_head'"),
-        (False, {"lora_modules_to_save": ["q_proj"]}, "'q_proj' gets an adapter"),
         (False, {"lora_modules_to_save": ["mlp"]}, "'mlp' gets an adapter, or holds modules that do"),
         (True, {"lora_modules_to_save": ["lm_head"]}, "--lora_modules_to_save embed_tokens"),
         (False, {"new_tokens": NEW, "lora_target_modules": ["lm_head"]}, "new_tokens: lm_head gets an adapter"),

@@ -21,7 +21,6 @@ def test_new_tokens_are_special_and_one_token_each(recipe, tmp_path):
 def test_tokens_that_cannot_be_added_or_trained_are_refused_by_name(recipe):
     cases = [
         ({"new_tokens": ["<a>", "<|im_end|>"]}, "new_tokens: '<|im_end|>' exists already, with id 2"),
-        ({"new_tokens": ["red"]}, "new_tokens: 'red' exists already"),
         ({"new_tokens": ["<a>", "<a>"]}, "new_tokens: '<a>' is given twice"),
         ({"trainable_tokens": ["<|im_ned|>"]}, "did you mean '<|im_end|>'"),
         ({"trainable_tokens": ["<none>"]}, "--new_tokens adds one"),

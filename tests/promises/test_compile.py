@@ -7,11 +7,11 @@ import kit.model.compile
 
 pytestmark = pytest.mark.slow
 
-PACKED = {"method": "lora", "packing": True, "gradient_checkpointing": True}
 CASES = [
-    ("fsdp", 2, PACKED),
-    ("ddp", 2, {"method": "full", "gradient_checkpointing": True}),
-    ("single", 1, {"method": "qlora", "packing": True, "gradient_checkpointing": True}),
+    ("fsdp", 2, {"method": "lora", "packing": False, "gradient_checkpointing": True}),
+    ("single", 1, {"method": "lora", "packing": True, "gradient_checkpointing": True}),
+    ("ddp", 2, {"method": "full", "packing": False, "gradient_checkpointing": True}),
+    ("single", 1, {"method": "qlora", "packing": False, "gradient_checkpointing": True}),
 ]
 REST = [
     (config, 1 if config == "single" else 2, {"method": method, "packing": packing, "gradient_checkpointing": keeps})
@@ -33,6 +33,7 @@ def test_compiled_layers_compute_the_same_digits(finetune, fp32, config, process
     plain = finetune.ok("plain", processes, **flags)
     compiled = finetune.ok("compiled", processes, prepare=by_aot_eager, torch_compile=True, **flags)
     assert compiled.losses == plain.losses and compiled.grad_norms == plain.grad_norms
-    # FSDP2's gathering takes the tables of 4-bit weights, and bitsandbytes puts them back in the forward.
-    is_left_out = (config, flags["method"]) == ("fsdp", "qlora")
+    # FSDP2's gathering takes the tables of 4-bit weights, and bitsandbytes puts them back in the forward. Packs have no
+    # kernel on a CPU.
+    is_left_out = (config, flags["method"]) == ("fsdp", "qlora") or flags["packing"]
     assert ("runs uncompiled" in compiled.output) == is_left_out

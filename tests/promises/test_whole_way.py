@@ -375,12 +375,6 @@ class Way:
         again = self.start("again", mirror_to=None)
         assert again.status == 0, again.output
         assert re.search("continuing after step [12] of 3", again.output), again.output
-        if self.row["compile"] == "yes" and self.row["family"] == "gpt2" and self.row["packing"] == "yes":
-            # Its compiled layer norms differ in the last bits from start to start: docs/recovery.md.
-            assert [float.fromhex(x) for x in again.losses] == pytest.approx(
-                [float.fromhex(x) for x in run.losses], rel=1e-6 if self.in_float32 else 1e-3
-            ), "resume: losses"
-            return
         assert again.losses == run.losses, "resume: losses"
         for path in (run.folder / "final").glob("*.safetensors"):
             assert path.read_bytes() == (self.folder / "again/final" / path.name).read_bytes(), "resume: weights"
