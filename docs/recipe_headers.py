@@ -21,7 +21,7 @@ from kit.memory.workload import Workload
 from kit.tools.plan.hardware import GPUS
 from kit.tools.plan.models import find_shape
 from kit.tools.plan.search import METHODS, Option, smallest
-from kit.tools.plan.table import table
+from kit.tools.text_table import text_table
 
 QUESTIONS = Path(__file__).with_name("questions.md")
 # Machines that people have, the cheapest first: a key of ``GPUS``, what its memory is called, the number of GPUs, and
@@ -102,7 +102,7 @@ def renewed(text: str, method: str, rows: Sequence[Row]) -> str:
     """Return the text of a recipe file with a new table, and with the config of its own ``method`` in the command."""
     config = next(each.option.workload.config for each in rows if each.option.workload.method == method)
     lines = re.sub(r"(# Launch: .* --config )\S+", rf"\g<1>{config}", text).splitlines()
-    comments = [f"# {line}" for line in table(list(TITLES), [each.cells for each in rows])]
+    comments = [f"# {line}" for line in text_table([dict(zip(TITLES, each.cells, strict=True)) for each in rows])]
     first = next(i for i, line in enumerate(lines) if line.startswith(f"# {TITLES[0]} "))
     last = next(i for i in range(first, len(lines)) if not lines[i].startswith("#"))
     return "\n".join([*lines[:first], *comments, *lines[last:]]) + "\n"

@@ -13,7 +13,7 @@ from kit.config.scripts import command_of
 from kit.config.validation import load_recipe
 from kit.console import Parser, show
 from kit.errors import Problem, UserError, raise_if
-from kit.tools.plan.table import table
+from kit.tools.text_table import text_table
 from kit.visible import joined
 
 HELP = "list the recipes, with the hardware each needs"
@@ -84,13 +84,12 @@ def run(argv: list[str]) -> int:
     headers, problems = _headers()
     rows = []
     for name, header in headers.items():
-        about = [header.model, header.parameters]
-        for method, needs in header.needs.items():
-            rows.append([f"{name}-{method}", *about, needs.config, needs.gpus, needs.gib, needs.speed])
-        if not header.needs:
-            rows.append([name, *about, "-", "none", "-", "-"])
-    titles = ["recipe", "model", "parameters", "config", "GPUs", "GiB of a GPU", "tokens/s of a GPU"]
-    show(joined(table(titles, rows)))
+        for method, needs in (header.needs or {"": None}).items():
+            row = {"recipe": f"{name}-{method}" if method else name, "model": header.model}
+            row |= {"parameters": header.parameters, "config": needs.config if needs else "-"}
+            row |= {"GPUs": needs.gpus if needs else "none", "GiB of a GPU": needs.gib if needs else "-"}
+            rows.append(row | {"tokens/s of a GPU": needs.speed if needs else "-"})
+    show(joined(text_table(rows)))
     show("\nPlanned, not measured, for the smallest of the usual machines of up to 32 GPUs.")
     show("`kit plan --recipe R --gpu G` says what a recipe does on your GPUs, and why.")
     show(f"Start one: {command_of('finetune.py')} --config <config> --recipe <recipe>")

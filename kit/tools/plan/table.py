@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections.abc import Container
 from typing import Any
 
 from kit.config.recipe import Recipe
@@ -15,6 +14,7 @@ from kit.tools.plan.ask import Question
 from kit.tools.plan.lengths import Lengths
 from kit.tools.plan.search import Option
 from kit.tools.plan.speed import forward_pass
+from kit.tools.text_table import text_table
 
 GIB = 2**30
 UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
@@ -25,39 +25,26 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:,.1f} GiB"
 
 
-def table(titles: list[str], rows: list[list[str]], numbers: Container[int] = ()) -> list[str]:
-    """Lines of a table with aligned columns. ``numbers``: the columns that are aligned at the right."""
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    lines = []
-    for row in [titles, *rows]:
-        cells = zip(row, widths, strict=True)
-        aligned = (cell.rjust(width) if i in numbers else cell.ljust(width) for i, (cell, width) in enumerate(cells))
-        lines.append("  ".join(aligned).rstrip())
-    return lines
-
-
 def ways(found: list[Option]) -> list[str]:
     """A table with a line for each way to run the recipe, as ``options`` returns them."""
     rows = []
     for option in found:
         own = option.workload
         rows.append(
-            [
-                own.method,
-                own.config,
-                "yes" if option.fits else "no" if option.spare < 0 else "no, host",
-                f"{option.memory.peak / GIB:,.1f}",
-                f"{option.spare / GIB:,.1f}",
-                str(own.rows),
-                checkpointing_word(own.gradient_checkpointing) + ("+host" if offloaded(own) else ""),
-                _range(option.step.tokens_per_second) if option.step else "-",
-                f"{sum(option.memory.host.values()) / GIB:,.1f}",
-            ]
+            {
+                "method": own.method,
+                "config": own.config,
+                "fits": "yes" if option.fits else "no" if option.spare < 0 else "no, host",
+                "peak GiB": f"{option.memory.peak / GIB:,.1f}",
+                "free GiB": f"{option.spare / GIB:,.1f}",
+                "micro-batch": own.rows,
+                "checkpointing": checkpointing_word(own.gradient_checkpointing) + ("+host" if offloaded(own) else ""),
+                "tokens/s of a GPU": _range(option.step.tokens_per_second) if option.step else "-",
+                "host GiB": f"{sum(option.memory.host.values()) / GIB:,.1f}",
+            }
         )
-    above = ["", "", "", "GPU GiB", "GPU GiB", "micro-", "check-", "tokens/s", "host"]
-    titles = ["method", "config", "fits", "peak", "free", "batch", "pointing", "per GPU", "GiB"]
     return [
-        *table(above, [titles, *rows], numbers=(3, 4, 5, 7, 8)),
+        *text_table(rows, ("peak GiB", "free GiB", "micro-batch", "tokens/s of a GPU", "host GiB")),
         f"free: beside {MARGIN:.0%} of the GPU that stay unused, since the formulas may be wrong; below 0: missing.",
         "host: memory of each machine; +host: activation_offload; no, host: the machine's memory is too small.",
     ]

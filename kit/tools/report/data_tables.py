@@ -1,11 +1,10 @@
-"""Tables for people: about the data sets of a run (what became of their rows), and as text for a terminal."""
+"""What became of the rows of each data set."""
 
 from typing import Any
 
 import numpy as np
 
 from kit.data.samples.samples import Samples
-from kit.visible import one_line
 
 
 def datasets_table(train: Samples) -> list[dict[str, Any]]:
@@ -29,14 +28,3 @@ def datasets_table(train: Samples) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def text_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of a table of ``rows``, which all have the same keys, for a terminal."""
-    if not rows:
-        return []
-    values = [[f"{value:,}" if isinstance(value, int) else value for value in row.values()] for row in rows]
-    cells = [[one_line(cell) for cell in row] for row in [list(rows[0]), *values]]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
-    return [f"  {line}".rstrip() for line in lines]

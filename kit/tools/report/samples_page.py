@@ -13,9 +13,10 @@ from kit.data.feed.ranks import Ranks
 from kit.data.open import Data
 from kit.data.samples.samples import NOT_USED
 from kit.tools.report.data_checks import LEAK, Finding, check
-from kit.tools.report.data_tables import datasets_table, text_table
+from kit.tools.report.data_tables import datasets_table
 from kit.tools.report.page import escaped, page, section, table
 from kit.tools.report.shown_samples import Part, ShownSample, Token, shown_samples
+from kit.tools.text_table import text_table
 from kit.visible import one_line
 
 
@@ -61,7 +62,7 @@ def as_text(gathered: GatheredSamples, colour: bool) -> str:
     """
     lines = [gathered.title, *(f"  {note}" for note in gathered.notes), ""]
     lines += [f"  {'ok  ' if is_ok else 'LOOK'}  {text}" for is_ok, text in gathered.checks]
-    lines = [*map(one_line, lines), "", *text_table(gathered.datasets)]
+    lines = [*map(one_line, lines), "", *text_table(gathered.datasets, gathered.datasets[0])]
     for sample in gathered.samples:
         lines += ["", f"--- {one_line(sample.origin)}: {one_line(sample.about)}"]
         for part in sample.parts:
