@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from kit.config.recipe import Recipe
 from kit.data.feed.ranks import Ranks
 from kit.data.open import Data
-from kit.data.samples.samples import NOT_USED
+from kit.data.samples.samples import NOT_USED, Samples
 from kit.tools.report.data_checks import LEAK, Finding, check
-from kit.tools.report.data_tables import datasets_table
 from kit.tools.report.page import escaped, page, section, table
 from kit.tools.report.shown_samples import Part, ShownSample, Token, shown_samples
 from kit.tools.text_table import text_table
@@ -51,7 +52,30 @@ def gather_samples(
     findings = check(train, data.evaluation, tokenizer, recipe)
     samples = shown_samples(data, tokenizer, num_samples)
     title = ", ".join(train.dataset_names)
-    return GatheredSamples(title, lines, datasets_table(train), findings, samples)
+    return GatheredSamples(title, lines, _datasets_table(train), findings, samples)
+
+
+def _datasets_table(train: Samples) -> list[dict[str, Any]]:
+    """Return the table of the data sets. The length of a pair is that of its longer half."""
+    rows = []
+    for number, store in enumerate(train.stores):
+        own, counts = train.dataset_ids == number, store.report
+        lengths = train.row_lengths[own]
+        rows.append(
+            {
+                "data set": store.name,
+                "rows": counts["num_rows"],
+                "samples": len(lengths),
+                "left out": counts["num_dropped_long"] + counts["num_dropped_unsupervised"],
+                "cut": counts["num_truncated"] + counts["num_split"],
+                "skipped": counts["num_skipped"],
+                "tokens": int(train.lengths[own].sum(dtype=np.int64)),
+                "learned": f"{train.num_targets[own].sum() / train.lengths[own].sum():.1%}",
+                "median length": int(np.median(lengths)),
+                "longest": int(lengths.max()),
+            }
+        )
+    return rows
 
 
 def as_text(gathered: GatheredSamples, colour: bool) -> str:

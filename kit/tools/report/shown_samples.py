@@ -119,10 +119,8 @@ def _lost(store: Store, dataset: Dataset, encoder: Encoder, tokenizer: Any) -> I
             if left and not all(each.all() for each in kept):
                 left -= 1
                 sequences = [(np.array(half.input_ids), np.array(half.weights, np.float32)) for half in halves]
-                cut = sum(int((~each).sum()) for each in kept)
-                learned = sum(int((w[1:] > 0)[~each[1:]].sum()) for (_, w), each in zip(sequences, kept, strict=True))
                 what = "cut" if any(each.any() for each in kept) else "left out"
-                about = f"{what}: {cut:,} tokens, of which {learned:,} would be learned; max_length "
+                about = f"{what}: {sum(int((~each).sum()) for each in kept):,} tokens; max_length "
                 about += f"{encoder.max_length:,}; without the cut {_counted(sequences)}"
                 yield ShownSample(store.source.origin(part, number), about, _parts(sequences, kept, tokenizer))
 

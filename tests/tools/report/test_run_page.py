@@ -134,7 +134,10 @@ def test_several_runs_are_one_page_with_what_differs(tmp_path):
     assert "<title>2 runs: one, two</title>" in page and "two, evaluation" in page
     assert differences([one, two]) == [{"": "seed", "one": "42", "two": "5"}]
     assert page.count("class='line c1 dashed'") == page.count("class='line c0 dashed'") == 1
-    assert [row["best evaluation loss"] for row in results([one, two])] == ["2.2500 after step 4", "1.0000 after step 1"]
+    assert [row["best evaluation loss"] for row in results([one, two])] == [
+        "2.2500 after step 4",
+        "1.0000 after step 1",
+    ]
     dpo = {"objective": "dpo", "metric_for_best_model": "eval_rewards/accuracies"}
     (row,) = results([opened(tmp_path / "dpo", [pair_evaluation(8, 0.7), pair_evaluation(9, 0.9)], recipe=dpo)])
     assert row["best accuracy"] == "90.0% after step 9"

@@ -66,12 +66,6 @@ def test_the_first_token_is_never_marked_as_nothing_predicts_it(tmp_path, tokeni
     assert first.weight == 0 and all(token.weight for token in rest) and len(rest) == 3
 
 
-def test_packs_change_nothing_of_what_is_shown(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *(chat(f"Hi {i}", "Hello") for i in range(9)))
-    packed, alone = looked(tokenizer, packing=True, **CHATML), looked(tokenizer, **CHATML)
-    assert packed.samples == alone.samples and "packs" in as_text(packed, colour=False)
-
-
 def test_what_was_cut_or_left_out_is_shown_as_it_would_be_without(tmp_path, tokenizer):
     rows = [chat("Hi", "Hello"), chat("Hi", "Bye now " * 30), chat("Hi " * 60, "Hello"), *[chat("Ho", "Ho")] * 9]
     write(tmp_path / "train.jsonl", *rows)
@@ -83,8 +77,6 @@ def test_what_was_cut_or_left_out_is_shown_as_it_would_be_without(tmp_path, toke
     text = as_text(gathered, colour=False)
     assert "]]{{[[" in text and text.count("Bye now ") >= 29
     assert "<span class='learned cut'>" in as_page(gathered)
-    dropped = looked(tokenizer, 1, max_length=40, excess_length_strategy="drop", **CHATML).samples[1]
-    assert dropped.about.startswith("left out: ") and all(token.is_cut for token in dropped.parts[0].tokens)
     assert looked(tokenizer, 0, max_length=40, **CHATML).samples == []
 
 
@@ -137,7 +129,7 @@ def test_samples_are_spread_over_the_data_and_every_data_set_has_one(tmp_path, t
     assert [(row["data set"], row["samples"]) for row in gathered.datasets] == [("a", 100), ("b", 1)]
 
 
-def test_both_answers_of_a_pair_are_shown_with_their_prompt(tmp_path, tokenizer):
+def test_both_answers_of_a_pair_and_the_label_of_an_answer_are_shown(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", pair("<script>", "It is well", "It is awful"))
     gathered = looked(tokenizer, **DPO)
     chosen, rejected = as_text(gathered, colour=False).partition("  chosen:\n")[2].split("  rejected:\n")
@@ -147,9 +139,6 @@ def test_both_answers_of_a_pair_are_shown_with_their_prompt(tmp_path, tokenizer)
     assert "\x1b[32mIt is well" in text and "\x1b[31mIt is awful" in text  # green and red
     assert "<span class='learned bad'><b>" in page and page.count("<script") == 1
     assert "the chosen answer is the longer one in 0.0% of the pairs" in checks(gathered)
-
-
-def test_the_label_of_an_answer_is_shown(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", rated("Hi", "Hello", True), rated("Ho", "Bye", False))
     gathered = looked(tokenizer, 2, **KTO)
     good, bad = as_text(gathered, colour=True).split("--- train.jsonl:")[1:]
