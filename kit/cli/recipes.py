@@ -84,7 +84,8 @@ def run(argv: list[str]) -> int:
     headers, problems = _headers()
     rows = []
     for name, header in headers.items():
-        for method, needs in (header.needs or {"": None}).items():
+        needed: dict[str, MethodNeeds | None] = {**header.needs} or {"": None}
+        for method, needs in needed.items():
             row = {"recipe": f"{name}-{method}" if method else name, "model": header.model}
             row |= {"parameters": header.parameters, "config": needs.config if needs else "-"}
             row |= {"GPUs": needs.gpus if needs else "none", "GiB of a GPU": needs.gib if needs else "-"}

@@ -9,11 +9,11 @@ from kit.config.scripts import command_of
 from kit.memory.activations import offloaded
 from kit.memory.fit import MARGIN, checkpointing_word
 from kit.memory.formulas import Memory
+from kit.memory.operations import forward_operations_per_token, operations_per_token
 from kit.memory.workload import Workload
-from kit.tools.plan.ask import Question
+from kit.tools.plan.ask import Ask
 from kit.tools.plan.lengths import Lengths
 from kit.tools.plan.search import Option
-from kit.tools.plan.speed import forward_pass
 from kit.tools.text_table import text_table
 
 GIB = 2**30
@@ -66,24 +66,24 @@ def parts(memory: Memory) -> list[str]:
     return lines
 
 
-def command(option: Option, question: Question) -> str:
+def command(option: Option, ask: Ask) -> str:
     """The command that runs ``option``."""
-    own, recipe = option.workload, question.recipe
+    own, recipe = option.workload, ask.recipe
     words = command_of("finetune.py").split()
     if own.bf16 or own.num_gpus > 1:
         words += ["--config", own.config if own.bf16 and own.num_machines == 1 else f"my-{own.config}.yaml"]
     elif len(words) > 2:  # in float32 one process needs no config, and no shipped one will do
         words = [*words[:2], "--mixed_precision", "no", "--num_processes", "1", *words[2:]]
-    if question.recipe_name:
-        words += ["--recipe", question.recipe_name]
-        words += ["--dataset", _flag(recipe, "dataset")] if "dataset" in question.typed else []
+    if ask.recipe_name:
+        words += ["--recipe", ask.recipe_name]
+        words += ["--dataset", _flag(recipe, "dataset")] if "dataset" in ask.typed else []
     else:
         words += ["--model_name_or_path", recipe.model_name_or_path, "--dataset", _flag(recipe, "dataset")]
-    if not question.recipe_name or own.method != recipe.method:
+    if not ask.recipe_name or own.method != recipe.method:
         words += ["--method", own.method]
     if own.num_gpus > 1:
         words += ["--num_processes", str(own.num_gpus)]
-    changed = _changes(option, question)
+    changed = _changes(option, ask)
     for key in changed:
         if f"--{key}" not in words:
             words += [f"--{key}", _flag(recipe.model_copy(update=changed), key)]
@@ -115,10 +115,10 @@ def _flag(recipe: Recipe, key: str) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _changes(option: Option, question: Question) -> dict[str, str | int | bool]:
+def _changes(option: Option, ask: Ask) -> dict[str, str | int | bool]:
     """The keys of the recipe, but for the method, that ``option`` sets otherwise, or that no recipe file sets."""
-    own, recipe = option.workload, question.recipe
-    typed = {key: getattr(recipe, key) for key in question.typed if key not in ("method", "dataset")}
+    own, recipe = option.workload, ask.recipe
+    typed = {key: getattr(recipe, key) for key in ask.typed if key not in ("method", "dataset")}
     chosen = {
         "optim": own.optim,
         "per_device_train_batch_size": own.rows,
@@ -151,26 +151,17 @@ def time_lines(
         f"time: {_figures(fast, 2)} to {_figures(slow, 2)} s a step of {tokens:,.0f} tokens, padding included, "
         f"{_range((low, high))} tokens/s per GPU; bound by {step.bound}"
     )
-    before = _seconds_before(option, num_steps, lengths)
-    whole = (num_steps * fast + before[0], num_steps * slow + before[1])
+    # Before the first step the reference reads each sample once.
+    share = forward_operations_per_token(own) / operations_per_token(own) / max(1.0, lengths.epochs if lengths else 1.0)
+    before = own.first_passes * share * num_steps
+    first, whole = ((number * fast, number * slow) for number in (before, num_steps + before))
     hours = [seconds * own.num_gpus / 3600 for seconds in whole]
     text = f"{num_steps:,} step{'s' if num_steps > 1 else ''}: {_duration(whole)}"
     text += f", {_figures(hours[0], 3)} to {_figures(hours[1], 3)} GPU-hours" if own.num_gpus > 1 else ""
     text += f", cost {price * hours[0]:,.2f} to {price * hours[1]:,.2f}" if price is not None else ""
-    text += f"; of it {_duration(before)} for the reference before the first step" if own.first_passes else ""
+    text += f"; of it {_duration(first)} for the reference before the first step" if before else ""
     text += "" if lengths else f" (if every row is full, {own.width:,} tokens, and all are learned from)"
     return [*lines, text]
-
-
-def _seconds_before(option: Option, num_steps: int, lengths: Lengths | None) -> tuple[float, float]:
-    """The shortest and the longest time before the first step, in which the reference reads each sample once."""
-    own = option.workload
-    one = lengths.pass_of(own, option.gpu) if lengths else forward_pass(own, option.gpu)
-    if one is None or not own.first_passes:
-        return 0.0, 0.0
-    steps_with_new_samples = num_steps / max(1.0, lengths.epochs) if lengths else num_steps
-    fast, slow = (own.first_passes * steps_with_new_samples * seconds for seconds in one.seconds)
-    return fast, slow
 
 
 def _duration(seconds: tuple[float, float]) -> str:
@@ -187,34 +178,3 @@ def _figures(value: float, figures: int) -> str:
 
 def _range(pair: tuple[float, float]) -> str:
     return " to ".join(f"{value:,.0f}" if value < 1000 else f"{round(value, -2):,.0f}" for value in pair)
-
-
-def in_short(option: Option | None) -> str:
-    """A way in a cell of the table of all recipes: ``2 x ddp *``."""
-    if option is None:
-        return "no"
-    own = option.workload
-    config = own.config.removeprefix("fsdp_") if own.strategy.offloads else own.config
-    return f"{own.num_gpus} x {config}{' *' if own.gradient_checkpointing else ''}"
-
-
-def record(option: Option) -> dict[str, Any]:
-    """A way as JSON values; sizes in bytes, times in seconds."""
-    own, memory, step = option.workload, option.memory, option.step
-    return {
-        "method": own.method,
-        "config": own.config,
-        "num_gpus": own.num_gpus,
-        "per_device_train_batch_size": own.rows,
-        "max_length": own.length,
-        "gradient_checkpointing": own.gradient_checkpointing,
-        "activation_offload": own.activation_offload,
-        "fits": option.fits,
-        "spare": option.spare,
-        "peak": memory.peak,
-        "components": memory.components,
-        "host": memory.host,
-        "disk": memory.disk,
-        "seconds_per_step": step and step.seconds,
-        "tokens_per_second": step and step.tokens_per_second,
-    }

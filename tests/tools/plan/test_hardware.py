@@ -40,8 +40,6 @@ def test_gpus_are_a_number_or_machines_times_gpus():
 
 
 def test_this_machines_gpus_are_those_of_its_driver(monkeypatch):
-    monkeypatch.setattr(hardware.shutil, "which", lambda name: name)
-
     def driver(text):
         monkeypatch.setattr(hardware.subprocess, "run", lambda *words, **options: SimpleNamespace(stdout=text))
         return this_machine()
@@ -56,7 +54,8 @@ def test_this_machines_gpus_are_those_of_its_driver(monkeypatch):
     assert not driver("Tesla T4, 15360, 7.5\n")[0].bf16
     assert not driver("NVIDIA RTX 1, 8000, 8.6\nTesla T4, 15360, 7.5\n")[0].bf16  # the smaller one has it
     assert driver("") is None and driver("NVIDIA X, [N/A], 8.0\n") is None
-    monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", "")
     assert this_machine() is None
 
 

@@ -30,17 +30,13 @@ def test_a_folder_a_hub_id_and_a_shipped_name_give_the_same_numbers(tmp_path):
         assert find_shape(f"meta-llama/{variant}").num_parameters == own.num_parameters
 
 
-@pytest.mark.parametrize(
-    ("variant", "name"),
-    [
+def test_variants_of_a_public_model_have_its_shape():
+    for variant, name in (
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-8b"),
         ("meta-llama/Llama-2-13b-chat-hf", "llama-2-13b"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),
-        ("Qwen/Qwen3-8B-Base", "qwen3-8b"),
-    ],
-)
-def test_variants_of_a_public_model_have_its_shape(variant, name):
-    assert find_shape(variant).name == name
+    ):
+        assert find_shape(variant).name == name
 
 
 def test_a_config_in_the_hubs_cache_beats_a_shipped_shape(tmp_path, monkeypatch):
