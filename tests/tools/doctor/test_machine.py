@@ -96,12 +96,6 @@ def test_one_fault_of_a_machine_is_one_failed_check_with_a_fix(fault, name, foun
     assert found in results[name].found and results[name].fix
 
 
-def test_a_disk_for_one_checkpoint_but_not_for_all_is_a_warning(checked, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=13 << 20))
-    result = checked()["disk"]
-    assert result.status == "warn" and "3 checkpoints of 10.3 MiB" in result.found and "save_total_limit" in result.fix
-
-
 def test_bf16_is_tried_if_the_config_asks_for_it(topology, monkeypatch):
     assert "not asked for" in check_bf16(topology(mixed_precision="no"), None, "lora").found
     with_gpus(monkeypatch, ("T4", 7))
@@ -122,13 +116,6 @@ def test_gpus_hold_what_the_plan_says(topology, monkeypatch):
     assert result.status == "fail" and "90.0 GiB" in result.found and "checkpointing" in result.fix
 
 
-def test_too_few_gpus_fail_as_the_run_would(checked, monkeypatch):
-    monkeypatch.setattr("kit.strategy.launch._devices", lambda strategy: (2, "cuda"))
-    results = checked("--config", "ddp", "--num_processes", "4")
-    result = results["launch"]
-    assert result.status == "fail" and "4 on a machine with 2 GPUs; expected at most 2" in result.found
-
-
 def test_a_config_for_several_machines_says_how_to_check_them_all(checked, tmp_path, monkeypatch):
     config = tmp_path / "two.yaml"
     config.write_text(
@@ -141,13 +128,10 @@ def test_a_config_for_several_machines_says_how_to_check_them_all(checked, tmp_p
     assert "main_process_ip: missing" in checked("--config", str(config))["launch"].found
 
 
-def test_local_data_asks_no_hub(recipe, monkeypatch):
-    monkeypatch.setattr(machine, "ask_hub", lambda name, flag, revision: pytest.fail("asked"))
-    result = check_data(recipe)
-    assert result.status == "ok" and "train.jsonl" in result.found and "http" not in result.found
-
-
 def test_data_of_the_hub_are_asked_for_once_or_looked_for_in_the_cache(recipe, monkeypatch):
+    monkeypatch.setattr(machine, "ask_hub", lambda name, flag, revision: pytest.fail("asked"))
+    result = check_data(recipe)  # local
+    assert result.status == "ok" and "train.jsonl" in result.found and "http" not in result.found
     remote = recipe.model_copy(update={"dataset": "org/data", "eval_dataset": None})
     asked = []
     monkeypatch.setattr(machine.constants, "HF_HUB_OFFLINE", False)
