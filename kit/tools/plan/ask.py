@@ -5,7 +5,6 @@ The flags of ``recipes/finetune.py`` mean what they mean there. Those of ``OWN``
 
 from dataclasses import dataclass
 
-from kit.config.adapter_base import adapter_config
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
 from kit.console import Parser
@@ -52,7 +51,7 @@ def read_ask(argv: list[str]) -> Ask:
         parser.add_argument(f"--{name}", *(["--num_processes"] if name == "gpus" else []), type=kind)
     own, rest = parser.parse_known_args(argv)
     names = {word[2:].partition("=")[0].replace("-", "_") for word in rest if word.startswith("--")}
-    if own.model is None and not names & {"recipe", MODEL, "adapter_name_or_path"}:
+    if own.model is None and not names & {"recipe", MODEL}:
         fix = "add --recipe llama-8b-lora, or --model meta-llama/Llama-3.1-8B; `kit recipes` lists the recipes"
         raise UserError(Problem("--recipe", "for which model? none is named", fix=fix))
     problems = Problems()
@@ -74,17 +73,11 @@ def read_ask(argv: list[str]) -> Ask:
     problems += request.problems
     recipe, shape = request.recipe, None
     if recipe is not None:
-        if recipe.adapter_name_or_path:
-            recipe = _with_adapter(recipe)
-            model = recipe.model_name_or_path
         with problems.caught():
-            shape = find_shape(model or recipe.model_name_or_path, "--model" if own.model else MODEL)
+            shape = find_shape(model or recipe.model_name_or_path, "--model" if model else MODEL)
     problems.raise_if_any()
     assert recipe is not None and shape is not None and gpu is not None
-    if recipe.adapter_name_or_path:
-        names |= {MODEL, "adapter_name_or_path"}
-    elif model:
-        names |= {MODEL} if "recipe" in names else set()
+    names |= {MODEL} if model and "recipe" in names else set()
     config = request.launch.config
     ask = Ask(
         recipe=recipe,
@@ -102,22 +95,11 @@ def read_ask(argv: list[str]) -> Ask:
     return ask
 
 
-def _with_adapter(recipe: Recipe) -> Recipe:
-    """The recipe with rank and modules of the adapter that it goes on training."""
-    config = adapter_config(recipe.adapter_name_or_path or "")
-    keys = {"lora_r": "r", "use_dora": "use_dora", "lora_modules_to_save": "modules_to_save"}
-    changes = {ours: config[theirs] for ours, theirs in keys.items() if config.get(theirs)}
-    if isinstance(config.get("target_modules"), list):
-        changes["lora_target_modules"] = config["target_modules"]
-    return recipe.model_copy(update=changes)
-
-
 def _refused(ask: Ask) -> list[Problem]:
     """A problem for each setting that no formula describes, or with which a run on these GPUs would be refused."""
     recipe, shape, gpu, num = ask.recipe, ask.shape, ask.gpu, ask.num_gpus
     fix = "leave it out here for the plan without it, and see the peak in the report of a run with --max_steps 2"
-    unknown = [key for key in uncovered(recipe, shape) if key != "adapter_name_or_path"]
-    problems = [Problem(key, "the formulas do not know what it takes", fix=fix) for key in unknown]
+    problems = [Problem(key, "the formulas do not know what it takes", fix=fix) for key in uncovered(recipe, shape)]
     if shape.max_positions and recipe.max_length > shape.max_positions:
         found = f"{recipe.max_length} tokens, {shape.name} has {shape.max_positions} positions"
         problems.append(Problem("max_length", found, fix=f"--max_length {shape.max_positions}"))

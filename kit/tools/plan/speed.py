@@ -30,21 +30,14 @@ HOST_LINK = 20 * GB  # bytes per second between a GPU and the host, PCIe 4.0 x16
 LAUNCH_SECONDS = (5e-6, 12e-6)  # that the host takes to launch a kernel: assumed, and measured in FunASR's issue 3705
 
 
-@dataclass(frozen=True)
-class Launches:
-    """Kernels that one layer of a Llama launches in a forward pass, and in its backward pass."""
-
-    forward: float
-    backward: float  # of frozen weights
-    backward_if_trained: float
-    of_adapter: tuple[float, float]  # of each adapted module, in both passes
-    of_conversion: tuple[float, float] = (1, 2)  # of each 4-bit matrix, in both passes
-
-
-# Counted on fake GPUs (benchmarks/simulation, models of 1B, 3B and 8B), and in what inductor makes for a CPU
-# (benchmarks/ladder.py).
-LAUNCHES = Launches(46, 74, 100, (3, 8))
-LAUNCHES_IF_FUSED = Launches(17, 25, 25, (4, 4.5))
+# Kernels that a layer of a Llama launches in a forward pass and in its backward pass, as it is and compiled, with
+# adapters on all its matrices. Counted on fake GPUs (benchmarks/simulation, models of 1B, 3B and 8B), and in what
+# inductor makes for a CPU (benchmarks/ladder.py).
+LAUNCHES = {
+    "full": ((46, 100), (17, 25)),
+    "lora": ((67, 130), (45, 56.5)),
+    "qlora": ((74, 144), (52, 70.5)),
+}
 CHUNK_LAUNCHES = (20, 28)  # of a chunk of the loss head, if it is frozen and if it trains
 
 
@@ -115,18 +108,11 @@ def step(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | No
 
 def _launches(workload: Workload) -> float:
     """Kernels that a step launches, but for those of its optimiser and of collectives."""
-    known = LAUNCHES_IF_FUSED if workload.fuses else LAUNCHES
-    trains = workload.method == "full"
-    forward, backward = known.forward, known.backward_if_trained if trains else known.backward
-    if not trains:
-        adapted = len(list(workload.shape.adapted(workload.lora_targets)))
-        converted = len(workload.shape.linears) if workload.method == "qlora" else 0
-        forward += adapted * known.of_adapter[0] + converted * known.of_conversion[0]
-        backward += adapted * known.of_adapter[1] + converted * known.of_conversion[1]
+    forward, backward = LAUNCHES[workload.method][workload.fuses]
     passes = 1 + workload.passes + (1 if workload.gradient_checkpointing else 0)
     chunks = math.ceil(workload.tokens / chunk_tokens(workload)) * (1 + workload.passes)
     layers = workload.shape.num_layers * (forward * passes + backward)
-    return workload.micro_batches * (layers + chunks * CHUNK_LAUNCHES[trains])
+    return workload.micro_batches * (layers + chunks * CHUNK_LAUNCHES[workload.method == "full"])
 
 
 def _elementwise_bytes(workload: Workload, supervised: float) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Iterable
 from typing import Any
 
 from kit.config.recipe import Recipe
@@ -17,7 +18,6 @@ from kit.tools.plan.search import Option
 from kit.tools.text_table import text_table
 
 GIB = 2**30
-UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
 
 
 def gib(num_bytes: float) -> str:
@@ -148,33 +148,23 @@ def time_lines(
     num_steps = num_steps or (lengths.num_steps if lengths else 1000)
     tokens = computing * step.tokens * own.num_gpus
     lines.append(
-        f"time: {_figures(fast, 2)} to {_figures(slow, 2)} s a step of {tokens:,.0f} tokens, padding included, "
+        f"time: {_range((fast, slow))} s a step of {tokens:,.0f} tokens, padding included, "
         f"{_range((low, high))} tokens/s per GPU; bound by {step.bound}"
     )
     # Before the first step the reference reads each sample once.
     share = forward_operations_per_token(own) / operations_per_token(own) / max(1.0, lengths.epochs if lengths else 1.0)
     before = own.first_passes * share * num_steps
-    first, whole = ((number * fast, number * slow) for number in (before, num_steps + before))
-    hours = [seconds * own.num_gpus / 3600 for seconds in whole]
-    text = f"{num_steps:,} step{'s' if num_steps > 1 else ''}: {_duration(whole)}"
-    text += f", {_figures(hours[0], 3)} to {_figures(hours[1], 3)} GPU-hours" if own.num_gpus > 1 else ""
-    text += f", cost {price * hours[0]:,.2f} to {price * hours[1]:,.2f}" if price is not None else ""
-    text += f"; of it {_duration(first)} for the reference before the first step" if before else ""
+    first, hours = ([number * each / 3600 for each in (fast, slow)] for number in (before, num_steps + before))
+    of_gpus = [own.num_gpus * each for each in hours]
+    text = f"{num_steps:,} step{'s' if num_steps > 1 else ''}: {_range(hours, 3)} hours"
+    text += f", {_range(of_gpus, 3)} GPU-hours" if own.num_gpus > 1 else ""
+    text += f", cost {price * of_gpus[0]:,.2f} to {price * of_gpus[1]:,.2f}" if price is not None else ""
+    text += f"; of it {_range(first)} hours for the reference before the first step" if before else ""
     text += "" if lengths else f" (if every row is full, {own.width:,} tokens, and all are learned from)"
     return [*lines, text]
 
 
-def _duration(seconds: tuple[float, float]) -> str:
-    """A range of seconds in the largest unit of which it is at least one."""
-    unit = next((unit for unit in UNITS if seconds[1] >= UNITS[unit]), "seconds")
-    return f"{' to '.join(_figures(each / UNITS[unit], 3) for each in seconds)} {unit}"
-
-
-def _figures(value: float, figures: int) -> str:
-    """A number with ``figures`` digits that count, and never with an exponent."""
-    rounded = float(f"{value:.{figures}g}")
-    return f"{rounded:,.0f}" if rounded >= 10 ** (figures - 1) else f"{rounded:f}".rstrip("0").rstrip(".")
-
-
-def _range(pair: tuple[float, float]) -> str:
-    return " to ".join(f"{value:,.0f}" if value < 1000 else f"{round(value, -2):,.0f}" for value in pair)
+def _range(pair: Iterable[float], figures: int = 2) -> str:
+    """Two numbers with so many digits that count, and without an exponent."""
+    rounded = (float(f"{value:.{figures}g}") for value in pair)
+    return " to ".join(f"{value:,.0f}" if value >= 10 ** (figures - 1) else f"{value:.6g}" for value in rounded)

@@ -1,9 +1,6 @@
 """What the command line of ``kit plan`` means."""
 
-import json
-
 import pytest
-from helpers import ROOT
 
 from kit.errors import UserError
 from kit.tools.plan import ask as module
@@ -41,13 +38,6 @@ def test_the_gpus_are_those_that_are_named_or_those_of_this_machine(monkeypatch)
     monkeypatch.setattr(module, "this_machine", lambda: (GPUS["t4"], 4))
     found = ask("--model llama-1b")
     assert (found.gpu, found.num_gpus, ask("--model llama-1b --gpus 2").num_gpus) == (GPUS["t4"], 4, 2)
-
-
-def test_an_adapter_that_is_trained_on_has_its_own_rank_and_modules(tmp_path):
-    config = {"base_model_name_or_path": str(ROOT / "recipes/tiny/model"), "r": 64, "target_modules": ["q_proj"]}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    recipe = ask(f"--adapter_name_or_path {tmp_path} --gpu h100 --max_length 64").recipe
-    assert (recipe.lora_r, recipe.lora_target_modules) == (64, ["q_proj"])
 
 
 def test_what_cannot_be_planned_is_refused():
