@@ -43,18 +43,11 @@ def test_only_ways_that_make_sense_are_tried():
 
 def test_the_recommended_way_is_the_simplest_of_the_fastest():
     """The slower the network, the more a copy on each machine gains."""
-    for method, strategy in (("lora", DDP), ("full", FSDP2)):
-        option = recommend(options(replace(BASE, method=method, num_gpus=8), GPUS["h100"], 64), method)
-        assert option.workload.strategy == strategy
     base = replace(BASE, method="full", length=4096, num_gpus=16)
-    speeds = {}
-    for network in (16, 1, 1 / 16):
+    for network, config in ((16, "fsdp"), (1 / 16, "fsdp_hybrid")):
         gpu = replace(GPUS["h100"], network=GPUS["h100"].network * network)
-        found = {o.workload.config: sum(o.step.tokens_per_second) for o in options(base, gpu, 512)[:4]}
-        best = recommend(options(base, gpu, 512), "full")
-        speeds[network] = (found["fsdp_hybrid"] / found["fsdp"], best.workload.config)
-    assert {config for gain, config in speeds.values() if gain <= 1.05} == {"fsdp"}
-    assert {config for gain, config in speeds.values() if gain > 1.06} == {"fsdp_hybrid"}
+        assert recommend(options(base, gpu, 512), "full").workload.config == config
+    assert recommend(options(replace(BASE, num_gpus=8), GPUS["h100"], 64), "lora").workload.strategy == DDP
 
 
 def test_the_recommended_way_fits_deals_the_global_batch_and_keeps_the_method_if_that_fits():
