@@ -1,7 +1,6 @@
 """``kit inspect`` shows samples, writes a page, and reports mistakes with status 2."""
 
 import pytest
-from data_helpers import write
 
 from kit.cli.main import main
 
@@ -39,16 +38,3 @@ def test_what_a_run_would_refuse_is_refused_before_any_data_is_read(command, mod
     # What the files show comes first, because it is known without opening the model.
     assert main([command, *right, *wrong, "--eval_dataset", "nowhere.jsonl"]) == 2
     assert capsys.readouterr().err.startswith("error: eval_dataset: no file or folder 'nowhere.jsonl'")
-
-
-@pytest.mark.slow
-def test_preferences_are_shown_as_the_objective_reads_them(model, tmp_path, capsys):
-    prompt = [{"role": "user", "content": "Question"}]
-    good, bad = ([{"role": "assistant", "content": word}] for word in ("Answer", "Nonsense"))
-    write(tmp_path / "train.jsonl", *[{"prompt": prompt, "chosen": good, "rejected": bad}] * 9)
-    assert main(["inspect", *model.flags, "--objective", "dpo", "-n", "2"]) == 0
-    assert capsys.readouterr().out.count("  rejected:\n") == 2
-    rows = [{"prompt": prompt, "completion": good if i % 2 else bad, "label": bool(i % 2)} for i in range(8)]
-    write(tmp_path / "train.jsonl", *rows)
-    assert main(["inspect", *model.flags, "--objective", "kto", "-n", "9"]) == 0
-    assert capsys.readouterr().out.count(", label false\n") == 4

@@ -42,16 +42,13 @@ def test_the_page_shows_what_the_run_left(tmp_path):
 
 def test_losses_have_one_chart_unless_they_are_not_the_same_measure(tmp_path):
     assert "<figcaption>loss" in report_page([opened(tmp_path)])
+    named = {f"loss/set{i}": 2.0 for i in range(20)} | {f"supervised_tokens/set{i}": i for i in range(20)}
+    page = report_page([opened(tmp_path, [step_row(1, **named)])])  # of many data sets the largest
+    drawn = page.partition("<figcaption>training loss by data set")[2].partition("<svg")[0]
+    assert re.findall(r"</i>(\w+) <b>", drawn) == [f"set{19 - i}" for i in range(8)]
     for row in (step_row(1, objective="FocalLoss"), step_row(1, router_loss=0.1)):
         page = report_page([opened(tmp_path, [row, evaluation_row(1)])])
         assert "<figcaption>training loss" in page and "<figcaption>evaluation loss" in page
-
-
-def test_of_many_data_sets_the_largest_are_drawn(tmp_path):
-    named = {f"loss/set{i}": 2.0 for i in range(20)} | {f"supervised_tokens/set{i}": i for i in range(20)}
-    page = report_page([opened(tmp_path, [step_row(1, **named)])])
-    drawn = page.partition("<figcaption>training loss by data set")[2].partition("<svg")[0]
-    assert re.findall(r"</i>(\w+) <b>", drawn) == [f"set{19 - i}" for i in range(8)]
 
 
 def test_a_run_that_had_no_step_yet_and_one_of_many_odd_steps(tmp_path):
@@ -63,15 +60,11 @@ def test_a_run_that_had_no_step_yet_and_one_of_many_odd_steps(tmp_path):
     assert "s100." in page and "s101." not in page and f"{MOST_ODD + 8}, the first is 1" in page
 
 
-def test_a_report_at_the_end_that_fails_is_a_warning(tmp_path, capsys):
+def test_the_status_says_how_far_it_came_and_a_report_at_the_end_never_fails(tmp_path, monkeypatch, capsys):
     write_report_at_end(make_run(tmp_path / "run"))
     write_report_at_end(tmp_path / "nothing")
-    assert re.match(
-        r"report: .*/run/report.html\nwarning: no report \(UserError: error: .*nothing", capsys.readouterr().out
-    )
-
-
-def test_the_status_says_how_far_it_came(tmp_path, monkeypatch):
+    said = r"report: .*/run/report.html\nwarning: no report \(UserError: error: .*nothing"
+    assert re.match(said, capsys.readouterr().out)
     for changes, status in (
         ({}, "not finished: 4 of 9 steps; the same command continues it"),
         ({"finished_steps": 4, "ended_early": "enough"}, "finished: 4 of 9 steps, enough"),
@@ -143,7 +136,7 @@ def test_several_runs_are_one_page_with_what_differs(tmp_path):
     assert row["best accuracy"] == "90.0% after step 9"
 
 
-ODD = [None, -1, 10**400, 1e308, "x\x1b\n<b>", "\ud800", [3], {"a": {"b": None}}]
+ODD = [None, 10**400, 1e308, "x\x1b\n<b>", [3], {"a": {"b": None}}]
 ROWS = [evaluation_row(0, answers=answers("no"), num_answers=1, num_unended_answers=1), *map(step_row, range(1, 25))]
 ROWS += [step_row(25, loss_spike=3.0, samples=["a:1"]) | {"loss/a": 1.0, "supervised_tokens/a": 3}]
 ROWS += [

@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-import pytest
 from data_helpers import chat, open_all, recipe, write
 
 from kit.tools.report.samples_page import as_page, as_text, gather_samples
@@ -57,13 +56,10 @@ def test_what_is_learned_is_marked_and_nothing_else(tmp_path, tokenizer):
     assert "<|im_start|>assistant\n[[Hello<|im_end|>]]\n<|im_start|>user" in text
     learned = re.findall("<span class='learned'>(.*?)</span>", as_page(gathered), re.S)
     assert list(map(plain, learned)) == ["Hello&lt;|im_end|&gt;", "Bye now&lt;|im_end|&gt; x0.5"]
+    write(tmp_path / "ids.jsonl", {"input_ids": [1, 5, 6, 7]})  # nothing predicts the first token
+    weights = [token.weight for token in looked(tokenizer, dataset="ids.jsonl").samples[0].parts[0].tokens]
+    assert weights == [0, 1, 1, 1]
     assert f"--- train.jsonl:1: {len(gathered.samples[0].parts[0].tokens)} tokens, 5 learned" in text
-
-
-def test_the_first_token_is_never_marked_as_nothing_predicts_it(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", {"input_ids": [1, 5, 6, 7]})
-    first, *rest = looked(tokenizer).samples[0].parts[0].tokens
-    assert first.weight == 0 and all(token.weight for token in rest) and len(rest) == 3
 
 
 def test_what_was_cut_or_left_out_is_shown_as_it_would_be_without(tmp_path, tokenizer):
@@ -90,14 +86,10 @@ def test_of_a_text_whose_end_is_kept_the_beginning_is_marked_and_what_is_split_i
     assert not any(sample.about.startswith("cut") for sample in split.samples)
 
 
-@pytest.mark.parametrize("objective", [DPO, KTO])
-def test_of_a_prompt_that_was_cut_the_start_is_marked(objective, tmp_path, tokenizer):
+def test_of_a_prompt_that_was_cut_the_start_is_marked(tmp_path, tokenizer):
     long = "Hi " * 60 + "Bye"
-    rows = [pair(long, "Hello", "Hello there"), pair("Hi", "Hello", "Bye")]
-    if objective is KTO:
-        rows = [rated(long, "Hello", False), rated("Hi", "Hello", True)]
-    write(tmp_path / "train.jsonl", *rows)
-    cut = looked(tokenizer, 1, max_length=40, **objective).samples[-1]
+    write(tmp_path / "train.jsonl", pair(long, "Hello", "Hello there"), pair("Hi", "Hello", "Bye"))
+    cut = looked(tokenizer, 1, max_length=40, **DPO).samples[-1]
     assert cut.origin == "train.jsonl:1" and cut.about.startswith("cut: ")
     for part in cut.parts:
         assert part.tokens[0].is_cut and not part.tokens[-1].is_cut
