@@ -52,14 +52,6 @@ def test_the_recipe_is_written_and_the_command_that_trains_it_is_printed(theirs,
     assert "changes only speed or memory:\n  flash_attention: True" in out and "wandb_project" not in out
 
 
-def test_names_for_a_tracker_go_with_it(theirs):
-    path = theirs(wandb_project="p", wandb_name="n")
-    assert main(["convert", path, "--out", "a.yaml"]) == 0
-    assert (load_recipe("a.yaml").project, load_recipe("a.yaml").run_name) == ("p", "n")
-    assert main(["convert", path, "--out", "b.yaml", "--report_to", "none"]) == 0
-    assert (load_recipe("b.yaml").report_to, load_recipe("b.yaml").run_name) == ([], None)
-
-
 def test_a_file_that_sharded_says_that_the_processes_are_missing(theirs, capsys):
     assert main(["convert", theirs(fsdp_config={"reshard_after_forward": True}), "--out", "ours.yaml"]) == 0
     out = capsys.readouterr().out

@@ -49,10 +49,6 @@ def small_disk(monkeypatch, tmp_path):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1 << 20))
 
 
-def folder_of_others(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine.os, "access", lambda path, mode: False)
-
-
 def small_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "host_memory", lambda: (1 << 20, 1 << 20))
 
@@ -82,7 +78,6 @@ def bf16_that_is_wrong(monkeypatch, tmp_path):
     ("fault", "name", "found"),
     [
         (small_disk, "disk", "1.0 MiB free"),
-        (folder_of_others, "disk", "cannot be written to"),
         (small_memory, "memory", "1.0 MiB free"),
         (hub_model_while_offline, "model", "not in the cache; HF_HUB_OFFLINE forbids"),
         (driver_that_is_too_old, "driver", "driver 535.104.05: The NVIDIA driver on your system is too old"),

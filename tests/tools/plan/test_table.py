@@ -34,7 +34,6 @@ def test_the_command_is_one_that_a_run_takes_and_has_only_what_differs_from_the_
     for words in (
         ["--recipe", "llama-8b-full", "--gpus", "8", "--report_to", "tensorboard", "--dataset", several],
         ["--recipe", "llama-8b-lora", "--objective", "dpo"],
-        ["--model", "llama-8b", "--dataset_columns", "q=prompt,a=completion"],
         ["--model_name_or_path", str(SHAPES["tiny"]), "--dataset", "a.jsonl", "--method", "full", "--max_length", "64"],
     ):
         ask, _, option = planned(*words)

@@ -76,14 +76,11 @@ def test_what_was_cut_or_left_out_is_shown_as_it_would_be_without(tmp_path, toke
     assert looked(tokenizer, 0, max_length=40, **CHATML).samples == []
 
 
-def test_of_a_text_whose_end_is_kept_the_beginning_is_marked_and_what_is_split_is_whole(tmp_path, tokenizer):
+def test_of_a_text_whose_end_is_kept_the_beginning_is_marked(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"text": "".join(f"{i} " for i in range(60))}, {"text": "short"})
-    flags = {"max_length": 40, "excess_length_strategy": "keep_end"}
-    tokens = looked(tokenizer, 1, **flags).samples[-1].parts[0].tokens
+    tokens = looked(tokenizer, 1, max_length=40, excess_length_strategy="keep_end").samples[-1].parts[0].tokens
     cut = "".join(token.text for token in tokens if token.is_cut)
     assert cut.startswith("0 1 2 ") and "59" not in cut and len(tokens) - sum(token.is_cut for token in tokens) == 40
-    split = looked(tokenizer, 9, **flags | {"excess_length_strategy": "split"})
-    assert not any(sample.about.startswith("cut") for sample in split.samples)
 
 
 def test_of_a_prompt_that_was_cut_the_start_is_marked(tmp_path, tokenizer):
