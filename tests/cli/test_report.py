@@ -44,10 +44,10 @@ def test_several_runs_are_compared_on_a_page_and_on_the_terminal(folder, tmp_pat
     for _ in range(2):  # its own page may be written again
         assert main(["report", str(folder), str(other)]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0].split()[:2] == ["run", "state"] and lines[1].split()[:4] == ["run", "not", "finished:", "2"]
+        assert lines[0].split()[:2] == ["run", "state"] and lines[1].split()[1:4] == ["not", "finished:", "2"]
         assert ["torch", "2.13.0", "2.12.0"] in [line.split() for line in lines]
         assert lines[-1] == f"report: {tmp_path}/comparison.html"
-    assert "<title>2 runs: run, other</title>" in (tmp_path / "comparison.html").read_text()
+    assert f"<title>2 runs: {folder}, {other}</title>" in (tmp_path / "comparison.html").read_text()
     assert sorted(other.iterdir()) == before
 
 
@@ -61,7 +61,7 @@ def test_a_folder_of_runs_is_a_comparison_of_them_each_once(folder, tmp_path, ca
         assert main(["report", *words]) == 0
         out = capsys.readouterr().out
         assert "latest" not in out and "nothing differs" in out
-        assert "<title>2 runs: a, b</title>" in (tmp_path / "runs/comparison.html").read_text()
+        assert "<title>2 runs: runs/a, runs/b</title>" in (tmp_path / "runs/comparison.html").read_text()
 
 
 def test_what_is_no_run_is_refused_all_at_once_and_stays_as_it_was(folder, tmp_path, capsys):

@@ -26,8 +26,7 @@ class Line:
     """A line of a chart."""
 
     label: str
-    x: np.ndarray  # [N], steps, ascending
-    y: np.ndarray  # [N]
+    points: np.ndarray  # [N, 2], steps, which ascend, with their values
     colour: int = 0
     is_dashed: bool = False
 
@@ -72,17 +71,16 @@ def draw(title: str, lines: Sequence[Line], marks: Sequence[float] = (), is_fitt
         marks: steps at which something happened.
         is_fitted: the y axis shows the values as large as it can; else it begins at 0.
     """
-    lines = [line for line in lines if len(line.x)]
+    lines = [line for line in lines if len(line.points)]
     if not lines:
         return ""
-    across = _Axis(0.0, max(float(line.x[-1]) for line in lines) or 1.0, _LEFT, _RIGHT)
-    up = _y_axis(np.concatenate([line.y for line in lines]), is_fitted)
+    across = _Axis(0.0, max(float(line.points[-1, 0]) for line in lines) or 1.0, _LEFT, _RIGHT)
+    up = _y_axis(np.concatenate([line.points[:, 1] for line in lines]), is_fitted)
     parts, points, keys, described = [_grid(across, up)], [], "", title
     for line in lines:
-        kept = _thinned(line.y)
-        x, y = line.x[kept], line.y[kept]
+        x, y = line.points[_thinned(line.points[:, 1])].T
         places = list(zip(across.places(x), up.places(y), strict=True))
-        colour, last = f"c{line.colour % NUM_COLOURS}", number(line.y[-1])
+        colour, last = f"c{line.colour % NUM_COLOURS}", number(y[-1])
         style = f"{colour} dashed" if line.is_dashed else colour
         parts.append(f"<path class='line {style}' d='M{'L'.join(f'{a} {b}' for a, b in places)}'/>")
         if len(x) < _FEW_POINTS:

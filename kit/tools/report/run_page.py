@@ -1,6 +1,5 @@
 """``report.html``: a page about one run, or about several beside each other: results, warnings, curves, settings."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,7 +73,7 @@ def write_report_at_end(folder: Path) -> None:
 
 def report_page(runs: Sequence[ReportedRun]) -> str:
     """Return the page of a run, or of several, as HTML."""
-    labels = labels_of(runs)
+    labels = [str(run.folder) for run in runs]
     if len(runs) == 1:
         (run,) = runs
         title, after, about = run.name, _details(run), [run.status, str(run.folder.absolute()), *_restarts(run)]
@@ -91,12 +90,6 @@ def report_page(runs: Sequence[ReportedRun]) -> str:
     curves = "".join(_charts(runs, labels))
     curves = f"<h2>Curves</h2><div class=charts>{curves}</div>" if curves else ""
     return page(title, [f"<h1>{escaped(title)}</h1>", lines, top, warned, curves, *after])
-
-
-def labels_of(runs: Sequence[ReportedRun]) -> list[str]:
-    """Return a name for each run: that of its folder; the whole path where two have the same name."""
-    counts = Counter(run.name for run in runs)
-    return [run.name if counts[run.name] == 1 else str(run.folder) for run in runs]
 
 
 # --- results
@@ -126,8 +119,8 @@ def _measured(key: str, value: float) -> str:
 def results(runs: Sequence[ReportedRun]) -> list[dict[str, str]]:
     """Return the table of results, a row for each run: first and last values, and the best by its own metric."""
     rows = []
-    for label, run in zip(labels_of(runs), runs, strict=True):
-        row = {"run": label, "state": run.status.partition(";")[0], **_results(run), **_speed(run)}
+    for run in runs:
+        row = {"run": str(run.folder), "state": run.status.partition(";")[0], **_results(run), **_speed(run)}
         key = run.recipe.metric_for_best_model
         if best := run.best(key):
             row[f"best {_name(key)}"] = f"{_measured(key, best[1])} after step {best[0]:,}"
@@ -158,8 +151,8 @@ def _charts(runs: Sequence[ReportedRun], labels: Sequence[str]) -> Iterator[str]
                 colour, is_dashed = i, False
                 if len(runs) > 1:  # each run has its colour
                     name, colour, is_dashed = label if name == "last" else f"{label}, {name}", at, i > 0
-                rows = run.rows_of(key)
-                lines.append(Line(name, rows.steps(key), rows.values(key) * curve.scale, colour, is_dashed))
+                points = run.rows_of(key).points(key) * (1.0, curve.scale)
+                lines.append(Line(name, points, colour, is_dashed))
         yield draw(curve.title, lines, marks, curve.is_fitted)
 
 
@@ -265,10 +258,10 @@ def _data(run: ReportedRun) -> list[dict[str, Any]]:
 
 def differences(runs: Sequence[ReportedRun]) -> list[dict[str, str]]:
     """Return the table of what differs between runs: a row for each setting, version, or fact of strategy and data."""
-    columns, labels = [_compared(run) for run in runs], labels_of(runs)
-    keys = dict.fromkeys(key for column in columns for key in column)
-    rows = [{"": key, **{label: c.get(key, "") for label, c in zip(labels, columns, strict=True)}} for key in keys]
-    return [row for row in rows if len({row[label] for label in labels}) > 1]
+    columns = {str(run.folder): _compared(run) for run in runs}
+    keys = dict.fromkeys(key for column in columns.values() for key in column)
+    rows = [{"": key, **{label: column.get(key, "") for label, column in columns.items()}} for key in keys]
+    return [row for row in rows if len({row[label] for label in columns}) > 1]
 
 
 def _compared(run: ReportedRun) -> dict[str, str]:

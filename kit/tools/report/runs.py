@@ -30,28 +30,26 @@ class Columns:
     """The numbers of rows: for each key the steps that have it, and the values."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, tuple[array[float], array[float]]] = {}
+        self._points: dict[str, array[float]] = {}  # step, value, step, value, ...
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append the numbers of a row; other values are left out."""
         for key, value in row.items():
             if (number := finite_number(value)) is not None:
-                steps, values = self._columns.setdefault(key, (array("d"), array("d")))
-                steps.append(row["step"])
-                values.append(number)
+                self._points.setdefault(key, array("d")).extend((row["step"], number))
 
     @property
     def keys(self) -> list[str]:
         """The keys that a row has, in the order of their first rows."""
-        return list(self._columns)
+        return list(self._points)
 
-    def steps(self, key: str) -> np.ndarray:
-        """Return the steps that have a value. [N], float64"""
-        return np.array(self._columns[key][0] if key in self._columns else (), np.float64)
+    def points(self, key: str) -> np.ndarray:
+        """Return the steps that have a value, with it. [N, 2], float64"""
+        return np.array(self._points.get(key, ()), np.float64).reshape(-1, 2)
 
     def values(self, key: str) -> np.ndarray:
-        """Return these values. [N], float64"""
-        return np.array(self._columns[key][1] if key in self._columns else (), np.float64)
+        """Return the values alone. [N]"""
+        return self.points(key)[:, 1]
 
 
 @dataclass
@@ -124,11 +122,11 @@ class ReportedRun:
 
     def best(self, key: str) -> tuple[int, float] | None:
         """The step of the best evaluation and its value; None without any. Less is better of a loss, else more."""
-        values = self.evaluations.values(key)
-        if not len(values):
+        points = self.evaluations.points(key)
+        if not len(points):
             return None
-        at = int(values.argmin() if key == "eval_loss" else values.argmax())
-        return int(self.evaluations.steps(key)[at]), float(values[at])
+        step, value = points[points[:, 1].argmin() if key == "eval_loss" else points[:, 1].argmax()]
+        return int(step), float(value)
 
 
 def read_reported_run(folder: Path) -> ReportedRun:

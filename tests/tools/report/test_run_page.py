@@ -124,8 +124,9 @@ def test_several_runs_are_one_page_with_what_differs(tmp_path):
     rows = [step_row(1), evaluation_row(1, eval_loss=1.0), evaluation_row(2)]
     two = opened(tmp_path / "two", rows, recipe={"seed": 5})
     page = report_page([one, two])
-    assert "<title>2 runs: one, two</title>" in page and "two, evaluation" in page
-    assert differences([one, two]) == [{"": "seed", "one": "42", "two": "5"}]
+    names = [str(tmp_path / "one"), str(tmp_path / "two")]
+    assert f"<title>2 runs: {', '.join(names)}</title>" in page and "two, evaluation" in page
+    assert differences([one, two]) == [{"": "seed", names[0]: "42", names[1]: "5"}]
     assert page.count("class='line c1 dashed'") == page.count("class='line c0 dashed'") == 1
     assert [row["best evaluation loss"] for row in results([one, two])] == [
         "2.2500 after step 4",
