@@ -76,7 +76,7 @@ def report_page(runs: Sequence[ReportedRun]) -> str:
     labels = [str(run.folder) for run in runs]
     if len(runs) == 1:
         (run,) = runs
-        title, after, about = run.name, _details(run), [run.status, str(run.folder.absolute()), *_restarts(run)]
+        title, after, about = run.name, _details(run), [run.status, *_restarts(run)]
         boxes = (f"<div><dt>{escaped(key)}</dt><dd>{escaped(text)}</dd></div>" for key, text in _results(run).items())
         top = f"<dl class=results>{''.join(boxes)}</dl>"
         warnings = remarks(run)
@@ -228,6 +228,7 @@ def _facts(run: ReportedRun) -> dict[str, str]:
         "model": f"{recipe.model_name_or_path} ({recipe.method})",
         "objective": recipe.objective,
         **_speed(run),
+        "folder": str(run.folder.absolute()),
     }
 
 

@@ -127,7 +127,7 @@ def test_several_runs_are_one_page_with_what_differs(tmp_path):
     names = [str(tmp_path / "one"), str(tmp_path / "two")]
     assert f"<title>2 runs: {', '.join(names)}</title>" in page and "two, evaluation" in page
     assert differences([one, two]) == [{"": "seed", names[0]: "42", names[1]: "5"}]
-    assert page.count("class='line c1 dashed'") == page.count("class='line c0 dashed'") == 1
+    assert page.count("class='line c1 dashed few'") == page.count("class='line c0 dashed few'") == 1
     assert [row["best evaluation loss"] for row in results([one, two])] == [
         "2.2500 after step 4",
         "1.0000 after step 1",
