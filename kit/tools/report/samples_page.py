@@ -107,7 +107,6 @@ def _weight(token: Token) -> str:
 def _text_of(run: list[Token], part: Part, colour: bool) -> str:
     first, text = run[0], ""
     for token in run:
-        text += f"\n... {token.num_hidden:,} tokens ...\n" if token.num_hidden else ""
         text += f"\033[2m{token.text}\033[22m" if colour and token.is_special else token.text
     if colour:
         start = "\033[9m" if first.is_cut else f"\033[{31 if part.is_bad else 32}m" if first.weight else ""
@@ -148,6 +147,5 @@ def _page_run(run: list[Token], part: Part) -> str:
     styles = ["learned" if first.weight else "", "bad" if first.weight and part.is_bad else "", "cut" * first.is_cut]
     tokens = ""
     for token in run:
-        tokens += f"<small>\n... {token.num_hidden:,} tokens ...\n</small>" if token.num_hidden else ""
         tokens += f"<b{' class=special' if token.is_special else ''}>{escaped(token.text)}</b>" if token.text else ""
     return f"<span class='{' '.join(filter(None, styles))}'>{tokens}<small>{_weight(first)}</small></span>"

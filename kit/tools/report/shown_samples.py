@@ -33,7 +33,6 @@ class Token:
     weight: float  # in the loss; 0: not supervised
     is_special: bool
     is_cut: bool = False  # not in the sample, because of its length
-    num_hidden: int = 0  # tokens before it that are not shown
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def _tokens(ids: np.ndarray, weights: np.ndarray, kept: np.ndarray, tokenizer: A
     num_hidden, half = len(tokens) - MAX_TOKENS, MAX_TOKENS // 2
     if num_hidden <= 0:
         return tokens
-    return [*tokens[:half], replace(tokens[-half], num_hidden=num_hidden), *tokens[1 - half :]]
+    return [*tokens[:half], Token(f"\n... {num_hidden:,} tokens ...\n", 0.0, True), *tokens[-half:]]
 
 
 def tokens_of(ids: np.ndarray, weights: np.ndarray, tokenizer: Any) -> list[Token]:
