@@ -26,15 +26,14 @@ def test_a_mistake_is_reported_with_status_2(model, capsys):
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["inspect", "prepare"])
-def test_what_a_run_would_refuse_is_refused_before_any_data_is_read(command, model_folder, chat_file, capsys):
+def test_what_a_run_would_refuse_is_refused_before_any_data_is_read(model_folder, chat_file, capsys):
     right = ["--model_name_or_path", str(model_folder), "--dataset", str(chat_file)]
     wrong = ["--max_length", "9999", "--lora_target_modules", "q_porj"]
-    assert main([command, *right, *wrong]) == 2
+    assert main(["inspect", *right, *wrong]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: 2 problems")
     for message in ("max_length: 9999 tokens, the model has 1024 positions", "'q_porj'"):
         assert message in err
     # What the files show comes first, because it is known without opening the model.
-    assert main([command, *right, *wrong, "--eval_dataset", "nowhere.jsonl"]) == 2
+    assert main(["inspect", *right, *wrong, "--eval_dataset", "nowhere.jsonl"]) == 2
     assert capsys.readouterr().err.startswith("error: eval_dataset: no file or folder 'nowhere.jsonl'")
