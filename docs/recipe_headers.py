@@ -7,7 +7,7 @@ A header has for each method the smallest of the usual machines that it fits, an
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from kit.config.recipe import DEFAULT_RECIPE, RECIPES, Recipe
 from kit.config.validation import load_recipe
 from kit.memory.shape import Shape
 from kit.memory.workload import Workload
-from kit.tools.plan.hardware import GPUS
+from kit.tools.plan.hardware import GPUS, Gpu
 from kit.tools.plan.models import find_shape
-from kit.tools.plan.search import METHODS, Option, smallest
-from kit.tools.plan.table import table
+from kit.tools.plan.search import METHODS, Option, best_of, strategies, tuned
+from kit.tools.text_table import text_table
 
 QUESTIONS = Path(__file__).with_name("questions.md")
 # Machines that people have, the cheapest first: a key of ``GPUS``, what its memory is called, the number of GPUs, and
@@ -98,11 +98,37 @@ def _way(recipe: Recipe, shape: Shape, machines: Sequence[Machine]) -> Option | 
     return smallest(Workload.of(recipe, shape), recipe.global_batch_size, known)
 
 
+def smallest(base: Workload, global_batch_size: int, machines: Iterable[tuple[Gpu, int]]) -> Option | None:
+    """Return the best way to run ``base``, its method kept, on the first of ``machines`` that it fits; None if none.
+
+    The best is the simplest of those that are about the fastest. Weights and optimiser are offloaded only where nothing
+    else fits any of the machines. GPUs that do not divide the global batch are passed over.
+
+    Args:
+        machines: GPUs that someone may have, and their numbers.
+    """
+    found = [_fitting(replace(base, num_gpus=num), global_batch_size, gpu) for gpu, num in machines]
+    for offloads in (False, True):
+        for ways in found:
+            own = [option for option in ways if option.workload.strategy.offloads == offloads]
+            if own:
+                return best_of(own)
+    return None
+
+
+def _fitting(base: Workload, global_batch_size: int, gpu: Gpu) -> list[Option]:
+    """The ways in which ``base`` fits, its method and the number of its GPUs kept."""
+    if global_batch_size % base.num_gpus:
+        return []
+    found = [tuned(way, gpu, global_batch_size) for way in strategies(base)]
+    return [option for option in found if option]
+
+
 def renewed(text: str, method: str, rows: Sequence[Row]) -> str:
     """Return the text of a recipe file with a new table, and with the config of its own ``method`` in the command."""
     config = next(each.option.workload.config for each in rows if each.option.workload.method == method)
     lines = re.sub(r"(# Launch: .* --config )\S+", rf"\g<1>{config}", text).splitlines()
-    comments = [f"# {line}" for line in table(list(TITLES), [each.cells for each in rows])]
+    comments = [f"# {line}" for line in text_table([dict(zip(TITLES, each.cells, strict=True)) for each in rows])]
     first = next(i for i, line in enumerate(lines) if line.startswith(f"# {TITLES[0]} "))
     last = next(i for i in range(first, len(lines)) if not lines[i].startswith("#"))
     return "\n".join([*lines[:first], *comments, *lines[last:]]) + "\n"

@@ -1,15 +1,14 @@
 """``kit chat``: talk to the model of a run, or to any other."""
 
-from kit.cli.model_words import split_words
 from kit.config.command_line import read_command_line
-from kit.console import announce_wait, show
-from kit.errors import Problem, raise_if
+from kit.console import Parser, announce_wait, show
+from kit.errors import Problem, UserError, raise_if
 
 HELP = "talk to the model of a run, and beside it to its base"
 USAGE = """usage: kit chat RUN [--base] [--plain] [--temperature T] [--top_p P] [--flag value ...]
 
-Talk to the model of a run, and beside it to its base, in the terminal. RUN is the folder of a run, its final/, one of
-its checkpoints, an adapter, or any model. Prompts are rendered, and answers end, as in the evaluation of the run; by
+Talk to the model of a run, and beside it to its base, in the terminal. RUN is the folder of a finished run, one of its
+checkpoints, an adapter, or any model. Prompts are rendered, and answers end, as in the evaluation of the run; by
 default answers are greedy too.
 
   --base             answer with the base as well: the model without the adapter, or what the run began with
@@ -18,12 +17,12 @@ default answers are greedy too.
   --top_p P          with a temperature: draw from the likeliest tokens that together have this probability
 
 Takes the flags of recipes/finetune.py, such as --max_new_tokens (default here: 512), --system_prompt (default: that of
-the run), --seed, --chat_template, --method qlora (a base in 4 bits) and --model_name_or_path (the base of an adapter,
-where it is no longer at its path). In the terminal /new begins a new conversation, /exit or Ctrl-D ends, Ctrl-C ends
-an answer. Without a terminal each line of standard input is a conversation, and only the answers are printed.
+the run), --seed, --chat_template and --method qlora (a base in 4 bits). In place of RUN, --adapter_name_or_path ADAPTER
+--model_name_or_path BASE where the base is no longer at its path. In the terminal /new begins a new conversation, /exit
+or Ctrl-D ends, Ctrl-C ends an answer. Without a terminal each line of standard input is a conversation, and only the
+answers are printed.
 Exit status: 0, or 2 if you can fix something."""
 MAX_NEW_TOKENS = 512
-_SWITCHES = ("base", "plain")
 
 
 def run(argv: list[str]) -> int:
@@ -31,28 +30,26 @@ def run(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv) or not argv:
         show(USAGE)
         return 0 if argv else 2
-    with_base, is_plain, words = _own_flags(argv)
-    request = read_command_line(words, {"model_name_or_path": "dataset"}, trains=False)  # no data are read
-    raise_if(request.problems)
-    assert request.recipe is not None
-    recipe = request.recipe
+    parser = Parser(prog="kit chat", add_help=False, allow_abbrev=False)
+    for switch in ("--base", "--plain"):
+        parser.add_argument(switch, action="store_true")
+    own, words = parser.parse_known_args(argv)
+    given = {word.partition("=")[0].replace("-", "_") for word in words}
+    if argv[0].startswith("-") and not {"__model_name_or_path", "__adapter_name_or_path"} & given:
+        raise UserError(Problem("RUN", "missing", "the folder of a run, or a model", "kit chat RUN"))
+    words += [] if "__max_new_tokens" in given else [f"--max_new_tokens={MAX_NEW_TOKENS}"]
+    stands_for = {"model_name_or_path": "dataset"}  # no data are read
+    request = read_command_line(words, stands_for, in_order=("model_name_or_path",), trains=False)
+    problems, recipe = request.problems, request.recipe
+    if recipe and recipe.num_return_sequences != 1:
+        problems.append(Problem("--num_return_sequences", "in a conversation", "one answer", "leave it out"))
+    if recipe and recipe.system_prompt and own.plain:
+        found = "with --plain: no messages are rendered"
+        problems.append(Problem("--system_prompt", found, fix="leave out one of the two"))
+    raise_if(problems)
+    assert recipe is not None
     announce_wait(f"opening {recipe.adapter_name_or_path or recipe.model_name_or_path}")
     from kit.tools import chat
 
-    chat.talk(request, with_base, is_plain)
+    chat.talk(request, own.base, own.plain)
     return 0
-
-
-def _own_flags(argv: list[str]) -> tuple[bool, bool, list[str]]:
-    """Take ``--base`` and ``--plain`` out of ``argv``. Returns whether they are there, and the words for the recipe."""
-    own, flags, problems = split_words(argv, "kit chat", _SWITCHES)
-    if flags.pop("num_return_sequences", "1") != "1":
-        problems.append(Problem("--num_return_sequences", "in a conversation", "one answer", "leave it out"))
-    with_base, is_plain = (own.get(name) == "true" for name in _SWITCHES)
-    if "system_prompt" in flags and is_plain:
-        problems.append(
-            Problem("--system_prompt", "with --plain: no messages are rendered", fix="leave out one of the two")
-        )
-    raise_if(problems)
-    flags.setdefault("max_new_tokens", str(MAX_NEW_TOKENS))
-    return with_base, is_plain, [f"--{name}={value}" for name, value in flags.items()]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from kit.errors import Problem, UserError
 from kit.run.record import METRICS_FILE, read_metrics
+from kit.tools.text_table import text_table
 
 COMPARED_KEYS = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
@@ -40,14 +41,14 @@ def compare_runs(whole: Path, continued: Path, before_kill: list[Row]) -> Compar
     of_whole, of_continued = _values(read_metrics(whole)), _values(rows)
     if not of_whole:
         raise UserError(Problem(str(whole / METRICS_FILE), "no step is logged", "the metrics of a run"))
-    differing = []
-    table = [f"{'step':<6}{'uninterrupted':<28}{'continued':<28}difference"]
+    differing, rows_shown = [], []
     for step in sorted(of_whole.keys() | of_continued.keys()):
         a, b = of_whole.get(step, {}), of_continued.get(step, {})
         names = [name for name in COMPARED_KEYS if repr(a.get(name)) != repr(b.get(name))]  # repr knows every bit
         differing += [step] if names else []
-        losses = [f"loss {values.get('loss', 'missing')}" for values in (a, b)]
-        table.append(f"{step:<6}{losses[0]:<28}{losses[1]:<28}{', '.join(names) or 'none'}")
+        losses = {run: f"loss {row.get('loss', 'missing')}" for run, row in (("uninterrupted", a), ("continued", b))}
+        rows_shown.append({"step": str(step), **losses, "difference": ", ".join(names) or "none"})
+    table = text_table(rows_shown)
     weights = "equal" if _same_weights(whole / "final", continued / "final") else "others"
     table.append(f"final weights: {weights}")
     num_steps = max(of_whole)

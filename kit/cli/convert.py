@@ -8,8 +8,9 @@ from kit.config.recipe import Recipe
 from kit.config.scripts import command_of
 from kit.console import Parser, show
 from kit.errors import Problem, UserError, did_you_mean, raise_if
-from kit.tools.convert.convert import Converted, convert
-from kit.tools.convert.draft import Group, shown
+from kit.tools.convert.convert import convert
+from kit.tools.convert.draft import Draft, Group, shown
+from kit.tools.convert.write import recipe_text
 from kit.visible import one_line
 
 HELP = "make a recipe of a file of axolotl, LLaMA-Factory, TRL, alignment-handbook or ms-swift"
@@ -18,7 +19,7 @@ HELP = "make a recipe of a file of axolotl, LLaMA-Factory, TRL, alignment-handbo
 def run(argv: list[str]) -> int:
     """Convert a file and print the recipe, or write it and print what became of the keys. Raises ``UserError``."""
     parser = Parser(prog="kit convert", description=HELP, epilog="Any flag of a recipe wins: --max_length 4096")
-    parser.add_argument("file", help="a YAML or JSON file of that kit, or a shell script with its command", type=Path)
+    parser.add_argument("file", help="a YAML or JSON file of that kit", type=Path)
     parser.add_argument("--out", help="write the recipe to this file, which must not exist", type=Path)
     parser.add_argument("--num_processes", help="processes of the run there; the global batch depends on it", type=int)
     parser.add_argument("--drop", help="keys, separated by commas, to leave out although that changes what is learned")
@@ -35,19 +36,19 @@ def run(argv: list[str]) -> int:
     problems += [Problem("--out", f"{file} exists", "a new file", "--out my.yaml") for file in files if file.exists()]
     raise_if(problems)
     drop = [key.strip() for key in (given.drop or "").split(",") if key.strip()]
-    converted = convert(given.file, given.num_processes, drop, flags)
-    draft = converted.draft
-    _check_drop(converted, drop)
+    draft = convert(given.file, given.num_processes, drop, flags)
     template = draft.template if "chat_template" not in draft.typed else ""
     if template and not files:
         raise UserError(Problem("--out", "missing", "a file: the chat template is written beside it", "--out my.yaml"))
     if template:
         draft.put("chat_template", files[1].name, "written beside this file")
     recipe = shlex.quote(str(given.out or "RECIPE.yaml"))
-    command = f"{command_of('finetune.py')} --config {converted.config} --recipe {recipe}"
-    if converted.config != "single":  # by itself it would take all GPUs, which the global batch was not made for
+    command = f"{command_of('finetune.py')} --config {draft.config} --recipe {recipe}"
+    if draft.config != "single":  # by itself it would take all GPUs, which the global batch was not made for
         command += f" --num_processes {draft.num_processes}"
-    text = converted.text([f"Made by kit convert of {given.file.name}, a file of {draft.kit}.", f"Launch: {command}"])
+    text = recipe_text(
+        draft, [f"Made by kit convert of {given.file.name}, a file of {draft.kit}.", f"Launch: {command}"]
+    )
     if not files:
         show(text.rstrip("\n"))
         return 0
@@ -57,29 +58,18 @@ def run(argv: list[str]) -> int:
         given.out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(Problem("--out", f"{given.out}: {error.strerror}", "a file that can be written")) from None
-    show("\n".join(_report(converted, given.out, command)))
+    show("\n".join(_report(draft, given.out, command)))
     return 0
 
 
-def _check_drop(converted: Converted, drop: list[str]) -> None:
-    """Refuse a key of ``--drop`` that the file does not have, or that needs no word."""
-    keys = {each.key for each in converted.draft.left_out if each.group is Group.LEARNS}
-    raise_if(
-        Problem("--drop", f"{key} was not in the way", ", ".join(sorted(keys)) or "none", did_you_mean(key, keys))
-        for key in drop
-        if key not in keys
-    )
-
-
-def _report(converted: Converted, out: Path, command: str) -> list[str]:
+def _report(draft: Draft, out: Path, command: str) -> list[str]:
     """What became of the keys, and the command that trains."""
-    draft = converted.draft
     lines = [f"wrote {out}: {len(draft.values)} settings, from a file of {draft.kit}"]
     for group in Group:
         left_out = [each for each in draft.left_out if each.group is group]
         lines += [f"left out, {group.value}:"] if left_out else []
         lines += [one_line(f"  {each.key}: {shown(each.value)}  ({each.reason})") for each in left_out]
     if draft.num_processes == 1:
-        sharded = "the weights were sharded" if converted.config.startswith("fsdp") else "one process"
+        sharded = "the weights were sharded" if draft.config.startswith("fsdp") else "one process"
         lines.append(f"{sharded}: give --num_processes N if it ran on more, since the global batch depends on it")
     return [*lines, "", command]

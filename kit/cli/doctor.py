@@ -1,7 +1,7 @@
 """``kit doctor``: check this machine, and a run that is planned on it, in seconds.
 
-Without a launcher it starts the ranks of a distributed run itself. Under `torchrun` or `accelerate launch` every rank
-calls it: the first rank of each machine checks that machine, and all machines are compared.
+Without a launcher it becomes the kit's own, which starts it again in each rank of a distributed run. Under a launcher
+the first rank of each machine checks that machine, and all ranks are compared.
 """
 
 import socket
@@ -14,12 +14,14 @@ from kit.failures import exits
 from kit.strategy.launch import plan_launch, resolve_config
 from kit.strategy.launcher import LaunchedRank, launched_rank
 from kit.strategy.strategies import SINGLE
+from kit.strategy.torchrun import torchrun_command
 from kit.tools.doctor.result import FAILED, Report, Result
 
 HELP = "check this machine, and a run planned on it, before it costs anything"
 TIMEOUT_SECONDS = 60.0
 # How much later rank 0 may come than ranks that check no machine: it imports more, and its machine may be slow.
 _LATE_SECONDS = 120.0
+_SHUTDOWN_SECONDS = 2  # for ranks after the launcher's SIGTERM
 
 USAGE = f"""usage: kit doctor [--config C] [--recipe R] [--timeout SECONDS] [--flag value ...]
 
@@ -33,7 +35,11 @@ Exit status: 0 if nothing failed, 2 if something did."""
 
 
 def run(argv: list[str]) -> int:
-    """Make all checks, and return 0, or 2 if one failed. Raises ``UserError`` with all problems of the flags."""
+    """Make all checks, and return 0, or 2 if one failed; or become a launcher.
+
+    Raises:
+        UserError: with all problems of the flags.
+    """
     if {"-h", "--help"} & set(argv):
         show(USAGE)
         return 0
@@ -52,24 +58,23 @@ def run(argv: list[str]) -> int:
         with exits.reporting_errors():
             exits.leave(_run_as_rank(request, launched, timeout_seconds))
     resolve_config(request, checks_batch=False)  # mistyped flags are reported before torch is imported
-    report = Report(lambda result: show(str(result)))
     planned = plan_launch(request)
+    interrupt.raise_on_ctrl_c()
+    num_processes = planned.topology.num_processes
+    if planned.topology.strategy != SINGLE and planned.config.num_machines == 1 and not planned.problems:
+        show(f"starting {num_processes} ranks")
+        words = ["-m", "kit.cli.main", "doctor", *argv]
+        keeps = not request.launch.config
+        interrupt.become(*torchrun_command(words, num_processes, _SHUTDOWN_SECONDS, keep_environment=keeps))
     from kit.tools.doctor.machine import check_machine
 
-    interrupt.raise_on_ctrl_c()
+    report = Report(lambda result: show(str(result)))
     check_machine(report, planned, None)
-    if planned.topology.strategy != SINGLE and planned.config.num_machines == 1 and not planned.problems:
-        from kit.tools.doctor.ranks import start_ranks
-
-        num_processes = planned.topology.num_processes
-        show(f"      starting {num_processes} ranks")
-        if failed := start_ranks(words, num_processes, timeout_seconds, bool(request.launch.config)):
-            report.add(failed)
     return report.end()
 
 
 def _run_as_rank(request: Request, launched: LaunchedRank, timeout_seconds: float) -> int:
-    """Make the checks of this rank, which a launcher of the user started. Returns the exit status, equal on all ranks.
+    """Make the checks of this rank. Returns the exit status, equal on all ranks.
 
     The first rank of a machine prints what it finds there; rank 0 also prints what all ranks find together.
     """

@@ -108,11 +108,20 @@ def run(argv: list[str]) -> int:
             if left:
                 show(f"    about {left * (time.monotonic() - began) / 60:.1f} minutes left")
     from kit.tools.rates import Sweep, Trial
+    from kit.tools.text_table import text_table
 
     sweep = Sweep([Trial.read(rate, done[rate]) for rate in sorted(done)], steps)
-    rows = sweep.rows()
-    lines = ["".join(f"{cell:<28}" for cell in cells).rstrip() for cells in (rows[0], *(row.values() for row in rows))]
-    show(joined(["", *lines, "", *sweep.suggestion(), f"curves: kit report {shlex.quote(str(folder))}/*/"]))
+    show(
+        joined(
+            [
+                "",
+                *text_table(sweep.rows()),
+                "",
+                *sweep.suggestion(),
+                f"curves: kit report {shlex.quote(str(folder))}/*/",
+            ]
+        )
+    )
     return 0
 
 

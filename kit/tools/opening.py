@@ -14,6 +14,8 @@ from kit.checkpoint.load import load_weights
 from kit.config.command_line import Request
 from kit.config.recipe import Recipe
 from kit.console import silence_libraries
+from kit.data.chat.template import Template, resolve_template
+from kit.data.chat.turns import Drafters
 from kit.errors import Problem, UserError, raise_if
 from kit.model.adapter import adapters_off
 from kit.model.load import build_meta_model, build_model, check_model, num_positions, open_config
@@ -31,11 +33,9 @@ from kit.strategy.topology import Precision, Topology
 class Opened:
     """A model that answers."""
 
-    name: str  # as it was given; of a base, what it is opened from
-    is_base: bool
     prepared: Prepared
     tokenizer: Any
-    template: Any  # what ``template_of`` returned
+    template: Template | None  # None: what is typed is the prompt
     stops: list[int]  # ids of the tokens that end an answer
     positions: int | None  # the longest text that it can read, in tokens; None: its config sets no limit
     recipe: Recipe
@@ -63,16 +63,14 @@ def plan_one_process(request: Request) -> tuple[Recipe, Topology]:
     return planned.recipe, topology
 
 
-def open_models(
-    recipe: Recipe, topology: Topology, template_of: Callable[[Recipe, Any], Any], with_base: bool
-) -> Iterator[Opened]:
+def open_models(recipe: Recipe, topology: Topology, is_plain: bool, with_base: bool) -> Iterator[Opened]:
     """Open the model that a recipe names, and with ``with_base`` its base, which gets the same template.
 
     Args:
-        template_of: makes what ``Opened.template`` holds of the recipe and the tokenizer, before weights are read.
+        is_plain: without a chat template.
 
     Raises:
-        UserError: it cannot be opened, or has no base.
+        UserError: it cannot be opened, has no base, or needs a chat template and has none.
     """
     name = recipe.adapter_name_or_path or recipe.model_name_or_path
     run_file = run_of(name)
@@ -85,28 +83,20 @@ def open_models(
         run, _ = read_run(run_file)
         began_with = {"model_name_or_path": run.model_name_or_path, "model_revision": run.model_revision}
         base = recipe.model_copy(update={**began_with, "method": "full"})
-    tuned = _open(name, opened, topology, template_of, checkpoint, run_file)
+    tuned = _open(opened, topology, is_plain, checkpoint, run_file)
     yield tuned
     if base is not None:
-        of_base = _open(base.model_name_or_path, base, topology, lambda *_: tuned.template, None, run_file)
-        yield replace(of_base, is_base=True)
+        yield replace(_open(base, topology, True, None, run_file), template=tuned.template)
     elif with_base:
         model = tuned.prepared.model
-        yield replace(tuned, name=opened.model_name_or_path, is_base=True, aside=lambda: adapters_off(model))
+        yield replace(tuned, aside=lambda: adapters_off(model))
 
 
-def _open(
-    name: str,
-    recipe: Recipe,
-    topology: Topology,
-    template_of: Callable[[Recipe, Any], Any],
-    checkpoint: Path | None,
-    run_file: Path | None,
-) -> Opened:
+def _open(recipe: Recipe, topology: Topology, is_plain: bool, checkpoint: Path | None, run_file: Path | None) -> Opened:
     config = open_config(recipe)
     raise_if(check_model(recipe, config, build_meta_model(recipe, config)))
     tokenizer = open_tokenizer(recipe)
-    template = template_of(recipe, tokenizer)
+    template = None if is_plain else _template_of(recipe, tokenizer)
     accelerator, plan = start(recipe, topology)
     if checkpoint:
         faults = verify_together(accelerator, checkpoint)
@@ -120,4 +110,13 @@ def _open(
     own = accelerator.unwrap_model(prepared.model).generation_config
     eos = own.eos_token_id if own else None
     ends |= {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
-    return Opened(name, False, prepared, tokenizer, template, sorted(ends), num_positions(config), recipe)
+    return Opened(prepared, tokenizer, template, sorted(ends), num_positions(config), recipe)
+
+
+def _template_of(recipe: Recipe, tokenizer: Any) -> Template:
+    source = resolve_template(tokenizer, recipe.chat_template, recipe.chat_template_kwargs)
+    if source is None:
+        fix = "--plain, and what you type is the prompt; or --chat_template NAME"
+        found = f"{recipe.model_name_or_path} brings none"
+        raise UserError(Problem("chat_template", found, "a chat template", fix))
+    return Drafters(source, tokenizer, "assistant").of(False, {})[0]

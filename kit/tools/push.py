@@ -12,13 +12,13 @@ import sys
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import yaml
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import disable_progress_bars
+from safetensors import SafetensorError, safe_open
 
 from kit.checkpoint.manifest import MANIFEST
 from kit.console import show
@@ -52,11 +52,6 @@ class Model:
     card: ModelCard
     base: str | None  # hub id; None: it is not on the hub
 
-    @property
-    def is_adapter(self) -> bool:
-        """Whether it needs its base."""
-        return self.adapter is not None
-
 
 def push(source: str, name: str | None, public: bool, base_model: str | None, dry_run: bool) -> None:
     """Check the model, the name and the rights, say what is uploaded, and upload it. The arguments are as typed.
@@ -70,13 +65,11 @@ def push(source: str, name: str | None, public: bool, base_model: str | None, dr
     try:
         _upload(HfApi(), model, name, public, dry_run)
     except Unreachable as error:
-        if not dry_run:
-            raise UserError(error.problem) from None
-        show(f"name, rights and base are not checked: {error.problem.found}")
+        raise UserError(error.problem) from None
 
 
 def _upload(api: HfApi, model: Model, name: str, public: bool, dry_run: bool) -> None:
-    repo, old = find_repository(api, name, model.is_adapter, public, "NAME")
+    repo, old = find_repository(api, name, model.adapter is not None, public, "NAME")
     card = finished_card(model, repo, _licence_on_hub(api, model))
     if public and not getattr(model.card.data, "license", None):
         show("warning: the card names no licence; the base's card has none")
@@ -89,7 +82,7 @@ def _upload(api: HfApi, model: Model, name: str, public: bool, dry_run: bool) ->
     operations = _operations(model, card, {file.rfilename for file in old.siblings or ()} if old else set())
     with answers(repo):
         api.create_repo(repo, private=not public, exist_ok=True)
-        info = api.create_commit(repo, operations, commit_message=f"kit push: {KINDS[model.is_adapter]}")
+        info = api.create_commit(repo, operations, commit_message=f"kit push: {KINDS[model.adapter is not None]}")
     is_same = old is not None and old.sha == info.oid
     show(f"{'nothing to upload, it is all there' if is_same else 'uploaded'}: {url_of(repo)}")
 
@@ -104,7 +97,7 @@ def _usual_name(folder: Path) -> str:
 def _summary(model: Model, repo: str, public: bool) -> str:
     """What is uploaded, and what of the folder is not."""
     of_base = f" of {model.base}" if model.base else ""
-    what = f"{KINDS[model.is_adapter]}{of_base} in {model.folder}"
+    what = f"{KINDS[model.adapter is not None]}{of_base} in {model.folder}"
     lines = [f"{what}, to {url_of(repo)}{'' if public else ', private'}:"]
     lines += [f"  {(model.folder / name).stat().st_size:>16,} bytes  {name}" for name in model.files]
     others = sorted({path.name for path in model.folder.iterdir()} - set(model.files))
@@ -157,25 +150,14 @@ def _check_complete(folder: Path, files: list[str]) -> None:
     if index in files:
         needed = set(_read_json(folder / index).get("weight_map", {}).values()) or needed
     if missing := sorted({*needed, "tokenizer_config.json"} - set(files)):
-        found = f"no {listed(missing)}"
-    else:
-        found = next((f"{name} {fault}" for name in sorted(needed) if (fault := _fault(folder / name))), "")
-    if found:
-        raise UserError(Problem(str(folder), f"half a model: {found}", "a complete one", _EXPORT))
-
-
-def _fault(path: Path) -> str:
-    """What is wrong with the length of a safetensors file, which begins with the length of its header."""
-    with path.open("rb") as file:
-        num_header = int.from_bytes(file.read(8), "little")
-        size = path.stat().st_size
+        raise UserError(Problem(str(folder), f"half a model: no {listed(missing)}", "a complete one", _EXPORT))
+    for name in sorted(needed):
         try:
-            header = json.loads(file.read(min(num_header, size)))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return "is damaged: no header"
-    expected = 8 + num_header + max(ends, default=0)
-    return "" if size == expected else f"has {size:,} bytes, and should have {expected:,}"
+            with safe_open(folder / name, "np"):  # compares the length of the file with its header
+                pass
+        except SafetensorError as error:
+            found = f"half a model: {name} is damaged ({first_line(error)})"
+            raise UserError(Problem(str(folder), found, "a complete one", _EXPORT)) from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -248,12 +230,9 @@ def _serve_command(model: Model, repo: str) -> str:
         return f"llama-server --jinja -hf {repo}:{gguf.removesuffix('.gguf').rpartition('-')[2]}"
     if model.adapter is None:
         return serve_command(repo)
-    names = ("target_modules", "target_parameters", "trainable_token_indices", "modules_to_save")
-    switches = ("use_dora", "use_rslora", "rank_pattern")
-    kind = str(model.adapter.get("peft_type") or "LORA")
-    others = {name: model.adapter.get(name) for name in (*names, *switches)}
-    config = SimpleNamespace(peft_type=kind, r=model.adapter.get("r", 0), **others)
-    return vllm_command(config, model.base, repo, repo.rpartition("/")[2])
+    from peft import PeftConfig
+
+    return vllm_command(PeftConfig.from_pretrained(str(model.folder)), model.base, repo, repo.rpartition("/")[2])
 
 
 # --- the hub

@@ -1,17 +1,15 @@
 """``kit chat`` passes on the flags of the recipe."""
 
-from kit.cli.chat import _own_flags
+from kit.cli.main import main
 
 
-def test_flags_of_the_recipe_are_passed_on():
-    with_base, is_plain, words = _own_flags(
-        ["model", "--base", "--method", "qlora", "--temperature", "0.5", "--seed", "7"]
-    )
-    assert (with_base, is_plain) == (True, False)
-    assert words == [
-        "--method=qlora",
-        "--temperature=0.5",
-        "--seed=7",
-        "--model_name_or_path=model",
-        "--max_new_tokens=512",
-    ]
+def test_flags_of_the_recipe_are_passed_on(model_folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr("kit.tools.chat.talk", lambda *words: asked.append(words))
+    words = ["--base", "--method", "qlora", "--temperature", "0.5", "--seed", "7"]
+    for run in ([str(model_folder)], ["--model_name_or_path", str(model_folder)]):
+        assert main(["chat", *run, *words]) == 0
+        request, with_base, is_plain = asked.pop()
+        recipe = request.recipe
+        assert (with_base, is_plain, recipe.model_name_or_path) == (True, False, str(model_folder))
+        assert (recipe.method, recipe.temperature, recipe.seed, recipe.max_new_tokens) == ("qlora", 0.5, 7, 512)

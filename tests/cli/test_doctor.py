@@ -55,7 +55,7 @@ def rank_processes(pid, rank):
     found = []
     for child in psutil.Process(pid).children(recursive=True):
         try:
-            if child.environ().get("RANK") == str(rank) and "ranks.py" in " ".join(child.cmdline()):
+            if child.environ().get("RANK") == str(rank) and "doctor" in " ".join(child.cmdline()):
                 found.append(child)
         except psutil.Error:
             pass

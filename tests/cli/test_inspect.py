@@ -1,7 +1,6 @@
 """``kit inspect`` shows samples, writes a page, and reports mistakes with status 2."""
 
 import pytest
-from data_helpers import write
 
 from kit.cli.main import main
 
@@ -27,28 +26,14 @@ def test_a_mistake_is_reported_with_status_2(model, capsys):
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["inspect", "prepare"])
-def test_what_a_run_would_refuse_is_refused_before_any_data_is_read(command, model_folder, chat_file, capsys):
+def test_what_a_run_would_refuse_is_refused_before_any_data_is_read(model_folder, chat_file, capsys):
     right = ["--model_name_or_path", str(model_folder), "--dataset", str(chat_file)]
     wrong = ["--max_length", "9999", "--lora_target_modules", "q_porj"]
-    assert main([command, *right, *wrong]) == 2
+    assert main(["inspect", *right, *wrong]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: 2 problems")
     for message in ("max_length: 9999 tokens, the model has 1024 positions", "'q_porj'"):
         assert message in err
     # What the files show comes first, because it is known without opening the model.
-    assert main([command, *right, *wrong, "--eval_dataset", "nowhere.jsonl"]) == 2
+    assert main(["inspect", *right, *wrong, "--eval_dataset", "nowhere.jsonl"]) == 2
     assert capsys.readouterr().err.startswith("error: eval_dataset: no file or folder 'nowhere.jsonl'")
-
-
-@pytest.mark.slow
-def test_preferences_are_shown_as_the_objective_reads_them(model, tmp_path, capsys):
-    prompt = [{"role": "user", "content": "Question"}]
-    good, bad = ([{"role": "assistant", "content": word}] for word in ("Answer", "Nonsense"))
-    write(tmp_path / "train.jsonl", *[{"prompt": prompt, "chosen": good, "rejected": bad}] * 9)
-    assert main(["inspect", *model.flags, "--objective", "dpo", "-n", "2"]) == 0
-    assert capsys.readouterr().out.count("  rejected:\n") == 2
-    rows = [{"prompt": prompt, "completion": good if i % 2 else bad, "label": bool(i % 2)} for i in range(8)]
-    write(tmp_path / "train.jsonl", *rows)
-    assert main(["inspect", *model.flags, "--objective", "kto", "-n", "9"]) == 0
-    assert capsys.readouterr().out.count(", label false\n") == 4

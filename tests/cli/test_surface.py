@@ -105,13 +105,6 @@ def test_help_of_score_begins_with_what_it_does_and_with_the_flags_that_matter(t
     assert text.index("--eval_dataset <") < text.index("--max_new_tokens <") < text.index("--learning_rate <")
 
 
-def test_help_of_export_lists_what_it_takes(typed):
-    status, text, _ = typed("recipes/export.py --help")
-    assert status == 0 and text.startswith("usage: export.py ")
-    for word in ("source", "--output_dir", "--merge", "--dtype", "--trust_remote_code"):
-        assert f"\n  {word} " in text
-
-
 def test_help_of_kit_and_of_each_of_its_commands_says_what_it_is_for(typed):
     status, text, _ = typed("kit --help")
     assert status == 0 and text.startswith("usage: kit <command> [--help], or kit --version\n")

@@ -5,11 +5,11 @@ from ast import literal_eval
 
 import pytest
 from data_helpers import chat, write
-from helpers import typed
+from helpers import matrix, typed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", matrix(["lora", "full"]))
 def test_greedy_answers_are_those_of_the_evaluation(finetune, model_folder, tmp_path, method):
     questions = ["red green blue", "small cat", "seven birds"]
     held_out = tmp_path / "eval.jsonl"

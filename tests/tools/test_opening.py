@@ -27,15 +27,12 @@ def test_several_processes_are_refused(request_of):
 def test_a_whole_model_outside_of_a_run_has_no_base(request_of):
     recipe, topology = plan_one_process(request_of())
     with pytest.raises(UserError, match="not in the folder of a run"):
-        next(open_models(recipe, topology, lambda *_: None, with_base=True))
+        next(open_models(recipe, topology, is_plain=True, with_base=True))
 
 
-def test_what_the_template_needs_is_checked_before_weights_are_read(request_of, monkeypatch):
+def test_a_missing_template_is_found_before_weights_are_read(request_of, monkeypatch):
     recipe, topology = plan_one_process(request_of())
     monkeypatch.setattr("kit.tools.opening.build_model", lambda *_: pytest.fail("weights were read"))
-
-    def refuse(opened, tokenizer):
-        raise UserError("no template")
-
-    with pytest.raises(UserError, match="no template"):
-        next(open_models(recipe, topology, refuse, with_base=False))
+    monkeypatch.setattr("kit.tools.opening.resolve_template", lambda *_: None)
+    with pytest.raises(UserError, match="brings none; expected a chat template"):
+        next(open_models(recipe, topology, is_plain=False, with_base=False))

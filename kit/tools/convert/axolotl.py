@@ -1,7 +1,6 @@
 """Files of axolotl: what ``kits/axolotl.yaml`` cannot say."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
@@ -29,7 +28,7 @@ _KNOWN = set(
 _ROLES = {"user": {"human", "user"}, "assistant": {"gpt", "assistant"}, "system": {"system"}, "tool": {"tool"}}
 
 
-def convert(draft: Draft, path: Path) -> None:
+def convert(draft: Draft) -> None:
     """Read the keys that a table cannot explain."""
     draft.put("method", "full")
     draft.read("rl", "adapter", "load_in_4bit")
@@ -53,16 +52,13 @@ def convert(draft: Draft, path: Path) -> None:
 
 def _take_special_tokens(draft: Draft) -> None:
     """A padding token is never learned; the end of a text is."""
-    tokens = draft.take("special_tokens", {})
-    for key, value in (tokens if isinstance(tokens, dict) else {"": tokens}).items():
+    for key, value in draft.take("special_tokens", {}).items():
         if key == "additional_special_tokens":
             draft.put("new_tokens", as_list(value))
         elif not is_nothing(value):
             is_learned = key != "pad_token" and "chat_template" not in draft.values and not draft.template
             group = Group.LEARNS if is_learned else Group.NEEDLESS
-            draft.leave(
-                f"special_tokens.{key}", value, group, "the tokenizer's own is taken; a chat template ends its turns"
-            )
+            draft.leave(f"special_tokens.{key}", value, group, "the tokenizer's own; a chat template ends its turns")
 
 
 def _take_data(draft: Draft) -> None:

@@ -5,7 +5,6 @@ Defaults are those of transformers 5.23 (``training_args.py``), unless a kit has
 
 import math
 import re
-from pathlib import Path
 
 from kit.config.optimisers import OTHER_NAMES
 from kit.config.other_kits import KITS, table_of
@@ -65,9 +64,7 @@ def _take_config(draft: Draft) -> None:
     text = re.sub(r"[\s'\"]|fsdp_", "", str(fsdp).lower())
     deepspeed = draft.take("deepspeed")
     if deepspeed is not None:
-        is_file = isinstance(deepspeed, str) and Path(deepspeed).is_file()
-        text = Path(deepspeed).read_text(encoding="utf-8", errors="replace") if is_file else str(deepspeed)
-        text = re.sub(r"[\s'\"]", "", text.lower())
+        text = re.sub(r"[\s'\"]", "", str(deepspeed).lower())  # of a file its name says the stage
         stage = re.search(r"(?:stage:|zero_?|ds_?z)([0-3])", text)
         draft.config = "ddp" if stage and stage[1] in "01" else "fsdp"
     elif any(not is_nothing(each) for each in fsdp):

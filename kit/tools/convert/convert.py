@@ -6,7 +6,7 @@ function for each kit, which reads those that need more: batch, data, template, 
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,12 @@ from kit.config.other_kits import kit_of
 from kit.config.recipe import Recipe
 from kit.config.recipe_file import read_yaml
 from kit.config.validation import NAME, check_recipe, problems_with_secrets, validate
-from kit.durable import read_small
 from kit.errors import Problem, UserError, first_line, raise_if
 from kit.tools.convert import axolotl, llama_factory, ms_swift, trl
 from kit.tools.convert.draft import Draft, Group, is_nothing, is_true, number, shown
-from kit.tools.convert.shell import read_command
 from kit.tools.convert.write import lines_of, recipe_text
 
-KITS: dict[str, Callable[[Draft, Path], None]] = {
+KITS: dict[str, Callable[[Draft], None]] = {
     "axolotl": axolotl.convert,
     "LLaMA-Factory": llama_factory.convert,
     "TRL": trl.convert,
@@ -33,31 +31,19 @@ KITS: dict[str, Callable[[Draft, Path], None]] = {
 }
 _DATA = """
     dataset datasets dataset_name pretraining_dataset test_datasets eval_dataset val_dataset dataset_mixture
-    dataset_mixer dataset_splits dataset_config dataset_train_split dataset_test_split dataset_text_field dataset_dir
+    dataset_config dataset_train_split dataset_test_split dataset_text_field dataset_dir
     cached_dataset cached_val_dataset columns max_samples
 """.split()
 _HELD_OUT = ("val_set_size", "val_size", "split_dataset_ratio")
 
 
-@dataclass(frozen=True)
-class Converted:
-    """A recipe that loads, and how to run it."""
-
-    draft: Draft
-    config: str  # the Accelerate config
-
-    def text(self, header: list[str]) -> str:
-        """The recipe, with ``header`` as comments at its top."""
-        return recipe_text(self.draft, header)
-
-
 def convert(
     path: Path, num_processes: int | None = None, drop: Collection[str] = (), flags: Mapping[str, Any] | None = None
-) -> Converted:
-    """Convert a file.
+) -> Draft:
+    """Convert a file to a draft whose recipe loads.
 
     Args:
-        num_processes: over all machines; None: as a script says, or one.
+        num_processes: over all machines; None: as the file says, or one.
         drop: keys that may be left out although that changes what is learned.
         flags: settings of ours, which win over the file.
 
@@ -65,24 +51,17 @@ def convert(
         UserError: it cannot be read, is of no known kit, asks for what this kit does not do, or the result would not
             be a valid recipe.
     """
-    source = path
-    lines: dict[str, int] = {}
-    if path.suffix in (".sh", ".bash"):
-        command = _read_script(path)
-        kit, values, source = command.kit, command.flags, Path(command.program)
-        num_processes = num_processes or command.num_processes
-    else:
-        values, lines = read_yaml(path)
-        kit = kit_of(values, Recipe.model_fields)
+    values, lines = read_yaml(path)
+    kit = kit_of(values, Recipe.model_fields)
     if not kit:
         raise UserError(_unknown(path, values))
     given = {key: value for key, value in values.items() if not is_nothing(value)}
     count = given.pop("num_processes", 1)  # which `trl` hands to the launcher
-    draft = Draft(kit, given, flags or {}, num_processes or int(number(count)))
+    draft = Draft(kit, given, path, flags or {}, num_processes or int(number(count)))
     try:
         if "dataset" in draft.typed:
             _leave_data(draft)
-        KITS[kit](draft, source)
+        KITS[kit](draft)
         draft.read(*list(draft.given))
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         found = f"a value of a wrong kind ({first_line(error)})"
@@ -94,14 +73,8 @@ def convert(
         draft.put(name, value, "typed")
     raise_if(draft.refused)  # alone: what else is in the way does not matter
     raise_if(draft.problems + _not_dropped(draft, path, lines, drop) + _invalid(draft))
-    return Converted(draft, draft.config or ("single" if draft.num_processes == 1 else "ddp"))
-
-
-def _read_script(path: Path) -> Any:
-    try:
-        return read_command(read_small(path, errors="replace"), str(path))
-    except OSError as error:
-        raise UserError(Problem(str(path), error.strerror or "cannot be read", "a shell script")) from None
+    draft.config = draft.config or ("single" if draft.num_processes == 1 else "ddp")
+    return draft
 
 
 def _unknown(path: Path, values: Mapping[str, Any]) -> Problem:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from kit.config.other_kits import KITS, NOTHING, OFF, meaning, table_of
@@ -43,6 +44,7 @@ class Draft:
     Attributes:
         kit: whose file it is.
         given: the keys of the file that were not read yet.
+        path: of the file.
         typed: our settings that the user gave; they win.
         num_processes: over all machines.
         values: our settings.
@@ -57,6 +59,7 @@ class Draft:
 
     kit: str
     given: dict[str, Any]
+    path: Path
     typed: Mapping[str, Any] = field(default_factory=dict)
     num_processes: int = 1
     values: dict[str, Any] = field(default_factory=dict)

@@ -15,7 +15,7 @@ _FIELDS |= {name: name for name in ("system", "tools", "chosen", "rejected", "hi
 _ROLES = {"human", "user", "gpt", "assistant", "observation", "function_call", "system", "tool"}
 
 
-def convert(draft: Draft, path: Path) -> None:
+def convert(draft: Draft) -> None:
     """Read the keys that a table cannot explain."""
     draft.given.setdefault("do_train", False)
     draft.put("method", "lora")
@@ -23,7 +23,7 @@ def convert(draft: Draft, path: Path) -> None:
     draft.read("stage", "pref_loss", "finetuning_type", "quantization_bit")
     take_batch(draft, 8)
     take_training(draft)
-    _take_data(draft, path)
+    _take_data(draft)
     take_evaluation(draft)
     template = draft.take("template")
     if not is_pretraining:
@@ -32,10 +32,10 @@ def convert(draft: Draft, path: Path) -> None:
     draft.given.setdefault("lora_alpha", 2 * int(number(draft.given.get("lora_rank", 8))))
 
 
-def _take_data(draft: Draft, path: Path) -> None:
+def _take_data(draft: Draft) -> None:
     """Read the data sets by ``dataset_info.json``: in the working folder, or above the file."""
     folder, limit = str(draft.take("dataset_dir", "data")), draft.take("max_samples")
-    files = [base / folder / "dataset_info.json" for base in (Path(), *path.resolve().parents)]
+    files = [base / folder / "dataset_info.json" for base in (Path(), *draft.path.resolve().parents)]
     file = next((file for file in files if file.is_file()), Path(folder))
     info = json.loads(read_small(file)) if file.is_file() else {}
     for name in ("dataset", "eval_dataset"):

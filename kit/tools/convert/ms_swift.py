@@ -1,10 +1,9 @@
-"""Files and commands of ms-swift: what ``kits/ms_swift.yaml`` cannot say.
+"""Files of ms-swift: what ``kits/ms_swift.yaml`` cannot say.
 
 Its hub is ModelScope: ids may have another name at Hugging Face's.
 """
 
 import math
-from pathlib import Path
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.tools.convert.common import take_batch, take_evaluation, take_template, take_training
@@ -17,7 +16,7 @@ _SELF = (
 )
 
 
-def convert(draft: Draft, path: Path) -> None:
+def convert(draft: Draft) -> None:
     """Read the keys that a table cannot explain."""
     draft.put("method", "lora")
     draft.read("tuner_type", "train_type", "quant_bits", "rlhf_type")
@@ -38,8 +37,6 @@ def convert(draft: Draft, path: Path) -> None:
             draft.put("system_prompt", str(draft.take(key)).replace("\\n", "\n"))
     draft.given.setdefault("target_modules", "all-linear")
     draft.given.setdefault("max_length", _FAR)
-    if path.name == "pt":
-        draft.put("train_on", "all", "as swift pt")
     if draft.values.get("objective") == "simpo":
         draft.given.setdefault("simpo_gamma", 1)
     draft.default("learning_rate", 1e-5 if draft.values["method"] == "full" else 1e-4)

@@ -1,9 +1,8 @@
-"""Files and commands of TRL and alignment-handbook: what ``kits/trl.yaml`` cannot say.
+"""Files of TRL and alignment-handbook: what ``kits/trl.yaml`` cannot say.
 
 The file does not say which script reads it. Keys that only some have say it, or a folder of that name.
 """
 
-from pathlib import Path
 from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
@@ -14,15 +13,13 @@ from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_true, nu
 _OF_PAIRS = {"beta", "max_prompt_length", "precompute_ref_log_probs"}
 
 
-def convert(draft: Draft, path: Path) -> None:
+def convert(draft: Draft) -> None:
     """Read the keys that a table cannot explain."""
     loss = ",".join(as_list(draft.take("loss_type")))
     is_of_sft = loss in ("", "nll", "chunked_nll", "dft") and not _OF_PAIRS & set(draft.given)
-    folders = [part.lower() for part in path.parts[-4:]]
+    folders = [part.lower() for part in draft.path.parts[-4:]]
     named = next((name for name in ("orpo", "dpo", "kto", "cpo", "sft") if name in folders), "")
-    draft.put(
-        "objective", named or ("sft" if is_of_sft else "dpo"), f"{named}, as its folder or command" if named else ""
-    )
+    draft.put("objective", named or ("sft" if is_of_sft else "dpo"), f"{named}, as its folder" if named else "")
     draft.put("method", "full")
     draft.given["loss_type"] = loss
     draft.read("loss_type", "use_peft", "load_in_4bit")
@@ -43,17 +40,9 @@ def convert(draft: Draft, path: Path) -> None:
 
 def _take_data(draft: Draft) -> None:
     train, test = draft.take("dataset_train_split", "train"), draft.take("dataset_test_split", "test")
-    mixture, mixer, name = (
-        draft.take("dataset_mixture", {}),
-        draft.take("dataset_mixer", {}),
-        draft.take("dataset_name"),
-    )
-    config, splits = draft.take("dataset_config"), as_list(draft.take("dataset_splits"))
-    if mixer:  # of the first alignment-handbook, where all parts have the same splits
-        train = next((split for split in splits if "train" in str(split)), train)
-        test = next((split for split in splits if "test" in str(split)), test)
+    mixture, name, config = (draft.take(key) for key in ("dataset_mixture", "dataset_name", "dataset_config"))
+    mixture = mixture or {}
     parts = [_part(draft, each) for each in mixture.get("datasets", [])]
-    parts += [_part(draft, {"id": each, "weight": share, "split": train}) for each, share in mixer.items()]
     parts += [entry(name, split=train, config=config)] if name else []
     put_data(draft, "dataset", parts)
     if mixture.get("test_split_size"):
@@ -64,7 +53,7 @@ def _take_data(draft: Draft) -> None:
 
 def _part(draft: Draft, given: dict[str, Any]) -> DatasetEntry:
     """One part of a mixture; its weight there is the share of its rows that is taken, at random."""
-    share = number(given.get("weight") or given.get("fraction") or 1)
+    share = number(given.get("weight") or 1)
     if share > 1:
         draft.leave("dataset_mixture.weight", share, Group.LEARNS, "a part comes once in an epoch")
     config = given.get("config", given.get("name"))

@@ -1,30 +1,16 @@
 """What each rank does: join, compare what must be the same, and make one all-reduce.
 
-Run as a script under the kit's launcher (``start_ranks``), or called by every rank of the user's own.
-
 Promises: a rank that does not answer within the time-out is named.
 """
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[3])  # not this folder: its modules would hide others
-
-from kit.config.command_line import read_command_line
-from kit.console import is_main, rank, show
+from kit.console import is_main, rank
 from kit.errors import TrainingError, UserError
-from kit.failures import exits
 from kit.phases import Phase
-from kit.strategy.launch import LaunchPlan, forget_launcher, plan_launch
-from kit.strategy.torchrun import torchrun_command
+from kit.strategy.launch import LaunchPlan, forget_launcher
 from kit.tools.doctor.result import Report, Result, of_problems, ok
 
 if TYPE_CHECKING:
@@ -35,9 +21,6 @@ _REPORT_DELAY_SECONDS = 3.0
 NO_ANSWER_FIX = "see what that rank printed, and whether its machine runs and is reached; --timeout waits longer"
 ALL_REDUCE = "all-reduce"
 NUM_VALUES = 1 << 23  # float32, 32 MiB: more than DDP's bucket of 25 MB
-# From the launcher's start until ranks have imported torch (10 s for two of them on two slow cores), and have answered.
-_START_SECONDS = 180
-_SHUTDOWN_SECONDS = 2  # for ranks after the launcher's SIGTERM
 _REPEATS = 3  # of which the fastest counts: the first one opens connections
 
 
@@ -124,49 +107,3 @@ def check_all_reduce(device: "torch.device") -> Result:
     # As nccl-tests count the bandwidth of the bus.
     rate = 4 * NUM_VALUES * 2 * (world - 1) / world / fastest
     return ok(ALL_REDUCE, f"{4 * NUM_VALUES >> 20} MiB in {1e3 * fastest:.2f} ms: {rate / 1e9:.2f} GB/s")
-
-
-def start_ranks(words: list[str], num_processes: int, timeout_seconds: float, own_config: bool) -> Result | None:
-    """Start the ranks on this machine, which print their results. Returns what failed beside these, if anything did.
-
-    They are killed after some minutes, whatever happens. No process is left behind.
-
-    Args:
-        words: the flags of the recipe, for each rank.
-        own_config: whether ``--config`` gives the topology, not what `accelerate launch` left in the environment.
-    """
-    script = [str(Path(__file__)), str(timeout_seconds), *words]
-    command, env = torchrun_command(script, num_processes, _SHUTDOWN_SECONDS, keep_environment=not own_config)
-    process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
-    try:
-        status = process.wait(_START_SECONDS + 2 * timeout_seconds)
-        return Result("ranks", "fail", f"ended with status {status}", NO_ANSWER_FIX) if status else None
-    except subprocess.TimeoutExpired:
-        return Result("ranks", "fail", "no answer from the launcher", NO_ANSWER_FIX)
-    finally:
-        with suppress(psutil.NoSuchProcess):
-            launcher = psutil.Process(process.pid)
-            for child in [*launcher.children(recursive=True), launcher]:
-                with suppress(psutil.NoSuchProcess):
-                    child.kill()
-        process.wait()
-
-
-def main(argv: list[str]) -> int:
-    """Do this rank's part, and print its results.
-
-    Args:
-        argv: the time-out in seconds, then the flags of the recipe.
-    """
-    report = Report(lambda result: show(str(result)))
-    planned = plan_launch(read_command_line(argv[1:]))
-    if planned.problems:
-        report.add(of_problems("ranks", planned.problems, ""))
-    else:
-        check_ranks(report, planned, float(argv[0]), lambda: report.exit_status)
-    return report.exit_status
-
-
-if __name__ == "__main__":
-    with exits.reporting_errors():
-        exits.leave(main(sys.argv[1:]))

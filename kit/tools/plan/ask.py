@@ -5,7 +5,6 @@ The flags of ``recipes/finetune.py`` mean what they mean there. Those of ``OWN``
 
 from dataclasses import dataclass
 
-from kit.config.adapter_base import adapter_config
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
 from kit.console import Parser
@@ -21,146 +20,99 @@ OWN = {
     "gpu": "24GiB, 80GB, or a name: rtx4090, a100, h100; default: this machine's",
     "gpus": "how many, or machines x GPUs: 8, 2x8; default: this machine's",
     "price": "of a GPU for an hour, in any currency",
-    "json": "print the plan as JSON",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """What to plan for one model."""
+class Ask:
+    """A parsed command line: what to plan, and for which GPUs."""
 
     recipe: Recipe
     recipe_name: str | None  # None: no recipe file, so that commands need the flags
     shape: Shape
-    only: str | None = None  # ``--config``
-    typed: tuple[str, ...] = ()  # the recipe's keys that were given as flags
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ask:
-    """A parsed command line."""
-
-    question: Question | None  # None: all recipes
-    gpu: Gpu | None  # None: none named, and this machine has none
-    num_gpus: int | None  # None: the fewest that fit
+    only: str | None  # ``--config``
+    typed: tuple[str, ...]  # the recipe's keys that were given as flags
+    gpu: Gpu
+    num_gpus: int
     gpus_per_machine: int
     price: float | None
-    as_json: bool
 
-    def workload(self, recipe: Recipe, shape: Shape) -> Workload:
-        """Return the recipe as a workload; of one GPU where no number is known."""
-        return Workload.of(recipe, shape, num_gpus=self.num_gpus or 1, gpus_per_machine=self.gpus_per_machine)
+    @property
+    def workload(self) -> Workload:
+        """The recipe as a workload."""
+        return Workload.of(self.recipe, self.shape, num_gpus=self.num_gpus, gpus_per_machine=self.gpus_per_machine)
 
 
 def read_ask(argv: list[str]) -> Ask:
     """Parse the words after ``kit plan``. Raises ``UserError`` with all problems."""
     parser = Parser(prog="kit plan", add_help=False, allow_abbrev=False)
-    for name, meaning in OWN.items():
-        if name == "json":
-            parser.add_argument("--json", action="store_true", help=meaning)
-        else:  # the flags of a run are those of its plan
-            parser.add_argument(f"--{name}", *(["--num_processes"] if name == "gpus" else []), help=meaning)
+    for name in OWN:  # the flags of a run are those of its plan
+        kind = float if name == "price" else str
+        parser.add_argument(f"--{name}", *(["--num_processes"] if name == "gpus" else []), type=kind)
     own, rest = parser.parse_known_args(argv)
+    names = {word[2:].partition("=")[0].replace("-", "_") for word in rest if word.startswith("--")}
+    if own.model is None and not names & {"recipe", MODEL}:
+        fix = "add --recipe llama-8b-lora, or --model meta-llama/Llama-3.1-8B; `kit recipes` lists the recipes"
+        raise UserError(Problem("--recipe", "for which model? none is named", fix=fix))
     problems = Problems()
-    gpu, num, per_machine = None, None, 8
-    if own.gpu is None and (here := this_machine()):
-        gpu, num = here
-        per_machine = num
-    elif own.gpu is not None:
-        with problems.caught():
-            gpu = parse_gpu(own.gpu)
-        num = per_machine = 1
+    gpu, num = (this_machine() if own.gpu is None else None) or (None, 1)
+    per_machine = num
+    with problems.caught():
+        gpu = parse_gpu(own.gpu) if own.gpu is not None else gpu
+    if own.gpu is None and gpu is None:
+        problems.append(Problem("--gpu", "none is named, and this machine has none", "as --gpu rtx4090"))
     with problems.caught():
         if own.gpus is not None:
             num, per_machine = parse_gpus(own.gpus)
-    price = None
-    if own.price is not None:
-        try:
-            price = float(own.price)
-        except ValueError:
-            problems.append(Problem("--price", f"found {own.price!r}", "a number: the price of a GPU for an hour"))
-    question = None
-    names = {word[2:].partition("=")[0].replace("-", "_") for word in rest if word.startswith("--")}
-    if own.model is not None or names & {"recipe", MODEL, "adapter_name_or_path"}:
-        question = _question(own.model, rest, names, problems)
-    elif rest:
-        fix = "add --recipe llama-8b-lora, or --model meta-llama/Llama-3.1-8B"
-        problems.append(Problem(rest[0].partition("=")[0], "for which model? none is named", fix=fix))
-    elif own.json:
-        problems.append(Problem("--json", "for which model? none is named", fix="add --recipe llama-8b-lora"))
-    problems.raise_if_any()
-    ask = Ask(question=question, gpu=gpu, num_gpus=num, gpus_per_machine=per_machine, price=price, as_json=own.json)
-    if question:
-        problems += _refused(question, ask)
-    problems.raise_if_any()
-    return ask
-
-
-def _question(model: str | None, words: list[str], names: set[str], problems: Problems) -> Question | None:
-    """Read the recipe with its flags, and find the shape of its model.
-
-    Args:
-        names: of the flags among ``words``.
-    """
+    model, words = own.model, rest
     if model is not None:
         words = [*words, "--model_name_or_path", shipped_id(model) or model]
     if not names & {"recipe", "dataset"}:
         words = [*words, "--dataset", "my.jsonl"]
     request = read_command_line(words)
     problems += request.problems
-    recipe = request.recipe
-    if recipe is None:
-        return None
-    if recipe.adapter_name_or_path:
-        recipe = _with_adapter(recipe)
-        model = recipe.model_name_or_path
-    try:
-        shape = find_shape(model or recipe.model_name_or_path, "--model" if model else MODEL)
-    except UserError as error:
-        problems += error.problems
-        return None
-    named = {MODEL} if "recipe" in names and model else set()
-    named |= {MODEL, "adapter_name_or_path"} if recipe.adapter_name_or_path else set()
+    recipe, shape = request.recipe, None
+    if recipe is not None:
+        with problems.caught():
+            shape = find_shape(model or recipe.model_name_or_path, "--model" if model else MODEL)
+    problems.raise_if_any()
+    assert recipe is not None and shape is not None and gpu is not None
+    names |= {MODEL} if model and "recipe" in names else set()
     config = request.launch.config
-    return Question(
+    ask = Ask(
         recipe=recipe,
         recipe_name=request.launch.recipe,
         shape=shape,
         only=config.removesuffix(".yaml") if config else None,
-        typed=tuple(key for key in Recipe.model_fields if key in names | named),
+        typed=tuple(key for key in Recipe.model_fields if key in names),
+        gpu=gpu,
+        num_gpus=num,
+        gpus_per_machine=per_machine,
+        price=own.price,
     )
+    problems += _refused(ask)
+    problems.raise_if_any()
+    return ask
 
 
-def _with_adapter(recipe: Recipe) -> Recipe:
-    """The recipe with rank and modules of the adapter that it goes on training."""
-    config = adapter_config(recipe.adapter_name_or_path or "")
-    keys = {"lora_r": "r", "use_dora": "use_dora", "lora_modules_to_save": "modules_to_save"}
-    changes = {ours: config[theirs] for ours, theirs in keys.items() if config.get(theirs)}
-    if isinstance(config.get("target_modules"), list):
-        changes["lora_target_modules"] = config["target_modules"]
-    return recipe.model_copy(update=changes)
-
-
-def _refused(question: Question, ask: Ask) -> list[Problem]:
+def _refused(ask: Ask) -> list[Problem]:
     """A problem for each setting that no formula describes, or with which a run on these GPUs would be refused."""
-    recipe, shape, gpu, num = question.recipe, question.shape, ask.gpu, ask.num_gpus or 1
+    recipe, shape, gpu, num = ask.recipe, ask.shape, ask.gpu, ask.num_gpus
     fix = "leave it out here for the plan without it, and see the peak in the report of a run with --max_steps 2"
-    unknown = [key for key in uncovered(recipe, shape) if key != "adapter_name_or_path"]
-    problems = [Problem(key, "the formulas do not know what it takes", fix=fix) for key in unknown]
+    problems = [Problem(key, "the formulas do not know what it takes", fix=fix) for key in uncovered(recipe, shape)]
     if shape.max_positions and recipe.max_length > shape.max_positions:
         found = f"{recipe.max_length} tokens, {shape.name} has {shape.max_positions} positions"
         problems.append(Problem("max_length", found, fix=f"--max_length {shape.max_positions}"))
     if recipe.global_batch_size % (num * recipe.micro_batch_size):
         found = f"{recipe.global_batch_size}, of micro-batches of {recipe.micro_batch_size} on {num} GPUs"
         problems.append(Problem("global_batch_size", found, f"a multiple of {num * recipe.micro_batch_size}"))
-    if gpu and recipe.fp8 and not gpu.fp8:
+    if recipe.fp8 and not gpu.fp8:
         problems.append(Problem("--fp8", f"true, and {gpu.name} has no 8-bit products", fix="--fp8 false"))
-    if gpu and recipe.optim == "adamw_bf16" and not gpu.bf16:
+    if recipe.optim == "adamw_bf16" and not gpu.bf16:
         found = f"adamw_bf16, and {gpu.name} has no bf16"
         problems.append(Problem("--optim", found, fix="--optim adamw_torch_fused"))
-    base = ask.workload(recipe, shape)
-    own = [way.config for way in strategies(base)]
-    if question.only and question.only not in own:
-        found = f"{question.only}, with {recipe.method} and {recipe.optim} on {num} GPU{'s' if num > 1 else ''}"
+    own = [way.config for way in strategies(ask.workload)]
+    if ask.only and ask.only not in own:
+        found = f"{ask.only}, with {recipe.method} and {recipe.optim} on {num} GPU{'s' if num > 1 else ''}"
         problems.append(Problem("--config", found, f"one of {', '.join(own)}"))
     return problems

@@ -5,7 +5,6 @@ Nothing here was measured by this project.
 
 import math
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,8 +90,6 @@ GPUS = {
     "b200": _gpu("B200", 178.3, 2250, 8000, NVLINK5),
     "mi300x": _gpu("MI300X", 191.9, 1307.4, 5300, INFINITY3, fp8=False),
 }
-# Where this machine has no GPU and none was named.
-USUAL = ("rtx4090", "l40s", "a100", "h100")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": GB, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": GIB, "TIB": 2**40}
 
 
@@ -134,49 +131,33 @@ def this_machine() -> tuple[Gpu, int] | None:
     If the GPUs differ, the smallest one is returned, since all ranks need the same; without bf16, if one has none. It
     has the machine's memory too.
     """
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return None
-    rows = _ask_driver(command)
-    found = [(int(row[1]) * 2**20, row[0]) for row in rows if row[1].isdigit()]
-    if not found:
-        return None
-    memory, name = min(found)
-    gpu = gpu_of(name, memory)
-    bf16 = all(float(row[2]) >= _BF16_FROM for row in rows)
-    return replace(gpu, bf16=bf16, host=host_memory()[0]), len(found)
-
-
-def _ask_driver(command: str) -> list[list[str]]:
-    """Name, memory in MiB and compute capability of each GPU of this machine; empty if the driver does not answer."""
-    query = [command, "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
     try:
-        result = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+        text = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return []
-    return [
-        [cell.strip() for cell in line.rsplit(",", 2)] for line in result.stdout.splitlines() if line.count(",") >= 2
-    ]
+        return None
+    rows = re.findall(r"^(.+), *(\d+), *(\d+\.\d+)$", text, re.MULTILINE)
+    if not rows:
+        return None
+    memory, name = min((int(mib) * 2**20, name) for name, mib, _ in rows)
+    bf16 = all(float(capability) >= _BF16_FROM for *_, capability in rows)
+    return replace(gpu_of(name, memory), bf16=bf16, host=host_memory()[0]), len(rows)
 
 
-def gpu_of(name: str, memory: int | None = None) -> Gpu:
+def gpu_of(name: str, memory: int) -> Gpu:
     """Return the GPU that a driver calls ``name``; its speed is unknown if it is none of ``GPUS``.
 
     Args:
-        memory: bytes that the driver reports, which distinguish cards of one name. None: not known.
+        memory: bytes that the driver reports, which distinguish cards of one name.
     """
     words = re.sub(r"[^a-z0-9]", "", name.lower())
     # A card of that name with about that memory; if several have it, the one of whose key most is in the name.
-    like = [
-        key
-        for key, gpu in GPUS.items()
-        if key.split("-")[0] in words and (memory is None or 0.8 < gpu.memory / memory < 1.25)
-    ]
+    like = [key for key, gpu in GPUS.items() if key.split("-")[0] in words and 0.8 < gpu.memory / memory < 1.25]
     whole = [key for key in like if key.replace("-", "") in words]
     key = max(whole, key=len) if whole else min(like, key=len, default=None)
     if key is None:
-        return Gpu(name=name, memory=memory or 0)
-    return replace(GPUS[key], name=name, memory=memory or GPUS[key].memory)
+        return Gpu(name=name, memory=memory)
+    return replace(GPUS[key], name=name, memory=memory)
 
 
 def host_memory() -> tuple[int, int]:

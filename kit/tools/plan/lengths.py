@@ -13,7 +13,7 @@ from kit.config.recipe import Recipe
 from kit.errors import Problems, UserError
 from kit.memory.workload import Workload
 from kit.tools.plan.hardware import Gpu
-from kit.tools.plan.speed import Step, forward_pass, step
+from kit.tools.plan.speed import Step, step
 
 if TYPE_CHECKING:
     from kit.data.open import Data
@@ -47,14 +47,8 @@ class Lengths:
 
     def step_of(self, workload: Workload, gpu: Gpu) -> Step | None:
         """Return the parts of a mean step of such rows; None for a GPU whose speed is not known."""
-        return step(self._of_rows(workload), gpu, self.supervised, self.seen)
-
-    def pass_of(self, workload: Workload, gpu: Gpu) -> Step | None:
-        """Return the parts of one pass without gradients over the samples of a mean step; else as ``step_of``."""
-        return forward_pass(self._of_rows(workload), gpu, self.supervised, self.seen)
-
-    def _of_rows(self, workload: Workload) -> Workload:
-        return replace(workload, length=max(1, round(self.row)))
+        rows = replace(workload, length=max(1, round(self.row)))
+        return step(rows, gpu, self.supervised, self.seen)
 
 
 def read_training_data(recipe: Recipe, vocab_size: int) -> "Data":

@@ -1,6 +1,5 @@
 """Which ways to run a recipe fit a GPU, how far each could go, and which one to take."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -14,7 +13,6 @@ from kit.tools.plan.speed import Step, step
 
 Method = Literal["full", "lora", "qlora"]
 METHODS: tuple[Method, ...] = get_args(Method)
-MOST_GPUS = 512  # that are tried
 # Ways to run whose speeds differ by less are equally fast, as far as the formulas know.
 EQUALLY_FAST = 0.05
 
@@ -102,12 +100,12 @@ def recommend(found: list[Option], method: Method) -> Option | None:
     for each in order:
         fitting = [option for option in found if option.workload.method == each and option.fits]
         if fitting:
-            return _best(fitting)
+            return best_of(fitting)
     return None
 
 
-def _best(options: list[Option]) -> Option:
-    """The first of the options that are about the fastest; they stand with the simplest first."""
+def best_of(options: list[Option]) -> Option:
+    """Return the first of the options that are about the fastest; they stand with the simplest first."""
     enough = (1 - EQUALLY_FAST) * max(map(_speed, options))
     return next(option for option in options if _speed(option) >= enough)
 
@@ -124,30 +122,4 @@ def tuned(workload: Workload, gpu: Gpu, global_batch_size: int) -> Option | None
     """
     ways = (choose(workload, lambda way: try_out(way, gpu).fits, global_batch_size, how) for how in CHECKPOINTING)
     fitting = [try_out(way, gpu) for way in ways if way]
-    return _best(fitting) if fitting else None
-
-
-def smallest(base: Workload, global_batch_size: int, machines: Iterable[tuple[Gpu, int]]) -> Option | None:
-    """Return the best way to run ``base``, its method kept, on the first of ``machines`` that it fits; None if none.
-
-    The best is the simplest of those that are about the fastest. Weights and optimiser are offloaded only where nothing
-    else fits any of the machines. GPUs that do not divide the global batch are passed over.
-
-    Args:
-        machines: GPUs that someone may have, and their numbers.
-    """
-    found = [_fitting(replace(base, num_gpus=num), global_batch_size, gpu) for gpu, num in machines]
-    for offloads in (False, True):
-        for ways in found:
-            own = [option for option in ways if option.workload.strategy.offloads == offloads]
-            if own:
-                return _best(own)
-    return None
-
-
-def _fitting(base: Workload, global_batch_size: int, gpu: Gpu) -> list[Option]:
-    """The ways in which ``base`` fits, its method and the number of its GPUs kept."""
-    if global_batch_size % base.num_gpus:
-        return []
-    found = [tuned(way, gpu, global_batch_size) for way in strategies(base)]
-    return [option for option in found if option]
+    return best_of(fitting) if fitting else None

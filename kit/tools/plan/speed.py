@@ -12,11 +12,7 @@ from dataclasses import dataclass
 from kit.config.optimisers import OPTIMISERS
 from kit.memory.activations import kept, offloaded
 from kit.memory.formulas import chunk_tokens
-from kit.memory.operations import (
-    forward_operations_per_token,
-    operations_per_token,
-    orthogonalising_operations,
-)
+from kit.memory.operations import operations_per_token, orthogonalising_operations
 from kit.memory.workload import Workload
 from kit.tools.plan.hardware import GB, Gpu
 
@@ -34,21 +30,14 @@ HOST_LINK = 20 * GB  # bytes per second between a GPU and the host, PCIe 4.0 x16
 LAUNCH_SECONDS = (5e-6, 12e-6)  # that the host takes to launch a kernel: assumed, and measured in FunASR's issue 3705
 
 
-@dataclass(frozen=True)
-class Launches:
-    """Kernels that one layer of a Llama launches in a forward pass, and in its backward pass."""
-
-    forward: float
-    backward: float  # of frozen weights
-    backward_if_trained: float
-    of_adapter: tuple[float, float]  # of each adapted module, in both passes
-    of_conversion: tuple[float, float] = (1, 2)  # of each 4-bit matrix, in both passes
-
-
-# Counted on fake GPUs (benchmarks/simulation, models of 1B, 3B and 8B), and in what inductor makes for a CPU
-# (benchmarks/ladder.py).
-LAUNCHES = Launches(46, 74, 100, (3, 8))
-LAUNCHES_IF_FUSED = Launches(17, 25, 25, (4, 4.5))
+# Kernels that a layer of a Llama launches in a forward pass and in its backward pass, as it is and compiled, with
+# adapters on all its matrices. Counted on fake GPUs (benchmarks/simulation, models of 1B, 3B and 8B), and in what
+# inductor makes for a CPU (benchmarks/ladder.py).
+LAUNCHES = {
+    "full": ((46, 100), (17, 25)),
+    "lora": ((67, 130), (45, 56.5)),
+    "qlora": ((74, 144), (52, 70.5)),
+}
 CHUNK_LAUNCHES = (20, 28)  # of a chunk of the loss head, if it is frozen and if it trains
 
 
@@ -117,45 +106,13 @@ def step(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | No
     )
 
 
-def forward_pass(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | None = None) -> Step | None:
-    """Return the parts of one pass without gradients over the samples of a step; else as ``step``."""
-    if gpu.tflops is None or gpu.bandwidth is None:
-        return None
-    tokens = workload.tokens * workload.micro_batches
-    bandwidth = gpu.bandwidth * MEMORY_SHARE
-    return Step(
-        tokens=tokens,
-        products=tokens * forward_operations_per_token(workload, supervised, seen) / (gpu.tflops * 1e12),
-        elementwise=tokens * _forward_bytes(workload, supervised) / bandwidth,
-        optimiser=_conversion_bytes(workload, 1) / bandwidth,
-        sent=_gathering_seconds(workload, gpu, 1),
-        host=_host_forward_seconds(workload),
-        launches=workload.micro_batches * workload.shape.num_layers * _layer_launches(workload)[0],
-    )
-
-
 def _launches(workload: Workload) -> float:
     """Kernels that a step launches, but for those of its optimiser and of collectives."""
-    forward, backward = _layer_launches(workload)
+    forward, backward = LAUNCHES[workload.method][workload.fuses]
     passes = 1 + workload.passes + (1 if workload.gradient_checkpointing else 0)
-    trains = workload.method == "full"
     chunks = math.ceil(workload.tokens / chunk_tokens(workload)) * (1 + workload.passes)
     layers = workload.shape.num_layers * (forward * passes + backward)
-    return workload.micro_batches * (layers + chunks * CHUNK_LAUNCHES[trains])
-
-
-def _layer_launches(workload: Workload) -> tuple[float, float]:
-    """Kernels that a layer launches in a forward pass, and in its backward pass."""
-    known = LAUNCHES_IF_FUSED if workload.fuses else LAUNCHES
-    if workload.method == "full":
-        return known.forward, known.backward_if_trained
-    adapted = len(list(workload.shape.adapted(workload.lora_targets)))
-    converted = len(workload.shape.linears) if workload.method == "qlora" else 0
-    forward, backward = (
-        adapted * of_adapter + converted * of_conversion
-        for of_adapter, of_conversion in zip(known.of_adapter, known.of_conversion, strict=True)
-    )
-    return known.forward + forward, known.backward + backward
+    return workload.micro_batches * (layers + chunks * CHUNK_LAUNCHES[workload.method == "full"])
 
 
 def _elementwise_bytes(workload: Workload, supervised: float) -> float:
@@ -164,14 +121,9 @@ def _elementwise_bytes(workload: Workload, supervised: float) -> float:
     passes = PASSES_IF_FUSED if workload.fuses else PASSES
     again = 4 / 3 if workload.gradient_checkpointing else 1.0
     training = passes * again * shape.num_layers * kept(workload) + 30 * supervised * shape.vocab_size
-    return training + workload.passes * _forward_bytes(workload, supervised)
-
-
-def _forward_bytes(workload: Workload, supervised: float) -> float:
-    """The same of one pass without gradients: a third, as of the forward pass that checkpointing repeats."""
-    shape = workload.shape
-    passes = PASSES_IF_FUSED if workload.fuses else PASSES
-    return passes / 3 * shape.num_layers * kept(workload) + 10 * supervised * shape.vocab_size
+    # A pass without gradients moves a third of it, as the forward pass that checkpointing repeats does.
+    alone = passes / 3 * shape.num_layers * kept(workload) + 10 * supervised * shape.vocab_size
+    return training + workload.passes * alone
 
 
 def collective_seconds(workload: Workload, gpu: Gpu) -> float:
@@ -186,30 +138,24 @@ def collective_seconds(workload: Workload, gpu: Gpu) -> float:
     shape, trained = workload.shape, workload.trainable_parameters
     if num == 1:
         return 0.0
-    reductions = workload.micro_batches if workload.sharded and workload.sync_each_batch is not False else 1
+    batches = workload.micro_batches
+    reductions = batches if workload.sharded and workload.sync_each_batch is not False else 1
     reduced = (group - 1) / group * reductions * 4 * trained
     replicas = num // group
     between = 2 * (replicas - 1) / replicas * 4 * trained / group
     copies = gpu.link if num <= workload.gpus_per_machine else gpu.network
-    waits = (shape.num_layers + 2) * ((group - 1) * reductions + 2 * (replicas - 1))
-    gathering = _gathering_seconds(workload, gpu, 2 + workload.passes)
-    return gathering + reduced / _ring(workload, gpu) + between / copies + RING_STEP * waits
-
-
-def _gathering_seconds(workload: Workload, gpu: Gpu, passes: int) -> float:
-    """Seconds in which sharded weights are gathered for a number of passes over the micro-batches of a step."""
-    group, shape = workload.num_shards, workload.shape
-    plain = workload.compute_bytes
-    trained = 0 if workload.method == "full" else workload.trainable_parameters
-    layers = float(plain * (shape.num_parameters - shape.root_parameters + trained))
+    passes = 2 + workload.passes
+    layers = float(workload.compute_bytes * (shape.num_parameters - shape.root_parameters))
+    if workload.method != "full":
+        layers += workload.compute_bytes * trained
     if workload.method == "qlora":
-        layers -= (plain - 0.5) * shape.num_layers * shape.layer_linear_weights
+        layers -= (workload.compute_bytes - 0.5) * shape.num_layers * shape.layer_linear_weights
     # Head and last norm stay gathered until the end of the next backward pass, and so does an embedding that is tied.
-    embedding = 0 if shape.tied else plain * shape.embedding_parameters
-    once = plain * shape.root_parameters - embedding
-    gathered = workload.micro_batches * (passes * (layers + embedding) + once)
-    waits = (shape.num_layers + 2) * (group - 1) * passes * workload.micro_batches
-    return (group - 1) / group * gathered / _ring(workload, gpu) + RING_STEP * waits
+    embedding = 0 if shape.tied else workload.compute_bytes * shape.embedding_parameters
+    once = workload.compute_bytes * shape.root_parameters - embedding
+    gathered = (group - 1) / group * batches * (passes * (layers + embedding) + once)
+    waits = (group - 1) * (reductions + passes * batches) + 2 * (replicas - 1)
+    return (gathered + reduced) / _ring(workload, gpu) + between / copies + RING_STEP * (shape.num_layers + 2) * waits
 
 
 def _ring(workload: Workload, gpu: Gpu) -> float:
@@ -222,8 +168,11 @@ def _optimiser_bytes(workload: Workload) -> float:
     """Bytes that the optimiser and the conversion of 4-bit weights move in a step."""
     size = OPTIMISERS[workload.optim].update_bytes
     moved = 0.0 if workload.strategy.offloads else size * workload.trainable_parameters / workload.num_shards
-    passes = (3 if workload.gradient_checkpointing is True else 2) + workload.passes
-    return moved + _conversion_bytes(workload, passes)
+    if workload.method == "qlora":  # each pass reads 4 bits, writes bf16, and the product reads it
+        passes = (3 if workload.gradient_checkpointing is True else 2) + workload.passes
+        weights = workload.shape.num_layers * workload.shape.layer_linear_weights
+        moved += passes * workload.micro_batches * 4.5 * weights
+    return moved
 
 
 def _orthogonalising_seconds(workload: Workload, gpu: Gpu) -> float:
@@ -233,14 +182,6 @@ def _orthogonalising_seconds(workload: Workload, gpu: Gpu) -> float:
     group = workload.num_shards
     gathered = 2 * workload.trained_in_matrices * (group - 1) / group
     return operations / (gpu.tflops or math.inf) / 1e12 + (gathered / _ring(workload, gpu) if group > 1 else 0.0)
-
-
-def _conversion_bytes(workload: Workload, passes: int) -> float:
-    """Bytes that the conversion of 4-bit weights moves in a number of passes over the micro-batches of a step."""
-    if workload.method != "qlora":
-        return 0.0
-    # Each pass reads 4 bits, writes bf16, and the product reads it.
-    return passes * workload.micro_batches * 4.5 * workload.shape.num_layers * workload.shape.layer_linear_weights
 
 
 def _offloading_seconds(workload: Workload) -> float:
@@ -256,13 +197,6 @@ def _host_seconds(workload: Workload) -> float:
     here = min(workload.num_gpus, workload.gpus_per_machine)
     trained = workload.trainable_parameters / workload.num_shards
     optimiser = 28 * trained * here / HOST_MEMORY
-    weights = (2 + workload.passes) * _host_forward_seconds(workload)
-    return weights + workload.micro_batches * 4 * trained / HOST_LINK + optimiser
-
-
-def _host_forward_seconds(workload: Workload) -> float:
-    """Seconds that one pass over the micro-batches of a step waits for offloaded weights."""
-    if not workload.strategy.offloads:
-        return 0.0
-    size = 4 if workload.method == "full" else 2
-    return workload.micro_batches * size * workload.shape.num_parameters / workload.num_shards / HOST_LINK
+    weights = (4 if workload.method == "full" else 2) * workload.shape.num_parameters / workload.num_shards
+    copied = workload.micro_batches * ((2 + workload.passes) * weights + 4 * trained)
+    return copied / HOST_LINK + optimiser

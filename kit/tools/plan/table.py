@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Container
+from collections.abc import Iterable
 from typing import Any
 
 from kit.config.recipe import Recipe
@@ -10,30 +10,19 @@ from kit.config.scripts import command_of
 from kit.memory.activations import offloaded
 from kit.memory.fit import MARGIN, checkpointing_word
 from kit.memory.formulas import Memory
+from kit.memory.operations import forward_operations_per_token, operations_per_token
 from kit.memory.workload import Workload
-from kit.tools.plan.ask import Question
+from kit.tools.plan.ask import Ask
 from kit.tools.plan.lengths import Lengths
 from kit.tools.plan.search import Option
-from kit.tools.plan.speed import forward_pass
+from kit.tools.text_table import text_table
 
 GIB = 2**30
-UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
 
 
 def gib(num_bytes: float) -> str:
     """Return bytes as a string: ``17.6 GiB``."""
     return f"{num_bytes / GIB:,.1f} GiB"
-
-
-def table(titles: list[str], rows: list[list[str]], numbers: Container[int] = ()) -> list[str]:
-    """Lines of a table with aligned columns. ``numbers``: the columns that are aligned at the right."""
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    lines = []
-    for row in [titles, *rows]:
-        cells = zip(row, widths, strict=True)
-        aligned = (cell.rjust(width) if i in numbers else cell.ljust(width) for i, (cell, width) in enumerate(cells))
-        lines.append("  ".join(aligned).rstrip())
-    return lines
 
 
 def ways(found: list[Option]) -> list[str]:
@@ -42,22 +31,20 @@ def ways(found: list[Option]) -> list[str]:
     for option in found:
         own = option.workload
         rows.append(
-            [
-                own.method,
-                own.config,
-                "yes" if option.fits else "no" if option.spare < 0 else "no, host",
-                f"{option.memory.peak / GIB:,.1f}",
-                f"{option.spare / GIB:,.1f}",
-                str(own.rows),
-                checkpointing_word(own.gradient_checkpointing) + ("+host" if offloaded(own) else ""),
-                _range(option.step.tokens_per_second) if option.step else "-",
-                f"{sum(option.memory.host.values()) / GIB:,.1f}",
-            ]
+            {
+                "method": own.method,
+                "config": own.config,
+                "fits": "yes" if option.fits else "no" if option.spare < 0 else "no, host",
+                "peak GiB": f"{option.memory.peak / GIB:,.1f}",
+                "free GiB": f"{option.spare / GIB:,.1f}",
+                "micro-batch": own.rows,
+                "checkpointing": checkpointing_word(own.gradient_checkpointing) + ("+host" if offloaded(own) else ""),
+                "tokens/s of a GPU": _range(option.step.tokens_per_second) if option.step else "-",
+                "host GiB": f"{sum(option.memory.host.values()) / GIB:,.1f}",
+            }
         )
-    above = ["", "", "", "GPU GiB", "GPU GiB", "micro-", "check-", "tokens/s", "host"]
-    titles = ["method", "config", "fits", "peak", "free", "batch", "pointing", "per GPU", "GiB"]
     return [
-        *table(above, [titles, *rows], numbers=(3, 4, 5, 7, 8)),
+        *text_table(rows, ("peak GiB", "free GiB", "micro-batch", "tokens/s of a GPU", "host GiB")),
         f"free: beside {MARGIN:.0%} of the GPU that stay unused, since the formulas may be wrong; below 0: missing.",
         "host: memory of each machine; +host: activation_offload; no, host: the machine's memory is too small.",
     ]
@@ -79,24 +66,24 @@ def parts(memory: Memory) -> list[str]:
     return lines
 
 
-def command(option: Option, question: Question) -> str:
+def command(option: Option, ask: Ask) -> str:
     """The command that runs ``option``."""
-    own, recipe = option.workload, question.recipe
+    own, recipe = option.workload, ask.recipe
     words = command_of("finetune.py").split()
     if own.bf16 or own.num_gpus > 1:
         words += ["--config", own.config if own.bf16 and own.num_machines == 1 else f"my-{own.config}.yaml"]
     elif len(words) > 2:  # in float32 one process needs no config, and no shipped one will do
         words = [*words[:2], "--mixed_precision", "no", "--num_processes", "1", *words[2:]]
-    if question.recipe_name:
-        words += ["--recipe", question.recipe_name]
-        words += ["--dataset", _flag(recipe, "dataset")] if "dataset" in question.typed else []
+    if ask.recipe_name:
+        words += ["--recipe", ask.recipe_name]
+        words += ["--dataset", _flag(recipe, "dataset")] if "dataset" in ask.typed else []
     else:
         words += ["--model_name_or_path", recipe.model_name_or_path, "--dataset", _flag(recipe, "dataset")]
-    if not question.recipe_name or own.method != recipe.method:
+    if not ask.recipe_name or own.method != recipe.method:
         words += ["--method", own.method]
     if own.num_gpus > 1:
         words += ["--num_processes", str(own.num_gpus)]
-    changed = _changes(option, question)
+    changed = _changes(option, ask)
     for key in changed:
         if f"--{key}" not in words:
             words += [f"--{key}", _flag(recipe.model_copy(update=changed), key)]
@@ -128,10 +115,10 @@ def _flag(recipe: Recipe, key: str) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _changes(option: Option, question: Question) -> dict[str, str | int | bool]:
+def _changes(option: Option, ask: Ask) -> dict[str, str | int | bool]:
     """The keys of the recipe, but for the method, that ``option`` sets otherwise, or that no recipe file sets."""
-    own, recipe = option.workload, question.recipe
-    typed = {key: getattr(recipe, key) for key in question.typed if key not in ("method", "dataset")}
+    own, recipe = option.workload, ask.recipe
+    typed = {key: getattr(recipe, key) for key in ask.typed if key not in ("method", "dataset")}
     chosen = {
         "optim": own.optim,
         "per_device_train_batch_size": own.rows,
@@ -161,73 +148,23 @@ def time_lines(
     num_steps = num_steps or (lengths.num_steps if lengths else 1000)
     tokens = computing * step.tokens * own.num_gpus
     lines.append(
-        f"time: {_figures(fast, 2)} to {_figures(slow, 2)} s a step of {tokens:,.0f} tokens, padding included, "
+        f"time: {_range((fast, slow))} s a step of {tokens:,.0f} tokens, padding included, "
         f"{_range((low, high))} tokens/s per GPU; bound by {step.bound}"
     )
-    before = _seconds_before(option, num_steps, lengths)
-    whole = (num_steps * fast + before[0], num_steps * slow + before[1])
-    hours = [seconds * own.num_gpus / 3600 for seconds in whole]
-    text = f"{num_steps:,} step{'s' if num_steps > 1 else ''}: {_duration(whole)}"
-    text += f", {_figures(hours[0], 3)} to {_figures(hours[1], 3)} GPU-hours" if own.num_gpus > 1 else ""
-    text += f", cost {price * hours[0]:,.2f} to {price * hours[1]:,.2f}" if price is not None else ""
-    text += f"; of it {_duration(before)} for the reference before the first step" if own.first_passes else ""
+    # Before the first step the reference reads each sample once.
+    share = forward_operations_per_token(own) / operations_per_token(own) / max(1.0, lengths.epochs if lengths else 1.0)
+    before = own.first_passes * share * num_steps
+    first, hours = ([number * each / 3600 for each in (fast, slow)] for number in (before, num_steps + before))
+    of_gpus = [own.num_gpus * each for each in hours]
+    text = f"{num_steps:,} step{'s' if num_steps > 1 else ''}: {_range(hours, 3)} hours"
+    text += f", {_range(of_gpus, 3)} GPU-hours" if own.num_gpus > 1 else ""
+    text += f", cost {price * of_gpus[0]:,.2f} to {price * of_gpus[1]:,.2f}" if price is not None else ""
+    text += f"; of it {_range(first)} hours for the reference before the first step" if before else ""
     text += "" if lengths else f" (if every row is full, {own.width:,} tokens, and all are learned from)"
     return [*lines, text]
 
 
-def _seconds_before(option: Option, num_steps: int, lengths: Lengths | None) -> tuple[float, float]:
-    """The shortest and the longest time before the first step, in which the reference reads each sample once."""
-    own = option.workload
-    one = lengths.pass_of(own, option.gpu) if lengths else forward_pass(own, option.gpu)
-    if one is None or not own.first_passes:
-        return 0.0, 0.0
-    steps_with_new_samples = num_steps / max(1.0, lengths.epochs) if lengths else num_steps
-    fast, slow = (own.first_passes * steps_with_new_samples * seconds for seconds in one.seconds)
-    return fast, slow
-
-
-def _duration(seconds: tuple[float, float]) -> str:
-    """A range of seconds in the largest unit of which it is at least one."""
-    unit = next((unit for unit in UNITS if seconds[1] >= UNITS[unit]), "seconds")
-    return f"{' to '.join(_figures(each / UNITS[unit], 3) for each in seconds)} {unit}"
-
-
-def _figures(value: float, figures: int) -> str:
-    """A number with ``figures`` digits that count, and never with an exponent."""
-    rounded = float(f"{value:.{figures}g}")
-    return f"{rounded:,.0f}" if rounded >= 10 ** (figures - 1) else f"{rounded:f}".rstrip("0").rstrip(".")
-
-
-def _range(pair: tuple[float, float]) -> str:
-    return " to ".join(f"{value:,.0f}" if value < 1000 else f"{round(value, -2):,.0f}" for value in pair)
-
-
-def in_short(option: Option | None) -> str:
-    """A way in a cell of the table of all recipes: ``2 x ddp *``."""
-    if option is None:
-        return "no"
-    own = option.workload
-    config = own.config.removeprefix("fsdp_") if own.strategy.offloads else own.config
-    return f"{own.num_gpus} x {config}{' *' if own.gradient_checkpointing else ''}"
-
-
-def record(option: Option) -> dict[str, Any]:
-    """A way as JSON values; sizes in bytes, times in seconds."""
-    own, memory, step = option.workload, option.memory, option.step
-    return {
-        "method": own.method,
-        "config": own.config,
-        "num_gpus": own.num_gpus,
-        "per_device_train_batch_size": own.rows,
-        "max_length": own.length,
-        "gradient_checkpointing": own.gradient_checkpointing,
-        "activation_offload": own.activation_offload,
-        "fits": option.fits,
-        "spare": option.spare,
-        "peak": memory.peak,
-        "components": memory.components,
-        "host": memory.host,
-        "disk": memory.disk,
-        "seconds_per_step": step and step.seconds,
-        "tokens_per_second": step and step.tokens_per_second,
-    }
+def _range(pair: Iterable[float], figures: int = 2) -> str:
+    """Two numbers with so many digits that count, and without an exponent."""
+    rounded = (float(f"{value:.{figures}g}") for value in pair)
+    return " to ".join(f"{value:,.0f}" if value >= 10 ** (figures - 1) else f"{value:.6g}" for value in rounded)

@@ -24,7 +24,7 @@ for (const figure of document.querySelectorAll("figure[data-points]")) {
     const nearest = places.map((line) => line.reduce((best, _, i) => (away(line, i) < away(line, best) ? i : best), 0));
     const first = nearest.reduce((best, i, n) => (away(places[n], i) < away(places[best], nearest[best]) ? n : best), 0);
     nearest.forEach((i, n) => (values[n].textContent = words(points[n][i][1])));
-    at.textContent = at.dataset.name + " " + words(points[first][nearest[first]][0]);
+    at.textContent = "step " + words(points[first][nearest[first]][0]);
     cursor.setAttribute("d", "M" + places[first][nearest[first]][0] + " 8V180");
   }
 

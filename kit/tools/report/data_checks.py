@@ -84,18 +84,11 @@ def _preferences(train: Samples) -> Iterator[Finding]:
     """What lengths and labels give away, so that an objective may learn little else."""
     if train.preferences is None or train.labels is None:
         return
-    lengths = train.sequence_lengths - train.preferences["prompt_length"][:, None]
     if train.are_rated:
         share = train.labels.mean()
         yield Finding(0.1 <= share <= 0.9, f"{share:.1%} of the answers have the label true")
-        good, bad = lengths[train.labels, 0], lengths[~train.labels, 0]
-    else:
-        good, bad = lengths.T
-        share = (good > bad).mean()
-        yield Finding(
-            0.2 <= share <= 0.8 or len(train) < 20, f"the chosen answer is the longer one in {share:.1%} of the pairs"
-        )
-    if len(good) and len(bad):
-        yield Finding(
-            True, f"tokens of an answer: {good.mean():,.1f} of the good ones, {bad.mean():,.1f} of the bad ones"
-        )
+        return
+    good, bad = train.sequence_lengths.T  # after the same prompt
+    share = (good > bad).mean()
+    text = f"the chosen answer is the longer one in {share:.1%} of the pairs"
+    yield Finding(0.2 <= share <= 0.8 or len(train) < 20, text)

@@ -23,16 +23,9 @@ _POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_
 GENERATOR = "<meta name=generator content='kit report'>"  # a page with it is the kit's own, and may be overwritten
 
 
-def page(title: str, parts: Iterable[str], reload_seconds: float = 0) -> str:
-    """Return an HTML document, without credentials.
-
-    Args:
-        title: as text, not HTML.
-        parts: HTML of the body.
-        reload_seconds: the browser loads the page again after this time; 0: never.
-    """
-    refresh = f"<meta http-equiv=refresh content={max(round(reload_seconds), 1)}>" if reload_seconds else ""
-    head = f"<!doctype html><html lang=en><meta charset=utf-8>{GENERATOR}{refresh}"
+def page(title: str, parts: Iterable[str]) -> str:
+    """Return an HTML document with ``parts`` (HTML) under ``title`` (text), without credentials."""
+    head = f"<!doctype html><html lang=en><meta charset=utf-8>{GENERATOR}"
     head += f'<meta http-equiv=Content-Security-Policy content="{_POLICY}">'
     head += f"<meta name=viewport content='width=device-width'><title>{escaped(title)}</title><style>{STYLE}</style>"
     return redacted(f"{head}<main>{''.join(parts)}</main><script>{SCRIPT}</script></html>\n")
@@ -55,12 +48,6 @@ def escaped(text: str) -> str:
 def section(title: str, body: str) -> str:
     """Return a heading with ``body`` (HTML), which can be scrolled if it is wide; empty without a body."""
     return f"<h2>{escaped(title)}</h2><div class=scroll>{body}</div>" if body else ""
-
-
-def bullets(style: str, texts: Iterable[str]) -> str:
-    """Return ``texts`` as an HTML list of the class ``style``; empty without any."""
-    items = "".join(f"<li>{escaped(text)}</li>" for text in texts)
-    return f"<ul class={style}>{items}</ul>" if items else ""
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

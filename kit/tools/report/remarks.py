@@ -53,10 +53,10 @@ def _losses(run: ReportedRun) -> Iterator[str]:
             f"The training loss did not fall: {losses[:tenth].mean():.4g} in the first {tenth} logged steps, "
             f"{losses[-tenth:].mean():.4g} in the last {tenth}. Try another learning_rate."
         )
-    best = run.best_evaluation("eval_loss")
-    if best and best.value > 0 and evaluations[-1] > OVERFITTING * best.value:
+    step, lowest = run.best("eval_loss") or (0, 0.0)
+    if lowest > 0 and evaluations[-1] > OVERFITTING * lowest:
         yield (
-            f"The model overfits: the evaluation loss was lowest after step {best.step:,} ({best.value:.4g}) and is "
+            f"The model overfits: the evaluation loss was lowest after step {step:,} ({lowest:.4g}) and is "
             f"{evaluations[-1]:.4g} at the end. --keep_best true keeps the best checkpoint."
         )
 

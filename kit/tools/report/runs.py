@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,35 +30,26 @@ class Columns:
     """The numbers of rows: for each key the steps that have it, and the values."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, tuple[array[float], array[float]]] = {}
+        self._points: dict[str, array[float]] = {}  # step, value, step, value, ...
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append the numbers of a row; other values are left out."""
         for key, value in row.items():
             if (number := finite_number(value)) is not None:
-                steps, values = self._columns.setdefault(key, (array("d"), array("d")))
-                steps.append(row["step"])
-                values.append(number)
+                self._points.setdefault(key, array("d")).extend((row["step"], number))
 
     @property
     def keys(self) -> list[str]:
         """The keys that a row has, in the order of their first rows."""
-        return list(self._columns)
+        return list(self._points)
 
-    def steps(self, key: str) -> np.ndarray:
-        """Return the steps that have a value. [N], float64"""
-        return np.array(self._columns[key][0] if key in self._columns else (), np.float64)
+    def points(self, key: str) -> np.ndarray:
+        """Return the steps that have a value, with it. [N, 2], float64"""
+        return np.array(self._points.get(key, ()), np.float64).reshape(-1, 2)
 
     def values(self, key: str) -> np.ndarray:
-        """Return these values. [N], float64"""
-        return np.array(self._columns[key][1] if key in self._columns else (), np.float64)
-
-
-class Evaluated(NamedTuple):
-    """A value of an evaluation."""
-
-    step: int
-    value: float
+        """Return the values alone. [N]"""
+        return self.points(key)[:, 1]
 
 
 @dataclass
@@ -107,57 +98,35 @@ class ReportedRun:
         """The name of its folder."""
         return self.folder.absolute().name
 
-    @property
-    def is_of_preferences(self) -> bool:
-        """Whether its data are pairs of answers, or answers with a label."""
-        return self.recipe.declared.rows != "answers"
-
-    @property
-    def objective(self) -> str:
-        """The objective with its settings, as ``dpo, beta 0.1``. Losses are comparable if this text is the same."""
-        fields = type(self.recipe).model_fields
-        settings = self.recipe.objective_settings.items()
-        given = (f"{name} {value}" for name, value in settings if value not in (None, fields[name].default))
-        return ", ".join([self.recipe.objective, *given])
+    def rows_of(self, key: str) -> Columns:
+        """The rows that have ``key``, or keys that begin with it."""
+        return self.evaluations if key.startswith("eval_") else self.training
 
     @property
     def has_one_loss(self) -> bool:
         """Whether ``loss`` and ``eval_loss`` are the same measure, so that they fit into one chart."""
-        return (self.is_of_preferences or not self.objective_class) and "router_loss" not in self.training.keys
-
-    @property
-    def state(self) -> str:
-        """``finished``, ``running``, ``stopped`` or ``not finished``."""
-        if self.record.get("finished_steps"):
-            return "finished"
-        if self.is_at_work:
-            return "running"
-        return "not finished" if self.record.get("interrupted") is None else "stopped"
+        is_supervised = not self.objective_class or self.recipe.declared.rows != "answers"
+        return is_supervised and "router_loss" not in self.training.keys
 
     @property
     def status(self) -> str:
         """How far the run came, and how it ended, in words."""
         total, early = self.record.get("total_steps"), self.record.get("ended_early")
-        text = f"{self.state}: {self.steps_done:,} of {total} steps" + (f", {early}" if early else "")
-        return text if self.state in ("finished", "running") else f"{text}; the same command continues it"
+        text = f"{self.steps_done:,} of {total} steps" + (f", {early}" if early else "")
+        if self.record.get("finished_steps"):
+            return f"finished: {text}"
+        if self.is_at_work:
+            return f"running: {text}"
+        state = "not finished" if self.record.get("interrupted") is None else "stopped"
+        return f"{state}: {text}; the same command continues it"
 
-    @property
-    def evaluated_on(self) -> str:
-        """The fingerprint of the tokenised evaluation data; empty if none is recorded."""
-        return str((self.record["data"].get("evaluation") or {}).get("fingerprint", ""))
-
-    def best_evaluation(self, key: str = "") -> Evaluated | None:
-        """Return the best evaluation; None without any.
-
-        Args:
-            key: of a metric; default: ``metric_for_best_model``. Of a loss less is better, of any other more.
-        """
-        key = key or self.recipe.metric_for_best_model
-        values = self.evaluations.values(key)
-        if not len(values):
+    def best(self, key: str) -> tuple[int, float] | None:
+        """The step of the best evaluation and its value; None without any. Less is better of a loss, else more."""
+        points = self.evaluations.points(key)
+        if not len(points):
             return None
-        best = int(values.argmin() if key == "eval_loss" else values.argmax())
-        return Evaluated(int(self.evaluations.steps(key)[best]), float(values[best]))
+        step, value = points[points[:, 1].argmin() if key == "eval_loss" else points[:, 1].argmax()]
+        return int(step), float(value)
 
 
 def read_reported_run(folder: Path) -> ReportedRun:
@@ -206,11 +175,3 @@ def finite_number(value: Any) -> float | None:
     if type(value) not in (int, float) or not abs(value) < _MOST:
         return None
     return float(value) if abs(value) > _LEAST else 0.0
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words: ``45 s``, ``12 min``, ``3 h 5 min``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

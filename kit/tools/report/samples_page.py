@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from kit.config.recipe import Recipe
 from kit.data.feed.ranks import Ranks
 from kit.data.open import Data
-from kit.data.samples.samples import NOT_USED
+from kit.data.samples.samples import NOT_USED, Samples
 from kit.tools.report.data_checks import LEAK, Finding, check
-from kit.tools.report.data_tables import datasets_table, text_table
 from kit.tools.report.page import escaped, page, section, table
 from kit.tools.report.shown_samples import Part, ShownSample, Token, shown_samples
+from kit.tools.text_table import text_table
 from kit.visible import one_line
 
 
@@ -50,7 +52,30 @@ def gather_samples(
     findings = check(train, data.evaluation, tokenizer, recipe)
     samples = shown_samples(data, tokenizer, num_samples)
     title = ", ".join(train.dataset_names)
-    return GatheredSamples(title, lines, datasets_table(train), findings, samples)
+    return GatheredSamples(title, lines, _datasets_table(train), findings, samples)
+
+
+def _datasets_table(train: Samples) -> list[dict[str, Any]]:
+    """Return the table of the data sets. The length of a pair is that of its longer half."""
+    rows = []
+    for number, store in enumerate(train.stores):
+        own, counts = train.dataset_ids == number, store.report
+        lengths = train.row_lengths[own]
+        rows.append(
+            {
+                "data set": store.name,
+                "rows": counts["num_rows"],
+                "samples": len(lengths),
+                "left out": counts["num_dropped_long"] + counts["num_dropped_unsupervised"],
+                "cut": counts["num_truncated"] + counts["num_split"],
+                "skipped": counts["num_skipped"],
+                "tokens": int(train.lengths[own].sum(dtype=np.int64)),
+                "learned": f"{train.num_targets[own].sum() / train.lengths[own].sum():.1%}",
+                "median length": int(np.median(lengths)),
+                "longest": int(lengths.max()),
+            }
+        )
+    return rows
 
 
 def as_text(gathered: GatheredSamples, colour: bool) -> str:
@@ -61,7 +86,7 @@ def as_text(gathered: GatheredSamples, colour: bool) -> str:
     """
     lines = [gathered.title, *(f"  {note}" for note in gathered.notes), ""]
     lines += [f"  {'ok  ' if is_ok else 'LOOK'}  {text}" for is_ok, text in gathered.checks]
-    lines = [*map(one_line, lines), "", *text_table(gathered.datasets)]
+    lines = [*map(one_line, lines), "", *text_table(gathered.datasets, gathered.datasets[0])]
     for sample in gathered.samples:
         lines += ["", f"--- {one_line(sample.origin)}: {one_line(sample.about)}"]
         for part in sample.parts:
@@ -82,7 +107,6 @@ def _weight(token: Token) -> str:
 def _text_of(run: list[Token], part: Part, colour: bool) -> str:
     first, text = run[0], ""
     for token in run:
-        text += f"\n... {token.num_hidden:,} tokens ...\n" if token.num_hidden else ""
         text += f"\033[2m{token.text}\033[22m" if colour and token.is_special else token.text
     if colour:
         start = "\033[9m" if first.is_cut else f"\033[{31 if part.is_bad else 32}m" if first.weight else ""
@@ -123,6 +147,5 @@ def _page_run(run: list[Token], part: Part) -> str:
     styles = ["learned" if first.weight else "", "bad" if first.weight and part.is_bad else "", "cut" * first.is_cut]
     tokens = ""
     for token in run:
-        tokens += f"<small>\n... {token.num_hidden:,} tokens ...\n</small>" if token.num_hidden else ""
         tokens += f"<b{' class=special' if token.is_special else ''}>{escaped(token.text)}</b>" if token.text else ""
     return f"<span class='{' '.join(filter(None, styles))}'>{tokens}<small>{_weight(first)}</small></span>"

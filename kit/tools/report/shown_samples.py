@@ -33,7 +33,6 @@ class Token:
     weight: float  # in the loss; 0: not supervised
     is_special: bool
     is_cut: bool = False  # not in the sample, because of its length
-    num_hidden: int = 0  # tokens before it that are not shown
 
 
 @dataclass(frozen=True)
@@ -119,10 +118,8 @@ def _lost(store: Store, dataset: Dataset, encoder: Encoder, tokenizer: Any) -> I
             if left and not all(each.all() for each in kept):
                 left -= 1
                 sequences = [(np.array(half.input_ids), np.array(half.weights, np.float32)) for half in halves]
-                cut = sum(int((~each).sum()) for each in kept)
-                learned = sum(int((w[1:] > 0)[~each[1:]].sum()) for (_, w), each in zip(sequences, kept, strict=True))
                 what = "cut" if any(each.any() for each in kept) else "left out"
-                about = f"{what}: {cut:,} tokens, of which {learned:,} would be learned; max_length "
+                about = f"{what}: {sum(int((~each).sum()) for each in kept):,} tokens; max_length "
                 about += f"{encoder.max_length:,}; without the cut {_counted(sequences)}"
                 yield ShownSample(store.source.origin(part, number), about, _parts(sequences, kept, tokenizer))
 
@@ -164,7 +161,7 @@ def _tokens(ids: np.ndarray, weights: np.ndarray, kept: np.ndarray, tokenizer: A
     num_hidden, half = len(tokens) - MAX_TOKENS, MAX_TOKENS // 2
     if num_hidden <= 0:
         return tokens
-    return [*tokens[:half], replace(tokens[-half], num_hidden=num_hidden), *tokens[1 - half :]]
+    return [*tokens[:half], Token(f"\n... {num_hidden:,} tokens ...\n", 0.0, True), *tokens[-half:]]
 
 
 def tokens_of(ids: np.ndarray, weights: np.ndarray, tokenizer: Any) -> list[Token]:

@@ -5,6 +5,7 @@ import yaml
 
 from kit.config.validation import load_recipe
 from kit.tools.convert.convert import convert
+from kit.tools.convert.write import recipe_text
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def converted(tmp_path, monkeypatch):
         path.write_text(values if isinstance(values, str) else yaml.safe_dump(values))
         result = convert(path, num_processes, drop, flags)
         recipe = tmp_path / "ours.yaml"
-        recipe.write_text(result.text(["made by a test"]))
+        recipe.write_text(recipe_text(result, ["made by a test"]))
         return result, load_recipe(str(recipe))
 
     return converted

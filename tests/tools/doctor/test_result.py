@@ -34,11 +34,6 @@ def test_what_a_check_raises_is_a_failed_check_with_its_name_and_words():
     assert [result.name for result in report.results] == ["driver", "model"] and report.exit_status == 2
 
 
-def test_a_line_has_status_name_what_was_found_and_the_fix():
-    assert str(Result("disk", "fail", "full", "make room")) == "fail  disk              full\n      -> make room"
-    assert str(Result("disk", "ok", "free", host="gpu-b")) == "ok    gpu-b: disk              free"
-
-
 def test_a_credential_is_not_reported(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
     assert "secret" not in str(report_of(Result("data", "fail", "hf_secretsecret was refused")).results[0])

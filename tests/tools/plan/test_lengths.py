@@ -9,7 +9,6 @@ from helpers import ROOT
 from kit.config.recipe import Recipe
 from kit.data.feed.order import Order
 from kit.data.feed.ranks import Ranks
-from kit.errors import UserError
 from kit.memory.workload import Workload
 from kit.tools.plan.hardware import GPUS
 from kit.tools.plan.lengths import measure_lengths, read_training_data
@@ -70,7 +69,6 @@ def test_both_halves_of_a_pair_are_rows():
     assert (found.shortest, found.longest, found.num_samples) == (10, 100, 4)
     workload = Workload.of(mine, find_shape("llama-1b"))
     assert found.step_of(workload, GPUS["h100"]).tokens == 560
-    assert found.pass_of(workload, GPUS["h100"]).tokens == 560
 
 
 @pytest.mark.slow
@@ -79,12 +77,3 @@ def test_the_padding_is_what_the_run_reports():
     found = read_training_data(mine, VOCAB)
     (note,) = (line for line in found.open_feed(mine, Ranks(0, 2), 0, {}).notes() if line.startswith("padding: "))
     assert note == f"padding: {measure_lengths(found, mine, 2).padding:.1%} of the computed tokens"
-
-
-def test_data_that_are_not_there_and_a_model_without_a_tokenizer_are_reported_together(tmp_path):
-    (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())
-    mine = recipe().model_copy(update={"dataset": "nowhere.jsonl", "model_name_or_path": str(tmp_path)})
-    with pytest.raises(UserError) as caught:
-        read_training_data(mine, VOCAB)
-    assert [problem.where for problem in caught.value.problems] == ["dataset", "model_name_or_path"]
-    assert "leave out --dataset" in str(caught.value)

@@ -8,7 +8,7 @@ from kit.memory.workload import Workload
 from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD
 from kit.tools.plan.hardware import GPUS, parse_gpu
 from kit.tools.plan.models import find_shape
-from kit.tools.plan.search import options, recommend, smallest, strategies, try_out
+from kit.tools.plan.search import options, recommend, strategies, try_out
 
 BASE = Workload(shape=find_shape("llama-8b"), method="lora", length=2048, gradient_checkpointing=True)
 GPU = parse_gpu("24GiB")
@@ -43,18 +43,11 @@ def test_only_ways_that_make_sense_are_tried():
 
 def test_the_recommended_way_is_the_simplest_of_the_fastest():
     """The slower the network, the more a copy on each machine gains."""
-    for method, strategy in (("lora", DDP), ("full", FSDP2)):
-        option = recommend(options(replace(BASE, method=method, num_gpus=8), GPUS["h100"], 64), method)
-        assert option.workload.strategy == strategy
     base = replace(BASE, method="full", length=4096, num_gpus=16)
-    speeds = {}
-    for network in (16, 1, 1 / 16):
+    for network, config in ((16, "fsdp"), (1 / 16, "fsdp_hybrid")):
         gpu = replace(GPUS["h100"], network=GPUS["h100"].network * network)
-        found = {o.workload.config: sum(o.step.tokens_per_second) for o in options(base, gpu, 512)[:4]}
-        best = recommend(options(base, gpu, 512), "full")
-        speeds[network] = (found["fsdp_hybrid"] / found["fsdp"], best.workload.config)
-    assert {config for gain, config in speeds.values() if gain <= 1.05} == {"fsdp"}
-    assert {config for gain, config in speeds.values() if gain > 1.06} == {"fsdp_hybrid"}
+        assert recommend(options(base, gpu, 512), "full").workload.config == config
+    assert recommend(options(replace(BASE, num_gpus=8), GPUS["h100"], 64), "lora").workload.strategy == DDP
 
 
 def test_the_recommended_way_fits_deals_the_global_batch_and_keeps_the_method_if_that_fits():
@@ -76,15 +69,3 @@ def test_memory_is_saved_only_where_it_is_short():
     assert [way(text) for text in sizes] == [(False, False), ("selective", False), (True, False), (True, True)]
     full = options(BASE, GPUS["rtx4090"], 32)[0]  # which never fits, so it has what takes the least
     assert not full.fits and full.workload.gradient_checkpointing and full.workload.rows == 1
-
-
-def test_checkpointing_comes_before_more_gpus_and_these_before_offloading():
-    counts = (1, 2, 4, 8)
-    base = replace(BASE, shape=find_shape("llama-3b"), method="full", length=4096)
-    own = smallest(base, 32, [(GPUS["rtx4090"], num) for num in counts]).workload
-    assert (own.num_gpus, own.strategy, bool(own.gradient_checkpointing)) == (4, FSDP2, True)
-    full = replace(BASE, method="full")
-    assert smallest(full, 64, [(GPUS["h100"], num) for num in counts]).workload.num_gpus == 2
-    assert smallest(full, 32, [(GPU, 2)]).workload.strategy == OFFLOAD
-    assert smallest(full, 32, [(replace(GPU, host=2**35), 2)]) is None
-    assert smallest(full, 33, [(GPU, 2)]) is None  # which does not divide the global batch

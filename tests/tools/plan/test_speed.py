@@ -10,7 +10,7 @@ from kit.memory.workload import Workload
 from kit.strategy.strategies import DDP, FSDP2, OFFLOAD, SINGLE
 from kit.tools.plan.hardware import GB, GPUS
 from kit.tools.plan.models import find_shape
-from kit.tools.plan.speed import collective_seconds, forward_pass, step
+from kit.tools.plan.speed import collective_seconds, step
 
 H100 = GPUS["h100"]
 BASE = Workload(shape=find_shape("llama-8b"), method="full", strategy=FSDP2, num_gpus=8, length=4096)
@@ -37,21 +37,12 @@ def test_sharding_sends_two_gathers_and_a_reduction_of_each_micro_batch():
     assert collective_seconds(replace(BASE, num_gpus=1, strategy=SINGLE), quick) == 0
 
 
-@pytest.mark.parametrize(("method", "strategy", "num_gpus"), [("lora", FSDP2, 8), ("qlora", SINGLE, 1)])
-def test_the_references_passes_are_parts_of_the_step(method, strategy, num_gpus):
-    pairs = replace(
-        BASE, method=method, strategy=strategy, num_gpus=num_gpus, micro_batches=2, objective="orpo", rows=2
-    )
+def test_the_references_pass_takes_between_a_third_and_a_half_of_a_step():
+    pairs = replace(BASE, method="lora", objective="orpo", rows=2)
     without, with_reference = step(pairs, H100), step(replace(pairs, objective="dpo"), H100)
-    alone = forward_pass(pairs, H100)
-    assert without.tokens == with_reference.tokens == alone.tokens == 2 * 2 * 2 * 4096  # both halves, each once
-    for part in ("products", "elementwise", "optimiser", "host"):
-        more = getattr(with_reference, part) - getattr(without, part)
-        assert more == pytest.approx(getattr(alone, part)), part
-    if strategy == FSDP2:  # the head is gathered once for the pass and the training that follows it
-        head = 2 * 2 * pairs.shape.embedding_parameters * 7 / 8 / H100.link
-        assert with_reference.sent - without.sent == pytest.approx(alone.sent - head, rel=1e-3)
-    assert with_reference.tokens_per_second[1] < 0.8 * without.tokens_per_second[1]
+    assert without.tokens == with_reference.tokens == 2 * 2 * 4096  # both halves, each once
+    assert 1.3 < with_reference.seconds[1] / without.seconds[1] < 1.5
+    assert with_reference.sent > without.sent and with_reference.launches > without.launches
 
 
 def test_offloading_and_quantising_take_time():
@@ -72,22 +63,13 @@ def test_the_host_bounds_the_step_of_a_small_model_and_larger_micro_batches_or_c
     assert step(replace(BASE, method="lora"), H100).bound == "arithmetic"
 
 
-@pytest.mark.parametrize(("method", "counted"), [("lora", 102), ("full", 40)])  # by benchmarks/ladder.py --layer METHOD
-def test_launches_of_a_compiled_layer_are_within_a_twentieth_of_those_of_its_graphs(method, counted):
-    workload = replace(BASE, method=method, strategy=SINGLE, num_gpus=1, fuses=True)
-    small, large = (step(replace(workload, shape=replace(BASE.shape, num_layers=n)), H100) for n in (2, 3))
-    assert large.launches - small.launches == pytest.approx(counted, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("name", "method", "checkpointing", "counted"),
-    [  # by benchmarks.simulation.simulate: one GPU, one row of 4,096 tokens
-        ("llama-1b", "full", False, 2811),
-        ("llama-1b", "lora", True, 4531),
-        ("llama-1b", "qlora", False, 3795),
-    ],
-)
-def test_launches_are_within_a_twentieth_of_those_that_a_simulation_counts(name, method, checkpointing, counted):
-    one = {"strategy": SINGLE, "num_gpus": 1, "gradient_checkpointing": checkpointing}
-    found = step(replace(BASE, shape=find_shape(name), method=method, **one), H100)
-    assert found.launches == pytest.approx(counted, rel=0.05)
+def test_launches_are_within_a_twentieth_of_those_that_were_counted():
+    one = replace(BASE, strategy=SINGLE, num_gpus=1)
+    for method, counted in (("lora", 102), ("full", 40)):  # of a compiled layer: benchmarks/ladder.py --layer METHOD
+        workload = replace(one, method=method, fuses=True)
+        small, large = (step(replace(workload, shape=replace(BASE.shape, num_layers=n)), H100) for n in (2, 3))
+        assert large.launches - small.launches == pytest.approx(counted, rel=0.05)
+    # By benchmarks.simulation.simulate: one GPU, one row of 4,096 tokens.
+    for method, checkpointing, counted in (("full", False, 2811), ("lora", True, 4531), ("qlora", False, 3795)):
+        workload = replace(one, shape=find_shape("llama-1b"), method=method, gradient_checkpointing=checkpointing)
+        assert step(workload, H100).launches == pytest.approx(counted, rel=0.05)

@@ -6,11 +6,11 @@ import re
 import numpy as np
 import pytest
 
-from kit.tools.report.chart import MAX_POINTS, Chart, Line, draw
+from kit.tools.report.chart import MAX_POINTS, Line, draw
 
 
 def figure(*values, title="loss", **more):
-    return draw(Chart(title, [Line("a", np.arange(1.0, len(values) + 1), np.array(values, float))], **more))
+    return draw(title, [Line("a", np.column_stack([np.arange(1.0, len(values) + 1), values]))], **more)
 
 
 def points(drawn):
@@ -49,7 +49,7 @@ def test_whatever_the_values_are_a_chart_is_drawn():
     for values in ([0.0], [3.0, 3.0], [-2.0], [1e-140, 1e140], [-1e140, 1e140], [1e9, 1e9 + 1]):
         for is_fitted in (False, True):
             assert all(0 <= x <= 400 and 0 <= y <= 210 for x, y in places(figure(*values, is_fitted=is_fitted))), values
-    assert draw(Chart("none", [Line("a", np.empty(0), np.empty(0))])) == ""
+    assert draw("none", [Line("a", np.empty((0, 2)))]) == ""
 
 
 def test_names_are_text_and_a_restart_is_a_line():

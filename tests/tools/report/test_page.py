@@ -33,11 +33,6 @@ def test_a_page_runs_the_script_of_the_kit_and_no_other():
     assert "</" not in SCRIPT and "<!--" not in SCRIPT, "the script can stand in a page"
 
 
-def test_a_live_page_is_loaded_again():
-    assert "http-equiv=refresh content=2>" in page("title", [], reload_seconds=2.5)
-    assert "http-equiv=refresh" not in page("title", [])
-
-
 def test_a_page_is_written_whole_or_not_at_all(tmp_path):
     for text in ("one", "two"):
         write_page(tmp_path / "a.html", text)

@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-import pytest
 from data_helpers import chat, open_all, recipe, write
 
 from kit.tools.report.samples_page import as_page, as_text, gather_samples
@@ -57,19 +56,10 @@ def test_what_is_learned_is_marked_and_nothing_else(tmp_path, tokenizer):
     assert "<|im_start|>assistant\n[[Hello<|im_end|>]]\n<|im_start|>user" in text
     learned = re.findall("<span class='learned'>(.*?)</span>", as_page(gathered), re.S)
     assert list(map(plain, learned)) == ["Hello&lt;|im_end|&gt;", "Bye now&lt;|im_end|&gt; x0.5"]
+    write(tmp_path / "ids.jsonl", {"input_ids": [1, 5, 6, 7]})  # nothing predicts the first token
+    weights = [token.weight for token in looked(tokenizer, dataset="ids.jsonl").samples[0].parts[0].tokens]
+    assert weights == [0, 1, 1, 1]
     assert f"--- train.jsonl:1: {len(gathered.samples[0].parts[0].tokens)} tokens, 5 learned" in text
-
-
-def test_the_first_token_is_never_marked_as_nothing_predicts_it(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", {"input_ids": [1, 5, 6, 7]})
-    first, *rest = looked(tokenizer).samples[0].parts[0].tokens
-    assert first.weight == 0 and all(token.weight for token in rest) and len(rest) == 3
-
-
-def test_packs_change_nothing_of_what_is_shown(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *(chat(f"Hi {i}", "Hello") for i in range(9)))
-    packed, alone = looked(tokenizer, packing=True, **CHATML), looked(tokenizer, **CHATML)
-    assert packed.samples == alone.samples and "packs" in as_text(packed, colour=False)
 
 
 def test_what_was_cut_or_left_out_is_shown_as_it_would_be_without(tmp_path, tokenizer):
@@ -83,29 +73,20 @@ def test_what_was_cut_or_left_out_is_shown_as_it_would_be_without(tmp_path, toke
     text = as_text(gathered, colour=False)
     assert "]]{{[[" in text and text.count("Bye now ") >= 29
     assert "<span class='learned cut'>" in as_page(gathered)
-    dropped = looked(tokenizer, 1, max_length=40, excess_length_strategy="drop", **CHATML).samples[1]
-    assert dropped.about.startswith("left out: ") and all(token.is_cut for token in dropped.parts[0].tokens)
     assert looked(tokenizer, 0, max_length=40, **CHATML).samples == []
 
 
-def test_of_a_text_whose_end_is_kept_the_beginning_is_marked_and_what_is_split_is_whole(tmp_path, tokenizer):
+def test_of_a_text_whose_end_is_kept_the_beginning_is_marked(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"text": "".join(f"{i} " for i in range(60))}, {"text": "short"})
-    flags = {"max_length": 40, "excess_length_strategy": "keep_end"}
-    tokens = looked(tokenizer, 1, **flags).samples[-1].parts[0].tokens
+    tokens = looked(tokenizer, 1, max_length=40, excess_length_strategy="keep_end").samples[-1].parts[0].tokens
     cut = "".join(token.text for token in tokens if token.is_cut)
     assert cut.startswith("0 1 2 ") and "59" not in cut and len(tokens) - sum(token.is_cut for token in tokens) == 40
-    split = looked(tokenizer, 9, **flags | {"excess_length_strategy": "split"})
-    assert not any(sample.about.startswith("cut") for sample in split.samples)
 
 
-@pytest.mark.parametrize("objective", [DPO, KTO])
-def test_of_a_prompt_that_was_cut_the_start_is_marked(objective, tmp_path, tokenizer):
+def test_of_a_prompt_that_was_cut_the_start_is_marked(tmp_path, tokenizer):
     long = "Hi " * 60 + "Bye"
-    rows = [pair(long, "Hello", "Hello there"), pair("Hi", "Hello", "Bye")]
-    if objective is KTO:
-        rows = [rated(long, "Hello", False), rated("Hi", "Hello", True)]
-    write(tmp_path / "train.jsonl", *rows)
-    cut = looked(tokenizer, 1, max_length=40, **objective).samples[-1]
+    write(tmp_path / "train.jsonl", pair(long, "Hello", "Hello there"), pair("Hi", "Hello", "Bye"))
+    cut = looked(tokenizer, 1, max_length=40, **DPO).samples[-1]
     assert cut.origin == "train.jsonl:1" and cut.about.startswith("cut: ")
     for part in cut.parts:
         assert part.tokens[0].is_cut and not part.tokens[-1].is_cut
@@ -124,7 +105,7 @@ def test_of_a_long_sample_the_beginning_and_the_end_are_shown(tmp_path, tokenize
     write(tmp_path / "train.jsonl", {"text": "Hello " + "🚀" * 20 + " there"})
     gathered = looked(tokenizer)
     (part,) = gathered.samples[0].parts
-    assert len(part.tokens) == 10 and sum(token.num_hidden for token in part.tokens) > 20
+    assert len(part.tokens) == 11
     for shown in (as_text(gathered, colour=False), plain(as_page(gathered))):
         assert re.search(r"Hel.*\n\.\.\. \d+ tokens \.\.\.\n.*ere", shown, re.S)
 
@@ -137,7 +118,7 @@ def test_samples_are_spread_over_the_data_and_every_data_set_has_one(tmp_path, t
     assert [(row["data set"], row["samples"]) for row in gathered.datasets] == [("a", 100), ("b", 1)]
 
 
-def test_both_answers_of_a_pair_are_shown_with_their_prompt(tmp_path, tokenizer):
+def test_both_answers_of_a_pair_and_the_label_of_an_answer_are_shown(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", pair("<script>", "It is well", "It is awful"))
     gathered = looked(tokenizer, **DPO)
     chosen, rejected = as_text(gathered, colour=False).partition("  chosen:\n")[2].split("  rejected:\n")
@@ -147,9 +128,6 @@ def test_both_answers_of_a_pair_are_shown_with_their_prompt(tmp_path, tokenizer)
     assert "\x1b[32mIt is well" in text and "\x1b[31mIt is awful" in text  # green and red
     assert "<span class='learned bad'><b>" in page and page.count("<script") == 1
     assert "the chosen answer is the longer one in 0.0% of the pairs" in checks(gathered)
-
-
-def test_the_label_of_an_answer_is_shown(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", rated("Hi", "Hello", True), rated("Ho", "Bye", False))
     gathered = looked(tokenizer, 2, **KTO)
     good, bad = as_text(gathered, colour=True).split("--- train.jsonl:")[1:]
