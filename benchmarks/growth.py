@@ -91,15 +91,6 @@ def leak_check(num: int) -> Measured:
     return lambda: duplicates(evaluation, train)
 
 
-@subject("files", 1_000, 3_000, 10_000)
-def lanes_of_a_stream(num: int) -> Measured:
-    """Divide the files of a stream over the lanes of a global batch of the same size."""
-    from kit.data.feed.lanes import num_sub_streams
-
-    sizes = np.random.default_rng(0).integers(10_000, 1_000_000, num).tolist()
-    return lambda: num_sub_streams(sizes, num - 1)
-
-
 def _mixture(num: int, num_datasets: int = 200, unit: str = "tokens", **options: Any) -> Any:
     from kit.data.feed.order import Mixture, Order
 

@@ -58,10 +58,6 @@ class Data:
         """Identifies the training data. Evaluation data are not in it: a run may continue with other ones."""
         return digest(self.train.fingerprint, self.order.quotas) if self.order.quotas else self.train.fingerprint
 
-    def contents(self) -> dict[str, str]:
-        """Return what machines compare of the training data, by what a message names."""
-        return {"dataset": self.fingerprint}
-
     @property
     def dataset_names(self) -> list[str]:
         """The names of the training data sets."""

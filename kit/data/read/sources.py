@@ -9,7 +9,6 @@ Promises:
 """
 
 import glob
-import math
 import os
 import re
 from collections import Counter
@@ -50,7 +49,8 @@ ARCHIVES = (".zip", ".tar", ".tgz", ".rar", ".7z")
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # bad rows before the first good one that end the search for it
 _Files = tuple[dict[Path, Path], list[Path]]  # of a folder, by the path in it: data files, and the others
-SAMPLED_BYTES = 1 << 14  # of each piece of a file that ``Source.sampled_digest`` reads
+SAMPLED_BYTES = 1 << 14  # of each piece that ``_sampled_digest`` reads
+NUM_PIECES = 256  # of all files together, but at least two of each
 
 
 @dataclass(frozen=True)
@@ -68,32 +68,6 @@ class Source:
     def changed(self) -> list[Path]:
         """The files that were changed or removed since ``digest`` was computed."""
         return [path for path, stamp in self.stamps if not path.is_file() or file_stamp(path) != stamp]
-
-    def sampled_digest(self, num_pieces: int) -> str:
-        """Return a digest of pieces of the files, spread evenly over all their bytes; of few bytes, all count.
-
-        It tells copies apart where reading them whole would take too long. Raises ``UserError`` if one cannot be read.
-        """
-        # Piece k begins at byte k * distance of all files together, and may end in the next file.
-        num_bytes = sum(stamp[0] for _, stamp in self.stamps)
-        distance = max(SAMPLED_BYTES, num_bytes // num_pieces)
-        state = xxhash.xxh3_64()
-        begin = 0
-        try:
-            for path, (size, *_) in self.stamps:
-                end = begin + size
-                pieces = range((begin - SAMPLED_BYTES) // distance + 1, math.ceil(end / distance))
-                if pieces:
-                    with path.open("rb") as file:
-                        for k in pieces:
-                            first, last = max(k * distance, begin), min(k * distance + SAMPLED_BYTES, end)
-                            file.seek(first - begin)
-                            state.update(file.read(last - first))
-                begin = end
-        except OSError as error:
-            found = f"{self.name!r} cannot be read ({error.strerror or error})"
-            raise UserError(Problem("dataset", found)) from None
-        return state.hexdigest()
 
     @property
     def unit(self) -> str:
@@ -136,13 +110,13 @@ def open_source(
 
     Files are sorted by path. ``flag`` is the recipe's key, for messages; ``digest`` computes the digest of a file's
     content. With ``streaming`` a data set of the hub is downloaded while it is used, and the digest of local files
-    covers their names and sizes instead of their content.
+    covers their names, their sizes and pieces of their content.
 
     Raises ``UserError`` if nothing is found, or if what is found cannot be read or has no usable row.
     """
     path = Path(os.path.expanduser(name))
     remote = look_up(name, flag) if is_address(name) else None
-    by_size = streaming and not remote  # what was just copied is hashed in no time
+    by_sample = streaming and not remote  # what was just copied is hashed in no time
     try:
         if remote and remote.is_saved:
             path = remote.fetch_folder()
@@ -163,7 +137,7 @@ def open_source(
         if saved:
             found = open_saved(name, path, split_of(split), flag)
         elif files:
-            found = _open_files(name, files, flag, by_size)
+            found = _open_files(name, files, flag, by_sample)
         else:
             found = open_hub(name, split, flag, config, streaming, revision)
         if (saved or files) and "[" in split:
@@ -172,13 +146,28 @@ def open_source(
                 raise UserError(Problem(f"{flag}_split", f"{split!r}: a stream has no slices", "a whole split", fix))
             found = replace(found, parts=sliced(found.parts, split, flag), marks=[*found.marks, split])
         stamps = tuple((file, file_stamp(file)) for file in found.files)
-        contents = [file.stat().st_size if by_size else digest(file) for file in found.files]
+        if by_sample:
+            num_pieces = max(2, NUM_PIECES // max(1, len(found.files)))
+            contents = [_sampled_digest(file, num_pieces) for file in found.files]
+        else:
+            contents = [digest(file) for file in found.files]
     except OSError as error:
         raise UserError(Problem(flag, f"{name!r} cannot be read ({error.strerror or error})")) from None
     columns = _columns(found.name, found.parts)
     return Source(
         found.name, digest_of(contents, found.marks), columns, tuple(found.parts), stamps, notes, found.commit
     )
+
+
+def _sampled_digest(path: Path, num_pieces: int) -> str:
+    """A digest of the size of a file and of pieces spread evenly over it: what is streamed is not read whole before."""
+    size = path.stat().st_size
+    state = xxhash.xxh3_64(str(size).encode())
+    with path.open("rb") as file:
+        for k in range(num_pieces):
+            file.seek(max(0, size - SAMPLED_BYTES) * k // (num_pieces - 1))
+            state.update(file.read(SAMPLED_BYTES))
+    return state.hexdigest()
 
 
 def hub_id(name: str, split: str, flag: str) -> str | None:
