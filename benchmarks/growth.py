@@ -69,7 +69,7 @@ def _samples(*sizes: int, seed: int = 0) -> Any:
     for size in sizes:
         made = np.zeros(size, SAMPLE)
         made["length"] = made["num_targets"] = rng.integers(20, 500, size)
-        made["ids_hash"], made["text_hash"] = rng.integers(0, 2**63, (2, size), np.uint64)
+        made["ids_hash"] = rng.integers(0, 2**63, size, np.uint64)
         path = Path(tempfile.mkdtemp(dir=_folder())) / "samples.bin"
         made.tofile(path)
         arrays = {"samples": np.memmap(path, SAMPLE, mode="r"), "input_ids": np.zeros(0), "weight_codes": np.zeros(0)}

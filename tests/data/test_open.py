@@ -137,11 +137,9 @@ def test_the_first_training_samples_are_taken_after_a_split_and_of_every_data_se
 def test_evaluation_samples_that_are_in_the_training_data_are_counted(tmp_path, tokenizer):
     rows = [{"prompt": f"Question {i}? ", "completion": f"Answer {i}"} for i in range(20)]
     write(tmp_path / "train.jsonl", *rows)
-    similar = {"prompt": "question, 4 ", "completion": "ANSWER   4!"}
-    write(tmp_path / "eval.jsonl", rows[1], rows[2], similar, {"prompt": "Question 99? ", "completion": "Answer 99"})
+    write(tmp_path / "eval.jsonl", rows[1], rows[2], {"prompt": "Question 99? ", "completion": "Answer 99"})
     notes = open_all(tokenizer, eval_dataset="eval.jsonl").notes
-    expected = "warning: 3 of 4 evaluation samples are in the training data: 2 token for token, 1 but for case, "
-    assert expected + "spacing and punctuation" in notes
+    assert "warning: 2 of 3 evaluation samples are in the training data" in notes
     write(tmp_path / "train.jsonl", *rows, *rows)
     assert any("warning" in note for note in open_all(tokenizer, eval_split_size=10).notes)
 

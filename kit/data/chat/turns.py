@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kit.data.chat.answers import AnswerFinder, RenderedAnswer, first_difference
-from kit.data.chat.beginnings import Conversation
+from kit.data.chat.conversation import Conversation
 from kit.data.chat.messages import REASONING
 from kit.data.chat.shipped import NAMES
 from kit.data.chat.shown import (
@@ -100,7 +100,7 @@ class Drafter:
 
     def _conversation(self, messages: Messages, learned: list[int], tools: Tools) -> Conversation:
         """The part of ``messages`` up to the last answer that is learned."""
-        return Conversation(self._template, messages[: learned[-1] + 1] if learned else messages, tools)
+        return Conversation(self._template, messages[: learned[-1] + 1] if learned else messages, tools, learned)
 
     def _drafts(
         self, messages: Messages, conversation: Conversation, learned: list[int], weights: dict[int, float]

@@ -139,8 +139,6 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> list[str
     unused = [f"{key} ({count / num_rows:.1%})" for key, count in piece.unused.most_common(MAX_UNUSED)]
     if unused:
         lines.append(f"{name}: not used in its first rows: {', '.join(unused)}")
-    if missing := dataset.missing_texts(piece.replaced):
-        lines.append(f"warning: {name}: replace: its first rows have no {', '.join(map(repr, missing))}")
     return lines
 
 

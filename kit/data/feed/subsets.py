@@ -110,11 +110,8 @@ def leak_notes(train: Samples, evaluation: Samples | None) -> list[str]:
     """Return a warning that counts the evaluation samples that are in the training data; nothing if there are none."""
     if evaluation is None:
         return []
-    exact, similar = duplicates(evaluation, train)
-    if not exact and not similar:
-        return []
-    found = f"{exact} token for token, {similar} but for case, spacing and punctuation"
-    return [f"warning: {exact + similar} of {len(evaluation)} evaluation samples are in the training data: {found}"]
+    num = duplicates(evaluation, train)
+    return [f"warning: {num} of {len(evaluation)} evaluation samples are in the training data"] if num else []
 
 
 def _is_first(order: np.ndarray, num: int) -> np.ndarray:

@@ -27,7 +27,6 @@ from kit.data.read.compressed import DECOMPRESSORS, Location, split_name
 from kit.data.read.hub import Found, is_saved, leaves, open_hub, open_saved
 from kit.data.read.parts import JSON_SUFFIXES, CellFile, JsonFile, Part, TextFile, begins_array, origin
 from kit.data.read.remote import Remote, look_up
-from kit.data.read.slices import sliced, split_of
 from kit.data.read.tables import TableFile, num_parquet_rows
 from kit.data.read.text import Ending
 from kit.errors import Problem, Problems, UserError, did_you_mean, did_you_mean_path
@@ -106,7 +105,7 @@ def open_source(
     - an address that fsspec can open (``s3://bucket/data/*.jsonl``), of any of these: it is copied to the cache first;
     - a hub id, with its ``config``. ``revision`` is its branch, tag or commit.
 
-    ``split`` may be a slice such as ``train[:10%]``, whatever the name stands for. Of a file only the slice counts.
+    ``split`` of a hub id may be a slice such as ``train[:10%]``.
 
     Files are sorted by path. ``flag`` is the recipe's key, for messages; ``digest`` computes the digest of a file's
     content. With ``streaming`` a data set of the hub is downloaded while it is used, and the digest of local files
@@ -115,6 +114,7 @@ def open_source(
     Raises ``UserError`` if nothing is found, or if what is found cannot be read or has no usable row.
     """
     path = Path(os.path.expanduser(name))
+    whole_split = split.partition("[")[0]
     remote = look_up(name, flag) if is_address(name) else None
     by_sample = streaming and not remote  # what was just copied is hashed in no time
     try:
@@ -125,26 +125,24 @@ def open_source(
         files: dict[str, Path] = {}
         if remote and not saved:
             in_folder = _sorted_out({Path(name): Path(name) for name in remote.infos}) if remote.is_folder else ({}, [])
-            files = _fetch(remote, in_folder, split_of(split))
+            files = _fetch(remote, in_folder, whole_split)
             notes = _unread(name, in_folder[1])
         elif not saved:
-            files = _find_files(name, path, split_of(split), flag)
+            files = _find_files(name, path, whole_split, flag)
             if files and path.is_dir():
                 notes = _unread(name, _data_files(path)[1])
+        if "[" in split and (saved or files):
+            fix = "--max_train_samples takes the first rows, max_samples in an entry draws some"
+            raise UserError(Problem(f"{flag}_split", f"{split!r}, but {name!r} is no hub id", "a whole split", fix))
         if revision and (saved or files):
             fix = "leave it out: in a list of data sets, `revision` may stand in the entry of a hub id"
             raise UserError(Problem(f"{flag}_revision", f"{revision!r}, but {name!r} is no hub id", fix=fix))
         if saved:
-            found = open_saved(name, path, split_of(split), flag)
+            found = open_saved(name, path, whole_split, flag)
         elif files:
             found = _open_files(name, files, flag, by_sample)
         else:
             found = open_hub(name, split, flag, config, streaming, revision)
-        if (saved or files) and "[" in split:
-            if streaming:
-                fix = "leave out --streaming"
-                raise UserError(Problem(f"{flag}_split", f"{split!r}: a stream has no slices", "a whole split", fix))
-            found = replace(found, parts=sliced(found.parts, split, flag), marks=[*found.marks, split])
         stamps = tuple((file, file_stamp(file)) for file in found.files)
         if by_sample:
             num_pieces = max(2, NUM_PIECES // max(1, len(found.files)))
@@ -178,7 +176,7 @@ def hub_id(name: str, split: str, flag: str) -> str | None:
     path = Path(os.path.expanduser(name))
     if is_address(name) or is_saved(path):
         return None
-    return None if _find_files(name, path, split_of(split), flag) else name
+    return None if _find_files(name, path, split, flag) else name
 
 
 def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:

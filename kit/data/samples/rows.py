@@ -16,7 +16,7 @@ import xxhash
 from kit.cache import digest
 from kit.config.settings.data import DataSettings
 from kit.config.settings.objective import Rows
-from kit.data.chat.formats import MAX_ID, Sample, plain_text
+from kit.data.chat.formats import MAX_ID, Sample
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.chat.tokens import Encoded, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
@@ -39,9 +39,7 @@ from kit.data.samples.halves import (
 from kit.errors import Problem
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
-CODE_VERSION = 6
-# The spaces and punctuation of ASCII. A regular expression for all of Unicode took a tenth of the whole time.
-NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
+CODE_VERSION = 7
 AFTER_ANSWERS = "turns after the last answer are left out"
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
@@ -55,7 +53,6 @@ SAMPLE = np.dtype(
         ("num_targets", "<i4"),  # supervised tokens that have a token before them
         ("target_weight", "<f8"),  # sum of their weights
         ("ids_hash", "<u8"),
-        ("text_hash", "<u8"),  # ignores case, and the spaces and punctuation of ASCII
     ]
 )
 
@@ -75,7 +72,6 @@ class Piece:
     unused: Counter[str] = field(default_factory=Counter)  # rows for each column, or key of messages, not used
     counts: Counter[str] = field(default_factory=Counter)  # what became of the rows
     remarks: Counter[str] = field(default_factory=Counter)  # rows for each remark
-    replaced: set[str] = field(default_factory=set)  # the texts of the data set's ``replace`` that rows have
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -100,7 +96,6 @@ class _Kept(NamedTuple):
     number: int  # of its row in that part
     row: int  # index of its row among the given rows
     encoded: Encoded
-    text_hash: int
     first_length: int = 0  # see ``PREFERENCE``
     label: bool = True
 
@@ -193,7 +188,7 @@ class Encoder:
             unused_problems = unused.check(row)
             if source.parts[part].has_schema:  # then only some columns were read
                 unused.counts.update(unread)
-            sample = dataset.sample(row, piece.replaced)
+            sample = dataset.sample(row)
             if isinstance(sample, list):
                 refuse(part, number, sample)
             elif unused_problems:
@@ -217,8 +212,6 @@ class Encoder:
             piece.remarks.update({remark for halves in result for encoded in halves for remark in encoded.remarks})
             if self.train_on != "all" and _ends_without_answer(sample):
                 piece.remarks[AFTER_ANSWERS] += 1
-            letters = plain_text(sample).casefold().encode().translate(None, NO_LETTERS)
-            text_hash = xxhash.xxh3_64_intdigest(letters)
             for halves in result:
                 num_tokens = max(len(encoded.input_ids) for encoded in halves)
                 if num_tokens > self.max_length and self.excess_length_strategy == "error":
@@ -228,7 +221,7 @@ class Encoder:
                     continue
                 for cut in self._cut(halves[0], piece) if self.wanted == "answers" else self._cut_alike(halves, piece):
                     first_length = len(cut[0].input_ids)
-                    kept.append(_Kept(*origin, in_a_row(cut), text_hash, first_length, sample.get("label", True)))
+                    kept.append(_Kept(*origin, in_a_row(cut), first_length, sample.get("label", True)))
         piece.bad.sort(key=lambda row: (row.part, row.number))
         _fill(piece, kept, self.wanted)
         return piece
@@ -353,7 +346,6 @@ def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:
     piece.samples["num_targets"] = np.add.reduceat(targets, starts, dtype=np.int64)
     piece.samples["target_weight"] = np.add.reduceat(weights * targets, starts, dtype=np.float64)
     piece.samples["ids_hash"] = np.array(hashes, np.uint64)
-    piece.samples["text_hash"] = np.array([sample.text_hash for sample in kept], np.uint64)
     if wanted != "answers":
         firsts, labels = [sample.first_length for sample in kept], [sample.label for sample in kept]
         piece.preferences = preference_records(firsts, labels, starts, weights * targets)

@@ -7,7 +7,7 @@ from data_helpers import ANSWER, SYSTEM, USER, problems_of, sample_of
 from helpers import ROOT
 
 from kit.data.chat.columns import choose_fields
-from kit.data.chat.formats import FORMATS, format_of, plain_text, to_sample
+from kit.data.chat.formats import FORMATS, format_of, to_sample
 
 ADD = {"type": "function", "function": {"name": "add"}}
 
@@ -57,13 +57,6 @@ def test_a_prompt_format_words_the_question_of_answers_and_of_pairs():
     row = {"instruction": "a", "input": "b", "output": "c"}
     (problem,) = to_sample(row, {name: name for name in row}, "{instruction}")
     assert problem.where == "input"
-
-
-def test_texts_of_a_row_are_replaced_wherever_they_stand_and_columns_are_not():
-    texts = {"{{NAME}}": "Rob", "role": "part"}
-    row = {"messages": turns("Are you {{NAME}}?", "{{NAME}}!")}
-    sample = to_sample(row, {"messages": "messages"}, None, texts)
-    assert [message["content"] for message in sample["messages"]] == ["Are you Rob?", "Rob!"]
 
 
 def test_a_first_system_turn_of_sharegpt_may_be_blank_or_repeat_the_column():
@@ -145,8 +138,3 @@ def test_the_page_on_data_lists_the_formats_in_order_of_precedence_and_its_examp
             sample = to_sample(row, fields)
             assert isinstance(sample, dict), f"{example}: {sample}"
             assert format_of(fields).columns == columns
-
-
-def test_samples_with_the_same_text_are_found_in_any_format():
-    assert plain_text({"messages": [USER, ANSWER]}) == plain_text({"prompt": [USER], "completion": [ANSWER]})
-    assert plain_text({"prompt": "Hi", "completion": "Hello"}) == plain_text({"text": "Hi\nHello"}) == "Hi\nHello"

@@ -191,7 +191,7 @@ def test_the_memory_of_a_long_conversation_grows_with_its_length(tokenizer):
 
 @pytest.mark.parametrize(
     ("shape", "limit"),
-    [("qwen3", "turns.MAX_CHARACTERS"), ("qwen3", "beginnings.MAX_RENDERED"), ("plain", "tokens.MAX_BEFORE")],
+    [("qwen3", "turns.MAX_CHARACTERS"), ("qwen3", "conversation.MAX_RENDERED"), ("plain", "tokens.MAX_BEFORE")],
 )
 def test_a_conversation_that_would_take_too_long_is_refused(shape, limit, tokenizer, monkeypatch):
     sample = chat(*(f"text number {i}" for i in range(40)))

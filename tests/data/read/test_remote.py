@@ -35,7 +35,7 @@ def test_a_file_is_what_the_same_local_file_is(store, tmp_path):
         assert source.origin(0, 2) == f"memory://bucket/{name}:2"
 
 
-def test_folders_patterns_splits_and_slices(store):
+def test_folders_patterns_and_splits(store):
     for name in ("d/train-0.jsonl", "d/sub/train-1.jsonl", "d/test.jsonl", "e/a.jsonl", "e/b.jsonl"):
         put(store, name, text_rows(2, len(name)))
     store.pipe_file("/bucket/d/README.md", b"hello")
@@ -48,7 +48,6 @@ def test_folders_patterns_splits_and_slices(store):
     assert [part.name for part in source_of("memory://bucket/d", "test").parts] == ["memory://bucket/d/test.jsonl"]
     assert len(rows_of(source_of("memory://bucket/e/*.jsonl"))) == 4
     assert [part.name for part in source_of("memory://bucket/**/b.jsonl").parts] == ["memory://bucket/e/b.jsonl"]
-    assert len(rows_of(source_of("memory://bucket/e/a.jsonl", "train[:1]"))) == 1
     assert "did you mean 'test'?" in refused("memory://bucket/d", "tets")
 
 

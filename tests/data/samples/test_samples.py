@@ -3,8 +3,6 @@
 import numpy as np
 from data_helpers import chat, open_all, pairs, write
 
-from kit.data.samples.samples import duplicates
-
 
 def both(tokenizer, **changes):
     """The samples of two files as one, and of each alone."""
@@ -51,12 +49,3 @@ def test_samples_that_one_row_became_have_its_number(tmp_path, tokenizer):
     num_pieces = len(joint) - 3
     assert num_pieces > 2
     assert joint.rows().tolist() == [0, *[1] * num_pieces, 2, 3]
-
-
-def test_samples_are_the_same_as_others_token_for_token_or_in_their_letters_only(tmp_path, tokenizer):
-    texts = ["Hello there, how are you?", "hello THERE how are you", "Hello where"]
-    write(tmp_path / "a.jsonl", {"text": texts[0]}, {"text": "42"}, {"text": "Bye now"})
-    write(tmp_path / "b.jsonl", *({"text": text} for text in texts))
-    _, train, evaluation = both(tokenizer)
-    assert duplicates(evaluation, train) == (1, 1)
-    assert duplicates(train, train) == (3, 0)

@@ -54,19 +54,6 @@ def test_several_processes_make_the_same_entry_as_one(tmp_path, tokenizer, cache
     assert files[0] == files[1]
 
 
-def test_a_text_to_replace_that_is_in_no_row_is_refused(tmp_path, tokenizer, cache):
-    write(tmp_path / "train.jsonl", *many(19), chat("Who are you?", "{{NAME}}"))
-    entry = {"path": "train.jsonl", "replace": {"{{NAME}}": "Rob", "{{NAM}}": "Rob", "Rob": "Al", "{{NAME": "x"}}
-    settings = {"chat_template": "chatml", "dataset_num_proc": 2}
-    with pytest.raises(UserError) as caught:  # one after the other: no "{{NAME" is left, and "Rob" stands there now
-        open_all(tokenizer, dataset=[entry], **settings)
-    (problem,) = caught.value.problems
-    assert (problem.where, problem.found) == ("train.jsonl", "replace: no row has '{{NAM}}', '{{NAME'")
-    assert not list(cache.glob("*/entry.json"))
-    entry["replace"] = {"{{NAME}}": "Rob", "Rob": "Al"}
-    assert len(open_all(tokenizer, dataset=[entry], **settings).train) == 20
-
-
 @pytest.mark.slow
 def test_a_worker_that_is_killed_ends_the_start_with_a_reason(tmp_path, tokenizer, monkeypatch):
     write(tmp_path / "train.jsonl", *many(6000))
