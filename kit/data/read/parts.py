@@ -5,7 +5,7 @@ Promises:
 - A row that cannot be used becomes a ``Problem`` with its line or row number, and reading continues after it where
   that is possible.
 - If a file is cut short or damaged, its last row is a ``Problem``: no file is taken for a shorter one.
-- Memory use does not grow with the size of the file.
+- Memory use does not grow with the size of the file, unless it is a JSON array.
 - The same content gives the same blocks every time.
 """
 

@@ -12,7 +12,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonpath
 from pathlib import Path
@@ -26,7 +26,7 @@ from kit.data.read.cells import DELIMITERS
 from kit.data.read.compressed import DECOMPRESSORS, Location, split_name
 from kit.data.read.hub import Found, is_saved, leaves, open_hub, open_saved
 from kit.data.read.parts import JSON_SUFFIXES, CellFile, JsonFile, Part, TextFile, begins_array, origin
-from kit.data.read.remote import Remote, look_up
+from kit.data.read.remote import fetch
 from kit.data.read.tables import TableFile, num_parquet_rows
 from kit.data.read.text import Ending
 from kit.errors import Problem, Problems, UserError, did_you_mean, did_you_mean_path
@@ -47,7 +47,6 @@ MAX_SKIPPED_SHARE = 0.1
 ARCHIVES = (".zip", ".tar", ".tgz", ".rar", ".7z")
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # bad rows before the first good one that end the search for it
-_Files = tuple[dict[Path, Path], list[Path]]  # of a folder, by the path in it: data files, and the others
 SAMPLED_BYTES = 1 << 14  # of each piece that ``_sampled_digest`` reads
 NUM_PIECES = 256  # of all files together, but at least two of each
 
@@ -115,22 +114,18 @@ def open_source(
     """
     path = Path(os.path.expanduser(name))
     whole_split = split.partition("[")[0]
-    remote = look_up(name, flag) if is_address(name) else None
-    by_sample = streaming and not remote  # what was just copied is hashed in no time
+    files: dict[str, Path] = {}
+    if is_address(name):
+        fetched = fetch(name, flag)
+        path, files = (fetched, files) if isinstance(fetched, Path) else (path, fetched)
+    by_sample = streaming and not is_address(name)  # what was just copied is hashed in no time
     try:
-        if remote and remote.is_saved:
-            path = remote.fetch_folder()
-        saved = is_saved(path)
+        saved = not files and is_saved(path)
         notes: tuple[str, ...] = ()
-        files: dict[str, Path] = {}
-        if remote and not saved:
-            in_folder = _sorted_out({Path(name): Path(name) for name in remote.infos}) if remote.is_folder else ({}, [])
-            files = _fetch(remote, in_folder, whole_split)
-            notes = _unread(name, in_folder[1])
-        elif not saved:
+        if not saved and not files:
             files = _find_files(name, path, whole_split, flag)
-            if files and path.is_dir():
-                notes = _unread(name, _data_files(path)[1])
+            if files and path.is_dir() and (others := _data_files(path)[1]):
+                notes = (f"{name}: {len(others)} files are not read: {_endings(others)}",)
         if "[" in split and (saved or files):
             fix = "--max_train_samples takes the first rows, max_samples in an entry draws some"
             raise UserError(Problem(f"{flag}_split", f"{split!r}, but {name!r} is no hub id", "a whole split", fix))
@@ -208,16 +203,6 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
     raise UserError(Problem(flag, found, expected, fix))
 
 
-def _fetch(remote: Remote, in_folder: _Files, split: str) -> dict[str, Path]:
-    """The files of an address on this machine, each under the name to show; of a folder only those of ``split``."""
-    names = list(remote.infos)
-    shown = names
-    if remote.is_folder:
-        names = [each.as_posix() for each in _in_folder(remote.address, *in_folder, split, remote.field)]
-        shown = [f"{remote.address.rstrip('/')}/{each}" for each in names]
-    return dict(zip(shown, remote.fetch(names), strict=True))
-
-
 def _in_folder(name: str, files: dict[Path, Path], others: list[Path], split: str, flag: str) -> list[Path]:
     """The data files in and below a folder, by their path in it; only those of ``split`` if all name one."""
     if not files:
@@ -251,20 +236,15 @@ def _check_links(name: str, flag: str, path: Path, files: dict[Path, Path], chos
         raise UserError(Problem(flag, found, "files in it; nothing else of this machine is learned unseen", fix))
 
 
-def _data_files(path: Path) -> _Files:
+def _data_files(path: Path) -> tuple[dict[Path, Path], list[Path]]:
     """The data files in and below a folder by their path in it, and the other files. Hidden files are neither."""
-    found = {file.relative_to(path): file for file in sorted(_walk(path))}
-    return _sorted_out(found, {relative for relative, file in found.items() if not file.is_file()})
-
-
-def _sorted_out(found: dict[Path, Path], broken: Set[Path] = frozenset()) -> _Files:
-    """Sort the files of a folder into data files and others. ``broken``: links to nothing."""
     files = {}
     others = []
-    for relative, file in found.items():
+    for file in sorted(_walk(path)):
+        relative = file.relative_to(path)
         if relative.name in NOT_DATA or any(part.startswith(".") for part in relative.parts):
             continue
-        if split_name(relative.name)[0] in SUFFIXES and relative not in broken:
+        if split_name(relative.name)[0] in SUFFIXES and file.is_file():  # it may be a link to nothing
             files[relative] = file
         else:
             others.append(relative)
@@ -272,11 +252,6 @@ def _sorted_out(found: dict[Path, Path], broken: Set[Path] = frozenset()) -> _Fi
     if chosen := {each: file for each, file in files.items() if split_name(file.name)[0] != ".txt"}:
         others += [each for each in files if each not in chosen]
     return chosen or files, others
-
-
-def _unread(name: str, others: Sequence[Path]) -> tuple[str, ...]:
-    """A note about the files of a folder that are no data files, if there are any."""
-    return (f"{name}: {len(others)} files are not read: {_endings(others)}",) if others else ()
 
 
 def _endings(files: Sequence[Path]) -> str:
