@@ -156,9 +156,9 @@ def array_rows(reader: Bytes, name: str) -> Iterator[Row]:
             raise no_text
     except _Broken as broken:
         if not reader.damage:
-            found = no_text or broken
-            line = text.count("\n", 0, found.at) + 1
-            yield number, Ending(f"{name}:{line}", found.found, found.expected)
+            first = no_text or broken
+            line = text.count("\n", 0, first.at) + 1
+            yield number, Ending(f"{name}:{line}", first.found, first.expected)
 
 
 def _elements(text: str) -> Iterator[Any]:

@@ -75,31 +75,6 @@ def reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
     return notes
 
 
-def describe_rendering(chat_template: str | None, datasets: Sequence[Dataset], tokenizer: Any) -> list[str]:
-    """Say of each evaluation data set how its rows become text: by which chat template, or as plain text.
-
-    Args:
-        chat_template: the recipe's setting.
-    """
-    lines = []
-    for dataset in datasets:
-        if not dataset.is_evaluation:
-            continue
-        if "text" in dataset.fields:
-            how = "plain text"
-        elif "input_ids" in dataset.fields:
-            how = "token ids, as they are"
-        elif chat_template is None and isinstance(first_sample(dataset).get("prompt"), str):
-            what = "completion" if format_of(dataset.fields).rows == "answers" else "answers"
-            how = f"prompt and {what}, joined as plain text"
-            if tokenizer.chat_template:
-                how += " although the tokenizer has a chat template, which --chat_template would use"
-        else:
-            how = f"rendered with the chat template {chat_template or 'of the tokenizer'}"
-        lines.append(f"{dataset.source.name}: {how}")
-    return lines
-
-
 def first_sample(dataset: Dataset) -> Sample:
     """Return the sample of the first row; empty if there is none, or if that row does not fit its format."""
     for _, _, row in read_rows(dataset.source.parts, dataset.columns):
