@@ -1,7 +1,7 @@
 """Parts of the data: repeats are left out once and for all, and by what is learned, not by the text."""
 
 import pytest
-from data_helpers import open_all, pairs, preference_pairs, rated_answers, write
+from data_helpers import open_all, pairs, write
 
 from kit.errors import UserError
 
@@ -41,21 +41,6 @@ def test_an_answer_with_another_label_is_no_repeat(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", row, row | {"label": False}, row, row | {"label": False})
     opened = open_all(tokenizer, objective="kto", dedup=True)
     assert opened.train.labels.tolist() == [True, False]
-
-
-@pytest.mark.parametrize(("objective", "rows"), [("dpo", preference_pairs(20)), ("kto", rated_answers(20))])
-def test_preferences_are_held_out_and_limited_with_their_halves_and_labels(objective, rows, tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *rows)
-    whole = open_all(tokenizer, objective=objective).train
-    opened = open_all(tokenizer, objective=objective, eval_split_size=5, max_train_samples=9)
-    assert (len(opened.train), len(opened.evaluation)) == (9, 5)
-    for samples in (opened.train, opened.evaluation):
-        for i in range(len(samples)):
-            j = int(samples.origin(i).split(":")[1]) - 1
-            assert [ids.tolist() for ids, _ in samples.sequences(i)] == [ids.tolist() for ids, _ in whole.sequences(j)]
-            assert samples.preferences[i] == whole.preferences[j]
-            assert samples.sequence_lengths[i].tolist() == [len(ids) for ids, _ in samples.sequences(i)]
-            assert samples.row_lengths[i] == samples.sequence_lengths[i].max()
 
 
 def test_rows_of_a_data_set_are_drawn_by_seed_and_leave_the_others_whole(tmp_path, tokenizer):

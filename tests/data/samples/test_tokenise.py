@@ -1,7 +1,5 @@
 """Samples are made once, by as many processes as there are, and kept; what is wrong with the rows is reported."""
 
-import errno
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -9,7 +7,6 @@ import time
 
 import pytest
 from data_helpers import (
-    VOCAB_SIZE,
     byte_level_tokenizer,
     chat,
     open_all,
@@ -133,40 +130,6 @@ def test_a_file_that_changes_while_it_is_read_makes_no_entry(tmp_path, tokenizer
     assert not list(cache.glob("*/entry.json"))
     (tmp_path / "train.jsonl").write_text(content)
     assert len(open_all(tokenizer).train) == 10
-
-
-def test_a_cache_without_room_is_reported_and_left_clean(tmp_path, tokenizer, monkeypatch, cache):
-    def fail(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    write(tmp_path / "train.jsonl", *pairs(5))
-    monkeypatch.setattr(kit_cache.Writer, "append", fail)
-    with pytest.raises(UserError, match=r"cache: .* cannot be written or opened \(No space left on device\)"):
-        open_all(tokenizer)
-    assert not [path for path in cache.iterdir() if path.is_dir()]
-
-
-def _open_and_count(barrier, queue, tokenizer):
-    calls, encode_all = [], encoder.encode_all
-    encoder.encode_all = lambda *arguments: calls.append(1) or encode_all(*arguments)
-    barrier.wait()
-    settings = recipe()
-    queue.put((open_recipe_data(settings, tokenizer, VOCAB_SIZE).fingerprint, len(calls)))
-
-
-@pytest.mark.slow
-def test_of_processes_that_start_together_one_tokenises(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(50))
-    fork = multiprocessing.get_context("fork")
-    barrier, queue = fork.Barrier(3), fork.Queue()
-    processes = [fork.Process(target=_open_and_count, args=(barrier, queue, tokenizer)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    results = [queue.get(timeout=15) for _ in processes]
-    for process in processes:
-        process.join()
-    assert sorted(num_calls for _, num_calls in results) == [0, 0, 1]
-    assert len({fingerprint for fingerprint, _ in results}) == 1
 
 
 KILLED = """
