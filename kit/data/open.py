@@ -26,7 +26,7 @@ from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Mixture, Order
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream, check_beginning, first_piece
-from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited, without_repeats
+from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited
 from kit.data.samples.checks import check_datasets, reading_notes
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
@@ -174,8 +174,6 @@ def open_data(
     train_datasets = [dataset for dataset in datasets if not dataset.is_evaluation]
     if not settings.streaming:
         train = drawn(Samples(train_stores), [dataset.entry.max_samples for dataset in train_datasets], seed, notes)
-        if settings.dedup:
-            train = without_repeats(train, notes)
         if eval_settings.eval_split_size:
             train, evaluation = hold_out(train, eval_settings.eval_split_size, seed, notes)
         train = limited(train, settings.max_train_samples, "training", notes)

@@ -228,8 +228,8 @@ class Encoder:
 
     def _encode_all(self, samples: Sequence[Sample]) -> list[list[Halves] | Problem]:
         """Encode samples, each to what it became: of a pair both halves, of any other sample the one that it has."""
-        parts = [parts_to_encode(sample, self.wanted, self.prompts_as_chat) for sample in samples]
-        every_part = list(chain.from_iterable(each for each in parts if not isinstance(each, Problem)))
+        parts = [parts_to_encode(sample, self.wanted) for sample in samples]
+        every_part = list(chain.from_iterable(parts))
         if self.system_prompt:
             every_part = [with_system(part, self.system_prompt, self.prompts_as_chat) for part in every_part]
         results = encode_all(every_part, self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
@@ -237,8 +237,7 @@ class Encoder:
             return [each if isinstance(each, Problem) else [(encoded,) for encoded in each] for each in results]
         left = iter(results)
         return [
-            of_sample if isinstance(of_sample, Problem) else joined(sample, list(islice(left, len(of_sample))))
-            for sample, of_sample in zip(samples, parts, strict=True)
+            joined(sample, list(islice(left, len(of_sample)))) for sample, of_sample in zip(samples, parts, strict=True)
         ]
 
     def whole(self, dataset: Dataset, row: dict[str, Any]) -> list[Halves]:

@@ -198,19 +198,6 @@ class Samples:
         chosen = index if self._index is None else self._index[index]
         return Samples(self.stores, digest(self.fingerprint, reason), chosen)
 
-    def repeats(self) -> np.ndarray:
-        """Whether an earlier sample has the same ids and weights, and the same label, bool [N]."""
-        labels = np.ones(len(self), bool) if self.labels is None else self.labels
-        _, groups, counts = np.unique(self.hashes, return_inverse=True, return_counts=True)
-        repeats = np.zeros(len(self), bool)
-        seen: set[tuple[bytes, bytes, bool]] = set()
-        for i in np.flatnonzero(counts[groups] > 1).tolist():
-            ids, weights = self[i]
-            content = ids.tobytes(), weights.tobytes(), bool(labels[i])
-            repeats[i] = content in seen
-            seen.add(content)
-        return repeats
-
     @property
     def hashes(self) -> np.ndarray:
         """A hash of the ids of each sample, uint64 [N]."""

@@ -61,7 +61,6 @@ class Case:
         learned: of each sample, the texts that are learned, without the end of turn.
         shows: what the first sample has besides.
         flag: what to type as ``--dataset_columns``, without which it is refused; empty if it works as it is.
-        says: a part of the message, or of a note.
         objective: what is typed as ``--objective``. Of a pair, the rejected answer is learned from behind the chosen.
         template: a name in ``TEMPLATES``.
     """
@@ -70,7 +69,6 @@ class Case:
     learned: tuple = ((ANSWER,),)
     shows: tuple = (f"user\n{QUESTION}",)
     flag: str = ""
-    says: str = ""
     objective: str = "sft"
     template: str = "chatml"
 
@@ -87,11 +85,6 @@ ULTRAFEEDBACK = {
     "score_rejected": 2.0,
 }
 OF_ORCA = {"system": "Be brief.", "question": QUESTION, "chosen": ANSWER, "rejected": WRONG}
-TURNS = f"\n\nHuman: {QUESTION}\n\nAssistant: {ANSWER}\n\nHuman: And 3 + 3?\n\nAssistant:"
-OF_HH = [
-    {name: f"\n\nHuman: {QUESTION}\n\nAssistant: {text}" for name, text in (("chosen", ANSWER), ("rejected", WRONG))},
-    {"chosen": f"{TURNS} Six.", "rejected": f"{TURNS} Seven."},
-]
 OF_KTO = [
     {"prompt": MESSAGES[:1], "completion": MESSAGES[1:], "label": True},
     {"prompt": MESSAGES[:1], "completion": WORSE[1:], "label": False},
@@ -113,13 +106,6 @@ CASES = {
         PAIR * 2,
         shows=BRIEF,
         flag="question=instruction",
-        objective="dpo",
-    ),
-    "Anthropic/hh-rlhf, pairs": Case(
-        OF_HH,
-        ((f" {ANSWER}<|endoftext|>", f" {WRONG}<|endoftext|>"), (" Six.<|endoftext|>", " Seven.<|endoftext|>")),
-        shows=(f"\n\nHuman: {QUESTION}\n\nAssistant:",),
-        says="--chat_template with the template's file or name makes a chat of each row",
         objective="dpo",
     ),
     "LLaMA-Factory's dpo_en_demo, pairs": Case(
@@ -238,26 +224,16 @@ def test_a_public_data_set_is_read_as_it_is_or_with_its_mapping(name, write_rows
     tokenizer = model_tokenizer(case.template)
     file = write_rows(case.rows)
     objective = {"objective": case.objective}
-    message = refusal(file, tokenizer, **objective) if case.flag else ""
+    if case.flag:
+        refusal(file, tokenizer, **objective)
     data = opened(file, tokenizer, case.flag, **objective)
-    assert case.says in message + "\n".join(data.notes)
     samples = [read(data.train, i, tokenizer) for i in range(len(data.train))]
     learned = tuple(tuple(text.removesuffix(END) for text in texts) for texts, _ in samples)
     assert learned == case.learned
     if data.train.labels is not None:
         assert data.train.labels.tolist() == [row.get("label", True) for row in case.rows]
-    if "<|endoftext|>" not in str(case.learned):
-        assert all(text.endswith(END) for texts, _ in samples for text in texts)
+    assert all(text.endswith(END) for texts, _ in samples for text in texts)
     at = 0
     for text in case.shows:
         assert text in samples[0][1][at:]
         at = samples[0][1].index(text, at)
-
-
-def test_transcripts_become_chats_with_the_template_that_the_note_asks_for(write_rows):
-    tokenizer = model_tokenizer("chatml")
-    data = opened(write_rows(OF_HH), tokenizer, objective="dpo", chat_template="chatml")
-    texts, others = read(data.train, 1, tokenizer)
-    assert texts == [f"Six.{END}", f"Seven.{END}"]
-    turns = f"<|im_start|>user\n{QUESTION}{END}\n<|im_start|>assistant\n{ANSWER}{END}\n"
-    assert others.count(f"{turns}<|im_start|>user\nAnd 3 + 3?{END}\n<|im_start|>assistant\n") == 2
