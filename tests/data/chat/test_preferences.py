@@ -101,28 +101,18 @@ def test_a_rated_answer_has_the_prompt_that_is_given_or_stands_before_it():
 def test_a_row_that_cannot_be_used_is_a_problem_of_its_field():
     for row, problem in (
         ({"prompt": "Hi", "chosen": "Hello", "rejected": None}, "rejected: null; expected a string"),
-        ({"prompt": "Hi", "chosen": "", "rejected": "b"}, "chosen: empty; expected text"),
         ({"prompt": None, **TEXTS}, "prompt: null; expected a prompt in every row, or in none"),
         ({"prompt": "Hi", "chosen": [ANSWER], "rejected": "b"}, "chosen: chosen is a list, rejected is a string"),
-        ({"prompt": [USER], "chosen": [USER], "rejected": [OTHER]}, "chosen: no assistant turn"),
-        ({"prompt": [USER | {"role": "x"}], **ANSWERS}, "prompt[0].role: found 'x'"),
         (
             {"chosen": [USER, ANSWER], "rejected": [MORE, OTHER]},
             "chosen and rejected: no prompt, or prompts that differ",
         ),
         ({"prompt": [USER], "chosen": [ANSWER], "rejected": [MORE, OTHER]}, "rejected[0]: a message of the user"),
-        ({"prompt": "Hi", "chosen": [MORE, ANSWER], "rejected": [MORE, OTHER]}, "chosen[0]: a message of the user"),
-        ({"prompt": [USER, ANSWER], "chosen": [USER, ANSWER], "rejected": [OTHER]}, "chosen: ends with the prompt"),
-        (ANSWERS, "chosen and rejected: no prompt, or prompts that differ; expected conversations that begin with"),
         (TEXTS, "chosen and rejected: no prompt; expected a column prompt"),
         ({"prompt": "Hi", "instruction": "Hi", **TEXTS}, "prompt and instruction: two prompts; expected one of them"),
         ({"prompt": "Hi", "system": "Be kind", **TEXTS}, "system: given beside texts"),
         ({"prompt": [SYSTEM, USER], "system": "Be brief", **ANSWERS}, "system: another one than the system message"),
         ({"prompt": "Hi", "input": "Ann", **TEXTS}, "input: given without an instruction"),
-        (
-            {"chosen": '[{"role": "user", "role": "assistant", "content": "a"}]', "rejected": json.dumps([OTHER])},
-            "chosen: an object has the key 'role' twice",
-        ),
     ):
         assert sample_of(row).startswith(problem), row
     for row, problem in (

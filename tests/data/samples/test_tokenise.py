@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from data_helpers import (
@@ -18,7 +17,6 @@ from data_helpers import (
 )
 from helpers import ROOT
 
-from kit import cache as kit_cache
 from kit.data.samples import rows as encoder
 from kit.errors import UserError
 
@@ -95,28 +93,6 @@ def test_whatever_changes_the_ids_changes_the_fingerprint(tmp_path, tokenizer, m
     write(tmp_path / "train.jsonl", *pairs(6))
     seen.append(fingerprint())
     assert len(set(seen)) == len(seen)
-
-
-@pytest.mark.parametrize("name", ["input_ids.bin", "entry.json"])
-@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
-@pytest.mark.parametrize("remembered", [True, False])
-def test_a_damaged_cache_entry_is_made_again(name, damage, remembered, tmp_path, tokenizer, cache, monkeypatch):
-    monkeypatch.setattr(kit_cache, "YOUNG_SECONDS", -1.0 if remembered else 60.0)
-    write(tmp_path / "train.jsonl", *pairs(5))
-    before = contents(open_all(tokenizer).train)
-    assert contents(open_all(tokenizer).train) == before
-    (file,) = cache.glob(f"*/{name}")
-    times = file.stat()
-    content = bytearray(file.read_bytes())
-    content[-5] ^= 64
-    if damage == "gone":
-        file.unlink()
-    else:
-        time.sleep(0.02)  # longer than the clock of a file system ticks
-        file.write_bytes(content if damage == "flipped" else content[:-5])
-        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a careless copy would
-    assert contents(open_all(tokenizer).train) == before
-    assert len(list(cache.glob("*/entry.json"))) == 1
 
 
 def test_a_file_that_changes_while_it_is_read_makes_no_entry(tmp_path, tokenizer, cache):
