@@ -329,13 +329,12 @@ def _columns(name: str, parts: Sequence[Part]) -> list[str]:
     raise UserError(*shown(bad, name, FIX_ROWS))
 
 
-def shown(problems: Sequence[Problem], name: str, fix: str, scope: str = "") -> list[Problem]:
+def shown(problems: Sequence[Problem], name: str, fix: str) -> list[Problem]:
     """The first ``NUM_SHOWN`` problems, and one that counts the others.
 
     Args:
         name: the source's.
         fix: the advice for bad rows, which is given only once.
-        scope: of which rows the others are counted, if not of all: `` of the first 64 rows``.
     """
     first = list(problems[:NUM_SHOWN])
     num_more = len(problems) - len(first)
@@ -344,7 +343,7 @@ def shown(problems: Sequence[Problem], name: str, fix: str, scope: str = "") -> 
             first[i] = replace(problem, fix=FIX_FILE)
     of_rows = [i for i, problem in enumerate(first) if ROW.search(problem.where) and not problem.fix]
     if num_more:
-        text = f"... and {num_more} more problem{'s' if num_more > 1 else ''}{scope}"
+        text = f"... and {num_more} more problem{'s' if num_more > 1 else ''}"
         first.append(Problem(name, text, fix=fix if of_rows else "", num_others=num_more))
     elif of_rows:
         last = of_rows[-1]

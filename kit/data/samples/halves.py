@@ -92,23 +92,3 @@ def in_a_row(halves: Halves) -> Encoded:
     for other in others:
         first = Encoded(first.input_ids + other.input_ids, [*first.weights, 0.0, *other.weights[1:]])
     return first
-
-
-def preference_records(
-    first_lengths: Sequence[int], labels: Sequence[bool], starts: np.ndarray, weights: np.ndarray
-) -> np.ndarray:
-    """Return PREFERENCE [N] of N samples.
-
-    Args:
-        starts: int [N], the index of each sample's first token.
-        weights: float [T], of all tokens as targets; 0 where nothing predicts a token.
-    """
-    records = np.zeros(len(starts), PREFERENCE)
-    records["first_length"] = first_lengths
-    records["label"] = labels
-    for i, (start, length) in enumerate(zip(starts.tolist(), first_lengths, strict=True)):
-        half = weights[start : start + length]
-        records["prompt_length"][i] = np.flatnonzero(half)[0]
-        records["first_num_targets"][i] = np.count_nonzero(half)
-        records["first_weight"][i] = half.sum(dtype=np.float64)
-    return records

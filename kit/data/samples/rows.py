@@ -33,7 +33,6 @@ from kit.data.samples.halves import (
     in_a_row,
     joined,
     parts_to_encode,
-    preference_records,
     without_start_of_prompt,
 )
 from kit.errors import Problem
@@ -322,8 +321,7 @@ def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:
         return
     encoded = [sample.encoded for sample in kept]
     piece.rows = [sample.row for sample in kept]
-    lengths = np.array([len(each.input_ids) for each in encoded])
-    num_tokens = lengths.sum()
+    num_tokens = sum(len(each.input_ids) for each in encoded)
     piece.input_ids = np.fromiter(chain.from_iterable(each.input_ids for each in encoded), np.int32, num_tokens)
     weights = np.fromiter(chain.from_iterable(each.weights for each in encoded), np.float32, num_tokens)
     if ((weights == 0) | (weights == 1)).all():
@@ -332,19 +330,18 @@ def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:
         values, codes = np.unique(weights, return_inverse=True)
         piece.weights = values.tolist()
         piece.weight_codes = codes.astype(np.min_scalar_type(len(values)))
-    starts = np.cumsum(lengths) - lengths
-    targets = weights > 0
-    targets[starts] = False  # nothing predicts a first token
-    bounds = zip(starts.tolist(), lengths.tolist(), strict=True)
-    hashes = [xxhash.xxh3_64_intdigest(piece.input_ids[start : start + length].data) for start, length in bounds]
-    piece.samples = np.zeros(len(kept), SAMPLE)
-    piece.samples["start"] = starts
-    piece.samples["length"] = lengths
-    piece.samples["part"] = [sample.part for sample in kept]
-    piece.samples["number"] = [sample.number for sample in kept]
-    piece.samples["num_targets"] = np.add.reduceat(targets, starts, dtype=np.int64)
-    piece.samples["target_weight"] = np.add.reduceat(weights * targets, starts, dtype=np.float64)
-    piece.samples["ids_hash"] = np.array(hashes, np.uint64)
+    samples, preferences = [], []
+    end = 0
+    for sample in kept:
+        start, end = end, end + len(sample.encoded.input_ids)
+        targets = weights[start + 1 : end]  # nothing predicts a first token
+        ids_hash = xxhash.xxh3_64_intdigest(piece.input_ids[start:end].data)
+        counts = np.count_nonzero(targets), targets.sum(dtype=np.float64)
+        samples.append((start, end - start, sample.part, sample.number, *counts, ids_hash))
+        if wanted != "answers":
+            first = targets[: sample.first_length - 1]
+            counts = np.count_nonzero(first), first.sum(dtype=np.float64)
+            preferences.append((np.flatnonzero(first)[0] + 1, sample.first_length, *counts, sample.label))
+    piece.samples = np.array(samples, SAMPLE)
     if wanted != "answers":
-        firsts, labels = [sample.first_length for sample in kept], [sample.label for sample in kept]
-        piece.preferences = preference_records(firsts, labels, starts, weights * targets)
+        piece.preferences = np.array(preferences, PREFERENCE)
