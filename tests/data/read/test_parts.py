@@ -60,17 +60,3 @@ def test_a_line_without_end_takes_no_memory(name, folder):
         assert tracemalloc.get_traced_memory()[1] < 90 << 20  # text in a window, its bytes, and what the parser takes
     finally:
         tracemalloc.stop()
-
-
-def test_elements_of_an_array_are_rows_as_they_may_share_a_line(folder):
-    content = b'\n [ {"n": 1}, {"n":\n2},\n\n3\n,{"n": [1,\n2]}]\n\n'
-    (folder / "a.jsonl").write_bytes(content)
-    (folder / "a.json.gz").write_bytes(gzip.compress(content))
-    for name in ("a.jsonl", "a.json.gz"):
-        source = source_of(name)
-        rows = rows_of(source)
-        assert [number for number, _ in rows] == [1, 2, 3, 4] and source.origin(0, 2) == f"{name} row 2"
-        assert str(rows[2][1]) == f"{name} row 3: a number; expected an object in braces"
-        assert [row for _, row in rows if isinstance(row, dict)] == [{"n": 1}, {"n": 2}, {"n": [1, 2]}]
-    (folder / "a.json").write_bytes(b'{"n": 1}\n[1]\n')  # lines of arrays are no array
-    assert problems(source_of("a.json"))[0].startswith("a.json:2: a list")

@@ -5,8 +5,6 @@ import pytest
 from data_helpers import contents, json_lines, refused, rows_of, source_of, text_rows
 from fsspec.implementations.memory import MemoryFile
 
-from kit.data.read.remote import version
-
 
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch):
@@ -133,10 +131,3 @@ def test_what_cannot_be_found_is_reported(store):
     assert "nothing at 'memory://bucket/none*.jsonl'" in refused("memory://bucket/none*.jsonl")
     assert "is a folder without data files (.png (1))" in refused("memory://bucket/pictures")
     assert "is no hub id" in refused("memory://bucket/train.jsonl", revision="main")
-
-
-def test_a_file_whose_store_gives_another_etag_size_or_time_is_another_version():
-    etags = [version({"size": 1, "ETag": etag, "LastModified": 1}) for etag in ("a", '"a"', "b")]
-    assert etags[0] == etags[1] != etags[2]
-    assert version({"size": 1, "mtime": 1}) != version({"size": 1, "mtime": 2})
-    assert version({"size": 1}) != version({"size": 2})

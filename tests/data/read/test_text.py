@@ -72,6 +72,8 @@ def test_the_elements_of_an_array_are_the_rows(folder, monkeypatch):
     rows = [{"text": 'é\u4f60\\"', "n": [1, 2.5, None, True]}, {}, {"x": {"y": -1e9}}]
     for indent in (None, 1):
         assert [row for _, row in array(json.dumps(rows, indent=indent, ensure_ascii=False).encode())] == rows
+    (folder / "a.json").write_bytes(b'{"n": 1}\n[1]\n')  # lines of arrays are no array
+    assert problems(source_of("a.json"))[0].startswith("a.json:2: a list")
     twice = array(b'[{"n": 1}, {"n": 1, "n": 2}, {"n": 3}]')
     assert str(twice[1][1]).startswith("a.json row 2: an object has the key 'n' twice") and twice[2] == (3, {"n": 3})
     (folder / "a.json").write_text(" [ ]\n")

@@ -1,7 +1,7 @@
 """Samples as a run sees them: a choice keeps origin and content, and what two sets share is counted."""
 
 import numpy as np
-from data_helpers import chat, open_all, pairs, write
+from data_helpers import open_all, pairs, write
 
 
 def both(tokenizer, **changes):
@@ -11,18 +11,6 @@ def both(tokenizer, **changes):
 
 def as_lists(samples):
     return [(samples.origin(i), ids.tolist(), weights.tolist()) for i, (ids, weights) in enumerate(samples)]
-
-
-def test_samples_of_several_files_are_those_of_each_file_one_after_another(tmp_path, tokenizer):
-    weighed = chat("Hi", "Hello")
-    weighed["messages"][1]["weight"] = 0.25  # so that the two files number their weights differently
-    write(tmp_path / "a.jsonl", *pairs(3))
-    write(tmp_path / "b.jsonl", weighed, chat("Bye", "Bye now"))
-    joint, first, second = both(tokenizer, chat_template="chatml")
-    assert as_lists(joint) == as_lists(first) + as_lists(second)
-    assert joint.dataset_ids.tolist() == [0, 0, 0, 1, 1]
-    assert set(joint[3][1].tolist()) == {0, 0.25}
-    assert len({joint.fingerprint, first.fingerprint, second.fingerprint}) == 3
 
 
 def test_what_is_chosen_from_a_choice_keeps_its_content_and_counts(tmp_path, tokenizer):
