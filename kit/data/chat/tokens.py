@@ -100,8 +100,8 @@ def encode_all(
     - ``text``: BOS + text + EOS, all supervised.
     - ``input_ids``: taken as they are; supervised are all or, if there are ``labels``, those whose label is not -100.
 
-    With ``train_on="all"`` every token of messages, prompts and completions has weight 1, except in assistant turns
-    that have a ``weight``.
+    With ``train_on="all"`` every token of messages, prompts and completions has weight 1, and an assistant turn must
+    have no other ``weight``.
 
     Raises ``UserError`` if the tokenizer is a slow one, which does not know the characters of a token.
     """

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from kit.data.chat.answers import AnswerFinder, RenderedAnswer, first_difference
+from kit.data.chat.answers import AnswerFinder, RenderedAnswer
 from kit.data.chat.conversation import Conversation
 from kit.data.chat.messages import REASONING
 from kit.data.chat.shipped import NAMES
@@ -163,7 +163,14 @@ class Drafter:
             check_thought(self._template, text, moved_text, messages[i], i)
 
     def _whole(self, messages: Messages, weights: dict[int, float], tools: Tools) -> Draft:
-        """The draft for ``train_on="all"``: weight 1 everywhere, except in answers with another weight."""
+        """The draft for ``train_on="all"``: weight 1 everywhere. Raises ``UserError`` if an answer has another weight."""
+        for i, weight in weights.items():
+            if weight != 1:
+                found, fix = (
+                    f"{weight:g}, but --train_on all learns every token",
+                    "leave it out, or --train_on assistant",
+                )
+                raise UserError(Problem(f"messages[{i}]", f"its weight is {found}", fix=fix))
         text = self._template.render(messages, tools)
         check_shown(self._template, text, messages, tools, weights)
         conversation = Conversation(self._template, messages, tools)
@@ -181,16 +188,7 @@ class Drafter:
             last = self._finder.closed(given, conversation, len(messages) - 1)
             text = text if last is given else last.text
             remarks = (*last.remarks, *_unended(self._stops.ends_turn(text, start, last.end)))
-        spans = []
-        for i, weight in weights.items():
-            if weight == 1:
-                continue
-            answer = self._finder.find(conversation, i)
-            if not text.startswith(answer.text[: answer.end]):
-                reason = f"messages[{i}]: it has a weight, but is rendered differently once more messages follow"
-                raise self._template.refusal(reason + first_difference(text, answer.text))
-            spans += [(start, end, weight) for start, end in answer.spans]
-        return Draft(text, spans, 1.0, remarks)
+        return Draft(text, [], 1.0, remarks)
 
     def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message as ``apply_chat_template`` would be given it."""

@@ -140,28 +140,20 @@ def test_only_what_is_asked_for_is_learned(tokenizer):
     assert not any(encode(nothing, tokenizer, template)[0].weights)
 
 
-def test_train_on_all_learns_every_token_except_turns_of_weight_0(tokenizer):
+def test_train_on_all_learns_every_token(tokenizer):
     template = resolve_template(tokenizer, "chatml")
     sample = chat("Hi", "Hello", "Bye")
     [encoded] = encode(sample, tokenizer, template, train_on="all")
     assert marked(encoded, tokenizer) == (
         "[[<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n]]"
     )
-    [encoded] = encode(with_keys(sample, assistant_0={"weight": 0}), tokenizer, template, train_on="all")
-    assert marked(encoded, tokenizer) == (
-        "[[<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n]]Hello<|im_end|>"
-        "[[\n<|im_start|>user\nBye<|im_end|>\n]]"
-    )
-    [encoded] = encode(with_keys(sample, assistant_0={"weight": 2}), tokenizer, template, train_on="all")
-    assert encoded.weights.count(2.0) == len(tokenizer("Hello<|im_end|>").input_ids) and set(encoded.weights) == {1, 2}
     [encoded] = encode({"prompt": "Hi?", "completion": " 42"}, tokenizer, None, train_on="all")
     assert marked(encoded, tokenizer) == "[[Hi? 42<|endoftext|>]]"
     rewriting = template_of("qwen3", tokenizer)
     [encoded] = encode(CHATS["multi"], tokenizer, rewriting, train_on="all")
     assert marked(encoded, tokenizer).count("<|im_end|>") == 4 and all(encoded.weights)
-    weighed = with_keys(CHATS["multi"], assistant_0={"weight": 0})
-    with pytest.raises(UserError, match=r"messages\[1\]: it has a weight, but is rendered differently"):
-        encode(weighed, tokenizer, rewriting, train_on="all")
+    with pytest.raises(UserError, match=r"messages\[1\]: its weight is 0, but --train_on all learns every token"):
+        encode(with_keys(sample, assistant_0={"weight": 0}), tokenizer, template, train_on="all")
 
 
 # Templates that leave something out of all answers, or of all but the last.
