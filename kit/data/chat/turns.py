@@ -163,14 +163,11 @@ class Drafter:
             check_thought(self._template, text, moved_text, messages[i], i)
 
     def _whole(self, messages: Messages, weights: dict[int, float], tools: Tools) -> Draft:
-        """The draft for ``train_on="all"``: weight 1 everywhere. Raises ``UserError`` if an answer has another weight."""
+        """The draft for ``train_on="all"``: weight 1 everywhere."""
         for i, weight in weights.items():
             if weight != 1:
-                found, fix = (
-                    f"{weight:g}, but --train_on all learns every token",
-                    "leave it out, or --train_on assistant",
-                )
-                raise UserError(Problem(f"messages[{i}]", f"its weight is {found}", fix=fix))
+                found = f"its weight is {weight:g}, but --train_on all learns every token"
+                raise UserError(Problem(f"messages[{i}]", found, fix="leave it out, or --train_on assistant"))
         text = self._template.render(messages, tools)
         check_shown(self._template, text, messages, tools, weights)
         conversation = Conversation(self._template, messages, tools)
