@@ -72,7 +72,7 @@ class Preflight:
         if topology.num_processes == 1:
             return []
         recipe, data = self.recipe, self.data
-        content: dict[str, Any] = {"model_name_or_path": fingerprint(recipe), **data.contents()}
+        content: dict[str, Any] = {"model_name_or_path": fingerprint(recipe), "dataset": data.fingerprint}
         content["eval_dataset"] = data.evaluation and data.evaluation.fingerprint
         content["chat_template"] = str(data.chat_template)
         files = [Path(name.rpartition(":")[0]).expanduser() for name in recipe.metrics if is_own(name)]

@@ -48,7 +48,6 @@ def main() -> None:
     from kit import preflight
     from kit.checkpoint.load import load_weights
     from kit.data.open import pad_id
-    from kit.data.samples.checks import describe_rendering
     from kit.evaluate import evaluate
     from kit.failures.guard import Guard
     from kit.model.load import build_model, open_config
@@ -68,7 +67,6 @@ def main() -> None:
     checked = preflight.check(recipe, topology, shorten=True)
     recipe, samples = checked.recipe, checked.data.evaluation
     assert samples is not None
-    say(*describe_rendering(recipe.chat_template, checked.datasets, checked.tokenizer))
     if recipe.declared.has_reference:
         began = reference.adapter_name_or_path or reference.model_name_or_path if reference else ""
         say(f"reference: {began or 'the model without the adapter'}")

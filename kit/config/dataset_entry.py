@@ -24,9 +24,6 @@ DATA_SUFFIXES = tuple(
 _data = partial(option, "Data")
 
 
-_Text = Annotated[str, StringConstraints(min_length=1, strip_whitespace=False)]
-
-
 class DatasetEntry(BaseModel):
     """One entry of a list of data sets in a recipe."""
 
@@ -42,9 +39,6 @@ class DatasetEntry(BaseModel):
     )
     prompt_format: Annotated[str, StringConstraints(strip_whitespace=False), AfterValidator(checked_format)] | None = (
         _data(None, "the question of rows with instruction and input; default: a blank line between", expected=FORM)
-    )
-    replace: dict[_Text, _Text] | None = _data(
-        None, "texts in rows, and what is read instead of each", expected="text: text, as {{NAME}}: Rob"
     )
     max_samples: Annotated[float, AfterValidator(share_or_count)] | None = _data(
         None, "rows to use, drawn by seed; below 1 their share", "rows", gt=0, expected=SHARE_OR_COUNT

@@ -26,7 +26,7 @@ from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Mixture, Order
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream, check_beginning, first_piece
-from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited, without_repeats
+from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited
 from kit.data.samples.checks import check_datasets, reading_notes
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
@@ -57,10 +57,6 @@ class Data:
     def fingerprint(self) -> str:
         """Identifies the training data. Evaluation data are not in it: a run may continue with other ones."""
         return digest(self.train.fingerprint, self.order.quotas) if self.order.quotas else self.train.fingerprint
-
-    def contents(self) -> dict[str, str]:
-        """Return what machines compare of the training data, by what a message names."""
-        return {"dataset": self.fingerprint}
 
     @property
     def dataset_names(self) -> list[str]:
@@ -178,8 +174,6 @@ def open_data(
     train_datasets = [dataset for dataset in datasets if not dataset.is_evaluation]
     if not settings.streaming:
         train = drawn(Samples(train_stores), [dataset.entry.max_samples for dataset in train_datasets], seed, notes)
-        if settings.dedup:
-            train = without_repeats(train, notes)
         if eval_settings.eval_split_size:
             train, evaluation = hold_out(train, eval_settings.eval_split_size, seed, notes)
         train = limited(train, settings.max_train_samples, "training", notes)

@@ -41,7 +41,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     causes = {
         "model_name_or_path": "model_fingerprint",
         "max_train_samples": "data_fingerprint",
-        "dedup": "data_fingerprint",
     }
     explained = {fingerprint for setting, fingerprint in causes.items() if setting in changed}
     changed = [key for key in changed if key not in explained]

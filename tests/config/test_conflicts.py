@@ -83,7 +83,7 @@ def test_settings_that_contradict_each_other_are_named():
         ({"dataset": "[{path: a, weight: 1}, {path: b}]"}, {"dataset"}),
         ({"dataset": "[{path: a/x.jsonl}, {path: b/x.jsonl}]"}, {"dataset"}),
         ({"eval_dataset": "[{path: a, weight: 1}]"}, {"eval_dataset"}),
-        ({"streaming": True, "max_steps": 3, "dataset": "a,b", "dedup": True}, {"streaming"}),
+        ({"streaming": True, "max_steps": 3, "dataset": "a,b", "max_train_samples": 9}, {"streaming"}),
         ({"metrics": "m.py:loss", "predict_with_generate": True, "eval_dataset": "e"}, {"metrics"}),
         ({"metric_for_best_model": "eval_number", "eval_dataset": "e"}, {"metric_for_best_model"}),
         ({"num_return_sequences": 3}, {"num_return_sequences"}),

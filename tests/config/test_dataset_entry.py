@@ -43,7 +43,6 @@ def test_a_list_of_data_sets_arrives_as_it_is_when_its_flag_is_typed():
         [{"path": "[a].jsonl"}],
         [{"path": "null", "weight": 2.5}, {"path": "1e5", "name": "yes"}],
         [{"path": "a.jsonl", "columns": {"my: question, or so": "prompt", "'a'": "completion"}}],
-        [{"path": "a.jsonl", "replace": {"{{NAME}}": "Rob, or 'so': x ", " ": "\n"}}],
         [{"path": "a.jsonl", "prompt_format": "\n Task:\n{instruction}[\n\n'{input}' \"x\"] \n"}],
     ]
     for entries in cases:

@@ -6,18 +6,15 @@ from data_helpers import (
     byte_level_tokenizer,
     chat,
     open_all,
-    open_recipe_datasets,
     pairs,
     preference_pairs,
     rated_answers,
-    recipe,
     write,
 )
 
 from kit.data import open as data
 from kit.data.chat.shipped import SHIPPED
 from kit.data.open import prompt_and_reference
-from kit.data.samples.checks import describe_rendering
 from kit.errors import UserError
 
 
@@ -49,38 +46,6 @@ def test_bad_lines_of_all_data_sets_are_reported_together_up_to_a_limit(tmp_path
     assert [f"train.jsonl:{n}:" in text for n in (2, 11, 12)] == [True, True, False]
     assert "train.jsonl: ... and 5 more problems" in text
     assert "more.jsonl:2: no 'completion'" in text and "eval.jsonl:2:" in text
-
-
-def test_describe_rendering_says_how_rows_become_text(tmp_path, tokenizer):
-    write(tmp_path / "pairs.jsonl", *pairs(2))
-    write(tmp_path / "chat.jsonl", chat("a", "b"))
-    write(tmp_path / "messages.jsonl", {"prompt": chat("a")["messages"], "completion": chat("a", "b")["messages"][1:]})
-    write(tmp_path / "text.jsonl", {"text": "a"})
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "chat_template.jinja").touch()
-
-    def said(file, template="{{ messages }}", **changes):
-        settings = recipe(dataset=file, eval_dataset=file, model_name_or_path=str(model), **changes)
-        tokenizer.chat_template = template
-        (line,) = describe_rendering(settings.chat_template, open_recipe_datasets(settings), tokenizer)
-        return line.partition(": ")[2]
-
-    plain = "prompt and completion, joined as plain text"
-    assert said("pairs.jsonl", template=None) == plain
-    assert said("pairs.jsonl") == f"{plain} although the tokenizer has a chat template, which --chat_template would use"
-    assert said("pairs.jsonl", chat_template="chatml") == "rendered with the chat template chatml"
-    for file in ("chat.jsonl", "messages.jsonl"):
-        assert said(file) == "rendered with the chat template of the tokenizer"
-    assert said("text.jsonl") == "plain text"
-
-
-@pytest.mark.parametrize(("num", "reported"), [(7, True), (8, False)])
-def test_fewer_samples_than_a_global_batch_give_a_note(num, reported, tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(num))
-    notes = open_all(tokenizer, global_batch_size=8).notes
-    expected = f"{num} samples are fewer than global_batch_size 8: every step sees some of them more than once"
-    assert (expected in notes) == reported
 
 
 # Several data sets
@@ -137,11 +102,9 @@ def test_the_first_training_samples_are_taken_after_a_split_and_of_every_data_se
 def test_evaluation_samples_that_are_in_the_training_data_are_counted(tmp_path, tokenizer):
     rows = [{"prompt": f"Question {i}? ", "completion": f"Answer {i}"} for i in range(20)]
     write(tmp_path / "train.jsonl", *rows)
-    similar = {"prompt": "question, 4 ", "completion": "ANSWER   4!"}
-    write(tmp_path / "eval.jsonl", rows[1], rows[2], similar, {"prompt": "Question 99? ", "completion": "Answer 99"})
+    write(tmp_path / "eval.jsonl", rows[1], rows[2], {"prompt": "Question 99? ", "completion": "Answer 99"})
     notes = open_all(tokenizer, eval_dataset="eval.jsonl").notes
-    expected = "warning: 3 of 4 evaluation samples are in the training data: 2 token for token, 1 but for case, "
-    assert expected + "spacing and punctuation" in notes
+    assert "warning: 2 of 3 evaluation samples are in the training data" in notes
     write(tmp_path / "train.jsonl", *rows, *rows)
     assert any("warning" in note for note in open_all(tokenizer, eval_split_size=10).notes)
 
@@ -166,24 +129,6 @@ def test_prompt_and_reference_part_at_the_last_answer(tmp_path, tokenizer):
 USER = {"role": "user", "content": "Hi"}
 HELLO, AWAY = {"role": "assistant", "content": "Hello"}, {"role": "assistant", "content": "Go away"}
 RATED = rated_answers(9)
-PLAIN_ANSWERS = "prompt and answers are learned as plain text, although the tokenizer has a chat template"
-
-
-def test_the_prompt_that_is_found_in_the_texts_is_shown(tmp_path, tokenizer, chat_tokenizer):
-    before = "\n\nHuman: Hi\n\nAssistant:"
-    write(tmp_path / "hh.jsonl", {"chosen": f"{before} Hello", "rejected": f"{before} Go away"})
-    write(tmp_path / "rated.jsonl", *[{"completion": f"{before} Hello", "label": label} for label in (True, False)])
-    cases = {
-        ("dpo", "hh.jsonl"): f"what chosen and rejected both begin with; in the first row it ends with {before!r}",
-        ("kto", "rated.jsonl"): f"all up to the last answer; in the first row it ends with {before!r}",
-    }
-    for (objective, file), text in cases.items():
-        assert f"{file}: the prompt is {text}" in open_all(tokenizer, objective=objective, dataset=file).notes
-        notes = open_all(chat_tokenizer, objective=objective, dataset=file).notes
-        assert any(PLAIN_ANSWERS in note for note in notes)
-    messages = {"chosen": [USER, HELLO], "rejected": [USER, AWAY]}
-    write(tmp_path / "train.jsonl", messages)
-    assert not any("the prompt is" in note for note in open_all(chat_tokenizer, objective="dpo").notes)
 
 
 def test_good_and_bad_answers_are_counted_and_a_single_one_is_refused(tmp_path, tokenizer):

@@ -62,7 +62,6 @@ class DataSettings(BaseModel):
         None,
         "rows that cannot be used: stop, or leave out and list; default: error; in a stream, skip after its beginning",
     )
-    dedup: bool = _identity(False, "leave out training samples with the same tokens and mask as an earlier one")
     packing: bool = _identity(False, "put several samples into a row of max_length tokens; no sample sees another")
     max_train_samples: int | None = _identity(
         None, "train on the first N samples only; with several data sets, N in total, spread over all", "samples", ge=1
@@ -142,12 +141,6 @@ RULES = (
         lambda r: r.streaming and r.max_train_samples,
         "with max_train_samples",
         "leave out --max_train_samples: a run reads no more of a stream than its steps need",
-    ),
-    Rule(
-        "streaming dedup",
-        lambda r: r.streaming and r.dedup,
-        "with dedup",
-        "--dedup false, and remove repeated rows beforehand: only data that is read as a whole can be searched",
     ),
     Rule(
         "streaming shuffle",

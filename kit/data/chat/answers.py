@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kit.data.chat.beginnings import Conversation
+from kit.data.chat.conversation import Conversation
 from kit.data.chat.shown import THINK, check_answer, check_shown
 from kit.data.chat.stops import Stops
 from kit.data.chat.template import AS_CONTENT, BLOCKS, OTHER_TEMPLATE, Messages, Span, Template

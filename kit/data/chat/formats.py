@@ -18,7 +18,6 @@ Promises: a row that does not fit is reported with the field, such as ``messages
 what is learned is guessed or dropped. ``FORMATS``, at the end, declares the formats.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,13 +86,10 @@ def to_sample(
     row: Mapping[str, Any],
     fields: Mapping[str, str],
     prompt_format: str | None = None,
-    replace: Mapping[str, str] | None = None,
-    replaced: set[str] | None = None,
 ) -> dict[str, Any] | list[Problem]:
     """Convert a row to a sample in our form, or return its problems.
 
-    ``fields`` is the result of ``columns.choose_fields``, ``prompt_format`` and ``replace`` those of the data set. The
-    texts of ``replace`` that the row has are added to ``replaced``.
+    ``fields`` is the result of ``columns.choose_fields``, ``prompt_format`` that of the data set.
     ``Problem.where`` is a field of the row, such as ``messages[2].role``, or empty if the problem is the row itself.
     """
     format = format_of(fields)
@@ -103,8 +99,6 @@ def to_sample(
         if missing := [theirs for theirs in needed if theirs not in row]:
             found = f"{NO_COLUMN}{' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
             return [Problem("", found, " and ".join(needed) + " in every row")]
-    if replace:
-        values = _replaced(values, replace, set() if replaced is None else replaced)
     problems = Problems()
     sample: Sample = {}
     with problems.caught():
@@ -112,19 +106,6 @@ def to_sample(
             values = _with_question(values, prompt_format, problems)
         sample = format.make(values, problems)
     return list(problems) or sample
-
-
-def _replaced(value: Any, texts: Mapping[str, str], found: set[str]) -> Any:
-    """A value with other texts for those of its strings. Adds to ``found`` which of ``texts`` stand there."""
-    if isinstance(value, str):
-        for old, new in texts.items():
-            if old in value:
-                found.add(old)
-                value = value.replace(old, new)
-        return value
-    if isinstance(value, dict):
-        return {key: _replaced(each, texts, found) for key, each in value.items()}
-    return [_replaced(each, texts, found) for each in value] if isinstance(value, list) else value
 
 
 def _with_question(values: Mapping[str, Any], prompt_format: str, problems: Problems) -> dict[str, Any]:
@@ -283,20 +264,3 @@ FORMATS = (
     ),
 )
 _BY_FIRST_COLUMN = {format.columns[0]: format for format in FORMATS}
-
-
-def plain_text(sample: Mapping[str, Any]) -> str:
-    """All text of a sample in our form, to find samples with the same text. Empty for a sample of token ids."""
-    if "text" in sample:
-        return sample["text"]
-    fields = ("messages", "prompt", "completion", "chosen", "rejected")
-    parts = [sample[field] for field in fields if field in sample]
-    return "\n".join(part if isinstance(part, str) else "\n".join(map(_text_of, part)) for part in parts)
-
-
-def _text_of(message: Message) -> str:
-    """Reasoning, content and tool calls of a message."""
-    texts = [message.get("reasoning_content"), message["content"]]
-    if "tool_calls" in message:
-        texts.append(json.dumps(message["tool_calls"], ensure_ascii=False))
-    return "\n".join(text for text in texts if text)

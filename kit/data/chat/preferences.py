@@ -1,7 +1,7 @@
 """Finds the prompt that answers have in common, and the answers without it. Pure.
 
-Data sets of preferences give the prompt in a column of its own, at the beginning of each answer, or in both places; as
-text or as messages.
+Data sets of preferences give the prompt in a column of its own, or, as messages, at the beginning of each answer, or in
+both places.
 
 Promises:
 
@@ -9,7 +9,6 @@ Promises:
 - Texts stay texts. They become messages only beside messages, or where the question is called ``instruction``.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,10 +23,6 @@ from kit.data.chat.messages import (
     system_message,
 )
 from kit.errors import Problem, Problems, kind
-
-# The turns of a conversation written as text, as in Anthropic's hh-rlhf.
-_TURN = re.compile(r"\n\n(Human|Assistant):")
-_ASSISTANT = "\n\nAssistant:"
 
 
 def answers_to_one_prompt(
@@ -61,7 +56,9 @@ def answers_to_one_prompt(
     if are_texts and "instruction" not in values and not isinstance(prompt, list):
         if system:
             problems.append(Problem("system", "given beside texts", "the question as instruction, which makes a chat"))
-        return _texts(prompt, answers, problems)
+        if prompt is None:
+            problems.append(Problem(" and ".join(answers), "no prompt", "a column prompt"))
+        return {"prompt": prompt, **answers}
     conversations = {}
     for name, answer in answers.items():
         given = [{"role": "assistant", "content": answer}] if are_texts else answer
@@ -138,45 +135,3 @@ def _num_alike(first: Sequence[Any], *others: Sequence[Any]) -> int:
     """The number of items with which all sequences begin."""
     shortest = min(map(len, (first, *others)))
     return next((i for i in range(shortest) if any(other[i] != first[i] for other in others)), shortest)
-
-
-def _texts(prompt: str | None, answers: dict[str, str], problems: Problems) -> dict[str, str | list[Message]]:
-    """The prompt and the answers as texts. Without ``prompt``, it is that of the transcripts that they are."""
-    if prompt is not None:
-        # A transcript is no answer: where the answers begin with that of the prompt, it is there twice.
-        repeats = is_transcript(prompt) and all(answer.startswith(prompt) for answer in answers.values())
-        end = len(prompt) if repeats else 0
-    else:
-        first, *others = answers.values()
-        shared = first[: _num_alike(first, *others)]
-        end = shared.rfind(_ASSISTANT) + len(_ASSISTANT)
-        if _ASSISTANT not in shared:
-            expected = f"a column prompt, or texts that begin with the same turns up to {_ASSISTANT.strip()!r}"
-            problems.append(Problem(" and ".join(answers), "no prompt", expected))
-            return {}
-        prompt = shared[:end]
-    rest = {name: answer[end:] for name, answer in answers.items()}
-    for name, text in rest.items():
-        problems += check_text(name, text)
-    return {"prompt": prompt, **rest}
-
-
-def is_transcript(prompt: str) -> bool:
-    """Whether a prompt is a conversation written as text, up to the turn of the assistant that is to be written."""
-    turn = _TURN.search(prompt)
-    return turn is not None and not prompt[: turn.start()].strip() and prompt.rstrip().endswith(_ASSISTANT)
-
-
-def messages_of(prompt: str, answer: str) -> tuple[list[Message], list[Message]]:
-    """Return the messages of a prompt that is a transcript, and those of its answer, which may have several turns.
-
-    The content of a message is empty if the transcript has nothing there.
-    """
-    _, *parts = _TURN.split(prompt + answer)
-    roles = {"Human": "user", "Assistant": "assistant"}
-    messages = [
-        {"role": roles[speaker], "content": content.strip()}
-        for speaker, content in zip(parts[0::2], parts[1::2], strict=True)
-    ]
-    num_before = len(_TURN.findall(prompt)) - 1  # its last turn is the one to be written
-    return messages[:num_before], messages[num_before:]

@@ -3,8 +3,8 @@
 Promises:
 
 - A template runs in the sandbox in which transformers renders it at inference, and gives the same text.
-- It ends: its process is stopped after ``CPU_SECONDS``, and may take ``MAX_BYTES`` more memory (on Linux). That holds
-  in whatever thread asks, and inside a single step of Python too.
+- It ends: its process is stopped if one rendering takes more than ``CPU_SECONDS``, and may take ``MAX_BYTES`` more
+  memory (on Linux). That holds in whatever thread asks, and inside a single step of Python too.
 
 The process is forked when it is first needed, and serves one process, whose threads take turns.
 """
@@ -27,11 +27,10 @@ from typing import Any
 import jinja2
 from jinja2 import ext, meta, nodes
 
-from kit.data.chat.beginnings import walk, walking
-
-CPU_SECONDS = 3  # of one call; ordinary ones take less than a thousandth of a second
+CPU_SECONDS = 3  # of one rendering; ordinary ones take less than a thousandth of a second
 MAX_STOPPED = 3  # calls after which a template is not tried again: others would take as long
 MAX_BYTES = 1 << 30  # of memory that a template may take
+AT_ONCE = 1 << 20  # characters that are rendered in one call
 MAX_SOURCE = 1 << 18  # characters of a template; the longest published ones have 30,000
 TODAY = datetime.datetime(2024, 7, 26)  # for every template that asks; the date of Llama 3.1 if none is given
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # around what a {% generation %} block wrote: noncharacters, in no text
@@ -61,12 +60,16 @@ def render(source: str, values: Mapping[str, Any], marks: bool = False) -> str:
     return str(_call(source, "render", marks, values))
 
 
-def beginnings(
-    source: str, messages: Sequence[dict[str, Any]], values: Mapping[str, Any], marks: bool
-) -> tuple[str, list[int | None], int] | None:
-    """Return what ``kit.data.chat.beginnings.walk`` does."""
-    found = _call(source, "walk", marks, messages, values)
-    return found and tuple(found)
+def render_beginnings(
+    source: str, messages: Sequence[dict[str, Any]], values: Mapping[str, Any], asked: Sequence[tuple[int, bool, bool]]
+) -> list[str]:
+    """Return the text of several beginnings of a conversation: only of the first ones, if they are long.
+
+    Args:
+        values: what the template is given besides ``messages`` and ``add_generation_prompt``.
+        asked: of each beginning the number of messages, ``add_generation_prompt``, and whether it has marks.
+    """
+    return list(_call(source, "beginnings", False, messages, values, asked))
 
 
 @lru_cache(maxsize=32)  # templates are made anew for each block of rows
@@ -167,8 +170,7 @@ def _serve(connection: Connection, owner: int) -> None:
             source, name, marks, *arguments = json.loads(connection.recv_bytes())
         except EOFError:
             return
-        used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1 + CPU_SECONDS, resource.RLIM_INFINITY))
+        _limit_time()
         try:
             answer = ["done", _FUNCTIONS[name](source, marks, *arguments)]
         except (MemoryError, RecursionError, SyntaxError):  # SyntaxError: Python's limits on nested blocks and brackets
@@ -178,6 +180,11 @@ def _serve(connection: Connection, owner: int) -> None:
         except Exception as error:  # a template is a program: it may fail in any way
             answer = ["error", [str(error)]]
         connection.send_bytes(json.dumps(answer).encode())
+
+
+def _limit_time() -> None:
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1 + CPU_SECONDS, resource.RLIM_INFINITY))
 
 
 @lru_cache(maxsize=1)
@@ -218,20 +225,21 @@ def _compiled(source: str, marks: bool) -> jinja2.Template:
     return (environment.overlay(extensions=[_Marks]) if marks else environment).from_string(source)
 
 
-@lru_cache(maxsize=32)
-def _walking(source: str, marks: bool) -> jinja2.Template | None:
-    environment = _compiled(source, marks).environment
-    tree = walking(environment.parse(source))
-    return None if tree is None else environment.from_string(tree)
-
-
 def _render(source: str, marks: bool, values: Mapping[str, Any]) -> str:
     return _compiled(source, marks).render({**values, "strftime_now": TODAY.strftime})
 
 
-def _walk(source: str, marks: bool, messages: Any, values: Mapping[str, Any]) -> Any:
-    template = _walking(source, marks)
-    return None if template is None else walk(template, messages, {**values, "strftime_now": TODAY.strftime})
+def _beginnings(source: str, marks: bool, messages: Any, values: Mapping[str, Any], asked: Any) -> list[str]:
+    texts: list[str] = []
+    num_characters = 0
+    for num, add_generation_prompt, has_marks in asked:
+        _limit_time()
+        given = {**values, "messages": messages[:num], "add_generation_prompt": add_generation_prompt}
+        texts.append(_render(source, has_marks, given))
+        num_characters += len(texts[-1])
+        if num_characters > AT_ONCE:
+            break
+    return texts
 
 
 def _variables(source: str, marks: bool) -> list[str]:
@@ -241,6 +249,6 @@ def _variables(source: str, marks: bool) -> list[str]:
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "render": _render,
-    "walk": _walk,
+    "beginnings": _beginnings,
     "variables": _variables,
 }

@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any
 
-from kit.data.chat.beginnings import Beginnings
-from kit.data.chat.sandbox import CLOSE, OPEN, TODAY, TemplateError, TooMuch, beginnings, render, variables
+from kit.data.chat.sandbox import CLOSE, OPEN, TODAY, TemplateError, TooMuch, render, render_beginnings, variables
 from kit.data.chat.shipped import SHIPPED, is_one_token, without_header
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
@@ -172,7 +171,7 @@ class Template:
 
     def too_long(self, most: int) -> UserError:
         """Return the exception to raise for a conversation that takes more than ``most`` characters in all texts."""
-        found = "too long: all earlier turns must be read anew for each answer, because of the chat template"
+        found = "too long: all earlier turns are read anew for each answer"
         expected = f"at most {most >> 20} million characters in all"
         return UserError(Problem("messages", found, expected, "split the conversation into several rows"))
 
@@ -219,15 +218,12 @@ class Template:
             ends.append(ends[-1] + len(piece))
         return text, list(zip(ends[1:-1:2], ends[2:-1:2], strict=True))
 
-    def beginnings(
-        self, messages: Messages, tools: Tools, add_generation_prompt: bool = False, marks: bool = False
-    ) -> Beginnings:
-        """Return what is known of the renderings of the first messages; ``marks``: as ``render_marked`` has them."""
-        given = self._given(tools, add_generation_prompt)
+    def render_beginnings(self, messages: Messages, tools: Tools, asked: Sequence[tuple[int, bool, bool]]) -> list[str]:
+        """Return texts of beginnings, see ``sandbox.render_beginnings``. Raises ``UserError`` if one of them fails."""
         try:
-            return Beginnings(beginnings(self.source, self._as_read(messages), given, marks))
-        except (TemplateError, TooMuch):
-            return Beginnings(None)
+            return render_beginnings(self.source, self._as_read(messages), self._given(tools, False), asked)
+        except (TemplateError, TooMuch) as error:
+            raise self.refusal(f"the template fails ({error})") from None
 
     def _render(self, messages: Messages, tools: Tools, add_generation_prompt: bool, marks: bool = False) -> str:
         given = {"messages": self._as_read(messages), **self._given(tools, add_generation_prompt)}

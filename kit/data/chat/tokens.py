@@ -18,6 +18,7 @@ from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from kit.data.chat.formats import IGNORED
 from kit.data.chat.template import FIXED_DATE, Jinja, Messages, Template, Tools
 from kit.data.chat.turns import Draft, Drafters, TrainOn
 from kit.errors import Problem, UserError
@@ -99,8 +100,8 @@ def encode_all(
     - ``text``: BOS + text + EOS, all supervised.
     - ``input_ids``: taken as they are; supervised are all or, if there are ``labels``, those whose label is not -100.
 
-    With ``train_on="all"`` every token of messages, prompts and completions has weight 1, except in assistant turns
-    that have a ``weight``.
+    With ``train_on="all"`` every token of messages, prompts and completions has weight 1, and an assistant turn must
+    have no other ``weight``.
 
     Raises ``UserError`` if the tokenizer is a slow one, which does not know the characters of a token.
     """
@@ -165,7 +166,8 @@ class _Encoder:
     def encode(self, sample: Mapping[str, Any]) -> TokenRequests:
         """Encode a sample in the kit's form. Returns ``list[Encoded]``."""
         if "input_ids" in sample:
-            return [_pretokenised(sample["input_ids"], sample.get("labels"))]
+            ids = sample["input_ids"]
+            return [Encoded(list(ids), [float(label != IGNORED) for label in sample.get("labels", ids)])]
         if "text" in sample:
             return [(yield from self.encode_texts("", sample["text"]))]
         tools = sample.get("tools") or None
@@ -317,11 +319,3 @@ class _Encoder:
                 return joint[len(base) :]
         found = f"the text after {before[-20:]!r} cannot be tokenised apart from it"
         raise UserError(Problem("model_name_or_path", found, "a tokenizer that goes with the text"))
-
-
-def _pretokenised(ids: Ids, labels: Ids | None) -> Encoded:
-    labels = ids if labels is None else labels
-    for k, (id_, label) in enumerate(zip(ids, labels, strict=True)):
-        if label not in (-100, id_):
-            raise UserError(Problem("labels", f"labels[{k}] is {label}, input_ids[{k}] is {id_}", "the same, or -100"))
-    return Encoded(list(ids), [float(label != -100) for label in labels])

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from kit.data.chat.answers import AnswerFinder, RenderedAnswer, first_difference
-from kit.data.chat.beginnings import Conversation
+from kit.data.chat.answers import AnswerFinder, RenderedAnswer
+from kit.data.chat.conversation import Conversation
 from kit.data.chat.messages import REASONING
 from kit.data.chat.shipped import NAMES
 from kit.data.chat.shown import (
@@ -100,7 +100,7 @@ class Drafter:
 
     def _conversation(self, messages: Messages, learned: list[int], tools: Tools) -> Conversation:
         """The part of ``messages`` up to the last answer that is learned."""
-        return Conversation(self._template, messages[: learned[-1] + 1] if learned else messages, tools)
+        return Conversation(self._template, messages[: learned[-1] + 1] if learned else messages, tools, learned)
 
     def _drafts(
         self, messages: Messages, conversation: Conversation, learned: list[int], weights: dict[int, float]
@@ -163,7 +163,11 @@ class Drafter:
             check_thought(self._template, text, moved_text, messages[i], i)
 
     def _whole(self, messages: Messages, weights: dict[int, float], tools: Tools) -> Draft:
-        """The draft for ``train_on="all"``: weight 1 everywhere, except in answers with another weight."""
+        """The draft for ``train_on="all"``: weight 1 everywhere."""
+        for i, weight in weights.items():
+            if weight != 1:
+                found = f"its weight is {weight:g}, but --train_on all learns every token"
+                raise UserError(Problem(f"messages[{i}]", found, fix="leave it out, or --train_on assistant"))
         text = self._template.render(messages, tools)
         check_shown(self._template, text, messages, tools, weights)
         conversation = Conversation(self._template, messages, tools)
@@ -181,16 +185,7 @@ class Drafter:
             last = self._finder.closed(given, conversation, len(messages) - 1)
             text = text if last is given else last.text
             remarks = (*last.remarks, *_unended(self._stops.ends_turn(text, start, last.end)))
-        spans = []
-        for i, weight in weights.items():
-            if weight == 1:
-                continue
-            answer = self._finder.find(conversation, i)
-            if not text.startswith(answer.text[: answer.end]):
-                reason = f"messages[{i}]: it has a weight, but is rendered differently once more messages follow"
-                raise self._template.refusal(reason + first_difference(text, answer.text))
-            spans += [(start, end, weight) for start, end in answer.spans]
-        return Draft(text, spans, 1.0, remarks)
+        return Draft(text, [], 1.0, remarks)
 
     def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message as ``apply_chat_template`` would be given it."""

@@ -197,22 +197,6 @@ class Collator:
         longest = max(num_tokens, default=1)
         return longest if self.packing else padded_length(longest, self.max_length)
 
-    def padding_share(self, lengths: np.ndarray, dealt: Sequence[Sequence[Sequence[Item]]]) -> float:
-        """Return the share of padding among the tokens that the model computes, of rows that are not packed.
-
-        Args:
-            lengths: [N], tokens of each sample; or [N, 2], of both rows of each pair.
-            dealt: as ``deal`` returns it.
-        """
-        lengths = lengths.reshape(len(lengths), -1)
-        used = computed = 0
-        for micro_step in dealt:
-            for share in micro_step:
-                rows = [num for item in share for num in lengths[item[0]].tolist()]
-                used += sum(rows)
-                computed += self.width(rows) * len(rows)
-        return 1 - used / computed
-
     def collate(self, samples: Rows, items: Sequence[Item]) -> MicroBatch:
         """Build the tensors of a micro-batch. Without ``items``: one row of padding and no target."""
         # Each sequence with its sample's index, and its own number in that sample.

@@ -23,7 +23,6 @@ from kit.data.feed.ranks import Ranks
 from kit.data.samples.samples import Samples
 from kit.visible import one_line
 
-STEPS_LOOKED_AT = 50  # the share of padding is measured over this number of steps
 MANY_PASSES = 20  # more passes over a data set in one epoch give a warning: the model would memorise it
 
 
@@ -128,12 +127,13 @@ class Feed:
         return {}
 
     def notes(self) -> list[str]:
-        """Lines for the user: the share of padding, and how often each data set is used in an epoch."""
+        """Lines for the user: how full packs are, and how often each data set is used in an epoch."""
         lines = []
         if not self._settings.shuffle:
             packs = ", and packs hold neighbours, so they are less full" if self._settings.packing else ""
             lines.append(f"shuffle false: every epoch has the samples in the order of the data{packs}")
-        lines.append(self._packing_note() if self._settings.packing else self._padding_note())
+        if self._settings.packing:
+            lines.append(self._packing_note())
         return lines + self._mixing_notes()
 
     def _packing_note(self) -> str:
@@ -142,14 +142,6 @@ class Feed:
         capacity = self._settings.max_length * self._samples.sequence_lengths.shape[1]
         share = fill_share(epoch, self._samples.lengths[epoch.members], capacity)
         return f"packing: {len(epoch)} packs of {capacity} tokens, {share:.2%} full"
-
-    def _padding_note(self) -> str:
-        lengths = self._samples.row_lengths
-        dealt = []
-        for step in range(STEPS_LOOKED_AT):
-            dealt += self._collator.deal(lengths, self._order.batch(step), self._ranks.count)
-        share = self._collator.padding_share(self._samples.sequence_lengths, dealt)
-        return f"padding: {share:.1%} of the computed tokens"
 
     def _mixing_notes(self) -> list[str]:
         """One line for each data set, if they have weights."""

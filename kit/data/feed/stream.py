@@ -2,10 +2,10 @@
 
 Promises:
 
-- The same samples are in the same global batches on every topology. A stream has one lane for each item of a global
-  batch; item i of each step comes from lane i, and a rank reads only for its own lanes.
-- Resume is exact: a checkpoint stores one cursor for each lane and data set, so no sample is repeated or left out.
-  Counts of skipped and cut rows begin anew.
+- The same samples are in the same global batches on every topology: every rank reads and tokenises the whole stream,
+  and computes its share of each batch. So no rank asks another one for anything.
+- Resume is exact: a checkpoint stores a cursor for each data set, so no sample is repeated or left out. Counts of
+  skipped and cut rows begin anew.
 - Rows are shuffled within windows of ``shuffle_buffer_size`` rows, and the order of files changes in each epoch.
 - On several machines, pieces of the files are compared before any weight is loaded.
 - The first rows are checked before any weight is loaded. Later, a row that cannot be used is skipped, counted and
@@ -18,25 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from kit.cache import digest
 from kit.config.settings.data import DataSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.data.chat.template import Jinja
-from kit.data.feed.batches import Collator, Item, MicroBatch
+from kit.data.feed.batches import Collator, Item
 from kit.data.feed.feed import Ahead, GlobalBatch
-from kit.data.feed.lanes import COUNTS, Cursor, Element, StreamedDataset, SubStream, num_sub_streams
 from kit.data.feed.order import MIX, uniform
 from kit.data.feed.ranks import Ranks
+from kit.data.feed.windows import COUNTS, Cursor, Element, Windows
 from kit.data.read.sources import shown
-from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows, SkippedFile
+from kit.data.samples.bad_rows import SKIPPED_FILE, BadRow, BadRows, SkippedFile
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import MAX_UNUSED, Samples
 from kit.errors import Problem, UserError, raise_if
-
-NUM_PIECES = 256  # of the files, that machines compare before the first step
 
 
 @dataclass(frozen=True)
@@ -60,15 +57,6 @@ class Stream:
         """Identifies the training data and how they are encoded."""
         contents = [(dataset.source.digest, dataset.key, dataset.entry.weight) for dataset in self.datasets]
         return digest(contents, *self.encoder.key())
-
-    def contents(self) -> dict[str, str]:
-        """Return what machines compare of the training data, by what a message names. Reads pieces of the files."""
-        num = len(self.datasets)
-        pieces = [dataset.source.sampled_digest(max(4, NUM_PIECES // num)) for dataset in self.datasets]
-        if num == 1:
-            return {"dataset": digest(self.fingerprint, *pieces)}
-        of_each = {f"dataset, entry {i} of {num}": piece for i, piece in enumerate(pieces, start=1)}
-        return {"dataset": self.fingerprint, **of_each}
 
     @property
     def dataset_names(self) -> list[str]:
@@ -151,8 +139,6 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> list[str
     unused = [f"{key} ({count / num_rows:.1%})" for key, count in piece.unused.most_common(MAX_UNUSED)]
     if unused:
         lines.append(f"{name}: not used in its first rows: {', '.join(unused)}")
-    if missing := dataset.missing_texts(piece.replaced):
-        lines.append(f"warning: {name}: replace: its first rows have no {', '.join(map(repr, missing))}")
     return lines
 
 
@@ -180,149 +166,106 @@ class StreamFeed:
         skipped_file: Path,
     ) -> None:
         """See ``Stream.open_feed``. Skipped rows are listed in ``skipped_file``."""
-        self._settings = stream.settings
-        self._seed = stream.seed
-        self._has_preferences = stream.encoder.wanted != "answers"
+        self._stream = stream
         self._ranks = ranks
         self._collator = Collator(
             settings.micro_batch_size, pad_token_id, stream.settings.packing, stream.settings.max_length
         )
-        self._num_lanes = settings.global_batch_size
-        self._own_lanes = range(ranks.index, self._num_lanes, ranks.count)
+        self._batch_size = settings.global_batch_size
         weights = [1.0 if dataset.entry.weight is None else dataset.entry.weight for dataset in stream.datasets]
         self._sums_of_shares = np.cumsum(np.array(weights) / np.sum(weights))
-        # The cursor of each data set and lane.
-        self._cursors = np.zeros((len(weights), self._num_lanes, 3), np.int64)
-        if state:
-            self._cursors = self._checked(state)
+        self._cursors = self._checked(state) if state else [(0, 0, 0)] * len(weights)  # after the last step taken
+        self._items = [
+            Windows(i, dataset, stream.encoder, stream.settings, stream.seed).items(cursor)
+            for i, (dataset, cursor) in enumerate(zip(stream.datasets, self._cursors, strict=True))
+        ]
+        self._counts: list[Mapping[str, int]] = [{}] * len(weights)  # of each data set
         self._skipped_file = SkippedFile(skipped_file)
-        # For each data set, the sub-stream of each of this rank's lanes.
-        self._sub_streams = [self._open_sub_streams(stream, i) for i in range(len(stream.datasets))]
-        self._all_sub_streams = [each for by_lane in self._sub_streams for each in set(by_lane.values())]
-        self._counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
+        self._first_skipped = ""
         self._ahead = Ahead(self._read, stream.total_steps(settings))
 
-    def _checked(self, state: Mapping[str, Any]) -> np.ndarray:
+    def _checked(self, state: Mapping[str, Any]) -> list[Cursor]:
         """The cursors of ``state``. Raises ``UserError`` if they do not belong to this stream."""
         try:
             cursors = np.array(state["cursors"], np.int64)
-            if cursors.shape == self._cursors.shape and cursors.min() >= 0:
-                return cursors
+            if cursors.shape == (len(self._stream.datasets), 3) and cursors.min() >= 0:
+                return [(epoch, window, num_taken) for epoch, window, num_taken in cursors.tolist()]
         except (KeyError, ValueError, TypeError, OverflowError):
             pass
         raise UserError(Problem("resume_from_checkpoint", "the checkpoint does not match this stream"))
 
-    def _open_sub_streams(self, stream: Stream, dataset_id: int) -> dict[int, SubStream]:
-        """Open the sub-streams of a data set that serve this rank's lanes. Returns the sub-stream of each of them."""
-        dataset = stream.datasets[dataset_id]
-        streamed = StreamedDataset(dataset_id, dataset, stream.encoder, stream.settings, stream.seed)
-        num_streams = num_sub_streams([part.size for part in dataset.source.parts], self._num_lanes)
-        by_lane: dict[int, SubStream] = {}
-        for first in {lane % num_streams for lane in self._own_lanes}:
-            lanes = range(first, self._num_lanes, num_streams)
-            starts: dict[int, Cursor] = {}
-            for lane in lanes:
-                if lane in self._own_lanes:
-                    epoch, window, num_taken = self._cursors[dataset_id, lane].tolist()
-                    starts[lane] = (epoch, window, num_taken)
-            by_lane |= dict.fromkeys(starts, SubStream(streamed, lanes, starts))
-        return by_lane
-
     def take(self, step: int) -> GlobalBatch:
-        """Return the global batch of ``step``, counted from 0. Called by all ranks, for one step after the other."""
-        elements, micro_batches, row_counts = self._ahead.take(step)
-        self._skipped_file.append([row for sub_stream in self._all_sub_streams for row in sub_stream.skipped()])
-        # Sums of weights, targets and tokens, of samples, and of the weights in the first half of pairs; by data set.
-        sums = np.zeros((5, len(self._sub_streams)))
-        for dataset_id, lane, element in elements:
-            self._cursors[dataset_id, lane] = element.cursor
-            for sequences in element.samples:
-                sums[3:, dataset_id] += 1, sequences[0][1][1:].sum()
-                for ids, sample_weights in sequences:
-                    target_weights = sample_weights[1:]
-                    sums[:3, dataset_id] += target_weights.sum(), (target_weights > 0).sum(), len(ids)
-        epochs = self._cursors[:, list(self._own_lanes), 0].sum()
-        summed = self._sum_over_ranks(np.concatenate([sums.reshape(-1), row_counts, [epochs]]))
-        sums, all_row_counts, _ = np.split(summed, np.cumsum([sums.size, len(row_counts)]))
-        sums, all_row_counts = sums.reshape(5, -1), all_row_counts.astype(int)
-        self._counts = dict(zip(COUNTS, all_row_counts.tolist(), strict=True))
-        return GlobalBatch(
-            micro_batches,
-            target_weights=sums[0],
-            num_targets=sums[1].astype(np.int64),
-            num_tokens=sums[2].astype(np.int64),
-            epoch=float(summed[-1]) / self._cursors[:, :, 0].size,
-            origins=[origin for _, _, element in elements for origin in element.origins],
-            num_samples=int(sums[3].sum()),
-            chosen_weight=float(sums[4].sum()) if self._has_preferences else 0.0,
-            counts=self._counts,
+        """Return the global batch of ``step``, counted from 0. Called for one step after the other."""
+        elements, batch = self._ahead.take(step)
+        skipped: list[BadRow] = []
+        for element in elements:
+            self._cursors[element.dataset_id] = element.cursor
+            self._counts[element.dataset_id] = element.counts
+            skipped += element.skipped
+        if skipped and self._ranks.index == 0:  # the other ranks skip the same rows
+            self._skipped_file.append(skipped)
+        if skipped and not self._first_skipped:
+            self._first_skipped = str(skipped[0].problem_with_origin)
+        return replace(
+            batch,
+            epoch=float(np.mean([epoch for epoch, _, _ in self._cursors])),
+            counts={name: sum(counts.get(name, 0) for counts in self._counts) for name in COUNTS},
             waited_seconds=self._ahead.waited_seconds,
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the cursors of all lanes after the last step taken, for a checkpoint. Called by all ranks."""
-        own = np.zeros_like(self._cursors)
-        own_lanes = list(self._own_lanes)
-        own[:, own_lanes] = self._cursors[:, own_lanes]
-        cursors = self._sum_over_ranks(own).astype(np.int64)
-        return {"cursors": cursors.tolist()}
+        """Return the cursor of each data set after the last step taken, for a checkpoint."""
+        return {"cursors": [list(cursor) for cursor in self._cursors]}
 
     def notes(self) -> list[str]:
         """Lines for the user at the beginning of the run."""
-        return [f"streaming: rows shuffled within {self._settings.shuffle_buffer_size}"]
+        return [f"streaming: rows shuffled within {self._stream.settings.shuffle_buffer_size}"]
 
     def closing_notes(self) -> list[str]:
-        """Lines for the user at the end of the run: the counts over all ranks, and a skipped row of this rank."""
-        lines = [f"stream: {count} {COUNTS[name]}" for name, count in self._counts.items() if count]
-        for sub_stream in self._all_sub_streams:
-            if sub_stream.first_skipped:
-                return [*lines, f"a skipped row: {sub_stream.first_skipped}"]
-        return lines
+        """Lines for the user at the end of the run: what became of the rows, and one that was skipped."""
+        totals = {name: sum(counts.get(name, 0) for counts in self._counts) for name in COUNTS}
+        lines = [f"stream: {count} {COUNTS[name]}" for name, count in totals.items() if count]
+        return [*lines, f"a skipped row: {self._first_skipped}"] if self._first_skipped else lines
 
-    def _read(self, step: int) -> tuple[list[tuple[int, int, Element]], list[MicroBatch], list[int]]:
-        """Read the items of this rank's lanes for ``step``.
+    def _read(self, step: int) -> tuple[list[Element], GlobalBatch]:
+        """Read the items of ``step``, and make its global batch."""
+        draws = uniform(self._batch_size, self._stream.seed, MIX, step)
+        drawn = np.searchsorted(self._sums_of_shares, draws, side="right").clip(max=len(self._items) - 1)
+        elements = [next(self._items[dataset_id]) for dataset_id in drawn.tolist()]
+        rows = _Rows(elements, self._stream.encoder.wanted != "answers")
 
-        Returns:
-            (data set, lane, item) for each lane; the items as micro-batches; and this rank's counts of rows so far, in
-            the order of ``COUNTS``.
-        """
-        draws = uniform(self._num_lanes, self._seed, MIX, step)
-        drawn = np.searchsorted(self._sums_of_shares, draws, side="right")
-        dataset_ids = drawn.clip(max=len(self._sub_streams) - 1).tolist()  # of each lane
-        elements = []
-        for lane in self._own_lanes:
-            dataset_id = dataset_ids[lane]
-            elements.append((dataset_id, lane, self._sub_streams[dataset_id][lane].take(lane)))
-        rows = _Rows(elements, self._has_preferences)
-        shares = self._collator.deal(rows.lengths, rows.items, num_ranks=1)
-        micro_batches = [rows.numbered(self._collator.collate(rows, share)) for (share,) in shares]
-        counts = [sum(sub_stream.counts[name] for sub_stream in self._all_sub_streams) for name in COUNTS]
-        return elements, micro_batches, counts
+        def by_dataset(values: np.ndarray) -> np.ndarray:
+            return np.bincount(rows.dataset_ids, values, len(self._items))
 
-    def _sum_over_ranks(self, values: np.ndarray) -> np.ndarray:
-        return self._ranks.sum(torch.from_numpy(values.astype(np.float64))).numpy()
+        return elements, GlobalBatch(
+            self._collator.micro_batches(rows, rows.items, self._ranks),
+            target_weights=by_dataset(rows.target_weights.sum(axis=1)),
+            num_targets=by_dataset(rows.num_targets).astype(np.int64),
+            num_tokens=by_dataset(rows.lengths).astype(np.int64),
+            epoch=0.0,
+            origins=[origin for element in elements for origin in element.origins],
+            num_samples=len(rows.lengths),
+            chosen_weight=0.0 if rows.labels is None else float(rows.target_weights[:, 0].sum()),
+        )
 
 
 class _Rows:
-    """The samples of one step in the form that ``Collator.collate`` takes."""
+    """The samples of one step in the form that ``Collator`` takes."""
 
     references = None
 
-    def __init__(self, elements: Sequence[tuple[int, int, Element]], has_preferences: bool) -> None:
-        sizes = [len(element.samples) for _, _, element in elements]
-        self._samples = [sample for _, _, element in elements for sample in element.samples]
-        totals = [[len(ids) for ids, _ in sequences] for sequences in self._samples]
-        self.lengths = np.array([max(each) if has_preferences else sum(each) for each in totals])
-        self.labels = np.ones(len(self._samples), bool) if has_preferences else None
-        self.dataset_ids = np.repeat([dataset_id for dataset_id, _, _ in elements], sizes)
+    def __init__(self, elements: Sequence[Element], have_preferences: bool) -> None:
+        self._samples = [sample for element in elements for sample in element.samples]
+        sizes = [len(element.samples) for element in elements]
         self.items: list[Item] = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-        lanes = np.repeat([lane for _, lane, _ in elements], sizes)
-        self._numbers = lanes << 32 | np.concatenate([np.arange(size) for size in sizes])
-
-    def numbered(self, micro_batch: MicroBatch) -> MicroBatch:
-        """The micro-batch with numbers of its samples that do not depend on which lanes this rank has."""
-        segments = [(start, length, int(self._numbers[i])) for start, length, i in micro_batch.segments]
-        return replace(micro_batch, segments=tuple(segments))
+        self.dataset_ids = np.repeat([element.dataset_id for element in elements], sizes)
+        lengths = np.array([[len(ids) for ids, _ in sequences] for sequences in self._samples])
+        self.lengths, self.row_lengths = lengths.sum(axis=1), lengths.max(axis=1)
+        self.labels = np.ones(len(lengths), bool) if have_preferences else None
+        # Of targets: nothing predicts a first token.
+        weights = [[weights[1:] for _, weights in sequences] for sequences in self._samples]
+        self.target_weights = np.array([[each.sum(dtype=np.float64) for each in sample] for sample in weights])
+        self.num_targets = np.array([sum(np.count_nonzero(each) for each in sample) for sample in weights])
 
     def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """See ``Samples.sequences``."""

@@ -1,4 +1,4 @@
-"""Which of the samples a run uses: some that are drawn, no repeats, none of those held out, or the first ones only.
+"""Which of the samples a run uses: some that are drawn, none of those held out, or the first ones only.
 
 Promises: each choice depends only on the data and the recipe, so it is the same on every rank; a note says what is left
 out; no data set is left without a sample to train on.
@@ -35,18 +35,6 @@ def drawn(samples: Samples, limits: Sequence[float | None], seed: int, notes: li
     if is_used.all():
         return samples
     return samples.select(np.flatnonzero(is_used), f"drawn {list(limits)} seed {seed}")
-
-
-def without_repeats(train: Samples, notes: list[str]) -> Samples:
-    """Leave out samples with the same ids and weights as an earlier one, over all data sets. Adds a note."""
-    repeats = train.repeats()
-    num = int(repeats.sum())
-    notes.append(f"dedup: {num} of {len(train)} samples left out: an earlier one has the same tokens and mask")
-    if not num:
-        return train
-    kept = train.select(np.flatnonzero(~repeats), "without repeats")
-    _check_all_used(train, kept, "dedup")
-    return kept
 
 
 def hold_out(samples: Samples, size: float, seed: int, notes: list[str]) -> tuple[Samples, Samples]:
@@ -110,11 +98,8 @@ def leak_notes(train: Samples, evaluation: Samples | None) -> list[str]:
     """Return a warning that counts the evaluation samples that are in the training data; nothing if there are none."""
     if evaluation is None:
         return []
-    exact, similar = duplicates(evaluation, train)
-    if not exact and not similar:
-        return []
-    found = f"{exact} token for token, {similar} but for case, spacing and punctuation"
-    return [f"warning: {exact + similar} of {len(evaluation)} evaluation samples are in the training data: {found}"]
+    num = duplicates(evaluation, train)
+    return [f"warning: {num} of {len(evaluation)} evaluation samples are in the training data"] if num else []
 
 
 def _is_first(order: np.ndarray, num: int) -> np.ndarray:

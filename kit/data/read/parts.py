@@ -5,7 +5,7 @@ Promises:
 - A row that cannot be used becomes a ``Problem`` with its line or row number, and reading continues after it where
   that is possible.
 - If a file is cut short or damaged, its last row is a ``Problem``: no file is taken for a shorter one.
-- Memory use does not grow with the size of the file.
+- Memory use does not grow with the size of the file, unless it is a JSON array.
 - The same content gives the same blocks every time.
 """
 
@@ -51,16 +51,12 @@ class Part:
         has_schema: all rows have the same columns, of which only those asked for are read.
         name: shown to users: ``data/train.jsonl``.
         size: the sum of the sizes of all blocks, in ``unit``; None if it is not known before reading.
-        every: how many blocks are left out before the first one, and of how many from there on one is read.
-        window: the first row to read, counted from 0 without blank lines, and the one after the last; None: all.
     """
 
     unit: ClassVar[str]
     has_schema: ClassVar[bool]
     name: str
     size: int | None = field(default=None, kw_only=True)
-    every: tuple[int, int] = field(default=(0, 1), kw_only=True)
-    window: tuple[int, int] | None = field(default=None, kw_only=True)
 
     @property
     def has_lines(self) -> bool:
@@ -72,9 +68,13 @@ class Part:
 
         ``columns`` are the columns needed, None for all. Text files ignore it: their lines are always read whole.
         """
-        first, distance = self.every
-        blocks = islice(self._to_the_end(columns), first, None, distance)
-        return blocks if self.window is None else self._in_window(blocks, *self.window)
+        number = 1
+        try:
+            for block in self._read(columns):
+                number = block.first + block.num_rows
+                yield block
+        except Exception as error:
+            yield _ending(self.name, number, f"damaged or unreadable ({type_and_message(error)})")
 
     def rows(self, block: Block) -> Iterator[Row]:
         """Parse a block of this part: the number of each row, and its content."""
@@ -87,26 +87,6 @@ class Part:
     def _parse(self, payload: bytes, first: int) -> Iterator[Row]:
         """Parse the bytes of a block that begins with number ``first``."""
         raise NotImplementedError
-
-    def _to_the_end(self, columns: list[str] | None) -> Iterator[Block]:
-        number = 1
-        try:
-            for block in self._read(columns):
-                number = block.first + block.num_rows
-                yield block
-        except Exception as error:
-            yield _ending(self.name, number, f"damaged or unreadable ({type_and_message(error)})")
-
-    def _in_window(self, blocks: Iterator[Block], start: int, stop: int) -> Iterator[Block]:
-        seen = 0
-        for block in blocks:
-            if seen >= stop:
-                return
-            filled = [row for row in self.rows(block) if row[1] is not None]
-            rows = filled[max(start - seen, 0) : stop - seen]
-            seen += len(filled)
-            if rows:
-                yield Block(rows[0][0], len(rows), block.size, rows)
 
 
 def origin(part: Part, number: int) -> str:

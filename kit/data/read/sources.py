@@ -9,11 +9,10 @@ Promises:
 """
 
 import glob
-import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonpath
 from pathlib import Path
@@ -27,8 +26,7 @@ from kit.data.read.cells import DELIMITERS
 from kit.data.read.compressed import DECOMPRESSORS, Location, split_name
 from kit.data.read.hub import Found, is_saved, leaves, open_hub, open_saved
 from kit.data.read.parts import JSON_SUFFIXES, CellFile, JsonFile, Part, TextFile, begins_array, origin
-from kit.data.read.remote import Remote, look_up
-from kit.data.read.slices import sliced, split_of
+from kit.data.read.remote import fetch
 from kit.data.read.tables import TableFile, num_parquet_rows
 from kit.data.read.text import Ending
 from kit.errors import Problem, Problems, UserError, did_you_mean, did_you_mean_path
@@ -49,8 +47,8 @@ MAX_SKIPPED_SHARE = 0.1
 ARCHIVES = (".zip", ".tar", ".tgz", ".rar", ".7z")
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # bad rows before the first good one that end the search for it
-_Files = tuple[dict[Path, Path], list[Path]]  # of a folder, by the path in it: data files, and the others
-SAMPLED_BYTES = 1 << 14  # of each piece of a file that ``Source.sampled_digest`` reads
+SAMPLED_BYTES = 1 << 14  # of each piece that ``_sampled_digest`` reads
+NUM_PIECES = 256  # of all files together, but at least two of each
 
 
 @dataclass(frozen=True)
@@ -68,32 +66,6 @@ class Source:
     def changed(self) -> list[Path]:
         """The files that were changed or removed since ``digest`` was computed."""
         return [path for path, stamp in self.stamps if not path.is_file() or file_stamp(path) != stamp]
-
-    def sampled_digest(self, num_pieces: int) -> str:
-        """Return a digest of pieces of the files, spread evenly over all their bytes; of few bytes, all count.
-
-        It tells copies apart where reading them whole would take too long. Raises ``UserError`` if one cannot be read.
-        """
-        # Piece k begins at byte k * distance of all files together, and may end in the next file.
-        num_bytes = sum(stamp[0] for _, stamp in self.stamps)
-        distance = max(SAMPLED_BYTES, num_bytes // num_pieces)
-        state = xxhash.xxh3_64()
-        begin = 0
-        try:
-            for path, (size, *_) in self.stamps:
-                end = begin + size
-                pieces = range((begin - SAMPLED_BYTES) // distance + 1, math.ceil(end / distance))
-                if pieces:
-                    with path.open("rb") as file:
-                        for k in pieces:
-                            first, last = max(k * distance, begin), min(k * distance + SAMPLED_BYTES, end)
-                            file.seek(first - begin)
-                            state.update(file.read(last - first))
-                begin = end
-        except OSError as error:
-            found = f"{self.name!r} cannot be read ({error.strerror or error})"
-            raise UserError(Problem("dataset", found)) from None
-        return state.hexdigest()
 
     @property
     def unit(self) -> str:
@@ -132,53 +104,63 @@ def open_source(
     - an address that fsspec can open (``s3://bucket/data/*.jsonl``), of any of these: it is copied to the cache first;
     - a hub id, with its ``config``. ``revision`` is its branch, tag or commit.
 
-    ``split`` may be a slice such as ``train[:10%]``, whatever the name stands for. Of a file only the slice counts.
+    ``split`` of a hub id may be a slice such as ``train[:10%]``.
 
     Files are sorted by path. ``flag`` is the recipe's key, for messages; ``digest`` computes the digest of a file's
     content. With ``streaming`` a data set of the hub is downloaded while it is used, and the digest of local files
-    covers their names and sizes instead of their content.
+    covers their names, their sizes and pieces of their content.
 
     Raises ``UserError`` if nothing is found, or if what is found cannot be read or has no usable row.
     """
     path = Path(os.path.expanduser(name))
-    remote = look_up(name, flag) if is_address(name) else None
-    by_size = streaming and not remote  # what was just copied is hashed in no time
+    whole_split = split.partition("[")[0]
+    files: dict[str, Path] = {}
+    if is_address(name):
+        fetched = fetch(name, flag)
+        path, files = (fetched, files) if isinstance(fetched, Path) else (path, fetched)
+    by_sample = streaming and not is_address(name)  # what was just copied is hashed in no time
     try:
-        if remote and remote.is_saved:
-            path = remote.fetch_folder()
-        saved = is_saved(path)
+        saved = not files and is_saved(path)
         notes: tuple[str, ...] = ()
-        files: dict[str, Path] = {}
-        if remote and not saved:
-            in_folder = _sorted_out({Path(name): Path(name) for name in remote.infos}) if remote.is_folder else ({}, [])
-            files = _fetch(remote, in_folder, split_of(split))
-            notes = _unread(name, in_folder[1])
-        elif not saved:
-            files = _find_files(name, path, split_of(split), flag)
-            if files and path.is_dir():
-                notes = _unread(name, _data_files(path)[1])
+        if not saved and not files:
+            files = _find_files(name, path, whole_split, flag)
+            if files and path.is_dir() and (others := _data_files(path)[1]):
+                notes = (f"{name}: {len(others)} files are not read: {_endings(others)}",)
+        if "[" in split and (saved or files):
+            fix = "--max_train_samples takes the first rows, max_samples in an entry draws some"
+            raise UserError(Problem(f"{flag}_split", f"{split!r}, but {name!r} is no hub id", "a whole split", fix))
         if revision and (saved or files):
             fix = "leave it out: in a list of data sets, `revision` may stand in the entry of a hub id"
             raise UserError(Problem(f"{flag}_revision", f"{revision!r}, but {name!r} is no hub id", fix=fix))
         if saved:
-            found = open_saved(name, path, split_of(split), flag)
+            found = open_saved(name, path, whole_split, flag)
         elif files:
-            found = _open_files(name, files, flag, by_size)
+            found = _open_files(name, files, flag, by_sample)
         else:
             found = open_hub(name, split, flag, config, streaming, revision)
-        if (saved or files) and "[" in split:
-            if streaming:
-                fix = "leave out --streaming"
-                raise UserError(Problem(f"{flag}_split", f"{split!r}: a stream has no slices", "a whole split", fix))
-            found = replace(found, parts=sliced(found.parts, split, flag), marks=[*found.marks, split])
         stamps = tuple((file, file_stamp(file)) for file in found.files)
-        contents = [file.stat().st_size if by_size else digest(file) for file in found.files]
+        if by_sample:
+            num_pieces = max(2, NUM_PIECES // max(1, len(found.files)))
+            contents = [_sampled_digest(file, num_pieces) for file in found.files]
+        else:
+            contents = [digest(file) for file in found.files]
     except OSError as error:
         raise UserError(Problem(flag, f"{name!r} cannot be read ({error.strerror or error})")) from None
     columns = _columns(found.name, found.parts)
     return Source(
         found.name, digest_of(contents, found.marks), columns, tuple(found.parts), stamps, notes, found.commit
     )
+
+
+def _sampled_digest(path: Path, num_pieces: int) -> str:
+    """A digest of the size of a file and of pieces spread evenly over it: what is streamed is not read whole before."""
+    size = path.stat().st_size
+    state = xxhash.xxh3_64(str(size).encode())
+    with path.open("rb") as file:
+        for k in range(num_pieces):
+            file.seek(max(0, size - SAMPLED_BYTES) * k // (num_pieces - 1))
+            state.update(file.read(SAMPLED_BYTES))
+    return state.hexdigest()
 
 
 def hub_id(name: str, split: str, flag: str) -> str | None:
@@ -189,7 +171,7 @@ def hub_id(name: str, split: str, flag: str) -> str | None:
     path = Path(os.path.expanduser(name))
     if is_address(name) or is_saved(path):
         return None
-    return None if _find_files(name, path, split_of(split), flag) else name
+    return None if _find_files(name, path, split, flag) else name
 
 
 def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
@@ -219,16 +201,6 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
     expected = f"a file ({KNOWN}), a folder, a pattern, an address, or a hub id"
     fix = did_you_mean_path(str(path), siblings)
     raise UserError(Problem(flag, found, expected, fix))
-
-
-def _fetch(remote: Remote, in_folder: _Files, split: str) -> dict[str, Path]:
-    """The files of an address on this machine, each under the name to show; of a folder only those of ``split``."""
-    names = list(remote.infos)
-    shown = names
-    if remote.is_folder:
-        names = [each.as_posix() for each in _in_folder(remote.address, *in_folder, split, remote.field)]
-        shown = [f"{remote.address.rstrip('/')}/{each}" for each in names]
-    return dict(zip(shown, remote.fetch(names), strict=True))
 
 
 def _in_folder(name: str, files: dict[Path, Path], others: list[Path], split: str, flag: str) -> list[Path]:
@@ -264,20 +236,15 @@ def _check_links(name: str, flag: str, path: Path, files: dict[Path, Path], chos
         raise UserError(Problem(flag, found, "files in it; nothing else of this machine is learned unseen", fix))
 
 
-def _data_files(path: Path) -> _Files:
+def _data_files(path: Path) -> tuple[dict[Path, Path], list[Path]]:
     """The data files in and below a folder by their path in it, and the other files. Hidden files are neither."""
-    found = {file.relative_to(path): file for file in sorted(_walk(path))}
-    return _sorted_out(found, {relative for relative, file in found.items() if not file.is_file()})
-
-
-def _sorted_out(found: dict[Path, Path], broken: Set[Path] = frozenset()) -> _Files:
-    """Sort the files of a folder into data files and others. ``broken``: links to nothing."""
     files = {}
     others = []
-    for relative, file in found.items():
+    for file in sorted(_walk(path)):
+        relative = file.relative_to(path)
         if relative.name in NOT_DATA or any(part.startswith(".") for part in relative.parts):
             continue
-        if split_name(relative.name)[0] in SUFFIXES and relative not in broken:
+        if split_name(relative.name)[0] in SUFFIXES and file.is_file():  # it may be a link to nothing
             files[relative] = file
         else:
             others.append(relative)
@@ -285,11 +252,6 @@ def _sorted_out(found: dict[Path, Path], broken: Set[Path] = frozenset()) -> _Fi
     if chosen := {each: file for each, file in files.items() if split_name(file.name)[0] != ".txt"}:
         others += [each for each in files if each not in chosen]
     return chosen or files, others
-
-
-def _unread(name: str, others: Sequence[Path]) -> tuple[str, ...]:
-    """A note about the files of a folder that are no data files, if there are any."""
-    return (f"{name}: {len(others)} files are not read: {_endings(others)}",) if others else ()
 
 
 def _endings(files: Sequence[Path]) -> str:
@@ -367,13 +329,12 @@ def _columns(name: str, parts: Sequence[Part]) -> list[str]:
     raise UserError(*shown(bad, name, FIX_ROWS))
 
 
-def shown(problems: Sequence[Problem], name: str, fix: str, scope: str = "") -> list[Problem]:
+def shown(problems: Sequence[Problem], name: str, fix: str) -> list[Problem]:
     """The first ``NUM_SHOWN`` problems, and one that counts the others.
 
     Args:
         name: the source's.
         fix: the advice for bad rows, which is given only once.
-        scope: of which rows the others are counted, if not of all: `` of the first 64 rows``.
     """
     first = list(problems[:NUM_SHOWN])
     num_more = len(problems) - len(first)
@@ -382,7 +343,7 @@ def shown(problems: Sequence[Problem], name: str, fix: str, scope: str = "") -> 
             first[i] = replace(problem, fix=FIX_FILE)
     of_rows = [i for i, problem in enumerate(first) if ROW.search(problem.where) and not problem.fix]
     if num_more:
-        text = f"... and {num_more} more problem{'s' if num_more > 1 else ''}{scope}"
+        text = f"... and {num_more} more problem{'s' if num_more > 1 else ''}"
         first.append(Problem(name, text, fix=fix if of_rows else "", num_others=num_more))
     elif of_rows:
         last = of_rows[-1]

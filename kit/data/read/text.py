@@ -4,15 +4,16 @@ Promises:
 
 - What cannot be used becomes a ``Problem`` with its line or row, and reading continues after it. The exception is a
   syntax error in a JSON array: after it nothing shows where the next element begins, so the rows end there.
-- Memory use does not grow with the size of the file, nor with the length of a line.
+- Memory use does not grow with the size of the file, nor with the length of a line. A JSON array is in memory as a
+  whole, and limited.
 - A JSON object that has a key twice becomes a ``Problem`` too.
 """
 
-import codecs
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from kit.data.strict_json import RepeatedKey, decode
@@ -23,6 +24,7 @@ Row = tuple[int, Any]  # the number of the line or row, from 1; its content: a d
 NOT_UTF8 = "not UTF-8"  # so begins the problem of a line whose bytes cannot be decoded
 NOT_JSON = "not JSON"  # so begins the problem of a line that is no JSON value
 MAX_LINE_BYTES = 1 << 24
+MAX_ARRAY_BYTES = 1 << 30
 MAX_SKIPPED_BYTES = 1 << 30
 READ_BYTES = 1 << 18
 SPACE = re.compile(r"[ \t\r\n]*")
@@ -120,102 +122,72 @@ def text_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
             yield number, {"text": text} if text.strip() else None
 
 
-class _BadLine(Exception):
-    """Carries the ``Problem`` of a line out of a parser."""
+class _Broken(Exception):
+    """What is wrong with a JSON array at a position of its text."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, found: str, expected: str, at: int) -> None:
+        self.found, self.expected, self.at = found, expected, at
 
 
 def array_rows(reader: Bytes, name: str) -> Iterator[Row]:
-    """Parse the elements of a JSON array, numbered from 1. A syntax error is the last row, with its line."""
-    array = _Array(reader, name)
+    """Parse the elements of a JSON array, numbered from 1. A syntax error is the last row, with its line.
+
+    The text is in memory as a whole: an array of more than ``MAX_ARRAY_BYTES`` is refused.
+    """
+    # In pieces, because a decompressor that meets damage in a piece returns nothing of it.
+    pieces = iter(lambda: reader.read(READ_BYTES), b"")
+    data = b"".join(islice(pieces, MAX_ARRAY_BYTES // READ_BYTES + 1))
+    if len(data) > MAX_ARRAY_BYTES:
+        found = f"a JSON array of more than {MAX_ARRAY_BYTES >> 30} GiB"
+        yield 1, Ending(name, found, "one JSON object a line", "write it so, as .jsonl")
+        return
+    no_text: _Broken | None = None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        text = data[: error.start].decode("utf-8-sig")
+        no_text = _Broken(NOT_UTF8, "UTF-8 text", len(text))
     number = 1
     try:
-        array.take("[")
-        end = array.take("]") if array.next() == "]" else ""
-        while end != "]":
-            yield number, _object(array.element(), f"{name} row {number}")
+        for value in _elements(text):
+            yield number, _object(value, f"{name} row {number}")
             number += 1
-            end = array.take(",]")
-        array.take("")
-    except _BadLine as bad:
+        if no_text:
+            raise no_text
+    except _Broken as broken:
         if not reader.damage:
-            yield number, Ending(*astuple(bad.problem))
+            first = no_text or broken
+            line = text.count("\n", 0, first.at) + 1
+            yield number, Ending(f"{name}:{line}", first.found, first.expected)
 
 
-class _Array:
-    """Parses a JSON array through a window on its text, so that the text never has to be in memory as a whole."""
-
-    def __init__(self, reader: Bytes, name: str) -> None:
-        self._reader = reader
-        self._name = name
-        self._text = ""  # the window
-        self._at = 0  # the position in it up to which it is parsed
-        self._line = 1  # line number at that position
-        self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
-        self._has_ended = False  # the window reaches to the end of the file
-
-    def _read_more(self) -> None:
-        """Extend the window, at least to twice what is unparsed: then a long element is not parsed too often."""
-        unparsed = self._text[self._at :]
-        chunk = self._reader.read(max(READ_BYTES, len(unparsed)))
-        self._has_ended = not chunk
+def _elements(text: str) -> Iterator[Any]:
+    """Yield the elements of a JSON array, which is all of ``text``. Raises ``_Broken``."""
+    end, at = _take(text, 0, "[")
+    if text[at : at + 1] == "]":
+        end, at = _take(text, at, "]")
+    while end != "]":
         try:
-            self._text, self._at = unparsed + self._decode(chunk, final=not chunk), 0
-        except UnicodeDecodeError as error:
-            self._text, self._at = unparsed + error.object[: error.start].decode(), 0
-            raise self._bad(NOT_UTF8, "UTF-8 text", len(self._text)) from None
+            value, behind = decode(text, at)
+        except json.JSONDecodeError as error:
+            raise _Broken(f"{NOT_JSON} ({error.msg})", "a JSON array of objects", error.pos) from None
+        except (ValueError, RecursionError) as error:  # an integer with more digits than Python's limit
+            found = str(error).split(";")[0] if isinstance(error, ValueError) else "nested too deeply"
+            raise _Broken(found, "a JSON array of objects", at) from None
+        yield value
+        end, at = _take(text, behind, ",]")
+    _take(text, at, "")
 
-    def _move(self, end: int) -> None:
-        """Mark the window as parsed up to ``end``."""
-        self._line += self._text.count("\n", self._at, end)
-        self._at = end
 
-    def next(self) -> str:
-        """Skip spaces, and return the next character without parsing it. Empty at the end of the file."""
-        while True:
-            self._move(SPACE.match(self._text, self._at).end())  # type: ignore[union-attr]  # it matches nothing too
-            if self._at < len(self._text) or self._has_ended:
-                return self._text[self._at : self._at + 1]
-            self._read_more()
+def _take(text: str, at: int, allowed: str) -> tuple[str, int]:
+    """Parse a character, one of ``allowed`` (none: the end of the text). Returns it, and where what follows begins."""
+    at = _behind_spaces(text, at)
+    found = text[at : at + 1]
+    if found not in allowed or bool(found) != bool(allowed):
+        expected = " or ".join(map(repr, allowed)) or "nothing after the array"
+        raise _Broken(f"not a JSON array ({found!r})" if found else "the file ends inside a JSON array", expected, at)
+    return found, _behind_spaces(text, at + len(found))
 
-    def take(self, allowed: str) -> str:
-        """Parse the next character, which must be one of ``allowed``; if that is empty, the file must end here.
 
-        Raises ``_BadLine`` for anything else.
-        """
-        found = self.next()
-        if found not in allowed or bool(found) != bool(allowed):
-            expected = " or ".join(map(repr, allowed)) or "nothing after the array"
-            raise self._bad(f"not a JSON array ({found!r})" if found else "the file ends inside a JSON array", expected)
-        self._move(self._at + len(found))
-        return found
-
-    def element(self) -> Any:
-        """Parse the next element. Raises ``_BadLine`` if it is not JSON or too long."""
-        self.next()
-        while True:
-            size = len(self._text) - self._at
-            try:
-                value, end = decode(self._text, self._at)
-            except json.JSONDecodeError as error:
-                is_cut = error.msg.startswith("Unterminated string") or error.pos > len(self._text) - 16
-                if not is_cut or self._has_ended:
-                    raise self._bad(f"{NOT_JSON} ({error.msg})", "a JSON array of objects", error.pos) from None
-                if size > MAX_LINE_BYTES:
-                    found = f"an element of more than {MAX_LINE_BYTES >> 20} MiB"
-                    raise self._bad(found, "smaller samples") from None
-            except (ValueError, RecursionError) as error:  # an integer with more digits than Python's limit
-                found = str(error).split(";")[0] if isinstance(error, ValueError) else "nested too deeply"
-                raise self._bad(found, "a JSON array of objects") from None
-            else:
-                if end < len(self._text) or self._has_ended:  # else a number may go on
-                    self._move(end)
-                    return value
-            self._read_more()
-
-    def _bad(self, found: str, expected: str, at: int = 0) -> _BadLine:
-        """The exception to raise for the line of position ``at``, or of the parsed position."""
-        line = self._line + self._text.count("\n", self._at, max(at, self._at))
-        return _BadLine(Problem(f"{self._name}:{line}", found, expected))
+def _behind_spaces(text: str, at: int) -> int:
+    return SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing too

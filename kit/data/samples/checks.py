@@ -4,11 +4,9 @@ Promises: nothing is tokenised here, and of the rows no more than the first is r
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from kit.data.chat.formats import Sample, format_of
 from kit.data.chat.messages import check_text
-from kit.data.chat.preferences import is_transcript
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, with_system
@@ -60,44 +58,12 @@ def reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
     if encoder.wanted == "answers" and {"chosen", "rejected"} <= unread:
         learned = next(iter(fields))
         notes.append(f"{name}: chosen and rejected are not used, {learned} are learned; --objective dpo uses both")
-    if encoder.prompts_as_chat or (encoder.wanted == "answers" and "prompt" not in fields):
-        return notes
-    prompt = first_sample(dataset).get("prompt")
-    if not isinstance(prompt, str):
-        return notes
-    if "prompt" not in fields:
-        who = "what chosen and rejected both begin with" if encoder.wanted == "pairs" else "all up to the last answer"
-        notes.append(f"{name}: the prompt is {who}; in the first row it ends with {prompt[-40:]!r}")
-    if encoder.template is not None and (is_transcript(prompt) or "prompt" in fields):
+    is_text = isinstance(first_sample(dataset).get("prompt"), str)
+    if is_text and encoder.template is not None and not encoder.prompts_as_chat:
         what = "prompt and completion" if encoder.wanted == "answers" else "prompt and answers"
         found = f"{what} are learned as plain text, although the tokenizer has a chat template"
         notes.append(f"{name}: {found}; --chat_template with the template's file or name makes a chat of each row")
     return notes
-
-
-def describe_rendering(chat_template: str | None, datasets: Sequence[Dataset], tokenizer: Any) -> list[str]:
-    """Say of each evaluation data set how its rows become text: by which chat template, or as plain text.
-
-    Args:
-        chat_template: the recipe's setting.
-    """
-    lines = []
-    for dataset in datasets:
-        if not dataset.is_evaluation:
-            continue
-        if "text" in dataset.fields:
-            how = "plain text"
-        elif "input_ids" in dataset.fields:
-            how = "token ids, as they are"
-        elif chat_template is None and isinstance(first_sample(dataset).get("prompt"), str):
-            what = "completion" if format_of(dataset.fields).rows == "answers" else "answers"
-            how = f"prompt and {what}, joined as plain text"
-            if tokenizer.chat_template:
-                how += " although the tokenizer has a chat template, which --chat_template would use"
-        else:
-            how = f"rendered with the chat template {chat_template or 'of the tokenizer'}"
-        lines.append(f"{dataset.source.name}: {how}")
-    return lines
 
 
 def first_sample(dataset: Dataset) -> Sample:

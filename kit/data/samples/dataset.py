@@ -3,7 +3,7 @@
 Imports no slow library, so that what is wrong with the files is reported at once.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,25 +34,12 @@ class Dataset:
     @property
     def key(self) -> list[Any]:
         """What of the entry decides what is learned, for keys of the cache and fingerprints."""
-        texts: list[Any] = [("prompt_format", self.entry.prompt_format)] if self.entry.prompt_format is not None else []
-        texts += [("replace", *self.entry.replace.items())] if self.entry.replace else []
-        return [*sorted(self.fields.items()), *read_keys(self.ignored), *texts]
+        wording = [("prompt_format", self.entry.prompt_format)] if self.entry.prompt_format is not None else []
+        return [*sorted(self.fields.items()), *read_keys(self.ignored), *wording]
 
-    def sample(self, row: Mapping[str, Any], replaced: set[str] | None = None) -> dict[str, Any] | list[Problem]:
-        """Convert a row to a sample, or return its problems. Adds to ``replaced`` the texts of ``replace`` in it."""
-        return to_sample(row, self.fields, self.entry.prompt_format, self.entry.replace, replaced)
-
-    def missing_texts(self, replaced: Collection[str]) -> list[str]:
-        """Return the texts of ``replace`` that rows lack which have ``replaced`` of them."""
-        return [old for old in self.entry.replace or () if old not in replaced]
-
-    def problems_of_texts(self, replaced: Collection[str]) -> list[Problem]:
-        """Return a problem if all rows together lack texts of ``replace``; they have ``replaced`` of them."""
-        missing = self.missing_texts(replaced)
-        if not missing:
-            return []
-        found = f"replace: no row has {', '.join(map(repr, missing))}"
-        return [Problem(self.source.name, found, "texts that stand in the rows", "correct it, or leave it out")]
+    def sample(self, row: Mapping[str, Any]) -> dict[str, Any] | list[Problem]:
+        """Convert a row to a sample, or return its problems."""
+        return to_sample(row, self.fields, self.entry.prompt_format)
 
     @cached_property
     def columns(self) -> list[str]:

@@ -13,7 +13,6 @@ import numpy as np
 
 from kit.config.settings.objective import Rows
 from kit.data.chat.formats import Sample
-from kit.data.chat.preferences import is_transcript, messages_of
 from kit.data.chat.tokens import Encoded
 from kit.errors import Problem
 
@@ -34,25 +33,13 @@ PREFERENCE = np.dtype(
 Halves = tuple[Encoded, ...]  # of a pair the prompt with each of its answers; of any other sample one
 
 
-def parts_to_encode(sample: Sample, wanted: Rows, prompts_as_chat: bool) -> list[Sample] | Problem:
-    """Return the samples that are encoded for ``sample``: for a pair, its prompt with each of its answers.
-
-    With ``prompts_as_chat`` transcripts become messages. One with an empty turn is a ``Problem``.
-    """
+def parts_to_encode(sample: Sample, wanted: Rows) -> list[Sample]:
+    """Return the samples that are encoded for ``sample``: for a pair, its prompt with each of its answers."""
     if wanted == "answers":
         return [sample]
     names = [name for name in ANSWERS if name in sample]
     shared = {key: value for key, value in sample.items() if key not in (*names, "label")}
-    prompt, answers = sample["prompt"], [sample[name] for name in names]
-    if not prompts_as_chat or not isinstance(prompt, str) or not is_transcript(prompt):
-        return [{**shared, "completion": answer} for answer in answers]
-    parts = []
-    for name, answer in zip(names, answers, strict=True):
-        before, after = messages_of(prompt, answer)
-        if not all(message["content"] for message in (*before, *after)):
-            return Problem(name, "an empty turn", "text in each turn of a conversation that becomes a chat")
-        parts.append({**shared, "prompt": before, "completion": after})
-    return parts
+    return [{**shared, "completion": sample[name]} for name in names]
 
 
 def joined(sample: Sample, encoded: Sequence[list[Encoded] | Problem]) -> list[Halves] | Problem:
@@ -105,23 +92,3 @@ def in_a_row(halves: Halves) -> Encoded:
     for other in others:
         first = Encoded(first.input_ids + other.input_ids, [*first.weights, 0.0, *other.weights[1:]])
     return first
-
-
-def preference_records(
-    first_lengths: Sequence[int], labels: Sequence[bool], starts: np.ndarray, weights: np.ndarray
-) -> np.ndarray:
-    """Return PREFERENCE [N] of N samples.
-
-    Args:
-        starts: int [N], the index of each sample's first token.
-        weights: float [T], of all tokens as targets; 0 where nothing predicts a token.
-    """
-    records = np.zeros(len(starts), PREFERENCE)
-    records["first_length"] = first_lengths
-    records["label"] = labels
-    for i, (start, length) in enumerate(zip(starts.tolist(), first_lengths, strict=True)):
-        half = weights[start : start + length]
-        records["prompt_length"][i] = np.flatnonzero(half)[0]
-        records["first_num_targets"][i] = np.count_nonzero(half)
-        records["first_weight"][i] = half.sum(dtype=np.float64)
-    return records

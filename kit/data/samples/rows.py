@@ -16,7 +16,7 @@ import xxhash
 from kit.cache import digest
 from kit.config.settings.data import DataSettings
 from kit.config.settings.objective import Rows
-from kit.data.chat.formats import MAX_ID, Sample, plain_text
+from kit.data.chat.formats import MAX_ID, Sample
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.chat.tokens import Encoded, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
@@ -33,15 +33,12 @@ from kit.data.samples.halves import (
     in_a_row,
     joined,
     parts_to_encode,
-    preference_records,
     without_start_of_prompt,
 )
 from kit.errors import Problem
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
-CODE_VERSION = 6
-# The spaces and punctuation of ASCII. A regular expression for all of Unicode took a tenth of the whole time.
-NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
+CODE_VERSION = 7
 AFTER_ANSWERS = "turns after the last answer are left out"
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
@@ -55,7 +52,6 @@ SAMPLE = np.dtype(
         ("num_targets", "<i4"),  # supervised tokens that have a token before them
         ("target_weight", "<f8"),  # sum of their weights
         ("ids_hash", "<u8"),
-        ("text_hash", "<u8"),  # ignores case, and the spaces and punctuation of ASCII
     ]
 )
 
@@ -75,7 +71,6 @@ class Piece:
     unused: Counter[str] = field(default_factory=Counter)  # rows for each column, or key of messages, not used
     counts: Counter[str] = field(default_factory=Counter)  # what became of the rows
     remarks: Counter[str] = field(default_factory=Counter)  # rows for each remark
-    replaced: set[str] = field(default_factory=set)  # the texts of the data set's ``replace`` that rows have
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -100,7 +95,6 @@ class _Kept(NamedTuple):
     number: int  # of its row in that part
     row: int  # index of its row among the given rows
     encoded: Encoded
-    text_hash: int
     first_length: int = 0  # see ``PREFERENCE``
     label: bool = True
 
@@ -193,7 +187,7 @@ class Encoder:
             unused_problems = unused.check(row)
             if source.parts[part].has_schema:  # then only some columns were read
                 unused.counts.update(unread)
-            sample = dataset.sample(row, piece.replaced)
+            sample = dataset.sample(row)
             if isinstance(sample, list):
                 refuse(part, number, sample)
             elif unused_problems:
@@ -217,8 +211,6 @@ class Encoder:
             piece.remarks.update({remark for halves in result for encoded in halves for remark in encoded.remarks})
             if self.train_on != "all" and _ends_without_answer(sample):
                 piece.remarks[AFTER_ANSWERS] += 1
-            letters = plain_text(sample).casefold().encode().translate(None, NO_LETTERS)
-            text_hash = xxhash.xxh3_64_intdigest(letters)
             for halves in result:
                 num_tokens = max(len(encoded.input_ids) for encoded in halves)
                 if num_tokens > self.max_length and self.excess_length_strategy == "error":
@@ -228,15 +220,15 @@ class Encoder:
                     continue
                 for cut in self._cut(halves[0], piece) if self.wanted == "answers" else self._cut_alike(halves, piece):
                     first_length = len(cut[0].input_ids)
-                    kept.append(_Kept(*origin, in_a_row(cut), text_hash, first_length, sample.get("label", True)))
+                    kept.append(_Kept(*origin, in_a_row(cut), first_length, sample.get("label", True)))
         piece.bad.sort(key=lambda row: (row.part, row.number))
         _fill(piece, kept, self.wanted)
         return piece
 
     def _encode_all(self, samples: Sequence[Sample]) -> list[list[Halves] | Problem]:
         """Encode samples, each to what it became: of a pair both halves, of any other sample the one that it has."""
-        parts = [parts_to_encode(sample, self.wanted, self.prompts_as_chat) for sample in samples]
-        every_part = list(chain.from_iterable(each for each in parts if not isinstance(each, Problem)))
+        parts = [parts_to_encode(sample, self.wanted) for sample in samples]
+        every_part = list(chain.from_iterable(parts))
         if self.system_prompt:
             every_part = [with_system(part, self.system_prompt, self.prompts_as_chat) for part in every_part]
         results = encode_all(every_part, self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
@@ -244,8 +236,7 @@ class Encoder:
             return [each if isinstance(each, Problem) else [(encoded,) for encoded in each] for each in results]
         left = iter(results)
         return [
-            of_sample if isinstance(of_sample, Problem) else joined(sample, list(islice(left, len(of_sample))))
-            for sample, of_sample in zip(samples, parts, strict=True)
+            joined(sample, list(islice(left, len(of_sample)))) for sample, of_sample in zip(samples, parts, strict=True)
         ]
 
     def whole(self, dataset: Dataset, row: dict[str, Any]) -> list[Halves]:
@@ -330,8 +321,7 @@ def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:
         return
     encoded = [sample.encoded for sample in kept]
     piece.rows = [sample.row for sample in kept]
-    lengths = np.array([len(each.input_ids) for each in encoded])
-    num_tokens = lengths.sum()
+    num_tokens = sum(len(each.input_ids) for each in encoded)
     piece.input_ids = np.fromiter(chain.from_iterable(each.input_ids for each in encoded), np.int32, num_tokens)
     weights = np.fromiter(chain.from_iterable(each.weights for each in encoded), np.float32, num_tokens)
     if ((weights == 0) | (weights == 1)).all():
@@ -340,20 +330,18 @@ def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:
         values, codes = np.unique(weights, return_inverse=True)
         piece.weights = values.tolist()
         piece.weight_codes = codes.astype(np.min_scalar_type(len(values)))
-    starts = np.cumsum(lengths) - lengths
-    targets = weights > 0
-    targets[starts] = False  # nothing predicts a first token
-    bounds = zip(starts.tolist(), lengths.tolist(), strict=True)
-    hashes = [xxhash.xxh3_64_intdigest(piece.input_ids[start : start + length].data) for start, length in bounds]
-    piece.samples = np.zeros(len(kept), SAMPLE)
-    piece.samples["start"] = starts
-    piece.samples["length"] = lengths
-    piece.samples["part"] = [sample.part for sample in kept]
-    piece.samples["number"] = [sample.number for sample in kept]
-    piece.samples["num_targets"] = np.add.reduceat(targets, starts, dtype=np.int64)
-    piece.samples["target_weight"] = np.add.reduceat(weights * targets, starts, dtype=np.float64)
-    piece.samples["ids_hash"] = np.array(hashes, np.uint64)
-    piece.samples["text_hash"] = np.array([sample.text_hash for sample in kept], np.uint64)
+    samples, preferences = [], []
+    end = 0
+    for sample in kept:
+        start, end = end, end + len(sample.encoded.input_ids)
+        targets = weights[start + 1 : end]  # nothing predicts a first token
+        ids_hash = xxhash.xxh3_64_intdigest(piece.input_ids[start:end].data)
+        counts = np.count_nonzero(targets), targets.sum(dtype=np.float64)
+        samples.append((start, end - start, sample.part, sample.number, *counts, ids_hash))
+        if wanted != "answers":
+            first = targets[: sample.first_length - 1]
+            counts = np.count_nonzero(first), first.sum(dtype=np.float64)
+            preferences.append((np.flatnonzero(first)[0] + 1, sample.first_length, *counts, sample.label))
+    piece.samples = np.array(samples, SAMPLE)
     if wanted != "answers":
-        firsts, labels = [sample.first_length for sample in kept], [sample.label for sample in kept]
-        piece.preferences = preference_records(firsts, labels, starts, weights * targets)
+        piece.preferences = np.array(preferences, PREFERENCE)

@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from kit.cache import digest
 from kit.data.read.sources import Source, read_rows
@@ -199,28 +198,10 @@ class Samples:
         chosen = index if self._index is None else self._index[index]
         return Samples(self.stores, digest(self.fingerprint, reason), chosen)
 
-    def repeats(self) -> np.ndarray:
-        """Whether an earlier sample has the same ids and weights, and the same label, bool [N]."""
-        labels = np.ones(len(self), bool) if self.labels is None else self.labels
-        _, groups, counts = np.unique(self.hashes("ids_hash"), return_inverse=True, return_counts=True)
-        repeats = np.zeros(len(self), bool)
-        seen: set[tuple[bytes, bytes, bool]] = set()
-        for i in np.flatnonzero(counts[groups] > 1).tolist():
-            ids, weights = self[i]
-            content = ids.tobytes(), weights.tobytes(), bool(labels[i])
-            repeats[i] = content in seen
-            seen.add(content)
-        return repeats
-
-    def hashes(self, name: str) -> np.ndarray:
-        """A hash of each sample, uint64 [N]. ``name`` is ``ids_hash`` or ``text_hash``, see ``rows.SAMPLE``."""
-        return self._column(name)
-
-    def have(self, name: str, hashes: np.ndarray) -> np.ndarray:
-        """Whether a sample has each of ``hashes`` (uint64 [M]) as its hash ``name``, bool [M]."""
-        own, wanted = self.hashes(name), np.unique(hashes)
-        at = np.searchsorted(wanted, own).clip(max=len(wanted) - 1)  # sorts the few, not all samples
-        return np.isin(hashes, own[wanted[at] == own])
+    @property
+    def hashes(self) -> np.ndarray:
+        """A hash of the ids of each sample, uint64 [N]."""
+        return self._column("ids_hash")
 
     @property
     def dataset_names(self) -> list[str]:
@@ -252,22 +233,8 @@ def _joint_fingerprint(stores: Sequence[Store]) -> str:
     return digest(*(store.fingerprint for store in stores))
 
 
-def duplicates(evaluation: Samples, train: Samples) -> tuple[int, int]:
-    """How many evaluation samples are also in the training data.
-
-    Returns the number of those with the same tokens, and of those with the same text except for case, spaces and
-    punctuation. No sample is counted twice.
-    """
-    exact, similar = found_in(evaluation, train)
-    return int(exact.sum()), int(similar.sum())
-
-
-def found_in(samples: Samples, others: Samples) -> tuple[np.ndarray, np.ndarray]:
-    """Which of N ``samples`` are also in ``others``: bool [N] of the same tokens, and bool [N] of the same text only.
-
-    Texts are compared except for case, spaces and punctuation.
-    """
-    exact = others.have("ids_hash", samples.hashes("ids_hash"))
-    empty = xxhash.xxh3_64_intdigest(b"")  # the text_hash of samples that were given as token ids, or have no letters
-    text = samples.hashes("text_hash")
-    return exact, others.have("text_hash", text) & (text != np.uint64(empty)) & ~exact
+def duplicates(evaluation: Samples, train: Samples) -> int:
+    """How many evaluation samples have the same tokens as one of the training data."""
+    own, wanted = train.hashes, np.unique(evaluation.hashes)
+    at = np.searchsorted(wanted, own).clip(max=len(wanted) - 1)  # sorts the few, not all samples
+    return int(np.isin(evaluation.hashes, own[wanted[at] == own]).sum())

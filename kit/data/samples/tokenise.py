@@ -90,7 +90,6 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
             **entry.finished(source.name),
             "about": {"dataset": source.name, **encoder.about()},
         }
-        raise_if(dataset.problems_of_texts(entry.replaced))
         changed = source.changed()
         if changed:  # then the entry would not fit its key
             fix = "start again when nothing writes to it any more"
@@ -192,7 +191,6 @@ class _Entry:
         self.counts: Counter[str] = Counter()
         self.remarks: Counter[str] = Counter()
         self.unused: Counter[str] = Counter()
-        self.replaced: set[str] = set()
 
     @property
     def num_problems(self) -> int:
@@ -204,7 +202,6 @@ class _Entry:
         self.counts += piece.counts
         self.remarks += piece.remarks
         self.unused += piece.unused
-        self.replaced |= piece.replaced
         self.problems += piece.problems
         self.bad.add(piece.bad)
         self.has_preferences = piece.preferences is not None

@@ -11,9 +11,7 @@ from kit.tools.convert.data import entry, put_data
 from kit.tools.convert.draft import Draft, Group, as_list, number
 
 _FAR = 8192  # tokens; without max_length ms-swift takes what the model can
-_SELF = (
-    "its rows have {{NAME}} and {{AUTHOR}}, for which `replace` of a data set in a list has other texts (docs/data.md)"
-)
+_SELF = "its rows have {{NAME}} and {{AUTHOR}}: write the names into a copy of the file, and give that"
 
 
 def convert(draft: Draft) -> None:

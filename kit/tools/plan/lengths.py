@@ -18,6 +18,8 @@ from kit.tools.plan.speed import Step, step
 if TYPE_CHECKING:
     from kit.data.open import Data
 
+STEPS_LOOKED_AT = 50  # whose samples are dealt
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
@@ -100,7 +102,6 @@ def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int) -> Lengths:
     import numpy as np
 
     from kit.data.feed.batches import Collator
-    from kit.data.feed.feed import STEPS_LOOKED_AT
 
     sequence_lengths, targets = data.train.sequence_lengths, data.train.num_targets  # [N, k], [N]
     lengths = data.train.lengths if recipe.packing else data.train.row_lengths  # [N]

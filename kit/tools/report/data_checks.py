@@ -26,9 +26,8 @@ def check(train: Samples, evaluation: Samples | None, tokenizer: Any, settings: 
     looked_at = np.linspace(0, len(train) - 1, min(len(train), MAX_SAMPLES)).round().astype(int).tolist()
     found = [*_tokens(train, looked_at, tokenizer, settings), _repeats(train)]
     if evaluation is not None:
-        exact, similar = duplicates(evaluation, train)
-        text = f"{exact + similar:,} of {len(evaluation):,} {LEAK} ({exact:,} token for token)"
-        found.append(Finding(not exact + similar, text))
+        num = duplicates(evaluation, train)
+        found.append(Finding(not num, f"{num:,} of {len(evaluation):,} {LEAK}"))
     return [*found, *_preferences(train)]
 
 
@@ -73,7 +72,7 @@ def _finding(train: Samples, found: list[int], text: str, is_ok: bool | None = N
 
 
 def _repeats(train: Samples) -> Finding:
-    hashes = train.hashes("ids_hash")
+    hashes = train.hashes
     if train.labels is not None:  # the same answer with another label is no repetition
         hashes = hashes ^ train.labels.astype(np.uint64)
     _, content, counts = np.unique(hashes, return_inverse=True, return_counts=True)

@@ -178,31 +178,6 @@ def test_a_thought_in_the_content_goes_on_from_the_prompt(tokenizer):
     assert "assistant\nHello<|im_end|>\n" in texts[1] and remarks == (UNROLLED, MOVED)
 
 
-CHANNELS = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}"
-    "{{ '<|start|>assistant analysis ' + m.thinking + '<|end|>' if m.thinking and KEPT }}"
-    "{{ '<|start|>assistant analysis ' + m.content + '<|end|>' if m.tool_calls and m.content and KEPT }}"
-    "<|start|>assistant {{ 'call ' + m.tool_calls | tojson if m.tool_calls else 'final ' + m.content }}"
-    "{% else %}<|start|>{{ m.role }} {{ m.content }}{% endif %}<|end|>{% endfor %}"
-    "{{ '<|start|>assistant' if add_generation_prompt }}"
-).replace("KEPT", "(loop.last or messages[-1].role == 'tool')")
-
-
-@pytest.mark.parametrize("extra", [{"reasoning_content": "Look it up"}, {"content": "One moment"}, {}])
-@pytest.mark.parametrize("thought", ["4 is cold", ""])
-def test_an_answer_of_several_messages_after_a_call_is_whole(extra, thought, tokenizer):
-    """As gpt-oss's: a thought is a message of its own, and one on a call disappears with the next answer."""
-    calling = {"role": "assistant", "content": "", "tool_calls": [CALL], **extra}
-    result = {"role": "tool", "content": "4"}
-    answer = {"role": "assistant", "content": "Yes", "reasoning_content": thought}
-    sample = {"messages": [{"role": "user", "content": "Cold?"}, calling, result, answer]}
-    texts, _ = learned(sample, tokenizer, CHANNELS)
-    before = " analysis " + "".join(extra.values()) + "<|end|><|start|>assistant" if extra else ""
-    assert f"<|start|>assistant[[{before} call " in texts[0]
-    after = f" analysis {thought}<|end|><|start|>assistant" if thought else ""
-    assert texts[-1].endswith(f"<|start|>tool 4<|end|><|start|>assistant[[{after} final Yes<|end|>]]")
-
-
 # A conversation that the assistant opens
 
 

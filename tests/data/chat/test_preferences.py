@@ -7,7 +7,6 @@ from data_helpers import ANSWER, SYSTEM, USER
 
 from kit.data.chat.columns import choose_fields
 from kit.data.chat.formats import to_sample
-from kit.data.chat.preferences import is_transcript, messages_of
 
 OTHER = {"role": "assistant", "content": "Go away"}
 MORE, LAST, WORSE_LAST = (
@@ -20,7 +19,6 @@ TEXTS = {"chosen": "Hello", "rejected": "Go away"}
 ANSWERS = {"chosen": [ANSWER], "rejected": [OTHER]}
 IN_MESSAGES = {"prompt": [USER], **ANSWERS}
 WHOLE = {"chosen": [USER, ANSWER], "rejected": [USER, OTHER]}
-HELLO = "\n\nHuman: Hi\n\nAssistant:"
 
 
 def sample_of(row, wanted="pairs"):
@@ -76,34 +74,10 @@ def test_columns_beside_the_question_are_part_of_the_prompt():
     assert sample_of({**IN_MESSAGES, **more}) == {**IN_MESSAGES, **more}
 
 
-def test_the_prompt_of_a_transcript_ends_with_the_turn_of_the_assistant():
-    for row, prompt in (
-        ({"chosen": f"{HELLO} Hello there", "rejected": f"{HELLO} Hello you"}, HELLO),
-        ({"chosen": f"{HELLO} Hello{HELLO} a", "rejected": f"{HELLO} Hello{HELLO} b"}, f"{HELLO} Hello{HELLO}"),
-        ({"chosen": f"{HELLO} Hello{HELLO} a", "rejected": f"{HELLO} Bye{HELLO} b"}, HELLO),
-        ({"prompt": HELLO, "chosen": f"{HELLO} Hello", "rejected": f"{HELLO} Go away"}, HELLO),
-        ({"prompt": HELLO, "chosen": " Hello", "rejected": " Go away"}, HELLO),
-    ):
-        sample = sample_of(row)
-        assert sample["prompt"] == prompt
-        both = [prompt + sample[name] for name in ("chosen", "rejected")]
-        assert both == [prompt + row[name].removeprefix(prompt) for name in ("chosen", "rejected")]
-
-
 def test_texts_stay_texts_also_if_they_repeat_the_prompt_or_are_json():
     for chosen, rejected in (("Hi Ann", "Hi you"), ('["Ann"]', "[]"), ('{"a": 1, "a": 2}', '[{"a": 1, "a": 2}]')):
         row = {"prompt": "Hi", "chosen": chosen, "rejected": rejected}
         assert sample_of(row) == row
-
-
-def test_a_transcript_becomes_messages():
-    prompt = f"{HELLO} Hello\n\nHuman: Bye\n\nAssistant:"
-    assert messages_of(prompt, " Bye now") == ([USER, ANSWER, MORE], [LAST])
-    answer = " Hello\n\nHuman: Bye\n\nAssistant: Bye now"
-    assert messages_of(HELLO, answer) == ([USER], [ANSWER, MORE, LAST])
-    assert messages_of(HELLO, " Hello\n\nHuman:")[1][-1] == {"role": "user", "content": ""}
-    assert is_transcript(prompt) and is_transcript(f"{HELLO} ")
-    assert not any(map(is_transcript, ("Hi", "Human: Hi\n\nAssistant:", f"Read: {HELLO}", f"{HELLO} Hello")))
 
 
 def test_a_rated_answer_has_the_prompt_that_is_given_or_stands_before_it():
@@ -119,8 +93,6 @@ def test_a_rated_answer_has_the_prompt_that_is_given_or_stands_before_it():
         assert sample_of({**row, "label": False}, "rated") == {**rated, "label": False}
     row = {"completion": [USER, ANSWER, MORE, LAST], "label": False}  # the last answer is rated
     assert sample_of(row, "rated") == {"prompt": [USER, ANSWER, MORE], "completion": [LAST], "label": False}
-    transcript = {"completion": f"{HELLO} a{HELLO} b", "label": False}
-    assert sample_of(transcript, "rated") == {"prompt": f"{HELLO} a{HELLO}", "completion": " b", "label": False}
     for label in (0, 1, "yes", None, -1):
         problem = sample_of({**rated, "label": label}, "rated")
         assert problem.startswith("label: ") and problem.endswith("; expected true (a good answer) or false")
@@ -129,28 +101,18 @@ def test_a_rated_answer_has_the_prompt_that_is_given_or_stands_before_it():
 def test_a_row_that_cannot_be_used_is_a_problem_of_its_field():
     for row, problem in (
         ({"prompt": "Hi", "chosen": "Hello", "rejected": None}, "rejected: null; expected a string"),
-        ({"prompt": "Hi", "chosen": "", "rejected": "b"}, "chosen: empty; expected text"),
         ({"prompt": None, **TEXTS}, "prompt: null; expected a prompt in every row, or in none"),
         ({"prompt": "Hi", "chosen": [ANSWER], "rejected": "b"}, "chosen: chosen is a list, rejected is a string"),
-        ({"prompt": [USER], "chosen": [USER], "rejected": [OTHER]}, "chosen: no assistant turn"),
-        ({"prompt": [USER | {"role": "x"}], **ANSWERS}, "prompt[0].role: found 'x'"),
         (
             {"chosen": [USER, ANSWER], "rejected": [MORE, OTHER]},
             "chosen and rejected: no prompt, or prompts that differ",
         ),
         ({"prompt": [USER], "chosen": [ANSWER], "rejected": [MORE, OTHER]}, "rejected[0]: a message of the user"),
-        ({"prompt": "Hi", "chosen": [MORE, ANSWER], "rejected": [MORE, OTHER]}, "chosen[0]: a message of the user"),
-        ({"prompt": [USER, ANSWER], "chosen": [USER, ANSWER], "rejected": [OTHER]}, "chosen: ends with the prompt"),
-        (ANSWERS, "chosen and rejected: no prompt, or prompts that differ; expected conversations that begin with"),
         (TEXTS, "chosen and rejected: no prompt; expected a column prompt"),
         ({"prompt": "Hi", "instruction": "Hi", **TEXTS}, "prompt and instruction: two prompts; expected one of them"),
         ({"prompt": "Hi", "system": "Be kind", **TEXTS}, "system: given beside texts"),
         ({"prompt": [SYSTEM, USER], "system": "Be brief", **ANSWERS}, "system: another one than the system message"),
         ({"prompt": "Hi", "input": "Ann", **TEXTS}, "input: given without an instruction"),
-        (
-            {"chosen": '[{"role": "user", "role": "assistant", "content": "a"}]', "rejected": json.dumps([OTHER])},
-            "chosen: an object has the key 'role' twice",
-        ),
     ):
         assert sample_of(row).startswith(problem), row
     for row, problem in (

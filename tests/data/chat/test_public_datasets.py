@@ -1,4 +1,4 @@
-"""Public data sets: rows in their documented columns work as they are, or are refused without a mapping.
+"""Public data sets: rows in their documented columns work as they are or with a mapping.
 
 The rows are our own; columns, keys and types are those of the data sets on the hub. Of each the test knows what is
 learned from.
@@ -61,8 +61,6 @@ class Case:
         learned: of each sample, the texts that are learned, without the end of turn.
         shows: what the first sample has besides.
         flag: what to type as ``--dataset_columns``, without which it is refused; empty if it works as it is.
-        says: a part of the message, or of a note.
-        is_refused: nothing can be typed: the rows must be converted.
         objective: what is typed as ``--objective``. Of a pair, the rejected answer is learned from behind the chosen.
         template: a name in ``TEMPLATES``.
     """
@@ -71,19 +69,9 @@ class Case:
     learned: tuple = ((ANSWER,),)
     shows: tuple = (f"user\n{QUESTION}",)
     flag: str = ""
-    says: str = ""
-    is_refused: bool = False
     objective: str = "sft"
     template: str = "chatml"
 
-
-OF_OPENHERMES = dict.fromkeys("custom_instruction topic model_name model views language id title idx hash".split())
-OF_OASST = {
-    **{"user_id": "u", "created_date": "2023-02-05T14:23:50Z", "lang": "en", "review_count": 3, "review_result": True},
-    **{"deleted": False, "rank": None, "synthetic": False, "model_name": None, "message_tree_id": "m1"},
-    **{"tree_state": "ready_for_export", "emojis": {"name": ["+1"], "count": [2]}},
-}
-OF_S1K = {"question": QUESTION, "solution": "2 + 2 = 4", "cot_type": "math", "metadata": "{}"}
 
 PAIR = ((ANSWER, WRONG),)
 BRIEF = ("system\nBe brief.", f"user\n{QUESTION}")
@@ -97,30 +85,12 @@ ULTRAFEEDBACK = {
     "score_rejected": 2.0,
 }
 OF_ORCA = {"system": "Be brief.", "question": QUESTION, "chosen": ANSWER, "rejected": WRONG}
-TURNS = f"\n\nHuman: {QUESTION}\n\nAssistant: {ANSWER}\n\nHuman: And 3 + 3?\n\nAssistant:"
-OF_HH = [
-    {name: f"\n\nHuman: {QUESTION}\n\nAssistant: {text}" for name, text in (("chosen", ANSWER), ("rejected", WRONG))},
-    {"chosen": f"{TURNS} Six.", "rejected": f"{TURNS} Seven."},
-]
 OF_KTO = [
     {"prompt": MESSAGES[:1], "completion": MESSAGES[1:], "label": True},
     {"prompt": MESSAGES[:1], "completion": WORSE[1:], "label": False},
 ]
 
 CASES = {
-    "teknium/OpenHermes-2.5": Case(
-        [
-            {**OF_OPENHERMES, "conversations": CONVERSATION, "system_prompt": None, "category": "orca", "source": "a"},
-            {
-                **OF_OPENHERMES,
-                "conversations": [said("system", "Be brief.", weight=None), *CONVERSATION],
-                "system_prompt": None,
-                "category": None,
-                "source": "b",
-            },
-        ],
-        learned=((ANSWER,), (ANSWER,)),
-    ),
     "databricks/databricks-dolly-15k": Case(
         [
             {"instruction": "Sum up.", "context": LONGER_ANSWER, "response": ANSWER, "category": "summarization"},
@@ -130,43 +100,12 @@ CASES = {
         shows=(f"user\nSum up.\n\n{LONGER_ANSWER}",),
         flag="instruction=instruction,context=input,response=output",
     ),
-    "OpenAssistant/oasst2": Case(
-        [
-            {"message_id": "m1", "parent_id": None, "text": QUESTION, "role": "prompter", **OF_OASST},
-            {"message_id": "m2", "parent_id": "m1", "text": ANSWER, "role": "assistant", **OF_OASST},
-        ],
-        is_refused=True,
-        says="one message of a conversation in each row",
-    ),
-    "simplescaling/s1K-1.1": Case(
-        [
-            {
-                **OF_S1K,
-                **{"gemini_thinking_trajectory": THOUGHT, "gemini_attempt": "It is 4.", "gemini_grade": "Yes"},
-                **{"deepseek_thinking_trajectory": THOUGHT, "deepseek_attempt": LONGER_ANSWER, "deepseek_grade": "Yes"},
-            }
-        ],
-        learned=(("2 + 2 = 4",),),
-        flag="question=instruction,solution=output",
-    ),
-    "openai/gsm8k": Case(
-        [{"question": QUESTION, "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}],
-        learned=(("2 + 2 = <<2+2=4>>4\n#### 4",),),
-        flag="question=instruction,answer=output",
-    ),
     "HuggingFaceH4/ultrafeedback_binarized, pairs": Case([ULTRAFEEDBACK], PAIR, objective="dpo"),
     "Intel/orca_dpo_pairs, pairs": Case(
         [OF_ORCA, {**OF_ORCA, "system": ""}],
         PAIR * 2,
         shows=BRIEF,
         flag="question=instruction",
-        objective="dpo",
-    ),
-    "Anthropic/hh-rlhf, pairs": Case(
-        OF_HH,
-        ((f" {ANSWER}<|endoftext|>", f" {WRONG}<|endoftext|>"), (" Six.<|endoftext|>", " Seven.<|endoftext|>")),
-        shows=(f"\n\nHuman: {QUESTION}\n\nAssistant:",),
-        says="--chat_template with the template's file or name makes a chat of each row",
         objective="dpo",
     ),
     "LLaMA-Factory's dpo_en_demo, pairs": Case(
@@ -285,37 +224,16 @@ def test_a_public_data_set_is_read_as_it_is_or_with_its_mapping(name, write_rows
     tokenizer = model_tokenizer(case.template)
     file = write_rows(case.rows)
     objective = {"objective": case.objective}
-    message = refusal(file, tokenizer, **objective) if case.flag or case.is_refused else ""
-    if case.is_refused:
-        assert case.says in message
-        return
+    if case.flag:
+        refusal(file, tokenizer, **objective)
     data = opened(file, tokenizer, case.flag, **objective)
-    assert case.says in message + "\n".join(data.notes)
     samples = [read(data.train, i, tokenizer) for i in range(len(data.train))]
     learned = tuple(tuple(text.removesuffix(END) for text in texts) for texts, _ in samples)
     assert learned == case.learned
     if data.train.labels is not None:
         assert data.train.labels.tolist() == [row.get("label", True) for row in case.rows]
-    if "<|endoftext|>" not in str(case.learned):
-        assert all(text.endswith(END) for texts, _ in samples for text in texts)
+    assert all(text.endswith(END) for texts, _ in samples for text in texts)
     at = 0
     for text in case.shows:
         assert text in samples[0][1][at:]
         at = samples[0][1].index(text, at)
-
-
-def test_transcripts_become_chats_with_the_template_that_the_note_asks_for(write_rows):
-    tokenizer = model_tokenizer("chatml")
-    data = opened(write_rows(OF_HH), tokenizer, objective="dpo", chat_template="chatml")
-    texts, others = read(data.train, 1, tokenizer)
-    assert texts == [f"Six.{END}", f"Seven.{END}"]
-    turns = f"<|im_start|>user\n{QUESTION}{END}\n<|im_start|>assistant\n{ANSWER}{END}\n"
-    assert others.count(f"{turns}<|im_start|>user\nAnd 3 + 3?{END}\n<|im_start|>assistant\n") == 2
-
-
-def test_thoughts_of_s1k_can_be_learned_with_the_answer(write_rows):
-    tokenizer = model_tokenizer("qwen3")
-    file = write_rows(CASES["simplescaling/s1K-1.1"].rows)
-    flag = "question=instruction,deepseek_thinking_trajectory=reasoning_content,deepseek_attempt=output"
-    (learned,) = read(opened(file, tokenizer, flag).train, 0, tokenizer)[0]
-    assert learned == f"<think>\n{THOUGHT}\n</think>\n\n{LONGER_ANSWER}{END}"

@@ -77,17 +77,10 @@ def test_a_process_that_was_killed_is_replaced_and_a_fork_has_its_own():
 
 
 SAME = [
-    "{{ 1 + 2 + 3 }}{{ 2 * 3 }}{{ 2 ** 3 }}{{ 7 % 4 }}{{ 'ab' * 3 }}{{ '%s-%d' % ('x', 3) }}{{ 1.5 + 1 }}",
-    "{{ a + 'b' + a }}{{ a ~ 1 ~ none }}{{ [1] + [2, a] }}{{ (1, a) }}{{ {'k': a, 'l': [a, a]} }}",
-    "{{ (a|safe) + '<' + a }}{{ ('<'|e) ~ '<' }}",
-    "{% autoescape true %}{{ '<' ~ a }}{{ '<' + (a|safe) }}{% endautoescape %}",
-    "{% for k, v in {'x': a}.items() %}{{ k }}{{ v }}{{ loop.last }}{% endfor %}{% set x, y = a, 1 %}{{ x }}{{ y }}",
-    "{{ a.replace('x', 'yy').center(20).join(['1', '2']) }}",
-    "{{ '{}-{:>5}'.format(a, 1) }}{{ '{k}'.format_map({'k': a}) }}",
-    "{{ [1, 2, 3]|batch(2, 'x')|list }}{{ [1, 2, 3]|slice(2)|list }}",
-    "{{ [{'k': 1}]|groupby('k')|list }}{{ 2.345|round(1) }}",
-    "{{ a|indent(2, true) }}{{ a|center(9) }}{{ {'k': a}|tojson(indent=2) }}{{ '%5s'|format(a) }}{{ a|wordwrap(2) }}",
-    "{{ [a, 'y']|join(', ') }}{{ [{'k': 1}]|join('-', attribute='k') }}{{ a|replace('x', 'y', 1) }}{{ dict(k=a) }}",
+    "{{ 1 + 2 + 3 }}{{ 'ab' * 3 }}{{ '%s-%d' % ('x', 3) }}{{ a ~ 1 ~ none }}{{ {'k': a, 'l': [a, a]} }}",
+    "{{ (a|safe) + '<' + a }}{{ ('<'|e) ~ '<' }}{% autoescape true %}{{ '<' + (a|safe) }}{% endautoescape %}",
+    "{% for k, v in {'x': a}.items() %}{{ k }}{{ v }}{{ loop.last }}{% endfor %}{{ [{'k': 1}]|groupby('k')|list }}",
+    "{{ '{}-{:>5}'.format(a, 1) }}{{ a|indent(2, true) }}{{ {'k': a}|tojson(indent=2) }}{{ 2.345|round(1) }}",
 ]
 
 

@@ -4,10 +4,9 @@ import hashlib
 import re
 
 import pytest
-from data_helpers import CHATS, byte_level_tokenizer, open_all, write
 from helpers import ROOT
 
-from kit.data.chat.shipped import SHIPPED, TEMPLATES
+from kit.data.chat.shipped import SHIPPED
 
 # Of the text that is saved with a model. It is part of a run's fingerprint: with another text, runs begun before could
 # not be continued.
@@ -29,18 +28,6 @@ SAVED_TEXTS = {
 @pytest.mark.parametrize(("name", "digest"), SAVED_TEXTS.items())
 def test_the_text_that_is_saved_with_a_model_stays_the_same(name, digest):
     assert hashlib.sha256(SHIPPED[name].source.encode()).hexdigest()[:16] == digest
-
-
-def test_a_template_is_the_same_by_its_name_and_by_its_file(tmp_path):
-    tokenizer = byte_level_tokenizer(bos_token="<bos>")
-    write(tmp_path / "train.jsonl", CHATS["single"])
-    by_name, by_file = (
-        open_all(tokenizer, dataset=str(tmp_path / "train.jsonl"), chat_template=template)
-        for template in ("chatml", str(TEMPLATES / "chatml.jinja"))
-    )
-    assert by_name.chat_template == by_file.chat_template == SHIPPED["chatml"].source
-    assert "tokens:" not in by_name.chat_template
-    assert by_name.fingerprint == by_file.fingerprint
 
 
 def test_the_page_on_data_lists_every_template():

@@ -110,18 +110,6 @@ def test_generation_blocks_are_found_wherever_they_end_up(tokenizer):
             marked("{% set all %}" + loop + "{% endset %}" + odd, messages, tokenizer)
 
 
-def test_shipped_templates_have_no_split_literals_and_others_only_what_they_write(tokenizer, sentencepiece):
-    assert Template(resolve_template(sentencepiece, "zephyr"), sentencepiece).split_literals == []
-    source = "<|a b|>{{ '<|yes|>' }}[INST]<s><|im_end|>[x][OK] <\uff5cAssistant\uff5c>"
-    assert Template(source, tokenizer).split_literals == ["<s>", "<|yes|>", "<\uff5cAssistant\uff5c>"]
-    assert Template(source, sentencepiece).split_literals == [
-        "<|im_end|>",
-        "<|yes|>",
-        "<\uff5cAssistant\uff5c>",
-        "[INST]",
-    ]
-
-
 PARTS = "{% for m in messages %}{{ m.role }}: {% for part in m.content %}{{ part.text }}{% endfor %}|{% endfor %}"
 
 

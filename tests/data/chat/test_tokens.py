@@ -1,11 +1,9 @@
 """Samples as token ids: the prompt as at inference, one BOS, one EOS, and no token across a border."""
 
 import re
-import tracemalloc
 
 import pytest
 from data_helpers import (
-    CHATS,
     HEADER,
     SIMPLE,
     TEXTS,
@@ -18,7 +16,7 @@ from data_helpers import (
 from tokenizers import AddedToken, processors
 
 from kit.data.chat.shipped import SHIPPED
-from kit.data.chat.template import FIXED_DATE, Template, resolve_template
+from kit.data.chat.template import Template, resolve_template
 from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, Encoded, encode, encode_all
 from kit.errors import Problem, UserError
 
@@ -27,8 +25,6 @@ def test_token_ids_are_taken_as_they_are(tokenizer):
     assert encode({"input_ids": [5, 6, 7]}, tokenizer, None) == [Encoded([5, 6, 7], [1.0, 1.0, 1.0])]
     labelled = {"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}
     assert encode(labelled, tokenizer, None, train_on="all") == [Encoded([5, 6, 7], [0.0, 1.0, 0.0])]
-    with pytest.raises(UserError, match=r"labels: labels\[0\] is 6, input_ids\[0\] is 5; expected the same, or -100"):
-        encode({"input_ids": [5, 6, 7], "labels": [6, 7, -100]}, tokenizer, None)
 
 
 @pytest.mark.parametrize("shape", ["alpaca", "llama2", "tulu", "vicuna", "zephyr"])
@@ -144,11 +140,6 @@ def test_added_tokens_that_are_normalised_do_not_part_a_text():
     assert marked(encoded, tokenizer) == " user:Hi<|end|>assistant:[[42<|end|>]]user:Hi<|end|>assistant:[[Hi<|end|>]]"
 
 
-def test_text_is_supervised_whole(tokenizer, sentencepiece):
-    assert marked(encode({"text": "Hello there"}, tokenizer, None), tokenizer) == "[[Hello there<|endoftext|>]]"
-    assert marked(encode({"text": "Hi"}, sentencepiece, None), sentencepiece) == "<s>[[ Hi</s>]]"
-
-
 def test_bos_and_eos_in_the_text_are_not_doubled(sentencepiece):
     [encoded] = encode({"prompt": "<s>Hi\n", "completion": "42</s>"}, sentencepiece, None)
     assert encoded.input_ids.count(1) == 1 and encoded.input_ids.count(2) == 1
@@ -168,30 +159,9 @@ def test_samples_are_encoded_alike_together_and_one_by_one(tokenizer):
     assert encode_all(samples, tokenizer, template) == [encode(sample, tokenizer, template) for sample in samples]
 
 
-def test_the_date_is_the_same_on_every_day(tokenizer):
-    template = template_of("granite", tokenizer)
-    [encoded] = encode(CHATS["single"], tokenizer, template)
-    assert "Today is July 26, 2024." in marked(encoded, tokenizer) and encoded.remarks == (FIXED_DATE,)
-    both = encode_all([CHATS["single"], CHATS["system"]], tokenizer, template)
-    assert [[one.remarks for one in encoded] for encoded in both] == [[(FIXED_DATE,)], [()]]
-
-
-def test_the_memory_of_a_long_conversation_grows_with_its_length(tokenizer):
-    def most_memory(num_answers):
-        sample = chat(*(f"text number {i}" for i in range(2 * num_answers)))
-        tracemalloc.start()
-        try:
-            assert len(encode_all([sample], tokenizer, template_of("chatml", tokenizer))[0]) == 1
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-
-    assert most_memory(800) < 6 * most_memory(200)  # 14 times with a copy of the text for each answer
-
-
 @pytest.mark.parametrize(
     ("shape", "limit"),
-    [("qwen3", "turns.MAX_CHARACTERS"), ("qwen3", "beginnings.MAX_RENDERED"), ("plain", "tokens.MAX_BEFORE")],
+    [("qwen3", "turns.MAX_CHARACTERS"), ("qwen3", "conversation.MAX_RENDERED"), ("plain", "tokens.MAX_BEFORE")],
 )
 def test_a_conversation_that_would_take_too_long_is_refused(shape, limit, tokenizer, monkeypatch):
     sample = chat(*(f"text number {i}" for i in range(40)))

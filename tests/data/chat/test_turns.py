@@ -14,7 +14,6 @@ from data_helpers import (
     SPECIAL,
     TEXTS,
     WEATHER,
-    byte_level_tokenizer,
     chat,
     marked,
     template_of,
@@ -22,10 +21,10 @@ from data_helpers import (
 )
 from transformers.utils import chat_template_utils
 
-from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT
+from kit.data.chat.answers import EMPTY_THOUGHT
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import FIXED_DATE, TODAY, resolve_template
-from kit.data.chat.tokens import UNROLLED, Encoded, encode
+from kit.data.chat.tokens import UNROLLED, encode
 from kit.data.chat.turns import FORGOTTEN, NO_END_OF_TURN
 from kit.errors import UserError
 
@@ -141,28 +140,20 @@ def test_only_what_is_asked_for_is_learned(tokenizer):
     assert not any(encode(nothing, tokenizer, template)[0].weights)
 
 
-def test_train_on_all_learns_every_token_except_turns_of_weight_0(tokenizer):
+def test_train_on_all_learns_every_token(tokenizer):
     template = resolve_template(tokenizer, "chatml")
     sample = chat("Hi", "Hello", "Bye")
     [encoded] = encode(sample, tokenizer, template, train_on="all")
     assert marked(encoded, tokenizer) == (
         "[[<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n]]"
     )
-    [encoded] = encode(with_keys(sample, assistant_0={"weight": 0}), tokenizer, template, train_on="all")
-    assert marked(encoded, tokenizer) == (
-        "[[<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n]]Hello<|im_end|>"
-        "[[\n<|im_start|>user\nBye<|im_end|>\n]]"
-    )
-    [encoded] = encode(with_keys(sample, assistant_0={"weight": 2}), tokenizer, template, train_on="all")
-    assert encoded.weights.count(2.0) == len(tokenizer("Hello<|im_end|>").input_ids) and set(encoded.weights) == {1, 2}
     [encoded] = encode({"prompt": "Hi?", "completion": " 42"}, tokenizer, None, train_on="all")
     assert marked(encoded, tokenizer) == "[[Hi? 42<|endoftext|>]]"
     rewriting = template_of("qwen3", tokenizer)
     [encoded] = encode(CHATS["multi"], tokenizer, rewriting, train_on="all")
     assert marked(encoded, tokenizer).count("<|im_end|>") == 4 and all(encoded.weights)
-    weighed = with_keys(CHATS["multi"], assistant_0={"weight": 0})
-    with pytest.raises(UserError, match=r"messages\[1\]: it has a weight, but is rendered differently"):
-        encode(weighed, tokenizer, rewriting, train_on="all")
+    with pytest.raises(UserError, match=r"messages\[1\]: its weight is 0, but --train_on all learns every token"):
+        encode(with_keys(sample, assistant_0={"weight": 0}), tokenizer, template, train_on="all")
 
 
 # Templates that leave something out of all answers, or of all but the last.
@@ -223,42 +214,7 @@ def test_a_thought_in_the_content_is_refused_where_the_model_would_not_write_it(
     encode(only_read, tokenizer, template)
 
 
-def test_a_rewriting_template_unrolls_only_the_answers_that_it_rewrites(tokenizer):
-    """Here thoughts after the last question are kept, so its answers share one sample."""
-    calling = {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "Look it up"}
-    result = {"role": "tool", "content": "4"}
-    answer = {"role": "assistant", "content": "Yes", "reasoning_content": "4 is cold"}
-    question = {"role": "user", "content": "Cold?"}
-    template = template_of("qwen3", tokenizer)
-    one = encode({"messages": [question, calling, result, answer]}, tokenizer, template)
-    assert [marked(sample, tokenizer).count("[[") for sample in one] == [2] and one[0].remarks == ()
-    two = encode({"messages": [question, calling, result, answer] * 2}, tokenizer, template)
-    assert [marked(sample, tokenizer).count("[[") for sample in two] == [2, 2]
-    assert two[0] == Encoded(one[0].input_ids, one[0].weights, (UNROLLED,)) and two[1].remarks == ()
-    assert marked(two[1], tokenizer).count("<think>") == 2
-    last = encode({"messages": [question, calling, result, answer] * 2}, tokenizer, template, train_on="last")
-    assert len(last) == 1 and last[0].input_ids == two[1].input_ids
-
-
 # What the author of a template has marked
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|im_end|>{% endgeneration %}{% else %}"
-        "{{ m['content'] }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}",
-        # the end of turn, or more than it, on the wrong side of the block's border
-        "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{% endgeneration %}{% else %}"
-        "{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}",
-        "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + '<|im_end|>\n' }}{% endgeneration %}"
-        "{% else %}{{ m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}",
-    ],
-)
-def test_generation_blocks_are_followed_to_the_end_of_turn(body, tokenizer):
-    sample = chat("Hi", "Hello", "Bye", "Bye now")
-    expected = encode(sample, tokenizer, resolve_template(tokenizer, "chatml"))
-    assert encode(sample, tokenizer, HEADER + body + PROMPT) == expected
 
 
 BLOCKS = HEADER + (
@@ -324,19 +280,6 @@ def test_a_row_may_give_values_to_the_template(tokenizer):
 
 
 # Where an answer ends
-
-
-def test_the_token_that_opens_the_next_turn_may_end_an_answer(tokenizer):
-    """As GLM's do."""
-    template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
-    template += "{{ '<|assistant|>' if add_generation_prompt }}"
-    [encoded] = encode(chat("Hi", "Hello", "Bye", "42"), tokenizer, template)
-    assert marked(encoded, tokenizer) == "<|user|>Hi<|assistant|>[[Hello<|user|>]]Bye<|assistant|>[[42<|user|>]]"
-    assert encoded.remarks == (CLOSED,)
-    parting = byte_level_tokenizer(["<|user|>", "<|assistant|>"])
-    parting.add_tokens(["</call>"])
-    [encoded] = encode(chat("Hi", "Hello</call>", "Bye", "42"), parting, template)
-    assert marked(encoded, parting) == "<|user|>Hi<|assistant|>[[Hello</call><|user|>]]Bye<|assistant|>[[42<|user|>]]"
 
 
 # What is refused

@@ -6,7 +6,6 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from kit.data.feed.batches import Collator
 from kit.data.feed.order import Mixture, Order, permutation
 
 
@@ -78,33 +77,10 @@ def test_epochs_of_different_numbers_of_packs_follow_each_other_without_a_gap():
     assert made.epochs_after(0) == 0 and 1 <= made.epochs_after(-(-sizes[0] // 3)) < 1.2
 
 
-@pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize(("ranks", "size"), [(1, 8), (8, 1), (4, 2)])
-def test_a_global_batch_is_the_same_however_it_is_dealt(packing, ranks, size):
-    made, lengths = order(capacity=400 if packing else None)
-    for step in range(50):
-        batch = made.batch(step)
-        dealt = Collator(size, 0, packing, 512).deal(lengths, batch, ranks)
-        assert len(dealt) == 8 // (ranks * size) and all(len(micro_step) == ranks for micro_step in dealt)
-        items = sorted(tuple(item) for micro_step in dealt for share in micro_step for item in share)
-        assert items == sorted(tuple(item) for item in batch)
-        assert all(len(share) == size for micro_step in dealt for share in micro_step)
-
-
 def test_an_order_is_the_same_in_every_version_of_the_kit():
     """Else a run that was stopped would go on with other samples."""
     assert permutation(8, 42, 0).tolist() == [7, 1, 6, 4, 3, 5, 0, 2]
     assert [item[0] for item in order(num=20, batch=8)[0].batch(1)] == [15, 5, 13, 18, 19, 14, 9, 0]
-
-
-@pytest.mark.parametrize("capacity", [None, 400])
-@pytest.mark.parametrize("weights", [None, [3.0, 1.0]])
-def test_whole_epochs_are_those_that_the_steps_complete(capacity, weights):
-    made, _ = order(num=30, batch=7, dataset_ids=np.arange(30) % 2, weights=weights, capacity=capacity)
-    counted = [made.whole_epochs_after(step) for step in range(20)]
-    assert counted == [int(made.epochs_after(step)) for step in range(20)]
-    for num in (1, 2, 3):
-        assert counted.index(num) == made.total_steps(num)
 
 
 def test_without_shuffling_every_epoch_has_the_order_of_the_data():

@@ -1,61 +1,9 @@
-"""Parts of the data: repeats are left out once and for all, and by what is learned, not by the text."""
+"""Parts of the data: rows drawn of one data set."""
 
 import pytest
-from data_helpers import open_all, pairs, preference_pairs, rated_answers, write
-
-from kit.errors import UserError
+from data_helpers import open_all, pairs, write
 
 pytestmark = pytest.mark.usefixtures("own_folder")
-
-
-def test_samples_with_the_same_tokens_and_mask_are_left_out(tmp_path, tokenizer):
-    ids = [5, 6, 7, 8]
-    rows = [
-        {"input_ids": ids, "labels": ids},
-        {"input_ids": ids, "labels": [-100, -100, 7, 8]},  # another mask: another sample
-        {"input_ids": [5, 6, 7], "labels": [5, 6, 7]},
-        {"input_ids": ids, "labels": ids},
-        {"input_ids": ids, "labels": [-100, -100, 7, 8]},
-        {"input_ids": ids, "labels": ids},
-    ]
-    write(tmp_path / "train.jsonl", *rows)
-    opened = open_all(tokenizer, dedup=True)
-    assert [opened.train.origin(i) for i in range(len(opened.train))] == [f"train.jsonl:{i}" for i in (1, 2, 3)]
-    assert "dedup: 3 of 6 samples left out: an earlier one has the same tokens and mask" in opened.notes
-    assert opened.fingerprint != open_all(tokenizer).fingerprint
-
-
-def test_repeats_are_found_across_data_sets_and_before_samples_are_held_out(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", *pairs(10))
-    write(tmp_path / "b.jsonl", *pairs(8), *pairs(12)[10:])
-    opened = open_all(tokenizer, dataset="a.jsonl,b.jsonl", dedup=True, eval_split_size=4)
-    assert len(opened.train) + len(opened.evaluation) == 12
-    assert not any("are in the training data" in note for note in opened.notes)
-    write(tmp_path / "c.jsonl", *pairs(3))
-    with pytest.raises(UserError, match="dedup: nothing of c is left to train on"):
-        open_all(tokenizer, dataset="a.jsonl,c.jsonl", dedup=True)
-
-
-def test_an_answer_with_another_label_is_no_repeat(tmp_path, tokenizer):
-    row = {"prompt": "Hi ", "completion": "a", "label": True}
-    write(tmp_path / "train.jsonl", row, row | {"label": False}, row, row | {"label": False})
-    opened = open_all(tokenizer, objective="kto", dedup=True)
-    assert opened.train.labels.tolist() == [True, False]
-
-
-@pytest.mark.parametrize(("objective", "rows"), [("dpo", preference_pairs(20)), ("kto", rated_answers(20))])
-def test_preferences_are_held_out_and_limited_with_their_halves_and_labels(objective, rows, tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *rows)
-    whole = open_all(tokenizer, objective=objective).train
-    opened = open_all(tokenizer, objective=objective, eval_split_size=5, max_train_samples=9)
-    assert (len(opened.train), len(opened.evaluation)) == (9, 5)
-    for samples in (opened.train, opened.evaluation):
-        for i in range(len(samples)):
-            j = int(samples.origin(i).split(":")[1]) - 1
-            assert [ids.tolist() for ids, _ in samples.sequences(i)] == [ids.tolist() for ids, _ in whole.sequences(j)]
-            assert samples.preferences[i] == whole.preferences[j]
-            assert samples.sequence_lengths[i].tolist() == [len(ids) for ids, _ in samples.sequences(i)]
-            assert samples.row_lengths[i] == samples.sequence_lengths[i].max()
 
 
 def test_rows_of_a_data_set_are_drawn_by_seed_and_leave_the_others_whole(tmp_path, tokenizer):

@@ -5,7 +5,7 @@ import pickle
 import tracemalloc
 
 import pytest
-from data_helpers import contents, json_lines, problems, refused, rows_of, source_of, text_rows, write_any
+from data_helpers import contents, json_lines, problems, rows_of, source_of, text_rows, write_any
 
 from kit.data.read.sources import read_rows
 
@@ -47,33 +47,16 @@ def test_a_line_of_more_than_the_allowed_bytes_is_a_problem(extra, folder, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.jsonl.gz", "a.json"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.jsonl.gz"])
 def test_a_line_without_end_takes_no_memory(name, folder):
     long = b"a" * (50 << 20)
-    if name == "a.json":
-        content = b'[{"text": "' + long + b'"}]'
-    else:
-        content = (b"text\n" if name == "a.csv" else b"") + b'{"text": 1}\n' + long + b'\n{"text": 2}\n'
+    content = (b"text\n" if name == "a.csv" else b"") + b'{"text": 1}\n' + long + b'\n{"text": 2}\n'
     (folder / name).write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
     del content, long
     tracemalloc.start()
     try:
-        reported = refused(name) if name == "a.json" else "".join(problems(source_of(name)))
+        reported = "".join(problems(source_of(name)))
         assert "more than 16 MiB" in reported
         assert tracemalloc.get_traced_memory()[1] < 90 << 20  # text in a window, its bytes, and what the parser takes
     finally:
         tracemalloc.stop()
-
-
-def test_elements_of_an_array_are_rows_as_they_may_share_a_line(folder):
-    content = b'\n [ {"n": 1}, {"n":\n2},\n\n3\n,{"n": [1,\n2]}]\n\n'
-    (folder / "a.jsonl").write_bytes(content)
-    (folder / "a.json.gz").write_bytes(gzip.compress(content))
-    for name in ("a.jsonl", "a.json.gz"):
-        source = source_of(name)
-        rows = rows_of(source)
-        assert [number for number, _ in rows] == [1, 2, 3, 4] and source.origin(0, 2) == f"{name} row 2"
-        assert str(rows[2][1]) == f"{name} row 3: a number; expected an object in braces"
-        assert [row for _, row in rows if isinstance(row, dict)] == [{"n": 1}, {"n": 2}, {"n": [1, 2]}]
-    (folder / "a.json").write_bytes(b'{"n": 1}\n[1]\n')  # lines of arrays are no array
-    assert problems(source_of("a.json"))[0].startswith("a.json:2: a list")

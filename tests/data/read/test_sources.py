@@ -6,11 +6,9 @@ import os
 import pytest
 from data_helpers import contents, json_lines, problems, refused, rows_of, source_of, text_rows, write_any
 
-from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.data.read import sources
-from kit.data.read.compressed import DECOMPRESSORS
-from kit.data.read.sources import FIX, FIX_ROWS, SUFFIXES, shown
-from kit.errors import Problem, UserError
+from kit.data.read.sources import FIX_ROWS
+from kit.errors import UserError
 
 # Names
 
@@ -66,17 +64,6 @@ def test_a_folder_that_is_half_named_after_splits_is_refused_with_both_halves(fo
     )
 
 
-def test_a_split_may_be_named_anywhere_in_a_path_and_may_have_a_name_of_its_own(folder):
-    make_folder(folder / "f", "sums-train.jsonl", "sums_Test.jsonl", "test/train-of-thought.jsonl")
-    assert [part.name for part in source_of("f").parts] == ["f/sums-train.jsonl"]
-    assert [part.name for part in source_of("f", "test").parts] == [
-        "f/sums_Test.jsonl",
-        "f/test/train-of-thought.jsonl",
-    ]
-    make_folder(folder / "g", "train.jsonl", "train-math.jsonl", "trainer/test.jsonl")
-    assert [part.name for part in source_of("g", "train-math").parts] == ["g/train-math.jsonl"]
-
-
 def test_a_name_for_which_nothing_is_found_is_reported(folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
@@ -102,19 +89,6 @@ def test_a_pipe_is_no_file(tmp_path):
         source_of("pipe.jsonl")
 
 
-def test_a_file_that_may_not_be_read_is_reported(folder):
-    def deny(path):
-        raise PermissionError(13, "Permission denied")
-
-    write_any("train.jsonl", text_rows(3))
-    assert "dataset: 'train.jsonl' cannot be read (Permission denied)" in refused("train.jsonl", digest=deny)
-
-
-def test_every_suffix_that_is_read_is_known_where_data_sets_are_named():
-    kinds = {suffix + packed for suffix in SUFFIXES for packed in ("", *DECOMPRESSORS)}
-    assert kinds <= set(DATA_SUFFIXES)
-
-
 # Rows that cannot be used
 
 
@@ -127,11 +101,6 @@ def test_a_file_without_a_usable_row_is_reported_with_the_first_ten_problems_and
     assert reported[0] == "error: 612 problems, 10 of them shown"
     assert reported[10].startswith("  - train.jsonl:10: not JSON")
     assert reported[11:] == ["  - train.jsonl: ... and 602 more problems", f"    -> {FIX_ROWS}"]
-
-
-def test_the_fix_of_a_problem_is_kept():
-    long = Problem("a.jsonl:2", "long", fix="split it")
-    assert shown([Problem("a.jsonl:1", "bad"), long], "a.jsonl", FIX) == [Problem("a.jsonl:1", "bad", fix=FIX), long]
 
 
 # Origins and sizes
@@ -150,19 +119,6 @@ def test_the_digest_is_of_content_and_kind_wherever_it_lies(folder):
     (folder / "a.jsonl").write_bytes(json_lines(text_rows(3)).replace(b"0", b"7"))
     seen.add(source_of("a.jsonl").digest)
     assert len(seen) == 4
-
-
-def test_the_digest_of_a_stream_of_files_does_not_read_them(folder):
-    def forbid(path):
-        pytest.fail("hashed")
-
-    write_any("a.jsonl", text_rows(3))
-    first = source_of("a.jsonl", streaming=True, digest=forbid)
-    assert contents(first) == text_rows(3)
-    write_any("b.jsonl", text_rows(3))
-    assert source_of("b.jsonl", streaming=True, digest=forbid).digest != first.digest
-    write_any("a.jsonl", text_rows(4))
-    assert source_of("a.jsonl", streaming=True, digest=forbid).digest != first.digest
 
 
 def test_lines_of_a_text_file_are_rows(folder):

@@ -3,7 +3,6 @@
 import pytest
 from data_helpers import contents, problems, refused, source_of, text_rows, write_any
 
-from kit.data.read import tables
 from kit.errors import UserError
 
 
@@ -33,16 +32,6 @@ def test_a_row_that_python_cannot_hold_and_two_columns_with_one_name_are_reporte
     assert str(second).startswith("a.parquet row 2: cannot be read (UnicodeDecodeError")
     parquet.write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), "a.parquet")
     assert "a.parquet: two columns are called 'text'; expected columns with different names" in refused("a.parquet")
-
-
-def test_a_block_holds_no_more_than_its_rows_and_few_long_ones(monkeypatch):
-    write_any("stream.arrow", [{"text": "a" * 100}] * 20_000)
-    assert max(len(block.payload) for block in source_of("stream.arrow").parts[0].blocks()) < 120_000
-    monkeypatch.setattr(tables, "MAX_BLOCK_BYTES", 1 << 20)
-    rows = [{"text": f"{i}" * 50_000} for i in range(40)]
-    write_any("a.parquet", rows)
-    assert max(block.num_rows for block in source_of("a.parquet").parts[0].blocks()) < 30
-    assert contents(source_of("a.parquet")) == rows
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "stream.arrow"])

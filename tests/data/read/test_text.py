@@ -1,10 +1,8 @@
 """Lines and JSON arrays: what cannot be used is reported with its line, and reading goes on."""
 
 import json
-import tracemalloc
 from pathlib import Path
 
-import pytest
 from data_helpers import contents, problems, refused, rows_of, source_of
 
 from kit.data.read import text
@@ -48,9 +46,7 @@ def array(content):
     return rows_of(source_of("a.json"))
 
 
-@pytest.mark.parametrize("window", [4, 1 << 18])
-def test_a_broken_array_is_reported_with_its_line(window, monkeypatch):
-    monkeypatch.setattr(text, "READ_BYTES", window)
+def test_a_broken_array_is_reported_with_its_line(folder):
     for end, line, message in (
         (b'\n{"n": 2}]', 2, "not a JSON array ('{'); expected ',' or ']'"),
         (b',\n{"n": 2}\n', 3, "the file ends inside a JSON array; expected ',' or ']'"),
@@ -68,30 +64,21 @@ def test_a_broken_array_is_reported_with_its_line(window, monkeypatch):
 
 def test_an_array_with_bytes_that_are_no_text_is_reported_with_their_line(folder):
     (folder / "a.json").write_bytes(b'[{"n": "1"},\n{"n": "\xff"}]')
-    assert "a.json:2: not UTF-8; expected UTF-8 text" in refused("a.json")
+    first, last = rows_of(source_of("a.json"))
+    assert first == (1, {"n": "1"}) and str(last[1]).startswith("a.json:2: not UTF-8; expected UTF-8 text")
 
 
-def test_where_the_file_is_cut_into_windows_does_not_matter(monkeypatch):
-    rows = [{"text": 'é\u4f60\\"', "n": [1, 2.5, None, True]}, {}, {"x": {"y": -1e9}}] * 3
-    for window in range(1, 12):
-        monkeypatch.setattr(text, "READ_BYTES", window)
-        assert [row for _, row in array(json.dumps(rows, indent=1, ensure_ascii=False).encode())] == rows
-    long = json.dumps([{"text": "a"}, {"text": "a" * 1000}, {"text": "c"}]).replace(
-        '{"text": "aa', '{"text": 1, "text": "aa'
-    )
-    assert str(array(long.encode())[1][1]).startswith("a.json row 2: an object has the key 'text' twice")
-    (Path("a.json")).write_text(" [ ]\n")
+def test_the_elements_of_an_array_are_the_rows(folder, monkeypatch):
+    rows = [{"text": 'é\u4f60\\"', "n": [1, 2.5, None, True]}, {}, {"x": {"y": -1e9}}]
+    for indent in (None, 1):
+        assert [row for _, row in array(json.dumps(rows, indent=indent, ensure_ascii=False).encode())] == rows
+    (folder / "a.json").write_bytes(b'{"n": 1}\n[1]\n')  # lines of arrays are no array
+    assert problems(source_of("a.json"))[0].startswith("a.json:2: a list")
+    twice = array(b'[{"n": 1}, {"n": 1, "n": 2}, {"n": 3}]')
+    assert str(twice[1][1]).startswith("a.json row 2: an object has the key 'n' twice") and twice[2] == (3, {"n": 3})
+    (folder / "a.json").write_text(" [ ]\n")
     assert refused("a.json") == "error: a.json: no rows; expected at least one"
-
-
-@pytest.mark.slow
-def test_an_array_is_read_piece_by_piece(folder):
-    with open("a.json", "w") as file:
-        file.write("[" + ",\n".join(json.dumps({"text": "a" * 1000}) for _ in range(20_000)) + "]")
-    source = source_of("a.json")
-    tracemalloc.start()
-    try:
-        assert sum(block.num_rows for block in source.parts[0].blocks()) == 20_000
-        assert tracemalloc.get_traced_memory()[1] < 6 << 20
-    finally:
-        tracemalloc.stop()
+    monkeypatch.setattr(text, "MAX_ARRAY_BYTES", 20)
+    monkeypatch.setattr(text, "READ_BYTES", 10)
+    (folder / "a.json").write_text(json.dumps(rows))
+    assert "a JSON array of more than" in refused("a.json")

@@ -12,16 +12,6 @@ def bad(number, found="empty", field="prompt", is_common=False):
     return BadRow(0, number, f"train.jsonl:{number}", Problem(field, found, "text"), is_common)
 
 
-def test_a_problem_that_many_rows_have_is_reported_once():
-    rows = BadRows([bad(2), bad(3, "no roles", "", True), bad(7, "no roles", "", True)])
-    assert [str(problem) for problem in rows.problems()] == [
-        "train.jsonl:2 prompt: empty; expected text",
-        ": no roles (at train.jsonl:3 and 1 more); expected text",
-    ]
-    rows.add([bad(9, "no roles", "", True)])
-    assert "(at train.jsonl:3 and 2 more)" in str(rows.problems()[1]) and rows.num_rows == 4
-
-
 @pytest.mark.parametrize(
     ("num_bad", "num_good", "is_allowed"), [(1, 1, True), (2, 8, False), (2, 18, True), (10, 90, True), (11, 89, False)]
 )

@@ -19,9 +19,3 @@ def test_the_wording_of_rows_decides_what_is_learned(tmp_path):
     entry = {"path": str(tmp_path / "train.jsonl")}
     keys = [opened(dataset=[entry | more]).key for more in ({}, {"prompt_format": "{instruction}"})]
     assert keys[0] == opened(dataset=entry["path"]).key != keys[1]
-    keys += [opened(dataset=[entry | {"replace": {"a": text}}]).key for text in ("x", "y")]
-    assert len({str(key) for key in keys}) == 4
-    chained = [{"a": "b", "b": "c"}, {"b": "c", "a": "b"}]  # one after the other: "a" becomes "c", or "b"
-    assert len({str(opened(dataset=[entry | {"replace": texts}]).key) for texts in chained}) == 2
-    first = opened(dataset=[entry | {"replace": {"a": "x"}}])
-    assert first.sample({"instruction": "a", "output": "c"})["messages"][0]["content"] == "x"

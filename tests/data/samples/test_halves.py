@@ -65,40 +65,6 @@ def test_both_halves_are_what_a_conversation_becomes_and_have_the_same_prompt(sh
     assert record["prompt_length"] == num_prompt and record["first_length"] == len(chosen.input_ids)
 
 
-@pytest.mark.parametrize("with_bos", [False, True])
-def test_texts_are_joined_with_their_prompt_and_end_with_eos(with_bos, tmp_path):
-    tokenizer = byte_level_tokenizer(**({"bos_token": "<bos>"} if with_bos else {}))
-    rows = [
-        {"prompt": "Hi ", "chosen": "Hello", "rejected": "Go away"},
-        {"prompt": "Hi", "chosen": "Hello", "rejected": " Go away"},  # only one border has a space
-        {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: Go away"},
-    ]
-    train = opened(tmp_path, tokenizer, rows[0], chat_template=None).train
-    bos = "<bos>" * with_bos
-    for row, expected in zip(
-        rows,
-        (
-            ("Hi [[Hello<|endoftext|>]]", "Hi [[Go away<|endoftext|>]]"),
-            ("Hi[[\nHello<|endoftext|>]]", "Hi[[ Go away<|endoftext|>]]"),
-            (
-                "\n\nHuman: Hi\n\nAssistant:[[ Hello<|endoftext|>]]",
-                "\n\nHuman: Hi\n\nAssistant:[[ Go away<|endoftext|>]]",
-            ),
-        ),
-        strict=True,
-    ):
-        train = opened(tmp_path, tokenizer, row, chat_template=None).train
-        assert [marked(half, tokenizer) for half in halves(train)] == [bos + text for text in expected]
-
-
-def test_of_answers_with_several_turns_the_assistants_are_supervised(tmp_path, tokenizer):
-    row = {"prompt": [USER], "chosen": [HELLO, USER, AWAY], "rejected": [AWAY]}
-    chosen, rejected = halves(opened(tmp_path, tokenizer, row).train)
-    asked = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert marked(chosen, tokenizer) == f"{asked}[[Hello<|im_end|>]]\n{asked}[[Go away<|im_end|>]]\n"
-    assert marked(rejected, tokenizer) == f"{asked}[[Go away<|im_end|>]]\n"
-
-
 def test_turns_of_weight_zero_that_both_have_are_read_and_not_compared(tmp_path, tokenizer):
     first = HELLO | {"train": False}
     row = {"prompt": [USER], "chosen": [first, USER, HELLO], "rejected": [first, USER, AWAY]}
@@ -174,20 +140,6 @@ def test_a_pair_whose_answer_leaves_no_room_for_a_prompt_is_left_out_whole(tmp_p
     assert "train.jsonl: 2 of 3 samples left out: longer than 16 tokens" in data.notes
     (report,) = data.describe()["sources"]
     assert report["num_dropped_long"] == 2 and report["num_truncated"] == 0 and not data.skipped_rows()
-
-
-@pytest.mark.parametrize("objective", ["dpo", "kto"])
-def test_what_is_too_long_is_left_out_or_stops_the_run_where_that_is_asked_for(objective, tmp_path, tokenizer):
-    answers = {"chosen": "c", "rejected": "d"} if objective == "dpo" else {"completion": "c", "label": True}
-    rows = [{"prompt": prompt, **answers} for prompt in ("a b ", "a " * 30, "b a ")]
-    settings = {"objective": objective, "chat_template": None, "max_length": 16}
-    data = opened(tmp_path, tokenizer, *rows, **settings, excess_length_strategy="drop")
-    assert len(data.train) == 2 and "train.jsonl: 1 of 3 samples left out: longer than 16 tokens" in data.notes
-    message = problem(tmp_path, tokenizer, *rows, **settings, excess_length_strategy="error")
-    num_tokens = len(tokenizer("a " * 30 + "c").input_ids) + 1
-    assert f"train.jsonl:2: {num_tokens} tokens; expected at most 16\n    -> raise --max_length" in message
-    settings["max_length"] = num_tokens
-    assert len(opened(tmp_path, tokenizer, *rows, **settings, excess_length_strategy="error").train) == 3
 
 
 # Odd rows

@@ -68,14 +68,6 @@ def test_ids_beyond_the_model_are_refused(tmp_path, tokenizer):
         open_all(tokenizer, 20)
 
 
-def test_tokens_that_come_ready_made_are_taken_as_they_are(tmp_path, tokenizer):
-    rows = [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}, {"input_ids": [9, 10], "labels": [9, 10]}]
-    write(tmp_path / "train.jsonl", *rows)
-    train = open_all(tokenizer).train
-    assert [ids.tolist() for ids, _ in train] == [[5, 6, 7, 8], [9, 10]]
-    assert train[0][1].tolist() == [0, 0, 1, 1] and train.num_targets.tolist() == [2, 1]
-
-
 def test_the_end_is_kept_where_that_is_asked_for_and_bos_stays_first(tmp_path):
     tokenizer = byte_level_tokenizer(bos_token="<bos>")
     write(tmp_path / "train.jsonl", *LONG_ROWS)

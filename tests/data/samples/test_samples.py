@@ -1,9 +1,7 @@
 """Samples as a run sees them: a choice keeps origin and content, and what two sets share is counted."""
 
 import numpy as np
-from data_helpers import chat, open_all, pairs, write
-
-from kit.data.samples.samples import duplicates
+from data_helpers import open_all, pairs, write
 
 
 def both(tokenizer, **changes):
@@ -13,18 +11,6 @@ def both(tokenizer, **changes):
 
 def as_lists(samples):
     return [(samples.origin(i), ids.tolist(), weights.tolist()) for i, (ids, weights) in enumerate(samples)]
-
-
-def test_samples_of_several_files_are_those_of_each_file_one_after_another(tmp_path, tokenizer):
-    weighed = chat("Hi", "Hello")
-    weighed["messages"][1]["weight"] = 0.25  # so that the two files number their weights differently
-    write(tmp_path / "a.jsonl", *pairs(3))
-    write(tmp_path / "b.jsonl", weighed, chat("Bye", "Bye now"))
-    joint, first, second = both(tokenizer, chat_template="chatml")
-    assert as_lists(joint) == as_lists(first) + as_lists(second)
-    assert joint.dataset_ids.tolist() == [0, 0, 0, 1, 1]
-    assert set(joint[3][1].tolist()) == {0, 0.25}
-    assert len({joint.fingerprint, first.fingerprint, second.fingerprint}) == 3
 
 
 def test_what_is_chosen_from_a_choice_keeps_its_content_and_counts(tmp_path, tokenizer):
@@ -51,12 +37,3 @@ def test_samples_that_one_row_became_have_its_number(tmp_path, tokenizer):
     num_pieces = len(joint) - 3
     assert num_pieces > 2
     assert joint.rows().tolist() == [0, *[1] * num_pieces, 2, 3]
-
-
-def test_samples_are_the_same_as_others_token_for_token_or_in_their_letters_only(tmp_path, tokenizer):
-    texts = ["Hello there, how are you?", "hello THERE how are you", "Hello where"]
-    write(tmp_path / "a.jsonl", {"text": texts[0]}, {"text": "42"}, {"text": "Bye now"})
-    write(tmp_path / "b.jsonl", *({"text": text} for text in texts))
-    _, train, evaluation = both(tokenizer)
-    assert duplicates(evaluation, train) == (1, 1)
-    assert duplicates(train, train) == (3, 0)

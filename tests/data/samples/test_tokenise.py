@@ -1,15 +1,11 @@
 """Samples are made once, by as many processes as there are, and kept; what is wrong with the rows is reported."""
 
-import errno
-import multiprocessing
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from data_helpers import (
-    VOCAB_SIZE,
     byte_level_tokenizer,
     chat,
     open_all,
@@ -21,7 +17,6 @@ from data_helpers import (
 )
 from helpers import ROOT
 
-from kit import cache as kit_cache
 from kit.data.samples import rows as encoder
 from kit.errors import UserError
 
@@ -52,19 +47,6 @@ def test_several_processes_make_the_same_entry_as_one(tmp_path, tokenizer, cache
             path.unlink()
         folder.rmdir()
     assert files[0] == files[1]
-
-
-def test_a_text_to_replace_that_is_in_no_row_is_refused(tmp_path, tokenizer, cache):
-    write(tmp_path / "train.jsonl", *many(19), chat("Who are you?", "{{NAME}}"))
-    entry = {"path": "train.jsonl", "replace": {"{{NAME}}": "Rob", "{{NAM}}": "Rob", "Rob": "Al", "{{NAME": "x"}}
-    settings = {"chat_template": "chatml", "dataset_num_proc": 2}
-    with pytest.raises(UserError) as caught:  # one after the other: no "{{NAME" is left, and "Rob" stands there now
-        open_all(tokenizer, dataset=[entry], **settings)
-    (problem,) = caught.value.problems
-    assert (problem.where, problem.found) == ("train.jsonl", "replace: no row has '{{NAM}}', '{{NAME'")
-    assert not list(cache.glob("*/entry.json"))
-    entry["replace"] = {"{{NAME}}": "Rob", "Rob": "Al"}
-    assert len(open_all(tokenizer, dataset=[entry], **settings).train) == 20
 
 
 @pytest.mark.slow
@@ -113,28 +95,6 @@ def test_whatever_changes_the_ids_changes_the_fingerprint(tmp_path, tokenizer, m
     assert len(set(seen)) == len(seen)
 
 
-@pytest.mark.parametrize("name", ["input_ids.bin", "entry.json"])
-@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
-@pytest.mark.parametrize("remembered", [True, False])
-def test_a_damaged_cache_entry_is_made_again(name, damage, remembered, tmp_path, tokenizer, cache, monkeypatch):
-    monkeypatch.setattr(kit_cache, "YOUNG_SECONDS", -1.0 if remembered else 60.0)
-    write(tmp_path / "train.jsonl", *pairs(5))
-    before = contents(open_all(tokenizer).train)
-    assert contents(open_all(tokenizer).train) == before
-    (file,) = cache.glob(f"*/{name}")
-    times = file.stat()
-    content = bytearray(file.read_bytes())
-    content[-5] ^= 64
-    if damage == "gone":
-        file.unlink()
-    else:
-        time.sleep(0.02)  # longer than the clock of a file system ticks
-        file.write_bytes(content if damage == "flipped" else content[:-5])
-        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a careless copy would
-    assert contents(open_all(tokenizer).train) == before
-    assert len(list(cache.glob("*/entry.json"))) == 1
-
-
 def test_a_file_that_changes_while_it_is_read_makes_no_entry(tmp_path, tokenizer, cache):
     write(tmp_path / "train.jsonl", *pairs(10))
     settings = recipe()
@@ -146,40 +106,6 @@ def test_a_file_that_changes_while_it_is_read_makes_no_entry(tmp_path, tokenizer
     assert not list(cache.glob("*/entry.json"))
     (tmp_path / "train.jsonl").write_text(content)
     assert len(open_all(tokenizer).train) == 10
-
-
-def test_a_cache_without_room_is_reported_and_left_clean(tmp_path, tokenizer, monkeypatch, cache):
-    def fail(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    write(tmp_path / "train.jsonl", *pairs(5))
-    monkeypatch.setattr(kit_cache.Writer, "append", fail)
-    with pytest.raises(UserError, match=r"cache: .* cannot be written or opened \(No space left on device\)"):
-        open_all(tokenizer)
-    assert not [path for path in cache.iterdir() if path.is_dir()]
-
-
-def _open_and_count(barrier, queue, tokenizer):
-    calls, encode_all = [], encoder.encode_all
-    encoder.encode_all = lambda *arguments: calls.append(1) or encode_all(*arguments)
-    barrier.wait()
-    settings = recipe()
-    queue.put((open_recipe_data(settings, tokenizer, VOCAB_SIZE).fingerprint, len(calls)))
-
-
-@pytest.mark.slow
-def test_of_processes_that_start_together_one_tokenises(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(50))
-    fork = multiprocessing.get_context("fork")
-    barrier, queue = fork.Barrier(3), fork.Queue()
-    processes = [fork.Process(target=_open_and_count, args=(barrier, queue, tokenizer)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    results = [queue.get(timeout=15) for _ in processes]
-    for process in processes:
-        process.join()
-    assert sorted(num_calls for _, num_calls in results) == [0, 0, 1]
-    assert len({fingerprint for fingerprint, _ in results}) == 1
 
 
 KILLED = """

@@ -8,10 +8,9 @@ from helpers import ROOT
 
 from kit.config.recipe import Recipe
 from kit.data.feed.order import Order
-from kit.data.feed.ranks import Ranks
 from kit.memory.workload import Workload
 from kit.tools.plan.hardware import GPUS
-from kit.tools.plan.lengths import measure_lengths, read_training_data
+from kit.tools.plan.lengths import measure_lengths
 from kit.tools.plan.models import find_shape
 
 MODEL = ROOT / "recipes/tiny/model"
@@ -69,11 +68,3 @@ def test_both_halves_of_a_pair_are_rows():
     assert (found.shortest, found.longest, found.num_samples) == (10, 100, 4)
     workload = Workload.of(mine, find_shape("llama-1b"))
     assert found.step_of(workload, GPUS["h100"]).tokens == 560
-
-
-@pytest.mark.slow
-def test_the_padding_is_what_the_run_reports():
-    mine = recipe(global_batch_size=32, per_device_train_batch_size=4, max_length=128)
-    found = read_training_data(mine, VOCAB)
-    (note,) = (line for line in found.open_feed(mine, Ranks(0, 2), 0, {}).notes() if line.startswith("padding: "))
-    assert note == f"padding: {measure_lengths(found, mine, 2).padding:.1%} of the computed tokens"

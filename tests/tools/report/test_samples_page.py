@@ -167,7 +167,7 @@ def test_checks_find_common_mistakes(tmp_path, tokenizer):
     assert wrong == {
         "1 samples learn a special token in the middle of an answer: train.jsonl:11",
         "2 samples occur more than once: train.jsonl:5, train.jsonl:10",
-        "1 of 2 evaluation samples are in the training data (1 token for token)",
+        "1 of 2 evaluation samples are in the training data",
     }
     bos = tokenizer.bos_token_id
     write(tmp_path / "train.jsonl", *({"input_ids": [bos, bos, 300 + i, 301]} for i in range(9)))

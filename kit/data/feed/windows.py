@@ -1,0 +1,145 @@
+"""The items of one data set of a stream, in an order that a seed and a cursor determine.
+
+Its rows are read in windows: ``shuffle_buffer_size`` rows that follow one another. The samples of a window are
+shuffled, and packed, among themselves. In each epoch the files come in another order.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from kit.config.settings.data import DataSettings
+from kit.data.feed.order import LANE, PACKS, PARTS, permutation
+from kit.data.feed.packing import pack
+from kit.data.read.sources import shown
+from kit.data.samples.bad_rows import BadRow, BadRows, num_distinct
+from kit.data.samples.dataset import Dataset
+from kit.data.samples.rows import Encoder, Piece
+from kit.errors import TrainingError, UserError
+
+NUM_JUDGED = 1000  # rows that are read before it is judged whether too many of them cannot be used
+
+# What may happen to a row: the key in the metrics, and the words for the user.
+COUNTS = {
+    "skipped_rows": "rows could not be used, and were skipped",
+    "num_truncated": "samples cut at max_length",
+    "num_split": "samples cut in pieces",
+    "num_dropped_long": "samples left out: longer than max_length",
+    "num_dropped_unsupervised": "samples dropped: nothing supervised left",
+}
+
+Cursor = tuple[int, int, int]  # epoch, window in the epoch, items taken of the window
+
+
+@dataclass(frozen=True)
+class Element:
+    """An item: one sample, or the samples of a pack."""
+
+    dataset_id: int
+    samples: list[list[tuple[np.ndarray, np.ndarray]]]  # ids and weights of each sequence of each sample
+    origins: list[str]  # ``file:line`` of each sample
+    cursor: Cursor  # after this item
+    counts: Mapping[str, int]  # what happened to the rows read until then, see ``COUNTS``
+    skipped: list[BadRow]  # rows of its window that were skipped, if it is the first item read of the window
+
+
+class Windows:
+    """Reads a data set without end."""
+
+    def __init__(self, dataset_id: int, dataset: Dataset, encoder: Encoder, settings: DataSettings, seed: int) -> None:
+        """
+        Args:
+            dataset_id: its index among the data sets of the stream.
+        """
+        self._id = dataset_id
+        self._dataset = dataset
+        self._encoder = encoder
+        self._settings = settings
+        self._seed = seed
+        self._counts: Counter[str] = Counter()
+        self._bad = BadRows(keeps_all=False)  # of this start
+        self._num_good = 0  # rows of this start that can be used
+
+    def items(self, cursor: Cursor) -> Iterator[Element]:
+        """Yield the items after ``cursor``. Raises ``UserError`` for rows that cannot be used and must not be skipped.
+
+        Raises ``TrainingError`` if a whole epoch has no item.
+        """
+        first_epoch, first_window, num_taken = cursor
+        skipped: list[BadRow] = []
+        last_epoch = first_epoch  # with an item
+        for epoch, window, rows in self._read(first_epoch, first_window):
+            piece = self._encoder.encode(self._dataset, rows)
+            skipped += self._check(piece)
+            counts = {name: self._counts[name] for name in COUNTS}
+            for number, item in enumerate(self._order(piece, epoch, window), start=1):
+                last_epoch = epoch
+                if number > num_taken:
+                    parts, numbers = piece.samples["part"], piece.samples["number"]
+                    origins = [self._dataset.source.origin(int(parts[i]), int(numbers[i])) for i in item]
+                    samples = [piece.sequences(i) for i in item]
+                    yield Element(self._id, samples, origins, (epoch, window, number), counts, skipped)
+                    skipped = []
+            num_taken = 0
+            if epoch > last_epoch + 1:
+                raise TrainingError(f"{self._dataset.source.name}: an epoch without a sample that could be used")
+
+    def _check(self, piece: Piece) -> list[BadRow]:
+        """Count what became of the rows of a window, and return those that are skipped."""
+        source = self._dataset.source
+        # Besides rows, what is wrong with more than one, such as the rest of a damaged file.
+        bad = piece.bad + [
+            BadRow(-1, i, problem.where, replace(problem, where=""), is_common=False)
+            for i, problem in enumerate(piece.problems)
+        ]
+        if self._settings.on_bad_row == "error" and bad:
+            problems = shown(BadRows(bad).problems(), source.name, "")
+            fix = "fix it, or go on without it: the same command with --on_bad_row skip"
+            raise UserError(*problems[:-1], replace(problems[-1], fix=fix))
+        self._counts += piece.counts + Counter(skipped_rows=num_distinct(bad))
+        self._bad.add(bad)
+        self._num_good += piece.counts["num_rows"]
+        if self._num_good + self._bad.num_rows >= NUM_JUDGED:
+            self._bad.raise_if_too_many(source.name, self._num_good)
+        return bad
+
+    def _order(self, piece: Piece, epoch: int, window: int) -> Iterator[list[int]]:
+        """Yield the items of a window in their order: the indices of the samples of each."""
+        number = epoch << 40 | window
+        order = permutation(len(piece), self._seed, LANE, number, self._id)
+        if not self._settings.packing:
+            yield from ([i] for i in order.tolist())
+            return
+        packs = pack(piece.samples["length"][order], self._encoder.pack_length)
+        for p in permutation(len(packs), self._seed, PACKS, number, self._id):
+            yield order[packs.members[packs.starts[p] : packs.starts[p + 1]]].tolist()
+
+    def _read(self, epoch: int, window: int) -> Iterator[tuple[int, int, list[tuple[int, int, Any]]]]:
+        """Yield (epoch, window, rows) without end, beginning with ``window`` of ``epoch``.
+
+        Each row is (number of its part, its number in the part, content).
+        """
+        source, size = self._dataset.source, self._settings.shuffle_buffer_size
+        while True:
+            rows = self._rows(epoch, num_to_skip=window * size)
+            while block := list(islice(rows, size)):
+                yield epoch, window, block
+                window += 1
+            if not window:
+                raise TrainingError(f"{source.name}: no rows")
+            epoch, window = epoch + 1, 0
+
+    def _rows(self, epoch: int, num_to_skip: int) -> Iterator[tuple[int, int, Any]]:
+        """Yield the rows of an epoch, without the first ``num_to_skip``: their blocks are not parsed."""
+        source = self._dataset.source
+        for number in permutation(len(source.parts), self._seed, PARTS, epoch, self._id).tolist():
+            part = source.parts[number]
+            for block in part.blocks(self._dataset.columns):
+                if num_to_skip < block.num_rows:
+                    for row_number, row in islice(part.rows(block), num_to_skip, None):
+                        yield number, row_number, row
+                num_to_skip = max(0, num_to_skip - block.num_rows)
