@@ -53,7 +53,7 @@ def main() -> None:
     from kit.model.parts import describe_parts
     from kit.run.log import Log
     from kit.run.profile import profiled
-    from kit.run.shared import check_shared, launchers
+    from kit.run.shared import check_shared
     from kit.strategy.accelerator import layer_classes, prepare, start
     from kit.strategy.rendezvous import together
     from kit.train.compilation import compile_first
@@ -93,9 +93,8 @@ def main() -> None:
     # --- build: process group, model and optimiser, sharded, with the state of the last checkpoint
     accelerator, load_plan = start(recipe, topology, checked.facts(topology))  # which all machines must share
     guard = Guard(accelerator, recipe, topology)
-    started_by = launchers(accelerator)
     with together(accelerator):  # an error on one rank stops all ranks
-        folder.open(started_by)
+        folder.open()
     check_shared(accelerator, folder.path)
     state = folder.resume(accelerator)  # of an earlier checkpoint, if the newest is damaged
     folder.check_continues(state.step, total_steps)  # as the checkpoint may be another one now
@@ -235,7 +234,6 @@ def main() -> None:
         from kit.tools.report.run_page import write_report_at_end
 
         write_report_at_end(folder.path)
-    folder.finish_mirror(accelerator, is_stopped)
     folder.push(is_stopped, wait=partial(guard.enter, phases.WRITING_FINAL))
     if is_stopped:
         accelerator.wait_for_everyone()  # a launcher ends all ranks when the first one leaves

@@ -158,7 +158,6 @@ def _flags(words: dict[str, str], request: Request, checked: "Preflight", steps:
         "max_nonfinite_steps": "0",
         "report_to": "none",
         "push_to_hub": "none",
-        "mirror_to": "none",
         "resume_from_checkpoint": "auto",
         "overwrite_output_dir": "false",
     }

@@ -114,7 +114,6 @@ def read_options(argv: list[str]) -> Options:
         "predict_with_generate": "false",
         "report_to": "none",
         "push_to_hub": "none",
-        "mirror_to": "none",
         "resume_from_checkpoint": "auto",
         "overwrite_output_dir": "false",
     }

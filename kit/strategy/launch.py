@@ -33,7 +33,7 @@ from kit.interrupt import OWN_TORCHRUN
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
 from kit.strategy.compiler import compile_problems, describe_auto, resolve_compile
 from kit.strategy.launch_problems import launch_problems, started_machines
-from kit.strategy.launcher import end_with_launcher, recipe_after_restart
+from kit.strategy.launcher import end_with_launcher
 from kit.strategy.network import is_own, warnings_of_address
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology, takes_optimizer
@@ -85,7 +85,6 @@ def resolve(
         problems += compile_problems(topology) if recipe.torch_compile else []
     raise_if(problems)
     raise_if(_batch_problems(recipe, topology.num_processes))
-    recipe = recipe_after_restart(recipe)
     if request.launch.dry_run:
         return recipe, topology
     if topology.strategy != SINGLE and launched is None:

@@ -8,7 +8,7 @@ import sys
 from kit.config.command_line import Request
 from kit.errors import Problem
 from kit.strategy.accelerate_config import AccelerateConfig
-from kit.strategy.launcher import launched_rank, num_processes_of_accelerate
+from kit.strategy.launcher import launched_rank, num_processes_of_accelerate, started_again
 from kit.strategy.network import check_main_address
 from kit.strategy.strategies import SINGLE
 
@@ -24,6 +24,8 @@ def launch_problems(
         num_devices: GPUs of this machine.
     """
     script = f"{_script()} {shlex.join(_without(sys.argv[1:], '--num_processes'))}".strip()
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        return [started_again()]
     started = started_machines()
     if started is not None and started < config.num_machines:
         found = f"{config.num_machines} in the config, the launcher started {started}"

@@ -33,7 +33,6 @@ FILES = {
     "long.jsonl": [GOOD, b"x" * 17_000_000],
     "short.jsonl.gz": [gzip.compress(json.dumps(GOOD).encode() * 999)[:-20]],
     "data.pkl": [b"cos\nsystem\n(S'touch pwned'\ntR."],
-    "taken/thesis.txt": [b"mine"],
     "theirs/run.json": [{}],
     "mine.yaml": [b"distributed_type: NO", b"mixed_precison: no"],
 }
@@ -96,8 +95,6 @@ MESSAGES = {
         "no checkpoint of this run is complete",
     ],
     f"{RUN} --output_dir busy --max_steps 4": ["output_dir: busy is in use by", "--output_dir busy-2"],
-    f"{RUN} --output_dir new --mirror_to new/copy": ["mirror_to: new/copy and output_dir new lie in each other"],
-    f"{RUN} --output_dir new --mirror_to taken": ["taken is not empty and holds no run (thesis.txt)", "another place"],
     f"{RUN} --output_dir new --max_steps 4 --learning_rate 1e-3 --resume_from_checkpoint {STEP}": [
         f"{STEP} is of another run (learning_rate: 0.0002 -> 0.001)",
         "kit export writes a model of it",

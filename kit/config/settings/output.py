@@ -39,9 +39,6 @@ class OutputSettings(BaseModel):
     save_only_model: bool = _option(
         False, "checkpoints hold weights only: a third of the size, but no run can continue from them"
     )
-    mirror_to: str | None = _option(
-        None, "copy checkpoints and final/ there while the run goes on: s3://bucket/run, gs://..., a path"
-    )
     push_to_hub: Annotated[str, StringConstraints(pattern=r"^[^/\s]+/[^/\s]+$")] | None = _option(
         None, "OWNER/NAME: upload final/ to the hub at the end, private; checked at the start", expected="OWNER/NAME"
     )
