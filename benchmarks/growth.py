@@ -204,7 +204,8 @@ def references_of_an_evaluation(num: int) -> Measured:
 
     def measured() -> None:
         with mock.patch.multiple(evaluate, **parts):
-            evaluate.evaluate(prepared, settings, 8, tokenizer, samples, lambda items, name, total: items)
+            given = prepared, settings, 8, tokenizer, samples, lambda items, name, total: items
+            evaluate.evaluate(*given, train_on="assistant", seed=0)
 
     return measured
 

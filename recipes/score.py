@@ -10,6 +10,7 @@
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
@@ -51,6 +52,7 @@ def main() -> None:
     from kit.data.samples.checks import describe_rendering
     from kit.evaluate import evaluate
     from kit.failures.guard import Guard
+    from kit.memory import advice
     from kit.model.load import build_model, open_config
     from kit.run.answers import few_texts, unended
     from kit.run.opening import CHECKPOINT, precision_of, reference_of, to_open
@@ -62,7 +64,7 @@ def main() -> None:
 
     scored = recipe.adapter_name_or_path or recipe.model_name_or_path
     recipe, weights = to_open(recipe)
-    reference = reference_of(scored, recipe)
+    reference = reference_of(scored, recipe, recipe.method)
     if not request.launch.config:
         topology = replace(topology, mixed_precision=precision_of(scored, topology.mixed_precision))
     checked = preflight.check(recipe, topology, shorten=True)
@@ -78,14 +80,16 @@ def main() -> None:
         say(*checked.notes, f"Dry run: {scored_on}; nothing written but the tokenised data in the cache.")
         return
     accelerator, plan = start(recipe, topology, checked.facts(topology))
-    guard = Guard(accelerator, recipe, topology, trains=False)
+    explain = partial(advice.explain, recipe=recipe, topology=topology, trains=False)
+    guard = Guard(accelerator, recipe.ddp_timeout, explain, trains=False)
     if weights:
         raise_if(Problem(CHECKPOINT, f"{weights}: {fault}") for fault in verify_together(accelerator, weights))
     if reference:
         guard.enter(phases.REFERENCE)
         model = build_model(reference, open_config(reference), plan, seed=reference.seed)
         before = prepare(accelerator, topology, model), reference, samples, checked.data.mismatched(samples)
-        add_reference(*before, pad_id(checked.tokenizer), guard.progress)
+        batches = recipe.eval_batch_size, pad_id(checked.tokenizer), guard.progress
+        add_reference(*before, *batches, seed=reference.seed, compiled=bool(reference.torch_compile))
         del model, before
         accelerator.free_memory()
     guard.enter(phases.LOADING)
@@ -106,8 +110,11 @@ def main() -> None:
         guard.progress,
         build_objective(recipe, samples.dataset_names),
         checked.data.mismatched(samples),
+        train_on=recipe.train_on,
+        seed=recipe.seed,
     )
-    for doubt in [*result.doubts(), *unended(result.counts, recipe, result.stops), *few_texts(result.counts)]:
+    unended_answers = unended(result.counts, recipe.max_new_tokens, recipe.method, result.stops)
+    for doubt in [*result.doubts(), *unended_answers, *few_texts(result.counts)]:
         say(f"warning: {doubt}")
     for answer in result.answers:
         say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")

@@ -94,7 +94,8 @@ def run(setting, monkeypatch):
         samples = samples or setting.samples.select(torch.arange(num).numpy(), "first")
         for ranks.rank in range(processes):
             recipe = setting.recipe.model_copy(update=changes)
-            results.append(evaluate(ranks.prepared(model), recipe, recipe.eval_batch_size, setting.tokenizer, samples))
+            given = ranks.prepared(model), recipe, recipe.eval_batch_size, setting.tokenizer, samples
+            results.append(evaluate(*given, train_on=recipe.train_on, seed=recipe.seed))
         return ranks, results
 
     return run

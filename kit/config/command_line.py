@@ -124,7 +124,7 @@ def _replaced(flags: dict[str, str], values: dict[str, Any]) -> set[str]:
     if "eval_dataset" in flags:
         keys = {"eval_split_size"}
     elif "eval_split_size" in flags:
-        keys = {"eval_dataset", "eval_dataset_config", "eval_dataset_split", "eval_dataset_revision"}
+        keys = {"eval_dataset", "eval_dataset_split"}
     elif "dataset" in flags and "eval_dataset" in values:  # the recipe evaluates on what belongs to its own data
         keys = set(EvalSettings.model_fields)
     if flags.get("optim", "").startswith("lion") and not str(values.get("optim")).startswith("lion"):

@@ -6,27 +6,25 @@ Promises: each line gives the figures it follows from.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kit.config.recipe import Recipe
-
 # Shares of the answers: of those that did not end; of different texts among those that are expected.
 MANY_UNENDED, FEW_TEXTS = 0.1, 0.1
 
 
-def unended(row: Mapping[str, Any], recipe: Recipe, stops: Iterable[str]) -> list[str]:
+def unended(row: Mapping[str, Any], max_new_tokens: int, method: str, stops: Iterable[str]) -> list[str]:
     """Return a line if many generated answers did not end within ``max_new_tokens``; else nothing.
 
     Args:
         row: of an evaluation, in ``metrics.jsonl``.
-        recipe: of the run.
+        max_new_tokens: of the run, as ``method``.
         stops: the tokens that end answers of the data.
     """
     number, num_answers = row.get("num_unended_answers", 0), row.get("num_answers", 0)
     if not number or number < MANY_UNENDED * num_answers:
         return []
-    text = f"{number} of {num_answers} answers did not end within max_new_tokens {recipe.max_new_tokens}"
+    text = f"{number} of {num_answers} answers did not end within max_new_tokens {max_new_tokens}"
     names = ",".join(stops)
     untrained = f"; or the stop token was never trained: --trainable_tokens '{names}'"
-    return [f"{text}: train longer, or raise max_new_tokens{untrained if names and recipe.method != 'full' else ''}"]
+    return [f"{text}: train longer, or raise max_new_tokens{untrained if names and method != 'full' else ''}"]
 
 
 def few_texts(row: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ from kit.data.samples.bad_rows import SKIPPED_FILE, write_listed
 from kit.durable import read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
-from kit.run.identity import changes, rounding
+from kit.run.identity import ROUNDING, changes
 from kit.run.output_dir import check_owner, outputs, unfinished
 from kit.run.record import RUN_FILE, versions, write_record
 from kit.run.resume import choose, choose_together, wanted_checkpoint
@@ -210,7 +210,7 @@ class RunFolder:
             plan: what was planned, see ``kit.memory.fit.plan_record``; None or empty: nothing.
         """
         about: dict[str, Any] = {"identity": self.identity, "strategy": strategy.record(), "versions": versions()}
-        about["rounding"] = rounding(self._recipe)
+        about["rounding"] = self._recipe.model_dump(mode="json", include=ROUNDING)
         recipe = {"recipe_name": self._recipe_name, "recipe": self._recipe.model_dump(mode="json")}
         about["total_steps"] = total_steps
         before = "" if self._recipe.overwrite_output_dir else self._seen[0]
@@ -269,7 +269,7 @@ class RunFolder:
 def _ended_early(settings: EvalSettings, folder: Path) -> bool:
     """Whether the finished run in the folder ended early, by the same settings of early stopping."""
     record = json.loads(read_small(folder / RUN_FILE))
-    keys = ("early_stopping_patience", "early_stopping_threshold", "metric_for_best_model")
+    keys = ("early_stopping_patience", "metric_for_best_model")
     return bool(record.get("ended_early")) and all(record["recipe"].get(key) == getattr(settings, key) for key in keys)
 
 

@@ -123,7 +123,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
         project_dir=recipe.output_dir,
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_each_batch=sync_each_batch),
         kwargs_handlers=[
-            DistributedDataParallelKwargs(gradient_as_bucket_view=True, bucket_cap_mb=recipe.ddp_bucket_cap_mb),
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
             # Else autocast keeps its bf16 copies of all float32 weights until the forward pass ends.
             AutocastKwargs(cache_enabled=False),
         ],

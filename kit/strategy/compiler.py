@@ -7,13 +7,13 @@ import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
-from kit.config.recipe import Recipe
+from kit.config.settings.process import ProcessSettings
 from kit.errors import Problem
 from kit.strategy.topology import Topology
 
 
-def resolve_compile(recipe: Recipe, config_asks: bool, topology: Topology) -> Recipe:
-    """Return the recipe with ``torch_compile`` true or false.
+def resolve_compile(settings: ProcessSettings, config_asks: bool, topology: Topology) -> tuple[bool, list[str]]:
+    """Return whether layers are compiled, and a line that says why ``auto`` does not compile.
 
     ``auto`` compiles on CUDA if the run can. On a CPU compiling takes longer than it saves in a rehearsal.
 
@@ -21,21 +21,14 @@ def resolve_compile(recipe: Recipe, config_asks: bool, topology: Topology) -> Re
         config_asks: whether the Accelerate config has a ``dynamo_config``. It counts unless the recipe or a flag says
             otherwise.
     """
-    wanted = recipe.torch_compile
-    if config_asks and "torch_compile" not in recipe.model_fields_set:
-        wanted = True
-    if wanted == "auto":
-        wanted = topology.device_type == "cuda" and not compile_problems(topology)
-    return recipe.model_copy(update={"torch_compile": wanted})
-
-
-def describe_auto(recipe: Recipe, topology: Topology) -> list[str]:
-    """Return a line that says why ``auto`` does not compile; nothing where it does, or where it was not asked for."""
-    if recipe.torch_compile != "auto":
-        return []
+    if config_asks and "torch_compile" not in settings.model_fields_set:
+        return True, []
+    if settings.torch_compile != "auto":
+        return settings.torch_compile, []
     if topology.device_type != "cuda":
-        return [f"torch_compile auto: nothing is compiled on {topology.device_type}"]
-    return [f"torch_compile auto: nothing is compiled: {problem.found}" for problem in compile_problems(topology)]
+        return False, [f"torch_compile auto: nothing is compiled on {topology.device_type}"]
+    problems = compile_problems(topology)
+    return not problems, [f"torch_compile auto: nothing is compiled: {problem.found}" for problem in problems]
 
 
 def compile_problems(topology: Topology) -> list[Problem]:

@@ -56,14 +56,13 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
     if launched and launched.several_machines and not is_own(os.environ["MASTER_ADDR"]):
         raise_if(check_main_address(os.environ["MASTER_ADDR"], "MASTER_ADDR"))
 
-    def meet() -> tuple[Any, list[Problem], list[str]]:
+    def meet() -> tuple[Any, list[Problem]]:
         store = _meet(rank, world, timeout_seconds)
-        return store, *exchange(store, rank, world, facts, check_own_name())
+        return store, exchange(store, rank, world, facts, check_own_name())
 
     try:
-        store, problems, warnings = call_within(timeout_seconds + STORE_SECONDS, meet)
+        store, problems = call_within(timeout_seconds + STORE_SECONDS, meet)
         raise_if(problems)
-        say(*warnings)
         timeout = timedelta(seconds=COLLECTIVE_TIMEOUTS * timeout_seconds)
         with _ending_after(timeout_seconds):
             torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from kit.config.optimisers import OPTIMISERS
-from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
+from kit.config.settings.optimisation import OptimSettings
 from kit.errors import Problem
 from kit.strategy.strategies import Strategy, StrategyName
 
@@ -116,10 +117,10 @@ class ActualStrategy:
         values = asdict(self) | {"type": self.type.name, "offload": self.type.offloads}
         return {key: values[key] for key in RECORD_KEYS}
 
-    def describe(self, recipe: Recipe) -> str:
+    def describe(self, method: MethodSettings, steps: OptimSettings) -> str:
         """Describe in one line how the run is distributed, what its layers keep, its optimiser and its global batch."""
-        micro_batch = recipe.micro_batch_size
-        accumulation = recipe.global_batch_size // (micro_batch * self.num_processes)
+        micro_batch = steps.micro_batch_size
+        accumulation = steps.global_batch_size // (micro_batch * self.num_processes)
         device = ""
         if self.rehearsal:
             device = " rehearsed on CPU"
@@ -133,14 +134,14 @@ class ActualStrategy:
         if self.sharded_layers:
             copies = f", {self.num_replicas} copies" if self.num_replicas > 1 else ""
             parts.append(f"{self.sharded_layers.count} x {'/'.join(self.sharded_layers.classes)} sharded{copies}")
-        parts.append(f"{self.trainable_parameters:,} trainable parameters ({recipe.method})")
-        if recipe.gradient_checkpointing:
-            kind = "selective " if recipe.gradient_checkpointing == "selective" else ""
-            offload = " with activation_offload" if recipe.activation_offload else ""
+        parts.append(f"{self.trainable_parameters:,} trainable parameters ({method.method})")
+        if method.gradient_checkpointing:
+            kind = "selective " if method.gradient_checkpointing == "selective" else ""
+            offload = " with activation_offload" if method.activation_offload else ""
             parts.append(f"{kind}gradient checkpointing{offload}")
-        if not recipe.optim.startswith("adamw_torch"):
-            parts.append(recipe.optim)
-        parts.append(f"global batch {recipe.global_batch_size} = {self.num_processes} x {micro_batch} x {accumulation}")
+        if not steps.optim.startswith("adamw_torch"):
+            parts.append(steps.optim)
+        parts.append(f"global batch {steps.global_batch_size} = {self.num_processes} x {micro_batch} x {accumulation}")
         return ", ".join(parts)
 
 

@@ -15,6 +15,7 @@ from transformers import TextStreamer
 
 from kit.config.command_line import Request
 from kit.config.recipe import Recipe
+from kit.config.settings.data import DataSettings
 from kit.console import say, show
 from kit.data.chat.template import resolve_template
 from kit.data.chat.turns import Drafters
@@ -123,12 +124,12 @@ def talk(request: Request, with_base: bool, is_plain: bool) -> None:
 def _speakers(recipe: Recipe, topology: Topology, with_base: bool, is_plain: bool) -> Iterator[Speaker]:
     """Open the model, and with its base that too."""
 
-    def template_of(opened: Recipe, tokenizer: Any) -> Any:
+    def template_of(opened: DataSettings, tokenizer: Any) -> Any:
         if is_plain:
             return None
         source = resolve_template(tokenizer, opened.chat_template, opened.chat_template_kwargs)
         if source is None:
-            found = f"{opened.model_name_or_path} brings none"
+            found = f"{recipe.model_name_or_path} brings none"
             fix = "--plain, and what you type is the prompt; or --chat_template NAME"
             raise UserError(Problem("chat_template", found, "a chat template", fix))
         return Drafters(source, tokenizer, "assistant").of(False, {})[0]

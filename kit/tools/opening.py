@@ -13,6 +13,7 @@ from kit import interrupt
 from kit.checkpoint.load import load_weights
 from kit.config.command_line import Request
 from kit.config.recipe import Recipe
+from kit.config.settings.data import DataSettings
 from kit.console import silence_libraries
 from kit.errors import Problem, UserError, raise_if
 from kit.model.adapter import adapters_off
@@ -64,7 +65,7 @@ def plan_one_process(request: Request) -> tuple[Recipe, Topology]:
 
 
 def open_models(
-    recipe: Recipe, topology: Topology, template_of: Callable[[Recipe, Any], Any], with_base: bool
+    recipe: Recipe, topology: Topology, template_of: Callable[[DataSettings, Any], Any], with_base: bool
 ) -> Iterator[Opened]:
     """Open the model that a recipe names, and with ``with_base`` its base, which gets the same template.
 
@@ -99,7 +100,7 @@ def _open(
     name: str,
     recipe: Recipe,
     topology: Topology,
-    template_of: Callable[[Recipe, Any], Any],
+    template_of: Callable[[DataSettings, Any], Any],
     checkpoint: Path | None,
     run_file: Path | None,
 ) -> Opened:

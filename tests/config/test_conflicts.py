@@ -33,7 +33,6 @@ def test_settings_that_contradict_each_other_are_named():
         ({"lr_scheduler_type": "warmup_stable_decay", "lr_decay_steps": 9, "min_lr_rate": 0.1}, set()),
         ({"early_stopping_patience": 2}, {"early_stopping_patience"}),
         ({"early_stopping_patience": 2, "eval_dataset": "e"}, {"early_stopping_patience"}),
-        ({"early_stopping_threshold": 0.1}, {"early_stopping_threshold"}),
         ({"early_stopping_patience": 2, "eval_dataset": "e", "eval_strategy": "epoch"}, set()),
         ({"method": "full", "freeze": "a*", "train_only": "b*"}, {"train_only"}),
         ({"train_only": "b*"}, {"train_only"}),

@@ -29,7 +29,7 @@ def test_the_allowed_values_of_a_setting_are_described_in_words():
         ("packing", "true | false"),
         ("max_steps", "whole number from 1"),
         ("mixing", "samples | tokens"),
-        ("report_to", "list of tensorboard | wandb | trackio | mlflow | swanlab | comet_ml"),
+        ("report_to", "list of tensorboard | wandb | trackio"),
         ("warmup_steps", "whole number, or share below 1, from 0"),
         ("dataset_columns", "column=field, separated by commas, each column once"),
     ]
@@ -71,9 +71,6 @@ def test_the_words_a_setting_allows_are_known_for_hints():
         "tensorboard",
         "wandb",
         "trackio",
-        "mlflow",
-        "swanlab",
-        "comet_ml",
     ]
     assert choices(Recipe.model_fields["seed"].annotation) == []
     assert is_optional(Recipe.model_fields["max_steps"]) and not is_optional(Recipe.model_fields["seed"])

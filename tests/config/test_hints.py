@@ -29,7 +29,7 @@ def test_a_value_that_another_setting_or_another_program_has_is_answered():
         ("dpo_loss", "orpo", "--objective orpo instead of --dpo_loss"),
         ("attn_implementation", "fa3", "did you mean 'flash_attention_3'?"),
         ("attn_implementation", "flash_attn", "did you mean 'flash_attention_2'?"),
-        ("report_to", "wandb,Aim", "another id when it is continued"),
+        ("report_to", "wandb,Aim", "metrics.jsonl has each number"),
         ("init_lora_weights", "pissa_niter_16", "docs/models.md#initial-values-that-change-the-base"),
     ]
     for setting, value, hint in cases:

@@ -59,5 +59,4 @@ def test_evaluation_data_of_the_same_hub_id_have_its_revision_unless_they_have_t
 
     assert revisions(eval_dataset="org/a") == ["v1"] == revisions(eval_dataset="org/a")
     assert revisions(eval_dataset="org/b") == [None]
-    assert revisions(eval_dataset="org/a", eval_dataset_revision="v2") == ["v2"]
     assert revisions(eval_dataset=[{"path": "org/a", "revision": "v3"}, {"path": "org/a"}]) == ["v3", "v1"]

@@ -1,6 +1,7 @@
 """A script that fails says why: memory that ran out with what it holds, lost ranks by name."""
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +12,15 @@ from kit import phases
 from kit.errors import UserError
 from kit.failures import exits
 from kit.failures.guard import Guard
+from kit.memory import advice
 
 
 @pytest.fixture
 def guard(monkeypatch):
     """A guard of one process; what it has to explain is forgotten after the test."""
     monkeypatch.setattr(exits, "_explainers", list(exits._explainers))
-    return Guard(SimpleNamespace(process_index=0, num_processes=1), make(method="full"), placed())
+    explain = partial(advice.explain, recipe=make(method="full"), topology=placed())
+    return Guard(SimpleNamespace(process_index=0, num_processes=1), 60, explain)
 
 
 def explained(error):

@@ -3,13 +3,13 @@
 from kit.run.answers import few_texts, unended
 
 
-def test_many_answers_without_an_end_are_reported(recipe):
+def test_many_answers_without_an_end_are_reported():
     row = {"num_answers": 35, "num_unended_answers": 30}
-    (line,) = unended(row, recipe(method="lora", max_new_tokens=128), ["<|im_end|>"])
+    (line,) = unended(row, 128, "lora", ["<|im_end|>"])
     assert line.startswith("30 of 35 answers did not end within max_new_tokens 128")
     assert "--trainable_tokens '<|im_end|>'" in line
-    assert "trainable_tokens" not in unended(row, recipe(method="full"), ["<|im_end|>"])[0]
-    assert unended({"num_answers": 35, "num_unended_answers": 2}, recipe(), []) == unended({}, recipe(), []) == []
+    assert "trainable_tokens" not in unended(row, 128, "full", ["<|im_end|>"])[0]
+    assert unended({"num_answers": 35, "num_unended_answers": 2}, 128, "lora", []) == unended({}, 128, "lora", []) == []
 
 
 def test_few_expected_texts_are_reported_with_what_a_constant_answer_would_reach():

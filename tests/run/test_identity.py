@@ -1,6 +1,10 @@
 """Two starts are one run where what a step computes is the same, but for rounding."""
 
-from kit.run.identity import changes, differences, identity, rounding
+from kit.run.identity import ROUNDING, changes, differences, identity
+
+
+def rounding(recipe):
+    return recipe.model_dump(mode="json", include=ROUNDING)
 
 
 def test_another_objective_is_reported_with_the_defaults_that_it_changes(recipe):

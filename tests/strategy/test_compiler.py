@@ -3,7 +3,7 @@
 import pytest
 
 from kit.strategy import compiler
-from kit.strategy.compiler import compile_problems, describe_auto, resolve_compile
+from kit.strategy.compiler import compile_problems, resolve_compile
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
 
@@ -32,8 +32,8 @@ def complete(monkeypatch):
 def test_the_recipe_decides_before_the_config_and_auto_is_for_cuda(
     complete, recipe, asked, config_asks, device_type, compiles
 ):
-    assert resolve_compile(recipe(**asked), config_asks, on(device_type)).torch_compile is compiles
-    said = describe_auto(recipe(**asked), on(device_type))
+    found, said = resolve_compile(recipe(**asked), config_asks, on(device_type))
+    assert found is compiles
     assert bool(said) == (asked.get("torch_compile") == "auto" and not compiles)
 
 

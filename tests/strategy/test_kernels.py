@@ -53,13 +53,13 @@ def test_flash_attention_3_is_refused_where_it_cannot_run(recipe, monkeypatch):
         with_gpus(monkeypatch, *((f"GPU of {major}", major) for major in majors))
         problems = check_kernels(asked, topology_of(precision, device, num_processes=2))
         assert bool(problems) == bool(reason) and all(reason in problem.found for problem in problems), reason
-    assert check_kernels(recipe(), topology_of()) == describe_kernels(recipe()) == []
+    assert check_kernels(recipe(), topology_of()) == describe_kernels(recipe(), False) == []
 
 
 def test_it_takes_the_place_of_the_kernel_in_torch(recipe, package):
     use_flash_attention_3()
     assert current_flash_attention_impl() == "FA3"
-    (line,) = describe_kernels(recipe(attn_implementation="flash_attention_3", packing=True))
+    (line,) = describe_kernels(recipe(attn_implementation="flash_attention_3", packing=True), False)
     assert line.startswith("attention: FlashAttention 3")
 
 
@@ -82,5 +82,5 @@ def test_products_of_8_bits_are_refused_where_they_cannot_be(recipe, monkeypatch
         with_gpus(monkeypatch, *([gpu] if gpu else []))
         problems = check_kernels(recipe(fp8=True), topology_of(**changes))
         assert bool(problems) == bool(reason) and all(reason in problem.found for problem in problems), reason
-    (line,) = describe_kernels(recipe(fp8=True))
+    (line,) = describe_kernels(recipe(fp8=True), False)
     assert line.startswith("warning: fp8 without --torch_compile true")

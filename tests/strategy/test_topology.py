@@ -54,7 +54,8 @@ def test_one_line_says_what_runs():
         ),
     ]
     for strategy, settings, line in cases:
-        assert actual_strategy(**strategy).describe(recipe(**settings)) == line, (strategy, settings, line)
+        asked = recipe(**settings)
+        assert actual_strategy(**strategy).describe(asked, asked) == line, (strategy, settings, line)
 
 
 @pytest.mark.parametrize("changes", [{}, ALONE])

@@ -48,13 +48,13 @@ class OutputSettings(BaseModel):
     resume_from_checkpoint: str = _option("auto", "auto, none, or the path of a checkpoint")
     logging_steps: int = _option(1, "write metrics every N steps", "steps", ge=1)
     report_to: Annotated[
-        list[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "comet_ml"]],
+        list[Literal["tensorboard", "wandb", "trackio"]],
         BeforeValidator(comma_separated),
-    ] = _option([], "trackers, separated by commas: tensorboard, wandb, trackio, mlflow, swanlab, comet_ml")
+    ] = _option([], "trackers, separated by commas: tensorboard, wandb, trackio")
     run_name: str | None = _option(
         None, "name of the run in trackers; default: the name that they choose", needs="report_to"
     )
-    project: str = _option("kit", "project of the run in trackers; in mlflow its experiment", needs="report_to")
+    project: str = _option("kit", "project of the run in trackers", needs="report_to")
 
 
 RULES = (
