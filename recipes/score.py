@@ -22,7 +22,6 @@ if __name__ == "__main__":
 
 from kit import phases
 from kit.config.command_line import read_command_line
-from kit.config.dataset_entry import DatasetEntry, flag_of_list
 from kit.console import say
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
@@ -42,9 +41,7 @@ def main() -> None:
     request = read_command_line(sys.argv[1:], {"eval_dataset": "dataset"}, __doc__ or "", FIRST, IN_ORDER, trains=False)
     recipe, topology = launch.resolve(request, trains=False)
     if recipe.eval_dataset is None:
-        given = recipe.dataset if isinstance(recipe.dataset, list) else [DatasetEntry(path=recipe.dataset)]
-        fix = flag_of_list("eval_dataset", given)
-        raise UserError(Problem("eval_dataset", "missing", "the data to score on", fix))
+        raise UserError(Problem("eval_dataset", "missing", "the data to score on", "--eval_dataset FILE"))
 
     from kit import preflight
     from kit.checkpoint.load import load_weights

@@ -115,9 +115,6 @@ def _hint_for_value(name: str, info: FieldInfo, item: Any) -> str:
         return ""
     if value and not value.strip() and is_optional(info):
         return "leave it out"
-    without_minus = re.fullmatch(r"([\d.]+)e\+?(\d+)", value.lower())
-    if item["type"] == "less_than_equal" and item["ctx"]["le"] == 1 and without_minus:  # a rate without its minus
-        return f"did you mean {without_minus[1]}e-{without_minus[2]}?"
     return hint_for_value(name, value) or did_you_mean(value, choices(info.annotation))
 
 

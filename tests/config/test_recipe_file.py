@@ -262,11 +262,19 @@ def test_a_mistake_in_by_objective_has_its_line_also_if_it_is_not_in_use(recipe_
         (
             "by_objective:\n  dpo: {by_method: {lora: {}}}",
             "mine.yaml:4 by_objective.dpo.by_method",
-            "unknown key",
+            "not a setting",
         ),
-        ("by_objective:\n  dpo: {objective: kto}", "mine.yaml:4 by_objective.dpo.objective", "at the top of the file"),
-        ("by_objective:\n  dpo: {method: full}", "mine.yaml:4 by_objective.dpo.method", "at the top of the file"),
-        ("by_method:\n  lora: {method: full}", "mine.yaml:4 by_method.lora.method", "at the top of the file"),
+        (
+            "by_objective:\n  dpo: {objective: kto}",
+            "mine.yaml:4 by_objective.dpo.objective",
+            "not a setting that can be here",
+        ),
+        (
+            "by_objective:\n  dpo: {method: full}",
+            "mine.yaml:4 by_objective.dpo.method",
+            "not a setting that can be here",
+        ),
+        ("by_method:\n  lora: {method: full}", "mine.yaml:4 by_method.lora.method", "not a setting that can be here"),
         ("by_objective: {dpo: {seed: 1}}\nobjective: [dpo]", "mine.yaml:4 objective", "found ['dpo']"),
         ("by_method: {lora: {seed: 1}}\nmethod: [lora]", "mine.yaml:4 method", "found ['lora']"),
     ]
