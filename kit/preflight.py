@@ -35,7 +35,7 @@ from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
 from kit.strategy.agreement import Fact
-from kit.strategy.kernels import check_kernels, describe_kernels
+from kit.strategy.kernels import check_kernels
 from kit.strategy.precision import describe_precision
 from kit.strategy.topology import Topology, check_router_loss
 from kit.upload import check_upload
@@ -151,9 +151,7 @@ def check(
                 problems += check_compile(meta_model, layer_classes(topology, meta_model), recipe.packing)
             if not problems:  # it needs adapters that fit
                 problems += check_adapter_units(topology, recipe, meta_model)
-            notes += describe_precision(topology, launch.config, recipe.method) + describe_kernels(
-                recipe, bool(recipe.torch_compile)
-            )
+            notes += describe_precision(topology, launch.config, recipe.method)
             notes += describe_dequantised(config)
             if not recipe.packing:  # packs are refused
                 size = recipe.per_device_train_batch_size

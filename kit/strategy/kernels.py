@@ -24,18 +24,6 @@ def check_kernels(settings: MethodSettings, topology: Topology) -> list[Problem]
     return problems
 
 
-def describe_kernels(settings: MethodSettings, compiles: bool) -> list[str]:
-    """Return a line for each of these kernels that the run uses."""
-    lines = []
-    if settings.attn_implementation == "flash_attention_3":
-        of_package = "of the package flash_attn_interface; no result of this kit was measured with it"
-        lines.append(f"attention: FlashAttention 3, {of_package}")
-    if settings.fp8 and not compiles:
-        found = "in simulations rounding to 8 bits then doubles what a step reads and writes"
-        lines.append(f"warning: fp8 without --torch_compile true: {found}")
-    return lines
-
-
 def _why_not_flash_attention_3(topology: Topology) -> str:
     """Why this run cannot have FlashAttention 3; empty if it can."""
     if other := next((gpu.name for gpu in gpus_of(topology) if gpu.major != _HOPPER), ""):

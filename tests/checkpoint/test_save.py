@@ -52,25 +52,16 @@ def test_weights_only_are_a_third_of_the_size_and_can_be_loaded(folders, tmp_pat
 
 
 @pytest.mark.slow
-def test_the_newest_ones_are_kept(saved):
-    folder, save = saved
-    save(4, limit=2)
-    assert steps(folder) == ["step-00000003", "step-00000004"]
-    save(5, limit=1)
-    assert steps(folder) == ["step-00000005"]
-    for step in (6, 7, 8):
-        save(step, limit=0)
-    assert steps(folder) == [f"step-0000000{step}" for step in (5, 6, 7, 8)]
-
-
-@pytest.mark.slow
-def test_the_best_one_is_kept_besides_the_newest_ones(saved):
+def test_the_newest_ones_are_kept_and_the_best_one(saved):
     folder, save = saved
     for step in (4, 5, 6):
         save(step, limit=2, best_step=2)
     assert steps(folder) == ["step-00000002", "step-00000005", "step-00000006"]
-    save(7, limit=2, best_step=7)
-    assert steps(folder) == ["step-00000006", "step-00000007"]
+    save(7, limit=1, best_step=7)
+    assert steps(folder) == ["step-00000007"]
+    for step in (8, 9):
+        save(step, limit=0)
+    assert steps(folder) == [f"step-0000000{step}" for step in (7, 8, 9)]
 
 
 # Failures, and saves in the background

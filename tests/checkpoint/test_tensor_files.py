@@ -81,9 +81,6 @@ def test_a_rank_looks_at_what_overlaps_with_its_shard(tmp_path):
         str(tmp_path / f"{name}.safetensors") for name in ("00", "02", "03")
     }
     assert metadata.state_dict_metadata["rows"].size == (2 * num_files, 3)
-    nothing = torch.zeros(0, 3)
-    nothing.__create_chunk_list__ = lambda: [ChunkStorageMetadata(torch.Size([2 * num_files, 0]), torch.Size([0, 3]))]
-    assert TensorReader(tmp_path, stored, {"rows": nothing}).read_metadata().storage_data == {}
 
 
 def test_a_damaged_header_is_reported(tmp_path):
@@ -95,7 +92,6 @@ def test_a_damaged_header_is_reported(tmp_path):
         whole[:20],
         (2**62).to_bytes(8, "little") + whole[8:],
         whole.replace(b"F32", b"F33"),
-        whole.replace(b"saved_offsets", b"other_offsets"),
         whole.replace(b'"shape": [2, 3]', b'"shape": 123456'),
     ):
         assert damaged != whole

@@ -59,7 +59,7 @@ def test_an_adapter_whose_base_is_gone_says_which_two_flags_to_type(adapter, tmp
     found = problems(["--model_name_or_path", "runs/mine/final", "--dataset", "my.jsonl"])
     (text,) = found.values()
     assert "which is not on this machine" in text
-    assert "-> give its base: --model_name_or_path BASE --adapter_name_or_path runs/mine/final" in text
+    assert "-> --model_name_or_path BASE --adapter_name_or_path runs/mine/final" in text
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"base_model_name_or_path": 3}'])
@@ -69,6 +69,6 @@ def test_a_config_that_names_no_base_is_one_problem(content, adapter):
     assert "names no base" in text
 
 
-def test_the_folder_of_a_run_gets_its_final(adapter):
+def test_the_folder_of_a_run_is_no_adapter(adapter):
     found = problems(["--adapter_name_or_path", "runs/mine", "--dataset", "my.jsonl"])
-    assert "-> --adapter_name_or_path runs/mine/final" in found["--adapter_name_or_path"]
+    assert "expected the folder of an adapter, such as final/ of a run" in found["--adapter_name_or_path"]

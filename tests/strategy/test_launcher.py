@@ -10,9 +10,7 @@ import pytest
 from helpers import ROOT, matrix
 
 from kit.strategy.launcher import (
-    LaunchedRank,
     end_with_launcher,
-    launched_rank,
     launcher_is_gone,
     num_processes_of_accelerate,
 )
@@ -42,15 +40,6 @@ def test_what_accelerate_was_asked_for_stands_before_the_script(monkeypatch):
     for words, asked in cases.items():
         monkeypatch.setattr(psutil.Process, "cmdline", lambda self, words=words: words.split())
         assert num_processes_of_accelerate() == asked, words
-
-
-def test_a_rank_knows_its_number_and_whether_other_machines_take_part(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    assert launched_rank() is None
-    for name, value in {"RANK": 9, "WORLD_SIZE": 16, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 8}.items():
-        monkeypatch.setenv(name, str(value))
-    assert launched_rank() == LaunchedRank(9, 16, 1, 8) and launched_rank().several_machines
 
 
 RANK = """

@@ -6,9 +6,7 @@ from kit.strategy.parallelism import GroupSizes, group_sizes
 def test_the_sizes_are_those_of_the_config():
     cases = {
         (None, None): GroupSizes(),
-        (2, None): GroupSizes(replicas=2),
         (2, 8): GroupSizes(replicas=2, shards=8),
-        (1, None): GroupSizes(),
         (1, 1): GroupSizes(),  # what `accelerate config` writes where nothing was chosen
     }
     for sizes, groups in cases.items():
@@ -19,11 +17,9 @@ def test_the_sizes_are_those_of_the_config():
 
 def test_processes_that_make_no_such_groups_are_refused():
     cases = [
-        (GroupSizes(), 3, ""),
         (GroupSizes(replicas=2), 16, ""),
         (GroupSizes(replicas=2), 2, "2 with dp_replicate_size 2; expected a multiple of 2, from 4 on"),
         (GroupSizes(shards=8), 8, ""),  # one copy: plain FSDP2
-        (GroupSizes(shards=8), 4, "4 with dp_shard_size 8; expected a multiple of 8"),
         (GroupSizes(replicas=2, shards=8), 16, ""),
         (GroupSizes(replicas=2, shards=8), 8, "8 with dp_replicate_size 2 and dp_shard_size 8; expected their product"),
     ]

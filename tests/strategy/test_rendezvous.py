@@ -114,5 +114,15 @@ def test_a_store_that_is_gone_is_named_by_its_address(rank_of_two, monkeypatch):
         join_group("gloo", 60)
 
 
+def test_a_rank_that_was_in_the_store_before_is_refused(rank_of_two, monkeypatch):
+    """A launcher that starts ranks again in place may keep the store."""
+    store = serve("127.0.0.1", 0, 10)
+    store.add("here/1", 1)
+    rank_of_two(1, store.port)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(UserError, match="--max_restarts: the launcher has started these ranks again"):
+        join_group("gloo", 5)
+
+
 def test_one_process_has_no_store_and_needs_none():
     assert open_store() is None
