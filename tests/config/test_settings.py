@@ -46,14 +46,11 @@ def test_what_is_declared_of_objectives_covers_each_objective_and_each_of_their_
     assert recipe(objective="dpo", beta=0.5).reward_scale == 0.5
 
 
-def test_the_default_rate_follows_the_objective_and_the_method_and_the_help_says_it():
+def test_the_default_rate_follows_the_objective_and_the_method():
     for name in DECLARED:
         full, adapters = DECLARED[name].learning_rates
         rates = [recipe(objective=name, method=method).peak_learning_rate for method in ("full", "lora", "qlora")]
         assert rates == [full, adapters, adapters] and full < adapters, name
-        text = OptimSettings.model_fields["learning_rate"].description
-        (group,) = (part for part in text.split(": ", 1)[1].split("; ") if name in part.replace(",", "").split())
-        assert [float(rate) for rate in group.split()[-1].split("/")] == [full, adapters], name
         assert recipe(objective=name, learning_rate=1e-3).peak_learning_rate == 1e-3, name
 
 

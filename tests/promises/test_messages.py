@@ -100,7 +100,7 @@ MESSAGES = {
         "kit export writes a model of it",
     ],
     f"{CHAT} --report_to mlflow": ["--report_to: found 'mlflow'; expected list of tensorboard", "metrics.jsonl has"],
-    f"{CHAT} fsdp": ["'fsdp': a word without a flag", "put its flag in front of it: --recipe, --config"],
+    f"{TRAIN} fsdp": ["'fsdp': a word without a flag", "put its flag in front of it: --recipe, --config"],
     # strategies
     f"{CHAT} --config fsdp1 --use_dora": ["use_dora: under FSDP1", "--config fsdp"],
     f"{CHAT} --config mine.yaml": ["mine.yaml:2 mixed_precison: not a key", "did you mean 'mixed_precision'?"],

@@ -16,7 +16,6 @@ def on(device_type, strategy=SINGLE):
 def complete(monkeypatch):
     """A machine with everything that compiling needs."""
     monkeypatch.setattr(compiler, "find_spec", lambda name: name)
-    monkeypatch.setattr(compiler.shutil, "which", lambda name: f"/usr/bin/{name}")
 
 
 @pytest.mark.parametrize(
@@ -37,25 +36,9 @@ def test_the_recipe_decides_before_the_config_and_auto_is_for_cuda(
     assert bool(said) == (asked.get("torch_compile") == "auto" and not compiles)
 
 
-@pytest.mark.parametrize(
-    ("device_type", "lacks", "words"),
-    [
-        ("cpu", "compiler", "no g++"),
-        ("cuda", "triton", "needs triton"),
-        ("cpu", "headers", "Python.h"),
-        ("mps", "", "on MPS"),
-    ],
-)
-def test_what_a_machine_lacks_is_named_with_a_way_out(complete, monkeypatch, tmp_path, device_type, lacks, words):
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(compiler.sys, "platform", "linux")
-    if lacks == "compiler":
-        monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
-    if lacks == "triton":
-        monkeypatch.setattr(compiler, "find_spec", lambda name: None)
-    if lacks == "headers":
-        monkeypatch.setattr(compiler.sysconfig, "get_path", lambda name: str(tmp_path))
+@pytest.mark.parametrize(("device_type", "words"), [("cuda", "needs triton"), ("mps", "on MPS")])
+def test_what_a_machine_lacks_is_named_with_a_way_out(monkeypatch, device_type, words):
+    monkeypatch.setattr(compiler, "find_spec", lambda name: None)
     (problem,) = compile_problems(on(device_type))
     assert problem.where == "torch_compile" and words in problem.found
     assert problem.fix.endswith("or --torch_compile false")

@@ -175,7 +175,7 @@ def test_before_anything_slow_it_is_said_what_will_be_done(resolve, capsys):
     resolve("--config", "fsdp", "--output_dir", "mine", gpus=2)
     said = "fine-tuning tiny (full, FSDP2), output_dir mine\n"
     assert capsys.readouterr().out == said  # once: not again by the ranks
-    resolve("--config", "fsdp", "--output_dir", "mine", "--dry_run", "true", env=ranks(2))
+    resolve("--config", "fsdp", "--output_dir", "mine", "--dry_run", "true", env=ranks(2) | {"GROUP_WORLD_SIZE": "1"})
     said = said.replace("fine-tuning", "checking").replace("FSDP2", "FSDP2 on 1 machine")  # by a launcher of others
     assert capsys.readouterr().out == said
     with pytest.raises(UserError):

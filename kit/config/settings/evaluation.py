@@ -21,7 +21,8 @@ _option = partial(option, "Evaluation")
 METRIC_PACKAGES = {"bleu": "sacrebleu", "chrf": "sacrebleu", "rouge_l": "rouge_score"}
 MetricName = Literal["exact_match", "number", "token_f1", "bleu", "chrf", "rouge_l"]
 OwnMetric = Annotated[str, Field(pattern=f"^{PATTERN}$")]  # code, so the command line only: kit/config/recipe_file.py
-_OF_ANSWERS = r"^eval_[A-Za-z_]\w*(/(pass|best)@\d+)?$"  # also of an own metric, and of several answers to each prompt
+# Also of an own metric, and of several answers to each prompt.
+_FOLLOWED = r"^eval_([A-Za-z_]\w*(/(pass|best)@\d+)?|rewards/(accuracies|margins))$"
 
 
 class EvalSettings(BaseModel):
@@ -61,20 +62,7 @@ class EvalSettings(BaseModel):
         expected=SHARE_OR_COUNT,
     )
     eval_on_start: bool = _option(False, "evaluate before the first step too")
-    metric_for_best_model: (
-        Literal[
-            "eval_loss",
-            "eval_rewards/accuracies",
-            "eval_rewards/margins",
-            "eval_exact_match",
-            "eval_number",
-            "eval_token_f1",
-            "eval_bleu",
-            "eval_chrf",
-            "eval_rouge_l",
-        ]
-        | Annotated[str, Field(pattern=_OF_ANSWERS)]
-    ) = _option(
+    metric_for_best_model: Annotated[str, Field(pattern=_FOLLOWED)] = _option(
         "eval_loss",
         "what keep_best and early stopping follow; rewards are of objectives over pairs",
         expected="eval_loss, eval_rewards/accuracies, eval_rewards/margins, or eval_ and the name of one of metrics",
