@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-import xxhash
 from accelerate.utils import gather_object
 
 from kit.answers import Metric, exact_match
@@ -65,8 +64,7 @@ class Evaluation:
             ``eval_`` before its name.
         answers: the first ``NUM_SHOWN`` answers, if answers were generated.
         counts: of the answers, if they were generated, the same on every rank: ``num_answers``;
-            ``num_unended_answers`` of those whose reference fits into ``max_new_tokens``; ``num_expected_texts``, the
-            different references; ``num_most_frequent_text``, the references that are the most frequent one;
+            ``num_unended_answers`` of those whose reference fits into ``max_new_tokens``;
             ``num_unasked_samples``, if there are some, which have no prompt to answer.
         stops: the special tokens that end references; EOS only if there is no other.
         intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take
@@ -130,7 +128,7 @@ def evaluate(
             metrics, odd = _preferences(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
         if not settings.predict_with_generate:
             return Evaluation(metrics, odd_samples=odd)
-        asked, ends, frequencies = _references(samples, train_on)
+        asked, ends = _references(samples, train_on)
         unasked = {"num_unasked_samples": len(samples) - len(asked)} if len(asked) < len(samples) else {}
         if not len(asked):
             return Evaluation(metrics, counts=unasked, odd_samples=odd)
@@ -152,8 +150,6 @@ def evaluate(
         counts = {
             "num_answers": len(samples) * settings.num_return_sequences,
             "num_unended_answers": num_unended,
-            "num_expected_texts": len(frequencies),
-            "num_most_frequent_text": int(frequencies.max()),
             **unasked,
         }
         named = stops - {tokenizer.eos_token_id} or stops
@@ -329,24 +325,19 @@ def _answers(
     return answers, np.split(values, ends_of[:-1], axis=2), int(ranks.sum(num_unended).item())
 
 
-def _references(samples: Samples, train_on: str) -> tuple[np.ndarray, set[int], np.ndarray]:
-    """Return what is known of the references of all samples that have a prompt.
+def _references(samples: Samples, train_on: str) -> tuple[np.ndarray, set[int]]:
+    """Return the samples that have a prompt, int64, and the last tokens of their references.
 
-    Returns:
-        The samples that have one, int64, none with ``train_on`` "all": there what is learned begins with the question;
-        the last tokens of their references; and how often each different reference is there, int64.
+    With ``train_on`` "all" there are none: what is learned begins with the question.
     """
-    is_asked = np.zeros(len(samples), bool)
-    ends = set()
-    hashes = np.empty(len(samples), np.uint64)  # the references themselves may take gigabytes
+    asked, ends = [], set()
     for i in range(len(samples) if train_on != "all" else 0):
         ids, weights = samples.sequences(i)[0]
         start, end = reference_span(weights)
-        is_asked[i] = start > 0
-        if is_asked[i]:
+        if start > 0:
+            asked.append(i)
             ends.add(int(ids[end - 1]))
-            hashes[i] = xxhash.xxh3_64_intdigest(ids[start:end].tobytes())
-    return np.flatnonzero(is_asked), ends, np.unique(hashes[is_asked], return_counts=True)[1]
+    return np.array(asked, np.int64), ends
 
 
 def _generate(

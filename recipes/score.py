@@ -51,7 +51,7 @@ def main() -> None:
     from kit.failures.guard import Guard
     from kit.memory import advice
     from kit.model.load import build_model, open_config
-    from kit.run.answers import few_texts, unended
+    from kit.run.answers import unasked, unended
     from kit.run.opening import CHECKPOINT, precision_of, reference_of, to_open
     from kit.run.resume import verify_together
     from kit.strategy.accelerator import prepare, start
@@ -111,7 +111,7 @@ def main() -> None:
         seed=recipe.seed,
     )
     unended_answers = unended(result.counts, recipe.max_new_tokens, recipe.method, result.stops)
-    for doubt in [*result.doubts(), *unended_answers, *few_texts(result.counts)]:
+    for doubt in [*result.doubts(), *unended_answers, *unasked(result.counts)]:
         say(f"warning: {doubt}")
     for answer in result.answers:
         say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")

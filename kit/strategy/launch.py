@@ -73,7 +73,6 @@ def resolve(
         say(f"{verb} {what}" + (f", output_dir {recipe.output_dir}" if trains else ""))
         say(*request.notes, *describe_unused(recipe))
         if check:
-            raise_if(_problems_without_devices(request, config))
             check(recipe, not request.launch.dry_run)
     topology, launched, problems = _decide(request, config, config_name)
     if trains:
@@ -210,15 +209,6 @@ def _decide(request: Request, config: AccelerateConfig, config_name: str) -> tup
 def _launched() -> int | None:
     """The number of processes that a launcher started; None without a launcher."""
     return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
-
-
-def _problems_without_devices(request: Request, config: AccelerateConfig) -> list[Problem]:
-    """The problems with how the command was launched that show without counting devices, for which torch is needed."""
-    launched = _launched()
-    num_processes = request.launch.num_processes or config.num_processes or launched
-    if num_processes is None and config.strategy != SINGLE:
-        return []
-    return launch_problems(request, config, num_processes or 1, launched, num_devices=0)
 
 
 def _default_num_processes(config: AccelerateConfig, num_devices: int) -> int:

@@ -77,30 +77,6 @@ class ActualStrategy:
     trainable_parameters: Count
 
     @classmethod
-    def of(
-        cls,
-        topology: Topology,
-        *,
-        device: str,
-        sharded_layers: ShardedLayers | None,
-        num_threads: int,
-        trainable_parameters: int,
-    ) -> "ActualStrategy":
-        """Return what runs if ``topology`` was found to run: its strategy, and what only the run or the model knows."""
-        return cls(
-            type=topology.strategy,
-            config=topology.config_name,
-            num_processes=topology.num_processes,
-            num_replicas=topology.num_replicas,
-            mixed_precision=topology.mixed_precision,
-            device=device,
-            rehearsal=topology.rehearsal,
-            sharded_layers=sharded_layers,
-            num_threads=num_threads,
-            trainable_parameters=trainable_parameters,
-        )
-
-    @classmethod
     def from_record(cls, values: dict[str, Any]) -> "ActualStrategy":
         """Create it from the values in ``run.json``. Raises ``RecordError``, ``KeyError`` or ``TypeError``."""
         known = {key: values.get(key, 1) if key == "num_replicas" else values[key] for key in RECORD_KEYS}

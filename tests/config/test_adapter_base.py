@@ -28,12 +28,6 @@ def test_either_flag_names_an_adapter_and_the_base_is_its_own(flag, adapter, tmp
     assert request.recipe_name == "mine" and request.recipe.max_length == 2048  # nothing of the recipe tiny
 
 
-def test_a_recipe_file_may_name_the_adapter_as_its_model(adapter, tmp_path):
-    (tmp_path / "r.yaml").write_text("model_name_or_path: runs/mine/final\ndataset: my.jsonl\n")
-    recipe = read_command_line(["--recipe", "r.yaml"]).recipe
-    assert (recipe.model_name_or_path, recipe.adapter_name_or_path) == (str(tmp_path / "base"), "runs/mine/final")
-
-
 def test_the_kind_of_an_adapter_is_its_own(adapter):
     def read(*words):
         return read_command_line(["--adapter_name_or_path", "runs/mine/final", "--dataset", "my.jsonl", *words]).recipe

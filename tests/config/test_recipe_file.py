@@ -77,15 +77,6 @@ def test_read_yaml_turns_what_yaml_cannot_make_sense_of_into_a_user_error(conten
         read_yaml(path)
 
 
-def test_read_yaml_gives_typed_values_and_lines(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("# c\nnum_processes: 2\n\nfsdp_config:\n  fsdp_offload_params: true\n", encoding="utf-8")
-    assert read_yaml(path) == (
-        {"num_processes": 2, "fsdp_config": {"fsdp_offload_params": True}},
-        {"num_processes": 2, "fsdp_config": 4},
-    )
-
-
 @pytest.mark.parametrize("name", [".", "x" * 5000, "no\udcffpe", "tiny/"])
 def test_a_path_that_is_no_recipe_is_refused(name, monkeypatch):
     monkeypatch.chdir(ROOT)

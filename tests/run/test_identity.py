@@ -8,15 +8,11 @@ def rounding(recipe):
 
 
 def test_another_objective_is_reported_with_the_defaults_that_it_changes(recipe):
-    old, new = (identity(recipe(objective=name), "abc", "base") for name in ("dpo", "kto"))
-    assert differences(old, new) == ["objective: 'dpo' -> 'kto'"]
-    changed = differences(identity(recipe(), "abc", "base"), new)
+    changed = differences(identity(recipe(), "abc", "base"), identity(recipe(objective="kto"), "abc", "base"))
     assert changed == ["objective: 'sft' -> 'kto'", "beta: None -> 0.1", "learning_rate: 0.0002 -> 5e-06"]
 
 
 def test_a_default_that_is_written_out_is_the_same_run(recipe):
-    written = recipe(learning_rate=2e-4, max_length=2048)
-    assert differences(identity(recipe(), "abc", "base"), identity(written, "abc", "base")) == []
     dpo, written = recipe(objective="dpo"), recipe(objective="dpo", beta=0.1, learning_rate=5e-6)
     assert differences(identity(dpo, "abc", "base"), identity(written, "abc", "base")) == []
 

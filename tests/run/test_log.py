@@ -175,7 +175,7 @@ def test_the_end_is_reported_in_words(start, tmp_path, capsys):
 
 
 def test_answers_that_did_not_end_are_reported_but_not_of_the_base(start, capsys):
-    counts = {"num_answers": 35, "num_unended_answers": 30, "num_expected_texts": 2, "num_most_frequent_text": 21}
+    counts = {"num_answers": 35, "num_unended_answers": 30}
     log = start()
     for step in (0, 3):
         result = Evaluation(evaluation(1.0).metrics, [], counts, ["<|im_end|>"])
@@ -183,7 +183,6 @@ def test_answers_that_did_not_end_are_reported_but_not_of_the_base(start, capsys
         log.state.end_evaluation(step, result.metrics)
     base, trained = capsys.readouterr().out.split("evaluation after 3 steps")
     assert "did not end" not in base and "warning: 30 of 35 answers did not end" in trained
-    assert "are 2 different texts" in base and "different texts" not in trained  # once
 
 
 @pytest.fixture

@@ -4,27 +4,11 @@ import socket
 import threading
 
 import pytest
+import torch
 
 from kit.errors import Problem
 from kit.strategy import agreement
 from kit.strategy.agreement import Fact, compare_facts, exchange
-
-
-class Store:
-    """A key-value store of threads."""
-
-    def __init__(self):
-        self.values, self.changed = {}, threading.Condition()
-
-    def set(self, key, value):
-        with self.changed:
-            self.values[key] = value
-            self.changed.notify_all()
-
-    def get(self, key):
-        with self.changed:
-            assert self.changed.wait_for(lambda: key in self.values, timeout=10), key
-            return self.values[key].encode()
 
 
 @pytest.fixture
@@ -32,7 +16,7 @@ def exchanged(monkeypatch):
     """What each of some ranks, two on a host, comes to know."""
 
     def exchanged(facts, problems=()):
-        store, results = Store(), {}
+        store, results = torch.distributed.HashStore(), {}
         problems = [*problems, *[[]] * len(facts)]
         monkeypatch.setattr(agreement, "machine_id", lambda: threading.current_thread().name)
         monkeypatch.setattr(socket, "gethostname", lambda: threading.current_thread().name)

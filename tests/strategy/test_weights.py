@@ -89,7 +89,7 @@ def test_a_shard_begins_at_its_position_in_the_whole_weight():
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=torch.Size(mesh).numel())
         try:
             devices = torch.distributed.init_device_mesh("cpu", mesh)
-            for shape in ((7, 2, 5), (7,), (4, 3), (1, 2)):
+            for shape in ((7, 2, 5), (1, 2)):
                 whole = torch.arange(torch.Size(shape).numel()).view(shape)
                 shard = distribute_tensor(whole, devices, placements, src_data_rank=None)
                 own = own_part(shard).flatten()

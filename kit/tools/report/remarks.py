@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from kit.failures.exits import ERROR_FILE
-from kit.run.answers import few_texts, unended
+from kit.run.answers import unasked, unended
 from kit.tools.report.runs import ACCURACY, ReportedRun, finite_number
 
 FEWEST_STEPS = 20  # for a tendency
@@ -83,7 +83,7 @@ def _answers(run: ReportedRun) -> Iterator[str]:
     counts = {key: int(number) for key, value in last.items() if (number := finite_number(value)) is not None}
     stops = run.record["data"].get("stop_tokens") or {}
     doubts = unended(counts, run.recipe.max_new_tokens, run.recipe.method, stops) if counts.get("step") else []
-    for doubt in [*doubts, *few_texts(counts)]:
+    for doubt in [*doubts, *unasked(counts)]:
         yield f"{doubt[0].upper()}{doubt[1:]}."
 
 
