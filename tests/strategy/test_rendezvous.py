@@ -1,12 +1,10 @@
 """Ranks meet, or say who did not come; a mistake that one of them finds stops all of them."""
 
 import socket
-import subprocess
-import sys
 
 import psutil
 import pytest
-from helpers import ROOT, free_port
+from helpers import free_port
 
 from kit.errors import Problem, TrainingError, UserError
 from kit.strategy import rendezvous
@@ -61,39 +59,6 @@ def test_a_port_that_is_taken_is_a_users_problem(rank_of_two):
         rank_of_two(0, other.getsockname()[1])
         with pytest.raises(UserError, match=r"MASTER_PORT: \d+ is in use on this machine; .*\n.*--master_port"):
             join_group("gloo", 1)
-
-
-MEETING = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import torch
-from accelerate import Accelerator
-from kit.strategy.rendezvous import join_group, open_store
-join_group("gloo", 60)
-Accelerator(cpu=True)
-number = torch.tensor([float(torch.distributed.get_rank() + 1)])
-torch.distributed.all_reduce(number)
-store = open_store()
-store.call(lambda store: store.set(f"here/{torch.distributed.get_rank()}", "1"))
-store.call(lambda store: store.wait(["here/0", "here/1"]))
-print(number.item())
-torch.distributed.barrier()
-"""
-
-
-@pytest.mark.slow
-def test_two_ranks_meet_and_share_a_store(rank_of_two):
-    port = free_port()
-    processes = []
-    for rank in (1, 0):
-        rank_of_two(rank, port)
-        command = [sys.executable, "-c", MEETING, str(ROOT)]
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-    try:
-        assert [process.communicate(timeout=100)[0] for process in processes] == ["3.0\n", "3.0\n"]
-    finally:
-        for process in processes:
-            process.kill()
 
 
 def test_a_store_that_is_gone_is_named_by_its_address(rank_of_two, monkeypatch):

@@ -48,15 +48,15 @@ def test_one_line_says_what_runs():
         assert actual_strategy(**strategy).describe(asked, asked) == line, (strategy, settings, line)
 
 
-@pytest.mark.parametrize("changes", [{}, ALONE])
-def test_a_strategy_is_the_same_after_it_was_written_down(changes):
-    strategy = actual_strategy(**changes)
-    record = json.loads(json.dumps(strategy.record()))
-    assert ActualStrategy.from_record(record | {"of_a_later_version": 1}) == strategy
-    assert ActualStrategy.from_record({k: v for k, v in record.items() if k != "num_replicas"}).num_replicas == 1
-    for key in record.keys() - {"num_replicas"}:
-        with pytest.raises(KeyError):
-            ActualStrategy.from_record({name: value for name, value in record.items() if name != key})
+def test_a_strategy_is_the_same_after_it_was_written_down():
+    for changes in ({}, ALONE):
+        strategy = actual_strategy(**changes)
+        record = json.loads(json.dumps(strategy.record()))
+        assert ActualStrategy.from_record(record | {"of_a_later_version": 1}) == strategy
+    with pytest.raises(KeyError):
+        ActualStrategy.from_record({name: value for name, value in record.items() if name != "device"})
+    with pytest.raises(ValueError, match="num_processes"):
+        ActualStrategy.from_record(record | {"num_processes": -1})
 
 
 def test_a_strategy_takes_the_optimisers_that_can_read_its_shards():
