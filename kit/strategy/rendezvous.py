@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -78,7 +77,7 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
 
 
 def open_store() -> BoundedStore | None:
-    """Open a new connection to the ranks' key-value store; None for a single process. Called by all ranks.
+    """Open a new connection to the ranks' key-value store, for their statuses; None for a single process.
 
     Raises:
         TrainingError: the store does not answer.
@@ -87,12 +86,11 @@ def open_store() -> BoundedStore | None:
 
     if not is_initialized():
         return None
-    name = from_main(lambda: uuid.uuid4().hex)
     try:
         store = call_within(2 * STORE_SECONDS, lambda: _connect(STORE_SECONDS))
     except (OSError, RuntimeError) as error:  # RuntimeError: torch's errors of a store are such
         raise _no_answer(error) from None
-    return BoundedStore(PrefixStore(name, store), _store_address())
+    return BoundedStore(PrefixStore("status", store), _store_address())
 
 
 def collectives_begun() -> int | None:

@@ -125,11 +125,8 @@ def test_the_record_says_what_ran(recipe, started):
     assert record["recipe_name"] == "mine"
     assert Recipe(**record["recipe"]) == recipe()
     assert record["strategy"] == STRATEGY.record() and record["identity"] == identity(recipe(), "abc", "base")
-    assert record["data"] == DATA
-    assert record["versions"]["torch"] and record["versions"]["kit"]
-    assert [(each["step"], each["changed"]) for each in record["starts"]] == [(0, [])]
+    assert record["data"] == DATA and record["versions"]["torch"] and record["versions"]["kit"]
     assert (record["finished_steps"], record["interrupted"]) == (0, None)
-    assert sorted(path.name for path in started.iterdir()) == [".lock", "checkpoints", "metrics.jsonl", "run.json"]
 
 
 def test_a_finished_run_is_known_by_the_steps_its_final_model_has(recipe, started, capsys):

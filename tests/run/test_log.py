@@ -148,30 +148,13 @@ def test_other_ranks_write_and_say_nothing(start, tmp_path, monkeypatch, capsys)
 
 
 def test_the_best_checkpoint_is_named_only_when_it_was_kept(start):
-    log = start(keep_best=True)
-    for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5)]:
-        evaluate(log, step, evaluation(loss))
-    text = "\n".join(log.summary())
-    assert "lowest eval_loss: 2.0000 after step 2" in text and "checkpoints/step-00000002 --output_dir best" in text
-    other = start()
-    for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5)]:
-        evaluate(other, step, evaluation(loss))
-    assert "lowest" not in "\n".join(other.summary())
-
-
-def test_the_end_is_reported_in_words(start, tmp_path, capsys):
-    start().end(stopped="a signal")
-    assert capsys.readouterr().out == "stopped by a signal before the first step: the same command continues\n"
-    log = start()
-    log.run([1, 2])
-    capsys.readouterr()
-    log.end(stopped="a signal")
-    text = "stopped by a signal after step 2 of 10, and saved: the same command continues\n"
-    assert capsys.readouterr().out == text
-    log.end(stopped="", notes=["3 rows were left out"])
-    assert (
-        capsys.readouterr().out == f"3 rows were left out\nmodel: {tmp_path}/final\ntalk to it: kit chat {tmp_path}\n"
-    )
+    for keep_best in (True, False):
+        log = start(keep_best=keep_best)
+        for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5)]:
+            evaluate(log, step, evaluation(loss))
+        text = "\n".join(log.summary())
+        assert ("lowest eval_loss: 2.0000 after step 2" in text) == keep_best
+        assert ("checkpoints/step-00000002 --output_dir best" in text) == keep_best
 
 
 def test_answers_that_did_not_end_are_reported_but_not_of_the_base(start, capsys):

@@ -66,7 +66,6 @@ def test_a_store_that_is_gone_is_named_by_its_address(rank_of_two, monkeypatch):
     port = free_port()
     rank_of_two(1, port)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr(rendezvous, "from_main", lambda make: make())
     monkeypatch.setattr(rendezvous, "STORE_SECONDS", 0.3)
     monkeypatch.setattr(rendezvous, "_KEPT_SECONDS", 0.3)
     with pytest.raises(TrainingError, match=f"localhost:{port}, where the ranks meet, does not answer "):
