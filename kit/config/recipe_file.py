@@ -63,7 +63,7 @@ def _existing(name: str, folder: Path) -> Path | None:
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Read a YAML mapping. Returns its values, and the line of each top-level key, counted from 1.
+    """Read a YAML mapping. Returns its values, and the line of each key: of one in a section as ``section.key``.
 
     Raises:
         UserError: the file cannot be read, is not a YAML mapping, or has a key twice.
@@ -261,12 +261,12 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
 
 
 def _lines(node: yaml.MappingNode, prefix: str = "") -> dict[str, int]:
-    """The line of each top-level key, and of those in sections as ``by_method.lora.by_objective.dpo.learning_rate``."""
+    """The line of each key; of those in sections as ``by_method.lora.by_objective.dpo.learning_rate``."""
     lines = {}
     for key, value in reversed(node.value):
         name = f"{prefix}{key.value}"
         lines[name] = key.start_mark.line + 1
-        if name.split(".")[0] in NAMES and name.count(".") < 4 and isinstance(value, yaml.MappingNode):
+        if isinstance(value, yaml.MappingNode):
             lines |= _lines(value, f"{name}.")
     return lines
 

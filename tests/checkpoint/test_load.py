@@ -43,13 +43,12 @@ def test_weights_and_moments_come_back_bit_for_bit(folders, tmp_path, tie, setti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_8bit"])
-def test_saving_and_loading_an_optimiser_that_has_not_stepped_leaves_it_so(folders, tmp_path, optim):
+def test_saving_and_loading_an_optimiser_that_has_not_stepped_leaves_it_so(folders, tmp_path):
     """The first steps may all have been skipped."""
-    model, optimizer = build(folders["untied"], method="full", optim=optim)
+    model, optimizer = build(folders["untied"], method="full", optim="adamw_8bit")
     path = save_checkpoint(model, optimizer, tmp_path, {"step": 1})
     assert not optimizer.state
-    again, other_optimizer = build(folders["untied"], method="full", optim=optim)
+    again, other_optimizer = build(folders["untied"], method="full", optim="adamw_8bit")
     load_checkpoint(again, other_optimizer, path)
     assert not other_optimizer.state and same(again.state_dict(), model.state_dict())
 

@@ -1,6 +1,5 @@
 """A rank that dies or hangs ends the run soon, by name; nothing stays behind."""
 
-import os
 import re
 import signal
 import subprocess
@@ -98,17 +97,6 @@ def test_a_hung_rank_ends_the_run_after_the_time_out_by_name(launch, config, vic
     print(f"{config}, rank {victim} stopped: {seconds:.1f} s")
 
 
-@pytest.mark.parametrize("config", matrix(["fsdp"], always=0, rest=["ddp"]))
-def test_a_signal_to_one_rank_has_the_run_saved_and_gone_soon(launch, config):
-    run = launch(config=config, num_processes=2, max_steps=5000)
-    run.wait_for_steps(3)
-    run.rank(1).send_signal(signal.SIGTERM)
-    status, seconds = run.wait(DEADLINE)
-    assert status != 0 and "stopped by a signal after step" in run.text
-    assert list((run.folder / "checkpoints").glob("step-*/manifest.json"))
-    print(f"{config}, SIGTERM to rank 1: {seconds:.1f} s")
-
-
 def test_ranks_that_a_launcher_starts_again_delete_nothing_and_say_what_to_type(launch):
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "1"]
     run = launch(launcher, config="ddp", max_steps=5000, save_steps=5, overwrite_output_dir="true")
@@ -117,24 +105,6 @@ def test_ranks_that_a_launcher_starts_again_delete_nothing_and_say_what_to_type(
     assert run.wait(DEADLINE)[0] != 0
     assert "--max_restarts: the launcher has started these ranks again" in run.text, run.text
     assert list((run.folder / "checkpoints").glob("step-*/manifest.json"))
-
-
-@pytest.mark.long
-def test_ranks_that_wait_for_one_that_never_comes_say_so(finetune, chat_file):
-    from helpers import run_ranks
-
-    log = finetune.folder / "log"
-    flags = {**finetune.defaults, "output_dir": finetune.folder / "run", "config": "ddp", "ddp_timeout": 10}
-    words = [f"--{name}={value}" for name, value in (flags | {"global_batch_size": 12}).items()]
-    run_ranks("finetune", words, 3, log, prepare=third_stays_away)
-    assert log.with_suffix(".status").read_text() == "1" and "Traceback" not in log.read_text(), log.read_text()
-    assert "error: rank 0: not all 3 processes came within 10 s (--ddp_timeout): rank 2 did not come" in log.read_text()
-
-
-def third_stays_away(rank):
-    if rank == 2:
-        time.sleep(30)
-        os._exit(0)
 
 
 class Cut:
