@@ -37,7 +37,6 @@ from kit.checkpoint.manifest import (
     digest_of,
     list_checkpoints,
     name_of,
-    outdated,
 )
 from kit.checkpoint.tensor_files import TensorWriter
 from kit.console import say
@@ -267,9 +266,12 @@ class Saver:
 
     def _prune(self, state: dict[str, Any]) -> None:
         """Delete older checkpoints. If that fails, the run continues with a warning."""
-        best = state["best"] if self._keep_best else {}
+        best_step = state["best"].get("step") if self._keep_best else None
+        kept = "" if best_step is None else name_of(best_step)
         names = [path.name for path in list_checkpoints(self._folder)]
-        for old in outdated(names, self._limit, name_of(best["step"]) if best else ""):
+        for old in names[: -self._limit] if self._limit else []:
+            if old == kept:
+                continue
             try:
                 delete(self._folder / old)
             except OSError as error:
