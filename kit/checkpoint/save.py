@@ -269,9 +269,8 @@ class Saver:
         best_step = state["best"].get("step") if self._keep_best else None
         kept = "" if best_step is None else name_of(best_step)
         names = [path.name for path in list_checkpoints(self._folder)]
-        for old in names[: -self._limit] if self._limit else []:
-            if old == kept:
-                continue
+        outdated = names[: -self._limit] if self._limit else []
+        for old in (name for name in outdated if name != kept):
             try:
                 delete(self._folder / old)
             except OSError as error:
