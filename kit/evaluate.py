@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-import xxhash
 from accelerate.utils import gather_object
 
 from kit.answers import Metric, exact_match
@@ -27,7 +26,7 @@ from kit.strategy.float64 import float64_device, in_float64
 from kit.strategy.weights import generating
 
 if TYPE_CHECKING:
-    from kit.config.recipe import Recipe
+    from kit.config.settings.evaluation import EvalSettings
     from kit.data.feed.mismatched import Mismatched
     from kit.strategy.accelerator import Prepared
     from kit.train.objective import Objective
@@ -65,8 +64,7 @@ class Evaluation:
             ``eval_`` before its name.
         answers: the first ``NUM_SHOWN`` answers, if answers were generated.
         counts: of the answers, if they were generated, the same on every rank: ``num_answers``;
-            ``num_unended_answers`` of those whose reference fits into ``max_new_tokens``; ``num_expected_texts``, the
-            different references; ``num_most_frequent_text``, the references that are the most frequent one;
+            ``num_unended_answers`` of those whose reference fits into ``max_new_tokens``;
             ``num_unasked_samples``, if there are some, which have no prompt to answer.
         stops: the special tokens that end references; EOS only if there is no other.
         intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take
@@ -93,13 +91,16 @@ class Evaluation:
 
 def evaluate(
     prepared: "Prepared",
-    settings: "Recipe",
+    settings: "EvalSettings",
     batch_size: int,
     tokenizer: Any,
     samples: Samples,
     progress: Progress = progress,
     objective: "Objective | None" = None,
     mismatched: "Mismatched | None" = None,
+    *,
+    train_on: str,
+    seed: int,
 ) -> Evaluation:
     """Compute the loss, and with ``predict_with_generate`` also generated answers. Called by all ranks.
 
@@ -113,6 +114,8 @@ def evaluate(
             ranks at the same batch.
         objective: of the run; it measures pairs and answers with a label. Other samples have the cross-entropy.
         mismatched: beside answers with a label.
+        train_on: of the run: with "all", nothing is asked.
+        seed: of answers that are drawn.
     """
     model = prepared.model
     was_training = model.training
@@ -125,7 +128,7 @@ def evaluate(
             metrics, odd = _preferences(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
         if not settings.predict_with_generate:
             return Evaluation(metrics, odd_samples=odd)
-        asked, ends, frequencies = _references(samples, settings.train_on)
+        asked, ends = _references(samples, train_on)
         unasked = {"num_unasked_samples": len(samples) - len(asked)} if len(asked) < len(samples) else {}
         if not len(asked):
             return Evaluation(metrics, counts=unasked, odd_samples=odd)
@@ -136,7 +139,7 @@ def evaluate(
         stops = {tokenizer.eos_token_id, *ends} & special
         of_answers = [Metric(name) for name in dict.fromkeys(["exact_match", *settings.metrics])]
         answers, values, num_unended = _answers(
-            prepared, samples, stops, batch_size, settings, tokenizer, progress, of_answers
+            prepared, samples, stops, batch_size, settings, seed, tokenizer, progress, of_answers
         )
         metrics, intervals = dict(metrics), {}
         for metric, of_metric in zip(of_answers, values, strict=True):
@@ -147,8 +150,6 @@ def evaluate(
         counts = {
             "num_answers": len(samples) * settings.num_return_sequences,
             "num_unended_answers": num_unended,
-            "num_expected_texts": len(frequencies),
-            "num_most_frequent_text": int(frequencies.max()),
             **unasked,
         }
         named = stops - {tokenizer.eos_token_id} or stops
@@ -157,14 +158,14 @@ def evaluate(
         model.train(was_training)
 
 
-def try_metrics(settings: "Recipe", samples: Samples, tokenizer: Any) -> None:
+def try_metrics(settings: "EvalSettings", train_on: str, samples: Samples, tokenizer: Any) -> None:
     """Call each metric of the user for the first sample, as if the model gave the expected answer, before it is loaded.
 
     Raises:
         MetricError: one fails.
     """
     own = [Metric(name) for name in settings.metrics if is_own(name)]
-    if own and settings.predict_with_generate and settings.train_on != "all" and len(samples):
+    if own and settings.predict_with_generate and train_on != "all" and len(samples):
         expected = tokenizer.decode(prompt_and_reference(samples, 0)[1], skip_special_tokens=True)
         for metric in own:
             metric.values(expected, expected, samples.data_rows([0])[0], samples.origin(0))
@@ -264,7 +265,8 @@ def _answers(
     samples: Samples,
     stops: set[int],
     batch_size: int,
-    settings: "Recipe",
+    settings: "EvalSettings",
+    seed: int,
     tokenizer: Any,
     progress: Progress,
     metrics: Sequence[Metric],
@@ -301,7 +303,7 @@ def _answers(
             pairs = [prompt_and_reference(samples, i) for i in ids or [0]]
             prompts = [prompt for prompt, _ in pairs]
             numbers = [(i, draw) for i in ids or [0]]
-            texts, ended = _generate(generate, prompts, stops, settings, numbers, tokenizer, accelerator.device)
+            texts, ended = _generate(generate, prompts, stops, settings, seed, numbers, tokenizer, accelerator.device)
             for i, (prompt, reference), text, ends in zip(ids, pairs, texts, ended, strict=False):
                 answer = Answer(tokenizer.decode(prompt), tokenizer.decode(reference, skip_special_tokens=True), text)
                 try:
@@ -323,31 +325,27 @@ def _answers(
     return answers, np.split(values, ends_of[:-1], axis=2), int(ranks.sum(num_unended).item())
 
 
-def _references(samples: Samples, train_on: str) -> tuple[np.ndarray, set[int], np.ndarray]:
-    """Return what is known of the references of all samples that have a prompt.
+def _references(samples: Samples, train_on: str) -> tuple[np.ndarray, set[int]]:
+    """Return the samples that have a prompt, int64, and the last tokens of their references.
 
-    Returns:
-        The samples that have one, int64, none with ``train_on`` "all": there what is learned begins with the question;
-        the last tokens of their references; and how often each different reference is there, int64.
+    With ``train_on`` "all" there are none: what is learned begins with the question.
     """
-    is_asked = np.zeros(len(samples), bool)
-    ends = set()
-    hashes = np.empty(len(samples), np.uint64)  # the references themselves may take gigabytes
+    asked, ends = [], set()
     for i in range(len(samples) if train_on != "all" else 0):
         ids, weights = samples.sequences(i)[0]
         start, end = reference_span(weights)
-        is_asked[i] = start > 0
-        if is_asked[i]:
+        if start > 0:
+            asked.append(i)
             ends.add(int(ids[end - 1]))
-            hashes[i] = xxhash.xxh3_64_intdigest(ids[start:end].tobytes())
-    return np.flatnonzero(is_asked), ends, np.unique(hashes[is_asked], return_counts=True)[1]
+    return np.array(asked, np.int64), ends
 
 
 def _generate(
     generate: Any,
     prompts: list[Any],
     stops: set[int],
-    settings: "Recipe",
+    settings: "EvalSettings",
+    seed: int,
     numbers: list[tuple[int, int]],
     tokenizer: Any,
     device: Any,
@@ -366,7 +364,7 @@ def _generate(
         use_cache=True,
         pad_token_id=pad_id(tokenizer),
         eos_token_id=sorted(stops) or None,
-        **how_to_generate(settings.temperature, settings.top_p, settings.seed, numbers, length),
+        **how_to_generate(settings.temperature, settings.top_p, seed, numbers, length),
     )
     written = output[:, length:]
     ended = torch.isin(written, torch.tensor(sorted(stops), dtype=written.dtype, device=written.device)).any(dim=1)

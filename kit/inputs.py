@@ -38,7 +38,7 @@ def check_inputs(recipe: Recipe, needs_weights: bool = True) -> None:
     problems += folder_problems(recipe, needs_weights)
     with problems.caught():
         if recipe.output_dir:
-            run_in(recipe, Path(recipe.output_dir))
+            run_in(recipe.overwrite_output_dir, Path(recipe.output_dir), recipe.inputs)
     problems.raise_if_any()
 
 

@@ -1,7 +1,7 @@
 """The lock of an output folder: only one run at a time may work in it.
 
 The kernel releases the lock when the process ends, however it ends. The lock file also holds a signature: which process
-holds the lock, whether it ended in order or was killed, and whether it emptied the folder first.
+holds the lock, and whether it ended in order or was killed.
 """
 
 import fcntl
@@ -11,7 +11,6 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,23 +57,10 @@ def acquire(folder: Path) -> list[str]:
     return notes
 
 
-def sign(folder: Path, emptied: bool, launchers: Sequence[str] = ()) -> None:
-    """Write the signature of this process into the lock file.
-
-    Args:
-        folder: a folder that this process has locked.
-        emptied: whether this process deleted what was in the folder.
-        launchers: identify the launchers of this start, by which ranks that one of them restarts recognise it.
-    """
+def sign(folder: Path) -> None:
+    """Write the signature of this process into the lock file of a folder that it has locked."""
     since = time.strftime("%Y-%m-%d %H:%M:%S")
-    signature = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "since": since,
-        "emptied": emptied,
-        "launchers": list(launchers),
-    }
-    _write(folder.resolve(), signature)
+    _write(folder.resolve(), {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
 
 
 def mark_ended() -> None:
@@ -108,8 +94,8 @@ def read(folder: Path) -> dict[str, Any]:
         return {}
     try:
         signature = json.loads(read_small(folder / NAME))
-        return signature if isinstance(signature.get("launchers", []), list) else {}
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return signature if isinstance(signature, dict) else {}
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

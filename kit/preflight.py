@@ -18,7 +18,7 @@ from kit.data.open import Data, open_data, stop_ids
 from kit.data.samples.dataset import Dataset, open_datasets
 from kit.errors import Problem, Problems, first_line, raise_if
 from kit.evaluate import try_metrics
-from kit.memory.fit import explain_auto, memory_problems, plan_record, planned_workload, resolve_auto
+from kit.memory.fit import memory_problems, plan_record, planned_workload, resolve_auto
 from kit.memory.workload import Workload
 from kit.model.attention import describe_long_rows
 from kit.model.compile import check_compile
@@ -30,12 +30,12 @@ from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
 from kit.own_metric import is_own
-from kit.run.facts import compared_facts
+from kit.run.facts import OWN_OF_MACHINE, compared_facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
 from kit.strategy.agreement import Fact
-from kit.strategy.kernels import check_kernels, describe_kernels
+from kit.strategy.kernels import check_kernels
 from kit.strategy.precision import describe_precision
 from kit.strategy.topology import Topology, check_router_loss
 from kit.upload import check_upload
@@ -83,7 +83,8 @@ class Preflight:
         if self.folder:
             path = self.folder.checkpoint
             content["resume_from_checkpoint"] = path and f"{path.name} {digest_of(read_manifest(path))}"
-        return compared_facts(recipe, topology, content)
+        settings = recipe.model_dump(mode="json", exclude=OWN_OF_MACHINE)
+        return compared_facts(settings | {"learning_rate": recipe.peak_learning_rate}, topology, content)
 
 
 def check(
@@ -138,8 +139,8 @@ def check(
             needs_weights=not launch.dry_run,
         )
         if topology:
-            asked, recipe = recipe, resolve_auto(recipe, topology, config)
-            notes += explain_auto(asked, recipe, topology, config)
+            recipe, lines = resolve_auto(recipe, topology, config)
+            notes += lines
             if recipe_name is not None:  # else nothing is trained
                 workload = planned_workload(recipe, topology, config)
                 problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
@@ -150,7 +151,7 @@ def check(
                 problems += check_compile(meta_model, layer_classes(topology, meta_model), recipe.packing)
             if not problems:  # it needs adapters that fit
                 problems += check_adapter_units(topology, recipe, meta_model)
-            notes += describe_precision(topology, launch.config, recipe.method) + describe_kernels(recipe)
+            notes += describe_precision(topology, launch.config, recipe.method)
             notes += describe_dequantised(config)
             if not recipe.packing:  # packs are refused
                 size = recipe.per_device_train_batch_size
@@ -173,7 +174,7 @@ def check(
                 wanted=recipe.declared.rows,
             )
             if data.evaluation is not None:
-                try_metrics(recipe, data.evaluation, tokenizer)
+                try_metrics(recipe, recipe.train_on, data.evaluation, tokenizer)
             notes += describe_new_rows(recipe, tokenizer, config.get_text_config().vocab_size)
             if recipe_name is not None:
                 if not problems:  # it needs a model and adapters that are right

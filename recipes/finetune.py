@@ -45,6 +45,7 @@ def main() -> None:
     from kit.export.stops import new_stops
     from kit.failures.guard import Guard
     from kit.failures.signals import CAUSES, StopRequest
+    from kit.memory.shortage import explain
     from kit.model.classes import auto_class
     from kit.model.compile import CompiledLayers
     from kit.model.dequantise import class_that_dequantises
@@ -53,7 +54,7 @@ def main() -> None:
     from kit.model.parts import describe_parts
     from kit.run.log import Log
     from kit.run.profile import profiled
-    from kit.run.shared import check_shared, launchers
+    from kit.run.shared import check_shared
     from kit.strategy.accelerator import layer_classes, prepare, start
     from kit.strategy.rendezvous import together
     from kit.train.compilation import compile_first
@@ -92,10 +93,9 @@ def main() -> None:
 
     # --- build: process group, model and optimiser, sharded, with the state of the last checkpoint
     accelerator, load_plan = start(recipe, topology, checked.facts(topology))  # which all machines must share
-    guard = Guard(accelerator, recipe, topology)
-    started_by = launchers(accelerator)
+    guard = Guard(accelerator, recipe.ddp_timeout, partial(explain, recipe=recipe, topology=topology))
     with together(accelerator):  # an error on one rank stops all ranks
-        folder.open(started_by)
+        folder.open()
     check_shared(accelerator, folder.path)
     state = folder.resume(accelerator)  # of an earlier checkpoint, if the newest is damaged
     folder.check_continues(state.step, total_steps)  # as the checkpoint may be another one now
@@ -122,10 +122,20 @@ def main() -> None:
         check_isolation(prepared, checked.vocab_size, data.encoder.pack_length)
     parts += prove_head(prepared, checked.vocab_size)
     if layers:
-        compile_first(prepared, layers, recipe)
+        compile_first(prepared, layers, recipe, recipe.num_rows)
     if recipe.precomputes_reference:  # with the weights from which the run begins
         guard.enter(phases.REFERENCE)
-        add_references(prepared, recipe, data, total_steps, pad_id(tokenizer), guard.progress)
+        add_references(
+            prepared,
+            recipe,
+            data,
+            total_steps,
+            recipe.eval_batch_size,
+            pad_id(tokenizer),
+            guard.progress,
+            seed=recipe.seed,
+            compiled=bool(recipe.torch_compile),
+        )
         guard.enter(phases.LOADING)
     if folder.checkpoint:
         load_checkpoint(prepared.model, prepared.optimizer, folder.checkpoint)
@@ -143,7 +153,8 @@ def main() -> None:
     exits.finish_first(saver.finish)
     feed = data.open_feed(recipe, prepared.ranks, pad_id(tokenizer), state.feed, recipe.output_dir)
     check_replicas = ReplicaCheck(prepared, every=recipe.check_replicas)
-    say(prepared.strategy.describe(recipe), *parts, *rates, *checked.notes, *feed.notes(), *check_replicas.notes())
+    about = prepared.strategy.describe(recipe, recipe)
+    say(about, *parts, *rates, *checked.notes, *feed.notes(), *check_replicas.notes())
 
     # --- train: a step depends only on the seed and its number, not on the topology
     objective = build_objective(recipe, data.dataset_names)
@@ -165,14 +176,14 @@ def main() -> None:
                 progress,
                 objective,
                 data.mismatched(data.evaluation),
+                train_on=recipe.train_on,
+                seed=recipe.seed,
             )
         except CAUSES as cause:
             stop.because(cause)
             return EvaluationOutcome(was_stopped=True)
         log.evaluation(done, evaluation)
-        is_best = state.end_evaluation(
-            done, evaluation.metrics, recipe.early_stopping_threshold, recipe.metric_for_best_model
-        )
+        is_best = state.end_evaluation(done, evaluation.metrics, recipe.metric_for_best_model)
         return EvaluationOutcome(is_best=is_best)
 
     first_step = state.step
@@ -236,7 +247,6 @@ def main() -> None:
         from kit.tools.report.run_page import write_report_at_end
 
         write_report_at_end(folder.path)
-    folder.finish_mirror(accelerator, is_stopped)
     folder.push(is_stopped, wait=partial(guard.enter, phases.WRITING_FINAL))
     if is_stopped:
         accelerator.wait_for_everyone()  # a launcher ends all ranks when the first one leaves

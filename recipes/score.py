@@ -10,6 +10,7 @@
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
@@ -21,7 +22,6 @@ if __name__ == "__main__":
 
 from kit import phases
 from kit.config.command_line import read_command_line
-from kit.config.dataset_entry import DatasetEntry, flag_of_list
 from kit.console import say
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
@@ -41,17 +41,16 @@ def main() -> None:
     request = read_command_line(sys.argv[1:], {"eval_dataset": "dataset"}, __doc__ or "", FIRST, IN_ORDER, trains=False)
     recipe, topology = launch.resolve(request, trains=False)
     if recipe.eval_dataset is None:
-        given = recipe.dataset if isinstance(recipe.dataset, list) else [DatasetEntry(path=recipe.dataset)]
-        fix = flag_of_list("eval_dataset", given)
-        raise UserError(Problem("eval_dataset", "missing", "the data to score on", fix))
+        raise UserError(Problem("eval_dataset", "missing", "the data to score on", "--eval_dataset FILE"))
 
     from kit import preflight
     from kit.checkpoint.load import load_weights
     from kit.data.open import pad_id
     from kit.evaluate import evaluate
     from kit.failures.guard import Guard
+    from kit.memory.shortage import explain
     from kit.model.load import build_model, open_config
-    from kit.run.answers import few_texts, unended
+    from kit.run.answers import unasked, unended
     from kit.run.opening import CHECKPOINT, precision_of, reference_of, to_open
     from kit.run.resume import verify_together
     from kit.strategy.accelerator import prepare, start
@@ -61,7 +60,7 @@ def main() -> None:
 
     scored = recipe.adapter_name_or_path or recipe.model_name_or_path
     recipe, weights = to_open(recipe)
-    reference = reference_of(scored, recipe)
+    reference = reference_of(scored, recipe, recipe.method)
     if not request.launch.config:
         topology = replace(topology, mixed_precision=precision_of(scored, topology.mixed_precision))
     checked = preflight.check(recipe, topology, shorten=True)
@@ -76,14 +75,16 @@ def main() -> None:
         say(*checked.notes, f"Dry run: {scored_on}; nothing written but the tokenised data in the cache.")
         return
     accelerator, plan = start(recipe, topology, checked.facts(topology))
-    guard = Guard(accelerator, recipe, topology, trains=False)
+    explain_memory = partial(explain, recipe=recipe, topology=topology, trains=False)
+    guard = Guard(accelerator, recipe.ddp_timeout, explain_memory, trains=False)
     if weights:
         raise_if(Problem(CHECKPOINT, f"{weights}: {fault}") for fault in verify_together(accelerator, weights))
     if reference:
         guard.enter(phases.REFERENCE)
         model = build_model(reference, open_config(reference), plan, seed=reference.seed)
         before = prepare(accelerator, topology, model), reference, samples, checked.data.mismatched(samples)
-        add_reference(*before, pad_id(checked.tokenizer), guard.progress)
+        batches = recipe.eval_batch_size, pad_id(checked.tokenizer), guard.progress
+        add_reference(*before, *batches, seed=reference.seed, compiled=bool(reference.torch_compile))
         del model, before
         accelerator.free_memory()
     guard.enter(phases.LOADING)
@@ -104,8 +105,11 @@ def main() -> None:
         guard.progress,
         build_objective(recipe, samples.dataset_names),
         checked.data.mismatched(samples),
+        train_on=recipe.train_on,
+        seed=recipe.seed,
     )
-    for doubt in [*result.doubts(), *unended(result.counts, recipe, result.stops), *few_texts(result.counts)]:
+    unended_answers = unended(result.counts, recipe.max_new_tokens, recipe.method, result.stops)
+    for doubt in [*result.doubts(), *unended_answers, *unasked(result.counts)]:
         say(f"warning: {doubt}")
     for answer in result.answers:
         say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")

@@ -119,6 +119,8 @@ class Simulation:
                 lambda items, *_: items,
                 objective,
                 run.mismatched(samples),
+                train_on=recipe.train_on,
+                seed=recipe.seed,
             )
         saver = Saver(prepared.accelerator, recipe, Path(recipe.output_dir or ""), {}, timeout_seconds=1800)
         saver._complete = lambda *args: None  # what follows the copies is for a disk

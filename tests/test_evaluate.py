@@ -2,7 +2,6 @@
 
 import json
 import math
-import tracemalloc
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -25,7 +24,7 @@ from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
 from kit.own_metric import MetricError
-from kit.run.answers import few_texts
+from kit.run.answers import unasked
 from kit.strategy.accelerator import Prepared
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other
@@ -94,7 +93,8 @@ def run(setting, monkeypatch):
         samples = samples or setting.samples.select(torch.arange(num).numpy(), "first")
         for ranks.rank in range(processes):
             recipe = setting.recipe.model_copy(update=changes)
-            results.append(evaluate(ranks.prepared(model), recipe, recipe.eval_batch_size, setting.tokenizer, samples))
+            given = ranks.prepared(model), recipe, recipe.eval_batch_size, setting.tokenizer, samples
+            results.append(evaluate(*given, train_on=recipe.train_on, seed=recipe.seed))
         return ranks, results
 
     return run
@@ -291,13 +291,6 @@ def test_answers_that_do_not_end_are_counted_where_the_expected_one_fits(setting
     assert result.counts["num_unended_answers"] == 0  # no expected answer is so short
 
 
-def test_how_many_different_texts_are_expected_is_counted(setting, run, knowing):
-    samples = setting.samples.select(torch.tensor([0, 0, 0, 1]).numpy(), "same")
-    _, (result,) = run(model=knowing(wrong=()), samples=samples, predict_with_generate=True)
-    assert result.counts["num_answers"] == 4 and result.counts["num_expected_texts"] == 2
-    assert result.counts["num_most_frequent_text"] == 3
-
-
 @pytest.mark.parametrize("train_on", ["assistant", "all"])
 def test_to_samples_that_ask_nothing_no_answers_are_generated(setting, run, knowing, monkeypatch, train_on):
     sequences = Samples.sequences
@@ -311,20 +304,7 @@ def test_to_samples_that_ask_nothing_no_answers_are_generated(setting, run, know
     asked = 2 if train_on == "assistant" else 0
     assert result.counts["num_unasked_samples"] == 3 - asked and result.counts.get("num_answers", 0) == asked
     assert ("eval_exact_match" in result.metrics) == bool(asked)
-    assert few_texts(result.counts)[0].startswith(f"{3 - asked} samples ask nothing")
-
-
-def test_of_references_a_hash_is_kept_however_long_they_are(setting, run, knowing, monkeypatch):
-    ids, weights = setting.samples[0]
-    long = np.tile(ids, 200), np.tile(weights, 200)
-    long[1][-len(weights) * 150 :] = 1.0  # the reference
-    monkeypatch.setattr(Samples, "sequences", lambda samples, i: [long])
-    tracemalloc.start()
-    _, ends, frequencies = evaluate_module._references(setting.samples, "assistant")
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert frequencies.tolist() == [61] and ends == {int(ids[-1])}
-    assert peak < 40 * len(long[0]) < 61 * 8 * 150 * len(ids)  # less than all references as lists of integers
+    assert unasked(result.counts)[0].startswith(f"{3 - asked} samples ask nothing")
 
 
 def test_every_rank_generates_equally_often(run, knowing):

@@ -76,5 +76,5 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(monkeypatch):
 
 def test_a_path_is_that_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert open_filesystem("a b/c/", "mirror_to")[1] == str(tmp_path / "a b/c")
+    assert open_filesystem("a b/c/", "dataset")[1] == str(tmp_path / "a b/c")
     assert stores.CONNECT_SECONDS < 60

@@ -122,16 +122,6 @@ def in_the_way_after(folder: Path, step: int) -> list[Path]:
     return sorted(path for path in _named(folder) if path.name > name_of(step) and not _is_own_folder(path))
 
 
-def outdated(names: Sequence[str], limit: int, best: str) -> list[str]:
-    """Return the checkpoints to delete, of ``names`` in the order of steps: all but the last ``limit`` and the best.
-
-    Args:
-        limit: as ``save_total_limit``: 0 for all.
-        best: the one that ``keep_best`` keeps; empty if there is none.
-    """
-    return [name for name in names[:-limit] if name != best] if limit else []
-
-
 def name_of(step: int) -> str:
     """Return the folder name of the checkpoint after ``step`` steps. Names sort in the order of steps."""
     return f"step-{step:08d}"

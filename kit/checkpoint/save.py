@@ -37,7 +37,6 @@ from kit.checkpoint.manifest import (
     digest_of,
     list_checkpoints,
     name_of,
-    outdated,
 )
 from kit.checkpoint.tensor_files import TensorWriter
 from kit.console import say
@@ -112,18 +111,13 @@ class Saver:
         self.wait()
         self._step = state["step"]
         target = self._folder / name_of(self._step)
-        staging = durable.staging_of(target)
-        best_step = state["best"].get("step") if self._keep_best else None
         tensors, scalars = collect(model, None if weights_only else optimizer)
         tensors = _share_of(tensors, self._rank, self._world)
-        device = next((tensor.device for tensor in tensors.values() if tensor.device.type != "cpu"), None)
         copies = self._copy(tensors) if self._in_background else None
-        writer = TensorWriter(staging, copies)
+        writer = TensorWriter(durable.staging_of(target), copies)
         state = {**state, "optimizer_scalars": scalars}
         about = {**self._about, "weights_only": weights_only}
-        self._saving = self._thread.submit(
-            self._complete, tensors, writer, device, staging, target, state, about, best_step
-        )
+        self._saving = self._thread.submit(self._complete, tensors, writer, target, state, about)
         if not self._in_background:
             self.wait()
 
@@ -184,24 +178,22 @@ class Saver:
         self,
         tensors: dict[str, torch.Tensor],
         writer: TensorWriter,
-        device: torch.device | None,
-        staging: Path,
         target: Path,
         state: dict[str, Any],
         about: dict[str, Any],
-        best_step: int | None,
     ) -> None:
-        """Write the checkpoint. Runs in a thread of its own; ``device``: the GPU of this rank, None without one."""
+        """Write the checkpoint, and delete older ones. Runs in a thread of its own."""
+        device = next((tensor.device for tensor in tensors.values() if tensor.device.type != "cpu"), None)
         if device is not None:  # a new thread would begin on GPU 0 and take memory there, whatever the rank
             torch.accelerator.set_device_index(device)
         try:
-            self._write(tensors, writer, staging, target, state, about, best_step)
+            self._write(tensors, writer, target, state, about)
         except BaseException:
             # No rank writes any more, as all of them report to the others how they ended. Only rank 0 deletes: it
             # alone knows whether the folder got its name.
             if self._rank == 0:
                 with suppress(OSError):
-                    durable.remove(staging)
+                    durable.remove(durable.staging_of(target))
             raise
         finally:
             self._on_work("")
@@ -210,13 +202,12 @@ class Saver:
         self,
         tensors: dict[str, torch.Tensor],
         writer: TensorWriter,
-        staging: Path,
         target: Path,
         state: dict[str, Any],
         about: dict[str, Any],
-        best_step: int | None,
     ) -> None:
-        """Write all files to ``staging``, and rename it to ``target``. If a rank fails, raise on all ranks."""
+        """Write all files to a staging folder, and rename it to ``target``. If a rank fails, raise on all ranks."""
+        staging = durable.staging_of(target)
         self._on_work(f"writing the checkpoint of step {state['step']}")
         # Waits for all ranks; raises on all ranks if one failed.
         dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=alone())
@@ -240,7 +231,7 @@ class Saver:
             os.replace(staging, target)
             for folder in (self._folder, self._folder.parent):
                 durable.sync(folder)
-            self._prune(best_step)
+            self._prune(state)
 
         self._on_work(f"reading back the checkpoint of step {state['step']}")
         self._on_all(describe_share, publish)
@@ -273,10 +264,13 @@ class Saver:
         except Exception as error:  # as a string, because not every exception can be sent
             return None, RuntimeError(f"rank {self._rank}: {type(error).__name__}: {error}")
 
-    def _prune(self, best_step: int | None) -> None:
+    def _prune(self, state: dict[str, Any]) -> None:
         """Delete older checkpoints. If that fails, the run continues with a warning."""
+        best_step = state["best"].get("step") if self._keep_best else None
+        kept = "" if best_step is None else name_of(best_step)
         names = [path.name for path in list_checkpoints(self._folder)]
-        for old in outdated(names, self._limit, "" if best_step is None else name_of(best_step)):
+        outdated = names[: -self._limit] if self._limit else []
+        for old in (name for name in outdated if name != kept):
             try:
                 delete(self._folder / old)
             except OSError as error:

@@ -11,11 +11,9 @@ that it will read.
 Form of a file: https://github.com/huggingface/safetensors#format
 """
 
-import gc
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,33 +153,20 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     dtypes = {name: dtype for dtype, name in _DTYPES.items()}
     found: dict[str, tuple[torch.dtype, list[str], list[list[list[int]]]]] = {}
     try:
-        with _without_collector():
-            for path in sorted(folder.glob(f"*{SUFFIX}")):
-                header = _header(path)
-                offsets = json.loads(header.pop("__metadata__", {}).get(_SHARDING, "{}"))
-                for name, entry in header.items():
-                    shape = entry["shape"]
-                    begins = offsets[name][_OFFSETS] if offsets else [0] * len(shape)
-                    _, files, boxes = found.setdefault(name, (dtypes[entry["dtype"]], [], []))
-                    files.append(path.name)
-                    boxes.append([begins, shape])
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
+            header = _header(path)
+            offsets = json.loads(header.pop("__metadata__", {}).get(_SHARDING, "{}"))
+            for name, entry in header.items():
+                shape = entry["shape"]
+                begins = offsets[name][_OFFSETS] if offsets else [0] * len(shape)
+                _, files, boxes = found.setdefault(name, (dtypes[entry["dtype"]], [], []))
+                files.append(path.name)
+                boxes.append([begins, shape])
         return {
             name: StoredTensor(dtype, files, np.array(boxes, np.int64)) for name, (dtype, files, boxes) in found.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(Problem(str(folder), f"a safetensors file has a damaged header ({error})")) from None
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Pause Python's garbage collector: it takes three quarters of the time to read headers, and finds nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _header(path: Path) -> dict[str, Any]:

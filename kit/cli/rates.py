@@ -167,7 +167,6 @@ def _flags(words: dict[str, str], request: Request, checked: "Preflight", steps:
         "max_nonfinite_steps": "0",
         "report_to": "none",
         "push_to_hub": "none",
-        "mirror_to": "none",
         "resume_from_checkpoint": "auto",
         "overwrite_output_dir": "false",
     }
@@ -182,7 +181,6 @@ def _flags(words: dict[str, str], request: Request, checked: "Preflight", steps:
             "eval_on_start": "false",
             "predict_with_generate": "false",
             "early_stopping_patience": "none",
-            "early_stopping_threshold": "0",
             "max_eval_samples": str(min(recipe.max_eval_samples or MOST_EVAL_SAMPLES, MOST_EVAL_SAMPLES)),
         }
     left_out = {"output_dir", "learning_rate", "dry_run", "num_train_epochs"}

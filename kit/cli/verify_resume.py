@@ -114,7 +114,6 @@ def read_options(argv: list[str]) -> Options:
         "predict_with_generate": "false",
         "report_to": "none",
         "push_to_hub": "none",
-        "mirror_to": "none",
         "resume_from_checkpoint": "auto",
         "overwrite_output_dir": "false",
     }
@@ -131,7 +130,6 @@ def read_options(argv: list[str]) -> Options:
             "eval_strategy": "steps",
             "eval_steps": "1",
             "early_stopping_patience": "none",
-            "early_stopping_threshold": "0",
             "max_eval_samples": str(min(recipe.max_eval_samples or MAX_EVAL_SAMPLES, MAX_EVAL_SAMPLES)),
         }
     overridden = [name for name, value in given.items() if name in Recipe.model_fields and flags.get(name) != value]
@@ -145,7 +143,7 @@ def _verify(options: Options, folder: Path, temporary: Path) -> int:
 
     starts.run(f"{options.steps} steps without interruption", whole)
     recipe, strategy = read_run(whole / "run.json")  # what the run took, of which some settings were auto
-    show(f"    {strategy.describe(recipe)}")
+    show(f"    {strategy.describe(recipe, recipe)}")
     if not options.keep:  # no longer needed, and large
         shutil.rmtree(whole / "checkpoints")
 

@@ -34,26 +34,24 @@ def fill_in_base(values: dict[str, Any], where: dict[str, str]) -> list[Problem]
         values[_ADAPTER] = values.pop(_MODEL)
         where[_ADAPTER] = f"{where.pop(_MODEL)} (an adapter)"
     adapter = values.get(_ADAPTER)
-    if isinstance(adapter, str) and adapter and (kind := saved_adapter_type(adapter)) != "lora":
-        values.setdefault("adapter_type", kind)
-    if _MODEL in values or not isinstance(adapter, str) or not adapter:
+    if not adapter or not isinstance(adapter, str):
         return []
-    fix = f"give its base: --model_name_or_path BASE --adapter_name_or_path {shlex.quote(adapter)}"
-    path = _config_file(adapter)
-    base = values[_MODEL] = _base_in(path) if path else None
-    if base is None:
-        values[_MODEL] = "?"  # there, so that its absence is no second problem
-    if path is None and _is_folder_name(adapter):
-        final = os.path.join(adapter, "final")
-        fix = f"--adapter_name_or_path {shlex.quote(final)}" if _is_adapter(final) else ""
-        return [Problem(where[_ADAPTER], f"{adapter}: no {ADAPTER_CONFIG} in it", "the folder of an adapter", fix)]
-    if path is None:
-        return [Problem(where[_ADAPTER], f"{adapter}: not in the cache, so its base is not known", fix=fix)]
-    if base is None:
-        return [Problem(str(path), "names no base", fix=fix)]
-    if _is_folder_name(base) and not os.path.isdir(os.path.expanduser(base)):
-        return [Problem(str(path), f"names the base {base}, which is not on this machine", fix=fix)]
-    return []
+    if (kind := saved_adapter_type(adapter)) != "lora":
+        values.setdefault("adapter_type", kind)
+    if _MODEL in values:
+        return []
+    base = adapter_config(adapter).get("base_model_name_or_path")
+    values[_MODEL] = base if base and isinstance(base, str) else "?"  # there, so that its absence is no second problem
+    found = ""
+    if _config_file(adapter) is None:
+        found = f"{adapter}: no {ADAPTER_CONFIG} there, or none in the cache"
+    elif values[_MODEL] == "?":
+        found = f"{adapter}: its {ADAPTER_CONFIG} names no base"
+    elif _is_folder_name(values[_MODEL]) and not os.path.isdir(os.path.expanduser(values[_MODEL])):
+        found = f"{adapter}: its base is {values[_MODEL]}, which is not on this machine"
+    expected = "the folder of an adapter, such as final/ of a run"
+    fix = f"--model_name_or_path BASE --adapter_name_or_path {shlex.quote(adapter)}"
+    return [Problem(where[_ADAPTER], found, expected, fix)] if found else []
 
 
 def saved_adapter_type(name: str) -> str:
@@ -70,14 +68,6 @@ def adapter_config(name: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def _base_in(path: Path) -> str | None:
-    try:
-        base = json.loads(read_small(path))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return base if base and isinstance(base, str) else None
 
 
 def _is_adapter(name: str) -> bool:

@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 from kit.config.adapter_base import fill_in_base
 from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.config.fields import expected, is_list, is_switch
-from kit.config.hints import hint_for_word
 from kit.config.launch_flags import Launch
 from kit.config.other_kits import other_kits_word
 from kit.config.recipe import DEFAULT_RECIPE, Recipe
@@ -124,7 +123,7 @@ def _replaced(flags: dict[str, str], values: dict[str, Any]) -> set[str]:
     if "eval_dataset" in flags:
         keys = {"eval_split_size"}
     elif "eval_split_size" in flags:
-        keys = {"eval_dataset", "eval_dataset_config", "eval_dataset_split", "eval_dataset_revision"}
+        keys = {"eval_dataset", "eval_dataset_split"}
     elif "dataset" in flags and "eval_dataset" in values:  # the recipe evaluates on what belongs to its own data
         keys = set(EvalSettings.model_fields)
     if flags.get("optim", "").startswith("lion") and not str(values.get("optim")).startswith("lion"):
@@ -191,6 +190,9 @@ def read_flags(argv: list[str], in_order: Sequence[str] = ()) -> tuple[dict[str,
     return {name: values[-1] for name, values in given.items()}, problems, notes
 
 
+_WHICH_FLAG = "put its flag in front of it: --recipe, --config, --dataset, --model_name_or_path, or another one"
+
+
 def _stray(word: str, flag: str) -> Problem:
     """The problem of a word that no flag takes. ``flag``: the one before it; empty without."""
     if word.startswith("-"):
@@ -199,7 +201,7 @@ def _stray(word: str, flag: str) -> Problem:
     elif flag in FLAGS and is_list(FLAGS[flag]):
         fix = f"--{flag} takes several values separated by commas"
     else:
-        fix = hint_for_word(word) or did_you_mean(word.partition("=")[0].replace("-", "_"), FLAGS)
+        fix = did_you_mean(word.partition("=")[0].replace("-", "_"), FLAGS) or _WHICH_FLAG
     return Problem(repr(word), "a word without a flag", "--flag value", fix)
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -82,15 +81,6 @@ def without_point(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def list_as_typed(entries: Sequence[DatasetEntry]) -> str:
-    """Return a list of data sets as it is written in a recipe, or after a flag: ``a.jsonl,b.jsonl``, or a YAML list."""
-    given = [entry.as_written() for entry in entries]
-    paths = [entry.path for entry in entries]
-    if all(list(each) == ["path"] for each in given) and not any("," in path or path[0] == "[" for path in paths):
-        return ",".join(paths)
-    return in_one_line(given)
-
-
 class _OneLine(yaml.SafeDumper):
     """Writes a string with line breaks in double quotes, with ``\\n``."""
 
@@ -106,11 +96,6 @@ def in_one_line(value: Any) -> str:
     """Return a value as YAML in a single line of any length: a line break would end a recipe's line."""
     text = yaml.dump(value, None, _OneLine, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
     return text.strip().removesuffix("\n...").strip()
-
-
-def flag_of_list(name: str, entries: Sequence[DatasetEntry]) -> str:
-    """Return the flag that gives this list of data sets, quoted for a shell: ``--dataset '[{path: a, weight: 2}]'``."""
-    return f"--{name} {shlex.quote(list_as_typed(entries))}"
 
 
 def with_own_names(entries: Sequence[DatasetEntry]) -> list[DatasetEntry]:

@@ -1,4 +1,4 @@
-"""Guess what the user meant by a word that is wrong where it stands: by its meaning first, then by its spelling."""
+"""What the user may have meant by a word that is wrong where it stands."""
 
 import re
 import shlex
@@ -7,51 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from kit.config.adapter_types import ADAPTER_TYPES
-from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.config.fields import choices
 from kit.config.optimisers import optimiser_of_other_kits
 from kit.config.other_kits import hint_for_other_value, meaning, other_kits_word
-from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, Recipe
-from kit.durable import read_small
-from kit.errors import Problem, did_you_mean
+from kit.config.recipe import RECIPES, Recipe
+from kit.errors import Problem
 
 METHODS = choices(Recipe.model_fields["method"].annotation)
 OBJECTIVES = choices(Recipe.model_fields["objective"].annotation)
-_FLASH = re.compile(r"(?:fa|flash_?attn|flash_?attention)[_-]?([23])?")  # as other kits shorten it
 _OF_CONFIGS = ("mixed_precision", "compute_environment", "num_machines", "use_cpu", "fsdp_config", "deepspeed_config")
-
-
-def hint_for_file(name: str, flag: str) -> str:
-    """Return a hint for a file that ``--recipe`` or ``--config`` does not find: another flag, or the nearest name."""
-    recipes, configs = recipe_names(), _names(ACCELERATE_CONFIGS)
-    stem = re.sub(r"\.ya?ml$", "", Path(name).name)
-    others = {"method": METHODS, "objective": OBJECTIVES}
-    others["recipe" if flag == "config" else "config"] = recipes if flag == "config" else configs
-    names = configs if flag == "config" else recipes
-    similar = [name for name in names if re.findall(r"[\d.]+", name) == re.findall(r"[\d.]+", stem)]  # of no other size
-    return _other_flag(stem, flag, others) or did_you_mean(stem, similar)
-
-
-def hint_for_word(word: str) -> str:
-    """Return the flag that a word without a flag seems to belong to, with the word: ``--recipe tiny``."""
-    path = Path(word)
-    if path.suffix in (".yaml", ".yml"):
-        keys = re.findall(r"^(\w+) *:", read_small(path, errors="replace"), re.MULTILINE) if path.is_file() else []
-        is_config = other_kind(dict.fromkeys(keys), "recipe", path)
-        return f"--{'config' if is_config else 'recipe'} {shlex.quote(word)}"
-    if word.lower().endswith(DATA_SUFFIXES):
-        return f"--dataset {shlex.quote(word)}"
-    if path.is_dir():
-        kinds = {"adapter_config.json": "adapter_name_or_path", "config.json": "model_name_or_path"}
-        flag = next((flag for file, flag in kinds.items() if (path / file).is_file()), "dataset")
-        return f"--{flag} {shlex.quote(word)}"
-    names = {
-        "recipe": recipe_names(),
-        "config": _names(ACCELERATE_CONFIGS),
-        "method": METHODS,
-        "objective": OBJECTIVES,
-    }
-    return next((f"--{flag} {word}" for flag, known in names.items() if word in known), "")
 
 
 def hint_for_value(name: str, value: str) -> str:
@@ -61,14 +25,8 @@ def hint_for_value(name: str, value: str) -> str:
         return optimiser_of_other_kits(value)
     if name == "report_to":
         return next(filter(None, (hint_for_other_value(name, word) for word in value.split(","))), "")
-    if name == "attn_implementation" and (short := _FLASH.fullmatch(lower)):
-        return f"did you mean 'flash_attention_{short[1] or 2}'?"
     if name == "method" and lower in ADAPTER_TYPES:
         return f"--method lora --adapter_type {lower}"
-    if name == "objective" and value in METHODS:
-        return _instead(value, name, "method")
-    if name in ("method", "dpo_loss") and value in OBJECTIVES:
-        return _instead(value, name, "objective")
     if name in ("objective", "dpo_loss"):
         known = meaning("loss_type", lower)
         return other_kits_word("loss_type", lower) if known and known.kind != "learns" else ""
@@ -83,9 +41,11 @@ def other_kind(values: Mapping[str, Any], flag: str, path: Path) -> Problem | No
     """
     of_config, of_recipe = set(values) & set(_OF_CONFIGS), set(values) & set(Recipe.model_fields)
     if flag == "recipe" and of_config and not of_recipe:
-        return Problem("--recipe", f"{path} is an Accelerate config", "a recipe", _instead(str(path), flag, "config"))
+        fix = f"--config {shlex.quote(str(path))} instead of --recipe"
+        return Problem("--recipe", f"{path} is an Accelerate config", "a recipe", fix)
     if flag == "config" and of_recipe and not of_config:
-        return Problem("--config", f"{path} is a recipe", "an Accelerate config", _instead(str(path), flag, "recipe"))
+        fix = f"--recipe {shlex.quote(str(path))} instead of --config"
+        return Problem("--config", f"{path} is a recipe", "an Accelerate config", fix)
     return None
 
 
@@ -97,15 +57,3 @@ def recipe_names() -> list[str]:
         methods = re.findall(rf"^  ({'|'.join(METHODS)}):", sections, re.MULTILINE)
         names += [f"{path.stem}-{method}" for method in methods] if dependent else [path.stem]
     return sorted(names)
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(path.stem for path in folder.glob("*.yaml"))
-
-
-def _other_flag(word: str, flag: str, names: Mapping[str, list[str]]) -> str:
-    return next((_instead(word, flag, other) for other, known in names.items() if word in known), "")
-
-
-def _instead(word: str, flag: str, other: str) -> str:
-    return f"--{other} {shlex.quote(word)} instead of --{flag}"

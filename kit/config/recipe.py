@@ -52,6 +52,19 @@ class Recipe(
         return self.declared.has_reference and (self.precompute_reference or weights_change)
 
     @property
+    def num_rows(self) -> int:
+        """The number of rows of a micro-batch: a pack is one, and else each sequence of a sample."""
+        return self.micro_batch_size * (1 if self.packing else self.declared.sequences_per_sample)
+
+    @property
+    def inputs(self) -> list[tuple[str, str]]:
+        """What a run reads, which may be paths: the setting that names each, and its value."""
+        keys = ("model_name_or_path", "adapter_name_or_path", "chat_template", "resume_from_checkpoint")
+        found = [(key, getattr(self, key)) for key in keys if getattr(self, key)]
+        found += [("dataset", entry.path) for entry in self.dataset_entries]
+        return found + [("eval_dataset", entry.path) for entry in self.eval_dataset_entries]
+
+    @property
     def eval_batch_size(self) -> int:
         """The number of samples in a micro-batch of an evaluation."""
         return self.per_device_eval_batch_size or self.micro_batch_size
@@ -59,9 +72,8 @@ class Recipe(
     @property
     def eval_dataset_entries(self) -> list[DatasetEntry]:
         """The data sets of ``eval_dataset``; empty if it is not set."""
-        config = self.eval_dataset_config or self.dataset_config
         entries = entries_of(
-            self.eval_dataset or [], config, self.eval_dataset_split, self.dataset_columns, self.eval_dataset_revision
+            self.eval_dataset or [], self.dataset_config, self.eval_dataset_split, self.dataset_columns, None
         )
         revisions = {entry.path.partition(":")[0]: entry.revision for entry in self.dataset_entries}
         return [

@@ -11,6 +11,7 @@ outside of ``by_objective`` is for the objective that the file itself names; wit
 """
 
 import os
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import yaml
 
 from kit.config.fields import comma_separated, json_or_string
-from kit.config.hints import METHODS, OBJECTIVES, hint_for_file, other_kind
+from kit.config.hints import METHODS, OBJECTIVES, other_kind, recipe_names
 from kit.config.other_kits import kit_of
 from kit.config.recipe import RECIPES, Recipe
 from kit.config.settings.objective import DECLARED, show_rate
@@ -47,9 +48,11 @@ def find_file(name: str, folder: Path, kind: str) -> Path:
     if file is None:
         names = sorted(path.stem for path in folder.glob("*.yaml"))
         found = f"{name!r} is a folder" if os.path.isdir(name) else f"no {kind} {name!r}"
-        hint = hint_for_file(name, kind)
-        if kind == "recipe":
-            hint = hint or "`kit recipes` lists them, most with a method: llama-8b-full, llama-8b-lora, llama-8b-qlora"
+        numbers = re.findall(r"[\d.]+", stem := Path(name).stem)
+        of_size = [each for each in recipe_names() if re.findall(r"[\d.]+", each) == numbers]
+        hint = did_you_mean(stem, of_size if kind == "recipe" else names)
+        usual = "`kit recipes` lists them, most with a method: llama-8b-full, llama-8b-lora, llama-8b-qlora"
+        hint = hint or (usual if kind == "recipe" else "")
         raise UserError(Problem(f"--{kind}", found, f"a YAML file, or one of {', '.join(names)}", hint))
     return file
 
@@ -60,7 +63,7 @@ def _existing(name: str, folder: Path) -> Path | None:
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Read a YAML mapping. Returns its values, and the line of each top-level key, counted from 1.
+    """Read a YAML mapping. Returns its values, and the line of each key: of one in a section as ``section.key``.
 
     Raises:
         UserError: the file cannot be read, is not a YAML mapping, or has a key twice.
@@ -111,33 +114,33 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
     shown = _shown_path(path)
     where = {key: f"{shown}:{line} {key}" for key, line in lines.items()}
     values = _without_nulls(values)
-    recipe_name = path.stem
     method = str(method or of_name or values.get("method") or Recipe.model_fields["method"].default)
     own = str(values.get("objective") or Recipe.model_fields["objective"].default)
+    depends = BY_METHOD in values
+    if of_name and not depends:
+        find_file(name, RECIPES, "recipe")  # raises: the file does not depend on the method
     by_objective, more = _sections(BY_OBJECTIVE, values.pop(BY_OBJECTIVE, {}), where)
-    problems += more
-    if BY_METHOD in values:
-        by_method, more = _sections(BY_METHOD, values.pop(BY_METHOD), where)
-        problems += more
-        chosen = by_method.get(method, {})
-        more_by_objective = chosen.pop(BY_OBJECTIVE, {})
-        values |= {"method": method if method in METHODS else values.get("method")} | chosen
-        where |= {key: where[f"{BY_METHOD}.{method}.{key}"] for key in chosen}
-        recipe_name = f"{recipe_name}-{method}"
-    else:
-        more_by_objective = {}
-        if of_name:
-            find_file(name, RECIPES, "recipe")  # raises: the file does not depend on the method
+    by_method, others = _sections(BY_METHOD, values.pop(BY_METHOD, {}), where)
+    problems += more + others
+
+    def put(place: str, chosen: dict[str, Any]) -> None:
+        values.update(chosen)
+        where.update({key: where[f"{place}.{key}"] for key in chosen})
+
+    chosen = by_method.get(method, {})
+    by_both = chosen.pop(BY_OBJECTIVE, {})
+    put(f"{BY_METHOD}.{method}", chosen)
+    if depends and method in METHODS:
+        values["method"] = method
     objective = str(objective or values.get("objective") or own)
     rate_of_own = where.get("learning_rate")
-    for place, sections in ((BY_OBJECTIVE, by_objective), (f"{BY_METHOD}.{method}.{BY_OBJECTIVE}", more_by_objective)):
-        chosen = sections.get(objective, {})
-        values |= chosen
-        where |= {key: where[f"{place}.{objective}.{key}"] for key in chosen}
+    put(f"{BY_OBJECTIVE}.{objective}", by_objective.get(objective, {}))
+    put(f"{BY_METHOD}.{method}.{BY_OBJECTIVE}.{objective}", by_both.get(objective, {}))
     problems += _own_metrics(values, where)
     rate_note = ""
     if where.get("learning_rate") == rate_of_own and {own, objective} <= set(OBJECTIVES):
         rate_note = _leave_out_rate(values, where, method, own, objective)
+    recipe_name = f"{path.stem}-{method}" if depends else path.stem
     given = values.get("chat_template_kwargs")
     if isinstance(given, dict):  # to a template, false and "false" are different
         values["chat_template_kwargs"] = json_or_string(given)
@@ -166,33 +169,26 @@ def _sections(place: str, sections: Any, where: dict[str, str]) -> tuple[dict[st
     """
     kind = place.rpartition(".")[2]
     expected = f"{', '.join(NAMES[kind])}, each with key: value lines"
+    allowed = set(Recipe.model_fields) - ({"method", "objective"} if kind == BY_OBJECTIVE else {"method"})
     if not isinstance(sections, dict):
         return {}, [Problem(where[place], f"found {sections!r}", expected)]
     right: dict[str, dict[str, Any]] = {}
     problems = []
     for name, settings in sections.items():
         key = f"{place}.{name}"
-        if name not in NAMES[kind]:
-            problems.append(Problem(where.get(key, place), "not its name", expected, did_you_mean(name, NAMES[kind])))
+        if name not in NAMES[kind] or not isinstance(settings, dict):
+            found = f"found {settings!r}" if name in NAMES[kind] else "not its name"
+            problems.append(Problem(where.get(key, place), found, expected, did_you_mean(name, NAMES[kind])))
             continue
-        if not isinstance(settings, dict):
-            problems.append(Problem(where.get(key, place), f"found {settings!r}", expected))
-            continue
-        right[name] = {}
-        for each, value in settings.items():
-            if each == BY_OBJECTIVE and kind == BY_METHOD:
-                right[name][each], more = _sections(f"{key}.{each}", value, where)
-                problems += more
-            elif each == "method" or (each == "objective" and kind == BY_OBJECTIVE):
-                problems.append(
-                    Problem(where[f"{key}.{each}"], f"found in {kind}", fix="put it at the top of the file")
-                )
-            elif each not in Recipe.model_fields:
-                fix = did_you_mean(each, Recipe.model_fields)
-                problems.append(Problem(where[f"{key}.{each}"], "unknown key", "a setting", fix))
-            else:
-                right[name][each] = value
-        right[name] = _without_nulls(right[name])
+        right[name] = _without_nulls({each: value for each, value in settings.items() if each in allowed})
+        if kind == BY_METHOD and BY_OBJECTIVE in settings:
+            right[name][BY_OBJECTIVE], more = _sections(f"{key}.{BY_OBJECTIVE}", settings.pop(BY_OBJECTIVE), where)
+            problems += more
+        problems += [
+            Problem(where[f"{key}.{each}"], "not a setting that can be here", fix=did_you_mean(each, allowed))
+            for each in settings
+            if each not in allowed
+        ]
     return right, problems
 
 
@@ -265,12 +261,12 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
 
 
 def _lines(node: yaml.MappingNode, prefix: str = "") -> dict[str, int]:
-    """The line of each top-level key, and of those in sections as ``by_method.lora.by_objective.dpo.learning_rate``."""
+    """The line of each key; of those in sections as ``by_method.lora.by_objective.dpo.learning_rate``."""
     lines = {}
     for key, value in reversed(node.value):
         name = f"{prefix}{key.value}"
         lines[name] = key.start_mark.line + 1
-        if name.split(".")[0] in NAMES and name.count(".") < 4 and isinstance(value, yaml.MappingNode):
+        if isinstance(value, yaml.MappingNode):
             lines |= _lines(value, f"{name}.")
     return lines
 

@@ -115,9 +115,6 @@ def _hint_for_value(name: str, info: FieldInfo, item: Any) -> str:
         return ""
     if value and not value.strip() and is_optional(info):
         return "leave it out"
-    without_minus = re.fullmatch(r"([\d.]+)e\+?(\d+)", value.lower())
-    if item["type"] == "less_than_equal" and item["ctx"]["le"] == 1 and without_minus:  # a rate without its minus
-        return f"did you mean {without_minus[1]}e-{without_minus[2]}?"
     return hint_for_value(name, value) or did_you_mean(value, choices(info.annotation))
 
 
@@ -174,15 +171,13 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(each)
 
 
-def _typed(name: str, value: Any) -> str:
-    return f"--{name} {shlex.quote(str(value))}"
-
-
 def _unknown(name: str, where: str, value: Any) -> Problem:
     is_flag = where.startswith("--")
     if hint := other_kits_word(name, value or True if is_flag else value):  # a flag without a value is a switch
         return Problem(where, "not a setting of this kit", fix=hint)
     if name in Launch.model_fields:
-        return Problem(where, "not a key of a recipe", fix=f"take it out, and type it: {_typed(name, value)}")
+        return Problem(
+            where, "not a key of a recipe", fix=f"take it out, and type it: --{name} {shlex.quote(str(value))}"
+        )
     hint = did_you_mean(name, FLAGS if is_flag else Recipe.model_fields)
     return Problem(where, "unknown flag" if is_flag else "unknown key", fix=hint or "--help lists what there is")

@@ -18,6 +18,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
+from kit.config.settings.data import DataSettings
 from kit.config.settings.method import MethodSettings
 from kit.data.read.sources import hub_id
 from kit.errors import UserError
@@ -129,9 +130,9 @@ def state_of(folder: Path) -> LoopState:
     return state
 
 
-def _data_lines(recipe: Recipe) -> list[str]:
+def _data_lines(settings: DataSettings) -> list[str]:
     lines = []
-    for entry in recipe.dataset_entries:
+    for entry in settings.dataset_entries:
         found = _data_id(entry)
         known = f", {_code(found)}" if found and found != entry.name else ""
         lines += [f"- data: {_code(entry.name)}{known}", licence_line("data", {})]

@@ -19,6 +19,8 @@ import torch
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
+from kit.config.settings.data import DataSettings
+from kit.config.settings.objective import Rows as RowKind
 from kit.data.chat.sandbox import TooMuch
 from kit.data.chat.template import Template, resolve_template
 from kit.data.read.sources import read_rows
@@ -91,7 +93,7 @@ def find_rows(run: Recipe | None, tokenizer: Any, vocab_size: int) -> Rows:
         entries = run.eval_dataset_entries or run.dataset_entries
         kind = "evaluation" if run.eval_dataset_entries else "training"
         with suppress(UserError, OSError):  # the data was moved, or is on another machine
-            return _read(run, entries[:1], tokenizer, f"the run's first {kind} rows")
+            return _read(run, run.declared.rows, entries[:1], tokenizer, f"the run's first {kind} rows")
     texts = [tokenizer.bos_token + text if tokenizer.bos_token else text for text in TEXTS]
     with suppress(UserError, TooMuch):
         if chat := plain_template(tokenizer):
@@ -102,8 +104,8 @@ def find_rows(run: Recipe | None, tokenizer: Any, vocab_size: int) -> Rows:
     )
 
 
-def _read(run: Recipe, entries: Sequence[DatasetEntry], tokenizer: Any, origin: str) -> Rows:
-    (dataset,) = open_datasets(entries, [], run.streaming, run.declared.rows)
+def _read(run: DataSettings, rows: RowKind, entries: Sequence[DatasetEntry], tokenizer: Any, origin: str) -> Rows:
+    (dataset,) = open_datasets(entries, [], run.streaming, rows)
     encoder = Encoder(
         tokenizer,
         resolve_template(tokenizer, None),
@@ -111,7 +113,7 @@ def _read(run: Recipe, entries: Sequence[DatasetEntry], tokenizer: Any, origin: 
         train_on=run.train_on,
         max_length=min(run.max_length, MAX_TOKENS),
         excess_length_strategy="truncate",
-        wanted=run.declared.rows,
+        wanted=rows,
         system_prompt=run.system_prompt,
     )
     piece = encoder.encode(dataset, islice(read_rows(dataset.source.parts, dataset.columns), NUM_ROWS))

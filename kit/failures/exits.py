@@ -25,7 +25,6 @@ from kit.visible import one_line, visible
 
 ERROR_FILE = "error.txt"  # in an output_dir, until the run continues
 STOPPED = 75  # stopped by a signal after saving; EX_TEMPFAIL of sysexits.h: run the same command again
-_BEGAN = time.monotonic()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -101,12 +100,7 @@ def _written_to_run_folder(text: str) -> str:
         path = folder / ERROR_FILE
         with suppress(OSError):
             if folder.is_dir():
-                # What another rank of this start wrote stays; what an earlier start wrote does not.
-                is_old = time.time() - path.lstat().st_mtime > time.monotonic() - _BEGAN if path.exists() else True
-                if is_old or path.is_symlink() or not path.is_file():
-                    path.unlink(missing_ok=True)
-                with durable.open_to_append(path) as log:
-                    log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n")
+                durable.write_text(path, f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n")
                 return f"\n(this message is also in {one_line(str(path))})"
     return ""
 

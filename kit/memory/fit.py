@@ -27,7 +27,7 @@ ENOUGH_TOKENS = 16384
 CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
 
 
-def resolve_auto(recipe: Recipe, topology: Topology, config: Any) -> Recipe:
+def resolve_auto(recipe: Recipe, topology: Topology, config: Any) -> tuple[Recipe, list[str]]:
     """Return the recipe with a value for each setting that is ``auto``: the best one on the GPUs of this machine.
 
     Neither setting changes the maths. On a CPU, and where nothing fits, the micro-batch is 1. Checkpointing is off on a
@@ -35,21 +35,29 @@ def resolve_auto(recipe: Recipe, topology: Topology, config: Any) -> Recipe:
 
     Args:
         config: the model's config, as transformers opened it.
+
+    Returns:
+        The recipe; and a line that says what was taken without a plan, and why. There is none on a CPU.
     """
     rows = None if recipe.per_device_train_batch_size == "auto" else recipe.per_device_train_batch_size
     checkpointing = None if recipe.gradient_checkpointing == "auto" else recipe.gradient_checkpointing
     if rows is not None and checkpointing is not None:
-        return recipe
+        return recipe, []
     total = gpu_memory(topology)
     workload = planned_workload(recipe, topology, config)
-    best = None
     if total is not None and workload is not None:
         best = choose(workload, lambda way: fits(way, total), recipe.global_batch_size, checkpointing, rows)
-    if best is not None:
-        rows, checkpointing = best.rows, best.gradient_checkpointing
-    elif checkpointing is None:
-        checkpointing = topology.device_type != "cpu"
-    return recipe.model_copy(update={"per_device_train_batch_size": rows or 1, "gradient_checkpointing": checkpointing})
+        if best is not None:
+            update = {"per_device_train_batch_size": best.rows, "gradient_checkpointing": best.gradient_checkpointing}
+            return recipe.model_copy(update=update), []
+    taken: dict[str, Any] = {"per_device_train_batch_size": 1} if rows is None else {}
+    words = [f"micro-batch {size}" for size in taken.values()]
+    if checkpointing is None:
+        taken["gradient_checkpointing"] = topology.device_type != "cpu"
+        words.append(f"gradient checkpointing {checkpointing_word(taken['gradient_checkpointing'])}")
+    unknown = _not_described(recipe, topology, config)
+    why = f"no plan for {unknown}" if unknown else "nothing fits by the plan"
+    return recipe.model_copy(update=taken), [f"auto: {why}: {', '.join(words)}"] if total is not None else []
 
 
 def fits(workload: Workload, total: int) -> bool:
@@ -82,27 +90,6 @@ def choose(
             if fits(candidate):
                 return candidate
     return None
-
-
-def explain_auto(recipe: Recipe, resolved: Recipe, topology: Topology, config: Any) -> list[str]:
-    """Return a line that says what ``resolve_auto`` chose without a plan, and why.
-
-    There is none on a CPU, where no setting is ``auto``, and where a plan chose.
-    """
-    chosen = []
-    if recipe.per_device_train_batch_size == "auto":
-        chosen.append(f"micro-batch {resolved.micro_batch_size}")
-    if recipe.gradient_checkpointing == "auto":
-        chosen.append(f"gradient checkpointing {checkpointing_word(resolved.gradient_checkpointing)}")
-    memory = gpu_memory(topology)
-    if memory is None or not chosen:
-        return []
-    workload = planned_workload(resolved, topology, config)
-    if workload is None:
-        return [f"auto: no plan for {_not_described(recipe, topology, config)}: {', '.join(chosen)}"]
-    if not fits(workload, memory):
-        return [f"auto: nothing fits by the plan: {', '.join(chosen)}"]
-    return []
 
 
 def checkpointing_word(how: bool | str) -> str:

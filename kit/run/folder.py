@@ -22,8 +22,7 @@ from kit.data.samples.bad_rows import SKIPPED_FILE, write_listed
 from kit.durable import read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
-from kit.run.identity import changes, rounding
-from kit.run.mirror import Mirror
+from kit.run.identity import ROUNDING, changes
 from kit.run.output_dir import check_owner, outputs, unfinished
 from kit.run.record import RUN_FILE, versions, write_record
 from kit.run.resume import choose, choose_together, wanted_checkpoint
@@ -63,8 +62,6 @@ class RunFolder:
         # To continue from, with its manifest; None and {}: from step 0.
         self.checkpoint, self._manifest = choose(self.checkpoints, self._wanted, identity)
         self._record: dict[str, Any] = {}
-        self._launchers: Sequence[str] = ()
-        self._mirror = Mirror(recipe, self.path, identity) if recipe.mirror_to else None
         exits.repeat_errors_in(self.path)
         step = self.loop_state().step
         if not recipe.overwrite_output_dir:
@@ -73,10 +70,6 @@ class RunFolder:
                 Problem("output_dir", f"{path} is a link or a file", expected, "move it away")
                 for path in in_the_way_after(self.checkpoints, step)
             )
-
-    @property
-    def _continues_from_copy(self) -> bool:
-        return self._mirror is not None and self._mirror.is_newer
 
     def loop_state(self) -> LoopState:
         """Return the state that the run continues with. Raises ``UserError`` if the checkpoint's state is damaged."""
@@ -96,15 +89,9 @@ class RunFolder:
         Raises:
             UserError: on all ranks, if no checkpoint can be used, or the old run cannot be deleted.
         """
-        if self._continues_from_copy:
-            self.finished_steps, self._ended_early = 0, False  # until ``final/`` is written again
-            self._seen = _snapshot(self.path)
-            self._wanted = wanted_checkpoint(self._recipe, self.path)
         if accelerator.num_processes > 1:
             chosen = choose_together(accelerator, self.checkpoints, self._wanted, self.identity)
             self.checkpoint, self._manifest = chosen
-        elif self._continues_from_copy:
-            self.checkpoint, self._manifest = choose(self.checkpoints, self._wanted, self.identity)
         with together(accelerator):
             self._empty()
         return self.loop_state()
@@ -116,17 +103,15 @@ class RunFolder:
 
         Args:
             first_step: the steps done at the checkpoint to continue from.
-            is_dry: do not copy to ``mirror_to`` what a finished run lacks there, nor upload it.
+            is_dry: do not upload a finished run.
 
         Raises:
             UserError: the run is not finished and cannot continue, see ``check_continues``.
         """
         is_over = self._ended_early or self.finished_steps == total_steps
-        if is_over and not self._continues_from_copy and self._wanted == "auto" and self.final.is_dir():
+        if is_over and self._wanted == "auto" and self.final.is_dir():
             setting = "early_stopping_patience" if self._ended_early else "max_steps"
             ways = f"to go on, raise {setting}; to start afresh, another --output_dir"
-            if self._mirror and is_main() and not is_dry:
-                self._mirror.complete()
             say(f"this run is finished: {self.final}", ways)
             self.push(is_stopped=is_dry)  # as its first end may have failed to; what the hub has is not sent again
             return True
@@ -149,7 +134,7 @@ class RunFolder:
             found = f"{self.checkpoint} holds weights only (save_only_model), so the run cannot continue from it"
             ways = f"{command_of('export.py')} writes a model to train on from, in a new run; or {new}"
             raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint with the optimiser's state", ways))
-        if self.finished_steps and not first_step and not self._continues_from_copy:
+        if self.finished_steps and not first_step:
             found = f"{self.path} holds a finished run of {self.finished_steps} steps and no checkpoint to go on from"
             raise UserError(Problem("output_dir", found, fix=new))
 
@@ -158,17 +143,12 @@ class RunFolder:
         step = self.loop_state().step
         if self.is_finished(step, total_steps, is_dry=True):
             return []
-        if self._mirror and self._mirror.is_newer:
-            return [self._mirror.describe()]
         if self.checkpoint:
             return [f"would continue after step {step} of {total_steps} ({self.checkpoint})"]
         return []
 
-    def open(self, launchers: Sequence[str] = ()) -> None:
+    def open(self) -> None:
         """Create the folder and lock it until this process ends.
-
-        Args:
-            launchers: identify the launchers of this start.
 
         Raises:
             UserError: the folder cannot be created, another run holds its lock, or another run changed it after
@@ -177,7 +157,6 @@ class RunFolder:
         if not is_main():
             return
         recipe, folder, seen = self._recipe, self.path, self._seen
-        self._launchers = launchers
         try:
             folder.mkdir(parents=True, exist_ok=True)
             notes = lock.acquire(folder)
@@ -188,9 +167,7 @@ class RunFolder:
             begins_again = len(seen) == 1 and seen[0] and recipe.resume_from_checkpoint == "auto"
             if begins_again and not recipe.overwrite_output_dir:
                 notes.append(f"{folder} holds this run and no checkpoint: it begins again from the first step")
-            lock.sign(folder, emptied=False, launchers=launchers)
-            if self._mirror and self._mirror.is_newer:
-                self._mirror.restore()
+            lock.sign(folder)
         except OSError as error:
             raise _cannot_write(folder, error) from None
         say(*notes)
@@ -210,7 +187,6 @@ class RunFolder:
                 write_record(folder, {**record, "finished_steps": 0, "interrupted": None})
                 for path in outputs(folder):
                     durable.remove(path)
-            lock.sign(folder, emptied=True, launchers=self._launchers)
         except OSError as error:
             raise _cannot_write(folder, error) from None
 
@@ -234,7 +210,7 @@ class RunFolder:
             plan: what was planned, see ``kit.memory.fit.plan_record``; None or empty: nothing.
         """
         about: dict[str, Any] = {"identity": self.identity, "strategy": strategy.record(), "versions": versions()}
-        about["rounding"] = rounding(self._recipe)
+        about["rounding"] = self._recipe.model_dump(mode="json", include=ROUNDING)
         recipe = {"recipe_name": self._recipe_name, "recipe": self._recipe.model_dump(mode="json")}
         about["total_steps"] = total_steps
         before = "" if self._recipe.overwrite_output_dir else self._seen[0]
@@ -255,9 +231,6 @@ class RunFolder:
                 write_listed(self.path / SKIPPED_FILE, skipped_rows)
             (self.path / exits.ERROR_FILE).unlink(missing_ok=True)
             self._write()
-            if self._mirror:
-                self._mirror.start(step)
-                exits.finish_first(self._mirror.leave)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -276,17 +249,6 @@ class RunFolder:
             self._write(interrupted=step)
         else:
             self._write(finished_steps=step, ended_early=early or None)
-
-    def finish_mirror(self, accelerator: "Accelerator", is_stopped: bool) -> None:
-        """Wait for the copy at ``mirror_to``; after a signal only for a while. Called by all ranks.
-
-        Raises:
-            UserError: on all ranks, if the copy is not complete.
-        """
-        if self._mirror:
-            with together(accelerator):
-                if is_main():
-                    self._mirror.finish(is_stopped)
 
     def push(self, is_stopped: bool, wait: Callable[[], object] = lambda: None) -> None:
         """Upload ``final/`` as ``push_to_hub`` asks for it; the other ranks need not wait. Never raises.
@@ -307,7 +269,7 @@ class RunFolder:
 def _ended_early(settings: EvalSettings, folder: Path) -> bool:
     """Whether the finished run in the folder ended early, by the same settings of early stopping."""
     record = json.loads(read_small(folder / RUN_FILE))
-    keys = ("early_stopping_patience", "early_stopping_threshold", "metric_for_best_model")
+    keys = ("early_stopping_patience", "metric_for_best_model")
     return bool(record.get("ended_early")) and all(record["recipe"].get(key) == getattr(settings, key) for key in keys)
 
 

@@ -18,12 +18,8 @@ def identity(recipe: Recipe, data_fingerprint: str, model_fingerprint: str) -> d
     return {**{key: values[key] for key in IDENTITY}, **fingerprints}
 
 
-def rounding(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings with which the same steps round differently, so that a resume with others is no exact one."""
-    return recipe.model_dump(mode="json", include=set(_ROUNDING))
-
-
-_ROUNDING = ("per_device_train_batch_size", "torch_compile", "attn_implementation", "tf32")
+# Settings with which the same steps round differently, so that a resume with others is no exact one.
+ROUNDING = {"per_device_train_batch_size", "torch_compile", "attn_implementation", "tf32"}
 # The fingerprint has the version of the code that reads rows, too.
 OTHER_DATA = "the samples that dataset gives are others, or this version of the kit reads them otherwise"
 OTHER_MODEL = "the weights at model_name_or_path are others"

@@ -17,7 +17,7 @@ from kit.config.scripts import command_of
 from kit.console import bar, say
 from kit.data.feed.feed import by_file
 from kit.data.feed.ranks import Ranks
-from kit.run.answers import few_texts, unended
+from kit.run.answers import unasked, unended
 from kit.run.record import METRICS_FILE, metrics_row
 from kit.run.throughput import Throughput, speed_text
 from kit.run.trackers import start_trackers, track
@@ -98,7 +98,7 @@ class Log:
             if sys.stderr.isatty():
                 self.bar = bar("", "step", total_steps, state.step)
         if recipe.report_to and self.is_main:
-            start_trackers(accelerator, recipe, state.tracker_id, state.step, output_dir, kept)
+            start_trackers(accelerator, recipe, recipe.model_dump(), state.tracker_id, state.step, output_dir, kept)
 
     def step(
         self, batch: "GlobalBatch", result: "StepResult", learning_rate: float, spike: "LossSpike | None" = None
@@ -194,8 +194,8 @@ class Log:
             why = "the evaluation data have good answers only, or bad ones only"
             doubts.append(f"no {metric}, since {why}: no evaluation is the best, and none ends the run early")
         if step:  # before training, the model may not know when to stop
-            doubts += unended(row, self.recipe, evaluation.stops)
-        doubts += few_texts(row) if self.state.evaluated_step < 0 else []
+            doubts += unended(row, self.recipe.max_new_tokens, self.recipe.method, evaluation.stops)
+        doubts += unasked(row) if self.state.evaluated_step < 0 else []
         say(*(f"warning: {doubt}" for doubt in doubts))
         for answer in evaluation.answers[:1]:  # metrics.jsonl has more
             say(f"    asked    {_one_line(answer.prompt)}")

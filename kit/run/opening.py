@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kit.checkpoint.manifest import MANIFEST, NONE
 from kit.config.recipe import Recipe
+from kit.config.settings.objective import ObjectiveSettings
 from kit.errors import Problem, UserError
 from kit.model.locate import check_base
 from kit.run.record import RUN_FILE, as_trained, read_run, with_model_of_checkpoint
@@ -49,27 +50,28 @@ def precision_of(path: str, given: Precision) -> Precision:
     return "bf16" if read_run(run_file)[1].mixed_precision == "bf16" else "no"
 
 
-def reference_of(scored: str, recipe: Recipe) -> Recipe | None:
-    """Return what opens the reference of a run with the objective of ``recipe``, if that is another model.
+def reference_of(scored: str, settings: ObjectiveSettings, method: str) -> Recipe | None:
+    """Return what opens the reference of a run with this objective, if that is another model.
 
     It is the model, or the adapter, with which the run began; None for a new adapter, whose reference is its base.
 
     Args:
         scored: may be ``final/`` or a checkpoint of that run.
+        method: of ``scored``: full for a whole model.
 
     Raises:
         UserError: ``scored`` is a whole model, and in no folder of such a run; or what the run began with is gone.
     """
-    if not recipe.declared.has_reference:
+    if not settings.declared.has_reference:
         return None
     run_file = run_of(scored)
     run = read_run(run_file)[0] if run_file else None
     if run and (run.method == "full" or (run.declared.has_reference and run.adapter_name_or_path)):
         fix = "a relative path counts from where the run was started"
         check_base(str(run_file), run.model_name_or_path, run.model_revision, fix)
-        return run.model_copy(update={"per_device_eval_batch_size": recipe.eval_batch_size})
-    if recipe.method == "full":
-        found = f"{recipe.objective} compares a model with its reference, and {scored} is a whole model without one"
+        return run
+    if method == "full":
+        found = f"{settings.objective} compares a model with its reference, and {scored} is a whole model without one"
         fix = "--objective simpo compares the answers of pairs alone; or score it in the folder of its run"
         raise UserError(Problem("objective", found, fix=fix))
     return None

@@ -37,8 +37,12 @@ def check_writable(folder: Path) -> None:
         raise UserError(Problem("output_dir", found, "a folder to write to", lock.another(folder))) from None
 
 
-def run_in(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
+def run_in(overwrites: bool, folder: Path, inputs: Iterable[tuple[str, str]]) -> dict[str, Any] | None:
     """Return the record of the run that the folder holds; None for an empty folder, or none.
+
+    Args:
+        overwrites: as ``overwrite_output_dir``.
+        inputs: ``Recipe.inputs`` of the run that would write to the folder.
 
     Raises:
         UserError: the folder holds files that are no run, a run is at work in it, or it cannot be used.
@@ -56,7 +60,7 @@ def run_in(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
         if RUN_FILE in names:
             own = {lock.NAME, RUN_FILE}
             # To overwrite a link means to delete it.
-            own |= set() if recipe.overwrite_output_dir else {*OUTPUT_FILES, *OUTPUT_FOLDERS}
+            own |= set() if overwrites else {*OUTPUT_FILES, *OUTPUT_FOLDERS}
             raise_if(_problems_with_kinds(folder, own))
         old = json.loads(read_small(folder / RUN_FILE))
         record = {**old, "identity": dict(old["identity"]), "finished_steps": int(old["finished_steps"])}
@@ -66,8 +70,12 @@ def run_in(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
         found = f"{folder}/run.json is no record of a run ({fault_of_record(error)})"
         raise UserError(Problem("output_dir", found, fix=ways)) from None
     lock.check_free(folder)
-    if recipe.overwrite_output_dir:
-        raise_if(_problems_with_inputs(recipe, folder))
+    if overwrites:
+        raise_if(
+            Problem(key, f"{value} lies in the output_dir that is to be overwritten", fix=lock.another(folder))
+            for key, value in inputs
+            if os.path.exists(value) and folder.resolve() in Path(value).resolve().parents
+        )
     return record
 
 
@@ -80,7 +88,7 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
     Raises:
         UserError: the folder holds another run (the message names the settings that differ), or as ``run_in``.
     """
-    old = run_in(recipe, folder)
+    old = run_in(recipe.overwrite_output_dir, folder, recipe.inputs)
     if old is None or recipe.overwrite_output_dir:
         return 0
     ways = f"{lock.another(folder)}; or --overwrite_output_dir true, which deletes it"
@@ -123,16 +131,3 @@ def _problems_with_kinds(folder: Path, names: Iterable[str]) -> list[Problem]:
         elif not is_folder(mode):
             problems.append(Problem("output_dir", f"{path} is not {expected}", expected, "move it away"))
     return problems
-
-
-def _problems_with_inputs(recipe: Recipe, folder: Path) -> list[Problem]:
-    """Return a problem for each input of the run that lies in the folder and would be deleted."""
-    keys = ("model_name_or_path", "adapter_name_or_path", "chat_template", "resume_from_checkpoint")
-    paths = [(key, value) for key in keys if (value := getattr(recipe, key))]
-    paths += [("dataset", entry.path) for entry in recipe.dataset_entries]
-    paths += [("eval_dataset", entry.path) for entry in recipe.eval_dataset_entries]
-    return [
-        Problem(key, f"{value} lies in the output_dir that is to be overwritten", fix=lock.another(folder))
-        for key, value in paths
-        if os.path.exists(value) and folder.resolve() in Path(value).resolve().parents
-    ]

@@ -17,7 +17,7 @@ from kit.config.settings.objective import ObjectiveSettings
 from kit.durable import open_regular, read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.model.locate import check_base
-from kit.strategy.topology import ActualStrategy, RecordError
+from kit.strategy.topology import ActualStrategy
 
 RUN_FILE, METRICS_FILE, PROFILE_FOLDER = "run.json", "metrics.jsonl", "profile"
 Opening = TypeVar("Opening", bound=MethodSettings)
@@ -46,8 +46,8 @@ def fault_of_record(error: Exception) -> str:
         return f"no {error.args[0]!r}"
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        return f"recipe.{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error) if isinstance(error, RecordError) else type(error).__name__
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return type(error).__name__
 
 
 def read_stop_tokens(run_file: Path) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kit import durable, lock
 from kit.errors import Problem, UserError
-from kit.strategy.launcher import launched_rank, launcher_id, leads_other_machine
+from kit.strategy.launcher import leads_other_machine
 from kit.strategy.rendezvous import from_main, together
 
 if TYPE_CHECKING:
@@ -21,15 +21,6 @@ _DELAY_SECONDS = 5.0  # until a network disk shows on one machine what another o
 _FIX = (
     "give an --output_dir on a disk that all machines share, such as NFS: every machine writes its part of a checkpoint"
 )
-
-
-def launchers(accelerator: "Accelerator") -> list[str]:
-    """Return what identifies the launchers of this start, one on each machine. Called by all ranks."""
-    from accelerate.utils import gather_object
-
-    rank = launched_rank()
-    leads = rank is not None and rank.local_rank == 0
-    return list(gather_object([launcher_id()] if leads else []))
 
 
 def check_shared(accelerator: "Accelerator", folder: Path) -> None:

@@ -4,27 +4,21 @@ Promises: a run keeps its identifier through a resume, and each tracker finds it
 resume repeats stand once in TensorBoard, and where they stand twice the later value counts.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
+from kit.config.settings.output import OutputSettings
 from kit.errors import Problem, UserError, first_line
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from kit.config.recipe import Recipe
-
-_NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]", re.ASCII)  # characters that a name may not have there
-_MLFLOW_TAG = "kit_run"
-
 
 def start_trackers(
     accelerator: "Accelerator",
-    recipe: "Recipe",
+    settings: OutputSettings,
+    about: Mapping[str, Any],
     identifier: str,
     step: int,
     output_dir: Path,
@@ -35,6 +29,7 @@ def start_trackers(
     Called by the main process.
 
     Args:
+        about: all settings of the run.
         identifier: of the run, the same for all its starts.
         step: the number of steps done so far.
         kept: the rows of ``step`` in ``metrics.jsonl``, which TensorBoard gets again.
@@ -47,37 +42,32 @@ def start_trackers(
     for tracker in wanted:
         # TensorBoard's project is a folder in output_dir. It keeps one name, by which a resume finds it and
         # ``overwrite_output_dir`` deletes it.
-        project = "kit" if str(tracker) == "tensorboard" else recipe.project
+        project = "kit" if str(tracker) == "tensorboard" else settings.project
         accelerator.log_with, accelerator.trackers = [tracker], []
         try:
-            options = _options(str(tracker), recipe.project, recipe.run_name, identifier, step)
+            options = _options(str(tracker), settings.run_name, identifier, step)
             accelerator.init_trackers(project, init_kwargs={str(tracker): options})
         except Exception as error:  # its network, its account, or its own settings
-            others = ",".join(name for name in recipe.report_to if name != str(tracker)) or "none"
+            others = ",".join(name for name in settings.report_to if name != str(tracker)) or "none"
             found = f"{tracker} does not start ({first_line(error)})"
             raise UserError(Problem("report_to", found, fix=f"--report_to {others}, which leaves it out")) from None
         started += accelerator.trackers
-        has_settings = {"tensorboard": has_begun, "mlflow": "run_id" in options}  # mlflow refuses other values
         for each in accelerator.trackers:
-            if not has_settings.get(each.name, False):
-                each.store_init_configuration(_flat(recipe.model_dump()))
+            if not (each.name == "tensorboard" and has_begun):
+                each.store_init_configuration(_flat(about))
             if each.name == "tensorboard":
                 for row in kept:
                     each.log(_numbers(row), step=row["step"])
-            if each.name == "comet_ml" and recipe.run_name:
-                each.tracker.set_name(recipe.run_name)
     accelerator.log_with, accelerator.trackers = wanted, started
 
 
 def track(accelerator: "Accelerator", row: Mapping[str, Any]) -> None:
     """Give the numbers of a row of ``metrics.jsonl`` to all trackers. Called by the main process."""
-    numbers = _numbers(row)
     for tracker in accelerator.trackers:
-        values = {_NOT_IN_MLFLOW.sub("_", name): value for name, value in numbers.items()}
-        tracker.log(values if tracker.name == "mlflow" else numbers, step=int(row["step"]))
+        tracker.log(_numbers(row), step=int(row["step"]))
 
 
-def _options(tracker: str, project: str, name: str | None, identifier: str, step: int) -> dict[str, Any]:
+def _options(tracker: str, name: str | None, identifier: str, step: int) -> dict[str, Any]:
     """Options with which a tracker names a run, and continues its curves after a resume."""
     if tracker == "tensorboard":
         # It hides what was logged from `purge_step` on. The steps after the checkpoint are repeated. The evaluation of
@@ -86,24 +76,7 @@ def _options(tracker: str, project: str, name: str | None, identifier: str, step
         return {"purge_step": step}
     if tracker == "trackio":  # it knows a run by its name only. The identifier keeps two runs of one name apart.
         return {"name": f"{name}-{identifier}" if name else identifier, "resume": "allow"}
-    if tracker == "mlflow":  # it makes its own ids
-        found = _mlflow_run(project, identifier)
-        named = {"run_name": name} if name else {}
-        return {"run_id": found} if found else {**named, "tags": {_MLFLOW_TAG: identifier}}
-    if tracker == "comet_ml":  # its keys have 32 characters
-        return {"experiment_key": xxhash.xxh3_128_hexdigest(identifier.encode())}
-    named = {"name" if tracker == "wandb" else "experiment_name": name} if name else {}
-    return {"id": identifier, "resume": "allow", **named}  # wandb and swanlab
-
-
-def _mlflow_run(project: str, identifier: str) -> str | None:
-    """The id that mlflow gave to the run with this identifier; None if it has none."""
-    import mlflow
-
-    found = mlflow.search_runs(
-        experiment_names=[project], filter_string=f"tags.{_MLFLOW_TAG} = '{identifier}'", output_format="list"
-    )
-    return found[0].info.run_id if found else None
+    return {"id": identifier, "resume": "allow", **({"name": name} if name else {})}
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,6 +85,6 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key not in left_out and isinstance(value, int | float)}
 
 
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as plain values; others as strings, because trackers do not take them."""
     return {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in values.items()}

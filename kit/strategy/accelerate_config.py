@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from kit.config.recipe_file import read_yaml
-from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 from kit.strategy.parallelism import NOT_OFFERED, PREFIX, GroupSizes, group_sizes
 from kit.strategy.precision import FLOAT32
@@ -100,14 +99,7 @@ def read_config(path: Path) -> AccelerateConfig:
     if values and not _KNOWN & set(values):
         found = f"{path} has no key of an Accelerate config"
         raise UserError(Problem("--config", found, fix="a recipe, of any kit, is given by --recipe"))
-    text = read_small(path).splitlines()
-
-    def where(key: str) -> str:
-        inner = re.compile(rf"[\s{{'\"]*{re.escape(key.rpartition('.')[2])}['\"]?\s*:")
-        line = lines.get(key) or next((number for number, line in enumerate(text, 1) if inner.match(line)), None)
-        return f"{path}:{line} {key}" if line else f"{path} {key}"
-
-    return make_config(values, where)
+    return make_config(values, lambda key: f"{path}:{lines[key]} {key}" if key in lines else f"{path} {key}")
 
 
 def make_config(values: Mapping[str, Any], where: Callable[[str], str]) -> AccelerateConfig:

@@ -8,7 +8,7 @@ import copy
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kit.config.recipe import Recipe
@@ -123,7 +123,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
         project_dir=recipe.output_dir,
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_each_batch=sync_each_batch),
         kwargs_handlers=[
-            DistributedDataParallelKwargs(gradient_as_bucket_view=True, bucket_cap_mb=recipe.ddp_bucket_cap_mb),
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
             # Else autocast keeps its bf16 copies of all float32 weights until the forward pass ends.
             AutocastKwargs(cache_enabled=False),
         ],
@@ -271,8 +271,8 @@ def prepare(
         trainable = int(accelerator.reduce(torch.tensor(trainable, device=accelerator.device)).item())
     if (copies := num_replicas(model)) != topology.num_replicas:
         raise TrainingError(f"asked for {topology.num_replicas} copies of the model, got {copies}")
-    actual = ActualStrategy.of(
-        topology,
+    actual = replace(
+        planned_strategy(topology, model),
         device=torch.cuda.get_device_name() if topology.device_type == "cuda" else topology.device_type,
         sharded_layers=ShardedLayers(list(classes), num_sharded) if plugin is not None else None,
         num_threads=torch.get_num_threads(),
@@ -285,9 +285,14 @@ def planned_strategy(topology: Topology, meta_model: "torch.nn.Module") -> Actua
     """Return the strategy that ``prepare`` would report, from the model's shapes alone. For a dry run."""
     classes = layer_classes(topology, meta_model)
     count = sum(type(module).__name__ in classes for module in meta_model.modules())
-    return ActualStrategy.of(
-        topology,
+    return ActualStrategy(
+        type=topology.strategy,
+        config=topology.config_name,
+        num_processes=topology.num_processes,
+        num_replicas=topology.num_replicas,
+        mixed_precision=topology.mixed_precision,
         device=topology.device_type,
+        rehearsal=topology.rehearsal,
         sharded_layers=ShardedLayers(list(classes), count) if topology.strategy.shards else None,
         num_threads=0,  # only known once the run starts
         trainable_parameters=sum(p.numel() for p in meta_model.parameters() if p.requires_grad),

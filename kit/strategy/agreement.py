@@ -28,12 +28,9 @@ class Fact:
     name: str  # a field of the recipe, a library, an environment variable
     value: Any  # JSON
     fix: str  # what to do where it differs
-    refuses: bool = True  # False: a difference is only a warning
 
 
-def exchange(
-    store: Any, rank: int, world: int, facts: Sequence[Fact], problems: list[Problem]
-) -> tuple[list[Problem], list[str]]:
+def exchange(store: Any, rank: int, world: int, facts: Sequence[Fact], problems: Sequence[Problem]) -> list[Problem]:
     """Compare facts with those of all ranks. Called by all ranks.
 
     Args:
@@ -41,39 +38,38 @@ def exchange(
         problems: of this machine's network. They matter only if ranks are on several machines.
 
     Returns:
-        Problems, the same on all ranks, and warnings, on rank 0.
+        Problems, the same on all ranks.
     """
     own = [machine_id(), socket.gethostname(), list(map(asdict, facts)), list(map(asdict, problems))]
     store.set(f"facts/{rank}", json.dumps(own))
     if rank:
         found = [Problem(**each) for each in json.loads(store.get("verdict"))]
         store.set(f"read/{rank}", "here")
-        return found, []
+        return found
     machines, hosts, all_facts, network = zip(
         *(json.loads(store.get(f"facts/{each}")) for each in range(world)), strict=True
     )
-    found, warnings = compare_facts([[Fact(**fact) for fact in each] for each in all_facts], hosts)
+    found = compare_facts([[Fact(**fact) for fact in each] for each in all_facts], hosts)
     if len(set(machines)) > 1:
-        of_network = [Problem(**problem) for each in network for problem in each]
-        found = [*dict.fromkeys(of_network), *found]
+        found = [*dict.fromkeys(Problem(**problem) for each in network for problem in each), *found]
     store.set("verdict", json.dumps([asdict(problem) for problem in found]))
     if found:  # this rank will end, and the store may end with it
         for other in range(1, world):
             store.get(f"read/{other}")
-    return found, warnings
+    return found
 
 
-def compare_facts(all_facts: Sequence[Sequence[Fact]], hosts: Sequence[str]) -> tuple[list[Problem], list[str]]:
-    """Return a problem, or a warning, for each fact in which ranks differ.
+def compare_facts(all_facts: Sequence[Sequence[Fact]], hosts: Sequence[str]) -> list[Problem]:
+    """Return a problem for each fact in which ranks differ.
 
     Args:
-        all_facts: of each rank.
+        all_facts: of each rank; all have the same names, but for those that only some machines have.
         hosts: the machine of each rank.
     """
-    problems, warnings = [], []
-    known = {fact.name: fact for own in reversed(all_facts) for fact in reversed(own)}
+    problems = []
+    fixes = {fact.name: fact.fix for own in all_facts for fact in own}
     shown = [{fact.name: _shown(fact.value) for fact in own} for own in all_facts]
-    for name, fact in reversed(known.items()):
+    for name, fix in fixes.items():
         ranks: dict[tuple[str, str], list[int]] = {}  # by value and host
         for rank, own in enumerate(shown):
             ranks.setdefault((own.get(name, "not set"), hosts[rank]), []).append(rank)
@@ -82,12 +78,8 @@ def compare_facts(all_facts: Sequence[Sequence[Fact]], hosts: Sequence[str]) -> 
         parts = [f"{value} on {host} ({_ranges(where)})" for (value, host), where in ranks.items()]
         more = f" and {len(parts) - _MOST_VALUES} more" if len(parts) > _MOST_VALUES else ""
         found = ", ".join(parts[:_MOST_VALUES]) + more
-        problem = Problem(name, found, "the same on every machine", fact.fix)
-        if fact.refuses:
-            problems.append(problem)
-        else:
-            warnings += f"warning: {problem}".split("\n")  # of a problem, these line breaks are the kit's own
-    return problems, warnings
+        problems.append(Problem(name, found, "the same on every machine", fix))
+    return problems
 
 
 def _shown(value: Any) -> str:

@@ -1,19 +1,14 @@
-"""Whether a run compiles its layers, and whether it can: what torch's compiler needs of a machine. Imports no torch."""
+"""Whether a run compiles its layers, and whether it can. Imports no torch."""
 
-import os
-import shutil
-import sys
-import sysconfig
 from importlib.util import find_spec
-from pathlib import Path
 
-from kit.config.recipe import Recipe
+from kit.config.settings.process import ProcessSettings
 from kit.errors import Problem
 from kit.strategy.topology import Topology
 
 
-def resolve_compile(recipe: Recipe, config_asks: bool, topology: Topology) -> Recipe:
-    """Return the recipe with ``torch_compile`` true or false.
+def resolve_compile(settings: ProcessSettings, config_asks: bool, topology: Topology) -> tuple[bool, list[str]]:
+    """Return whether layers are compiled, and a line that says why ``auto`` does not compile.
 
     ``auto`` compiles on CUDA if the run can. On a CPU compiling takes longer than it saves in a rehearsal.
 
@@ -21,41 +16,24 @@ def resolve_compile(recipe: Recipe, config_asks: bool, topology: Topology) -> Re
         config_asks: whether the Accelerate config has a ``dynamo_config``. It counts unless the recipe or a flag says
             otherwise.
     """
-    wanted = recipe.torch_compile
-    if config_asks and "torch_compile" not in recipe.model_fields_set:
-        wanted = True
-    if wanted == "auto":
-        wanted = topology.device_type == "cuda" and not compile_problems(topology)
-    return recipe.model_copy(update={"torch_compile": wanted})
-
-
-def describe_auto(recipe: Recipe, topology: Topology) -> list[str]:
-    """Return a line that says why ``auto`` does not compile; nothing where it does, or where it was not asked for."""
-    if recipe.torch_compile != "auto":
-        return []
+    if config_asks and "torch_compile" not in settings.model_fields_set:
+        return True, []
+    if settings.torch_compile != "auto":
+        return settings.torch_compile, []
     if topology.device_type != "cuda":
-        return [f"torch_compile auto: nothing is compiled on {topology.device_type}"]
-    return [f"torch_compile auto: nothing is compiled: {problem.found}" for problem in compile_problems(topology)]
+        return False, [f"torch_compile auto: nothing is compiled on {topology.device_type}"]
+    problems = compile_problems(topology)
+    return not problems, [f"torch_compile auto: nothing is compiled: {problem.found}" for problem in problems]
 
 
 def compile_problems(topology: Topology) -> list[Problem]:
-    """Return a problem if this machine, or the strategy, cannot compile."""
-    on_cpu = topology.device_type == "cpu"
-    # Those that torch looks for on a CPU, and Triton on a GPU.
-    usual = ("clang++" if sys.platform == "darwin" else "g++",) if on_cpu else ("gcc", "clang")
-    own = os.environ.get("CXX" if on_cpu else "CC")
-    compilers = (own,) if own else usual
-    header = Path(sysconfig.get_path("include"), "Python.h")
+    """Return a problem if the strategy, or the device, cannot compile. What torch lacks besides, it says itself."""
     if topology.strategy.name == "fsdp1":
         found, fix = "under FSDP1, which wraps modules inside of layers that have adapters", "--config fsdp"
     elif topology.device_type == "mps":
         found, fix = "on MPS, for which this kit was never compiled", "use a CUDA GPU"
-    elif not on_cpu and find_spec("triton") is None:
+    elif topology.device_type == "cuda" and find_spec("triton") is None:
         found, fix = "needs triton, which is not installed", "pip install triton"
-    elif not any(map(shutil.which, compilers)):
-        found, fix = f"needs a compiler, and there is no {' or '.join(compilers)}", "apt-get install g++"
-    elif not header.is_file():
-        found, fix = f"needs Python's headers, and there is no {header}", "apt-get install python3-dev"
     else:
         return []
     return [Problem("torch_compile", found, fix=f"{fix}; or --torch_compile false")]

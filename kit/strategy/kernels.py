@@ -6,7 +6,7 @@ takes its place. A CPU rehearses products of 8 bits, at whatever speed.
 
 from importlib.util import find_spec
 
-from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.errors import Problem
 from kit.strategy.topology import Topology, gpus_of
 
@@ -14,26 +14,14 @@ _FP8_FROM = (8, 9)  # compute capability
 _HOPPER = 9  # major compute capability; FlashAttention 3 is written for this one only
 
 
-def check_kernels(recipe: Recipe, topology: Topology) -> list[Problem]:
-    """Return a problem for each kernel that the recipe asks for and the run cannot have."""
+def check_kernels(settings: MethodSettings, topology: Topology) -> list[Problem]:
+    """Return a problem for each kernel that the settings ask for and the run cannot have."""
     problems = []
-    if recipe.attn_implementation == "flash_attention_3" and (found := _why_not_flash_attention_3(topology)):
+    if settings.attn_implementation == "flash_attention_3" and (found := _why_not_flash_attention_3(topology)):
         problems.append(Problem("attn_implementation", f"flash_attention_3, {found}", fix="--attn_implementation auto"))
-    if recipe.fp8 and (found := _why_not_fp8(topology)):
+    if settings.fp8 and (found := _why_not_fp8(topology)):
         problems.append(Problem("fp8", found, fix=f"--fp8 false; or --config {topology.strategy.config} with bf16"))
     return problems
-
-
-def describe_kernels(recipe: Recipe) -> list[str]:
-    """Return a line for each of these kernels that the run uses."""
-    lines = []
-    if recipe.attn_implementation == "flash_attention_3":
-        of_package = "of the package flash_attn_interface; no result of this kit was measured with it"
-        lines.append(f"attention: FlashAttention 3, {of_package}")
-    if recipe.fp8 and not recipe.torch_compile:
-        found = "in simulations rounding to 8 bits then doubles what a step reads and writes"
-        lines.append(f"warning: fp8 without --torch_compile true: {found}")
-    return lines
 
 
 def _why_not_flash_attention_3(topology: Topology) -> str:

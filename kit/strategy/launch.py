@@ -26,14 +26,15 @@ from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.recipe_file import find_file
 from kit.config.settings.evaluation import METRIC_PACKAGES
+from kit.config.settings.method import MethodSettings
 from kit.config.settings.optimisation import FIX_OF_BATCH, OptimSettings
 from kit.console import say
 from kit.errors import Problem, Problems, UserError, raise_if
 from kit.interrupt import OWN_TORCHRUN
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
-from kit.strategy.compiler import compile_problems, describe_auto, resolve_compile
+from kit.strategy.compiler import compile_problems, resolve_compile
 from kit.strategy.launch_problems import launch_problems, started_machines
-from kit.strategy.launcher import end_with_launcher, recipe_after_restart
+from kit.strategy.launcher import end_with_launcher, launched_rank
 from kit.strategy.network import is_own, warnings_of_address
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology, takes_optimizer
@@ -72,20 +73,18 @@ def resolve(
         say(f"{verb} {what}" + (f", output_dir {recipe.output_dir}" if trains else ""))
         say(*request.notes, *describe_unused(recipe))
         if check:
-            raise_if(_problems_without_devices(request, config))
             check(recipe, not request.launch.dry_run)
     topology, launched, problems = _decide(request, config, config_name)
     if trains:
-        notes = describe_auto(recipe, topology)
-        recipe = resolve_compile(recipe, config.compiles, topology)
+        compiles, notes = resolve_compile(recipe, config.compiles, topology)
+        recipe = recipe.model_copy(update={"torch_compile": compiles})
         if recipe.activation_offload and topology.device_type != "cuda":
             notes.append(f"activation_offload: no effect on {topology.device_type}")
             recipe = recipe.model_copy(update={"activation_offload": False})
         say(*(notes if is_first else []))
-        problems += compile_problems(topology) if recipe.torch_compile else []
+        problems += compile_problems(topology) if compiles else []
     raise_if(problems)
     raise_if(_batch_problems(recipe, topology.num_processes))
-    recipe = recipe_after_restart(recipe)
     if request.launch.dry_run:
         return recipe, topology
     if topology.strategy != SINGLE and launched is None:
@@ -126,8 +125,9 @@ def plan_launch(request: Request) -> LaunchPlan:
     _prepare_process()
     recipe, config, config_name = resolve_config(request, checks_batch=False)
     topology, _, problems = _decide(request, config, config_name)
-    recipe = resolve_compile(recipe, config.compiles, topology)
-    problems += compile_problems(topology) if recipe.torch_compile else []
+    compiles, _ = resolve_compile(recipe, config.compiles, topology)
+    recipe = recipe.model_copy(update={"torch_compile": compiles})
+    problems += compile_problems(topology) if compiles else []
     path = find_file(request.launch.config, ACCELERATE_CONFIGS, "config") if request.launch.config else None
     return LaunchPlan(recipe, config, path, topology, problems, _batch_problems(recipe, topology.num_processes))
 
@@ -162,14 +162,15 @@ def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe,
         problems += error.problems
     wanted = request.launch.num_processes or (config.num_processes if config else None)
     if request.recipe:
-        problems += _package_problems(request.recipe)
+        asked = request.recipe
+        problems += _package_problems(asked, asked.optim, list(asked.metrics), list(asked.report_to))
         own_metrics = Problems()
         for name in filter(own_metric.is_own, request.recipe.metrics):  # their files are run: the command named them
             with own_metrics.caught():
                 own_metric.load(name)
         problems += own_metrics
     if request.recipe and config:
-        problems += _method_problems(request.recipe, config)
+        problems += _method_problems(request.recipe, request.recipe.optim, config)
         if wanted and checks_batch:
             problems += config.groups.problems(wanted) + _batch_problems(request.recipe, wanted)
     raise_if(problems)
@@ -184,7 +185,8 @@ def _decide(request: Request, config: AccelerateConfig, config_name: str) -> tup
     """The topology, the number of processes that a launcher started, and problems with these. Counts devices."""
     wanted = request.launch.num_processes or config.num_processes
     num_devices, device_type = (0, "cpu") if config.use_cpu else _devices(config.strategy)
-    launched = _launched()
+    rank = launched_rank()
+    launched = rank.world if rank else None
     num_processes = wanted or launched or _default_num_processes(config, num_devices)
     problems = launch_problems(request, config, num_processes, launched, num_devices)
     num_replicas = config.groups.num_replicas(num_processes)
@@ -205,20 +207,6 @@ def _decide(request: Request, config: AccelerateConfig, config_name: str) -> tup
     return topology, launched, problems
 
 
-def _launched() -> int | None:
-    """The number of processes that a launcher started; None without a launcher."""
-    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
-
-
-def _problems_without_devices(request: Request, config: AccelerateConfig) -> list[Problem]:
-    """The problems with how the command was launched that show without counting devices, for which torch is needed."""
-    launched = _launched()
-    num_processes = request.launch.num_processes or config.num_processes or launched
-    if num_processes is None and config.strategy != SINGLE:
-        return []
-    return launch_problems(request, config, num_processes or 1, launched, num_devices=0)
-
-
 def _default_num_processes(config: AccelerateConfig, num_devices: int) -> int:
     """The number of processes over all machines where neither the command nor a launcher gives one."""
     if config.strategy == SINGLE:
@@ -237,9 +225,9 @@ _NOT_FSDP1 = {
 }
 
 
-def _method_problems(settings: Recipe, config: AccelerateConfig) -> list[Problem]:
+def _method_problems(settings: MethodSettings, optim: str, config: AccelerateConfig) -> list[Problem]:
     """Problems with optimisers and methods that the strategy or its precision does not support."""
-    strategy, optim, problems = config.strategy, settings.optim, []
+    strategy, problems = config.strategy, []
     if not takes_optimizer(strategy, optim):
         fix = "--optim adamw_torch; or --config ddp: bitsandbytes cannot read sharded parameters"
         if OPTIMISERS[optim].not_fsdp1:
@@ -256,15 +244,15 @@ def _method_problems(settings: Recipe, config: AccelerateConfig) -> list[Problem
     return problems
 
 
-def _package_problems(recipe: Recipe) -> list[Problem]:
-    """Problems with optional packages that the recipe needs and that are not installed."""
-    needed: list[tuple[str, str, str]] = [("report_to", package, "") for package in recipe.report_to]
-    needed += [("metrics", METRIC_PACKAGES[name], "") for name in recipe.metrics if name in METRIC_PACKAGES]
-    if recipe.attn_implementation == "flash_attention_2":
+def _package_problems(method: MethodSettings, optim: str, metrics: list[str], report_to: list[str]) -> list[Problem]:
+    """Problems with optional packages that the settings need and that are not installed."""
+    needed = [("report_to", package, "") for package in report_to]
+    needed += [("metrics", METRIC_PACKAGES[name], "") for name in metrics if name in METRIC_PACKAGES]
+    if method.attn_implementation == "flash_attention_2":
         needed += [("attn_implementation", "flash_attn", "--attn_implementation auto")]
-    if recipe.method == "qlora":
+    if method.method == "qlora":
         needed += [("method", "bitsandbytes", "--method lora")]
-    if OPTIMISERS[recipe.optim].bitsandbytes:
+    if OPTIMISERS[optim].bitsandbytes:
         needed += [("optim", "bitsandbytes", "--optim adamw_torch")]
     return [
         Problem(

@@ -1,6 +1,5 @@
 """Problems with how a command was launched, each with a command that works. Plain Python."""
 
-import math
 import os
 import shlex
 import sys
@@ -8,7 +7,7 @@ import sys
 from kit.config.command_line import Request
 from kit.errors import Problem
 from kit.strategy.accelerate_config import AccelerateConfig
-from kit.strategy.launcher import launched_rank, num_processes_of_accelerate
+from kit.strategy.launcher import num_processes_of_accelerate, started_again
 from kit.strategy.network import check_main_address
 from kit.strategy.strategies import SINGLE
 
@@ -24,6 +23,8 @@ def launch_problems(
         num_devices: GPUs of this machine.
     """
     script = f"{_script()} {shlex.join(_without(sys.argv[1:], '--num_processes'))}".strip()
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        return [started_again()]
     started = started_machines()
     if started is not None and started < config.num_machines:
         found = f"{config.num_machines} in the config, the launcher started {started}"
@@ -52,11 +53,8 @@ def launch_problems(
 
 
 def started_machines() -> int | None:
-    """Return on how many machines the launcher started ranks; None where it does not say, or without a launcher."""
-    started = os.environ.get("GROUP_WORLD_SIZE")  # of torchrun and `accelerate launch`
-    rank = launched_rank()
-    if started is None and rank and "LOCAL_WORLD_SIZE" in os.environ:
-        return math.ceil(rank.world / rank.local_world)
+    """Return on how many machines torchrun or `accelerate launch` started ranks; None without them."""
+    started = os.environ.get("GROUP_WORLD_SIZE")
     return int(started) if started else None
 
 

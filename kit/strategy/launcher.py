@@ -1,4 +1,4 @@
-"""React to what the launcher does: it may die, and torchrun may start the ranks again (``--max_restarts``)."""
+"""The launcher of this process: the rank that it gave, and what to do when it dies."""
 
 import os
 import re
@@ -9,15 +9,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
-import xxhash
 
-from kit import lock
-from kit.config.recipe import Recipe
+from kit.errors import Problem
 from kit.interrupt import OWN_TORCHRUN
-from kit.strategy.network import machine_id
 
 # Environment variable with the process id of `accelerate launch`. Set before torchrun starts the ranks, so that they
 # inherit it.
@@ -53,6 +49,15 @@ def leads_other_machine() -> bool:
     """Return whether this is the first rank of a machine other than that of rank 0."""
     rank = launched_rank()
     return rank is not None and rank.several_machines and rank.rank > 0 and rank.local_rank == 0
+
+
+def started_again() -> Problem:
+    """Return the problem of ranks that a launcher has started in place of those that ended, as torchrun can.
+
+    They would begin the run again, as the command says, and not continue it.
+    """
+    found = "the launcher has started these ranks again, in place of those that ended"
+    return Problem("--max_restarts", found, "0", "type the same command again: it continues the run")
 
 
 def end_with_launcher() -> None:
@@ -107,34 +112,6 @@ def num_processes_of_accelerate() -> int | None:
         if found := re.search(r"--num_processes[ =](\d+)", own):
             return int(found[1])
     return None
-
-
-def launcher_id() -> str:
-    """Return what identifies the launcher of this rank among those of all machines; empty without torchrun."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return ""
-    started = ""
-    with suppress(OSError, IndexError):  # in ticks since the boot: process ids are reused
-        started = Path(f"/proc/{os.getppid()}/stat").read_text().rsplit(")", 1)[1].split()[19]
-    return xxhash.xxh3_64_hexdigest(f"{machine_id()} {os.getppid()}-{started}".encode())
-
-
-def recipe_after_restart(recipe: Recipe) -> Recipe:
-    """Return the recipe for this start; ranks that torchrun restarted must continue the run, not begin it again.
-
-    For them ``resume_from_checkpoint: none`` becomes ``auto``, and an ``overwrite_output_dir`` that was already carried
-    out becomes false. The ranks were restarted if ranks of the same launcher have locked ``output_dir`` before: the
-    lock file names their launchers. torchrun's own count of restarts would not show it: each machine counts for itself.
-    """
-    signed = lock.read(Path(recipe.output_dir or ""))
-    if launcher_id() not in signed.get("launchers", ()):
-        return recipe
-    update: dict[str, Any] = {}
-    if recipe.resume_from_checkpoint == "none":
-        update["resume_from_checkpoint"] = "auto"
-    if signed.get("emptied"):
-        update["overwrite_output_dir"] = False
-    return recipe.model_copy(update=update)
 
 
 def record_exit(status: int) -> None:

@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kit.console import say, show_error
 from kit.errors import Problem, Problems, TrainingError, UserError, first_line, raise_if
 from kit.strategy.agreement import Fact, exchange
-from kit.strategy.launcher import launched_rank
+from kit.strategy.launcher import launched_rank, started_again
 from kit.strategy.network import check_main_address, check_own_name, is_own, use_loopback
 from kit.strategy.store import STORE_SECONDS, BoundedStore, call_within, connect
 
@@ -56,14 +55,13 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
     if launched and launched.several_machines and not is_own(os.environ["MASTER_ADDR"]):
         raise_if(check_main_address(os.environ["MASTER_ADDR"], "MASTER_ADDR"))
 
-    def meet() -> tuple[Any, list[Problem], list[str]]:
+    def meet() -> tuple[Any, list[Problem]]:
         store = _meet(rank, world, timeout_seconds)
-        return store, *exchange(store, rank, world, facts, check_own_name())
+        return store, exchange(store, rank, world, facts, check_own_name())
 
     try:
-        store, problems, warnings = call_within(timeout_seconds + STORE_SECONDS, meet)
+        store, problems = call_within(timeout_seconds + STORE_SECONDS, meet)
         raise_if(problems)
-        say(*warnings)
         timeout = timedelta(seconds=COLLECTIVE_TIMEOUTS * timeout_seconds)
         with _ending_after(timeout_seconds):
             torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
@@ -79,7 +77,7 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
 
 
 def open_store() -> BoundedStore | None:
-    """Open a new connection to the ranks' key-value store; None for a single process. Called by all ranks.
+    """Open a new connection to the ranks' key-value store, for their statuses; None for a single process.
 
     Raises:
         TrainingError: the store does not answer.
@@ -88,12 +86,11 @@ def open_store() -> BoundedStore | None:
 
     if not is_initialized():
         return None
-    name = from_main(lambda: uuid.uuid4().hex)
     try:
         store = call_within(2 * STORE_SECONDS, lambda: _connect(STORE_SECONDS))
     except (OSError, RuntimeError) as error:  # RuntimeError: torch's errors of a store are such
         raise _no_answer(error) from None
-    return BoundedStore(PrefixStore(name, store), _store_address())
+    return BoundedStore(PrefixStore("status", store), _store_address())
 
 
 def collectives_begun() -> int | None:
@@ -170,17 +167,13 @@ def _ending_after(seconds: float) -> Iterator[None]:
 
 
 def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
-    """Return a section of the ranks' key-value store that only the ranks of this start use.
-
-    The launcher may keep the store while it restarts the ranks, and restarted ranks must not read the keys of the ranks
-    before them. So the section needs a new name at each start. The launchers' counts of restarts are no such name,
-    because each machine counts for itself. Instead, every rank creates a random name. Rank 0 sends its name to each
-    other rank under the name of that rank, and waits until all of them have confirmed it.
+    """Return the ranks' key-value store when all of them are there.
 
     Raises:
         torch.distributed.DistError: not all ranks arrived within ``timeout_seconds``.
+        UserError: ranks were in this store before: the launcher has started them again in place.
     """
-    from torch.distributed import DistStoreError, PrefixStore
+    from torch.distributed import DistStoreError
 
     is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by the launcher of rank 0, from the start on
     try:
@@ -189,19 +182,15 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
         if not is_kept:
             raise TimeoutError from None
         raise _no_answer(error) from None
-    mine = uuid.uuid4().hex
+    if store.add(f"here/{rank}", 1) > 1:
+        raise UserError(started_again())
     if rank:
-        store.set(f"from/{rank}", mine)
-        timeout = timedelta(seconds=timeout_seconds)
-        store.wait([f"to/{mine}"], timeout)
-        name = store.get(f"to/{mine}").decode()
-        store.set(f"{name}/{rank}", "here")
-        store.wait([f"{name}/all"], timeout)
-        return PrefixStore(name, store)
+        store.wait(["all"], timedelta(seconds=timeout_seconds))
+        return store
     absent = set(range(1, world))
     begun = time.monotonic()
     is_reported = False
-    while absent:
+    while absent := {other for other in absent if not store.check([f"here/{other}"])}:
         waited = time.monotonic() - begun
         names = f"rank {', '.join(map(str, sorted(absent)))}"
         if waited > timeout_seconds:
@@ -209,10 +198,6 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
         if waited > _QUIET_SECONDS and not is_reported:
             is_reported = True
             say(f"waiting for {names} at {_store_address()}, at most {timeout_seconds} s (--ddp_timeout)")
-        for other in absent:
-            if store.check([f"from/{other}"]):  # perhaps of a rank of an earlier start; the new one will overwrite it
-                store.set(f"to/{store.get(f'from/{other}').decode()}", mine)
-        absent = {other for other in absent if not store.check([f"{mine}/{other}"])}
         time.sleep(0.01)
-    store.set(f"{mine}/all", "here")
-    return PrefixStore(mine, store)
+    store.set("all", "here")
+    return store

@@ -7,10 +7,11 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from kit.config.optimisers import OPTIMISERS
-from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
+from kit.config.settings.optimisation import OptimSettings
 from kit.errors import Problem
 from kit.strategy.strategies import Strategy, StrategyName
 
@@ -76,50 +77,22 @@ class ActualStrategy:
     trainable_parameters: Count
 
     @classmethod
-    def of(
-        cls,
-        topology: Topology,
-        *,
-        device: str,
-        sharded_layers: ShardedLayers | None,
-        num_threads: int,
-        trainable_parameters: int,
-    ) -> "ActualStrategy":
-        """Return what runs if ``topology`` was found to run: its strategy, and what only the run or the model knows."""
-        return cls(
-            type=topology.strategy,
-            config=topology.config_name,
-            num_processes=topology.num_processes,
-            num_replicas=topology.num_replicas,
-            mixed_precision=topology.mixed_precision,
-            device=device,
-            rehearsal=topology.rehearsal,
-            sharded_layers=sharded_layers,
-            num_threads=num_threads,
-            trainable_parameters=trainable_parameters,
-        )
-
-    @classmethod
     def from_record(cls, values: dict[str, Any]) -> "ActualStrategy":
-        """Create it from the values in ``run.json``. Raises ``RecordError``, ``KeyError`` or ``TypeError``."""
+        """Create it from the values in ``run.json``. Raises ``ValueError``, ``KeyError`` or ``TypeError``."""
         known = {key: values.get(key, 1) if key == "num_replicas" else values[key] for key in RECORD_KEYS}
         replicates = known["num_replicas"] > 1
         known["type"] = {"name": known["type"], "offloads": known.pop("offload"), "replicates": replicates}
-        try:
-            return TypeAdapter(cls).validate_json(json.dumps(known), strict=True)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise RecordError(f"strategy{''.join(f'.{name}' for name in first['loc'][:1])}: {first['msg']}") from None
+        return TypeAdapter(cls).validate_json(json.dumps(known), strict=True)
 
     def record(self) -> dict[str, Any]:
         """Return the entry ``strategy`` of run.json and of manifests, in JSON."""
         values = asdict(self) | {"type": self.type.name, "offload": self.type.offloads}
         return {key: values[key] for key in RECORD_KEYS}
 
-    def describe(self, recipe: Recipe) -> str:
+    def describe(self, method: MethodSettings, steps: OptimSettings) -> str:
         """Describe in one line how the run is distributed, what its layers keep, its optimiser and its global batch."""
-        micro_batch = recipe.micro_batch_size
-        accumulation = recipe.global_batch_size // (micro_batch * self.num_processes)
+        micro_batch = steps.micro_batch_size
+        accumulation = steps.global_batch_size // (micro_batch * self.num_processes)
         device = ""
         if self.rehearsal:
             device = " rehearsed on CPU"
@@ -133,19 +106,15 @@ class ActualStrategy:
         if self.sharded_layers:
             copies = f", {self.num_replicas} copies" if self.num_replicas > 1 else ""
             parts.append(f"{self.sharded_layers.count} x {'/'.join(self.sharded_layers.classes)} sharded{copies}")
-        parts.append(f"{self.trainable_parameters:,} trainable parameters ({recipe.method})")
-        if recipe.gradient_checkpointing:
-            kind = "selective " if recipe.gradient_checkpointing == "selective" else ""
-            offload = " with activation_offload" if recipe.activation_offload else ""
+        parts.append(f"{self.trainable_parameters:,} trainable parameters ({method.method})")
+        if method.gradient_checkpointing:
+            kind = "selective " if method.gradient_checkpointing == "selective" else ""
+            offload = " with activation_offload" if method.activation_offload else ""
             parts.append(f"{kind}gradient checkpointing{offload}")
-        if not recipe.optim.startswith("adamw_torch"):
-            parts.append(recipe.optim)
-        parts.append(f"global batch {recipe.global_batch_size} = {self.num_processes} x {micro_batch} x {accumulation}")
+        if not steps.optim.startswith("adamw_torch"):
+            parts.append(steps.optim)
+        parts.append(f"global batch {steps.global_batch_size} = {self.num_processes} x {micro_batch} x {accumulation}")
         return ", ".join(parts)
-
-
-class RecordError(ValueError):
-    """A record of a run has a value that no run writes; the message names its field."""
 
 
 def strategy_name(accelerator: "Accelerator") -> StrategyName:

@@ -18,7 +18,7 @@ from kit.model.compile import CompiledLayers
 from kit.strategy.gradients import accumulating, drop_gradients
 
 if TYPE_CHECKING:
-    from kit.config.recipe import Recipe
+    from kit.config.settings.data import DataSettings
     from kit.strategy.accelerator import Prepared
 
 # Of the example, about. Beyond 4,096 tokens kernels sum in another way; still more would take memory that a run of
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _NUM_TOKENS = 4608
 
 
-def compile_first(prepared: "Prepared", layers: CompiledLayers, recipe: "Recipe") -> None:
-    """Compile forward and backward pass of the layers for micro-batches of the recipe's size. Called by all ranks.
+def compile_first(prepared: "Prepared", layers: CompiledLayers, settings: "DataSettings", num_rows: int) -> None:
+    """Compile forward and backward pass of the layers for micro-batches of ``num_rows``. Called by all ranks.
 
     Raises:
         UserError: the compiler failed.
@@ -38,7 +38,7 @@ def compile_first(prepared: "Prepared", layers: CompiledLayers, recipe: "Recipe"
     layers.is_on = True
     began = time.perf_counter()
     accelerator, model = prepared.accelerator, prepared.model
-    inputs = _example(recipe).to(accelerator.device).model_inputs()
+    inputs = _example(settings.max_length, num_rows, settings.packing).to(accelerator.device).model_inputs()
     try:
         with accumulating(accelerator, model, is_last=False):
             accelerator.backward(model(**inputs).sum())
@@ -50,20 +50,18 @@ def compile_first(prepared: "Prepared", layers: CompiledLayers, recipe: "Recipe"
     say(f"compiled in {time.perf_counter() - began:.1f} s, with the pass that needed it; graphs: {layers.num_graphs}")
 
 
-def _example(recipe: "Recipe") -> MicroBatch:
-    """A micro-batch with the rows of the recipe's. In packs, each row has two samples.
+def _example(max_length: int, num_rows: int, packing: bool) -> MicroBatch:
+    """A micro-batch of ``num_rows``. In packs, each row has two samples.
 
     Its length is odd: torch would take an even one that some width of the model has too for a constant.
     """
-    sequences = recipe.declared.sequences_per_sample
-    num_rows = recipe.micro_batch_size * (1 if recipe.packing else sequences)
-    length = min(recipe.max_length, max(512, _NUM_TOKENS // num_rows)) - 1 | 1
+    length = min(max_length, max(512, _NUM_TOKENS // num_rows)) - 1 | 1
     input_ids = torch.zeros(num_rows, length, dtype=torch.int64)
     target = torch.zeros(2, dtype=torch.int64)  # torch would take a single one for a constant
     batch = MicroBatch(
         input_ids=input_ids, target_positions=target, targets=target, weights=torch.ones(2), dataset_ids=target
     )
-    if not recipe.packing:
+    if not packing:
         return replace(batch, attention_mask=torch.ones_like(input_ids))
     longer = length - length // 3
     lengths = [longer, length - longer] * num_rows

@@ -92,13 +92,10 @@ class LoopState:
         is_spike = bool(spike_ratio) and median > 0 and result.loss > spike_ratio * median
         return LossSpike(result.loss / median, num_losses) if is_spike else None
 
-    def end_evaluation(
-        self, step: int, metrics: dict[str, float], threshold: float = 0.0, metric: str = "eval_loss"
-    ) -> bool:
+    def end_evaluation(self, step: int, metrics: dict[str, float], metric: str = "eval_loss") -> bool:
         """Store the metrics of the evaluation after ``step`` steps. Returns whether it is the best so far.
 
         Args:
-            threshold: it must be better than the best so far by more than this, for early stopping.
             metric: the key of what is compared, ``metric_for_best_model``: of a loss less is better, of any other more.
                 If the evaluations before followed another one, this evaluation is the best so far. If ``metrics`` lack
                 it, as they lack the margin if all answers have the same label, or it is not finite, no evaluation is
@@ -108,7 +105,7 @@ class LoopState:
         # A metric that is not a number is never the best: each comparison with it is false.
         value = metrics.get(metric, math.nan)
         gain = sign * value - sign * self.best.get(metric, -sign * math.inf)
-        self.stale_evaluations = 0 if gain > threshold else self.stale_evaluations + math.isfinite(value)
+        self.stale_evaluations = 0 if gain > 0 else self.stale_evaluations + math.isfinite(value)
         self.evaluated_step, self.last_evaluation = step, metrics
         if not self.first_evaluation:
             self.first_evaluation, self.first_evaluated_step = metrics, step
@@ -135,7 +132,5 @@ class LoopState:
         # before a resume says nothing.
         if self.step >= total_steps or self.follows_another(metric):
             return ""
-        threshold = settings.early_stopping_threshold
-        enough = f" by more than {threshold:g}" if threshold else ""
         change = "fall" if metric == "eval_loss" else "rise"
-        return f"{metric} did not {change}{enough} in the last {self.stale_evaluations} evaluations"
+        return f"{metric} did not {change} in the last {self.stale_evaluations} evaluations"

@@ -31,7 +31,7 @@ from kit.strategy.weights import reshard
 from kit.train.reference import sequence_logps, without_gradients
 
 if TYPE_CHECKING:
-    from kit.config.recipe import Recipe
+    from kit.config.settings.method import MethodSettings
     from kit.data.feed.mismatched import Mismatched
     from kit.strategy.accelerator import Prepared
 
@@ -42,13 +42,25 @@ Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
 def add_references(
-    prepared: "Prepared", recipe: "Recipe", data: Data | Stream, total_steps: int, pad_token_id: int, progress: Progress
+    prepared: "Prepared",
+    settings: "MethodSettings",
+    data: Data | Stream,
+    total_steps: int,
+    batch_size: int,
+    pad_token_id: int,
+    progress: Progress,
+    *,
+    seed: int,
+    compiled: bool,
 ) -> None:
     """Set ``Samples.references`` of the training and evaluation data. Called by all ranks, before the weights change.
 
     Args:
         total_steps: of the run: samples that no step uses are left out.
+        batch_size: samples of a rank in a micro-batch.
         progress: wraps the loop over batches.
+        seed: of the run, which new rows of the embedding begin with.
+        compiled: whether layers are compiled.
 
     Raises:
         UserError: the cache cannot be written.
@@ -57,43 +69,48 @@ def add_references(
     assert isinstance(data, Data), "a recipe that streams is refused"
     for samples, used in ((data.train, _used(data, total_steps)), (data.evaluation, None)):
         if samples is not None:
-            add_reference(prepared, recipe, samples, data.mismatched(samples), pad_token_id, progress, used)
+            of_data = samples, data.mismatched(samples), batch_size, pad_token_id, progress, used
+            add_reference(prepared, settings, *of_data, seed=seed, compiled=compiled)
     dropouts = [module.p for module in prepared.model.modules() if isinstance(module, torch.nn.Dropout)]
-    if recipe.adapter_name_or_path and any(dropouts):  # what new adapters add is zero, with dropout and without
+    if settings.adapter_name_or_path and any(dropouts):  # what new adapters add is zero, with dropout and without
         say(f"note: a dropout of {max(dropouts):g} acts in each step, and not in the reference: rewards begin near 0")
 
 
 def add_reference(
     prepared: "Prepared",
-    recipe: "Recipe",
+    settings: "MethodSettings",
     samples: Samples,
     mismatched: "Mismatched | None",
+    batch_size: int,
     pad_token_id: int,
     progress: Progress,
     used: np.ndarray | None = None,
+    *,
+    seed: int,
+    compiled: bool,
 ) -> None:
     """Set ``Samples.references`` of one data set, and raise as ``add_references`` does. Called by all ranks.
 
     Args:
-        recipe: of the run whose reference ``prepared`` is.
+        settings: of the model, which is ``prepared``.
         mismatched: beside answers with a label.
         used: which samples are needed, bool [N]; None: all.
     """
     chosen = np.arange(len(samples)) if used is None else np.flatnonzero(used)
     parts: list[SizedRows] = [samples] if mismatched is None else [samples, mismatched]
     order = [chosen] if mismatched is None else [chosen, mismatched.partners]
-    model = _key_of_model(prepared, recipe)
+    model = _key_of_model(prepared, settings, seed, compiled)
     folder = cache_folder() / FOLDER / digest(model, samples.fingerprint, [_hash(each) for each in order])
     values = _open(folder, len(samples))
     device = prepared.accelerator.device
     if prepared.ranks.sum(torch.tensor(float(values is None), device=device)).item():  # on one machine or more
         values = np.concatenate(
-            [_logps(prepared, part, chosen, recipe.eval_batch_size, pad_token_id, progress) for part in parts],
+            [_logps(prepared, part, chosen, batch_size, pad_token_id, progress) for part in parts],
             axis=1,
         )
         _check(values, samples, chosen)
         if prepared.accelerator.is_local_main_process:
-            _store(folder, values, recipe.model_name_or_path, len(chosen))
+            _store(folder, values, settings.model_name_or_path, len(chosen))
     else:
         say(f"reference: the log-probabilities of {len(chosen)} samples are in the cache")
     samples.references = values
@@ -109,29 +126,29 @@ def _used(data: Data, total_steps: int) -> np.ndarray:
     return used
 
 
-def _key_of_model(prepared: "Prepared", recipe: "Recipe") -> list[Any]:
+def _key_of_model(prepared: "Prepared", settings: "MethodSettings", seed: int, compiled: bool) -> list[Any]:
     """What of the model changes its log-probabilities by more than another order of sums."""
-    commit = commit_of(recipe.model_name_or_path, recipe.model_revision)
-    folder = Path(os.path.expanduser(recipe.model_name_or_path))
+    commit = commit_of(settings.model_name_or_path, settings.model_revision)
+    folder = Path(os.path.expanduser(settings.model_name_or_path))
     files = [] if commit else [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
-    if recipe.adapter_name_or_path:
-        adapter = open_adapter(recipe.adapter_name_or_path)
+    if settings.adapter_name_or_path:
+        adapter = open_adapter(settings.adapter_name_or_path)
         files += [adapter / name for name in ADAPTER_FILES]
     plain: Any = prepared.accelerator.unwrap_model(prepared.model)
     return [
         CODE_VERSION,
         commit,
         [file_digest(path) for path in files],
-        [recipe.new_tokens, recipe.seed] if recipe.new_tokens else None,  # rows that the files do not have
-        recipe.method,
+        [settings.new_tokens, seed] if settings.new_tokens else None,  # rows that the files do not have
+        settings.method,
         prepared.accelerator.mixed_precision,
         torch.get_float32_matmul_precision(),
         prepared.accelerator.device.type,
         plain.config.get_text_config()._attn_implementation,
         [metadata.version(name) for name in ("torch", "transformers", "peft")],
-        *(["compiled"] if recipe.torch_compile else []),  # fused operations do not round in between
-        *(["fp8"] if recipe.fp8 else []),
-        *([recipe.qat, recipe.qat_group_size] if recipe.qat else []),
+        *(["compiled"] if compiled else []),  # fused operations do not round in between
+        *(["fp8"] if settings.fp8 else []),
+        *([settings.qat, settings.qat_group_size] if settings.qat else []),
     ]
 
 

@@ -6,7 +6,7 @@ import torch
 from checkpoint_helpers import build, same, save_checkpoint, train
 from helpers import forge
 
-from kit.checkpoint.load import load_checkpoint, load_weights
+from kit.checkpoint.load import load_checkpoint
 from kit.checkpoint.manifest import read_state, verify
 from kit.errors import UserError
 
@@ -16,10 +16,8 @@ from kit.errors import UserError
     ("tie", "settings"),
     [
         ("tied", {"method": "full"}),
-        ("tied", {"method": "lora", "lora_dropout": 0.1}),
         ("untied", {"method": "qlora"}),
         ("untied", {"method": "full", "optim": "adamw_8bit"}),
-        ("untied", {"method": "lora", "optim": "paged_adamw_32bit"}),
         ("tied", {"method": "full", "optim": "muon"}),
         ("tied", {"method": "full", "optim": "adamw_bf16"}),
     ],
@@ -45,13 +43,12 @@ def test_weights_and_moments_come_back_bit_for_bit(folders, tmp_path, tie, setti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_8bit"])
-def test_saving_and_loading_an_optimiser_that_has_not_stepped_leaves_it_so(folders, tmp_path, optim):
+def test_saving_and_loading_an_optimiser_that_has_not_stepped_leaves_it_so(folders, tmp_path):
     """The first steps may all have been skipped."""
-    model, optimizer = build(folders["untied"], method="full", optim=optim)
+    model, optimizer = build(folders["untied"], method="full", optim="adamw_8bit")
     path = save_checkpoint(model, optimizer, tmp_path, {"step": 1})
     assert not optimizer.state
-    again, other_optimizer = build(folders["untied"], method="full", optim=optim)
+    again, other_optimizer = build(folders["untied"], method="full", optim="adamw_8bit")
     load_checkpoint(again, other_optimizer, path)
     assert not other_optimizer.state and same(again.state_dict(), model.state_dict())
 
@@ -79,18 +76,6 @@ def test_moments_in_paged_memory_stay_there(folders, tmp_path, monkeypatch):
     assert all(map(torch.equal, found, saved))
 
 
-@pytest.mark.slow
-def test_weights_are_read_without_the_optimiser_they_came_from(folders, tmp_path):
-    model, optimizer = build(folders["untied"], method="lora", optim="adamw_8bit")
-    train(model, optimizer, [0])
-    path = save_checkpoint(model, optimizer, tmp_path, {"step": 1})
-    again, _ = build(folders["untied"], method="lora")
-    load_weights(again, path)
-    assert same(again.state_dict(), model.state_dict())
-    with pytest.raises(UserError, match="belongs to another model"):
-        load_weights(build(folders["untied"], method="full")[0], path)
-
-
 # Another model
 
 
@@ -104,18 +89,15 @@ def test_adapters_of_another_rank_are_refused_with_both_shapes(folders, saved):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_a_checkpoint_of_another_method_or_optimiser_is_refused(folders, saved):
+    folder, _ = saved
+    for settings, message in [
         ({"method": "full"}, "no tensor model.model"),
         ({"method": "lora", "lora_r": 2, "lora_target_modules": "q_proj"}, "has no place in this model"),
         ({"method": "lora", "lora_r": 2, "optim": "adamw_8bit"}, "another model, method or optimiser"),
-    ],
-)
-def test_a_checkpoint_of_another_method_or_optimiser_is_refused(folders, saved, settings, message):
-    folder, _ = saved
-    with pytest.raises(UserError, match=message):
-        load_checkpoint(*build(folders["untied"], **settings), folder / "step-00000003")
+    ]:
+        with pytest.raises(UserError, match=message):
+            load_checkpoint(*build(folders["untied"], **settings), folder / "step-00000003")
 
 
 @pytest.mark.slow

@@ -15,28 +15,18 @@ from kit.train.loop_state import LoopState
 # Damage
 
 
-def files(folder):
-    return sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
-
-
-@pytest.mark.slow
-def test_verify_names_every_file_that_is_cut_altered_or_missing(saved):
-    folder, save = saved
-    for name in files(folder / "step-00000003"):
-        for damage, words in [("cut", "bytes, expected"), ("altered", "was altered"), ("missing", "is missing")]:
-            shutil.rmtree(folder / "step-00000003")
-            path = save(3)
-            assert verify(path) == []
-            file = path / name
-            content = bytearray(file.read_bytes())
-            if damage == "missing":
-                file.unlink()
-            else:
-                middle = len(content) // 2
-                content[middle] ^= 1
-                file.write_bytes(content[:-1] if damage == "cut" else content)
+def test_verify_names_a_file_that_is_cut_altered_or_missing(saved):
+    folder, _ = saved
+    path = folder / "step-00000003"
+    assert verify(path) == []
+    for file in [next(path.glob("*.safetensors")), path / "state.json"]:
+        content = file.read_bytes()
+        altered = content[:-1] + bytes([content[-1] ^ 1])
+        for damaged, words in [(content[:-1], "bytes, expected"), (altered, "was altered"), (None, "is missing")]:
+            file.unlink() if damaged is None else file.write_bytes(damaged)
             (fault,) = verify(path)
-            assert name in fault and words in fault
+            assert file.name in fault and words in fault
+        file.write_bytes(content)
 
 
 @pytest.mark.parametrize("name", ["../outside", "{absolute}", "a\0b"])
@@ -70,9 +60,7 @@ def test_a_damaged_manifest_is_no_whole_checkpoint(saved):
     for text in (
         "",
         "[]",
-        "{}",
         '{"files": {"state.json": 3}}',
-        "\x00\x01",
         whole.replace('"format": 1', '"format": 9'),
     ):
         (path / "manifest.json").write_text(text)
@@ -129,16 +117,10 @@ def test_a_checkpoint_asked_for_by_path_must_be_whole(saved):
         find_checkpoint(folder, str(folder / "step-00000009"), print)
 
 
-def test_going_back_leaves_no_checkpoint_of_the_abandoned_steps(saved):
-    folder, _ = saved
-    (folder / ".step-00000007.partial").mkdir()
-    drop_after(folder, 2)
-    assert steps(folder) == ["step-00000001", "step-00000002"] and not list(folder.glob(".*"))
-
-
 @pytest.mark.parametrize("name", [".step-00000004.partial", ".step-00000002.deleted"])
 def test_a_link_with_the_name_of_what_a_kill_left_is_deleted_and_no_more(saved, name, tmp_path):
     folder, _ = saved
+    (folder / ".step-00000007.partial").mkdir()
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "sub").mkdir(parents=True)
     (elsewhere / "sub/file").write_text("precious")

@@ -36,14 +36,6 @@ def test_the_library_reads_back_every_bit(tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
-def test_every_tensor_begins_where_its_elements_are_aligned(tmp_path):
-    """Readers map files into memory and use the numbers in place."""
-    write_tensors(tmp_path / "a.safetensors", {"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(2)}, {})
-    content = (tmp_path / "a.safetensors").read_bytes()
-    assert int.from_bytes(content[:8], "little") % 8 == 0
-    assert content.endswith(torch.ones(2).numpy().tobytes() + bytes([1, 1, 1]))
-
-
 # Read
 
 
@@ -81,9 +73,6 @@ def test_a_rank_looks_at_what_overlaps_with_its_shard(tmp_path):
         str(tmp_path / f"{name}.safetensors") for name in ("00", "02", "03")
     }
     assert metadata.state_dict_metadata["rows"].size == (2 * num_files, 3)
-    nothing = torch.zeros(0, 3)
-    nothing.__create_chunk_list__ = lambda: [ChunkStorageMetadata(torch.Size([2 * num_files, 0]), torch.Size([0, 3]))]
-    assert TensorReader(tmp_path, stored, {"rows": nothing}).read_metadata().storage_data == {}
 
 
 def test_a_damaged_header_is_reported(tmp_path):
@@ -95,7 +84,6 @@ def test_a_damaged_header_is_reported(tmp_path):
         whole[:20],
         (2**62).to_bytes(8, "little") + whole[8:],
         whole.replace(b"F32", b"F33"),
-        whole.replace(b"saved_offsets", b"other_offsets"),
         whole.replace(b'"shape": [2, 3]', b'"shape": 123456'),
     ):
         assert damaged != whole
@@ -106,10 +94,8 @@ def test_a_damaged_header_is_reported(tmp_path):
 
 def test_a_tensor_of_which_a_file_is_missing_has_gaps(tmp_path):
     for number in range(3):
-        tensors = {"rows": torch.ones(2, 3), "scalar": torch.ones(()), "empty": torch.ones(0, 3)}
-        offsets = {name: {"saved_offsets": [2 * number, 0][: tensors[name].dim()]} for name in tensors}
-        header = {"DCP_SHARDING_INFO": json.dumps(offsets | {"empty": {"saved_offsets": [0, 0]}})}
-        write_tensors(tmp_path / f"{number}.safetensors", tensors, header)
-    assert not any(each.has_gaps for each in stored_tensors(tmp_path).values())
+        header = {"DCP_SHARDING_INFO": json.dumps({"rows": {"saved_offsets": [2 * number, 0]}})}
+        write_tensors(tmp_path / f"{number}.safetensors", {"rows": torch.ones(2, 3)}, header)
+    assert not stored_tensors(tmp_path)["rows"].has_gaps
     (tmp_path / "1.safetensors").unlink()
-    assert [name for name, each in stored_tensors(tmp_path).items() if each.has_gaps] == ["rows"]
+    assert stored_tensors(tmp_path)["rows"].has_gaps

@@ -20,20 +20,12 @@ def adapter(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("flag", ["model_name_or_path", "adapter_name_or_path"])
-@pytest.mark.parametrize("path", ["runs/mine/final", "{folder}"])
-def test_either_flag_names_an_adapter_and_the_base_is_its_own(flag, path, adapter, tmp_path):
-    words = [f"--{flag}", path.format(folder=adapter), "--dataset", "my.jsonl"]
-    request = read_command_line(words)
+def test_either_flag_names_an_adapter_and_the_base_is_its_own(flag, adapter, tmp_path):
+    request = read_command_line([f"--{flag}", "runs/mine/final", "--dataset", "my.jsonl"])
     assert not request.problems
     assert request.recipe.model_name_or_path == str(tmp_path / "base")
-    assert request.recipe.adapter_name_or_path == path.format(folder=adapter)
+    assert request.recipe.adapter_name_or_path == "runs/mine/final"
     assert request.recipe_name == "mine" and request.recipe.max_length == 2048  # nothing of the recipe tiny
-
-
-def test_a_recipe_file_may_name_the_adapter_as_its_model(adapter, tmp_path):
-    (tmp_path / "r.yaml").write_text("model_name_or_path: runs/mine/final\ndataset: my.jsonl\n")
-    recipe = read_command_line(["--recipe", "r.yaml"]).recipe
-    assert (recipe.model_name_or_path, recipe.adapter_name_or_path) == (str(tmp_path / "base"), "runs/mine/final")
 
 
 def test_the_kind_of_an_adapter_is_its_own(adapter):
@@ -56,13 +48,12 @@ def test_a_base_that_is_given_is_kept(adapter):
     assert recipe.model_name_or_path == "org/other"
 
 
-@pytest.mark.parametrize("flag", ["model_name_or_path", "adapter_name_or_path"])
-def test_an_adapter_whose_base_is_gone_says_which_two_flags_to_type(flag, adapter, tmp_path):
+def test_an_adapter_whose_base_is_gone_says_which_two_flags_to_type(adapter, tmp_path):
     (tmp_path / "base").rmdir()
-    found = problems([f"--{flag}", "runs/mine/final", "--dataset", "my.jsonl"])
+    found = problems(["--model_name_or_path", "runs/mine/final", "--dataset", "my.jsonl"])
     (text,) = found.values()
     assert "which is not on this machine" in text
-    assert "-> give its base: --model_name_or_path BASE --adapter_name_or_path runs/mine/final" in text
+    assert "-> --model_name_or_path BASE --adapter_name_or_path runs/mine/final" in text
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"base_model_name_or_path": 3}'])
@@ -72,6 +63,6 @@ def test_a_config_that_names_no_base_is_one_problem(content, adapter):
     assert "names no base" in text
 
 
-def test_the_folder_of_a_run_gets_its_final(adapter):
+def test_the_folder_of_a_run_is_no_adapter(adapter):
     found = problems(["--adapter_name_or_path", "runs/mine", "--dataset", "my.jsonl"])
-    assert "-> --adapter_name_or_path runs/mine/final" in found["--adapter_name_or_path"]
+    assert "expected the folder of an adapter, such as final/ of a run" in found["--adapter_name_or_path"]

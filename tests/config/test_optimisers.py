@@ -5,15 +5,7 @@ import re
 from transformers.training_args import OptimizerNames
 
 from kit.config.command_line import read_command_line
-from kit.config.fields import choices
 from kit.config.optimisers import OPTIMISERS, OTHER_NAMES, optimiser_of_other_kits
-from kit.config.recipe import Recipe
-from kit.config.validation import check_recipe
-
-
-def test_the_setting_lists_the_table():
-    assert choices(Recipe.model_fields["optim"].annotation) == list(OPTIMISERS)
-
 
 THEIRS = "muonclip lion_pytorch galore_adamw_8bit q_galore adam_mini came_pytorch optimi_adamw ao_adamw_4bit".split()
 
@@ -24,12 +16,6 @@ def test_each_optimiser_of_transformers_is_offered_or_named_with_what_to_use():
         assert (name in OPTIMISERS) != bool(answer), name
         if answer:
             assert set(re.findall(r"\w*(?:adamw|lion)_\w+", answer)) <= set(OPTIMISERS) and "use " in answer, name
-
-
-def test_the_message_has_the_reason_in_place_of_a_guess_by_spelling():
-    values = {"model_name_or_path": "m", "dataset": "x.jsonl", "optim": "galore_adamw"}
-    (problem,) = check_recipe(values, {key: key for key in values})[1]
-    assert "projects whole gradients" in problem.fix and "use adamw_8bit" in problem.fix
 
 
 def test_a_lion_has_no_default_rate_and_does_not_take_a_recipes_for_adamw(tmp_path):

@@ -1,8 +1,5 @@
 """The schema on its own: the flags that are promised, what follows from other settings, and JSON there and back."""
 
-import pytest
-from pydantic import ValidationError
-
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
 
@@ -20,24 +17,11 @@ def test_the_flags_of_the_contract_exist():
     assert set(contract.split()) <= set(Recipe.model_fields)
 
 
-def test_the_learning_rate_follows_the_method_unless_it_is_given():
-    rates = {m: Recipe(**REQUIRED, method=m).peak_learning_rate for m in ("full", "lora", "qlora")}
-    assert rates["full"] < rates["lora"] == rates["qlora"]
-    assert Recipe(**REQUIRED, method="full", learning_rate=0.5).peak_learning_rate == 0.5
-
-
 def test_a_recipe_survives_the_journey_through_json():
     recipe = Recipe(**REQUIRED, dataset_columns="q=prompt,a=completion", lora_target_modules="q_proj,v_proj")
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
     assert recipe.dataset_columns == {"q": "prompt", "a": "completion"}
     assert recipe.lora_target_modules == ["q_proj", "v_proj"]
-    # An expression is one, with its commas.
-    assert Recipe(**REQUIRED, lora_target_modules=r".*\.\d{1,2}\.q_proj").lora_target_modules == [
-        r".*\.\d{1,2}\.q_proj"
-    ]
-    for wrong in (".*(q_proj", r"(\w*\w*\.?)*!"):  # no expression, and one that takes without end
-        with pytest.raises(ValidationError):
-            Recipe(**REQUIRED, lora_target_modules=wrong)
 
 
 def test_several_data_sets_are_named_from_a_flag_or_a_recipe_and_take_the_recipes_settings(tmp_path):
@@ -57,7 +41,6 @@ def test_evaluation_data_of_the_same_hub_id_have_its_revision_unless_they_have_t
         values = {"model_name_or_path": "m", "dataset": "org/a", "dataset_revision": "v1", **settings}
         return [entry.revision for entry in Recipe(**values).eval_dataset_entries]
 
-    assert revisions(eval_dataset="org/a") == ["v1"] == revisions(eval_dataset="org/a")
+    assert revisions(eval_dataset="org/a") == ["v1"]
     assert revisions(eval_dataset="org/b") == [None]
-    assert revisions(eval_dataset="org/a", eval_dataset_revision="v2") == ["v2"]
     assert revisions(eval_dataset=[{"path": "org/a", "revision": "v3"}, {"path": "org/a"}]) == ["v3", "v1"]

@@ -29,24 +29,15 @@ def test_paths_of_a_recipe_are_looked_up_beside_it_first(recipe_file, tmp_path):
 def test_yaml_values_mean_what_their_author_meant(recipe_file):
     cases = [
         ("learning_rate: 1e-4", 1e-4),
-        ("learning_rate: 1.0e-4", 1e-4),
         ("max_steps: 3.0", 3),
-        ("max_steps: null", None),
         ("max_steps:", None),
-        ("max_steps: ~", None),
         ("model_revision: 0123", "0123"),
-        ("model_revision: 1e5", "1e5"),
         ("output_dir: 2024-01-01", "2024-01-01"),
         ("report_to: wandb", ["wandb"]),
-        ("report_to: [wandb, trackio]", ["wandb", "trackio"]),
-        ("lora_target_modules: all-linear", "all-linear"),
         ("lora_target_modules: [q_proj, v_proj]", ["q_proj", "v_proj"]),
         ("dataset_columns: {question: prompt}", {"question": "prompt"}),
-        ("chat_template_kwargs: {a: false, b: high}", {"a": False, "b": "high"}),
         ("chat_template_kwargs: a=false", {"a": False}),
         ("chat_template_kwargs: {a: False, b: {c: false, d: [1, x]}}", {"a": False, "b": {"c": False, "d": [1, "x"]}}),
-        ("dataset_columns: question=prompt", {"question": "prompt"}),
-        ("warmup_steps: 0.5", 0.5),
         ("eval_split_size: 200", 200),
     ]
     for line, value in cases:
@@ -58,18 +49,12 @@ def test_yaml_values_mean_what_their_author_meant(recipe_file):
     "content",
     [
         b"\x7fELF\x02\x01\x01\x00\xff\xfe",
-        b"\x00\x01",
         b"- a\n- b\n",
-        b"just words",
         b"a: [1, 2",
-        b"a: b: c",
-        b"\tseed: 1",
         b"a: 1\n---\nb: 2\n",
         b"seed: *nowhere",
         b"seed: &s [*s]",
-        b"[a]: 1",
         b"{{a: b}: c}: 1",
-        b"<<: {seed: 1}",
         b"!!python/object/apply:os.system [ls]",
         b"a: " + b"[" * 100_000,
     ],
@@ -92,24 +77,10 @@ def test_read_yaml_turns_what_yaml_cannot_make_sense_of_into_a_user_error(conten
         read_yaml(path)
 
 
-def test_read_yaml_gives_typed_values_and_lines(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("# c\nnum_processes: 2\n\nfsdp_config:\n  fsdp_offload_params: true\n", encoding="utf-8")
-    assert read_yaml(path) == (
-        {"num_processes": 2, "fsdp_config": {"fsdp_offload_params": True}},
-        {"num_processes": 2, "fsdp_config": 4},
-    )
-
-
-@pytest.mark.parametrize("name", [".", "/", "recipes", "x" * 5000, "no\udcffpe", "tiny/", "../tiny"])
+@pytest.mark.parametrize("name", [".", "x" * 5000, "no\udcffpe", "tiny/"])
 def test_a_path_that_is_no_recipe_is_refused(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert list(problems(["--recipe", name])) == ["--recipe"]
-
-
-def test_an_empty_recipe_with_all_that_is_needed_on_the_command_line_is_fine(recipe_file):
-    argv = recipe_file("# nothing\n", base=False)
-    assert accepted([*argv, "--model_name_or_path", "m", "--dataset", "d"]).dataset == "d"
 
 
 def test_files_are_found_by_path_name_and_stem(recipe_file, tmp_path):
@@ -151,7 +122,6 @@ def test_a_mistake_in_by_method_has_its_line_also_if_the_method_is_not_in_use(re
         ("by_method:\n  loar: {seed: 1}", "mine.yaml:4 by_method.loar", "did you mean 'lora'"),
         ("by_method:\n  lora: 3", "mine.yaml:4 by_method.lora", "found '3'"),
         ("by_method:\n  lora:\n    sed: 3", "mine.yaml:5 by_method.lora.sed", "did you mean 'seed'"),
-        ("method: lora\nby_method:\n  lora:\n    sed: 3", "mine.yaml:6 by_method.lora.sed", "did you mean 'seed'"),
         ("method: lora\nby_method:\n  lora:\n    seed: x", "mine.yaml:6 by_method.lora.seed", "found 'x'"),
         ("by_method:\n  lora:\n    seed: 1\n    seed: 2", "mine.yaml:6 seed", "given a second time"),
     ]
@@ -201,10 +171,8 @@ def test_the_objective_in_use_may_stand_in_the_file_and_a_flag_wins(recipe_file,
 def test_a_rate_for_another_objective_is_left_out_and_a_note_says_so(recipe_file):
     cases = [
         ("sft", 2e-4, ""),
-        ("dft", 2e-4, ""),  # learns the same answers at the same rates
         ("dpo", 5e-6, ""),
         ("orpo", 5e-5, "by_method.lora.learning_rate: 2e-4 is for sft; orpo takes its default of 5e-5"),
-        ("kto", 5e-6, "by_method.lora.learning_rate: 2e-4 is for sft; kto takes its default of 5e-6"),
     ]
     for case in cases:
         objective, rate, note = case
@@ -225,8 +193,6 @@ def test_a_rate_is_for_the_objective_that_the_file_names(recipe_file):
             2e-4,
             "mine.yaml:4 learning_rate: 1e-6 is for dpo",
         ),
-        ("learning_rate: 1e-2", [], 1e-2, ""),
-        ("learning_rate: null", ["--objective", "dpo"], 5e-6, ""),
         ("by_objective: {dpo: {learning_rate: 1e-2}}", ["--objective", "dpo"], 1e-2, ""),  # somebody meant it
         ("objective: null\nlearning_rate: 1e-4", ["--objective", "dpo"], 5e-6, "is for sft"),
     ]
@@ -240,11 +206,8 @@ def test_a_rate_is_for_the_objective_that_the_file_names(recipe_file):
 def test_a_mistake_in_by_objective_has_its_line_also_if_it_is_not_in_use(recipe_file):
     cases = [
         ("by_objective: dpo", "mine.yaml:3 by_objective", "expected sft, dft, eaft, dpo"),
-        ("by_objective: [dpo]", "mine.yaml:3 by_objective", "found ['dpo']"),
         ("by_objective:\n  dop: {seed: 1}", "mine.yaml:4 by_objective.dop", "did you mean 'dpo'"),
-        ("by_objective:\n  dpo: 3", "mine.yaml:4 by_objective.dpo", "found '3'"),
         ("by_objective:\n  dpo:\n    sed: 3", "mine.yaml:5 by_objective.dpo.sed", "did you mean 'seed'"),
-        ("objective: dpo\nby_objective:\n  dpo:\n    sed: 3", "mine.yaml:6 by_objective.dpo.sed", "'seed'"),
         ("objective: dpo\nby_objective:\n  dpo:\n    seed: x", "mine.yaml:6 by_objective.dpo.seed", "found 'x'"),
         ("by_objective:\n  dpo:\n    seed: 1\n    seed: 2", "mine.yaml:6 seed", "given a second time"),
         (
@@ -253,22 +216,22 @@ def test_a_mistake_in_by_objective_has_its_line_also_if_it_is_not_in_use(recipe_
             "did you mean 'seed'",
         ),
         (
-            "by_method:\n  lora:\n    by_objective:\n      dop: {seed: 1}",
-            "mine.yaml:6 by_method.lora.by_objective.dop",
-            "did you mean 'dpo'",
-        ),
-        ("by_method:\n  lora:\n    by_objective: 3", "mine.yaml:5 by_method.lora.by_objective", "found '3'"),
-        ("by_method:\n  by_objective: {dpo: {}}", "mine.yaml:4 by_method.by_objective", "expected full, lora, qlora"),
-        (
             "by_objective:\n  dpo: {by_method: {lora: {}}}",
             "mine.yaml:4 by_objective.dpo.by_method",
-            "unknown key",
+            "not a setting",
         ),
-        ("by_objective:\n  dpo: {objective: kto}", "mine.yaml:4 by_objective.dpo.objective", "at the top of the file"),
-        ("by_objective:\n  dpo: {method: full}", "mine.yaml:4 by_objective.dpo.method", "at the top of the file"),
-        ("by_method:\n  lora: {method: full}", "mine.yaml:4 by_method.lora.method", "at the top of the file"),
+        (
+            "by_objective:\n  dpo: {objective: kto}",
+            "mine.yaml:4 by_objective.dpo.objective",
+            "not a setting that can be here",
+        ),
+        (
+            "by_objective:\n  dpo: {method: full}",
+            "mine.yaml:4 by_objective.dpo.method",
+            "not a setting that can be here",
+        ),
+        ("by_method:\n  lora: {method: full}", "mine.yaml:4 by_method.lora.method", "not a setting that can be here"),
         ("by_objective: {dpo: {seed: 1}}\nobjective: [dpo]", "mine.yaml:4 objective", "found ['dpo']"),
-        ("by_method: {lora: {seed: 1}}\nmethod: [lora]", "mine.yaml:4 method", "found ['lora']"),
     ]
     for text, where, found in cases:
         reported = problems(recipe_file(text))
@@ -280,9 +243,3 @@ def test_an_alias_is_refused_since_nested_ones_multiply(tmp_path):
     for read in (read_yaml, lambda path: read_recipe_file(str(path))):
         with pytest.raises(UserError, match=r"a\.yaml:2: an alias, \*a0"):
             read(tmp_path / "a.yaml")
-
-
-def test_a_large_file_is_no_recipe(tmp_path):
-    (tmp_path / "a.yaml").write_bytes(b"#" * (1 << 20) + b"\na: 1\n")
-    with pytest.raises(UserError, match="more than 1 MiB"):
-        read_yaml(tmp_path / "a.yaml")

@@ -1,6 +1,7 @@
 """A script that fails says why: memory that ran out with what it holds, lost ranks by name."""
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +12,15 @@ from kit import phases
 from kit.errors import UserError
 from kit.failures import exits
 from kit.failures.guard import Guard
+from kit.memory import advice
 
 
 @pytest.fixture
 def guard(monkeypatch):
     """A guard of one process; what it has to explain is forgotten after the test."""
     monkeypatch.setattr(exits, "_explainers", list(exits._explainers))
-    return Guard(SimpleNamespace(process_index=0, num_processes=1), make(method="full"), placed())
+    explain = partial(advice.explain, recipe=make(method="full"), topology=placed())
+    return Guard(SimpleNamespace(process_index=0, num_processes=1), 60, explain)
 
 
 def explained(error):
@@ -73,26 +76,6 @@ step.train_step, LlamaMLP.forward = counted, forward
 sys.argv[0] = {script!r}
 runpy.run_path({script!r}, run_name="__main__")
 """
-
-
-NO_ROOM = """
-import runpy, sys
-import torch
-from transformers import AutoModelForCausalLM
-AutoModelForCausalLM.from_pretrained = lambda *args, **kwargs: torch.empty(1 << 50)
-sys.argv[0] = {script!r}
-runpy.run_path({script!r}, run_name="__main__")
-"""
-
-
-@pytest.mark.slow
-def test_the_script_explains_memory_that_runs_out_before_there_is_a_model(finetune, tmp_path):
-    (tmp_path / "no_room.py").write_text(NO_ROOM.format(script=str(ROOT / "recipes/finetune.py")))
-    words = [f"--{name}={value}" for name, value in finetune.defaults.items()]
-    run_ranks(str(tmp_path / "no_room"), [*words, f"--output_dir={tmp_path / 'run'}"], 1, log := tmp_path / "log.txt")
-    text = log.read_text()
-    assert log.with_suffix(".status").read_text() == "2" and "Traceback" not in text, text
-    assert "\nerror: out of memory: in loading\n" in text
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kit.config.validation import load_recipe
-from kit.memory.fit import explain_auto, memory_problems, plan_record, planned_workload, resolve_auto
+from kit.memory.fit import memory_problems, plan_record, planned_workload, resolve_auto
 from kit.memory.formulas import predict
 from kit.strategy.strategies import FSDP1, FSDP2, SINGLE
 from kit.strategy.topology import Topology
@@ -69,11 +69,11 @@ def test_auto_takes_what_is_best_on_the_gpus_of_the_machine(config, gpus, gib, r
     recipe = load_recipe("llama-8b-lora").model_copy(update=auto)
     alone = replace(GPU, strategy=SINGLE, num_processes=1)
     gpus(gib)
-    resolved = resolve_auto(recipe, alone, config)
+    resolved, _ = resolve_auto(recipe, alone, config)
     assert (resolved.per_device_train_batch_size, resolved.gradient_checkpointing) == (rows, checkpointing)
     if gib > 8:
         assert memory_problems(planned_workload(resolved, alone, config), alone) == []
-    on_cpu = resolve_auto(recipe, replace(alone, device_type="cpu"), config)
+    on_cpu, _ = resolve_auto(recipe, replace(alone, device_type="cpu"), config)
     assert (on_cpu.per_device_train_batch_size, on_cpu.gradient_checkpointing) == (1, False)
 
 
@@ -84,7 +84,7 @@ def test_a_run_says_what_auto_took_without_a_plan_and_why(config, gpus):
 
     def lines_of(topology=alone, **keys):
         recipe = load_recipe("llama-8b-lora").model_copy(update=auto | keys)
-        return explain_auto(recipe, resolve_auto(recipe, topology, config), topology, config)
+        return resolve_auto(recipe, topology, config)[1]
 
     taken = "micro-batch 1, gradient checkpointing on"
     assert lines_of(use_dora=True, new_tokens=["<a>"]) == [f"auto: no plan for --use_dora, --new_tokens: {taken}"]

@@ -33,7 +33,6 @@ FILES = {
     "long.jsonl": [GOOD, b"x" * 17_000_000],
     "short.jsonl.gz": [gzip.compress(json.dumps(GOOD).encode() * 999)[:-20]],
     "data.pkl": [b"cos\nsystem\n(S'touch pwned'\ntR."],
-    "taken/thesis.txt": [b"mine"],
     "theirs/run.json": [{}],
     "mine.yaml": [b"distributed_type: NO", b"mixed_precison: no"],
 }
@@ -96,12 +95,12 @@ MESSAGES = {
         "no checkpoint of this run is complete",
     ],
     f"{RUN} --output_dir busy --max_steps 4": ["output_dir: busy is in use by", "--output_dir busy-2"],
-    f"{RUN} --output_dir new --mirror_to new/copy": ["mirror_to: new/copy and output_dir new lie in each other"],
-    f"{RUN} --output_dir new --mirror_to taken": ["taken is not empty and holds no run (thesis.txt)", "another place"],
     f"{RUN} --output_dir new --max_steps 4 --learning_rate 1e-3 --resume_from_checkpoint {STEP}": [
         f"{STEP} is of another run (learning_rate: 0.0002 -> 0.001)",
         "kit export writes a model of it",
     ],
+    f"{CHAT} --report_to mlflow": ["--report_to: found 'mlflow'; expected list of tensorboard", "metrics.jsonl has"],
+    f"{TRAIN} fsdp": ["'fsdp': a word without a flag", "put its flag in front of it: --recipe, --config"],
     # strategies
     f"{CHAT} --config fsdp1 --use_dora": ["use_dora: under FSDP1", "--config fsdp"],
     f"{CHAT} --config mine.yaml": ["mine.yaml:2 mixed_precison: not a key", "did you mean 'mixed_precision'?"],

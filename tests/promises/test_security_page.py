@@ -52,7 +52,7 @@ TESTS = {
     },
     "A checkpoint leads nowhere": {
         "tests/checkpoint/test_manifest.py": "test_a_manifest_leads_nowhere_outside_of_its_folder "
-        "test_verify_names_every_file_that_is_cut_altered_or_missing",
+        "test_verify_names_a_file_that_is_cut_altered_or_missing",
     },
     "What a stranger wrote is shown": {
         "tests/test_console.py": "test_nothing_that_is_printed_moves_the_cursor_and_no_name_begins_a_line "
@@ -65,7 +65,7 @@ TESTS = {
         "test_a_page_is_whole_and_holds_no_credential",
     },
     "A command that a message proposes": {
-        "tests/config/test_hints.py": "test_a_name_in_a_command_is_one_word_of_the_shell",
+        "tests/config/test_hints.py": "test_recipes_and_configs_are_not_taken_for_each_other",
         "tests/data/chat/test_columns.py": "test_a_mapping_is_one_word_of_the_shell",
     },
     "A run writes to": {"tests/promises/test_security_page.py": "test_a_run_writes_nowhere_else"},

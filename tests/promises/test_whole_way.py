@@ -48,7 +48,6 @@ FACTORS = {
         "stop": "copy signal",
         "keep": "last best",
         "answers": "none generated",
-        "mirror": "no yes",
         "dtype": "default float32 float16",
         "chat": "no yes",
     }.items()
@@ -325,7 +324,6 @@ class Way:
             "compile": {"yes": {"torch_compile": True}},
             "keep": {"best": {"keep_best": True, "eval_steps": 1}},
             "answers": {"generated": {"predict_with_generate": True, "max_new_tokens": 4}},
-            "mirror": {"yes": {"mirror_to": self.folder / "mirror"}},
         }
         for factor, values in given.items():
             flags |= values.get(row[factor], {})
@@ -366,13 +364,13 @@ class Way:
     def check_resume(self, run) -> None:
         """Continued after the second step, by its checkpoint or by a signal: the same bits."""
         if self.row["stop"] == "signal":
-            stopped = self.start("again", prepare=functools.partial(stop_in_step, 1), mirror_to=None)
+            stopped = self.start("again", prepare=functools.partial(stop_in_step, 1))
             assert stopped.status == 75, stopped.output
         else:
             shutil.copytree(run.folder, self.folder / "again")
             shutil.rmtree(self.folder / "again/final")
             shutil.rmtree(self.folder / "again/checkpoints/step-00000003")
-        again = self.start("again", mirror_to=None)
+        again = self.start("again")
         assert again.status == 0, again.output
         assert re.search("continuing after step [12] of 3", again.output), again.output
         assert again.losses == run.losses, "resume: losses"
@@ -383,7 +381,7 @@ class Way:
         """On one process, and in other micro-batches: the same losses and norms."""
         if self.row["extra"] == "router":  # means over the tokens of a micro-batch: docs/models.md
             return
-        one = self.start("one", "single", per_device_train_batch_size=4, mirror_to=None)
+        one = self.start("one", "single", per_device_train_batch_size=4)
         assert one.status == 0, one.output
         assert [row["loss"] for row in run.rows if "loss" in row] == pytest.approx(
             [row["loss"] for row in one.rows if "loss" in row], rel=self.bound
@@ -396,7 +394,7 @@ class Way:
             return
         if self.row["extra"] in ("neftune", "router"):  # noise follows the place in the row, the other the micro-batch
             return
-        once = {"mirror_to": None, "save_steps": 0, "max_steps": 3, "shuffle": False}
+        once = {"save_steps": 0, "max_steps": 3, "shuffle": False}
         counted = self.start("counted", "single", global_batch_size=1, per_device_train_batch_size=1, **once)
         assert counted.status == 0, counted.output
         losses = {}

@@ -125,11 +125,8 @@ def test_the_record_says_what_ran(recipe, started):
     assert record["recipe_name"] == "mine"
     assert Recipe(**record["recipe"]) == recipe()
     assert record["strategy"] == STRATEGY.record() and record["identity"] == identity(recipe(), "abc", "base")
-    assert record["data"] == DATA
-    assert record["versions"]["torch"] and record["versions"]["kit"]
-    assert [(each["step"], each["changed"]) for each in record["starts"]] == [(0, [])]
+    assert record["data"] == DATA and record["versions"]["torch"] and record["versions"]["kit"]
     assert (record["finished_steps"], record["interrupted"]) == (0, None)
-    assert sorted(path.name for path in started.iterdir()) == [".lock", "checkpoints", "metrics.jsonl", "run.json"]
 
 
 def test_a_finished_run_is_known_by_the_steps_its_final_model_has(recipe, started, capsys):
@@ -217,52 +214,23 @@ with reporting_errors():
 
 @pytest.fixture
 def holder(tmp_path):
-    """Starts processes that hold the folder ``out``, and tells what they say of it."""
-    started = []
-
-    def start():
-        words = [sys.executable, "-c", HOLDING, str(ROOT), str(tmp_path / "out")]
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        said = ""
-        while (line := process.stdout.readline()) != "open\n":
-            assert line, "it has ended"
-            said += line
-        return process, said
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    """A process that holds the folder ``out``."""
+    words = [sys.executable, "-c", HOLDING, str(ROOT), str(tmp_path / "out")]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "open\n"
+    yield process
+    process.kill()
+    process.wait()
 
 
 @pytest.mark.slow
 def test_a_second_run_is_locked_out_by_who_is_at_work_and_changes_nothing(recipe, holder, tmp_path):
-    late, overwriting = look(recipe()), look(recipe(overwrite_output_dir=True))
-    process, notes = holder()
-    assert notes == ""
     folder = tmp_path / "out"
-    with pytest.raises(UserError, match=rf"in use by process {process.pid} on .* \(since"):
-        late.open()  # both found the folder empty
     write(recipe())
     before = content(folder)
     for others in ({}, {"overwrite_output_dir": True}, {"seed": 7}):
-        assert f"in use by process {process.pid} on" in refusal(recipe(**others))
-    with pytest.raises(UserError, match="in use by process"):
-        overwriting.open()
+        assert f"in use by process {holder.pid} on" in refusal(recipe(**others))
     assert content(folder) == before
-
-
-@pytest.mark.slow
-def test_the_lock_of_a_dead_process_is_taken_over_with_a_notice(recipe, holder, tmp_path):
-    process, _ = holder()
-    write(recipe())
-    process.kill()
-    process.wait()
-    assert look(recipe()).finished_steps == 0
-    second, notes = holder()
-    assert f"process {process.pid} on " in notes and "was killed: taking over" in notes
-    assert f"process {second.pid} on" in refusal(recipe())
 
 
 def test_a_lock_file_that_is_a_link_is_not_followed(recipe, tmp_path):
@@ -372,8 +340,6 @@ def test_a_link_in_the_folder_is_refused_by_name_and_deleted_where_overwriting_w
     assert f"{started}/final is not a folder; expected a folder" in refusal(recipe())
 
 
-def test_a_dry_run_says_after_which_step_the_run_would_continue(recipe, started, tmp_path):
+def test_a_dry_run_says_after_which_step_the_run_would_continue(recipe, started):
     path = started / "checkpoints/step-00000001"
     assert look(recipe()).describe_resume(8) == [f"would continue after step 1 of 8 ({path})"]
-    assert look(recipe(output_dir=str(tmp_path / "new/in/new"))).describe_resume(8) == []
-    assert not (tmp_path / "new").exists()  # to check is not to make

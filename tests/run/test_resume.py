@@ -11,7 +11,7 @@ from kit.run import resume
 from kit.run.resume import choose, choose_together
 
 STATE = "state.json"
-NUM_FILES = 70
+NUM_FILES = 20
 
 
 @pytest.fixture

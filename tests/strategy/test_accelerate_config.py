@@ -41,11 +41,8 @@ def refusal(read):
     return refusal
 
 
-def test_no_shipped_config_is_left_out():
-    assert {path.stem for path in CONFIGS.glob("*.yaml")} == set(SHIPPED)
-
-
 def test_a_shipped_config_is_the_strategy_its_name_says():
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} == set(SHIPPED)
     for name in SHIPPED:
         settings = read_config(CONFIGS / f"{name}.yaml")
         assert settings.strategy == SHIPPED[name], name
@@ -98,7 +95,6 @@ def test_values_mean_what_they_mean_to_accelerate(read):
     cases = [
         ("", "single", "no"),
         ("distributed_type: NO\nmixed_precision: no\n", "single", "no"),  # YAML makes both false
-        ('distributed_type: "NO"\nmixed_precision: "no"\n', "single", "no"),
         ("distributed_type: MPS\n", "single", "no"),  # of earlier versions, on a Mac
         ("distributed_type: MULTI_CPU\n", "ddp", "no"),
         ("distributed_type: FSDP\n", "fsdp1", "no"),  # accelerate's default version
@@ -127,29 +123,19 @@ def test_minus_one_process_is_one_per_gpu(read):
 REFUSED = [
     ("mixed_precison: bf16\n" + DDP, 1, ["mixed_precison", "did you mean 'mixed_precision'?"]),
     (FSDP + "  fsdp_reshard_after_foward: false\n", 5, ["did you mean 'fsdp_config.fsdp_reshard_after_forward'?"]),
-    (FSDP + "  fsdp_min_num_params: 100\n", 5, ["fsdp_min_num_params"]),
     ("mixed_precision: fp16\n", 1, ["'fp16'", "no or bf16", "loss scaling", "T4", "--mixed_precision no"]),
-    ("mixed_precision: fp8\n", 1, ["'fp8'", "no or bf16", "--fp8 true"]),
     ("\ndistributed_type: DEEPSPEED\n", 2, ["DeepSpeed", "--config fsdp", "docs/parallelism.md"]),
     (DDP + "deepspeed_config:\n  zero_stage: 2\n", 3, ["deepspeed_config: not a key", "docs/parallelism.md"]),
-    ("distributed_type: MULTI_NPU\n", 1, ["MULTI_GPU", "FSDP"]),
     (FSDP + "  fsdp_auto_wrap_policy: NO_WRAP\n", 5, ["NO_WRAP", "transformer_based_wrap"]),
     (FSDP + "  fsdp_activation_checkpointing: true\n", 5, ["--gradient_checkpointing", "wrong gradients"]),
-    (FSDP + "  fsdp_offload_params: maybe\n", 5, ["'maybe'", "false or true"]),
-    (FSDP.replace("2", "3"), 4, ["fsdp_version", "1 or 2"]),
     (FSDP.replace("2", "1") + "  fsdp_sharding_strategy: HYBRID_SHARD\n", 5, ["HYBRID_SHARD", "full_shard"]),
     (DDP + "dynamo_config:\n  dynamo_backend: EAGER\n", 4, ["dynamo_backend", "no or inductor"]),
-    (DDP + "dynamo_config: INDUCTOR\n", 3, ["dynamo_config", "a mapping"]),
     (FSDP + "parallelism_config:\n  parallelism_config_tp_size: 2\n", 6, ["tp_size: found 2", "neither with adapters"]),
-    (FSDP + "parallelism_config:\n  parallelism_config_cp_size: 2\n", 6, ["packed samples", "docs/parallelism.md"]),
     (FSDP + "parallelism_config:\n  tp_size: 2\n", 6, ["parallelism_config.tp_size: not a key"]),
-    (FSDP + "parallelism_config:\n  parallelism_config_dp_shard_size: two\n", 6, ["a whole number from 1"]),
     (DDP + "parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n", 3, ["1 without FSDP2"]),
     (DDP + "num_processes: 0\n", 3, ["num_processes", "from 1"]),
-    (DDP + "num_machines: two\n", 3, ["'two'", "from 1"]),
     (DDP + "gpu_ids: 2,3\n", 3, ["gpu_ids", "CUDA_VISIBLE_DEVICES"]),
     (DDP + "num_processes: 2\nnum_processes: 4\n", 4, ["second time"]),
-    ("distributed_type: [\n", 2, ["not valid YAML"]),
 ]
 
 

@@ -7,7 +7,6 @@ import torch
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from kit.strategy.fsdp import (
-    force_fsdp,
     fsdp1_adapter_policy,
     fsdp_plugin,
     is_sharded_layer,
@@ -40,18 +39,6 @@ def test_layers_compute_in_bf16_and_gradients_add_up_in_fp32():
         assert fsdp_plugin(topology(strategy, mixed_precision="no")).mixed_precision_policy is None
 
 
-def test_on_a_cpu_accelerate_is_made_to_shard():
-    from accelerate import Accelerator
-    from accelerate.utils import DistributedType
-
-    accelerator = Accelerator(cpu=True)
-    assert accelerator.distributed_type != DistributedType.FSDP
-    plugin = fsdp_plugin(topology(FSDP2))
-    force_fsdp(accelerator, plugin)
-    assert accelerator.distributed_type == DistributedType.FSDP and accelerator.is_fsdp2
-    assert accelerator.state.fsdp_plugin is plugin
-
-
 def test_neighbours_share_a_copy_and_ranks_of_other_copies_hold_the_same_shard(model):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -64,16 +51,6 @@ def test_neighbours_share_a_copy_and_ranks_of_other_copies_hold_the_same_shard(m
         assert num_replicas(model) == 2 and own_shard(model.head.weight) == (1, 2)
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_a_layer_counts_as_sharded_only_where_it_is_a_unit_by_itself(alone_in_a_group, model):
-    layers = [*model.layers]
-    assert not [layer for layer in layers if is_sharded_layer(layer, ("Layer",))]
-    mesh = torch.distributed.init_device_mesh("cpu", (1,))
-    fully_shard(layers[0], mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    assert [is_sharded_layer(layer, ("Layer",)) for layer in layers] == [True, False]
-    assert not is_sharded_layer(model, ("Layer",)) and not is_sharded_layer(layers[0], ("Other",))
 
 
 def test_under_fsdp1_trainable_leaves_are_units_apart_from_the_frozen_rest(alone_in_a_group, model):

@@ -1,6 +1,5 @@
-"""What a launcher does to its ranks: ends them, starts them again, dies before them, and ends as they ended."""
+"""What a launcher does to its ranks: ends them, dies before them, and ends as they ended."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,38 +9,11 @@ import psutil
 import pytest
 from helpers import ROOT, matrix
 
-from kit.config.recipe import Recipe
 from kit.strategy.launcher import (
-    LaunchedRank,
     end_with_launcher,
-    launched_rank,
-    launcher_id,
     launcher_is_gone,
     num_processes_of_accelerate,
-    recipe_after_restart,
 )
-
-
-def test_restarted_ranks_delete_nothing_and_continue(tmp_path, monkeypatch):
-    recipe = Recipe(model_name_or_path="m", dataset="d", output_dir=str(tmp_path), overwrite_output_dir=True)
-    lock = tmp_path / ".lock"
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    own, other = launcher_id(), "0" * 16
-
-    def signed_by(*launchers, emptied=True):
-        lock.write_text(json.dumps({"emptied": emptied, "launchers": launchers}))
-
-    signed_by(own, other)
-    assert recipe_after_restart(recipe).overwrite_output_dir is False
-    anew = recipe.model_copy(update={"resume_from_checkpoint": "none"})
-    assert recipe_after_restart(anew).resume_from_checkpoint == "auto"
-    signed_by(own, other, emptied=False)
-    assert recipe_after_restart(recipe) == recipe  # a rank died before the folder was emptied
-    signed_by(other)
-    assert recipe_after_restart(recipe) == recipe  # by another launch, whatever the clocks say
-    signed_by(own)
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-    assert recipe_after_restart(recipe) == recipe  # no launcher that could start it anew
 
 
 def test_a_command_without_a_launcher_is_not_ended(monkeypatch):
@@ -68,15 +40,6 @@ def test_what_accelerate_was_asked_for_stands_before_the_script(monkeypatch):
     for words, asked in cases.items():
         monkeypatch.setattr(psutil.Process, "cmdline", lambda self, words=words: words.split())
         assert num_processes_of_accelerate() == asked, words
-
-
-def test_a_rank_knows_its_number_and_whether_other_machines_take_part(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    assert launched_rank() is None
-    for name, value in {"RANK": 9, "WORLD_SIZE": 16, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 8}.items():
-        monkeypatch.setenv(name, str(value))
-    assert launched_rank() == LaunchedRank(9, 16, 1, 8) and launched_rank().several_machines
 
 
 RANK = """

@@ -38,7 +38,10 @@ def run(model_folder, tmp_path, monkeypatch):
         if spoil:
             spoil(model)
         prepared = Prepared(Accelerator(cpu=True), Ranks(), model, None, actual_strategy(sharded_layers=None))
-        add_references(prepared, recipe, data, total_steps, 0, lambda items, name, total: items)
+        given = recipe.eval_batch_size, 0, lambda items, name, total: items
+        add_references(
+            prepared, recipe, data, total_steps, *given, seed=recipe.seed, compiled=bool(recipe.torch_compile)
+        )
         return SimpleNamespace(data=data, train=data.train.references, num_calls=len(calls))
 
     return run

@@ -102,7 +102,10 @@ class Trial:
         strategy = actual_strategy(sharded_layers=None)
         self.prepared = Prepared(Accelerator(cpu=True), Ranks(), self.model, optimizer, strategy)
         if recipe.precomputes_reference:
-            add_references(self.prepared, recipe, self.data, 1, 0, lambda batches, *_: batches)
+            progress = lambda batches, *_: batches  # noqa: E731
+            add_references(
+                self.prepared, recipe, self.data, 1, recipe.eval_batch_size, 0, progress, seed=0, compiled=False
+            )
         torch.manual_seed(1)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():

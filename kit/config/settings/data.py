@@ -136,29 +136,25 @@ RULES = (
         "without max_steps",
         "--max_steps 1000, or another number: a stream has no known end",
     ),
+    *(
+        Rule(
+            f"streaming {name}",
+            partial(lambda name, value, r: r.streaming and (getattr(r, name) == value), name, value),
+            f"with {name}" + (f" {str(value).lower()}" if value is not True else ""),
+            fix,
+        )
+        for name, value, fix in (
+            ("dedup", True, "--dedup false, and remove repeated rows beforehand: a stream is not read as a whole"),
+            ("shuffle", False, "--shuffle true --shuffle_buffer_size 1: rows keep the order of their file"),
+            ("eval_strategy", "epoch", "--eval_strategy steps --eval_steps 100: a stream's epochs have no known end"),
+            ("save_strategy", "epoch", "--save_strategy steps --save_steps 100: a stream's epochs have no known end"),
+        )
+    ),
     Rule(
         "streaming max_train_samples",
         lambda r: r.streaming and r.max_train_samples,
         "with max_train_samples",
         "leave out --max_train_samples: a run reads no more of a stream than its steps need",
-    ),
-    Rule(
-        "streaming shuffle",
-        lambda r: r.streaming and not r.shuffle,
-        "with shuffle false",
-        "--shuffle true --shuffle_buffer_size 1: rows keep the order of their file, and files come in random order",
-    ),
-    Rule(
-        "streaming eval_strategy",
-        lambda r: r.streaming and r.eval_strategy == "epoch",
-        "with eval_strategy epoch",
-        "--eval_strategy steps --eval_steps 100: a stream's epochs have no known end",
-    ),
-    Rule(
-        "streaming save_strategy",
-        lambda r: r.streaming and r.save_strategy == "epoch",
-        "with save_strategy epoch",
-        "--save_strategy steps --save_steps 100: a stream's epochs have no known end",
     ),
     Rule(
         "streaming eval_split_size",

@@ -21,7 +21,8 @@ _option = partial(option, "Evaluation")
 METRIC_PACKAGES = {"bleu": "sacrebleu", "chrf": "sacrebleu", "rouge_l": "rouge_score"}
 MetricName = Literal["exact_match", "number", "token_f1", "bleu", "chrf", "rouge_l"]
 OwnMetric = Annotated[str, Field(pattern=f"^{PATTERN}$")]  # code, so the command line only: kit/config/recipe_file.py
-_OF_ANSWERS = r"^eval_[A-Za-z_]\w*(/(pass|best)@\d+)?$"  # also of an own metric, and of several answers to each prompt
+# Also of an own metric, and of several answers to each prompt.
+_FOLLOWED = r"^eval_([A-Za-z_]\w*(/(pass|best)@\d+)?|rewards/(accuracies|margins))$"
 
 
 class EvalSettings(BaseModel):
@@ -32,13 +33,7 @@ class EvalSettings(BaseModel):
     eval_dataset: Entries | None = _option(
         None, "evaluation data, given like dataset; default: the split of eval_split_size", expected=ENTRIES
     )
-    eval_dataset_config: str | None = _option(
-        None, "config of eval_dataset; default: dataset_config", needs="eval_dataset"
-    )
     eval_dataset_split: str = _option("test", "split of eval_dataset where it has several", needs="eval_dataset")
-    eval_dataset_revision: str | None = _option(
-        None, "branch, tag or commit of eval_dataset; default: that of the same hub id in dataset", needs="eval_dataset"
-    )
     eval_split_size: Annotated[float, AfterValidator(share_or_count)] = _option(
         0.0,
         "held out of dataset for evaluation, chosen by seed; below 1 a share; 0: none",
@@ -67,20 +62,7 @@ class EvalSettings(BaseModel):
         expected=SHARE_OR_COUNT,
     )
     eval_on_start: bool = _option(False, "evaluate before the first step too")
-    metric_for_best_model: (
-        Literal[
-            "eval_loss",
-            "eval_rewards/accuracies",
-            "eval_rewards/margins",
-            "eval_exact_match",
-            "eval_number",
-            "eval_token_f1",
-            "eval_bleu",
-            "eval_chrf",
-            "eval_rouge_l",
-        ]
-        | Annotated[str, Field(pattern=_OF_ANSWERS)]
-    ) = _option(
+    metric_for_best_model: Annotated[str, Field(pattern=_FOLLOWED)] = _option(
         "eval_loss",
         "what keep_best and early stopping follow; rewards are of objectives over pairs",
         expected="eval_loss, eval_rewards/accuracies, eval_rewards/margins, or eval_ and the name of one of metrics",
@@ -88,11 +70,6 @@ class EvalSettings(BaseModel):
     )
     early_stopping_patience: int | None = _option(
         None, "end the run after N evaluations in a row without a better metric_for_best_model", "evaluations", ge=1
-    )
-    early_stopping_threshold: float = _option(
-        0.0,
-        "a metric_for_best_model counts as better only if it is better than the best so far by more than this",
-        ge=0,
     )
     predict_with_generate: bool = _option(
         False, "also generate each sample's last answer, by default greedily, and report the share of exact matches"
@@ -174,12 +151,6 @@ RULES = (
         lambda r: r.early_stopping_patience and not r.eval_steps and r.eval_strategy != "epoch",
         "given without an evaluation before the end",
         "--eval_strategy steps --eval_steps 100",
-    ),
-    Rule(
-        "early_stopping_threshold early_stopping_patience",
-        lambda r: r.early_stopping_threshold and not r.early_stopping_patience,
-        "given without early_stopping_patience",
-        "--early_stopping_patience 3, or another number of evaluations",
     ),
     Rule(
         "metrics",

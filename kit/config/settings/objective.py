@@ -77,15 +77,6 @@ else:
     ObjectiveName = Literal[tuple(DECLARED)]
 
 
-def describe_rates() -> str:
-    """Return the default learning rates, those of objectives with the same ones together."""
-    names: dict[tuple[float, float], list[str]] = {}
-    for name, declared in DECLARED.items():
-        names.setdefault(declared.learning_rates, []).append(name)
-    shown = [f"{', '.join(names[rates])} {'/'.join(map(show_rate, rates))}" for rates in names]
-    return "; ".join(shown)
-
-
 def show_rate(rate: float) -> str:
     """Return a rate of one digit as people write it: ``5e-7``."""
     return f"{rate:.0e}".replace("e-0", "e-")

@@ -8,7 +8,6 @@ from pydantic import AfterValidator, BaseModel, Field
 from kit.config.fields import SHARE_OR_COUNT, STRICT, option, share_or_count
 from kit.config.optimisers import OptimiserName
 from kit.config.rules import Rule, is_given
-from kit.config.settings.objective import describe_rates
 
 _option = partial(option, "Optimisation")
 _identity = partial(option, "Optimisation", identity=True)
@@ -35,7 +34,9 @@ class OptimSettings(BaseModel):
         "optimiser; 8-bit, paged and lion need bitsandbytes; adamw_bf16 holds all in bf16; muon is for matrices",
     )
     # The update of each optimiser moves a weight by about the rate: one above 1 is a slip, as 1e4 for 1e-4.
-    learning_rate: float | None = _identity(None, f"peak; default, full/adapters: {describe_rates()}", gt=0, le=1)
+    learning_rate: float | None = _identity(
+        None, "peak; default: that of the objective, for full training or for adapters (docs/objectives.md)", gt=0, le=1
+    )
     loraplus_lr_ratio: float | None = _identity(
         None,
         "LoRA+: the rate of the adapters' matrices B, as a multiple of learning_rate",

@@ -39,9 +39,6 @@ class OutputSettings(BaseModel):
     save_only_model: bool = _option(
         False, "checkpoints hold weights only: a third of the size, but no run can continue from them"
     )
-    mirror_to: str | None = _option(
-        None, "copy checkpoints and final/ there while the run goes on: s3://bucket/run, gs://..., a path"
-    )
     push_to_hub: Annotated[str, StringConstraints(pattern=r"^[^/\s]+/[^/\s]+$")] | None = _option(
         None, "OWNER/NAME: upload final/ to the hub at the end, private; checked at the start", expected="OWNER/NAME"
     )
@@ -51,13 +48,13 @@ class OutputSettings(BaseModel):
     resume_from_checkpoint: str = _option("auto", "auto, none, or the path of a checkpoint")
     logging_steps: int = _option(1, "write metrics every N steps", "steps", ge=1)
     report_to: Annotated[
-        list[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "comet_ml"]],
+        list[Literal["tensorboard", "wandb", "trackio"]],
         BeforeValidator(comma_separated),
-    ] = _option([], "trackers, separated by commas: tensorboard, wandb, trackio, mlflow, swanlab, comet_ml")
+    ] = _option([], "trackers, separated by commas: tensorboard, wandb, trackio")
     run_name: str | None = _option(
         None, "name of the run in trackers; default: the name that they choose", needs="report_to"
     )
-    project: str = _option("kit", "project of the run in trackers; in mlflow its experiment", needs="report_to")
+    project: str = _option("kit", "project of the run in trackers", needs="report_to")
 
 
 RULES = (

@@ -37,4 +37,3 @@ class ProcessSettings(BaseModel):
         0, "write a trace of N steps, after the first two, to <output_dir>/profile; 0: none", "steps", ge=0
     )
     ddp_timeout: int = _option(1800, "end the run if a rank is silent for this time", "seconds", ge=10)
-    ddp_bucket_cap_mb: int = _option(25, "size of the gradients that DDP reduces in one collective", "MiB", ge=1)

@@ -11,7 +11,7 @@ from kit.config.other_kits import KITS, table_of
 from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, number, shown
 
 _SHARING = ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size")
-_TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab", "comet_ml")
+_TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 def take_batch(draft: Draft, micro_batch: int, accumulation: int = 1) -> None:

@@ -6,6 +6,7 @@ Promises: what cannot be checked, because the model could not be opened or the p
 import os
 import shutil
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import psutil
 import torch
 from huggingface_hub import constants
 
-from kit.config.recipe import Recipe
+from kit.config.dataset_entry import DatasetEntry
+from kit.config.settings.model import ModelSettings
 from kit.console import silence_libraries
 from kit.data.read.hub import ask_hub
 from kit.data.read.sources import hub_id
@@ -51,8 +53,9 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
     report.run("bf16", lambda: check_bf16(topology, config_file, recipe.method))
     opened: list[Any] = []
     report.run("model", lambda: _check_model(recipe, opened))
-    report.run("data", lambda: check_data(recipe))
-    resolved = resolve_auto(recipe, topology, opened[0]) if opened else recipe
+    entries = {"dataset": recipe.dataset_entries, "eval_dataset": recipe.eval_dataset_entries}
+    report.run("data", lambda: check_data(entries))
+    resolved = resolve_auto(recipe, topology, opened[0])[0] if opened else recipe
     workload = planned_workload(resolved, topology, opened[0]) if opened else None
     report.run("GPUs", lambda: check_gpus(topology, workload))
     if workload is None:
@@ -126,17 +129,21 @@ def check_bf16(topology: Topology, config: str | None, method: str) -> Result:
     return ok("bf16", found)
 
 
-def _check_model(recipe: Recipe, opened: list[Any]) -> Result:
+def _check_model(settings: ModelSettings, opened: list[Any]) -> Result:
     """Open the model's config, at the hub where it is there, into ``opened``."""
-    opened.append(open_config(recipe))
-    return ok("model", f"{recipe.model_name_or_path}: {type(opened[0]).__name__}")
+    opened.append(open_config(settings))
+    return ok("model", f"{settings.model_name_or_path}: {type(opened[0]).__name__}")
 
 
-def check_data(recipe: Recipe) -> Result:
-    """Fail if a data set is not found, or the hub refuses it; offline, if it is not in the cache. Reads no row."""
+def check_data(asked: Mapping[str, Sequence[DatasetEntry]]) -> Result:
+    """Fail if a data set is not found, or the hub refuses it; offline, if it is not in the cache. Reads no row.
+
+    Args:
+        asked: the setting that names each data set.
+    """
     problems = Problems()
     found = []
-    for flag, entries in (("dataset", recipe.dataset_entries), ("eval_dataset", recipe.eval_dataset_entries)):
+    for flag, entries in asked.items():
         for entry in entries:
             with problems.caught():
                 name = hub_id(entry.path, entry.split or "", flag)

@@ -44,7 +44,7 @@ def check_ranks(
     from accelerate.utils import gather_object
 
     from kit.failures.ranks import Watch
-    from kit.run.facts import compared_facts
+    from kit.run.facts import OWN_OF_MACHINE, compared_facts
     from kit.strategy.accelerator import start
     from kit.strategy.rendezvous import open_store
 
@@ -62,7 +62,8 @@ def check_ranks(
     forget_launcher(topology)
     began = time.monotonic()
     try:
-        accelerator, _ = start(recipe, topology, compared_facts(planned.recipe, topology, {}))
+        settings = planned.recipe.model_dump(mode="json", exclude=OWN_OF_MACHINE)
+        accelerator, _ = start(recipe, topology, compared_facts(settings, topology, {}))
     except UserError as error:  # ranks that differ, or an address
         if is_main():
             report.add(of_problems(stage, error.problems, ""))

@@ -41,7 +41,7 @@ def describe_run(checked: Preflight, topology: Topology) -> list[str]:
     strategy = planned_strategy(topology, adapted)
     feed = data.open_feed(recipe, Ranks(0, topology.num_processes), 0, {})
     steps = f"{checked.total_steps} steps. Dry run: nothing written but the tokenised data in the cache."
-    lines = [strategy.describe(recipe), *describe_parts(adapted, recipe, recipe.router_aux_loss_coef)]
+    lines = [strategy.describe(recipe, recipe), *describe_parts(adapted, recipe, recipe.router_aux_loss_coef)]
     if not has_weights(recipe):
         lines.append(
             f"weights: none of {recipe.model_name_or_path} are on this machine; only a run needs and checks them"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kit.config.recipe import Recipe
+from kit.config.settings.optimisation import OptimSettings
 from kit.errors import Problems, UserError
 from kit.memory.workload import Workload
 from kit.tools.plan.hardware import Gpu
@@ -150,8 +151,8 @@ def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int) -> Lengths:
     )
 
 
-def _num_epochs(data: "Data", recipe: Recipe) -> float:
+def _num_epochs(data: "Data", settings: OptimSettings) -> float:
     """How often the run reads each sample."""
-    if recipe.max_steps is None:
-        return recipe.num_train_epochs
-    return recipe.max_steps * recipe.global_batch_size / data.order.num_items(0)
+    if settings.max_steps is None:
+        return settings.num_train_epochs
+    return settings.max_steps * settings.global_batch_size / data.order.num_items(0)

@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
-from kit.config.recipe import Recipe
 from kit.config.scripts import command_of
 from kit.memory.activations import offloaded
 from kit.memory.fit import MARGIN, checkpointing_word
@@ -74,19 +73,21 @@ def command(option: Option, ask: Ask) -> str:
         words += ["--config", own.config if own.bf16 and own.num_machines == 1 else f"my-{own.config}.yaml"]
     elif len(words) > 2:  # in float32 one process needs no config, and no shipped one will do
         words = [*words[:2], "--mixed_precision", "no", "--num_processes", "1", *words[2:]]
+    values: dict[str, Any] = recipe.model_dump(mode="json", exclude_none=True)
     if ask.recipe_name:
         words += ["--recipe", ask.recipe_name]
-        words += ["--dataset", _flag(recipe, "dataset")] if "dataset" in ask.typed else []
+        words += ["--dataset", _flag("dataset", values["dataset"])] if "dataset" in ask.typed else []
     else:
-        words += ["--model_name_or_path", recipe.model_name_or_path, "--dataset", _flag(recipe, "dataset")]
+        words += ["--model_name_or_path", recipe.model_name_or_path, "--dataset", _flag("dataset", values["dataset"])]
     if not ask.recipe_name or own.method != recipe.method:
         words += ["--method", own.method]
     if own.num_gpus > 1:
         words += ["--num_processes", str(own.num_gpus)]
     changed = _changes(option, ask)
+    values = recipe.model_copy(update=changed).model_dump(mode="json", exclude_none=True)
     for key in changed:
         if f"--{key}" not in words:
-            words += [f"--{key}", _flag(recipe.model_copy(update=changed), key)]
+            words += [f"--{key}", _flag(key, values.get(key))]
     return shlex.join(words)
 
 
@@ -105,9 +106,8 @@ def own_config(own: Workload) -> str:
     )
 
 
-def _flag(recipe: Recipe, key: str) -> str:
-    """A setting as it is typed on the command line."""
-    value: Any = recipe.model_dump(mode="json", exclude_none=True).get(key)
+def _flag(key: str, value: Any) -> str:
+    """A setting as it is typed on the command line. ``value``: in JSON."""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ",".join(value)
     if key == "dataset_columns":

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from kit.failures.exits import ERROR_FILE
-from kit.run.answers import few_texts, unended
+from kit.run.answers import unasked, unended
 from kit.tools.report.runs import ACCURACY, ReportedRun, finite_number
 
 FEWEST_STEPS = 20  # for a tendency
@@ -82,7 +82,8 @@ def _answers(run: ReportedRun) -> Iterator[str]:
     last = run.answered[-1] if run.answered else {}
     counts = {key: int(number) for key, value in last.items() if (number := finite_number(value)) is not None}
     stops = run.record["data"].get("stop_tokens") or {}
-    for doubt in [*(unended(counts, run.recipe, stops) if counts.get("step") else []), *few_texts(counts)]:
+    doubts = unended(counts, run.recipe.max_new_tokens, run.recipe.method, stops) if counts.get("step") else []
+    for doubt in [*doubts, *unasked(counts)]:
         yield f"{doubt[0].upper()}{doubt[1:]}."
 
 

@@ -224,7 +224,7 @@ def _facts(run: ReportedRun) -> dict[str, str]:
     device = f"CPU, {strategy.num_threads} threads" if strategy.device == "cpu" else strategy.device
     return {
         "hardware": f"{strategy.num_processes} x {device}",
-        "strategy": strategy.describe(recipe),
+        "strategy": strategy.describe(recipe, recipe),
         "model": f"{recipe.model_name_or_path} ({recipe.method})",
         "objective": recipe.objective,
         **_speed(run),

@@ -125,7 +125,7 @@ def test_a_config_for_several_machines_says_how_to_check_them_all(checked, tmp_p
 
 def test_local_data_asks_no_hub(recipe, monkeypatch):
     monkeypatch.setattr(machine, "ask_hub", lambda name, flag, revision: pytest.fail("asked"))
-    result = check_data(recipe)
+    result = check_data({"dataset": recipe.dataset_entries})
     assert result.status == "ok" and "train.jsonl" in result.found and "http" not in result.found
 
 
@@ -134,16 +134,16 @@ def test_data_of_the_hub_are_asked_for_once_or_looked_for_in_the_cache(recipe, m
     asked = []
     monkeypatch.setattr(machine.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(machine, "ask_hub", lambda name, flag, revision: asked.append((name, flag)))
-    assert check_data(remote).status == "ok" and asked == [("org/data", "dataset")]
+    assert check_data({"dataset": remote.dataset_entries}).status == "ok" and asked == [("org/data", "dataset")]
 
     def gated(name, flag, revision):
         raise UserError(Problem(flag, f"{name}: its licence is not accepted", fix="log in: `hf auth login`"))
 
     monkeypatch.setattr(machine, "ask_hub", gated)
-    result = check_data(remote)
+    result = check_data({"dataset": remote.dataset_entries})
     assert result.status == "fail" and "licence" in result.found and "hf auth login" in result.fix
     monkeypatch.setattr(machine.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(machine, "cached", lambda kind: ["org/other"])
-    assert "not in the cache" in check_data(remote).found
+    assert "not in the cache" in check_data({"dataset": remote.dataset_entries}).found
     monkeypatch.setattr(machine, "cached", lambda kind: ["org/data"])
-    assert check_data(remote).status == "ok"
+    assert check_data({"dataset": remote.dataset_entries}).status == "ok"
