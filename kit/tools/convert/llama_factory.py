@@ -17,7 +17,7 @@ _ROLES = {"human", "user", "gpt", "assistant", "observation", "function_call", "
 
 def convert(draft: Draft, path: Path) -> None:
     """Read the keys that a table cannot explain."""
-    draft.given.setdefault("do_train", False)
+    draft.given.setdefault("do_train", "train_dataset" in draft.given)  # its v1 has no such switch
     draft.put("method", "lora")
     is_pretraining = draft.given.get("stage") == "pt"
     draft.read("stage", "pref_loss", "finetuning_type", "quantization_bit")

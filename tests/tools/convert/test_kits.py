@@ -122,6 +122,8 @@ def test_a_file_of_axolotl_becomes_a_recipe_with_all_that_it_says_and_its_defaul
         "bf16": Group.NEEDLESS,
         "special_tokens.pad_token": Group.NEEDLESS,
     }
+    plain, recipe = converted({key: value for key, value in AXOLOTL.items() if key != "warmup_ratio"})
+    assert recipe.warmup_steps == 0.03 and "which warms up for at most 100 steps" in plain.text([])
 
 
 def test_a_file_of_llama_factory_becomes_a_recipe_with_its_defaults(converted, info):
@@ -262,6 +264,7 @@ def test_what_no_drop_helps_is_refused_and_another_kind_of_training_alone(conver
         ("axolotl", {"base_model": "$MODEL"}, ["model_name_or_path"], "--model_name_or_path NAME"),
         ("LLaMA-Factory", {"stage": "rm"}, ["stage"], "nothing learns from rewards"),
         ("LLaMA-Factory", {"do_train": None}, ["do_train"], "trains nothing"),
+        ("LLaMA-Factory", {"do_train": None, "train_dataset": "v1.yaml"}, ["train_dataset"], "its v1 are not read"),
         ("LLaMA-Factory", {"dataset": "pictures"}, ["dataset"], "images"),
         ("LLaMA-Factory", {"dataset": "nowhere"}, ["dataset"], "not in data/dataset_info.json"),
         ("ms-swift", {"rlhf_type": "grpo"}, ["rlhf_type"], "nothing learns from rewards"),
