@@ -57,7 +57,7 @@ def _entry(draft: Draft, name: str, info: dict[str, Any], folder: Path, limit: A
     ours = _columns(columns) if is_alpaca else _columns_of_chat(draft, name, info, columns)
     split, drawn = info.get("split"), info.get("num_samples")  # drawn at random; of others the first ones are taken
     if limit is not None and drawn is None:
-        split = f"{split or 'train'}[:{int(limit)}]"
+        split = f"{split or 'train'}[:{int(number(limit))}]"
     elif limit is not None:
         drawn = min(drawn, limit)
     wording = "{instruction}[\n{input}]" if "input" in ours.values() else None
