@@ -193,7 +193,7 @@ def write_gguf_folder(source: Source, folder: Path, wanted: Wanted, tools: gguf.
         compared += lines
     shutil.rmtree(work)
     names = [file.name for file in files.values()]
-    made = "Written by llama.cpp's converter, and compared with the model in transformers:"
+    made = "Written by llama.cpp's converter; beside the model in transformers:"
     commands = "\n".join(f"llama-server --jinja -m {name}" for name in names)
     card = converted_card(card, "gguf", made, compared, f"\n```bash\n{commands}\n```\n")
     (folder / "README.md").write_text(card, encoding="utf-8")

@@ -112,7 +112,7 @@ def _read(run: DataSettings, rows: RowKind, entries: Sequence[DatasetEntry], tok
         prompts_as_chat=run.chat_template is not None,
         train_on=run.train_on,
         max_length=min(run.max_length, MAX_TOKENS),
-        excess_length_strategy="truncate",
+        excess_length_strategy="keep_end" if run.excess_length_strategy == "keep_end" else "truncate",
         wanted=rows,
         system_prompt=run.system_prompt,
     )

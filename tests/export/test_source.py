@@ -35,7 +35,7 @@ def test_a_gguf_file_lies_beside_a_card_and_nothing_else(tmp_path, monkeypatch, 
     names = {path.name for path in (tmp_path / "new").iterdir()}
     assert names == {"model-F16.gguf", "model-Q8_0.gguf", "README.md"}
     card = ModelCard((tmp_path / "new/README.md").read_text())
-    assert card.data.tags == ["gguf"] and "NOT compared" in card.text
+    assert card.data.tags == ["gguf"] and "NOT compared" in card.text and "and compared" not in card.text
     assert "NOT compared" in capsys.readouterr().out
 
 

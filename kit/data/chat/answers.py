@@ -33,6 +33,8 @@ _TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 # A prompt that opens a thought, and what ends one: </think>, <|END_THINKING|>, [/THINK].
 _OPENED = re.compile(r"(?:<(?!\|?end)[^<>\s/]*think[^<>\s/]*>|\[THINK\])\s*$", re.IGNORECASE)
 _CLOSED = re.compile(r"</[^<>\s]*think[^<>\s]*>|<[^<>\s]*end_think[^<>\s]*>|\[/THINK\]", re.IGNORECASE)
+# A tag that closes a part: </think>, [/THINK], <|END_THINKING|>, <channel|>.
+_CLOSING = re.compile(r"</|\[/|<\|?end|<\w+\|>$", re.IGNORECASE)
 _QUESTION = {"role": "user", "content": "?"}
 
 
@@ -213,7 +215,7 @@ class AnswerFinder:
                 thought = _continued(header[cut:], conversation.messages[i], answer)
                 if thought is not None:
                     return prompt + thought, None
-            elif not answer.lstrip().startswith(tuple(missing) or "\0"):
+            elif not missing or (_CLOSING.match(missing[-1]) and not answer.lstrip().startswith(tuple(missing))):
                 return prompt + answer, at
             break
         reason = f"messages[{i}]: the text before the answer differs from the prompt at inference"

@@ -39,6 +39,8 @@ def convert(draft: Draft) -> None:
         draft.given["report_to"] = "wandb"
     take_batch(draft, 1)
     take_training(draft)
+    if "warmup_steps" not in draft.values:
+        draft.put("warmup_steps", 0.03, "the default of axolotl, which warms up for at most 100 steps")
     if (share := draft.take("cosine_min_lr_ratio")) is not None:
         draft.put("min_lr_rate", share)
         draft.given["lr_scheduler_type"] = "cosine_with_min_lr"

@@ -56,9 +56,10 @@ def convert(
     if not kit:
         raise UserError(_unknown(path, values))
     given = {key: value for key, value in values.items() if not is_nothing(value)}
-    count = given.pop("num_processes", 1)  # which `trl` hands to the launcher
-    draft = Draft(kit, given, path, flags or {}, num_processes or int(number(count)))
+    draft = Draft(kit, given, path, flags or {})
     try:
+        count = int(number(draft.take("num_processes", 1)))  # which `trl` hands to the launcher
+        draft.num_processes = num_processes or count
         if "dataset" in draft.typed:
             _leave_data(draft)
         KITS[kit](draft)

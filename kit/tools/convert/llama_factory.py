@@ -17,7 +17,7 @@ _ROLES = {"human", "user", "gpt", "assistant", "observation", "function_call", "
 
 def convert(draft: Draft) -> None:
     """Read the keys that a table cannot explain."""
-    draft.given.setdefault("do_train", False)
+    draft.given.setdefault("do_train", "train_dataset" in draft.given)  # its v1 has no such switch
     draft.put("method", "lora")
     is_pretraining = draft.given.get("stage") == "pt"
     draft.read("stage", "pref_loss", "finetuning_type", "quantization_bit")
@@ -57,7 +57,7 @@ def _entry(draft: Draft, name: str, info: dict[str, Any], folder: Path, limit: A
     ours = _columns(columns) if is_alpaca else _columns_of_chat(draft, name, info, columns)
     split, drawn = info.get("split"), info.get("num_samples")  # drawn at random; of others the first ones are taken
     if limit is not None and drawn is None:
-        split = f"{split or 'train'}[:{int(limit)}]"
+        split = f"{split or 'train'}[:{int(number(limit))}]"
     elif limit is not None:
         drawn = min(drawn, limit)
     wording = "{instruction}[\n{input}]" if "input" in ours.values() else None

@@ -178,6 +178,19 @@ def test_a_thought_in_the_content_goes_on_from_the_prompt(tokenizer):
     assert "assistant\nHello<|im_end|>\n" in texts[1] and remarks == (UNROLLED, MOVED)
 
 
+def test_a_call_is_not_put_after_the_header_of_another_channel(tokenizer):
+    """As in a template of gpt-oss whose prompt opens the channel of final answers: a call has another header."""
+    calling = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}"
+    template += "{{ ' to=f<|channel|>call' if m.tool_calls else '<|channel|>final' }}<|message|>"
+    template += "{{ m.tool_calls | tojson if m.tool_calls else m.content }}<|im_end|>\n{% endfor %}"
+    template += "{{ '<|im_start|>assistant<|channel|>final<|message|>' if add_generation_prompt }}"
+    texts, _ = learned(ONE, tokenizer, template)
+    assert texts[0].endswith("<|im_start|>assistant<|channel|>final<|message|>[[Hello<|im_end|>]]\n")
+    problem = refusal({"messages": [ONE["messages"][0], calling]}, tokenizer, template)
+    assert "differs from the prompt at inference" in problem.found
+
+
 # A conversation that the assistant opens
 
 
