@@ -1,4 +1,4 @@
-"""What the kit relies on in other libraries without their having promised it, where no other test would notice a change.
+"""What the kit relies on in other libraries without their promise, where no other test would notice a change.
 
 Most of what the kit replaces or reads in a library is run by the tests of the file that does it. Here is the rest: what
 only a GPU, a certain processor, a full memory or a long wait would show. Nothing of the kit is imported.
