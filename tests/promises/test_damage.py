@@ -30,42 +30,22 @@ def halfway(tmp_path_factory, model_folder, chat_file):
 
 
 @pytest.mark.long
-def test_a_bit_flipped_or_a_file_cut_short_costs_that_checkpoint_only(finetune, halfway):
-    newest = list_checkpoints(halfway.folder / "checkpoints")[-1]
-    names = sorted(path.name for path in newest.iterdir())
-    assert len(names) == 3
-    for name in names:
-        for damage in ("flip", "cut", "gone"):
-            folder = finetune.folder / f"{name}-{damage}"
-            shutil.copytree(halfway.folder, folder)
-            file = folder / "checkpoints" / newest.name / name
-            content = bytearray(file.read_bytes())
-            if damage == "gone":
-                file.unlink()
-            else:
-                content[len(content) // 2] ^= 4
-                file.write_bytes(content[: len(content) // 3] if damage == "cut" else content)
-            again = finetune.ok(folder.name, **FLAGS)
-            skipped = f"skipping {folder}/checkpoints/step-00000004: "
-            assert skipped in again.output, again.output
-            assert "continuing after step 2 of 4" in again.output
-            assert again.losses == halfway.losses
-            assert verify(folder / "checkpoints/step-00000004") == []
-
-
-@pytest.mark.long
-def test_ranks_that_share_the_hashing_all_go_back_to_the_checkpoint_before(finetune, halfway):
-    config = "ddp"
-    folder = finetune.folder / config
-    shutil.copytree(halfway.folder, folder)
-    (file,) = (folder / "checkpoints/step-00000004").glob("*.safetensors")
-    content = bytearray(file.read_bytes())
+@pytest.mark.parametrize(("damage", "processes"), [("flip", 2), ("cut", 1), ("gone", 1)])
+def test_a_bit_flipped_or_a_file_cut_short_costs_that_checkpoint_only(finetune, halfway, damage, processes):
+    """Two ranks share the hashing, and both go back. Each file of a checkpoint: tests/checkpoint/test_manifest.py."""
+    run = shutil.copytree(halfway.folder, finetune.folder / "run")
+    newest = run / "checkpoints/step-00000004"
+    file = {"flip": next(newest.glob("*.safetensors")), "cut": newest / "state.json", "gone": newest / "manifest.json"}
+    content = bytearray(file[damage].read_bytes())
     content[len(content) // 2] ^= 4
-    file.write_bytes(content)
-    again = finetune.ok(config, 2, **FLAGS, config=config)
-    assert again.output.count(f"skipping {folder}/checkpoints/step-00000004: {file.name} was altered") == 1
+    file[damage].unlink()
+    if damage != "gone":
+        file[damage].write_bytes(content[: len(content) // 3] if damage == "cut" else content)
+    again = finetune.ok("run", processes, **FLAGS, **({"config": "ddp"} if processes > 1 else {}))
+    assert again.output.count(f"skipping {newest}: ") == 1
     assert "continuing after step 2 of 4" in again.output
-    assert verify(folder / "checkpoints/step-00000004") == []
+    assert again.losses == halfway.losses or processes > 1
+    assert verify(newest) == []
 
 
 def test_a_forged_checkpoint_ends_in_words_and_nothing_is_touched(finetune, halfway):
