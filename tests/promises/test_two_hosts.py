@@ -270,26 +270,3 @@ def test_a_stream_of_other_rows_on_one_host_is_refused(hosts, start, tmp_path):
     for run in runs:
         assert re.search(r"dataset: \w+ on (alpha|beta) \(rank \d\), \w+ on", error_of(run))
     assert not list((tmp_path / "run").glob("checkpoints/step-*"))
-    # The fix of the message: the same files. The run then goes on.
-    shutil.copy(folder / "train.jsonl", hosts.beta.disk / "train.jsonl")
-    runs = [start(hosts.alpha, **flags), start(hosts.beta, own_disk_at=folder, **flags)]
-    assert wait(runs, START) == [0, 0]
-
-
-@long
-def test_with_a_cache_on_the_shared_disk_one_host_tokenises_for_both(hosts, start, tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    write_rows(rows, num_rows=10_000)
-    cache = tmp_path / "cache"
-    entries, writers = set(), set()
-    flags = {"dataset": rows, "max_steps": 2, "save_steps": 0, "eval_steps": 0, "dataset_num_proc": 1}
-    runs = [start(host, env={"KIT_CACHE": str(cache)}, **flags) for host in hosts.both]
-    while all(run.process.poll() is None for run in runs):
-        for folder in (cache / "samples").glob("*"):
-            if folder.is_dir():
-                # While it is made, its name holds the process that makes it; then it is complete.
-                (writers if folder.name.startswith(".") else entries).add(folder.name)
-        assert all(time.monotonic() < run.began + START for run in runs)
-        time.sleep(0.02)
-    assert wait(runs, START) == [0, 0]
-    assert len(entries) == 1 and len(writers) == 1, (entries, writers)
