@@ -24,6 +24,7 @@ from kit.strategy.accelerator import Prepared
 from kit.train.objective import build_objective
 from kit.train.precompute import add_references
 from kit.train.preference import Pairs
+from kit.train.reference import sequence_logps, with_references, without_gradients
 from kit.train.step import train_step
 
 NUM = 8  # pairs, or answers with a label
@@ -45,9 +46,6 @@ CASES = [
 
 def name_of(case):
     return "-".join(str(value) for value in case.values())
-
-
-each_case = pytest.mark.parametrize("case", CASES, ids=name_of)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +218,7 @@ def paper(trial):
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-@each_case
+@pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_the_loss_and_gradients_are_those_of_the_paper_on_full_logits(run, case, method):
     trial = run(case, method)
     expected = paper(trial)
@@ -230,17 +228,55 @@ def test_the_loss_and_gradients_are_those_of_the_paper_on_full_logits(run, case,
     assert_same_gradients(ours, theirs)
 
 
+WITH_REFERENCE, PER_TOKEN, RATED = CASES[0], CASES[6], CASES[-1]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["sdpa", "varlen"])
-@pytest.mark.parametrize("case", [CASES[0], CASES[6], CASES[-1]], ids=name_of)
-def test_packed_samples_have_the_loss_and_gradients_of_padded_ones(run, case, implementation):
-    loss, metrics, gradients = run(case, "lora").step()
-    trial = run(case, "lora", packing=True, attn_implementation=implementation)
-    for packs in ([[[0, 1, 2, 3, 4, 5, 6, 7]]], [[[0, 5, 2], [7]], [[1, 3], [4, 6]]]):
-        packed_loss, packed_metrics, packed_gradients = trial.step(trial.batch(packs))
-        assert packed_loss == pytest.approx(loss, rel=1e-6)
-        assert packed_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-5)
-        assert_same_gradients(packed_gradients, gradients)
+@pytest.mark.parametrize("case", [WITH_REFERENCE, PER_TOKEN, RATED], ids=name_of)
+def test_a_step_is_the_same_however_its_samples_are_cut_and_packed(run, case):
+    """Also the KL of kto, which goes over the global batch: a micro-batch has too few answers."""
+    trial = run(case, "lora")
+    whole = trial.step()
+    assert case is not RATED or whole[1]["kl"] > 0
+    cuts = [[[[i] for i in range(start, min(start + size, NUM))] for start in range(0, NUM, size)] for size in (1, 3)]
+    others = [trial.step(trial.batch(cut)) for cut in cuts]
+    for implementation in ("sdpa", "varlen"):
+        packed = run(case, "lora", packing=True, attn_implementation=implementation)
+        packs = [[[0, 1, 2, 3, 4, 5, 6, 7]]], [[[0, 5, 2], [7]], [[1, 3], [4, 6]]]
+        others += [packed.step(packed.batch(each)) for each in packs]
+    for loss, metrics, gradients in others:
+        assert loss == pytest.approx(whole[0], rel=1e-6)
+        assert metrics == pytest.approx(whole[1], rel=1e-5, abs=1e-5)
+        assert_same_gradients(gradients, whole[2])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lora_dropout": 0.5},
+        {"use_dora": True},
+        {"lora_modules_to_save": "embed_tokens,lm_head"},
+        {"trainable_tokens": ["<|im_end|>"]},
+        {"method": "qlora"},
+    ],
+    ids=str,
+)
+def test_the_reference_of_an_adapter_is_its_base(run, settings):
+    """Also while the adapters train, and with dropout. The model is left as it was."""
+    moved, unmoved = (run(WITH_REFERENCE, **{"method": "lora"} | settings, moved=moves) for moves in (True, False))
+    micro_batches = moved.batch([[[0], [1], [2]], [[3], [4], [5]]]).micro_batches
+
+    def logps(trial):
+        with without_gradients(trial.prepared):
+            return [sequence_logps(trial.model(**each.model_inputs()), each) for each in micro_batches]
+
+    before = logps(moved)
+    trained = {name: p.requires_grad for name, p in moved.model.named_parameters()}
+    found = [each.references for each in with_references(moved.prepared, micro_batches)]
+    assert all(map(torch.equal, found, logps(unmoved)))
+    assert moved.model.training and torch.is_grad_enabled()
+    assert {name: p.requires_grad for name, p in moved.model.named_parameters()} == trained
+    assert all(map(torch.equal, logps(moved), before)) and not any(map(torch.equal, before, found))
 
 
 @pytest.mark.parametrize(("method", "dropout"), [("lora", 0.5), ("full", 0.0)])
@@ -262,18 +298,19 @@ def expected_metrics(rewards, logps, lengths):
     return {name: value.item() for name, value in means.items()}
 
 
-@pytest.mark.parametrize("case", [CASES[6], CASES[7], CASES[8]], ids=name_of)
-def test_metrics_without_a_reference_are_means_over_pairs(run, case):
+@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[6], CASES[7], CASES[8]], ids=name_of)
+def test_metrics_are_means_over_pairs(run, case):
     """Rewards are those that the loss compares: of orpo and simpo per token. nll_loss is in nats per token."""
     trial = run(case, "lora")
     logps, lengths = trial.on_full_logits()
-    objective = trial.recipe.objective
-    rewards = trial.recipe.reward_scale * (logps if objective == "cpo" else logps / lengths)
-    expected = expected_metrics(rewards, logps, lengths)
-    if objective != "simpo":
+    objective = case["objective"]
+    compared = {"dpo": logps - trial.known, "cpo": logps}.get(objective, logps / lengths)
+    expected = expected_metrics(trial.recipe.reward_scale * compared, logps, lengths)
+    if objective in ("orpo", "cpo"):
         expected["nll_loss"] = (-logps[:, 0].sum() / lengths[:, 0].sum()).item()
     _, metrics, _ = trial.step()
     assert metrics == pytest.approx(expected, rel=1e-5)
+    assert objective != "dpo" or 0 < metrics["rewards/accuracies"] < 1
 
 
 def pairs_of(chosen, rejected, length=10.0):
@@ -320,16 +357,6 @@ def test_kto_of_extreme_ratios_is_finite(run):
         assert all(gradient.isfinite().all() for gradient in gradients.values())
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[4]], ids=name_of)
-def test_metrics_of_dpo_are_means_over_pairs(run, case):
-    trial = run(case, "lora")
-    logps, lengths = trial.on_full_logits()
-    rewards = trial.recipe.reward_scale * (logps - trial.known)
-    _, metrics, _ = trial.step()
-    assert metrics == pytest.approx(expected_metrics(rewards, logps, lengths), rel=1e-5)
-    assert 0 < metrics["rewards/accuracies"] < 1
-
-
 def test_metrics_of_kto_are_means_over_good_and_over_bad_answers(run):
     trial = run(CASES[-1], "lora")
     logps, lengths = trial.on_full_logits()
@@ -365,27 +392,6 @@ def test_orpo_is_exact_for_answers_that_are_certain_and_for_those_that_are_most_
             difference = log_odds[0] - log_odds[1]
             expected = math.log1p(math.exp(-difference)) if difference > -700 else -difference
             assert loss.item() == pytest.approx(expected, rel=1e-9), case
-
-
-@pytest.mark.slow
-@each_case
-def test_pairs_have_one_gradient_however_they_are_cut_into_micro_batches(run, case):
-    trial = run(case, "lora")
-    loss, metrics, gradients = trial.step()
-    for size in (1, 3):
-        cut = [[[i] for i in range(start, min(start + size, NUM))] for start in range(0, NUM, size)]
-        cut_loss, cut_metrics, cut_gradients = trial.step(trial.batch(cut))
-        assert cut_loss == pytest.approx(loss, rel=1e-6)
-        assert cut_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-5)
-        assert_same_gradients(cut_gradients, gradients)
-
-
-def test_the_kl_of_kto_goes_over_the_global_batch(run):
-    """Not over a micro-batch, whose answers would be too few."""
-    trial = run(CASES[-1], "lora")
-    _, whole, _ = trial.step()
-    _, cut, _ = trial.step(trial.batch([[[i]] for i in range(NUM)]))
-    assert whole["kl"] > 0 and cut["kl"] == pytest.approx(whole["kl"], rel=1e-5)
 
 
 @pytest.mark.parametrize("nats", [2.0, -2.0])
