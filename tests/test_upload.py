@@ -45,7 +45,6 @@ def refusal(name="me/mine", base=BASE, is_adapter=True):
     return str(caught.value)
 
 
-TWO = ("--config=ddp", "--num_processes=2", "--method=full")
 AFTERWARDS = "leave it out, and after the run `kit push`"
 
 
@@ -181,7 +180,7 @@ def test_a_run_whose_upload_failed_has_succeeded_and_uploads_when_it_is_started_
 
 @pytest.mark.slow
 def test_the_main_process_uploads_a_full_model_and_the_other_rank_leaves(hub, run):
-    folder, _ = run(*TWO)
+    folder, _ = run("--config=ddp", "--num_processes=2", "--method=full")
     found = hub.repositories["model", "lab/mine"]
     final = folder / "final"
     assert found.is_private and len(found.commits) == 1 and len(hub.uploads) == 1
@@ -194,7 +193,7 @@ def test_the_main_process_uploads_a_full_model_and_the_other_rank_leaves(hub, ru
 
 
 @pytest.mark.slow
-def test_a_name_that_is_refused_ends_all_ranks_before_weights_are_read(hub, run):
-    folder, said = run(*TWO, "--push_to_hub=nobody/mine", status=2)
+def test_a_name_that_is_refused_ends_the_run_before_weights_are_read(hub, run):
+    folder, said = run("--push_to_hub=nobody/mine", status=2)
     assert said.count("nobody: has no such member") == 1 and "may write: me/mine" in said
     assert not folder.exists() and not any("model.safetensors" in each for each in hub.requests)

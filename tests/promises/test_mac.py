@@ -48,7 +48,7 @@ def numbers(rows: list[dict[str, Any]], *keys: str) -> list[float]:
     return [row[key] for row in rows for key in keys if key in row]
 
 
-@pytest.mark.parametrize("case", matrix([(case,) for case in CASES]))
+@pytest.mark.parametrize("case", matrix([(CASES[0],)], rest=[(CASES[1],)]))
 def test_losses_are_those_of_the_cpu_and_a_run_continues_with_the_same_bits(run, finetune, tmp_path, case):
     on_mac, output = run("mac", **case)
     on_cpu = finetune.ok("cpu", **case)

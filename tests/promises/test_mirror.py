@@ -1,8 +1,6 @@
 """A run whose disk is lost continues from its copy, and becomes the run it would have been, whenever it was killed."""
 
-import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -52,41 +50,6 @@ def test_a_run_continues_from_its_copy_on_an_empty_disk(finetune):
     other = finetune("other", **flags, seed=7)
     assert other.status == 2
     assert "holds another run (seed: 42 -> 7)" in other.output
-
-
-@pytest.mark.slow
-@pytest.mark.release
-def test_kill_9_at_random_points_of_copying(finetune, request):
-    """The copy is on a disk, and each operation on its files a point. Every other time the run's own disk is lost."""
-    copy, rng, log = finetune.folder / "copy", random.Random(0), finetune.folder / "points"
-    flags = FLAGS | {"mirror_to": copy}
-    expected = everything(finetune.ok("whole", **FLAGS))
-    finetune.ok("run", **flags)  # a first one, to count
-    shutil.rmtree(finetune.folder / "run")
-    shutil.rmtree(copy)
-    finetune("run", prepare=partial(die_at, str(copy), 0, log), **flags)
-    num_points = len(log.read_text().splitlines())
-    num_kills, num_lost, steps = request.config.getoption("--kills"), 0, []
-    for number in range(num_kills):
-        for path in (finetune.folder / "run", copy):
-            shutil.rmtree(path, ignore_errors=True)
-        point = rng.randint(1, num_points)
-        killed = finetune("run", prepare=partial(die_at, str(copy), point, log), **flags)
-        before = complete(copy) if copy.exists() else []
-        if number % 2:
-            shutil.rmtree(finetune.folder / "run", ignore_errors=True)
-            num_lost += 1
-        again = finetune.ok("run", **flags)
-        if "continuing after step" in again.output:
-            steps.append(int(again.output.split("continuing after step ")[1].split()[0]))
-        assert everything(again) == expected, (point, killed.status)
-        if number % 2 and before:
-            assert f"continuing after step {int(before[-1][5:])} of 8" in again.output or killed.status == 0
-        assert complete(copy) == ["step-00000006", "step-00000008"]
-        files = {path.name for path in copy.rglob("*") if path.is_file()}
-        assert not {name for name in files if name.startswith(".")}, files
-        assert json.loads((copy / "run.json").read_text())["finished_steps"] == 8
-    print(f"{num_kills} kills among {num_points} points, {num_lost} with an empty disk; continued after {steps}")
 
 
 def set_environment(values, rank):
