@@ -508,12 +508,12 @@ def models(tmp_path_factory):
     return tmp_path_factory.mktemp("models")
 
 
-_MARKS = [(), (pytest.mark.long,), (pytest.mark.release,)]  # the first 10; CI has the first 40
+_MARKS = [(), (pytest.mark.long,), (pytest.mark.release,)]  # the first 10; CI has the first 32
 
 
 @pytest.mark.parametrize(
     "row",
-    [pytest.param(row, marks=_MARKS[(i >= 10) + (i >= 40)], id=name_of(row)) for i, row in enumerate(ROWS)],
+    [pytest.param(row, marks=_MARKS[(i >= 10) + (i >= 32)], id=name_of(row)) for i, row in enumerate(ROWS)],
 )
 def test_a_row_of_options_is_right_at_each_station(row, tmp_path, models, fp32):
     Way(row, tmp_path, models, fp32).travel()
