@@ -10,8 +10,8 @@ from helpers import ROOT, matrix
 from benchmarks import gpu
 from benchmarks.gpu import Skipped
 
-IN_ONE_PROCESS = "rates four_bit varlen masks streams generation ledger"
-WITH_RUNS = ["8b-lora-packed-plain", "syncs bf16", "collectives qlora_fsdp2"]
+IN_ONE_PROCESS = "rates four_bit varlen masks"
+WITH_RUNS = ["streams generation ledger", "8b-lora-packed-plain", "syncs bf16", "collectives qlora_fsdp2"]
 REST = [
     name for name in gpu.parts() if name.startswith(("8b-lora-padded", "1b-full-packed", "3b-qlora-padded", "trl-8b"))
 ]

@@ -129,7 +129,7 @@ def test_a_host_that_never_comes_and_a_wrong_address_are_reported_in_time(hosts,
     assert address in error_of(run) and "Traceback" not in run.text
 
 
-@long
+@pytest.mark.release
 def test_a_host_that_fails_early_ends_the_other_long_before_the_time_out(hosts, start, tmp_path):
     (tmp_path / "file").touch()
     runs = [start(hosts.alpha, ddp_timeout=1000), start(hosts.beta, env={"KIT_CACHE": str(tmp_path / "file")})]
@@ -202,7 +202,8 @@ def test_launchers_listen_in_their_network_and_execute_nothing_of_a_stranger(hos
     assert all(run.process.poll() is None for run in runs) and not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("entry", matrix(["127.0.1.1 beta"], always=0, rest=["10.77.0.3 other"]))
+@pytest.mark.release
+@pytest.mark.parametrize("entry", ["127.0.1.1 beta", "10.77.0.3 other"])
 def test_a_host_name_that_others_cannot_use_is_found_on_its_host(hosts, start, entry):
     hosts.beta.names.write_text(f"127.0.0.1 localhost\n{entry}\n")
     runs = [start(host) for host in hosts.both]
