@@ -6,15 +6,10 @@ import random
 
 import pytest
 from helpers import WORDS
+from promises.test_parity import TOPOLOGIES
 
 pytestmark = pytest.mark.slow
 
-TOPOLOGIES = {
-    "ddp": ("ddp", 2, 2),
-    "ddp on three": ("ddp", 3, 1),
-    "fsdp2": ("fsdp", 2, 4),
-    "hybrid": ("fsdp_hybrid", 4, 2),
-}
 KEYS = ("rewards/margins", "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected", "nll_loss", "kl")
 
 
