@@ -61,9 +61,6 @@ def test_a_finished_run_is_left_alone_until_more_steps_are_asked_for(finetune):
     before = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*") if path.is_file()}
     assert "this run is finished" in finetune.ok("run", max_steps=2, **flags).output
     assert {path: path.stat().st_mtime_ns for path in run.folder.rglob("*") if path.is_file()} == before
-    other = finetune("run", max_steps=2, lora_r=4, **flags)
-    assert other.status == 2
-    assert "lora_r: 16 -> 4" in other.output and "--overwrite_output_dir" in other.output
     more = finetune.ok("run", max_steps=4, **flags)
     assert more.losses == finetune.ok("straight", max_steps=4, **flags).losses
     shutil.rmtree(run.folder / "checkpoints")
@@ -91,8 +88,7 @@ def test_a_final_model_of_fewer_steps_is_not_taken_for_the_finished_run(finetune
 
 def test_going_back_to_an_earlier_checkpoint_abandons_the_later_ones(finetune):
     flags = {"save_steps": 1, "save_total_limit": 0}
-    run = finetune.ok("run", max_steps=8, **flags)
-    finetune.ok("run", max_steps=8, **flags)
+    run = finetune.ok("run", max_steps=5, **flags)
     earlier = run.folder / "checkpoints/step-00000002"
     back = finetune.ok("run", max_steps=3, resume_from_checkpoint=earlier, **flags)
     assert [row["step"] for row in back.rows] == [1, 2, 3]
@@ -135,14 +131,6 @@ def test_early_stopping_counts_through_a_resume_and_its_end_is_an_end(finetune, 
     assert ended.losses == whole.losses and (ended.folder / "final/model.safetensors").is_file()
     more = finetune.ok("whole", **flags | {"early_stopping_patience": 4})
     assert more.info["finished_steps"] == end + 1 and more.losses[:end] == whole.losses
-
-
-def test_after_each_epoch_it_evaluates_and_saves(finetune, chat_file):
-    flags = {"eval_dataset": chat_file, "max_eval_samples": 8, "eval_strategy": "epoch", "save_strategy": "epoch"}
-    run = finetune.ok("run", max_steps=17, save_total_limit=0, **flags)
-    assert [row["step"] for row in run.rows if "eval_loss" in row] == [8, 16, 17]  # 61 samples, 8 a step
-    saved = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
-    assert saved == ["step-00000008", "step-00000016", "step-00000017"]
 
 
 def test_a_mistake_found_on_one_rank_stops_all_with_one_message(finetune, model_folder, tmp_path):
