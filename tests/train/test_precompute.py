@@ -91,17 +91,11 @@ def test_other_weights_and_other_data_are_not_mistaken_for_these(run, model_fold
     assert not np.array_equal(run().train, before.train)
 
 
-@pytest.mark.parametrize("damage", ["cut", "altered", "without its record"])
-def test_a_damaged_entry_is_made_again(run, damage):
+def test_a_damaged_entry_is_made_again(run):
     before = run()
     (entry,) = entries()
     file = entry / "references.bin"
-    if damage == "cut":
-        file.write_bytes(file.read_bytes()[:-8])
-    elif damage == "altered":
-        file.write_bytes(b"\1" + file.read_bytes()[1:])
-    else:
-        (entry / "entry.json").unlink()
+    file.write_bytes(b"\1" + file.read_bytes()[1:])
     again = run()
     assert again.num_calls == 10 and np.array_equal(again.train, before.train)
     assert run().num_calls == 0
