@@ -1,17 +1,18 @@
 """Runs the kit's own step on fake GPUs, and reports what it asked of them. It needs no GPU, and uses none.
 
-    python tests/fake_gpu.py --shape llama-8b --method lora qlora --topology single fsdp2 --world 1 8 --length 4096
+    echo '{"shape": "llama-8b", "topology": "fsdp2", "world": 8, "length": 4096}' | python tests/fake_gpu.py FOLDER
 
+It reads cases, the fields of ``Case``, as a JSON object a line, and writes the report of each; FOLDER gets the library.
 The process simulates rank 0 of ``world``. Tensors are fake (torch's ``FakeTensorMode``), the process group is torch's
 fake one, and ``fake_cuda.cpp`` makes torch take "cuda" for a device. The rest is real: the command line, the topology,
-Accelerate, adapters, loss head, optimiser, sharding, feed, ``train_step``, ``evaluate`` and the copies of a save.
+Accelerate, adapters, loss head, optimiser, sharding, feed, ``train_step`` and ``evaluate``.
 
 These are replaced: reading weights (they are made by shape), the rendezvous, threads (their work is done at once, since
-a mode is of its thread), what a save does after its copies, and bitsandbytes' parameter class (its quantisation and
-products run, by shape). DDP never sorts its buckets anew.
+a mode is of its thread), and bitsandbytes' parameter class (its quantisation and products run, by shape). DDP never
+sorts its buckets anew.
 
 It sees: an operation across devices; tensors on a wrong device or of a wrong dtype; host synchronisations, pageable
-copies, casts and wide matrix products, with the line that asks for them; the bytes held at the peak, by component;
+copies and wide matrix products, with the line that asks for them; the bytes held at the peak, by component;
 collectives and their bytes; which attention kernel is chosen.
 
 It cannot see:
@@ -25,17 +26,13 @@ It cannot see:
 What passes here is not verified on a GPU.
 """
 
-import argparse
 import hashlib
-import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,11 +44,9 @@ import fake_cuda  # noqa: E402
 from filelock import FileLock  # noqa: E402
 
 from benchmarks.simulation.simulate import set_rank_0_variables  # noqa: E402
-from kit.config.settings.objective import DECLARED  # noqa: E402
 
 CONFIGS = {"single": "single", "ddp": "ddp", "fsdp2": "fsdp", "hybrid": "fsdp_hybrid", "offload": "fsdp_offload"}
 SHAPES = {"tiny": ROOT / "recipes/tiny/model"} | {p.name: p for p in sorted((ROOT / "recipes/shapes").iterdir())}
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,6 @@ class Case:
     packing: bool = False
     checkpointing: bool = True
     fp8: bool = False
-    bf16: bool = True  # else float32
     activation_offload: bool = False
     objective: str = "sft"
     precompute_reference: bool = False
@@ -78,17 +72,6 @@ class Case:
     def folder(self) -> Path:
         """The folder with the model's config."""
         return SHAPES[self.shape]
-
-    @property
-    def config(self) -> str:
-        """The Accelerate config, as a run names it."""
-        name = CONFIGS[self.topology]
-        if self.bf16:
-            return name
-        text = (ROOT / f"accelerate_configs/{name}.yaml").read_text()
-        path = Path(tempfile.mkdtemp()) / f"{name}.yaml"
-        path.write_text(text.replace("mixed_precision: bf16", 'mixed_precision: "no"'))
-        return str(path)
 
 
 def prepare_process(library: Path) -> None:
@@ -109,23 +92,12 @@ def simulate(case: Case, deadline_seconds: int = 590) -> dict[str, Any]:
             set_rank_0_variables(case.world, fake_cuda.NUM_DEVICES)
             import fake_gpu_run
 
-            began = time.perf_counter()
-            report = fake_gpu_run.run(case)
-            path.write_text(json.dumps(report | {"seconds": time.perf_counter() - began}))
+            path.write_text(json.dumps(fake_gpu_run.run(case)))
             os._exit(0)  # the interpreter's own end would free fake storages in an order that crashes
         _, status = os.waitpid(child, 0)
         if path.exists():
             return json.loads(path.read_text())
         return {"case": asdict(case), "error": {"type": "crash", "message": f"status {status}", "lines": []}}
-
-
-def serve() -> None:
-    """Read cases from standard input, a JSON object a line, and write a line with the report of each."""
-    output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print
-    for line in sys.stdin:
-        output.write(json.dumps(simulate(Case(**json.loads(line)))) + "\n")
-        output.flush()
 
 
 class Server:
@@ -154,7 +126,7 @@ class Server:
     def _start(self) -> "subprocess.Popen[str]":
         with FileLock(self._folder / "library.lock"):
             fake_cuda.build(self._folder)
-        command = [sys.executable, __file__, "--serve", "--library", str(self._folder)]
+        command = [sys.executable, __file__, str(self._folder)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def end(self) -> None:
@@ -164,7 +136,7 @@ class Server:
             self._process.wait()
 
 
-# --- the table
+# --- what a report says
 
 
 def many(report: dict[str, Any]) -> dict[str, Any]:
@@ -188,77 +160,13 @@ def growth(report: dict[str, Any]) -> int:
     return peak - report["gradient bytes"]
 
 
-def row(report: dict[str, Any]) -> str:
-    """A row of the table."""
-    case = Case(**report["case"])
-    cells = [case.method, case.topology, str(case.world)]
-    if "error" in report:
-        error = report["error"]
-        where = error["lines"][-1].split(" ")[0] if error["lines"] else ""
-        return _line([*cells, f"{error['type']} in {where}: {error['message'].splitlines()[0][:120]}"])
-    step = many(report)
-    parts = step["components"]["cuda"].items()
-    collectives = step.get("collective_bytes", {})
-    cells += [
-        "0" if not report["misplaced"] else f"{len(report['misplaced'])} misplaced",
-        f"{num_per_micro_batch(report, 'syncs'):g}",
-        f"{num_per_step(report, 'syncs'):g}",
-        f"{num_per_micro_batch(report, 'pageable'):g}",
-        f"{step['peaks']['cuda'] / GIB:.2f}",
-        ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts if size > step["peaks"]["cuda"] / 200),
-        f"{max(0, growth(report)) / GIB:.2f}",
-        ", ".join(f"{step['collectives'][name]} {name} {size / 1e9:.2f}" for name, size in collectives.items()) or "-",
-        f"{report['second save']['peaks'].get('cpu', 0) / GIB:.2f}",
-        f"{report['seconds']:.0f}",
-    ]
-    return _line(cells)
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-COLUMNS = [
-    *("method", "topology", "GPUs", "device errors", "syncs / micro-batch", "syncs / step", "pageable / micro-batch"),
-    *("peak GiB", "of it", "growth GiB", "collectives, GB a step", "host GiB in a save", "s"),
-]
-
-
-def _cases(values: dict[str, Any]) -> Iterator[Case]:
-    methods, topologies, worlds = (values.pop(name) for name in ("method", "topology", "world"))
-    for method, topology, world in itertools.product(methods, topologies, worlds):
-        if (topology == "single") == (world == 1):
-            yield Case(method=method, topology=topology, world=world, **values)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="tiny", choices=SHAPES)
-    parser.add_argument("--method", nargs="+", default=["lora"], choices=("full", "lora", "qlora"))
-    parser.add_argument("--topology", nargs="+", default=["single"], choices=CONFIGS)
-    parser.add_argument("--world", nargs="+", type=int, default=[1], help="GPUs; 1 is for single")
-    for name in ("length", "rows", "micro_batches"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(Case, name))
-    parser.add_argument("--packing", action="store_true")
-    parser.add_argument("--fp8", action="store_true")
-    parser.add_argument("--no-checkpointing", dest="checkpointing", action="store_false")
-    parser.add_argument("--activation_offload", action="store_true")
-    parser.add_argument("--objective", default="sft", choices=DECLARED)
-    parser.add_argument("--precompute_reference", action="store_true")
-    parser.add_argument("--fault", default="", help="inject a fault of fake_faults.py")
-    parser.add_argument("--library", type=Path, default=Path(tempfile.gettempdir()), help="folder of the built library")
-    parser.add_argument("--json", action="store_true", help="print whole reports")
-    parser.add_argument("--serve", action="store_true", help="read cases from standard input")
-    values = vars(parser.parse_args())
-    folder, as_json, serves = (values.pop(name) for name in ("library", "json", "serve"))
-    prepare_process(fake_cuda.build(folder))
-    if serves:
-        return serve()
-    if not as_json:
-        print(_line(COLUMNS), _line(["---"] * len(COLUMNS)), sep="\n", flush=True)
-    for case in _cases(values):
-        report = simulate(case)
-        print(json.dumps(report, indent=1) if as_json else row(report), flush=True)
+    prepare_process(fake_cuda.build(Path(sys.argv[1])))
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print
+    for line in sys.stdin:
+        output.write(json.dumps(simulate(Case(**json.loads(line)))) + "\n")
+        output.flush()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures also what code asks of a GPU beside memory: host synchronisations, copies, casts, kernels.
+"""Measures also what code asks of a GPU beside memory: host synchronisations, copies, kernels.
 
 - A host synchronisation is an operation after which the host knows a number of the device: reading a scalar, a shape
   that depends on data, a copy from the device that the host waits for, waiting for a stream or an event.
@@ -29,7 +29,6 @@ class GpuTally(Tally):
 
     syncs: Counter[str] = field(default_factory=Counter)  # host synchronisations, by operation and lines
     pageable: Counter[str] = field(default_factory=Counter)  # copies host to device from pageable memory
-    casts: Counter[str] = field(default_factory=Counter)  # copies that change the dtype, by the dtypes
     products: Counter[str] = field(default_factory=Counter)  # matrix products by dtype; of wide ones the lines too
     attention: Counter[str] = field(default_factory=Counter)  # attention kernels by operation
 
@@ -84,7 +83,7 @@ class GpuMeter(Meter):
             return self.pin(torch.ops.aten.clone.default(args[0]))
         pinned = bool(kwargs.pop("pin_memory", False))
         tensors = list(tensors_in((args, kwargs.values())))
-        before = [(device_of(tensor), tensor.dtype) for tensor in tensors] if name in _COPIES else []
+        before = [device_of(tensor).type for tensor in tensors] if name in _COPIES else []
         self._count_request(name, tensors)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if before:
@@ -109,23 +108,19 @@ class GpuMeter(Meter):
         elif "attention" in name or "attn" in name:
             tally.attention[name.removeprefix("_")] += 1
 
-    def _count_copy(
-        self, name: str, args: Any, kwargs: Any, before: list[tuple[torch.device, torch.dtype]], result: Any
-    ) -> None:
-        source, target = (before[1], before[0]) if name == "copy_" else (before[0], (result.device, result.dtype))
+    def _count_copy(self, name: str, args: Any, kwargs: Any, before: list[str], result: Any) -> None:
+        """Count a copy. ``before``: the devices of its tensors."""
+        source, target = (before[1], before[0]) if name == "copy_" else (before[0], result.device.type)
         origin = args[1] if name == "copy_" else args[0]
         waits = not (kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]))
-        from_device, to_device = source[0].type, target[0].type
-        if from_device == "cpu" and to_device not in ("cpu", "meta"):
+        if source == "cpu" and target not in ("cpu", "meta"):
             if not self.is_pinned(origin):
                 self._tally.pageable[f"{name} {self._asked_by()}"] += 1
-        elif to_device == "cpu" and from_device not in ("cpu", "meta"):
+        elif target == "cpu" and source not in ("cpu", "meta"):
             if name == "_to_copy" and not waits:
                 self.pin(result)  # as torch does
             if waits or not self.is_pinned(result):
                 self._tally.syncs[f"copy to the host {self._asked_by()}"] += 1
-        if source[1] != target[1]:
-            self._tally.casts[f"{_short(source[1])} to {_short(target[1])}"] += 1
 
 
 def _short(dtype: torch.dtype) -> str:

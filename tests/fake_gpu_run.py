@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from fake_cuda import stub_runtime
 from fake_faults import FAULTS
+from fake_gpu import CONFIGS
 from fake_gpu_meter import GpuMeter, GpuTally
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig
@@ -21,7 +22,6 @@ from transformers import AutoConfig
 import kit
 from benchmarks.simulation.fake_run import FakeRun
 from benchmarks.simulation.fake_tensors import teach_fake_tensors
-from kit.checkpoint.save import Saver
 from kit.config.command_line import read_command_line
 from kit.evaluate import evaluate
 from kit.strategy import launch
@@ -59,7 +59,7 @@ class PaddedRun(FakeRun):
 
 
 class Simulation:
-    """The run of ``recipes/finetune.py`` on rank 0, from the command line to a save."""
+    """The run of ``recipes/finetune.py`` on rank 0, from the command line to an evaluation."""
 
     def __init__(self, case: Any, meter: GpuMeter, report: dict[str, Any]) -> None:
         self._case, self._meter, self._report = case, meter, report
@@ -71,7 +71,7 @@ class Simulation:
         if case.fault:
             FAULTS[case.fault]()
         flags = {
-            "config": case.config,
+            "config": CONFIGS[case.topology],
             "model_name_or_path": case.folder,
             "dataset": "random",
             "method": case.method,
@@ -102,7 +102,7 @@ class Simulation:
                 key: (getattr(many, name)[key] - getattr(one, name)[key]) / (case.micro_batches - 1)
                 for key in getattr(one, name) | getattr(many, name)
             }
-            for name in ("syncs", "pageable", "casts", "products", "attention", "collectives", "collective_bytes")
+            for name in ("syncs", "pageable", "products", "attention", "collectives", "collective_bytes")
         }
         samples = run.samples(case.micro_batches)
         objective = build_objective(recipe, samples.dataset_names)
@@ -122,11 +122,6 @@ class Simulation:
                 train_on=recipe.train_on,
                 seed=recipe.seed,
             )
-        saver = Saver(prepared.accelerator, recipe, Path(recipe.output_dir or ""), {}, timeout_seconds=1800)
-        saver._complete = lambda *args: None  # what follows the copies is for a disk
-        for name in ("first save", "second save"):
-            with self._tally(name):
-                saver.save(prepared.model, prepared.optimizer, {"step": 1, "best": {}})
 
     def _step(self, name: str, run: FakeRun, num_micro_batches: int) -> GpuTally:
         with self._tally(name) as tally:

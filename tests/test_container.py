@@ -28,18 +28,12 @@ def is_ignored(path):
     return any(fnmatch(path.split("/")[0], pattern.removeprefix("**/")) for pattern in IGNORED)
 
 
-def test_what_is_copied_exists_and_is_not_ignored():
+def test_what_is_copied_and_what_the_wheel_is_made_of_exists_and_is_not_ignored():
     copied = [name for arguments in values("COPY") for name in arguments.split()[:-1]]
     assert "." in copied and "constraints.txt" in copied
-    for name in copied:
-        assert (ROOT / name).exists() and not is_ignored(name)
-
-
-def test_the_build_gets_all_that_the_wheel_is_made_of():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
-    for path in [*wheel, project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml"]:
-        assert (ROOT / path).exists() and not is_ignored(path)
+    for name in [*copied, *project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"], "README.md"]:
+        assert (ROOT / name).exists() and not is_ignored(name)
 
 
 def test_its_commands_parse_and_install_from_the_lock():

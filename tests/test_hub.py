@@ -20,7 +20,6 @@ def answer(kind, status, text="no"):
             "t",
             ["its licence is not accepted", "-> accept it at https://huggingface.co/a/b"],
         ),
-        ((errors.GatedRepoError, 401), None, ["its licence is not accepted", "and log in: `hf auth login`"]),
         (
             (errors.GatedRepoError, 403, "Your request is awaiting a review"),
             "t",
@@ -31,10 +30,8 @@ def answer(kind, status, text="no"):
             None,
             ["no folder 'a/b', and the hub has no such public model", "login"],
         ),
-        ((errors.RepositoryNotFoundError, 404), "t", ["no such model, or your token may not see it", "whoami"]),
         ((errors.RevisionNotFoundError, 404), "t", ["model_revision: a/b has no such revision"]),
         ((errors.HfHubHTTPError, 401), "t", ["the hub refuses your token", "unset HF_TOKEN"]),
-        ((errors.HfHubHTTPError, 403), "t", ["your token may not read it", "settings/tokens"]),
         ((errors.HfHubHTTPError, 503, "down"), "t", ["the hub refuses it (down)", "try again later"]),
     ],
 )

@@ -78,36 +78,11 @@ def test_the_shell_parts_are_bash():
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-def test_the_kubernetes_job_has_what_trainer_requires():
-    job, runtime = kubernetes()["TrainJob"], kubernetes()["TrainingRuntime"]
-    assert {job["apiVersion"], runtime["apiVersion"]} == {"trainer.kubeflow.org/v1alpha1"}
-    assert job["spec"]["runtimeRef"] == {"kind": "TrainingRuntime", "name": runtime["metadata"]["name"]}
-    trainer = job["spec"]["trainer"]
-    assert all(type(word) is str for word in [*trainer["command"], *trainer["args"]])
-    assert trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == trainer["numProcPerNode"]
-    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    # By this label Trainer finds the job, and by this name the container, into which it puts image, command and ranks.
-    assert node["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    pod = node["template"]["spec"]["template"]["spec"]
-    assert [container["name"] for container in pod["containers"]] == ["node"]
-    (claim,) = [volume for volume in pod["volumes"] if "persistentVolumeClaim" in volume]
-    assert claim["persistentVolumeClaim"]["claimName"] == kubernetes()["PersistentVolumeClaim"]["metadata"]["name"]
-    env = {entry["name"]: entry["value"] for entry in trainer["env"]}
-    assert int(env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
-
-
 def test_skypilot_starts_the_run_again_after_a_stop_by_signal():
     from kit.failures.exits import STOPPED
 
     assert skypilot()["resources"]["job_recovery"]["recover_on_exit_codes"] == [STOPPED]
     assert set(re.findall(r"\$(SKYPILOT_\w+)", skypilot()["run"])) == {"SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS"}
-
-
-def test_the_ray_file_takes_its_own_ranks_out_of_the_environment():
-    names = constants("ray_train.py")
-    assert names["NUM_MACHINES"] == 2 and {"RANK", "WORLD_SIZE", "LOCAL_RANK"} < set(
-        re.search(r'_OF_A_WORKER = "(.*)"\.split', text_of("ray_train.py"))[1].split()
-    )
 
 
 class Cluster:

@@ -1,6 +1,5 @@
 """``--push_to_hub`` refuses at the start what the hub would at the end; a push that fails does not fail the run."""
 
-import json
 import os
 import signal
 import subprocess
@@ -45,7 +44,6 @@ def refusal(name="me/mine", base=BASE, is_adapter=True):
     return str(caught.value)
 
 
-TWO = ("--config=ddp", "--num_processes=2", "--method=full")
 AFTERWARDS = "leave it out, and after the run `kit push`"
 
 
@@ -165,36 +163,25 @@ def run(hub, chat_file, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_whose_upload_failed_has_succeeded_and_uploads_when_it_is_started_again(hub, run):
+    """The main process uploads, and the other rank leaves."""
     hub.fails_at = {0: 400}
-    folder, said = run("--method=lora")
-    assert (folder / "final/adapter_model.safetensors").is_file()
+    words = ("--config=ddp", "--num_processes=2", "--method=full")
+    folder, said = run(*words)
+    final = folder / "final"
     by_hand = f"kit push {folder} lab/mine"
     assert "warning: the model is not uploaded (status 2)" in said and f"`{by_hand}` uploads it" in said
     found = hub.repositories["model", "lab/mine"]
     assert found.is_private and found.files == {}
-    _, again = run("--method=lora")
-    assert "this run is finished" in again and "not uploaded" not in again.replace("not uploaded, as", "")
-    weights = (folder / "final/adapter_model.safetensors").read_bytes()
-    assert found.files["adapter_model.safetensors"] == weights and len(found.commits) == 1
-    assert json.loads(found.files["adapter_config.json"])["base_model_name_or_path"] == BASE
-
-
-@pytest.mark.slow
-def test_the_main_process_uploads_a_full_model_and_the_other_rank_leaves(hub, run):
-    folder, _ = run(*TWO)
-    found = hub.repositories["model", "lab/mine"]
-    final = folder / "final"
-    assert found.is_private and len(found.commits) == 1 and len(hub.uploads) == 1
-    expected = {path.name for path in final.iterdir()}
-    assert (
-        set(found.files) == expected and found.files["model.safetensors"] == (final / "model.safetensors").read_bytes()
-    )
-    assert b"vllm serve lab/mine" in found.files["README.md"]
     assert [each for each in hub.requests if "whoami" in each] == ["GET api/whoami-v2"] * 2  # one rank, and kit push
+    _, again = run(*words)
+    assert "this run is finished" in again and "not uploaded" not in again.replace("not uploaded, as", "")
+    assert set(found.files) == {path.name for path in final.iterdir()} and len(found.commits) == 1
+    assert found.files["model.safetensors"] == (final / "model.safetensors").read_bytes()
+    assert b"vllm serve lab/mine" in found.files["README.md"]
 
 
 @pytest.mark.slow
-def test_a_name_that_is_refused_ends_all_ranks_before_weights_are_read(hub, run):
-    folder, said = run(*TWO, "--push_to_hub=nobody/mine", status=2)
+def test_a_name_that_is_refused_ends_the_run_before_weights_are_read(hub, run):
+    folder, said = run("--push_to_hub=nobody/mine", status=2)
     assert said.count("nobody: has no such member") == 1 and "may write: me/mine" in said
     assert not folder.exists() and not any("model.safetensors" in each for each in hub.requests)

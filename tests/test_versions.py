@@ -1,6 +1,5 @@
 """The tested range of versions: one table, which the bounds of pyproject.toml and the pins agree with."""
 
-import ast
 import re
 import shutil
 import subprocess
@@ -36,16 +35,10 @@ def test_bounds_and_pins_are_those_that_were_tested():
 
 def test_a_library_whose_internals_are_used_is_bounded_at_the_minor_version_that_was_tested():
     """So that a fresh install without the pins cannot take a version in which they differ."""
-    tree = ast.parse((ROOT / "tests/test_library_internals.py").read_text())
-    imports = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in ast.walk(tree)
-               if isinstance(node, ast.Import | ast.ImportFrom)]  # fmt: skip
-    used = {(name or "").split(".")[0] for name in imports}
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    bounds = {re.split(r"\W", word.replace("-", "_"))[0]: word for word in dependencies}
-    # transformers and datasets bound the first, and jinja2's parts have been the same for ten years.
-    lean = {"safetensors", "tokenizers", "huggingface_hub", "numpy", "pyarrow", "jinja2"}
-    loose = {name for name in used & bounds.keys() - lean if not re.search(r",<\d+\.\d+", bounds[name])}
-    assert {"torch", "peft", "bitsandbytes"} <= used and not loose
+    for name in ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "datasets"):
+        (bound,) = (word for word in dependencies if re.match(rf"{name}\b", word))
+        assert re.search(r",<\d+\.\d+", bound), bound
 
 
 @pytest.mark.slow
@@ -53,9 +46,7 @@ def test_a_library_whose_internals_are_used_is_bounded_at_the_minor_version_that
     ("file", "pattern", "put", "said"),
     [
         ("pyproject.toml", r"torch>=[\d.]+", "torch>=2.1", "torch: pyproject.toml allows from 2.1,"),
-        ("pyproject.toml", r"(torch>=[\d.]+),<[\d.]+", r"\1,<2.99", "torch: pyproject.toml allows below 2.99,"),
         ("pyproject.toml", r"peft>=[\d.]+,<[\d.]+", "peft", "peft: in the table, without a lower bound"),
-        ("pyproject.toml", '"psutil"', '"psutil>=7"', "psutil: bounded in pyproject.toml, not in the table"),
         ("constraints.txt", r"torch==[\d.]+", "torch==2.99.0", "torch: constraints.txt pins 2.99.0,"),
         ("docs/versions.md", r"\| torch \| [\d.]+", "| torch | 2.13.0", "tested from 2.13.0"),
     ],
@@ -92,7 +83,6 @@ def test_the_lock_has_the_pins_with_hashes_and_names_no_index():
     ("file", "pattern", "put", "reported"),
     [
         ("constraints.txt", r"xxhash==[\d.]+", "xxhash==9.9", "xxhash: constraints.txt pins 9.9, requirements.lock"),
-        ("constraints.txt", r"xxhash==[\d.]+\n", "", "xxhash: constraints.txt pins nothing, requirements.lock"),
         ("constraints.txt", r"\Z", "newlib==1.0\n", "newlib: constraints.txt pins 1.0, requirements.lock nothing"),
         ("requirements.lock", r"(xxhash==[\d.]+) \\\n(    --hash.*\n)+", r"\1 \\\n", "xxhash==4.1.0: no hash in"),
         ("requirements.lock", r"absl-py==", "--index-url https://mirror\nabsl-py==", "no pin and no hash: --index-url"),

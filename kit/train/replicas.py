@@ -44,8 +44,7 @@ class ReplicaCheck:
 def compare_replicas(prepared: "Prepared", step: int) -> None:
     """Compare all weights, frozen ones too, and the gradients that the optimiser will use. Called by all ranks.
 
-    Reads every weight once. Each process sends a number for each shard that it holds, and only if these differ the sums
-    of all tensors. Shards without a copy are left out.
+    Reads every weight once. Each process sends two numbers for each tensor. Shards without a copy are left out.
 
     Raises:
         TrainingError: on all ranks, if a copy differs; names the tensors and the ranks.
@@ -56,10 +55,9 @@ def compare_replicas(prepared: "Prepared", step: int) -> None:
         held |= {name: (shard, parameter.detach()), f"gradient of {name}": (shard, parameter.grad)}
     found = iter(checksums([own_part(tensor) for _, tensor in held.values() if tensor is not None]))
     sums = {(name, shard): (0,) if tensor is None else next(found) for name, (shard, tensor) in held.items()}
-    shards = {shard: hash(tuple(value for (_, of), value in sums.items() if of == shard)) for _, shard in sums}
-    if not _differing(gather_object([shards])):
-        return
     differing = _differing(gather_object([sums]))
+    if not differing:
+        return
     drifted = []
     for (name, (number, count)), values in list(differing.items())[:_MOST_SHOWN]:
         majority = Counter(values.values()).most_common(1)[0][0]  # of two that are equally frequent, the first

@@ -4,7 +4,7 @@ import re
 import time
 
 import pytest
-from helpers import ROOT, matrix
+from helpers import ROOT
 from two_hosts import TwoHosts, why_not
 
 PAGE = (ROOT / "docs/multi-node.md").read_text()
@@ -27,7 +27,8 @@ def test_the_page_has_a_command_for_each_launcher():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", matrix(STARTS[1:2], always=0, rest=STARTS), ids=lambda start: start.split()[0])
+@pytest.mark.release
+@pytest.mark.parametrize("start", STARTS, ids=lambda start: start.split()[0])
 def test_the_commands_of_the_page_train_on_two_hosts(tmp_path, start):
     if reason := why_not():
         pytest.skip(f"NOT TESTED: {reason}")

@@ -47,6 +47,7 @@ def test_a_step_that_is_not_finite_is_skipped_whole_or_stops_the_run(finetune, p
     assert f"error: rank 0: {found}; weights are as before it. Samples: " in stopped.output
     assert re.search(rf"chats\.jsonl:[\d,]*\b{ROW + 1}\b", stopped.output)
     assert len(stopped.rows) == bad and bad < 8  # the epoch has seven steps and a bit
+    assert not (stopped.folder / "final").exists()
     assert found in (stopped.folder / "error.txt").read_text()  # a launcher may bury it
 
     # The same command goes on, past it.
@@ -84,8 +85,6 @@ def push(step, rank):
 @pytest.mark.parametrize(("config", "processes"), matrix([("ddp", 2), ("fsdp_hybrid", 4)], rest=[("ddp", 3)]))
 def test_a_drifted_replica_stops_the_run_and_is_named(finetune, config, processes):
     flags = {"config": config, "method": "lora", "global_batch_size": 4 * processes, "max_steps": 6}
-    blind = finetune("blind", processes, prepare=partial(push, 3), **flags)
-    assert blind.status == 0  # nobody notices a last bit
     run = finetune("run", processes, prepare=partial(push, 3), check_replicas=2, **flags)
     assert run.status == 1 and "Traceback" not in run.output
     assert "error: rank 0: step 4: replicas have drifted apart: " in run.output
@@ -97,18 +96,17 @@ def test_a_drifted_replica_stops_the_run_and_is_named(finetune, config, processe
 @pytest.mark.long
 @pytest.mark.slow
 def test_initial_weights_are_equal_on_every_rank_and_topology(finetune, fp32):
-    """Matrices A of LoRA are random at the start, and do not move while B is zero: in the first step."""
-    topologies = {"single": 1, "ddp": 2, "fsdp": 2, "fsdp1": 2}
-    runs = {
-        name: finetune.ok(name, processes, config=fp32[name], method="lora", max_steps=1, check_replicas=1)
-        for name, processes in topologies.items()
-    }
+    """Matrices A of LoRA are random at the start, and do not move while B is zero: in the first step. Replicas that are
+    equal go on, as do shards of which there is no copy."""
     first = {}
-    for name, run in runs.items():
+    for name, processes in (("single", 1), ("ddp", 2), ("fsdp", 2), ("fsdp1", 2), ("fsdp_hybrid", 4)):
+        run = finetune.ok(name, processes, config=fp32[name], method="lora", max_steps=1, check_replicas=1)
+        are_compared = f"of {processes} processes are compared every 1 steps" in run.output
+        assert are_compared == (name in ("ddp", "fsdp_hybrid")), name
+        assert ("warning: --check_replicas has nothing" in run.output) == (not are_compared), name
         whole = load_file(run.folder / "final/adapter_model.safetensors")
         first[name] = {key: tensor for key, tensor in whole.items() if "lora_A" in key}
-    for name, tensors in first.items():
-        assert all(torch.equal(tensor, tensors[key]) for key, tensor in first["single"].items()), name
+        assert all(torch.equal(tensor, first[name][key]) for key, tensor in first["single"].items()), name
 
 
 def sever(modules, rank):
@@ -130,22 +128,16 @@ def sever(modules, rank):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "processes", "flags"),
-    [("fsdp", 2, {}), ("single", 1, {"use_rslora": True})],
-)
-def test_adapters_that_no_gradient_reaches_are_named_at_the_first_step_and_at_the_end(
-    finetune, config, processes, flags
-):
-    flags = {"config": config, "method": "lora", "max_steps": 2, **flags}
+def test_adapters_that_no_gradient_reaches_are_named_at_the_first_step_and_at_the_end(finetune):
+    flags = {"config": "fsdp", "method": "lora", "max_steps": 2}
     dead = [r"layers\.1\.self_attn\.q_proj$", r"layers\.2\.mlp\.up_proj$"]
-    run = finetune.ok("run", processes, prepare=partial(sever, dead), **flags)
+    run = finetune.ok("run", 2, prepare=partial(sever, dead), **flags)
     names = "model.layers.1.self_attn.q_proj, model.layers.2.mlp.up_proj"
     text = f"warning: in the first step no gradient reached 2 of 21 adapters: {names}; they stay as they are until"
     assert run.output.count(text) == 1
     text = f"warning: 2 of 21 adapters never moved, their lora_B is zero: {names}; no gradient has reached them\n"
     assert run.output.count(text) == 1
-    whole = finetune.ok("whole", processes, **flags).output
+    whole = finetune.ok("whole", 2, **flags).output
     assert "never moved" not in whole and "no gradient" not in whole
 
 
@@ -155,19 +147,3 @@ def test_a_run_of_which_no_adapter_moves_ends_with_an_error(finetune):
     assert run.status == 1 and "every lora_B is zero: the adapter has learned nothing" in run.output
     text = "no gradient reached 21 of 21 adapters: model.layers.0.self_attn.q_proj, model.layers.0.self_attn.k_proj, "
     assert re.search(text + r"\S+ and 18 others; ", run.output)
-
-
-@pytest.mark.slow
-def test_an_adapted_embedding_learns_and_counts(finetune):
-    run = finetune.ok("run", config="single", method="lora", max_steps=2, lora_target_modules="embed_tokens")
-    assert "never moved" not in run.output and "no gradient" not in run.output
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_replicas_that_are_equal_and_shards_that_have_no_copy_go_on(finetune):
-    for config, processes in (("ddp", 2), ("fsdp", 2), ("fsdp1", 2), ("fsdp_hybrid", 4)):
-        run = finetune.ok(config, processes, config=config, check_replicas=1, max_steps=3)
-        told = f"of {processes} processes are compared every 1 steps"
-        told = told if config in ("ddp", "fsdp_hybrid") else "warning: --check_replicas has nothing"
-        assert told in run.output

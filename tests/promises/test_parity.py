@@ -15,39 +15,26 @@ TOPOLOGIES = {
 }
 
 
-DATA = [
-    {"method": "lora", "packing": True, "dataset": "mixed"},
-    {"method": "full"},
-    {"method": "lora", "gradient_checkpointing": True},
-    {"method": "lora", "streaming": True, "dataset": "mixed"},
-]
-
-
-WRAPPED = ["ddp", "fsdp2", "fsdp1"]  # each recomputes activations under another wrapper
-OTHERS = ["one micro-batch", "ddp on three", "hybrid"]
-
-
 @pytest.mark.parametrize(
     ("data", "names"),
     matrix(
         [
-            (DATA[0], ["ddp", "fsdp2", "hybrid"]),
-            (DATA[0], ["one micro-batch", "ddp on three", "fsdp1"]),
-            *((data, list(TOPOLOGIES)) for data in (DATA[1], DATA[3])),
-            (DATA[2], WRAPPED),
-        ],
-        rest=[(DATA[2], OTHERS)],
+            ({"method": "lora", "packing": True, "dataset": "mixed"}, ["ddp", "fsdp2", "hybrid"]),
+            ({"method": "full"}, ["one micro-batch", "ddp on three", "fsdp1"]),
+            ({"method": "lora", "streaming": True, "dataset": "mixed"}, list(TOPOLOGIES)),
+            ({"method": "lora", "gradient_checkpointing": True}, list(TOPOLOGIES)),
+        ]
     ),
 )
 def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(
     finetune, fp32, chat_file, tmp_path, data, names
 ):
-    flags = {"max_steps": 12, "global_batch_size": 24, "learning_rate": 2e-3, **data}
+    flags = {"max_steps": 8, "global_batch_size": 24, "learning_rate": 2e-3, **data}
     if data.get("dataset") == "mixed":
         (tmp_path / "few.jsonl").write_text("".join(f"{line}\n" for line in chat_file.read_text().splitlines()[:7]))
         flags["dataset"] = f"[{{path: {chat_file}, weight: 3}}, {{path: {tmp_path / 'few.jsonl'}, weight: 1}}]"
     reference = finetune.ok("reference", config=fp32["single"], **flags | {"per_device_train_batch_size": 1})
-    assert len(reference.rows) == 12
+    assert len(reference.rows) == 8
     for name in names:
         config, processes, micro_batch = TOPOLOGIES[name]
         run = finetune.ok(
@@ -64,17 +51,6 @@ def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(
             pairs = [(row.get(key), other.get(key)) for row, other in zip(run.rows, reference.rows, strict=True)]
             assert [a for a, _ in pairs if a] == pytest.approx([b for _, b in pairs if b], rel=1e-6), (name, key)
         assert run.grad_norms == pytest.approx(reference.grad_norms, rel=5e-6), name
-
-
-@pytest.mark.long
-def test_oft_gives_the_same_losses_sharded_and_after_a_resume_elsewhere(finetune, fp32):
-    flags = {"method": "lora", "adapter_type": "oft", "learning_rate": 2e-3, "max_steps": 6}
-    flags |= {"lr_scheduler_type": "constant", "warmup_steps": 0}
-    reference = finetune.ok("reference", config=fp32["ddp"], processes=2, **flags)
-    finetune.ok("run", 2, config=fp32["fsdp"], **flags | {"max_steps": 3})
-    run = finetune.ok("run", config=fp32["single"], **flags)
-    assert len(run.rows) == 6
-    assert [row["loss"] for row in run.rows] == pytest.approx([row["loss"] for row in reference.rows], rel=1e-6)
 
 
 @pytest.mark.long
@@ -105,25 +81,11 @@ def test_the_loss_of_routers_is_the_same_on_one_process_and_two(finetune, fp32, 
     assert run.grad_norms == pytest.approx(reference.grad_norms, rel=5e-6)
 
 
-FROZEN = {"method": "full", "freeze": "model.embed_tokens*,model.layers.[01].*,lm_head.weight"}
-
-
-@pytest.mark.parametrize(("config", "processes"), matrix([("fsdp", 2), ("ddp", 3)], rest=[("ddp", 2)]))
-def test_frozen_parts_train_nowhere_and_change_no_topology(finetune, fp32, config, processes):
-    flags = {"max_steps": 6, "global_batch_size": 12, "learning_rate": 2e-3, **FROZEN}
-    reference = finetune.ok("reference", config=fp32["single"], **flags)
-    run = finetune.ok("run", processes, config=fp32[config], **flags)
-    assert [row["loss"] for row in run.rows] == pytest.approx([row["loss"] for row in reference.rows], rel=1e-6)
-    assert run.grad_norms == pytest.approx(reference.grad_norms, rel=5e-6)
-    counts = {each.info["strategy"]["trainable_parameters"] for each in (run, reference)}
-    assert len(counts) == 1 and 0 < counts.pop() < 20_000  # the last of three layers, and the last norm
-
-
-@pytest.mark.slow
-def test_the_final_model_holds_the_frozen_weights_too(finetune, fp32, model_folder):
+def test_the_final_model_holds_the_frozen_weights_as_they_were(finetune, fp32, model_folder):
     from safetensors.torch import load_file
 
-    run = finetune.ok("run", config=fp32["single"], max_steps=2, **FROZEN)
+    frozen = {"method": "full", "freeze": "model.embed_tokens*,model.layers.[01].*,lm_head.weight"}
+    run = finetune.ok("run", 2, config=fp32["fsdp"], max_steps=2, **frozen)
     before = load_file(model_folder / "model.safetensors")
     after = load_file(run.folder / "final/model.safetensors")
     assert after.keys() == before.keys()
@@ -131,3 +93,5 @@ def test_the_final_model_holds_the_frozen_weights_too(finetune, fp32, model_fold
     assert unchanged == {
         name for name in before if name.startswith(("model.embed", "model.layers.0", "model.layers.1", "lm_head"))
     }
+    # The last of three layers, and the last norm.
+    assert 0 < run.info["strategy"]["trainable_parameters"] < 20_000

@@ -36,24 +36,18 @@ def test_an_adapter_is_scored_on_the_base_given_with_it(finetune, fp32, flags, m
     assert "does not fit" in refusal(finetune.score("other", **both | {"model_name_or_path": other}, **flags))
     gone = refusal(finetune.score("gone", **both | {"model_name_or_path": "/gone"}, **flags))
     assert "model_name_or_path: /gone: no such folder" in gone
-    assert "adapter_name_or_path" in refusal(finetune.score("two", **both | {"model_name_or_path": final}, **flags))
     config = final / "adapter_config.json"
     config.write_text(config.read_text().replace(str(model_folder), "/gone"))
     output = refusal(finetune.score("moved", model_name_or_path=final, **flags))
     assert str(config) in output and "/gone" in output
     assert f"--model_name_or_path BASE --adapter_name_or_path {final}" in output
     assert loss(finetune.score("given", **both, **flags)) == adapted
-    config.write_text("[]")
-    assert str(config) in refusal(finetune.score("broken", model_name_or_path=final, **flags))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "processes", "method"),
-    matrix(
-        [("fsdp", 2, "lora"), ("single", 1, "full"), ("fsdp1", 2, "lora")],
-        rest=[("fsdp", 2, "full"), ("single", 1, "lora"), ("fsdp1", 2, "full")],
-    ),
+    matrix([("fsdp", 2, "lora"), ("single", 1, "full"), ("fsdp1", 2, "full")]),
 )
 def test_a_checkpoint_is_scored_whatever_the_optimiser_was(finetune, fp32, flags, config, processes, method):
     run = finetune.ok("run", config=fp32["single"], method=method, max_steps=3, optim="adamw_8bit")
@@ -65,14 +59,14 @@ def test_a_checkpoint_is_scored_whatever_the_optimiser_was(finetune, fp32, flags
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "processes"), matrix([("ddp", 2)], always=0, rest=[("fsdp", 2), ("single", 1)]))
-def test_a_damaged_checkpoint_is_refused_before_anything_is_loaded(finetune, fp32, flags, config, processes):
+@pytest.mark.long
+def test_a_damaged_checkpoint_is_refused_before_anything_is_loaded(finetune, fp32, flags):
     """Whichever rank has the damaged file in its share."""
     checkpoint = finetune.ok("run", config=fp32["single"], max_steps=1).folder / "checkpoints/step-00000001"
     [file] = checkpoint.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"!")
-    flags["config"] = fp32[config]
-    output = refusal(finetune.score("damaged", processes, model_name_or_path=checkpoint, **flags))
+    flags["config"] = fp32["ddp"]
+    output = refusal(finetune.score("damaged", 2, model_name_or_path=checkpoint, **flags))
     assert f"model_name_or_path: {checkpoint}: {file.name} was altered" in output and "loading" not in output
 
 
@@ -90,15 +84,11 @@ def test_an_adapter_is_asked_as_it_was_trained(finetune, fp32, flags, tmp_path):
     assert loss(finetune.score("final", model_name_or_path=final, **flags)) == expected
     assert loss(finetune.score("both", **both, **flags)) == expected
     assert loss(finetune.score("checkpoint", model_name_or_path=checkpoint, **flags)) == expected
-    for number, given in enumerate(({"model_name_or_path": final}, both, {"model_name_or_path": checkpoint})):
-        assert loss(finetune.score(f"given-{number}", **given, chat_template="chatml", **flags)) != expected
+    assert loss(finetune.score("given", **both, chat_template="chatml", **flags)) != expected
 
     on = finetune.ok("on", **of_base, adapter_name_or_path=final, max_steps=1).folder
     template = "chat_template.jinja"
     assert (on / "final" / template).read_text() == (final / template).read_text()
-    checkpoint = on / "checkpoints/step-00000001"
-    of_final = loss(finetune.score("on", model_name_or_path=on / "final", **flags))
-    assert loss(finetune.score("on-checkpoint", model_name_or_path=checkpoint, **flags)) == pytest.approx(of_final)
 
 
 def _is_check(hidden):
@@ -122,17 +112,13 @@ def without_the_second_rank(rank):
         LlamaMLP.forward = die
 
 
-def failed(finetune, prepare, processes, **flags):
-    """Status of rank 0 and what all said."""
-    log = finetune.folder / "failed.log"
-    run_ranks("score", [f"--{name}={value}" for name, value in flags.items()], processes, log, prepare=prepare)
-    return log.with_suffix(".status").read_text(), log.read_text()
-
-
 @pytest.mark.slow
 def test_a_lost_rank_is_named(finetune, fp32, flags, model_folder):
     flags = flags | {"model_name_or_path": model_folder, "config": fp32["ddp"], "ddp_timeout": 20}
-    status, output = failed(finetune, without_the_second_rank, 2, **flags)
+    log = finetune.folder / "failed.log"
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    run_ranks("score", words, 2, log, prepare=without_the_second_rank)
+    status, output = log.with_suffix(".status").read_text(), log.read_text()
     assert status == "1" and "Traceback" not in output, output
     assert "error: rank 0: rank 1 is gone, last seen: rank 1 evaluating" in output
     assert "(see `dmesg`)\n" in output and "checkpoint" not in output

