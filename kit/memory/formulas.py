@@ -228,20 +228,27 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     gathered = 0.0
     if workload.sharded:  # and the buffer of what was gathered last: the head, or the last layer where it is tied
         gathered = head + (_gathered_layer(workload) if shape.tied else head)
+    in_float32 = 0 if workload.fuses else 4  # compiled, softmax is not written in float32
     if workload.method != "full":
         # Caps: logits in float32, divided, through tanh, multiplied, and the gradient.
-        per_logit = max(plain + 4 + plain, workload.logit_bytes) + (16 - plain if shape.caps_logits else 0)
+        per_logit = max(plain + in_float32 + plain, workload.logit_bytes) + (16 - plain if shape.caps_logits else 0)
         yield Counter({ACTIVATIONS: kept_bytes + copies, LOGITS: per_logit * logits, GATHERED: gathered})
         return
     forward = copies + (head if autocast else 0)
-    yield Counter({ACTIVATIONS: kept_bytes + forward, LOGITS: 8 * logits, GATHERED: gathered})
+    yield Counter(
+        {ACTIVATIONS: kept_bytes + forward, LOGITS: max(2 * plain, 2 * in_float32) * logits, GATHERED: gathered}
+    )
     # Backward: the sum over chunks so far in float32, the weights as autocast has cast them, and this chunk's part.
     gathered = head + _gathered_layer(workload) if workload.sharded else 0
     logits_left = 2 * logits if autocast else 0
     sums = 4 * shape.embedding_parameters + (head if autocast else 0)
     yield Counter({ACTIVATIONS: kept_bytes + copies + sums + head, LOGITS: logits_left, GATHERED: gathered})
     yield Counter(
-        {ACTIVATIONS: kept_bytes + copies + sums, LOGITS: max(12, workload.logit_bytes) * logits, GATHERED: gathered}
+        {
+            ACTIVATIONS: kept_bytes + copies + sums,
+            LOGITS: max(2 * plain + 2 * in_float32, workload.logit_bytes) * logits,
+            GATHERED: gathered,
+        }
     )
 
 

@@ -94,4 +94,4 @@ def test_the_formulas_agree_with_what_other_kits_published():
     for row in compared:
         error = abs(predict(row.workload).tensors / GIB / row.gib - 1)
         assert (error > 0.1) == bool(row.memory_off), row.name  # a miss has a reason, and a reason is of a miss
-    assert sum(bool(row.memory_off) for row in compared) <= 4
+    assert sum(bool(row.memory_off) for row in compared) <= 6
