@@ -1,4 +1,4 @@
-"""How many shapes the micro-batches of a run have: padded to the longest row, rounded up as in a run, packed, streamed.
+"""How many shapes the micro-batches of a run have: padded to the longest row, rounded up as in a run, packed.
 
     python benchmarks/shapes.py --model_name_or_path MODEL --dataset FILE.jsonl [--dataset_columns a=b] [--rows 1 8]
 
@@ -9,20 +9,17 @@ number of rows and the tokens of each.
 
 import argparse
 from collections.abc import Iterator
-from itertools import islice, pairwise
 
 import numpy as np
 
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator, Item
 from kit.data.feed.order import Order
-from kit.data.feed.packing import pack
 from kit.model.load import open_config
 from kit.tools.plan.lengths import read_training_data
 
 EPOCHS = 3
 SAMPLES, PACKS = 64, 16  # of a global batch
-WINDOW = 1000  # rows of a stream that are shuffled together: the default of shuffle_buffer_size
 
 
 def main() -> None:
@@ -41,7 +38,7 @@ def main() -> None:
     print("| lengths | batches | rows | micro-batches | shapes: longest row | rounded up | more tokens |")
     print("|---|---|---|---|---|---|---|")
     for name, (lengths, max_length) in sets.items():
-        for kind in ("padded", "packed", "streamed, padded", "streamed, packed"):
+        for kind in ("padded", "packed"):
             for rows in args.rows:
                 cells = table_cells(lengths, max_length, kind, rows)
                 print(f"| {name} | {kind} | {rows} | {' | '.join(cells)} |")
@@ -64,11 +61,10 @@ def table_cells(lengths: np.ndarray, max_length: int, kind: str, rows: int) -> l
     packing = kind.endswith("packed")
     size = PACKS if packing else SAMPLES
     rows = min(rows, size)
-    batches = streamed if kind.startswith("streamed") else ordered
     collator = Collator(rows, 0, packing, max_length)
     longest: list[tuple[int, int]] = []  # rows of each micro-batch, and the tokens of its longest
     rounded: list[tuple[int, int]] = []  # and those that are computed
-    for items in batches(lengths, size, max_length if packing else None):
+    for items in ordered(lengths, size, max_length if packing else None):
         for (share,) in collator.deal(lengths, items, 1):
             filled = [int(lengths[item].sum()) for item in share]
             longest.append((len(share), max(filled)))
@@ -86,26 +82,6 @@ def ordered(lengths: np.ndarray, size: int, capacity: int | None) -> Iterator[li
     """Yield the global batches of samples in the cache."""
     order = Order(lengths, np.zeros(len(lengths), np.int16), 0, size, capacity=capacity)
     yield from (order.batch(step) for step in range(order.total_steps(EPOCHS)))
-
-
-def streamed(lengths: np.ndarray, size: int, capacity: int | None) -> Iterator[list[Item]]:
-    """Yield the global batches of a stream, as ``kit.data.feed.lanes`` makes them: a lane for each item of a batch."""
-    lanes = [in_windows(lengths, lane, size, capacity) for lane in range(size)]
-    while len(items := [item for lane in lanes for item in islice(lane, 1)]) == size:
-        yield items
-
-
-def in_windows(lengths: np.ndarray, lane: int, size: int, capacity: int | None) -> Iterator[Item]:
-    """Yield the items of a lane: of each window those of its rows, shuffled or packed."""
-    draws = np.random.default_rng(lane)
-    for _ in range(EPOCHS):
-        for start in range(0, len(lengths), WINDOW):
-            own = draws.permutation(np.arange(start, min(start + WINDOW, len(lengths)))[lane::size])
-            if capacity is None:
-                yield from own[:, None]
-            else:
-                packs = pack(lengths[own], capacity)
-                yield from (own[packs.members[first:end]] for first, end in pairwise(packs.starts))
 
 
 if __name__ == "__main__":

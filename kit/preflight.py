@@ -15,7 +15,7 @@ from kit.config.recipe import Recipe
 from kit.console import is_main, silence_libraries
 from kit.data.feed.stream import Stream
 from kit.data.open import Data, open_data, stop_ids
-from kit.data.samples.dataset import Dataset, open_datasets
+from kit.data.samples.dataset import open_datasets
 from kit.errors import Problem, Problems, first_line, raise_if
 from kit.evaluate import try_metrics
 from kit.memory.fit import memory_problems, plan_record, planned_workload, resolve_auto
@@ -49,7 +49,6 @@ class Preflight:
     config: Any  # the model's config
     meta_model: Any  # the model on the meta device: modules and shapes, no weights
     tokenizer: Any  # with the chat template that is saved with the model
-    datasets: list[Dataset]
     data: Data | Stream
     notes: tuple[str, ...]  # lines for the user: those of the data, and what the checks found besides
     stop_tokens: dict[str, int]  # that end answers, with their ids; of a run only, and none if all data are plain text
@@ -98,7 +97,7 @@ def check(
 
     Args:
         topology: how the run will be distributed; None for a command that runs no model.
-        recipe_name: the name of the recipe in ``run.json``; None for a command without an output folder.
+        recipe_name: the name of the recipe in ``run.json``; None for a command that trains nothing and has no folder.
         shorten: if the recipe does not set ``max_length``, limit its default to what the model can read.
         launch: with ``skip_memory_check``, a run that cannot fit its GPUs is no problem; with ``dry_run``, a model
             without weights is none.
@@ -108,6 +107,7 @@ def check(
     """
     silence_libraries()
     launch = launch or Launch()
+    trains = recipe_name is not None
     if topology:  # alone, because other checks would fail at the same import
         raise_if(check_bitsandbytes(recipe.method, recipe.optim))
     problems = Problems()
@@ -141,7 +141,7 @@ def check(
         if topology:
             recipe, lines = resolve_auto(recipe, topology, config)
             notes += lines
-            if recipe_name is not None:  # else nothing is trained
+            if trains:
                 workload = planned_workload(recipe, topology, config)
                 problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
                 plan = plan_record(workload, topology)
@@ -154,11 +154,9 @@ def check(
             notes += describe_precision(topology, launch.config, recipe.method)
             notes += describe_dequantised(config)
             if not recipe.packing:  # packs are refused
-                size = recipe.per_device_train_batch_size
-                rows = size if size == "auto" else size * recipe.declared.sequences_per_sample
-                notes += describe_long_rows(config, recipe.max_length, rows)
+                notes += describe_long_rows(config, recipe.max_length, recipe.num_rows)
             problems += check_router_loss(topology, aux_loss_coef(meta_model, recipe.router_aux_loss_coef))
-    if recipe.push_to_hub and recipe_name is not None and is_main():
+    if recipe.push_to_hub and trains and is_main():
         with problems.caught():
             check_upload(recipe.push_to_hub, recipe.model_name_or_path, recipe.method != "full")
     if datasets and tokenizer and meta_model:
@@ -185,7 +183,7 @@ def check(
                 run_identity = identity(recipe, data.fingerprint, fingerprint(recipe))
                 folder = RunFolder(recipe, recipe_name, run_identity)
     problems.raise_if_any()
-    assert datasets is not None and tokenizer is not None and data is not None
+    assert tokenizer is not None and data is not None
     tokenizer.chat_template = data.chat_template
     total_steps = data.total_steps(recipe)
     return Preflight(
@@ -193,7 +191,6 @@ def check(
         config=config,
         meta_model=meta_model,
         tokenizer=tokenizer,
-        datasets=datasets,
         data=data,
         notes=(*data.notes, *notes),
         stop_tokens=stop_tokens,

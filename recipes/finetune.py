@@ -188,7 +188,7 @@ def main() -> None:
 
     first_step = state.step
     is_stopped = False  # by a signal
-    if state.evaluated_step != first_step:  # before a resume, a signal may have stopped the evaluation of the last step
+    if state.evaluated_step != first_step:  # eval_on_start, or a signal stopped the last step's evaluation
         is_stopped = evaluate_if_due(first_step).was_stopped
     train_step = profiled(train_step, accelerator, recipe.profile_steps, range(first_step, total_steps), folder.path)
     for step in range(first_step, total_steps):

@@ -142,7 +142,6 @@ class FakeRun:
         kit.strategy.accelerator.join_group = lambda *_: dist.init_process_group(
             "fake", store=FakeStore(), rank=0, world_size=topology.num_processes
         )
-        kit.strategy.accelerator.comparison = lambda: None  # there are no other machines
         kit.data.feed.feed.ThreadPoolExecutor = kit.checkpoint.save.ThreadPoolExecutor = AtOnce  # type: ignore[misc, assignment]
 
     def build(self) -> str:

@@ -74,7 +74,7 @@ class Saver:
         """
         Args:
             folder: the folder ``checkpoints`` of the run.
-            about: the entries ``identity``, ``strategy``, ``versions`` and ``total_steps`` of the manifest.
+            about: entries of the manifest about the run (``RunFolder.about``).
             synced_first: a file that is synced before each checkpoint appears, so that after a loss of power it is not
                 older than the checkpoint.
             on_work: called with what this rank begins to do for a save; with an empty string when it is done.

@@ -61,7 +61,7 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
 
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    # Every rank must create the same matrices, because sharding keeps a part of each rank's own copy.
+    # Where every rank reads the weights, all must make the same matrices: sharding keeps a part of each one's copy.
     torch.manual_seed(seed)
     adapted: Any
     if settings.adapter_name_or_path:

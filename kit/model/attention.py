@@ -201,12 +201,12 @@ def longest_pack(config: Any) -> tuple[int, str] | None:
     return min(found, default=None)
 
 
-def describe_long_rows(config: Any, max_length: int, rows: Any) -> list[str]:
+def describe_long_rows(config: Any, max_length: int, rows: int) -> list[str]:
     """Return a line if the rows of a micro-batch may change each other's losses; else nothing.
 
     Args:
         max_length: tokens of the longest row.
-        rows: of a micro-batch, a number or "auto".
+        rows: of a micro-batch.
     """
     limit = _longrope_limit(config.get_text_config())
     if not limit or max_length <= limit or rows == 1:

@@ -234,7 +234,10 @@ def build_model(
     router_aux_loss_coef: float | None = None,
     compiled: bool = False,
 ) -> torch.nn.Module:
-    """Load the weights, quantise them, attach adapters, and install the loss head. Every rank builds the same adapters.
+    """Load the weights, quantise them, attach adapters, and install the loss head.
+
+    Ranks that read no weights have them on meta, adapters too, and so has their optimiser, until ``prepare`` sends what
+    rank 0 has (``kit.strategy.sending``). Where all read, all make the same adapters from ``seed``.
 
     Args:
         packing: whether batches are packed, see ``attention_of``.

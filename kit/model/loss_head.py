@@ -321,7 +321,7 @@ class _ModelLosses:
 
 
 def _weights_cast_once(device_type: str) -> Any:
-    """Under autocast, let weights be cast once for all chunks, although ``start`` lets autocast keep no copies."""
+    """Under autocast, let weights be cast once for all chunks: otherwise autocast keeps no copies in a run."""
     if not torch.is_autocast_enabled(device_type):
         return nullcontext()
     return torch.autocast(device_type, torch.get_autocast_dtype(device_type), cache_enabled=True)

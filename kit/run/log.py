@@ -16,13 +16,12 @@ from kit.checkpoint.manifest import name_of
 from kit.config.scripts import command_of
 from kit.console import bar, say
 from kit.data.feed.feed import by_file
-from kit.data.feed.ranks import Ranks
 from kit.run.answers import unasked, unended
 from kit.run.record import METRICS_FILE, metrics_row
 from kit.run.throughput import Throughput, speed_text
 from kit.run.trackers import start_trackers, track
 from kit.secrets import redacted
-from kit.strategy.accelerator import sum_over_ranks
+from kit.strategy.accelerator import data_ranks
 from kit.train.loop_state import OF_THE_DATA
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Log:
         output_dir: Path,
         state: "LoopState",
         total_steps: int,
-        source_names: list[str],
+        dataset_names: list[str],
         workload: "Workload | None" = None,
     ) -> None:
         """
@@ -71,7 +70,7 @@ class Log:
             output_dir: of the run; ``metrics.jsonl`` is written there.
             state: of the loop; the loop updates it before it calls ``step``.
             total_steps: the number of steps of the whole run.
-            source_names: the names of the training data sets.
+            dataset_names: the names of the training data sets.
             workload: what a step computes; None: not known.
         """
         self.accelerator = accelerator
@@ -79,9 +78,8 @@ class Log:
         self.state = state
         self.is_main = accelerator.is_main_process
         self.total_steps = total_steps
-        self.source_names = source_names
-        ranks = Ranks(accelerator.process_index, accelerator.num_processes, sum_over_ranks)
-        self.throughput = Throughput(ranks, accelerator.device, workload)
+        self.dataset_names = dataset_names
+        self.throughput = Throughput(data_ranks(accelerator), accelerator.device, workload)
         state.start_clock()
         self.last_line = -SECONDS_BETWEEN_LINES
         metric = recipe.metric_for_best_model
@@ -141,9 +139,9 @@ class Log:
         if spike:
             row["samples"] = [redacted(origin) for origin in batch.origins]
         row |= result.metrics
-        if len(self.source_names) > 1:
+        if len(self.dataset_names) > 1:
             for name, num_targets, num_tokens in zip(
-                self.source_names, batch.num_targets, batch.num_tokens, strict=True
+                self.dataset_names, batch.num_targets, batch.num_tokens, strict=True
             ):
                 row |= {f"supervised_tokens/{name}": int(num_targets), f"tokens/{name}": int(num_tokens)}
         self._write(row)

@@ -121,6 +121,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
         parallelism_config=None if on_cpu else groups,
         log_with=list(recipe.report_to) or None,
         project_dir=recipe.output_dir,
+        # The kit adds up gradients itself (``kit.strategy.gradients.accumulating``).
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_each_batch=sync_each_batch),
         kwargs_handlers=[
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
@@ -281,10 +282,10 @@ def prepare(
     return Prepared(accelerator, data_ranks(accelerator), model, optimizer if trains else None, actual)
 
 
-def planned_strategy(topology: Topology, meta_model: "torch.nn.Module") -> ActualStrategy:
-    """Return the strategy that ``prepare`` would report, from the model's shapes alone. For a dry run."""
-    classes = layer_classes(topology, meta_model)
-    count = sum(type(module).__name__ in classes for module in meta_model.modules())
+def planned_strategy(topology: Topology, model: "torch.nn.Module") -> ActualStrategy:
+    """Return the strategy that ``prepare`` would report, from shapes alone: ``model`` may be on meta."""
+    classes = layer_classes(topology, model)
+    count = sum(type(module).__name__ in classes for module in model.modules())
     return ActualStrategy(
         type=topology.strategy,
         config=topology.config_name,
@@ -295,7 +296,7 @@ def planned_strategy(topology: Topology, meta_model: "torch.nn.Module") -> Actua
         rehearsal=topology.rehearsal,
         sharded_layers=ShardedLayers(list(classes), count) if topology.strategy.shards else None,
         num_threads=0,  # only known once the run starts
-        trainable_parameters=sum(p.numel() for p in meta_model.parameters() if p.requires_grad),
+        trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
     )
 
 

@@ -59,7 +59,7 @@ def _clip_shards(gradients: "list[Any]", max_norm: float) -> "torch.Tensor":
 def accumulating(accelerator: "Accelerator", model: "torch.nn.Module", is_last: bool) -> Iterator[None]:
     """Let a backward pass in the ``with`` block reduce gradients over the ranks only if it has to.
 
-    It has to after the last micro-batch of a step, and after each one if ``start`` has set ``sync_each_batch``. Copies
+    It has to after the last micro-batch of a step, and after each one with ``sync_each_batch``. Copies
     of a sharded model (hybrid sharding) add up their gradients only after the last one.
 
     Args:

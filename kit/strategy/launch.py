@@ -6,7 +6,9 @@ Promises:
 
 - The topology does not depend on how the command was launched.
 - If the topology needs several processes and no launcher started them, this process replaces itself by torchrun. With
-  a config for several machines, the same command on each of them starts the run.
+  a config for several machines, the same command on each of them starts the run. `torchrun`, and `accelerate launch`
+  with a config of several processes, set RANK: then the ranks are there already. `accelerate launch` for one process,
+  `kit train` and plain `python` do not.
 - If the command contradicts the config, the error shows a command that works.
 - torch is imported only to count devices.
 """
@@ -61,8 +63,8 @@ def resolve(
     """
     _prepare_process()
     recipe, config, config_name = resolve_config(request)
-    is_first = OWN_TORCHRUN not in os.environ  # else all of this was said before torchrun was started
-    if is_first:  # imports are slow, so say now what will be done
+    was_relaunched = OWN_TORCHRUN in os.environ  # all of this was said and checked before
+    if not was_relaunched:  # imports are slow, so say now what will be done
         verb = ("checking" if request.launch.dry_run else "fine-tuning") if trains else "scoring"
         count = started_machines()
         machines = f" on {count} machine{'s' if count > 1 else ''}" if count else ""
@@ -81,7 +83,7 @@ def resolve(
         if recipe.activation_offload and topology.device_type != "cuda":
             notes.append(f"activation_offload: no effect on {topology.device_type}")
             recipe = recipe.model_copy(update={"activation_offload": False})
-        say(*(notes if is_first else []))
+        say(*([] if was_relaunched else notes))
         problems += compile_problems(topology) if compiles else []
     raise_if(problems)
     raise_if(_batch_problems(recipe, topology.num_processes))
@@ -89,7 +91,7 @@ def resolve(
         return recipe, topology
     if topology.strategy != SINGLE and launched is None:
         _relaunch(config, topology.num_processes, recipe.ddp_timeout, keep_environment=not request.launch.config)
-    if is_first and (started_machines() or 1) > 1:
+    if not was_relaunched and (started_machines() or 1) > 1:
         say(*warnings_of_address(os.environ.get("MASTER_ADDR", ""), "MASTER_ADDR"))
     forget_launcher(topology)
     return recipe, topology

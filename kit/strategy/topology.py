@@ -33,7 +33,7 @@ class Topology:
     """How the run will be distributed. ``kit.strategy.launch`` decides it."""
 
     strategy: Strategy
-    config_name: str  # stem of the Accelerate config file; without ``--config`` the name of the strategy
+    config_name: str  # stem of the Accelerate config file, one that comes with the kit or the user's
     num_processes: int  # over all machines
     mixed_precision: Precision
     device_type: str  # "cuda", "xpu", "mps" or "cpu"

@@ -264,7 +264,7 @@ def rebuild_gradient_buckets(prepared: "Prepared", batch: "GlobalBatch") -> None
     """Let DDP rebuild its gradient buckets before the first step, see ``rebuild_ddp_buckets``. Called by all ranks.
 
     Two backward passes with a loss of zero do it, on the first micro-batch; nothing is learned. Other strategies have
-    no buckets, and nothing is computed.
+    no buckets, and nothing is computed there.
     """
     inputs = batch.micro_batches[0].to(prepared.accelerator.device).model_inputs()
 

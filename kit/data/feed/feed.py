@@ -35,7 +35,7 @@ class GlobalBatch:
     num_targets: np.ndarray  # int64 [num_datasets]
     num_tokens: np.ndarray  # int64 [num_datasets]
     epoch: float  # epochs seen after this step
-    origins: list[str]  # ``file:line`` of all samples; of a stream, only of this rank's samples
+    origins: list[str]  # ``file:line`` of all samples
     num_samples: int = 0  # over all ranks; of pairs the number of pairs
     chosen_weight: float = 0.0  # over all ranks, of pairs: the sum of the weights of targets in chosen answers
     mismatched: list[MicroBatch] = field(default_factory=list)  # of this rank: those of ``Mismatched``, for kto

@@ -22,7 +22,7 @@ import numpy as np
 from kit.data.feed.packing import Packs, pack, pack_in_order
 
 # Purposes of random numbers. Each purpose has random streams of its own.
-EPOCH, PASS, PACKS, SPLIT, MIX, LANE, PARTS, MISMATCH, DRAW = range(9)
+EPOCH, PASS, PACKS, SPLIT, MIX, WINDOW, PARTS, MISMATCH, DRAW = range(9)
 
 
 def permutation(num: int, seed: int, kind: int, number: int = 0, dataset_id: int = 0) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kit.config.settings.data import DataSettings
-from kit.data.feed.order import LANE, PACKS, PARTS, permutation
+from kit.data.feed.order import PACKS, PARTS, WINDOW, permutation
 from kit.data.feed.packing import pack
 from kit.data.read.sources import shown
 from kit.data.samples.bad_rows import BadRow, BadRows, num_distinct
@@ -110,7 +110,7 @@ class Windows:
     def _order(self, piece: Piece, epoch: int, window: int) -> Iterator[list[int]]:
         """Yield the items of a window in their order: the indices of the samples of each."""
         number = epoch << 40 | window
-        order = permutation(len(piece), self._seed, LANE, number, self._id)
+        order = permutation(len(piece), self._seed, WINDOW, number, self._id)
         if not self._settings.packing:
             yield from ([i] for i in order.tolist())
             return
