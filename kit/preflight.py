@@ -33,6 +33,7 @@ from kit.own_metric import is_own
 from kit.run.facts import OWN_OF_MACHINE, compared_facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
+from kit.run.output_dir import run_in
 from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
 from kit.strategy.agreement import Fact
 from kit.strategy.kernels import check_kernels
@@ -182,6 +183,9 @@ def check(
                         stop_tokens = dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
                 run_identity = identity(recipe, data.fingerprint, fingerprint(recipe))
                 folder = RunFolder(recipe, recipe_name, run_identity)
+    if trains and data is None:
+        with problems.caught():
+            run_in(recipe.overwrite_output_dir, Path(recipe.output_dir or ""), recipe.inputs)
     problems.raise_if_any()
     assert tokenizer is not None and data is not None
     tokenizer.chat_template = data.chat_template

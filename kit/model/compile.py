@@ -55,6 +55,11 @@ def check_compile(model: torch.nn.Module, class_names: Collection[str], packing:
     return [Problem("torch_compile", found, fix="--torch_compile false")]
 
 
+def compiled(function: Any) -> Any:
+    """Return ``function`` as one graph, which serves all lengths: a resumed run begins with another batch."""
+    return torch.compile(function, backend=BACKEND, dynamic=True, fullgraph=True)
+
+
 class CompiledLayers:
     """The compiled layers of a model. A call that needs another graph compiles it.
 
@@ -82,8 +87,7 @@ class CompiledLayers:
         # Norms and activations that a product of the backward pass reads are computed again, not kept: of a gated MLP
         # with adapters a third of what it would keep.
         torch._functorch.config.ban_recompute_materialized_backward = False
-        # The sizes of the first batch must not become those of all: a run that resumes begins with another batch.
-        self._compiled: Any = torch.compile(_forward, backend=BACKEND, dynamic=True, fullgraph=True)
+        self._compiled: Any = compiled(_forward)
         self._uncompiled: set[str] = set()  # classes whose forward is not one graph
         self._is_full = False
         self.is_on = False

