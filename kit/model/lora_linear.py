@@ -32,6 +32,8 @@ def _add_product(sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor, sc
     sums.addmm_(left, right, alpha=scale)
 
 
+_READY = "lora_outputs"  # attribute of an input: outputs that were computed of it, by the layer that will take its own
+
 # A custom_op of torch would take 25 us of the host for each call, this takes a few.
 _library = torch.library.Library("kit", "FRAGMENT")
 if not hasattr(torch.ops.kit, "add_product_"):  # else this module is loaded again
@@ -95,33 +97,6 @@ class _LoraLinears(torch.autograd.Function):
         return dx, None, None, *[None] * n, *da.split(ranks), *db
 
 
-class _SharedInput:
-    """Layers that read one input: the first computes the outputs of all, and the others take theirs."""
-
-    def __init__(self, layers: list[Any]) -> None:
-        self._layers = layers
-        self._input: torch.Tensor | None = None
-        self._outputs: dict[Any, torch.Tensor] = {}  # of ``_input``, by the layer that has not taken its own yet
-
-    def output(self, layer: Any, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return y [..., o] in ``dtype`` of ``layer``, to which the function applies, from x [..., k]."""
-        if layer is self._layers[0]:
-            others = [each for each in self._layers[1:] if _applies(each, x.dtype == dtype)]
-            others = [each for each in others if _scale(each) == _scale(layer)]
-            y, *outputs = _outputs([layer, *others], x, dtype)
-            self._outputs = dict(zip(others, outputs, strict=True))
-            self._input = x if others else None
-            return y
-        if self._input is not x or layer not in self._outputs:
-            # It reads something else, or is called before the first.
-            self._layers = [each for each in self._layers if each is not layer]
-            return _outputs([layer], x, dtype)[0]
-        y = self._outputs.pop(layer)
-        if not self._outputs:
-            self._input = None
-        return y
-
-
 def install_lora_linear(model: torch.nn.Module) -> None:
     """Let the function compute the frozen linear layers of an adapted model, wherever it applies as they are called."""
     bases: dict[type, type] = {lora.Linear: torch.nn.Linear}
@@ -137,24 +112,34 @@ def install_lora_linear(model: torch.nn.Module) -> None:
         return is_plain and not any(parameter.requires_grad for parameter in base.parameters())
 
     for module in model.modules():
-        for names in SHARED_INPUTS:
-            layers: list[Any] = [getattr(module, name, None) for name in names]
-            if all(map(is_known, layers)):
-                shared = _SharedInput(layers)
-                for layer in layers:
-                    layer.shared_input = shared
         if is_known(module):
             module.forward = MethodType(_forward, module)
+        # What such a layer gives its parts is a tensor of its own. Of its own input the compiler lets nothing be kept.
+        for part in module.modules() if hasattr(module, "input_layernorm") else ():
+            for names in SHARED_INPUTS:
+                layers: list[Any] = [getattr(part, name, None) for name in names]
+                if all(map(is_known, layers)):
+                    layers[0].read_too = layers[1:]
 
 
 def _forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Compute y [..., o] from x [..., i]."""
+    """Compute y [..., o] from x [..., i].
+
+    The first of the layers that read one input computes the outputs of all. The others find theirs at the input.
+    """
     # The products in place are not reached by autocast. So all is cast here, which casts gradients back to float32.
     dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
     if args or kwargs or not _applies(self, x.dtype == dtype):
         return type(self).forward(self, x, *args, **kwargs)
-    shared = getattr(self, "shared_input", None)
-    return shared.output(self, x, dtype) if shared else _outputs([self], x, dtype)[0]
+    ready: dict[Any, torch.Tensor] = getattr(x, _READY, {})
+    if self in ready:
+        return ready.pop(self)
+    others = [each for each in getattr(self, "read_too", ()) if _applies(each, x.dtype == dtype)]
+    others = [each for each in others if _scale(each) == _scale(self)]
+    y, *outputs = _outputs([self, *others], x, dtype)
+    if others:
+        setattr(x, _READY, dict(zip(others, outputs, strict=True)))
+    return y
 
 
 def _outputs(layers: list[Any], x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

