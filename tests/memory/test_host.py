@@ -17,7 +17,14 @@ def test_host_and_disk_hold_what_a_save_writes():
     memory = predict(BASE)
     assert memory.host["copies of a save"] == 12 * SHAPE // 2  # half of the ranks are on a machine
     assert memory.disk["checkpoints"] == 3 * 12 * SHAPE  # two are kept while a third is written
-    assert predict(replace(BASE, save_only_model=True)).disk["checkpoints"] == 3 * 4 * SHAPE
+    matrices = BASE.trained_in_matrices
+    for changes, size in (
+        ({"save_only_model": True}, 4 * SHAPE),
+        ({"optim": "adamw_8bit"}, 6 * SHAPE),
+        ({"optim": "muon"}, 12 * SHAPE - 4 * matrices),
+        ({"optim": "adamw_bf16", "pure_bf16": True}, 6 * SHAPE),
+    ):
+        assert predict(replace(BASE, **changes)).disk["checkpoints"] == 3 * size, changes
 
 
 def test_host_memory_is_that_of_loading_or_of_training():
