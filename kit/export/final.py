@@ -116,14 +116,12 @@ def write_model(
     if not hasattr(model, "peft_config"):
         whole = _gathered(model, state, dtype or torch.float32)
         if is_main:
-            config = model.config
-            use_cache, own_dtype = config.use_cache, config.dtype
-            config.use_cache = True
             model.save_pretrained(folder, state_dict=whole, max_shard_size=MAX_SHARD_BYTES)
-            config.dtype = dtype or torch.float32  # `save_pretrained` puts that of the weights in training there
+            config = copy.deepcopy(model.config)
+            config.use_cache = True
+            config.dtype = dtype or torch.float32  # `save_pretrained` put that of the weights in training there
             config.save_pretrained(folder)
             copy_processor(folder, config)
-            config.use_cache, config.dtype = use_cache, own_dtype
     elif is_main:
         check_learned(state)
         # Rows that train are in ``state``; peft would look for the base, and add what it takes for more of them.
