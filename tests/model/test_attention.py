@@ -79,24 +79,14 @@ def worst(model, batch, **call):
     return max((a - b).abs().max().item() for a, b in zip(together, alone, strict=True))
 
 
-@pytest.fixture
-def no_dense_mask(monkeypatch):
-    def refuse(**arguments):
-        raise AssertionError("a dense mask was built")
-
-    monkeypatch.setattr(kit.model.attention, "sdpa_mask", refuse)
-
-
-def test_a_packed_sample_has_the_logits_it_has_alone():
+def test_a_packed_sample_has_the_logits_it_has_alone_without_a_dense_mask(monkeypatch):
     for implementation in IMPLEMENTATIONS:
         for rows in [LENGTHS[:1], LENGTHS, [[24]]]:
             batch = packed(rows)
             assert worst(llama(implementation), batch, **batch) < 1e-4, (implementation, rows)
         leaking = packed()
         assert worst(llama(implementation), leaking, input_ids=leaking["input_ids"], use_cache=False) > 0.1
-
-
-def test_a_packed_call_builds_no_dense_mask(no_dense_mask):
+    monkeypatch.delattr(kit.model.attention, "sdpa_mask")
     with torch.no_grad():
         llama(VARLEN)(**packed())
 
@@ -128,28 +118,18 @@ def padded():
     return {"input_ids": ids(3, 10), "attention_mask": mask}
 
 
-@pytest.mark.parametrize("use_cache", [False, True])
-def test_a_padded_batch_gives_the_same_result_as_with_sdpa(use_cache):
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_padded_batches_and_generation_give_the_same_as_with_sdpa(cache):
     batch = padded()
     seen = batch["attention_mask"].bool()
     with torch.no_grad():
-        ours, theirs = (llama(name)(**batch, use_cache=use_cache).logits for name in (VARLEN, "sdpa"))
-    assert torch.equal(ours[seen], theirs[seen])
-
-
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_generation_with_a_cache_gives_the_same_tokens_as_with_sdpa(cache):
-    batch = {name: tensor[[0, 2]] for name, tensor in padded().items()}
+        for use_cache in (False, True):
+            ours, theirs = (llama(name)(**batch, use_cache=use_cache).logits for name in (VARLEN, "sdpa"))
+            assert torch.equal(ours[seen], theirs[seen])
+    batch = {name: tensor[[0, 2]] for name, tensor in batch.items()}
     options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache}
     ours, theirs = (llama(name).generate(**batch, **options) for name in (VARLEN, "sdpa"))
     assert ours.shape == (2, 18) and torch.equal(ours, theirs)
-
-
-def test_a_packed_call_after_earlier_tokens_is_refused():
-    model, batch = llama(VARLEN), packed()
-    cache = model(batch["input_ids"], use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="past_key_values: 24 earlier tokens"):
-        model(**batch, past_key_values=cache)
 
 
 def test_options_that_a_packed_call_would_ignore_are_refused():
@@ -162,6 +142,9 @@ def test_options_that_a_packed_call_would_ignore_are_refused():
     ):
         with pytest.raises((ValueError, RuntimeError), match=message):
             llama(VARLEN)(**packed() | change)
+    cache = llama(VARLEN)(packed()["input_ids"], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="past_key_values: 24 earlier tokens"):
+        llama(VARLEN)(**packed(), past_key_values=cache)
 
 
 @pytest.mark.parametrize("function", [sdpa_attention_forward, eager_attention_forward])
@@ -178,28 +161,23 @@ def test_attention_that_does_not_know_the_mask_fails(function):
 def test_the_kernel_gets_flat_states_of_half_precision(monkeypatch, autocast):
     calls = []
 
-    def kernel(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, **options):
-        calls.append((query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size, options))
-        return kit.model.attention._attend_by_loop(query, key, value, cu_seq_q, max_q, scale)
+    def kernel(query, key, value, *bounds, scale, **options):
+        calls.append([query, key, value])
+        assert all(each.dtype == torch.bfloat16 and each.stride(-1) == 1 for each in calls[-1])
+        assert [each.shape for each in calls[-1]] == [(48, 4, 8), (48, 2, 8), (48, 2, 8)]
+        assert all(torch.equal(each, batch["cu_seq_lens_q"]) for each in bounds[:2]) and bounds[2:] == (12, 12)
+        assert (scale, options) == (0.3, {"window_size": (-1, 0), "enable_gqa": True})
+        return kit.model.attention._attend_by_loop(query, key, value, bounds[0], 12, scale)
 
     batch = packed()
     model = llama(VARLEN)
     model = model if autocast else model.to(torch.bfloat16)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         expected = model(**batch).logits
-        assert not calls
         monkeypatch.setattr(kit.model.attention, "has_kernel", lambda query: query.dtype == torch.bfloat16)
         monkeypatch.setattr(kit.model.attention, "varlen_attn", kernel)
         assert torch.equal(model(**batch).logits, expected)
     assert len(calls) == 3
-    for query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size, options in calls:
-        assert query.shape == (48, 4, 8)
-        assert key.shape == value.shape == (48, 2, 8)
-        assert query.dtype == key.dtype == value.dtype == torch.bfloat16
-        assert all(states.stride(-1) == 1 for states in (query, key, value))
-        assert torch.equal(cu_seq_q, batch["cu_seq_lens_q"]) and torch.equal(cu_seq_k, cu_seq_q)
-        assert (max_q, max_k, scale, window_size) == (12, 12, 0.3, (-1, 0))
-        assert options == {"enable_gqa": True}
 
 
 @pytest.mark.parametrize("batch", [{"input_ids": ids(2, 24), "use_cache": False}, packed()], ids=["rows", "packs"])
@@ -208,13 +186,12 @@ def test_where_no_kernel_takes_groups_each_head_of_queries_gets_its_keys_with_th
     expected = gradients(llama(VARLEN), [batch])
     monkeypatch.setattr(kit.model.attention, "takes_groups", lambda key: False)
     heads, plain = set(), torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        torch.nn.functional,
-        "scaled_dot_product_attention",
-        lambda query, key, *args, **kwargs: (
-            heads.add((query.shape[1], key.shape[1])) or plain(query, key, *args, **kwargs)
-        ),
-    )
+
+    def attend(query, key, *args, **kwargs):
+        heads.add((query.shape[1], key.shape[1]))
+        return plain(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
     assert_close(gradients(llama(VARLEN), [batch]), expected)
     assert heads == {(4, 4)}
 
@@ -231,27 +208,21 @@ def test_padding_on_the_right_needs_a_mask_only_where_a_token_could_see_it():
         assert needs_mask(config) == needed, (config, needed)
 
 
-@pytest.fixture
-def cudnn_is_on():
-    torch.backends.cuda.enable_cudnn_sdp(True)  # a model that another test built may have turned it off
-    yield torch.backends.cuda.cudnn_sdp_enabled
-    torch.backends.cuda.enable_cudnn_sdp(True)
-
-
-@pytest.mark.parametrize(
-    ("config", "attention", "packing", "router_loss", "stays"),
-    [
-        (LlamaConfig(), "sdpa", False, False, True),
-        (LlamaConfig(), VARLEN, True, False, True),
-        (LlamaConfig(), "sdpa", True, False, False),  # a mask keeps the samples of a pack apart
-        (LlamaConfig(), "sdpa", False, True, False),
-        (MistralConfig(sliding_window=64), "sdpa", False, False, False),
-        (MiniMaxConfig(), "sdpa", False, False, False),
-    ],
-)
-def test_cudnn_attends_only_where_no_step_has_a_mask(config, attention, packing, router_loss, stays, cudnn_is_on):
-    turn_off_cudnn_if_masked(config, attention, packing, router_loss)
-    assert cudnn_is_on() == stays
+def test_cudnn_attends_only_where_no_step_has_a_mask():
+    try:
+        for config, attention, packing, router_loss, stays in (
+            (LlamaConfig(), "sdpa", False, False, True),
+            (LlamaConfig(), VARLEN, True, False, True),
+            (LlamaConfig(), "sdpa", True, False, False),  # a mask keeps the samples of a pack apart
+            (LlamaConfig(), "sdpa", False, True, False),
+            (MistralConfig(sliding_window=64), "sdpa", False, False, False),
+            (MiniMaxConfig(), "sdpa", False, False, False),
+        ):
+            torch.backends.cuda.enable_cudnn_sdp(True)
+            turn_off_cudnn_if_masked(config, attention, packing, router_loss)
+            assert torch.backends.cuda.cudnn_sdp_enabled() == stays, (config.model_type, attention, packing)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def test_why_a_model_cannot_use_packed_attention():
@@ -270,6 +241,6 @@ def test_why_a_model_cannot_use_packed_attention():
         (LlamaConfig(hidden_size=48, num_attention_heads=4, num_key_value_heads=4), "attention heads of 12"),
         (JambaConfig(), "a model class with kernels of its own"),
     ]
-    for case in cases:
-        config, reason = case
-        assert why_not_varlen(config).startswith(reason) and bool(why_not_varlen(config)) == bool(reason), case
+    for config, reason in cases:
+        found = why_not_varlen(config)
+        assert found.startswith(reason) and bool(found) == bool(reason), config
