@@ -71,32 +71,11 @@ def samples(batch, values):
     return values.flatten(0, 1).split(batch["cu_seq_lens_q"].diff().tolist())
 
 
-def worst(model, batch, **call):
-    """Largest difference of a packed sample's logits from those of the sample alone."""
-    with torch.no_grad():
-        together = samples(batch, model(**call).logits)
-        alone = [model(sample[None], use_cache=False).logits[0] for sample in samples(batch, batch["input_ids"])]
-    return max((a - b).abs().max().item() for a, b in zip(together, alone, strict=True))
-
-
-def test_a_packed_sample_has_the_logits_it_has_alone_without_a_dense_mask(monkeypatch):
-    for implementation in IMPLEMENTATIONS:
-        for rows in [LENGTHS[:1], LENGTHS, [[24]]]:
-            batch = packed(rows)
-            assert worst(llama(implementation), batch, **batch) < 1e-4, (implementation, rows)
-        leaking = packed()
-        assert worst(llama(implementation), leaking, input_ids=leaking["input_ids"], use_cache=False) > 0.1
-    monkeypatch.delattr(kit.model.attention, "sdpa_mask")
-    with torch.no_grad():
-        llama(VARLEN)(**packed())
-
-
-def gradients(model, calls):
-    """Of the summed log-likelihoods of the first token after each position, over all calls."""
-    for call in calls:
-        logits = model(**call).logits
-        logits.log_softmax(-1)[..., 7].sum().backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+def computed(model, calls):
+    """The logits of each call, and the gradients of the summed log-likelihoods of one token after each position."""
+    logits = [model(**call).logits for call in calls]
+    sum(each.log_softmax(-1)[..., 7].sum() for each in logits).backward()
+    return logits, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
 def assert_close(a, b):
@@ -105,10 +84,20 @@ def assert_close(a, b):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_gradients_of_packed_samples_are_the_sum_of_those_alone(implementation):
-    batch = packed()
-    alone = [{"input_ids": sample[None], "use_cache": False} for sample in samples(batch, batch["input_ids"])]
-    assert_close(gradients(llama(implementation), [batch]), gradients(llama(implementation), alone))
+def test_a_packed_sample_has_the_logits_and_gradients_it_has_alone(monkeypatch, implementation):
+    for rows in [LENGTHS[:1], LENGTHS, [[24]]]:
+        batch = packed(rows)
+        alone = [{"input_ids": each[None], "use_cache": False} for each in samples(batch, batch["input_ids"])]
+        expected, gradients = computed(llama(implementation), alone)
+        (together,), found = computed(llama(implementation), [batch])
+        pairs = list(zip(samples(batch, together), expected, strict=True))
+        assert max((a - b[0]).abs().max().item() for a, b in pairs) < 1e-4, rows
+        assert_close(found, gradients)
+    (leaking,), _ = computed(llama(implementation), [{"input_ids": packed()["input_ids"], "use_cache": False}])
+    assert (leaking - computed(llama(implementation), [packed()])[0][0]).abs().max() > 0.1
+    if implementation == VARLEN:
+        monkeypatch.delattr(kit.model.attention, "sdpa_mask")
+        llama(VARLEN)(**packed())  # builds no dense mask
 
 
 def padded():
@@ -183,7 +172,7 @@ def test_the_kernel_gets_flat_states_of_half_precision(monkeypatch, autocast):
 @pytest.mark.parametrize("batch", [{"input_ids": ids(2, 24), "use_cache": False}, packed()], ids=["rows", "packs"])
 def test_where_no_kernel_takes_groups_each_head_of_queries_gets_its_keys_with_the_same_gradients(monkeypatch, batch):
     """sdpa with enable_gqa may fall back to mathematics: https://github.com/pytorch/pytorch/issues/187770."""
-    expected = gradients(llama(VARLEN), [batch])
+    _, expected = computed(llama(VARLEN), [batch])
     monkeypatch.setattr(kit.model.attention, "takes_groups", lambda key: False)
     heads, plain = set(), torch.nn.functional.scaled_dot_product_attention
 
@@ -192,7 +181,7 @@ def test_where_no_kernel_takes_groups_each_head_of_queries_gets_its_keys_with_th
         return plain(query, key, *args, **kwargs)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
-    assert_close(gradients(llama(VARLEN), [batch]), expected)
+    assert_close(computed(llama(VARLEN), [batch])[1], expected)
     assert heads == {(4, 4)}
 
 
