@@ -54,10 +54,10 @@ def test_adapters_of_every_kind_are_merged_in_16_bits(model_folder, tmp_path, dt
         folder = tmp_path / "gpt2"
         AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder)
     adapter = make_adapter(folder, tmp_path / "adapter", **kind)
-    export(adapter, tmp_path / "merged", f"--dtype={dtype}")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    written = load_file(tmp_path / "merged/model.safetensors").values()
-    assert {tensor.dtype for tensor in written} == {getattr(torch, dtype)}
+    export(adapter, tmp_path / "a/merged", f"--dtype={dtype}")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "a/merged")
+    written = load_file(tmp_path / "a/merged/model.safetensors").values()
+    assert {tensor.dtype for tensor in written} == {getattr(torch, dtype)} and merged.config.use_cache
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     plain = base(IDS).logits
     adapted = PeftModel.from_pretrained(base, adapter).eval()(IDS).logits
@@ -87,36 +87,21 @@ def refused(adapter, output, base=None):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_merged_is_refused_and_leaves_nothing(adapter, model_folder, tmp_path):
+def test_what_cannot_be_merged_or_written_is_refused_and_leaves_nothing(adapter, model_folder, tmp_path):
     output = tmp_path / "new/merged"
-    other = make_model(tmp_path / "other", hidden_size=64)
-    assert "does not fit" in refused(adapter, output, str(other))
+    assert "does not fit" in refused(adapter, output, make_model(tmp_path / "other", hidden_size=64))
     assert "no such folder" in refused(adapter, output, "~/nowhere")
-    cut = make_model(tmp_path / "cut") / "model.safetensors"
-    cut.write_bytes(cut.read_bytes()[:-100])
-    assert "model_name_or_path" in refused(adapter, output, str(cut.parent))
-    weights = adapter / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    assert refused(adapter, output).startswith(f"error: adapter: {adapter}: ")
-    weights.unlink()
-    torch.save({}, adapter / "adapter_model.bin")
-    assert "never opened" in refused(adapter, output)
-    weights.touch()
-    for text in ("[]", "[" * 200_000, '{"base_model_name_or_path": 3}'):
-        (adapter / "adapter_config.json").write_text(text)
-        for base in (None, str(model_folder)):
-            assert "adapter_config.json" in refused(adapter, output, base)
-
-
-@pytest.mark.slow
-def test_parent_folders_are_created_and_a_folder_that_cannot_be_written_is_a_users_mistake(adapter, tmp_path):
-    export(adapter, tmp_path / "a/b/merged")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "a/b/merged")
-    assert merged.dtype == torch.bfloat16 and merged.config.use_cache
-    assert [path.name for path in (tmp_path / "a/b").iterdir()] == ["merged"]
     (tmp_path / "file").touch()
     assert "--output_dir" in refused(adapter, tmp_path / "file/merged")
     assert "--output_dir" in refused(adapter, tmp_path / "new" / ("x" * 300))
+    cut = make_model(tmp_path / "cut") / "model.safetensors"
+    for weights, names in ((cut, "model_name_or_path"), (adapter / "adapter_model.safetensors", f"adapter: {adapter}")):
+        weights.write_bytes(weights.read_bytes()[:-100])
+        assert names in refused(adapter, output, cut.parent if weights == cut else model_folder)
+    for text in ("[]", "[" * 200_000, '{"base_model_name_or_path": 3}'):
+        (adapter / "adapter_config.json").write_text(text)
+        for base in (None, model_folder):
+            assert "adapter_config.json" in refused(adapter, output, base)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from model_helpers import BF16, FP32, build
 
 
 def forms(model):
-    """The shapes of parameters, the dtypes of 4-bit weights, and the tables of these with what else their state holds."""
+    """The shapes of parameters, the dtypes of 4-bit weights, and their tables with what else their state holds."""
     packed = bitsandbytes.nn.Params4bit
     found = {name: (p.shape, p.dtype if isinstance(p, packed) else None) for name, p in model.named_parameters()}
     for name, module in model.named_modules():
