@@ -28,7 +28,6 @@ from kit.model.attention import (
 )
 
 LENGTHS = [[7, 9, 5, 3], [12, 10, 2]]  # of the samples in two rows of 24 tokens; the last of each is padding
-IMPLEMENTATIONS = ["sdpa", VARLEN]
 
 
 def llama(implementation, **changes):
@@ -83,21 +82,19 @@ def assert_close(a, b):
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-4 * b[name].abs().max().item(), msg=name)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_packed_sample_has_the_logits_and_gradients_it_has_alone(monkeypatch, implementation):
+def test_a_packed_sample_has_the_logits_and_gradients_it_has_alone(monkeypatch):
     for rows in [LENGTHS[:1], LENGTHS, [[24]]]:
         batch = packed(rows)
         alone = [{"input_ids": each[None], "use_cache": False} for each in samples(batch, batch["input_ids"])]
-        expected, gradients = computed(llama(implementation), alone)
-        (together,), found = computed(llama(implementation), [batch])
+        expected, gradients = computed(llama(VARLEN), alone)
+        (together,), found = computed(llama(VARLEN), [batch])
         pairs = list(zip(samples(batch, together), expected, strict=True))
         assert max((a - b[0]).abs().max().item() for a, b in pairs) < 1e-4, rows
         assert_close(found, gradients)
-    (leaking,), _ = computed(llama(implementation), [{"input_ids": packed()["input_ids"], "use_cache": False}])
-    assert (leaking - computed(llama(implementation), [packed()])[0][0]).abs().max() > 0.1
-    if implementation == VARLEN:
-        monkeypatch.delattr(kit.model.attention, "sdpa_mask")
-        llama(VARLEN)(**packed())  # builds no dense mask
+    (leaking,), _ = computed(llama(VARLEN), [{"input_ids": packed()["input_ids"], "use_cache": False}])
+    assert (leaking - computed(llama(VARLEN), [packed()])[0][0]).abs().max() > 0.1
+    monkeypatch.delattr(kit.model.attention, "sdpa_mask")
+    llama(VARLEN)(**packed())  # builds no dense mask
 
 
 def padded():

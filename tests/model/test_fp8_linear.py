@@ -3,8 +3,7 @@
 from copy import deepcopy
 
 import torch
-from model_helpers import BF16, FP32, build
-from transformers import LlamaConfig, LlamaForCausalLM
+from model_helpers import BF16, FP32, build, hidden_and_gradients, learned, small_llama
 
 from kit.config.recipe import Recipe
 from kit.model.fp8_linear import fp8_layers, install_fp8_linear, product
@@ -44,32 +43,22 @@ def test_rows_of_zeros_give_zeros_and_what_is_not_finite_stays_so():
 
 def models(**config):
     """A small Llama as it is, and a copy with products of 8 bits."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "vocab_size": 96} | config
-    plain = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes))
+    plain = small_llama(**config)
     ours = deepcopy(plain)
     install_fp8_linear(ours)
     return plain, ours
 
 
-def trained(model, autocast=True):
-    """The hidden states, and all gradients."""
-    ids = torch.arange(60).view(3, 20)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
-        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    (hidden.float() * random(64)).mean().backward()
-    return [hidden.detach(), *(p.grad for p in model.model.parameters())]
-
-
 def test_hidden_states_and_gradients_are_near_those_of_float32():
     plain, ours = models(attention_bias=True)
-    exact, found = trained(plain, autocast=False), trained(ours)
+    exact = hidden_and_gradients(plain, autocast=False, weights=random(64))
+    found = hidden_and_gradients(ours, weights=random(64))
     errors = [error(one, other) for one, other in zip(found, exact, strict=True)]
     assert 0.02 < errors[0] < 0.08 and max(errors) < 0.15, errors
 
 
 def test_without_bf16_every_bit_is_that_of_torch():
-    plain, ours = (trained(model, autocast=False) for model in models())
+    plain, ours = (hidden_and_gradients(model, autocast=False) for model in models())
     assert all(torch.equal(one, other) for one, other in zip(plain, ours, strict=True))
 
 
@@ -94,15 +83,9 @@ def with_adapters(plan, fp8):
 
 
 def test_a_frozen_base_has_them_too_and_adapters_learn_about_the_same():
-    results = []
-    for model, autocast in ((with_adapters(FP32, False), False), (with_adapters(BF16, True), True)):
-        inputs, positions = torch.arange(80).reshape(2, 40) * 7 % 1000, torch.arange(0, 80, 3)
-        torch.manual_seed(0)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
-            losses = model(input_ids=inputs, target_positions=positions, targets=positions)
-        losses.sum().backward()
-        results.append([losses.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
-    errors = [error(found, exact) for exact, found in zip(*results, strict=True)]
-    assert 1e-3 < errors[0] < 0.05 and max(errors) < 0.3
+    model = with_adapters(BF16, True)
+    exact, found = learned(with_adapters(FP32, False)), learned(model, autocast=True)
+    errors = {name: error(each, exact[name]) for name, each in found.items()}
+    assert 1e-3 < errors["losses"] < 0.05 and max(errors.values()) < 0.3 and found.keys() == exact.keys()
     own = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "is_fp8")}
     assert own == {"base_layer"}

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from kit.config.recipe import Recipe
 from kit.model import patterns
 from kit.model.adapter import check_adapter
 from kit.model.load import build_meta_model, open_config
@@ -18,18 +17,11 @@ def test_layers_are_not_copied_without_end(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_saved_adapter_is_checked_before_peft_opens_it(model_folder, tmp_path, monkeypatch):
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
+def test_a_saved_adapter_is_checked_before_peft_opens_it(recipe, adapter, monkeypatch):
     monkeypatch.setattr("kit.config.expressions.CPU_SECONDS", 1)
-    config = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
-    get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), config).save_pretrained(tmp_path)
-    path = tmp_path / "adapter_config.json"
+    path = adapter() / "adapter_config.json"
     saved = json.loads(path.read_text())
-    settings = Recipe(
-        model_name_or_path=str(model_folder), dataset="none", method="lora", adapter_name_or_path=str(tmp_path)
-    )
+    settings = recipe(adapter_name_or_path=str(path.parent))
     meta_model = build_meta_model(settings, open_config(settings))
     assert not check_adapter(settings, meta_model)
     for endless in (
