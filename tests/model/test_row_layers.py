@@ -32,3 +32,16 @@ def test_rows_have_the_outputs_and_gradients_of_pefts_layer(recipe, model_folder
     for name, gradient in gradients[0].items():
         assert torch.allclose(gradient, gradients[1][name], atol=1e-5), name
     assert any(gradient.abs().max() > 1e-3 for name, gradient in gradients[0].items() if "delta" in name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"trainable_tokens": TOKENS}, {"lora_modules_to_save": ["embed_tokens"]}])
+def test_tied_weights_stay_tied_when_the_model_moves(recipe, tied, changes):
+    """As Accelerate moves it for FSDP2. Rows and whole modules are tied too, not only the frozen table."""
+    model = build(recipe(tied, **changes), FP32)
+    names = {name for name, _ in model.named_parameters()}
+    model.to("meta")
+    model.tie_weights()
+    assert {name for name, _ in model.named_parameters()} == names
+    base = model.get_base_model()
+    assert base.get_input_embeddings().weight is base.get_output_embeddings().weight
