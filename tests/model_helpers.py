@@ -1,8 +1,9 @@
 """A model built and checked as the scripts do it, and one batch that it learns from."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.tiny_families import tiny_config
 from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.plan import LoadPlan
 
@@ -23,6 +24,11 @@ def problems(recipe):
     meta_model = build_meta_model(recipe, config, recipe.packing)
     limits = {"max_length": recipe.max_length, "router_aux_loss_coef": recipe.router_aux_loss_coef}
     return "\n".join(map(str, check_model(recipe, config, meta_model, **limits)))
+
+
+def on_meta(family):
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(tiny_config(family))
 
 
 def learned(model, autocast=False):

@@ -28,21 +28,18 @@ def tiny(family="llama", **changes):
     return model.train()
 
 
-def batch(targets_per_row=(9, 4, 0)):
-    """Three padded rows; the supervised tokens are the last ones of each."""
-    generator = torch.Generator().manual_seed(7)
-    lengths = (12, 7, 9)
-    ids = torch.randint(3, VOCABULARY, (3, 12), generator=generator)
-    mask = torch.zeros(3, 12, dtype=torch.long)
-    positions, targets = [], []
-    for row, (length, count) in enumerate(zip(lengths, targets_per_row, strict=True)):
-        mask[row, :length] = 1
-        ids[row, length:] = 0
-        for place in range(length - count, length):
-            positions.append(row * 12 + place - 1)
-            targets.append(int(ids[row, place]))
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    return inputs, {"target_positions": torch.tensor(positions).long(), "targets": torch.tensor(targets).long()}
+def batch(supervised=((0, 3, 12), (1, 3, 7))):
+    """Three padded rows; ``supervised`` has rows, with the first token that is learned and that behind the last."""
+    ids = torch.randint(3, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(7))
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = mask[2, 9:] = 0
+    ids *= mask
+    places = [row * 12 + place for row, first, end in supervised for place in range(first, end)]
+    places = torch.tensor(places, dtype=torch.int64)
+    return {"input_ids": ids, "attention_mask": mask}, {
+        "target_positions": places - 1,
+        "targets": ids.flatten()[places],
+    }
 
 
 def gradients(model):
@@ -166,7 +163,7 @@ def test_a_batch_without_targets_gives_zero_and_zero_gradients_for_every_weight(
     """A rank that got no sample must still take part in the backward pass, with nothing to add."""
     model = tiny()
     install_loss_head(model)
-    inputs, wanted = batch((0, 0, 0))
+    inputs, wanted = batch(())
     loss = model(**inputs, **wanted)
     loss.sum().backward()
     assert loss.shape == (0,)
@@ -237,7 +234,7 @@ def test_values_that_cannot_be_trained_on_are_refused_in_words(monkeypatch, know
     if not known:
         monkeypatch.setattr(loss_head, "_logit_transform", lambda model: None)
     model, _ = with_head("llama", trains=False)
-    inputs, wanted = batch((5, 0, 0))
+    inputs, wanted = batch([(0, 7, 12)])
     for values_of, found in (
         (lambda logits, rows: logits.sum(), r"shape \[\] for 5 targets"),
         (lambda logits, rows: logits[:, None], r"shape \[5, 1, 160\] for 5 targets"),
