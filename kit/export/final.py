@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,14 +116,12 @@ def write_model(
     if not hasattr(model, "peft_config"):
         whole = _gathered(model, state, dtype or torch.float32)
         if is_main:
-            config = model.config
-            use_cache, own_dtype = config.use_cache, config.dtype
-            config.use_cache = True
             model.save_pretrained(folder, state_dict=whole, max_shard_size=MAX_SHARD_BYTES)
-            config.dtype = dtype or torch.float32  # `save_pretrained` puts that of the weights in training there
+            config = copy.deepcopy(model.config)
+            config.use_cache = True
+            config.dtype = dtype or torch.float32  # `save_pretrained` put that of the weights in training there
             config.save_pretrained(folder)
             copy_processor(folder, config)
-            config.use_cache, config.dtype = use_cache, own_dtype
     elif is_main:
         check_learned(state)
         # Rows that train are in ``state``; peft would look for the base, and add what it takes for more of them.
@@ -142,14 +140,11 @@ def _gathered(model: Any, state: Mapping[str, torch.Tensor], dtype: torch.dtype)
         state: by names in ``model``, sharded if it is.
         dtype: of the parameters. Buffers keep theirs: some decide where a token is routed.
     """
-    names_of = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names_of[id(parameter)].append(plain_name(name))
-    left_out = set()
-    for names in names_of.values():
+    left_out, parameters = set(), set()
+    for names in _names_of_parameters(model):
+        parameters.update(names)
         derived = [name for name in sorted(names) if name in model.all_tied_weights_keys]
         left_out.update(derived[: len(names) - 1])  # one stays, whatever the model declares
-    parameters = {name for names in names_of.values() for name in names}
     whole = {}
     for name, tensor in state.items():
         if name not in left_out and (gathered := gather_tensor(tensor)) is not None:
@@ -210,11 +205,8 @@ def copy_processor(folder: Path, config: Any) -> None:
 
 
 def give_usual_mode(folder: Path) -> None:
-    """Give weight files the mode of any new file in ``folder``; safetensors makes them readable by the owner only."""
-    probe = folder / ".mode"
-    probe.touch()
-    mode = probe.stat().st_mode
-    probe.unlink()
+    """Give weight files the mode of the card beside them; safetensors makes them readable by the owner only."""
+    mode = (folder / "README.md").stat().st_mode
     for path in folder.glob("*.safetensors"):
         with suppress(OSError):  # a disk without modes must not make the save fail
             path.chmod(mode)
@@ -233,11 +225,16 @@ def _unwrapped_twin(model: Any) -> Any:
 
 def _with_tied(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Add the other names of tied parameters, which peft expects too."""
-    names: dict[torch.nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    same = {name: state[first] for first, *others in names.values() if first in state for name in others}
+    same = {name: state[first] for first, *others in _names_of_parameters(model) if first in state for name in others}
     return state | same
+
+
+def _names_of_parameters(model: Any) -> Iterable[list[str]]:
+    """The names of each parameter, of which a tied one has several."""
+    names = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[parameter].append(plain_name(name))
+    return names.values()
 
 
 def check_learned(state: dict[str, torch.Tensor]) -> None:

@@ -36,7 +36,7 @@ from kit.export.source import Source
 from kit.export.stops import describe_stops, new_stops, open_generation_config, read_stops
 from kit.model.adapter import adapters_off, attach_adapter
 from kit.model.dequantise import class_that_dequantises
-from kit.model.load import build_model
+from kit.model.load import build_meta_model, build_model, check_model
 from kit.model.plan import LoadPlan
 from kit.run.record import read_stop_tokens
 from kit.strategy.weights import whole_state
@@ -90,9 +90,7 @@ def _write_full(source: Source, folder: Path, wanted: Wanted) -> Any:
     dtype = getattr(torch, wanted.dtype) if wanted.dtype else source.config.dtype or torch.float32
     write_model(folder, model, whole_state(model), source.tokenizer, source.card(stops=stops), dtype, stops)
     del model
-    gc.collect()
-    say(*describe_stops(stops, str(wanted.output_dir)))
-    return _checked(source, folder, reference, wanted.bound(dtype))
+    return _checked(source, folder, wanted, stops, reference, wanted.bound(dtype))
 
 
 def _write_adapter(source: Source, folder: Path, wanted: Wanted) -> None:
@@ -134,17 +132,15 @@ def _write_merged(source: Source, folder: Path, wanted: Wanted) -> Any:
     merged = adapted.merge_and_unload(safe_merge=True)
     merged.config.use_cache = True
     if source.checkpoint and source.run_file:
-        stops = read_stop_tokens(source.run_file)
+        known = read_stop_tokens(source.run_file)
     else:
-        stops = read_stops(Path(source.settings.adapter_name_or_path or ""), source.tokenizer)
-    stops = new_stops(merged, stops)
+        known = read_stops(Path(source.settings.adapter_name_or_path or ""), source.tokenizer)
+    stops = new_stops(merged, known)
     merged.save_pretrained(folder, max_shard_size=MAX_SHARD_BYTES)
     copy_processor(folder, source.config)
     finish_folder(folder, merged, source.tokenizer, source.card(stops=stops, merged=dtype), stops)
     del adapted, merged
-    gc.collect()
-    say(*describe_stops(stops, str(wanted.output_dir)))
-    return _checked(source, folder, reference, bound, learned)
+    return _checked(source, folder, wanted, stops, reference, bound, learned)
 
 
 def _cast_whole_modules(adapted: Any) -> None:
@@ -153,13 +149,21 @@ def _cast_whole_modules(adapted: Any) -> None:
 
     for wrapper in adapted.modules():
         if isinstance(wrapper, ModulesToSaveWrapper):
-            for whole in wrapper.modules_to_save.values():
-                for trained, own in zip(whole.parameters(), wrapper.original_module.parameters(), strict=True):
-                    trained.data = trained.data.to(own.dtype)
+            wrapper.modules_to_save.to(next(wrapper.original_module.parameters()).dtype)
 
 
-def _checked(source: Source, folder: Path, reference: Scores, bound: float, learned: float | None = None) -> Any:
+def _checked(
+    source: Source,
+    folder: Path,
+    wanted: Wanted,
+    stops: dict[str, int],
+    reference: Scores,
+    bound: float,
+    learned: float | None = None,
+) -> Any:
     """Compare what was written with the ``reference``, and return it as plain transformers opened it."""
+    gc.collect()  # the model that was written
+    say(*describe_stops(stops, str(wanted.output_dir)))
     model = _open_plain(source, folder)
     say(*check_folder(folder, model, source.rows, source.tokenizer, reference, bound, learned))
     return model
@@ -211,8 +215,10 @@ def write_torchao_folder(source: Source, folder: Path, wanted: Wanted, scheme: s
         UserError: it cannot be opened, or not be rounded so.
         TrainingError: what was written does not compute what ``qat`` trains.
     """
-    settings = torchao.rounded(source.settings, scheme, group_size)
-    raise_if(torchao.check(settings))
+    # Those of the full model that is rounded, of those that open it or the base of its adapter.
+    other = {"method": "full", "adapter_name_or_path": None, "qat": scheme, "qat_group_size": group_size}
+    settings = source.settings.model_copy(update=other)
+    raise_if(check_model(settings, source.config, build_meta_model(settings, source.config)))
     work = folder / "work"
     work.mkdir()
     plain, model, card = _write_plain(source, work, wanted)

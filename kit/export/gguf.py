@@ -120,13 +120,12 @@ def check_tokenizer(tools: Tools, settings: Any, config: Any, tokenizer: Any, fo
     config.save_pretrained(plain)
     prepare_tokenizer(tokenizer, plain)
     error = _convert(tools, plain, folder / "vocabulary.gguf", ["--vocab-only"])
+    found = f"llama.cpp's converter does not take {settings.model_name_or_path} ({error})"
+    fix = "a newer llama.cpp may know it: `git pull` in its folder"
     if "pre-tokenizer was not recognized" in error:
         found = "llama.cpp's converter does not know how this tokenizer splits text"
         fix = "--pre_tokenizer with a name of src/llama-vocab.cpp, such as llama-bpe: wrong ids are found"
-        raise UserError(Problem("--format gguf", found, fix=fix))
     if error:
-        fix = "a newer llama.cpp may know it: `git pull` in its folder"
-        found = f"llama.cpp's converter does not take {settings.model_name_or_path} ({error})"
         raise UserError(Problem("--format gguf", found, fix=fix))
 
 

@@ -264,8 +264,8 @@ def check_ids(what: str, expected: Sequence[tuple[str, list[int]]], ids: Sequenc
     """
     for (text, wanted), found in zip(expected, ids, strict=True):
         if list(found) != wanted:
-            at = next((i for i, pair in enumerate(zip(wanted, found, strict=False)) if pair[0] != pair[1]), None)
-            at = min(len(wanted), len(found)) if at is None else at
+            pairs = enumerate(zip(wanted, found, strict=False))
+            at = next((i for i, (one, other) in pairs if one != other), min(len(wanted), len(found)))
             raise TrainingError(
                 f"{what}: of {text[:60]!r} token {at} is {list(found)[at : at + 3]}, and the model was trained on "
                 f"{wanted[at : at + 3]}; nothing was kept"

@@ -11,20 +11,7 @@ import torch
 
 from kit.config.settings.method import MethodSettings
 from kit.export.proof import Rows, change_between, score
-from kit.model.load import build_meta_model, check_model, open_config
 from kit.model.qat import install_qat, layers, quantised_as
-
-
-def rounded(settings: MethodSettings, scheme: str, group_size: int | None) -> MethodSettings:
-    """Return settings of the full model that is rounded, of those that open it or the base of its adapter."""
-    other = {"method": "full", "adapter_name_or_path": None, "qat": scheme, "qat_group_size": group_size}
-    return settings.model_copy(update=other)
-
-
-def check(settings: MethodSettings) -> list[Any]:
-    """Return the problems that speak against rounding the model of ``settings``, before any weight is read."""
-    config = open_config(settings)
-    return check_model(settings, config, build_meta_model(settings, config))
 
 
 def write(
@@ -34,7 +21,7 @@ def write(
 
     Args:
         model: as plain transformers opened it; it computes with rounded weights afterwards.
-        settings: see ``rounded``.
+        settings: of the full model, with ``qat``.
         opener: the class that opens it.
 
     Returns:

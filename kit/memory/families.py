@@ -33,6 +33,8 @@ _SIZES = {
     "intermediate_size": "intermediate_size",
     "num_heads": "num_attention_heads",
     "vocab_size": "vocab_size",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
 }
 
 
@@ -52,14 +54,12 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
     if family not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise UserError(Problem(field, f"{name}: the formulas do not know the family {family!r}", known, NO_PLAN))
-    heads = config.get("num_attention_heads")
+    hidden_size, heads = values.get("hidden_size", 0), values.get("num_attention_heads", 0)
     if config.get("num_key_value_heads") is None:
         config["num_key_value_heads"] = heads
-    sizes = _SIZES | {"num_kv_heads": "num_key_value_heads"}
-    if config.get("head_dim") is None:
-        default = 256 if family.startswith("gemma") else None
-        config["head_dim"] = default or _quotient(config.get("hidden_size"), heads)
-    wrong = {key: config.get(key) for key in [*sizes.values(), "head_dim"] if not _is_size(config.get(key))}
+    if config.get("head_dim") is None and _is_size(hidden_size) and _is_size(heads):
+        config["head_dim"] = 256 if family.startswith("gemma") else hidden_size // heads
+    wrong = {key: config.get(key) for key in _SIZES.values() if not _is_size(config.get(key))}
     raise_if(
         Problem(field, f"{where}: {key} is {value!r}" if value is not None else f"{where} has no {key}", "a number")
         for key, value in wrong.items()
@@ -69,10 +69,8 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
     positions = config.get("max_position_embeddings")
     return Shape(
         name=name,
-        model_type=family,
         folder=path.parent if path else None,
-        **{ours: config[theirs] for ours, theirs in sizes.items()},
-        head_dim=config["head_dim"],
+        **{ours: config[theirs] for ours, theirs in _SIZES.items()},
         max_positions=positions if _is_size(positions) else None,
         tied=bool(config.get("tie_word_embeddings", family_values.pop("tied", False))),
         qkv_bias=family_values.pop("qkv_bias", has_bias),
@@ -86,7 +84,3 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _quotient(hidden: Any, heads: Any) -> int | None:
-    return hidden // heads if _is_size(hidden) and _is_size(heads) else None

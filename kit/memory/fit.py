@@ -12,7 +12,7 @@ from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
 from kit.errors import Problem, UserError
 from kit.memory.families import shape_of
-from kit.memory.formulas import Memory, predict
+from kit.memory.formulas import predict
 from kit.memory.operations import model_operations_per_token
 from kit.memory.workload import Workload, uncovered
 from kit.model.checkpointing import Checkpointing
@@ -153,17 +153,11 @@ def memory_problems(workload: Workload | None, topology: Topology) -> list[Probl
     memory = predict(workload)
     if memory.tensors * (1 - MARGIN) <= total:
         return []
-    found = (
-        f"the run needs about {memory.peak / GIB:.1f} GiB of each GPU ({_largest(memory)}), a GPU has {total / GIB:.1f}"
-    )
+    largest = sorted(memory.components.items(), key=lambda entry: -entry[1])[:3]
+    shown = ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest)
+    found = f"the run needs about {memory.peak / GIB:.1f} GiB of each GPU ({shown}), a GPU has {total / GIB:.1f}"
     fix = (
         "--gradient_checkpointing true, then --per_device_train_batch_size 1; `kit plan` with the same flags says what "
+        "fits; --skip_memory_check true starts it all the same"
     )
-    fix += "fits; --skip_memory_check true starts it all the same"
     return [Problem("memory", found, fix=fix)]
-
-
-def _largest(memory: Memory) -> str:
-    """The three largest components, each with its size in GiB."""
-    largest = sorted(memory.components.items(), key=lambda entry: -entry[1])[:3]
-    return ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest)

@@ -23,7 +23,6 @@ from kit.memory.sizes import (
     UPDATED_BYTES,
     UPDATED_TOGETHER,
     WEIGHT_BYTES,
-    moment_bytes,
 )
 from kit.memory.workload import Workload
 from kit.model.chunks import chunk_size
@@ -96,19 +95,16 @@ def _frozen(workload: Workload, shards: int) -> dict[str, float]:
         return {}
     shape = workload.shape
     four_bit = shape.num_layers * shape.layer_linear_weights if workload.method == "qlora" else 0
-    plain = workload.compute_bytes
     return {
-        FROZEN: plain * (shape.num_parameters - four_bit) / shards,
+        FROZEN: workload.compute_bytes * (shape.num_parameters - four_bit) / shards,
         FOUR_BIT: four_bit * (NF4_PACKED_BYTES / shards + NF4_TABLE_BYTES),
     }
 
 
 def _trained(workload: Workload) -> dict[str, float]:
     """Bytes of the trainable weights and their optimiser on one GPU; of offloaded ones, of one GPU's share."""
-    number = workload.trainable_parameters / workload.num_shards
-    size = 2 if workload.pure_bf16 else WEIGHT_BYTES
-    moments = moment_bytes(workload.optim, workload.trainable_parameters, workload.trained_in_matrices, size)
-    return {TRAINABLE: size * number, OPTIMISER: moments / workload.num_shards}
+    weights = workload.weight_bytes * workload.trainable_parameters
+    return {TRAINABLE: weights / workload.num_shards, OPTIMISER: workload.moment_bytes / workload.num_shards}
 
 
 def _held(workload: Workload) -> "Counter[str]":
@@ -170,15 +166,13 @@ def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
 
 def chunk_tokens(workload: Workload) -> int:
     """Tokens of a chunk of the loss head, as ``install_loss_head`` chooses it."""
-    shape, trains = workload.shape, workload.method == "full"
-    size = chunk_size(shape.vocab_size, shape.hidden_size, trains, workload.device_memory)
-    return min(size, workload.tokens)
+    sizes = workload.shape.vocab_size, workload.shape.hidden_size
+    return min(chunk_size(*sizes, workload.method == "full", workload.device_memory), workload.tokens)
 
 
 def _gathered_layer(workload: Workload) -> float:
     """Bytes of one layer as FSDP2 gathers it."""
-    shape = workload.shape
-    plain = workload.compute_bytes
+    shape, plain = workload.shape, workload.compute_bytes
     adapters = plain * workload.adapter_parameters / shape.num_layers
     if workload.method == "qlora":
         return 0.5 * shape.layer_linear_weights + plain * shape.layer_vectors + adapters
@@ -288,8 +282,7 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
         share = 4 * head / workload.num_shards
         later = 2 * layer_gradients / workload.num_shards if workload.sharded else 0
         gradients += (0 if shape.tied else min(to_come, share)) if is_last else max(0, to_come - share - later)
-        parts = Counter({ACTIVATIONS: own + before + extra, GRADIENTS: gradients, GATHERED: gathered})
-        yield parts
+        yield Counter({ACTIVATIONS: own + before + extra, GRADIENTS: gradients, GATHERED: gathered})
         if workload.method == "qlora":
             states = tokens * (kept(workload) + 10 * shape.hidden_size) + before
             yield Counter({ACTIVATIONS: states, DEQUANTISED: 2 * matrix, GRADIENTS: gradients, GATHERED: gathered})
@@ -305,6 +298,5 @@ def _embedding(workload: Workload, to_come: float) -> "Counter[str]":
             others = max(0, to_come - 4 * table / workload.num_shards)
             return Counter({ACTIVATIONS: 6 * table, GATHERED: 2 * table, GRADIENTS: others + 2 * layer})
         return Counter({ACTIVATIONS: 2 * table + layer, GRADIENTS: to_come + 4 * table})
-    size = 2 if workload.pure_bf16 else 4
     num_tables = (2 if shape.tied else 0) + (1 if _accumulates(workload) else 0)
-    return Counter({ACTIVATIONS: size * table * num_tables, GRADIENTS: to_come})
+    return Counter({ACTIVATIONS: workload.weight_bytes * table * num_tables, GRADIENTS: to_come})

@@ -5,7 +5,7 @@ Promises: host memory is that of its worst moment: loading, training, or writing
 """
 
 from kit.memory.activations import offloaded
-from kit.memory.sizes import FINAL_BYTES, checkpoint_bytes, copied_bytes, final_bytes
+from kit.memory.sizes import FINAL_BYTES, WEIGHT_BYTES
 from kit.memory.workload import Workload
 
 PROCESS_BYTES = 3 * 2**30  # Python and the libraries of one rank: assumed
@@ -34,8 +34,9 @@ def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
         pinned = 1 << (inputs - 1).bit_length()  # torch rounds each up to a power of two
         training["inputs of layers"] = num_here * workload.shape.num_layers * pinned
     if workload.async_save:
-        copies = copied_bytes(_checkpoint(workload), num_here, workload.num_gpus, workload.num_replicas)
-        training["copies of a save"] = copies
+        # Each rank copies its shards, also those of which other ranks save a copy.
+        ranks_of_a_copy = workload.num_gpus // workload.num_replicas
+        training["copies of a save"] = _checkpoint(workload) * num_here // ranks_of_a_copy
     worst = max(loading, training, writing, key=lambda parts: sum(parts.values()))
     return {"Python and libraries": num_here * PROCESS_BYTES, **worst}
 
@@ -50,14 +51,15 @@ def disk_bytes(workload: Workload) -> dict[str, int]:
     else:
         checkpoints = {"checkpoints": workload.num_checkpoints * _checkpoint(workload)}
     num_parameters = workload.shape.num_parameters
+    is_full = workload.method == "full"  # an adapter is in float32
     return {
         **checkpoints,
-        "final model": final_bytes(workload.method, num_parameters, workload.trainable_parameters),
+        "final model": FINAL_BYTES * num_parameters if is_full else WEIGHT_BYTES * workload.trainable_parameters,
         "the model's own files": FILE_BYTES * num_parameters,
     }
 
 
 def _checkpoint(workload: Workload) -> int:
-    return checkpoint_bytes(
-        workload.trainable_parameters, workload.optim, workload.save_only_model, workload.trained_in_matrices
-    )
+    """Bytes of a checkpoint: the weights that train and, unless it has weights only, their moments."""
+    moments = 0 if workload.save_only_model else workload.moment_bytes
+    return workload.weight_bytes * workload.trainable_parameters + moments

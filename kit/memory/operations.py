@@ -70,9 +70,10 @@ def _recomputed(workload: Workload, layers: float, attention: float) -> float:
         return layers + attention
     shape = workload.shape
     narrow = sum(each.num_weights for each in shape.linears if not is_wide(each.inputs, each.outputs))
-    if is_wide(shape.hidden_size, workload.lora_r):
-        return 2.0 * shape.num_layers * narrow + (attention if workload.eager else 0.0)
-    return 2.0 * (shape.num_layers * narrow + workload.adapter_parameters) + (attention if workload.eager else 0.0)
+    narrow *= shape.num_layers
+    if not is_wide(shape.hidden_size, workload.lora_r):
+        narrow += workload.adapter_parameters
+    return 2.0 * narrow + (attention if workload.eager else 0.0)
 
 
 def _forward(workload: Workload, supervised: float, seen: float | None) -> tuple[float, float, float]:

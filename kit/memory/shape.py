@@ -36,7 +36,6 @@ class Shape:
     """The sizes of a decoder-only language model. Every layer is the same."""
 
     name: str
-    model_type: str
     folder: Path | None  # with the config.json; None for a shape made from a number of parameters
     num_layers: int
     hidden_size: int

@@ -9,7 +9,7 @@ import re
 import resource
 import sys
 from collections.abc import Iterable, Iterator
-from types import FrameType
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 import psutil
@@ -92,23 +92,17 @@ def _phase_and_module(error: BaseException) -> tuple[Phase, str]:
     phase: Phase | None = None
     module = ""
     for cause in causes(error):
-        traceback = cause.__traceback__
-        while traceback is not None:
-            frame, traceback = traceback.tb_frame, traceback.tb_next
-            name, owner = _name(frame), frame.f_locals.get("self")
+        for frame, _ in walk_tb(cause.__traceback__):
+            owner, name = frame.f_locals.get("self"), f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
             # The innermost one counts. But an evaluation compares with the reference too, and has other batches.
             if name in BY_FUNCTION and not (BY_FUNCTION[name] is COMPARING and phase is EVALUATING):
                 phase, module = BY_FUNCTION[name], ""
             if name in ("kit.model.loss_head.chunk_loss", "kit.model.loss_head._loss_and_gradient"):
                 module = "logits"
-            elif frame.f_code.co_name == "forward" and isinstance(owner, torch.nn.Module):
+            elif name.endswith(".forward") and isinstance(owner, torch.nn.Module):
                 is_named = not type(owner).__module__.startswith(_ANONYMOUS)
                 module = type(owner).__name__.removeprefix("FSDP") if is_named else module
     return phase or (FORWARD if module else TRAINING), module
-
-
-def _name(frame: FrameType) -> str:
-    return f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
 
 
 def _rank(error: BaseException) -> int | None:

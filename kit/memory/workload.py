@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kit.config.expressions import matches
+from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.objective import DECLARED, Declared, ObjectiveName
 from kit.memory.shape import Shape
-from kit.memory.sizes import GRADIENT_BYTES, compute_bytes, num_checkpoints
+from kit.memory.sizes import GRADIENT_BYTES, WEIGHT_BYTES, num_checkpoints
 from kit.model.checkpointing import Checkpointing
 from kit.strategy.strategies import DDP, SINGLE, Strategy
 
@@ -173,7 +174,21 @@ class Workload:
     @property
     def compute_bytes(self) -> int:
         """Bytes of a frozen weight, or of a value that passes through a layer."""
-        return compute_bytes(self.bf16)
+        return 2 if self.bf16 else 4
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a trained weight, as the optimiser holds it."""
+        return 2 if self.pure_bf16 else WEIGHT_BYTES
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of the moments of all trained weights, which an optimiser keeps in 8 bits or as the weights."""
+        known = OPTIMISERS[self.optim]
+        number = known.num_moments * self.trainable_parameters
+        if known.moments_of_matrices is not None:
+            number += (known.moments_of_matrices - known.num_moments) * self.trained_in_matrices
+        return number * (1 if known.in_8_bits else self.weight_bytes)
 
     @property
     def sharded(self) -> bool:

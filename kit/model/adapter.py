@@ -219,7 +219,9 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Prob
     if kind != settings.adapter_type or kind not in ADAPTER_TYPES:
         fix = f"--adapter_type {kind}" if kind in ADAPTER_TYPES else ""
         return [Problem(_FIELD, f"{folder} holds an adapter of {kind.upper()}", settings.adapter_type.upper(), fix)]
-    last_id = _last_trained_id(config)
+    indices = getattr(config, "trainable_token_indices", None) or []  # ids, or ids for each module
+    lists = indices.values() if isinstance(indices, dict) else [indices]
+    last_id = max((max(ids) for ids in lists if ids), default=-1)
     if last_id >= num_rows(meta_model):
         found = f"{folder} trained the token of id {last_id}, this model has {num_rows(meta_model)} rows"
         return [Problem(_FIELD, found, "its tokenizer beside it", _base_flag(base))]
@@ -236,13 +238,6 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Prob
 def _base_flag(base: str | None) -> str:
     """The flag that gives the model which an adapter names."""
     return f"its base: --model_name_or_path {shlex.quote(base)}" if base else ""
-
-
-def _last_trained_id(config: Any) -> int:
-    """The largest id of a token whose row the adapter trained; -1 if there is none."""
-    indices = getattr(config, "trainable_token_indices", None) or []  # ids, or ids for each module
-    lists = list(indices.values()) if isinstance(indices, dict) else [indices]
-    return max((max(ids) for ids in lists if ids), default=-1)
 
 
 def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) -> list[Problem]:

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import activate_flash_attention_impl
+from torch.nn.attention import SDPBackend, activate_flash_attention_impl, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations import sdpa_attention
@@ -103,12 +103,8 @@ def without_cudnn_attention() -> Iterator[None]:
     On a B200 it makes wrong tokens with fewer than 8 heads of keys (pytorch issue 193893). And each token is another
     length, for which cuDNN would make a plan.
     """
-    is_on = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(is_on)
 
 
 def is_causal(config: Any) -> bool:
@@ -325,9 +321,9 @@ def _gives_groups(attention_mask: torch.Tensor | None, key: torch.Tensor, value:
 
 
 def computed_dtype(states: torch.Tensor) -> torch.dtype:
-    """The dtype in which attention is computed: under autocast, rotary embeddings leave queries and keys in float32.
+    """The dtype in which ``states`` are computed with: under autocast that of the device, though they may be float32.
 
-    Autocast casts them for sdpa, but not for the kernel of packs.
+    Rotary embeddings leave queries and keys so; autocast casts them for sdpa, but not for the kernel of packs.
     """
     device = states.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype

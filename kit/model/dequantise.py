@@ -10,12 +10,13 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from transformers import modeling_utils
 
-from kit.errors import Problem, raise_if
+from kit.errors import Problem, UserError
 
 _SCALE = "_scale_inv"  # added to the name of an FP8 weight; the value is multiplied by it, whatever the name says
 _BLOCKS, _SCALES = "_blocks", "_scales"  # of an MXFP4 weight, added to its name
@@ -104,30 +105,26 @@ class _Weight:
 
 def _plain_fp8(files: Mapping[str, Any], quantisation: dict[str, Any], name: str) -> dict[str, Any]:
     block = quantisation.get("weight_block_size", _DEFAULT_BLOCK)
-    plain, problems = {}, []
+    plain: dict[str, Any] = {}
     for key, value in files.items():
         if key.endswith((_SCALE, "activation_scale")):
             continue  # nothing that training computes is rounded to 8 bits, so the scales of inputs are not needed
         if _dtype(value) != torch.float8_e4m3fn:
             if _dtype(value).itemsize == 1:  # two values of 4 bits, or another float of 8
-                problems.append(_unknown(name, f"{key} is of {_dtype(value)}"))
+                _refuse(name, f"{key} is of {_dtype(value)}")
             plain[key] = value
             continue
         scales = files.get(key + _SCALE)
         if scales is None:
-            problems.append(_unknown(name, f"{key} is of 8 bits and has no {key + _SCALE}"))
-            continue
+            _refuse(name, f"{key} is of 8 bits and has no {key + _SCALE}")
         *batch, rows, columns = shape = _shape(value)
         height, width = block or (rows, columns)
         grid = (*batch, math.ceil(rows / height), math.ceil(columns / width))
         fits = math.prod(_shape(scales)) == math.prod(grid) if block is None else _shape(scales) == grid
         if not fits or not _dtype(scales).is_floating_point:
             found = f"{key} of {shape} has scales of {_shape(scales)}, {_dtype(scales)}"
-            problems.append(_unknown(name, found, f"floats of {grid} for blocks of {height} x {width}"))
-        plain[key] = _Weight(
-            lambda w, s, grid=grid, size=(height, width): _times_scales(w, s, grid, size), value, scales
-        )
-    raise_if(problems[:3])
+            _refuse(name, found, f"floats of {grid} for blocks of {height} x {width}")
+        plain[key] = _Weight(partial(_times_scales, grid=grid, block=(height, width)), value, scales)
     return plain
 
 
@@ -148,7 +145,7 @@ def _times_scales(
 def _plain_mxfp4(files: Mapping[str, Any], quantisation: dict[str, Any], name: str) -> dict[str, Any]:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    plain, problems = {}, []
+    plain: dict[str, Any] = {}
     for key, value in files.items():
         if _dtype(value) != torch.uint8:
             plain[key] = value
@@ -156,15 +153,15 @@ def _plain_mxfp4(files: Mapping[str, Any], quantisation: dict[str, Any], name: s
         stem = key.removesuffix(_BLOCKS).removesuffix(_SCALES)
         blocks, scales = files.get(stem + _BLOCKS), files.get(stem + _SCALES)
         if blocks is None or scales is None or _shape(blocks)[:-1] != _shape(scales):
-            problems.append(_unknown(name, f"{key} is of bytes", f"{stem}{_BLOCKS} with {stem}{_SCALES} of its shape"))
+            _refuse(name, f"{key} is of bytes", f"{stem}{_BLOCKS} with {stem}{_SCALES} of its shape")
         # bfloat16 holds these values exactly: three bits times a power of 2.
         plain[stem] = _Weight(convert_moe_packed_tensors, blocks, scales)
-    raise_if(problems[:3])
     return plain
 
 
-def _unknown(name: str, found: str, expected: str = "weights of FP8 (e4m3) with scales, or floats") -> Problem:
-    return Problem("model_name_or_path", f"{name}: {found}", expected, "give the model that it was made from")
+def _refuse(name: str, found: str, expected: str = "weights of FP8 (e4m3) with scales, or floats") -> NoReturn:
+    fix = "give the model that it was made from"
+    raise UserError(Problem("model_name_or_path", f"{name}: {found}", expected, fix))
 
 
 def _dtype(value: Any) -> torch.dtype:

@@ -48,15 +48,12 @@ def check_files(folder: Path, field: str) -> None:
 
 
 def check_config(path: Path) -> None:
-    """Raise ``UserError`` if a config.json is that of no causal model, or has numbers that build one without end."""
+    """Raise ``UserError`` if a config.json has numbers that build a model without end."""
     try:
         values = json.loads(read_small(path))
     except (OSError, ValueError, RecursionError):
         return  # transformers reports it
     raise_if(_too_many(values, path))
-    if isinstance(values, dict) and values.get("is_encoder_decoder") is True:
-        what = f"{values.get('model_type', 'it')} is an encoder and a decoder"
-        raise UserError(Problem("model_name_or_path", f"{path.parent} is not a causal language model: {what}"))
 
 
 def _too_many(values: Any, path: Path) -> Iterator[Problem]:

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.errors import Problem
+from kit.model.attention import computed_dtype
 
 _MULTIPLE = 16  # of both sizes of a weight, for torch's 8-bit products
 _SELECTS = re.compile(r"(^|\.)(gate|router|\w+_gate)$")  # of experts: another rounding could select another one
@@ -86,8 +87,7 @@ def install_fp8_linear(model: Any) -> None:
 
 
 def _forward(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    dtype = computed_dtype(x)
     if dtype != torch.bfloat16:
         return F.linear(x, self.weight, self.bias)
     return _Fp8Linear.apply(x.to(dtype), self.weight, None if self.bias is None else self.bias.to(dtype))

@@ -26,12 +26,7 @@ def freeze(model: Any, settings: MethodSettings) -> None:
 
 def check_freeze(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Check that every pattern matches a parameter, and that something is left to train. Does not change the model."""
-    if settings.freeze:
-        field, patterns = "freeze", settings.freeze
-    elif settings.train_only:
-        field, patterns = "train_only", settings.train_only
-    else:
-        return []
+    field, patterns = ("freeze", settings.freeze) if settings.freeze else ("train_only", settings.train_only or [])
     names = [name for name, _ in meta_model.named_parameters(remove_duplicate=False)]
     problems = [
         Problem(
@@ -45,7 +40,7 @@ def check_freeze(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     matched = _matched_parameters(meta_model, patterns)
     unreached = _matched_parameters(meta_model, [f"{name}*" for name in unreached_parts(meta_model)])
     reached = {id(parameter) for parameter in meta_model.parameters()} - unreached
-    trained = reached - matched if settings.freeze else reached & matched
+    trained = reached & matched if settings.train_only else reached - matched
     if not trained:
         return [Problem(field, "nothing is left to train", "some parameter that no pattern matches")]
     return []

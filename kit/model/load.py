@@ -326,10 +326,10 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
     options: dict[str, Any] = {"dtype": torch.float32 if settings.method == "full" else compute}
     if plan.device != "cpu" or settings.method == "qlora":  # without a map, transformers puts 4-bit weights on a GPU
         options["device_map"] = {"": plan.device}
-    quantise_on = plan.quantise_on or plan.device
-    quantises_elsewhere = settings.method == "qlora" and quantise_on != plan.device
-    quantising = quantising_on(quantise_on) if quantises_elsewhere else nullcontext()
+    quantising: Any = nullcontext()
     if settings.method == "qlora":
+        if plan.quantise_on not in (None, plan.device):
+            quantising = quantising_on(plan.quantise_on)
         options["quantization_config"] = four_bit_config(compute, _on_meta(settings, config, attention))
     name = settings.model_name_or_path
     plain_files = dequantising(config, name) if quantisation_of(config) else nullcontext()

@@ -109,7 +109,7 @@ def install_loss_head(
         **kwargs: Any,
     ) -> Any:
         if targets is None:
-            model_losses.begin_packs(None, self.device)
+            model_losses.begin_packs(None)
             return plain_model_forward(*args, **kwargs)
         wanted = _Wanted(targets, target_positions, target_values, with_router_loss)
         with changed_embeddings(self, change_embeddings):
@@ -267,7 +267,7 @@ class _ModelLosses:
         needs_masks = kwargs.get("cu_seq_lens_q") is not None and not uses_bounds
         if needs_masks:
             masks = masks_of_packs(model, kwargs["position_ids"])
-        self.begin_packs(segment_lengths, wanted.targets.device)
+        self.begin_packs(segment_lengths)
         kwargs = self._decoder_arguments(kwargs, uses_bounds, routers)
         if needs_masks and has_alibi(model):
             kwargs["attention_mask"] = torch.ones_like(kwargs["position_ids"])
@@ -293,10 +293,10 @@ class _ModelLosses:
         losses = model.get_output_embeddings()(hidden, targets=wanted.targets, target_values=wanted.target_values)
         return losses, self._router_loss(aux_loss)
 
-    def begin_packs(self, segment_lengths: tuple[int, ...] | None, device: torch.device) -> None:
+    def begin_packs(self, segment_lengths: tuple[int, ...] | None) -> None:
         """Give the samples of the next forward pass to the layers that see one at a time; None: it is not packed."""
         if self._packs:
-            self._packs.begin(segment_lengths, device)
+            self._packs.begin(segment_lengths)
 
     def _router_loss(self, aux_loss: Any) -> torch.Tensor | None:
         """The auxiliary loss times its coefficient. Families that may have experts give None or 0 if they have none."""

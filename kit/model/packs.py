@@ -17,9 +17,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, and_masks, packed_sequence_mask_function
 
 # How the classes of such layers end. Each maps [B, T, h] to [B, T, h] and reads nothing else that has an entry for each
@@ -31,13 +32,6 @@ _ENDINGS = tuple(
 _ALIBI = "build_alibi_tensor"  # a function in the module of the family
 
 
-class _Batch(NamedTuple):
-    """Samples of similar length, n of them, the longest with L tokens."""
-
-    tokens: torch.Tensor  # int64 [n, L]: their places in the flat row; beyond a sample's end, that of its last token
-    kept: torch.Tensor  # int64 [m]: which of the n * L outputs are those of tokens
-
-
 class Packs:
     """The samples of the micro-batch that a model computes, for its layers. It has none of a padded micro-batch.
 
@@ -46,43 +40,30 @@ class Packs:
 
     def __init__(self) -> None:
         """Begin without samples."""
-        self._batches: list[_Batch] = []
-        self._order: torch.Tensor | None = None  # int64 [B * T]: where each token's output is, after all batches
+        self._lengths: tuple[int, ...] = ()
 
-    def begin(self, lengths: tuple[int, ...] | None, device: torch.device) -> None:
+    def begin(self, lengths: tuple[int, ...] | None) -> None:
         """Take the samples of the next forward pass.
 
         Args:
             lengths: tokens of each, padding included as a sample, one after the other over all B * T tokens; None: the
                 micro-batch is not packed.
         """
-        self._batches, self._order = [], None
-        if lengths is None:
-            return
-        starts = [0]
-        for length in lengths:
-            starts.append(starts[-1] + length)
-        by_size: dict[int, list[int]] = {}  # the samples of up to 1, 2, 4, 8, ... tokens
-        for i, length in enumerate(lengths):
-            by_size.setdefault((length - 1).bit_length(), []).append(i)
-        flat = []
-        for _, samples in sorted(by_size.items()):
-            longest = max(lengths[i] for i in samples)
-            steps = torch.arange(longest)
-            ends = torch.tensor([lengths[i] for i in samples])[:, None]  # [n, 1]
-            places = torch.tensor([starts[i] for i in samples])[:, None] + steps.minimum(ends - 1)  # [n, L]
-            kept = (steps < ends).flatten().nonzero()[:, 0]
-            flat.append(places.flatten()[kept])
-            self._batches.append(_Batch(_on(places, device), _on(kept, device)))
-        self._order = _on(torch.cat(flat).argsort(), device)
+        self._lengths = lengths or ()
 
     def apart(self, forward: Callable[..., torch.Tensor], hidden: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Return what a layer computes of hidden states [B, T, h], each sample as a row of its own."""
-        if self._order is None:
+        if not self._lengths:
             return forward(hidden, **kwargs)
-        flat = hidden.flatten(0, 1)
-        outputs = [forward(flat[each.tokens], **kwargs).flatten(0, 1)[each.kept] for each in self._batches]
-        return torch.cat(outputs)[self._order].view_as(hidden)
+        samples = hidden.flatten(0, 1).split(self._lengths)
+        by_size: dict[int, list[int]] = {}  # the samples of up to 1, 2, 4, 8, ... tokens
+        for i, length in enumerate(self._lengths):
+            by_size.setdefault((length - 1).bit_length(), []).append(i)
+        outputs: dict[int, torch.Tensor] = {}
+        for alike in by_size.values():
+            rows = forward(pad_sequence([samples[i] for i in alike], batch_first=True), **kwargs)
+            outputs |= {i: row[: len(samples[i])] for i, row in zip(alike, rows, strict=True)}
+        return torch.cat([outputs[i] for i in range(len(samples))]).view_as(hidden)
 
 
 def layers_along_rows(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -127,7 +108,6 @@ def masks_of_packs(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
     name = model.config._attn_implementation
     plain = ALL_MASK_ATTENTION_FUNCTIONS[name]
     same_sample = packed_sequence_mask_function((position_ids == 0).cumsum(-1))
-
     num_tokens = position_ids.shape[1]
 
     def masks(**kwargs: Any) -> Any:
@@ -157,8 +137,3 @@ def masks_of_packs(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
 def has_alibi(model: Any) -> bool:
     """Return whether the family of ``model`` has the function with which Falcon and BLOOM compute ALiBi."""
     return hasattr(sys.modules[type(model).__module__], _ALIBI)
-
-
-def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``tensor`` on ``device``, without a wait of the host."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

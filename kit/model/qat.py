@@ -24,6 +24,7 @@ import torch.nn.functional as F
 
 from kit.config.settings.method import MethodSettings
 from kit.errors import Problem
+from kit.model.attention import computed_dtype
 from kit.model.reach import trace, unreached_parts
 
 # By torchao's names: the bits of a weight, and whether inputs are rounded to 8 bits, each token by itself.
@@ -93,8 +94,7 @@ def install_qat(model: Any, settings: MethodSettings) -> None:
 
 def _forward(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Compute y [..., o] from x [..., i]. Autocast would cast after the rounding."""
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    dtype = computed_dtype(x)
     x = x.to(dtype)
     if self.activation_fake_quantizer is not None:
         x = self.activation_fake_quantizer(x)

@@ -43,24 +43,19 @@ def belongs_to_selector(name: str) -> bool:
 def unreached_parts(model: Any) -> list[str]:
     """Return the names of modules and parameters to which a batch of text sends no gradient.
 
-    These are towers for images and sound with their projectors, attention to an encoder that is not there, and parts
-    that only select.
+    These are towers for images and sound with their projectors, layers that attend to images, attention to an encoder
+    that is not there, and parts that only select.
 
     Args:
         model: a base model, without adapters.
     """
-    config = model.config.get_text_config()
     parameters = dict(model.named_parameters())
     unreached = {id(parameters[name]) for name in trace(model).parameters_without_gradient if name in parameters}
-    if config is not model.config:  # a model of more than text
+    if model.config.get_text_config() is not model.config:  # a model of more than text
         text_parts = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
         reached = {id(p) for part in text_parts if part is not None for p in part.parameters()}
         unreached |= {id(p) for p in parameters.values()} - reached
-    names = [
-        name
-        for name in [*(name for name, _ in model.named_modules()), *parameters]
-        if _SELECTORS.search(name) or _is_skipped_layer(name, config)
-    ]
+    names = [name for name in [*(name for name, _ in model.named_modules()), *parameters] if _SELECTORS.search(name)]
     for name, module in model.named_modules():
         owned = list(module.parameters())
         if owned and all(id(parameter) in unreached for parameter in owned):
@@ -92,12 +87,6 @@ def _parents(name: str) -> list[str]:
     """The names of the modules that contain a module or parameter: ``a`` and ``a.b`` for ``a.b.c``."""
     parts = name.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts))]
-
-
-def _is_skipped_layer(name: str, config: Any) -> bool:
-    """Whether a layer attends to images only, and is skipped without any (Llama 3.2 Vision)."""
-    match = re.search(r"layers\.(\d+)$", name)
-    return match is not None and int(match[1]) in (getattr(config, "cross_attention_layers", None) or ())
 
 
 def trace(model: Any) -> Trace:

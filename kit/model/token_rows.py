@@ -129,14 +129,10 @@ def _check_whole_modules(
     head = model.get_output_embeddings()
     names_head = any(module is head and _matches_any(full, whole) for full, module in modules.items())
     names_table = _matches_any(tables[0], whole)
-    if len(tables) == 1 and (names_head or names_table):
-        flag = flag_of_whole_tables(model)
-        if not flag:
-            found = f"{tables[0]}, to which the output head is tied: of this name peft would train it without the head"
-            problems.append(Problem(field, found, fix=f"--method full; or {_ROWS}"))
-        elif not names_table:
-            found = "the output head without the embedding, to which it is tied in this model"
-            problems.append(Problem(field, found, fix=flag))
+    flag = flag_of_whole_tables(model)
+    if len(tables) == 1 and (names_head or names_table) and not (flag and names_table):
+        found = f"{tables[0]} and the output head are one weight here, of which peft would train one alone"
+        problems.append(Problem(field, found, fix=flag or f"--method full; or {_ROWS}"))
     return problems
 
 

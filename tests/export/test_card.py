@@ -1,22 +1,14 @@
 """The model card names what others can open, and shows how to use what lies beside it."""
 
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
-import pytest
-import torch
 import yaml
 from huggingface_hub import ModelCard
 
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
-from kit.export.card import PLACEHOLDER, converted_card, model_card, serving_section, state_of
-from kit.export.final import write_model
-from kit.model.load import build_model, open_config
-from kit.model.plan import LoadPlan
-from kit.model.tokenizer import open_tokenizer
+from kit.export.card import converted_card, model_card, serving_section, state_of
 from kit.strategy.strategies import SINGLE
 from kit.train.loop_state import LoopState
 
@@ -29,9 +21,9 @@ def state(last=None, first=None, step=160):
     return LoopState(step=step, first_evaluation=first or {}, first_evaluated_step=0 if first else -1, **evaluated)
 
 
-def card_of(model="some/base-1.5B_v2", stops=None, loop=None, is_chat=True, **changes):
+def card_of(model="some/base-1.5B_v2", stops=None, loop=None, **changes):
     values = {"model_name_or_path": str(model), "dataset": "d.jsonl", "max_length": 8, **changes}
-    return model_card(Recipe(**values), STRATEGY, loop or state(), is_chat, stops or {})
+    return model_card(Recipe(**values), STRATEGY, loop or state(), True, stops or {})
 
 
 def about(card):
@@ -75,15 +67,13 @@ HOSTILE = [
 ]
 
 
-def hostile_card(name):
-    loop = state({f"eval_loss/{name}": 1.0}, step=1)
-    dataset = [{"path": "d.jsonl", "name": name}]
-    return card_of(name, {name: 2}, loop, dataset=dataset, new_tokens=[name])
-
-
 def test_names_of_strangers_are_only_names_in_a_card():
+    def card_with(name):
+        loop = state({f"eval_loss/{name}": 1.0}, step=1)
+        return card_of(name, {name: 2}, loop, dataset=[{"path": "d.jsonl", "name": name}], new_tokens=[name])
+
     for name in HOSTILE:
-        card, usual = hostile_card(name), hostile_card("/a")
+        card, usual = card_with(name), card_with("/a")
         assert "\x1b" not in card and "\u202e" not in card, name
         front, body = card.removeprefix("---\n").split("\n---\n", 1)
         usual_front, usual_body = usual.removeprefix("---\n").split("\n---\n", 1)
@@ -96,28 +86,6 @@ def test_names_of_strangers_are_only_names_in_a_card():
 def test_a_card_holds_no_credential(monkeypatch):
     monkeypatch.setenv("MY_API_KEY", "0123456789abcdef")
     assert "0123456789abcdef" not in card_of(dataset=[{"path": "d.jsonl", "name": "0123456789abcdef"}])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "is_chat"), [("full", False), ("lora", True)])
-def test_the_code_on_the_card_answers_without_the_kit(model_folder, tmp_path, method, is_chat):
-    settings = MethodSettings(model_name_or_path=str(model_folder), method=method)
-    model = build_model(settings, open_config(settings), LoadPlan(compute_dtype="float32", device="cpu"))
-    weights = {name: torch.ones_like(p) / 64 for name, p in model.named_parameters() if p.requires_grad}
-    tokenizer = open_tokenizer(settings)
-    if is_chat:
-        tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    stops = {"red": 7}
-    folder = tmp_path / "final"
-    folder.mkdir()
-    card = card_of(model_folder, stops, is_chat=is_chat, method=method)
-    write_model(folder, model, model.state_dict() if method == "full" else weights, tokenizer, card, None, stops)
-    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
-    code = code.replace(PLACEHOLDER, str(folder)) + "\nprint('sampled', output.shape)\n"
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert "sampled torch.Size([1, " in result.stdout
 
 
 def test_the_code_opens_what_was_trained():
@@ -136,12 +104,8 @@ def test_the_code_opens_what_was_trained():
         assert ("quantization_config=FineGrainedFP8Config(dequantize=True))" in card) == is_adapter
         assert ("GenerationConfig.from_pretrained" in card) == is_adapter
         assert "answers end with `<|im_end|>`" in card
-
-
-def test_a_model_without_a_record_of_its_run_says_so():
-    card = model_card(MethodSettings(model_name_or_path="some/base"), None, LoopState(), True, merged="float32")
-    assert about(card).base_model == "some/base" and "data and training: not known" in card
-    assert "merged into its base, in float32" in card and "AutoModelForCausalLM.from_pretrained(folder," in card
+    unknown = model_card(MethodSettings(model_name_or_path="some/base"), None, LoopState(), False)
+    assert "data and training: not known" in unknown and 'tokenizer("Once upon a time"' in unknown
 
 
 def test_the_card_of_other_files_says_how_they_were_compared():

@@ -75,21 +75,18 @@ def test_quantised_files_are_made_of_one_in_the_precision_of_the_weights(llama_c
         gguf.write_gguf(tools, plain, folder, "mine", ["q2_k"])
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
+def test_bos_is_added_by_servers_only_where_training_had_it(tmp_path):
+    tokenizer = open_tokenizer(settings_of_tiny())
+    for template, expected in (
+        (None, None),
         ("{{ bos_token }}{% generation %}{{ messages[0].content }}{% endgeneration %}", True),
         ("{{ messages[0].content }}", False),
-        (None, None),
-    ],
-)
-def test_bos_is_added_by_servers_only_where_training_had_it(tmp_path, template, expected):
-    tokenizer = open_tokenizer(settings_of_tiny())
-    tokenizer.chat_template = template
-    gguf.prepare_tokenizer(tokenizer, tmp_path)
-    assert json.loads((tmp_path / "tokenizer_config.json").read_text()).get("add_bos_token") is expected
-    written = tmp_path / "chat_template.jinja"
-    assert written.is_file() == bool(template) and (template is None or "generation" not in written.read_text())
+    ):
+        tokenizer.chat_template = template
+        gguf.prepare_tokenizer(tokenizer, tmp_path)
+        assert json.loads((tmp_path / "tokenizer_config.json").read_text()).get("add_bos_token") is expected
+        written = tmp_path / "chat_template.jinja"
+        assert written.is_file() == bool(template) and (template is None or "generation" not in written.read_text())
 
 
 def test_without_the_package_a_line_says_that_nothing_was_compared(llama_cpp, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from helpers import export, make_model
 from transformers import AutoTokenizer, GenerationConfig
 
-from kit.export.stops import describe_stops, new_stops, read_stops, write_stops
+from kit.export.stops import new_stops, read_stops, write_stops
 
 IM_END = {"<|im_end|>": 2}
 
@@ -17,19 +17,16 @@ def model(eos_token_id):
     return SimpleNamespace(generation_config=GenerationConfig(eos_token_id=eos_token_id))
 
 
-@pytest.mark.parametrize(("eos", "then"), [([0, 7], [0, 7, 2]), (None, [2])])
-def test_a_token_at_which_generation_does_not_stop_yet_is_added(tmp_path, model_folder, eos, then):
-    assert new_stops(model(eos), IM_END) == IM_END
-    write_stops(tmp_path, model(eos), IM_END)
-    assert GenerationConfig.from_pretrained(tmp_path).eos_token_id == then
-    assert "<|im_end|>" in read_stops(tmp_path, AutoTokenizer.from_pretrained(model_folder))
-    assert describe_stops(IM_END, "final/") == ["answers end with <|im_end|>: the model in final/ stops there too"]
-
-
-@pytest.mark.parametrize("text", ["{", '{"eos_token_id": [-9]}'])
-def test_a_damaged_file_beside_an_adapter_names_no_tokens(tmp_path, model_folder, text):
-    (tmp_path / "generation_config.json").write_text(text)
-    assert read_stops(tmp_path, AutoTokenizer.from_pretrained(model_folder)) == {}
+def test_a_token_at_which_generation_does_not_stop_yet_is_added(tmp_path, model_folder):
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    for eos, then in (([0, 7], [0, 7, 2]), (None, [2])):
+        assert new_stops(model(eos), IM_END) == IM_END
+        write_stops(tmp_path, model(eos), IM_END)
+        assert GenerationConfig.from_pretrained(tmp_path).eos_token_id == then
+        assert "<|im_end|>" in read_stops(tmp_path, tokenizer)
+    for damaged in ("{", '{"eos_token_id": [-9]}'):
+        (tmp_path / "generation_config.json").write_text(damaged)
+        assert read_stops(tmp_path, tokenizer) == {}
 
 
 @pytest.fixture(scope="module")

@@ -35,13 +35,6 @@ def test_rounded_weights_open_with_plain_transformers_and_compute_what_qat_train
     assert card.data.tags == ["torchao"] and "pip install torchao" in card.text
 
 
-@needs_torchao
-def test_a_group_that_does_not_divide_the_rows_is_refused_before_weights_are_read(tmp_path):
-    with pytest.raises(UserError, match=r"groups of 7 weights.*divides the rows of all layers"):
-        export(TINY, tmp_path / "new", "--format=torchao", "--qat=int4_weight_only", "--qat_group_size=7")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_without_torchao_the_command_that_installs_it_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("kit.model.qat.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"torchao is not installed"):

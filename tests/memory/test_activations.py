@@ -7,14 +7,6 @@ from kit.memory.workload import Workload
 from kit.strategy.strategies import FSDP2, SINGLE
 from kit.tools.plan.models import read_shape
 
-SIZES = {
-    "hidden_size": 96,
-    "intermediate_size": 208,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 28,
-}
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["autocast", "sharded", "lora", "eager", "compiled autocast", "compiled lora"])
@@ -28,7 +20,15 @@ def test_a_layer_keeps_what_autograd_saves(how, tmp_path):
     from kit.model.trained_linear import install_shared_casts, install_trained_linear
 
     is_compiled, how = how.startswith("compiled"), how.removeprefix("compiled ")
-    config = LlamaConfig(vocab_size=16, num_hidden_layers=2, **SIZES)
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=96,
+        intermediate_size=208,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=28,
+    )
     config._attn_implementation = "eager" if how == "eager" else "sdpa"
     config.save_pretrained(tmp_path)
     model = LlamaForCausalLM(config)
@@ -58,11 +58,12 @@ def test_a_layer_keeps_what_autograd_saves(how, tmp_path):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
         layer(states.requires_grad_(), position_embeddings=rotary)
+    is_sharded = how in ("sharded", "eager")
     workload = Workload(
         shape=read_shape(tmp_path / "config.json", "tiny"),
         method="lora" if how == "lora" else "full",
-        strategy=FSDP2 if how in ("sharded", "eager") else SINGLE,
-        num_gpus=8 if how in ("sharded", "eager") else 1,
+        strategy=FSDP2 if is_sharded else SINGLE,
+        num_gpus=8 if is_sharded else 1,
         lora_r=3,
         length=num_tokens,
         eager=how == "eager",

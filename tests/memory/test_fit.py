@@ -41,9 +41,8 @@ def test_what_the_formulas_do_not_describe_is_neither_planned_nor_refused(config
     for case in ((RECIPE, GPU, mixtral), (frozen, GPU, config), (RECIPE, replace(GPU, strategy=FSDP1), config)):
         assert planned_workload(*case) is None
     quantised = RECIPE.model_copy(update={"method": "qlora"})
-    assert (
-        planned_workload(quantised, GPU, config) is None
-    )  # every rank loads for itself, and holds the whole model meanwhile
+    # Every rank loads for itself, and holds the whole model meanwhile.
+    assert planned_workload(quantised, GPU, config) is None
     assert planned_workload(quantised, replace(GPU, load_on_rank0=True), config) is not None
     assert (plan_record(None, GPU), memory_problems(None, GPU)) == ({}, [])
 

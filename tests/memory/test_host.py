@@ -17,7 +17,14 @@ def test_host_and_disk_hold_what_a_save_writes():
     memory = predict(BASE)
     assert memory.host["copies of a save"] == 12 * SHAPE // 2  # half of the ranks are on a machine
     assert memory.disk["checkpoints"] == 3 * 12 * SHAPE  # two are kept while a third is written
-    assert predict(replace(BASE, save_only_model=True)).disk["checkpoints"] == 3 * 4 * SHAPE
+    matrices = BASE.trained_in_matrices
+    for changes, size in (
+        ({"save_only_model": True}, 4 * SHAPE),
+        ({"optim": "adamw_8bit"}, 6 * SHAPE),
+        ({"optim": "muon"}, 12 * SHAPE - 4 * matrices),
+        ({"optim": "adamw_bf16", "pure_bf16": True}, 6 * SHAPE),
+    ):
+        assert predict(replace(BASE, **changes)).disk["checkpoints"] == 3 * size, changes
 
 
 def test_host_memory_is_that_of_loading_or_of_training():
@@ -36,10 +43,10 @@ def test_offloaded_inputs_of_layers_are_pinned_in_blocks_of_a_power_of_two():
     assert "inputs of layers" not in predict(replace(offloaded, gradient_checkpointing=False)).host
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_offloaded_weights_gradients_and_optimiser_wait_on_the_machine(replicas):
-    memory = predict(replace(BASE, strategy=replace(OFFLOAD, replicates=replicas > 1), num_replicas=replicas))
-    assert "copies of a save" in memory.host
-    unsaved = replace(BASE, strategy=replace(OFFLOAD, replicates=replicas > 1), num_replicas=replicas, async_save=False)
-    assert predict(unsaved).host["the final model"] == 2 * SHAPE  # which rank 0 gathers
-    assert memory.host["offloaded weights and optimiser"] == pytest.approx(replicas * 16 * SHAPE / 2, rel=1e-6)
+def test_offloaded_weights_gradients_and_optimiser_wait_on_the_machine():
+    for replicas in (1, 2):
+        offloaded = replace(BASE, strategy=replace(OFFLOAD, replicates=replicas > 1), num_replicas=replicas)
+        memory = predict(offloaded)
+        assert "copies of a save" in memory.host
+        assert predict(replace(offloaded, async_save=False)).host["the final model"] == 2 * SHAPE  # rank 0 gathers it
+        assert memory.host["offloaded weights and optimiser"] == pytest.approx(replicas * 16 * SHAPE / 2, rel=1e-6)

@@ -7,7 +7,7 @@ from torch import nn
 from kit.checkpoint.manifest import list_checkpoints
 from kit.checkpoint.save import Saver
 from kit.config.settings.output import OutputSettings
-from kit.memory.sizes import checkpoint_bytes, num_checkpoints
+from kit.memory.sizes import num_checkpoints
 
 
 def test_the_checkpoint_that_is_being_written_counts_too():
@@ -37,10 +37,3 @@ def test_a_saver_never_has_more_on_the_disk_than_is_counted(limit, keep_best, tm
     for step in range(1, 7):
         saver.save(model, None, {"step": step, "best": {"step": 1}}, weights_only=True)
     assert max(found) == (num_checkpoints(OutputSettings(**settings)) or 6)
-
-
-def test_a_checkpoint_has_trained_weights_and_both_moments():
-    assert checkpoint_bytes(100, "adamw_torch_fused", save_only_model=False) == 100 * 12
-    assert checkpoint_bytes(100, "adamw_8bit", save_only_model=False) == 100 * 6
-    assert checkpoint_bytes(100, "muon", save_only_model=False, num_in_matrices=70) == 100 * 12 - 70 * 4
-    assert checkpoint_bytes(100, "adamw_bf16", save_only_model=True) == 100 * 2

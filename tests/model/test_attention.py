@@ -28,7 +28,6 @@ from kit.model.attention import (
 )
 
 LENGTHS = [[7, 9, 5, 3], [12, 10, 2]]  # of the samples in two rows of 24 tokens; the last of each is padding
-IMPLEMENTATIONS = ["sdpa", VARLEN]
 
 
 def llama(implementation, **changes):
@@ -54,7 +53,7 @@ def ids(*shape, seed=0):
 def packed(rows=LENGTHS):
     """A micro-batch as a packed call takes it."""
     lengths = torch.tensor([length for row in rows for length in row])
-    borders = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(torch.int32)
+    borders = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
     return {
         "input_ids": ids(len(rows), sum(rows[0])),
         "position_ids": torch.stack([torch.cat([torch.arange(length) for length in row]) for row in rows]),
@@ -71,42 +70,11 @@ def samples(batch, values):
     return values.flatten(0, 1).split(batch["cu_seq_lens_q"].diff().tolist())
 
 
-def worst(model, batch, **call):
-    """Largest difference of a packed sample's logits from those of the sample alone."""
-    with torch.no_grad():
-        together = samples(batch, model(**call).logits)
-        alone = [model(sample[None], use_cache=False).logits[0] for sample in samples(batch, batch["input_ids"])]
-    return max((a - b).abs().max().item() for a, b in zip(together, alone, strict=True))
-
-
-@pytest.fixture
-def no_dense_mask(monkeypatch):
-    def refuse(**arguments):
-        raise AssertionError("a dense mask was built")
-
-    monkeypatch.setattr(kit.model.attention, "sdpa_mask", refuse)
-
-
-def test_a_packed_sample_has_the_logits_it_has_alone():
-    for implementation in IMPLEMENTATIONS:
-        for rows in [LENGTHS[:1], LENGTHS, [[24]]]:
-            batch = packed(rows)
-            assert worst(llama(implementation), batch, **batch) < 1e-4, (implementation, rows)
-        leaking = packed()
-        assert worst(llama(implementation), leaking, input_ids=leaking["input_ids"], use_cache=False) > 0.1
-
-
-def test_a_packed_call_builds_no_dense_mask(no_dense_mask):
-    with torch.no_grad():
-        llama(VARLEN)(**packed())
-
-
-def gradients(model, calls):
-    """Of the summed log-likelihoods of the first token after each position, over all calls."""
-    for call in calls:
-        logits = model(**call).logits
-        logits.log_softmax(-1)[..., 7].sum().backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+def computed(model, calls):
+    """The logits of each call, and the gradients of the summed log-likelihoods of one token after each position."""
+    logits = [model(**call).logits for call in calls]
+    sum(each.log_softmax(-1)[..., 7].sum() for each in logits).backward()
+    return logits, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
 def assert_close(a, b):
@@ -114,11 +82,19 @@ def assert_close(a, b):
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-4 * b[name].abs().max().item(), msg=name)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_gradients_of_packed_samples_are_the_sum_of_those_alone(implementation):
-    batch = packed()
-    alone = [{"input_ids": sample[None], "use_cache": False} for sample in samples(batch, batch["input_ids"])]
-    assert_close(gradients(llama(implementation), [batch]), gradients(llama(implementation), alone))
+def test_a_packed_sample_has_the_logits_and_gradients_it_has_alone(monkeypatch):
+    for rows in [LENGTHS[:1], LENGTHS, [[24]]]:
+        batch = packed(rows)
+        alone = [{"input_ids": each[None], "use_cache": False} for each in samples(batch, batch["input_ids"])]
+        expected, gradients = computed(llama(VARLEN), alone)
+        (together,), found = computed(llama(VARLEN), [batch])
+        pairs = list(zip(samples(batch, together), expected, strict=True))
+        assert max((a - b[0]).abs().max().item() for a, b in pairs) < 1e-4, rows
+        assert_close(found, gradients)
+    (leaking,), _ = computed(llama(VARLEN), [{"input_ids": packed()["input_ids"], "use_cache": False}])
+    assert (leaking - computed(llama(VARLEN), [packed()])[0][0]).abs().max() > 0.1
+    monkeypatch.delattr(kit.model.attention, "sdpa_mask")
+    llama(VARLEN)(**packed())  # builds no dense mask
 
 
 def padded():
@@ -128,28 +104,18 @@ def padded():
     return {"input_ids": ids(3, 10), "attention_mask": mask}
 
 
-@pytest.mark.parametrize("use_cache", [False, True])
-def test_a_padded_batch_gives_the_same_result_as_with_sdpa(use_cache):
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_padded_batches_and_generation_give_the_same_as_with_sdpa(cache):
     batch = padded()
     seen = batch["attention_mask"].bool()
     with torch.no_grad():
-        ours, theirs = (llama(name)(**batch, use_cache=use_cache).logits for name in (VARLEN, "sdpa"))
-    assert torch.equal(ours[seen], theirs[seen])
-
-
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_generation_with_a_cache_gives_the_same_tokens_as_with_sdpa(cache):
-    batch = {name: tensor[[0, 2]] for name, tensor in padded().items()}
+        for use_cache in (False, True):
+            ours, theirs = (llama(name)(**batch, use_cache=use_cache).logits for name in (VARLEN, "sdpa"))
+            assert torch.equal(ours[seen], theirs[seen])
+    batch = {name: tensor[[0, 2]] for name, tensor in batch.items()}
     options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache}
     ours, theirs = (llama(name).generate(**batch, **options) for name in (VARLEN, "sdpa"))
     assert ours.shape == (2, 18) and torch.equal(ours, theirs)
-
-
-def test_a_packed_call_after_earlier_tokens_is_refused():
-    model, batch = llama(VARLEN), packed()
-    cache = model(batch["input_ids"], use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="past_key_values: 24 earlier tokens"):
-        model(**batch, past_key_values=cache)
 
 
 def test_options_that_a_packed_call_would_ignore_are_refused():
@@ -162,6 +128,9 @@ def test_options_that_a_packed_call_would_ignore_are_refused():
     ):
         with pytest.raises((ValueError, RuntimeError), match=message):
             llama(VARLEN)(**packed() | change)
+    cache = llama(VARLEN)(packed()["input_ids"], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="past_key_values: 24 earlier tokens"):
+        llama(VARLEN)(**packed(), past_key_values=cache)
 
 
 @pytest.mark.parametrize("function", [sdpa_attention_forward, eager_attention_forward])
@@ -178,44 +147,38 @@ def test_attention_that_does_not_know_the_mask_fails(function):
 def test_the_kernel_gets_flat_states_of_half_precision(monkeypatch, autocast):
     calls = []
 
-    def kernel(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, **options):
-        calls.append((query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size, options))
-        return kit.model.attention._attend_by_loop(query, key, value, cu_seq_q, max_q, scale)
+    def kernel(query, key, value, *bounds, scale, **options):
+        calls.append([query, key, value])
+        assert all(each.dtype == torch.bfloat16 and each.stride(-1) == 1 for each in calls[-1])
+        assert [each.shape for each in calls[-1]] == [(48, 4, 8), (48, 2, 8), (48, 2, 8)]
+        assert all(torch.equal(each, batch["cu_seq_lens_q"]) for each in bounds[:2]) and bounds[2:] == (12, 12)
+        assert (scale, options) == (0.3, {"window_size": (-1, 0), "enable_gqa": True})
+        return kit.model.attention._attend_by_loop(query, key, value, bounds[0], 12, scale)
 
     batch = packed()
     model = llama(VARLEN)
     model = model if autocast else model.to(torch.bfloat16)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         expected = model(**batch).logits
-        assert not calls
         monkeypatch.setattr(kit.model.attention, "has_kernel", lambda query: query.dtype == torch.bfloat16)
         monkeypatch.setattr(kit.model.attention, "varlen_attn", kernel)
         assert torch.equal(model(**batch).logits, expected)
     assert len(calls) == 3
-    for query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size, options in calls:
-        assert query.shape == (48, 4, 8)
-        assert key.shape == value.shape == (48, 2, 8)
-        assert query.dtype == key.dtype == value.dtype == torch.bfloat16
-        assert all(states.stride(-1) == 1 for states in (query, key, value))
-        assert torch.equal(cu_seq_q, batch["cu_seq_lens_q"]) and torch.equal(cu_seq_k, cu_seq_q)
-        assert (max_q, max_k, scale, window_size) == (12, 12, 0.3, (-1, 0))
-        assert options == {"enable_gqa": True}
 
 
 @pytest.mark.parametrize("batch", [{"input_ids": ids(2, 24), "use_cache": False}, packed()], ids=["rows", "packs"])
 def test_where_no_kernel_takes_groups_each_head_of_queries_gets_its_keys_with_the_same_gradients(monkeypatch, batch):
     """sdpa with enable_gqa may fall back to mathematics: https://github.com/pytorch/pytorch/issues/187770."""
-    expected = gradients(llama(VARLEN), [batch])
+    _, expected = computed(llama(VARLEN), [batch])
     monkeypatch.setattr(kit.model.attention, "takes_groups", lambda key: False)
     heads, plain = set(), torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        torch.nn.functional,
-        "scaled_dot_product_attention",
-        lambda query, key, *args, **kwargs: (
-            heads.add((query.shape[1], key.shape[1])) or plain(query, key, *args, **kwargs)
-        ),
-    )
-    assert_close(gradients(llama(VARLEN), [batch]), expected)
+
+    def attend(query, key, *args, **kwargs):
+        heads.add((query.shape[1], key.shape[1]))
+        return plain(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    assert_close(computed(llama(VARLEN), [batch])[1], expected)
     assert heads == {(4, 4)}
 
 
@@ -231,27 +194,21 @@ def test_padding_on_the_right_needs_a_mask_only_where_a_token_could_see_it():
         assert needs_mask(config) == needed, (config, needed)
 
 
-@pytest.fixture
-def cudnn_is_on():
-    torch.backends.cuda.enable_cudnn_sdp(True)  # a model that another test built may have turned it off
-    yield torch.backends.cuda.cudnn_sdp_enabled
-    torch.backends.cuda.enable_cudnn_sdp(True)
-
-
-@pytest.mark.parametrize(
-    ("config", "attention", "packing", "router_loss", "stays"),
-    [
-        (LlamaConfig(), "sdpa", False, False, True),
-        (LlamaConfig(), VARLEN, True, False, True),
-        (LlamaConfig(), "sdpa", True, False, False),  # a mask keeps the samples of a pack apart
-        (LlamaConfig(), "sdpa", False, True, False),
-        (MistralConfig(sliding_window=64), "sdpa", False, False, False),
-        (MiniMaxConfig(), "sdpa", False, False, False),
-    ],
-)
-def test_cudnn_attends_only_where_no_step_has_a_mask(config, attention, packing, router_loss, stays, cudnn_is_on):
-    turn_off_cudnn_if_masked(config, attention, packing, router_loss)
-    assert cudnn_is_on() == stays
+def test_cudnn_attends_only_where_no_step_has_a_mask():
+    try:
+        for config, attention, packing, router_loss, stays in (
+            (LlamaConfig(), "sdpa", False, False, True),
+            (LlamaConfig(), VARLEN, True, False, True),
+            (LlamaConfig(), "sdpa", True, False, False),  # a mask keeps the samples of a pack apart
+            (LlamaConfig(), "sdpa", False, True, False),
+            (MistralConfig(sliding_window=64), "sdpa", False, False, False),
+            (MiniMaxConfig(), "sdpa", False, False, False),
+        ):
+            torch.backends.cuda.enable_cudnn_sdp(True)
+            turn_off_cudnn_if_masked(config, attention, packing, router_loss)
+            assert torch.backends.cuda.cudnn_sdp_enabled() == stays, (config.model_type, attention, packing)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def test_why_a_model_cannot_use_packed_attention():
@@ -270,6 +227,6 @@ def test_why_a_model_cannot_use_packed_attention():
         (LlamaConfig(hidden_size=48, num_attention_heads=4, num_key_value_heads=4), "attention heads of 12"),
         (JambaConfig(), "a model class with kernels of its own"),
     ]
-    for case in cases:
-        config, reason = case
-        assert why_not_varlen(config).startswith(reason) and bool(why_not_varlen(config)) == bool(reason), case
+    for config, reason in cases:
+        found = why_not_varlen(config)
+        assert found.startswith(reason) and bool(found) == bool(reason), config

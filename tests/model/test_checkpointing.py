@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from model_helpers import BF16, FP32, build
+from model_helpers import BF16, FP32, build, learned
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.config.recipe import Recipe
@@ -32,21 +32,15 @@ class Counted(TorchDispatchMode):
 
 
 def trained(how, plan=FP32, autocast=False, dropout=0.0, **settings):
-    """The loss of one batch and all gradients, and what the backward pass computed."""
+    """The losses of one batch and all gradients, and what was computed."""
     recipe = Recipe(model_name_or_path=TINY, dataset="x.jsonl", max_length=64, gradient_checkpointing=how, **settings)
     model = build(recipe, plan)
     for module in model.modules():
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = dropout
-    inputs = torch.arange(80).reshape(2, 40) * 7 % 1000
-    positions = torch.arange(0, 80, 3)
-    torch.manual_seed(0)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        losses = model(input_ids=inputs, target_positions=positions, targets=positions)
     with Counted() as counted:
-        losses.sum().backward()
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {"loss": losses.detach(), **gradients}, counted.calls
+        found = learned(model, autocast)
+    return found, counted.calls
 
 
 CASES = {

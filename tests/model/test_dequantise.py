@@ -5,8 +5,9 @@ import pytest
 import torch
 from model_helpers import BF16, FP32, build, problems
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GptOssConfig, Mxfp4Config
+from transformers import AutoModelForCausalLM, Mxfp4Config
 
+from benchmarks.tiny_families import tiny_config
 from kit.errors import UserError
 from kit.model.dequantise import describe_dequantised
 from kit.model.load import open_config
@@ -58,43 +59,28 @@ def in_fp8(model_folder, tmp_path):
 @pytest.fixture
 def in_mxfp4(model_folder, tmp_path):
     """A small gpt-oss with experts in MXFP4."""
-    config = GptOssConfig(
-        vocab_size=320,
-        hidden_size=64,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_local_experts=2,
-        num_experts_per_tok=2,
-        head_dim=16,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    )
+    config = tiny_config("gpt_oss")
+    config.vocab_size, config.max_position_embeddings = 320, 256
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     files = {name: tensor.bfloat16() for name, tensor in model.state_dict().items() if not name.endswith("_proj")}
-    for name in ("gate_up_proj", "down_proj"):
-        num_experts, num_in, num_out = getattr(model.model.layers[0].mlp.experts, name).shape
-        groups = (num_experts, num_out, num_in // 32)
-        files[f"model.layers.0.mlp.experts.{name}_blocks"] = torch.randint(256, (*groups, 16), dtype=torch.uint8)
-        files[f"model.layers.0.mlp.experts.{name}_scales"] = torch.randint(115, 123, groups, dtype=torch.uint8)
+    for name, experts in model.named_parameters():
+        if name.endswith("_proj"):
+            num_experts, num_in, num_out = experts.shape
+            groups = (num_experts, num_out, num_in // 32)
+            files[f"{name}_blocks"] = torch.randint(256, (*groups, 16), dtype=torch.uint8)
+            files[f"{name}_scales"] = torch.randint(115, 123, groups, dtype=torch.uint8)
     folder = tmp_path / "oss"
     shutil.copytree(model_folder, folder)
     save_file(files, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config.to_dict() | {"architectures": ["GptOssForCausalLM"]}))
+    config.architectures = ["GptOssForCausalLM"]
+    config.save_pretrained(folder)
     with_config(folder, MXFP4)
     return folder
 
 
-def differences(left, right):
-    """The names of tensors of one of them only, or of other bits."""
-    left, right = left.state_dict(), right.state_dict()
-    both = left.keys() & right.keys()
-    bits = {
-        name: [each[name].contiguous().view(torch.uint8) for each in (left, right)] for name in both if left[name].dim()
-    }
-    return sorted((left.keys() ^ right.keys()) | {name for name, pair in bits.items() if not torch.equal(*pair)})
+def bits_of(model):
+    return {name: each.contiguous().view(torch.uint8) for name, each in model.state_dict().items() if each.dim()}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +92,8 @@ def test_a_base_of_fp8_is_the_model_that_its_weights_and_scales_stand_for(recipe
     mine, other = (recipe(folder, method=method) for folder in (quantised, plain))
     assert problems(mine) == ""
     model = build(mine, plan)
-    assert differences(model, build(other, plan)) == []
+    found, expected = bits_of(model), bits_of(build(other, plan))
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
     assert method == "qlora" or not hasattr(model.config, "quantization_config")
     (note,) = describe_dequantised(open_config(mine))
     assert "FP8" in note and describe_dequantised(open_config(other)) == []
@@ -120,9 +107,9 @@ def test_experts_of_mxfp4_are_read_as_by_transformers(recipe, in_mxfp4, method, 
     theirs = AutoModelForCausalLM.from_pretrained(
         in_mxfp4, dtype=torch.float32, quantization_config=Mxfp4Config(dequantize=True)
     )
-    experts, other = ((model if method == "full" else model.get_base_model()), theirs)
+    of_ours, of_theirs = (each.get_decoder().layers[0].mlp.experts for each in (model, theirs))
     for name in ("gate_up_proj", "down_proj"):
-        found, expected = (getattr(each.model.layers[0].mlp.experts, name) for each in (experts, other))
+        found, expected = getattr(of_ours, name), getattr(of_theirs, name)
         assert found.dtype == (torch.float32 if method == "full" else torch.bfloat16)
         assert torch.equal(found.float(), expected) and expected.any()
 
@@ -146,11 +133,10 @@ def test_weights_that_are_not_what_the_config_says_are_refused_by_name(recipe, i
     assert found in str(refusal.value) and "the model that it was made from" in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"weight_block_size": [0, 8]}, {"weight_block_size": 8}, {"expert_dtype": "fp4"}, {"quant_method": "mxfp4"}],
-)
-def test_settings_of_a_quantisation_that_are_not_known_are_refused_before_weights_are_read(recipe, in_fp8, changed):
+def test_settings_of_a_quantisation_that_are_not_known_are_refused_before_weights_are_read(recipe, in_fp8):
     quantised, _ = in_fp8((16, 8))
-    with_config(quantised, FP8 | changed)
+    for changed in ({"weight_block_size": [0, 8]}, {"weight_block_size": 8}, {"expert_dtype": "fp4"}):
+        with_config(quantised, FP8 | changed)
+        assert "a quantised checkpoint" in problems(recipe(quantised)), changed
+    with_config(quantised, MXFP4)  # of another family than gpt-oss
     assert "a quantised checkpoint" in problems(recipe(quantised))

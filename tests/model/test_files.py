@@ -24,21 +24,20 @@ def change(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_hidden_layers": 1e30},
-        {"num_hidden_layers": -5},
-        {"vision_config": {"depths": [2, 10**9]}},
-        {"n_layer": 10**9},
-    ],
-)
-def test_numbers_that_build_without_end_are_refused(changes, folder):
-    change(folder, **changes)
-    settings = Recipe(model_name_or_path=str(folder), dataset="none")
-    for opening in (open_tokenizer, open_config):
-        with pytest.raises(UserError, match=r"config.json \w+: found .*; expected 0 to 1\d+$"):
-            opening(settings)
+def test_numbers_that_build_without_end_are_refused(model_folder, tmp_path):
+    for i, changes in enumerate(
+        (
+            {"num_hidden_layers": 1e30},
+            {"num_hidden_layers": -5},
+            {"vision_config": {"depths": [2, 10**9]}},
+            {"n_layer": 10**9},
+        )
+    ):
+        settings = Recipe(model_name_or_path=str(shutil.copytree(model_folder, tmp_path / str(i))), dataset="none")
+        change(tmp_path / str(i), **changes)
+        for opening in (open_tokenizer, open_config):
+            with pytest.raises(UserError, match=r"config.json \w+: found .*; expected 0 to 1\d+$"):
+                opening(settings)
 
 
 def test_numbers_of_real_models_are_taken(folder):
@@ -81,10 +80,10 @@ def test_a_file_that_is_too_large_is_refused(folder, monkeypatch):
         locate_model(str(folder), None)
 
 
-@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd"])
-def test_an_index_names_files_in_its_folder_only(name, folder):
+def test_an_index_names_files_in_its_folder_only(folder):
     (folder / "model.safetensors").rename(folder / "part.safetensors")
-    index = {"metadata": {}, "weight_map": {"lm_head.weight": name}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match="expected files in its folder"):
-        locate_model(str(folder), None)
+    for name in ("../other/model.safetensors", "/etc/passwd"):
+        index = {"metadata": {}, "weight_map": {"lm_head.weight": name}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(UserError, match="expected files in its folder"):
+            locate_model(str(folder), None)

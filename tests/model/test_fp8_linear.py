@@ -2,10 +2,8 @@
 
 from copy import deepcopy
 
-import pytest
 import torch
-from model_helpers import BF16, FP32, build
-from transformers import LlamaConfig, LlamaForCausalLM
+from model_helpers import BF16, FP32, build, hidden_and_gradients, learned, small_llama
 
 from kit.config.recipe import Recipe
 from kit.model.fp8_linear import fp8_layers, install_fp8_linear, product
@@ -45,32 +43,22 @@ def test_rows_of_zeros_give_zeros_and_what_is_not_finite_stays_so():
 
 def models(**config):
     """A small Llama as it is, and a copy with products of 8 bits."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "vocab_size": 96} | config
-    plain = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes))
+    plain = small_llama(**config)
     ours = deepcopy(plain)
     install_fp8_linear(ours)
     return plain, ours
 
 
-def trained(model, autocast=True):
-    """The hidden states, and all gradients."""
-    ids = torch.arange(60).view(3, 20)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
-        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    (hidden.float() * random(64)).mean().backward()
-    return [hidden.detach(), *(p.grad for p in model.model.parameters())]
-
-
 def test_hidden_states_and_gradients_are_near_those_of_float32():
     plain, ours = models(attention_bias=True)
-    exact, found = trained(plain, autocast=False), trained(ours)
+    exact = hidden_and_gradients(plain, autocast=False, weights=random(64))
+    found = hidden_and_gradients(ours, weights=random(64))
     errors = [error(one, other) for one, other in zip(found, exact, strict=True)]
     assert 0.02 < errors[0] < 0.08 and max(errors) < 0.15, errors
 
 
 def test_without_bf16_every_bit_is_that_of_torch():
-    plain, ours = (trained(model, autocast=False) for model in models())
+    plain, ours = (hidden_and_gradients(model, autocast=False) for model in models())
     assert all(torch.equal(one, other) for one, other in zip(plain, ours, strict=True))
 
 
@@ -84,36 +72,20 @@ def test_sizes_that_do_not_fit_the_head_and_what_selects_experts_stay_in_bf16():
     assert len(stays) == 8 and "lm_head" in stays and "model.layers.1.mlp.gate" in stays
 
 
-def of_recipe(**settings):
-    return Recipe(model_name_or_path=TINY, dataset="x.jsonl", max_length=64, **settings)
-
-
-def passed(model, autocast=True):
-    """The losses of one batch, and all gradients."""
-    inputs = torch.arange(80).reshape(2, 40) * 7 % 1000
-    positions = torch.arange(0, 80, 3)
-    torch.manual_seed(0)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
-        losses = model(input_ids=inputs, target_positions=positions, targets=positions)
-    losses.sum().backward()
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return [losses.detach(), *gradients]
-
-
-def with_adapters_in_use(model):
+def with_adapters(plan, fp8):
+    """A model whose adapters are not zero, with dropout, for which peft's forward calls the frozen layer."""
+    recipe = Recipe(model_name_or_path=TINY, dataset="x.jsonl", method="lora", lora_dropout=0.05, fp8=fp8)
+    model = build(recipe, plan)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data = random(*parameter.shape).float() / 100
     return model
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.05])  # with dropout, peft's forward calls the frozen layer
-def test_a_frozen_base_has_them_too_and_adapters_learn_about_the_same(dropout):
-    exact = with_adapters_in_use(build(of_recipe(method="lora", lora_dropout=dropout), FP32))
-    ours = with_adapters_in_use(build(of_recipe(method="lora", lora_dropout=dropout, fp8=True), BF16))
-    found, expected = passed(ours), passed(exact, autocast=False)
-    assert 1e-3 < error(found[0], expected[0]) < 0.05
-    assert max(error(one, other) for one, other in zip(found[1:], expected[1:], strict=True)) < 0.3
-    layers = [module for name, module in ours.named_modules() if name.endswith("base_layer")]
-    assert layers and all(layer.is_fp8 for layer in layers)
-    assert not any(hasattr(module, "is_fp8") for name, module in ours.named_modules() if "lora_" in name)
+def test_a_frozen_base_has_them_too_and_adapters_learn_about_the_same():
+    model = with_adapters(BF16, True)
+    exact, found = learned(with_adapters(FP32, False)), learned(model, autocast=True)
+    errors = {name: error(each, exact[name]) for name, each in found.items()}
+    assert 1e-3 < errors["losses"] < 0.05 and max(errors.values()) < 0.3 and found.keys() == exact.keys()
+    own = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "is_fp8")}
+    assert own == {"base_layer"}

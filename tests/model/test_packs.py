@@ -1,48 +1,22 @@
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
+from benchmarks.tiny_families import tiny_config
 from kit.data.feed.batches import Collator
 from kit.model.checkpointing import enable_checkpointing
 from kit.model.loss_head import install_loss_head
 
 LENGTHS = (13, 5, 24, 9, 6)
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-    "pad_token_id": None,
-}
-FAMILIES = {
-    "qwen3_5_text": {
-        "head_dim": 8,
-        "layer_types": ["linear_attention", "full_attention"],
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-    },
-    "gpt_oss": {
-        "head_dim": 8,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": 8,
-        "num_local_experts": 2,
-        "num_experts_per_tok": 1,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    },
-    # Six heads: slopes that bf16 rounds.
-    "falcon": {"alibi": True, "hidden_size": 48, "num_attention_heads": 6},
-}
+FAMILIES = ("qwen3_5_text", "gpt_oss", "falcon")  # a recurrent layer, masks without positions, ALiBi
 
 
 def make_model(family, checkpointing=False):
+    config = tiny_config(family)
+    if family == "falcon":  # six heads: slopes that bf16 rounds
+        config.alibi, config.hidden_size, config.num_attention_heads = True, 48, 6
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES | FAMILIES[family]))
+    model = AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():  # larger than at the start, so that samples that mix differ by much
         torch.nn.init.normal_(parameter, std=0.2)
     if checkpointing:

@@ -1,20 +1,13 @@
 """What a method can and cannot do with a family is counted and reported, or refused before a weight is read."""
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
+from model_helpers import on_meta
 
-from benchmarks.tiny_families import tiny_config
 from kit.config.settings.method import MethodSettings
 from kit.model.adapter import attach_adapter
 from kit.model.four_bit import quantised_on_meta
 from kit.model.parts import aux_loss_coef, check_parts, describe_parts
 from kit.model.reach import freeze_unreached_parts
-
-
-def on_meta(family):
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(tiny_config(family))
 
 
 def settings(**changes):

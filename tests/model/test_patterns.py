@@ -4,12 +4,9 @@ import json
 
 import pytest
 
-from kit.config.recipe import Recipe
 from kit.model import patterns
 from kit.model.adapter import check_adapter
 from kit.model.load import build_meta_model, open_config
-
-ENDLESS = "([a-z_.0-9]+)+!"
 
 
 def test_layers_are_not_copied_without_end(tmp_path):
@@ -18,27 +15,17 @@ def test_layers_are_not_copied_without_end(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_saved_adapter_is_checked_before_peft_opens_it(model_folder, tmp_path, monkeypatch):
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
+def test_a_saved_adapter_is_checked_before_peft_opens_it(recipe, adapter, monkeypatch):
     monkeypatch.setattr("kit.config.expressions.CPU_SECONDS", 1)
-    config = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
-    get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), config).save_pretrained(tmp_path)
-    path = tmp_path / "adapter_config.json"
+    path = adapter() / "adapter_config.json"
     saved = json.loads(path.read_text())
-    settings = Recipe(
-        model_name_or_path=str(model_folder), dataset="none", method="lora", adapter_name_or_path=str(tmp_path)
-    )
+    settings = recipe(adapter_name_or_path=str(path.parent))
     meta_model = build_meta_model(settings, open_config(settings))
     assert not check_adapter(settings, meta_model)
-    for endless in (
-        {"target_modules": ENDLESS},
-        {"modules_to_save": ["lm_head", ENDLESS]},
-        {"rank_pattern": {ENDLESS: 4}},
-    ):
-        path.write_text(json.dumps(saved | endless))
-        (problem,) = check_adapter(settings, meta_model)
-        assert "takes more than" in problem.found and ENDLESS in problem.found
+    endless = [f"([{letters}_.0-9]+)+!" for letters in ("a-z", "a-y", "a-x")]
+    places = {"target_modules": endless[0], "modules_to_save": ["lm_head", endless[1]], "rank_pattern": {endless[2]: 4}}
+    path.write_text(json.dumps(saved | places))
+    (problem,) = check_adapter(settings, meta_model)
+    assert "takes more than" in problem.found and all(each in problem.found for each in endless)
     path.write_text(json.dumps(saved | {"r": 10**12}))  # far more memory than there is
     assert "does not fit this model" in check_adapter(settings, meta_model)[0].found

@@ -1,18 +1,11 @@
 """What text does not reach is found out from the model's own forward, frozen and said."""
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
+from model_helpers import on_meta
 
-from benchmarks.tiny_families import tiny_config
 from kit.config.settings.method import MethodSettings
 from kit.model.parts import describe_parts
 from kit.model.reach import freeze_unreached_parts, unreached_parts
-
-
-def on_meta(family):
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(tiny_config(family))
 
 
 @pytest.mark.slow

@@ -1,18 +1,11 @@
 """Which modules all-linear adapts and qlora quantises, and which are left out."""
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
+from model_helpers import on_meta
 
-from benchmarks.tiny_families import tiny_config
 from kit.config.settings.method import MethodSettings
 from kit.model.adapter import attach_adapter
 from kit.model.targets import all_linear_targets
-
-
-def on_meta(family):
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(tiny_config(family))
 
 
 def settings(**changes):
