@@ -30,7 +30,6 @@ from kit.run.record import RUN_FILE
 from kit.secrets import secret_spans
 from kit.upload import KINDS, Unreachable, answers, find_repository, is_id, url_of
 
-NO_BASE = "none"
 _WEIGHTS = re.compile(r"(?:adapter_)?model(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?|.+\.gguf")
 _OTHERS = (  # of a folder that ``from_pretrained`` opens
     "README.md LICENSE* NOTICE* config.json adapter_config.json generation_config.json tokenizer* added_tokens.json "
@@ -50,7 +49,7 @@ class Model:
     files: list[str]  # in ``folder``
     adapter: dict[str, Any] | None  # adapter_config.json; None: a full model
     card: ModelCard
-    base: str | None  # hub id; None: it is not on the hub
+    base: str | None  # hub id; None: not known, of a full model that was made from a folder
 
 
 def push(source: str, name: str | None, public: bool, base_model: str | None, dry_run: bool) -> None:
@@ -98,8 +97,9 @@ def _summary(model: Model, repo: str, public: bool) -> str:
     """What is uploaded, and what of the folder is not."""
     of_base = f" of {model.base}" if model.base else ""
     what = f"{KINDS[model.adapter is not None]}{of_base} in {model.folder}"
+    num_bytes = sum((model.folder / name).stat().st_size for name in model.files)
     lines = [f"{what}, to {url_of(repo)}{'' if public else ', private'}:"]
-    lines += [f"  {(model.folder / name).stat().st_size:>16,} bytes  {name}" for name in model.files]
+    lines += [f"  {', '.join(model.files)}; {num_bytes:,} bytes"]
     others = sorted({path.name for path in model.folder.iterdir()} - set(model.files))
     if others:
         lines += [f"not uploaded, as it is no part of the model: {listed(others)}"]
@@ -183,18 +183,17 @@ def _check_credentials(paths: list[Path]) -> None:
 
 
 def _base_of(card: ModelCard, adapter: dict[str, Any] | None, typed: str | None) -> str | None:
-    """The hub id of the base: as typed, as on the card, or as in the adapter's config."""
-    if typed == NO_BASE and adapter is None:
-        return None
+    """The hub id of the base: as typed, or as on the card. A full model may have none; an adapter is nothing without."""
     given = getattr(card.data, "base_model", None)
     found = typed or (given[0] if isinstance(given, list) and given else given)
-    if not found and adapter is not None and not os.path.exists(str(adapter.get("base_model_name_or_path"))):
-        found = adapter.get("base_model_name_or_path")
-    if not isinstance(found, str) or not is_id(found):
-        text = f"{typed!r} is no hub id" if typed else "a local folder, which others do not have"
-        fix = "--base_model ID" + (f", or --base_model {NO_BASE} if it is not on the hub" if adapter is None else "")
-        raise UserError(Problem("--base_model" if typed else "the base", text, "its id on the hub", fix))
-    return found
+    if isinstance(found, str) and is_id(found):
+        return found
+    if typed:
+        raise UserError(Problem("--base_model", f"{typed!r} is no hub id", "its id on the hub"))
+    if adapter is not None:
+        text = "a local folder, which others do not have"
+        raise UserError(Problem("the base", text, "its id on the hub", "--base_model ID"))
+    return None
 
 
 # --- the card
@@ -224,12 +223,12 @@ def finished_card(model: Model, repo: str, licence: dict[str, Any]) -> str:
 
 
 def _serve_command(model: Model, repo: str) -> str:
-    """The command that serves the model from the hub; empty if vLLM is not known to take such an adapter."""
+    """The command that serves it from the hub, where the card has none; empty if no server is known to take it."""
     gguf = next((name for name in model.files if name.endswith(".gguf")), None)
     if gguf:  # the hub finds the file by its type
         return f"llama-server --jinja -hf {repo}:{gguf.removesuffix('.gguf').rpartition('-')[2]}"
     if model.adapter is None:
-        return serve_command(repo)
+        return ""
     from peft import PeftConfig
 
     return vllm_command(PeftConfig.from_pretrained(str(model.folder)), model.base, repo, repo.rpartition("/")[2])
