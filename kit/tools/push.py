@@ -183,7 +183,7 @@ def _check_credentials(paths: list[Path]) -> None:
 
 
 def _base_of(card: ModelCard, adapter: dict[str, Any] | None, typed: str | None) -> str | None:
-    """The hub id of the base: as typed, or as on the card. A full model may have none; an adapter is nothing without."""
+    """The hub id of the base: as typed, or as on the card. A full model may have none."""
     given = getattr(card.data, "base_model", None)
     found = typed or (given[0] if isinstance(given, list) and given else given)
     if isinstance(found, str) and is_id(found):

@@ -143,13 +143,10 @@ def time_lines(
     if step is None:
         return [*lines, f"time: nothing is known of a GPU named {option.gpu.name}; name one, as --gpu rtx4090"]
     fast, slow = step.seconds
-    computing = 1 - lengths.waiting if lengths else 1.0
-    low, high = (computing * rate for rate in step.tokens_per_second)
     num_steps = num_steps or (lengths.num_steps if lengths else 1000)
-    tokens = computing * step.tokens * own.num_gpus
     lines.append(
-        f"time: {_range((fast, slow))} s a step of {tokens:,.0f} tokens, padding included, "
-        f"{_range((low, high))} tokens/s per GPU; bound by {step.bound}"
+        f"time: {_range((fast, slow))} s a step of {step.tokens * own.num_gpus:,} tokens, padding included, "
+        f"{_range(step.tokens_per_second)} tokens/s per GPU"
     )
     # Before the first step the reference reads each sample once.
     share = forward_operations_per_token(own) / operations_per_token(own) / max(1.0, lengths.epochs if lengths else 1.0)
