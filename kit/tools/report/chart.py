@@ -16,7 +16,6 @@ from kit.tools.report.page import escaped
 MAX_POINTS = 1000  # of a line
 NUM_COLOURS = 8  # of page.css
 _FEW_POINTS = 20  # a line with fewer has dots too
-_FEWEST_JOINED = 5  # a line with fewer is pale: nobody measured what was between them
 _WIDE_SPAN = 3  # of the highest value to the lowest, from which on a fitted axis is logarithmic
 _WIDTH, _HEIGHT = 400, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 388, 8, 180  # of the plot
@@ -83,8 +82,7 @@ def draw(title: str, lines: Sequence[Line], marks: Sequence[float] = (), is_fitt
         places = list(zip(across.places(x), up.places(y), strict=True))
         colour, last = f"c{line.colour % NUM_COLOURS}", number(y[-1])
         style = f"{colour} dashed" if line.is_dashed else colour
-        pale = " few" if len(x) < _FEWEST_JOINED else ""
-        parts.append(f"<path class='line {style}{pale}' d='M{'L'.join(f'{a} {b}' for a, b in places)}'/>")
+        parts.append(f"<path class='line {style}' d='M{'L'.join(f'{a} {b}' for a, b in places)}'/>")
         if len(x) < _FEW_POINTS:
             parts += [f"<circle class={colour} cx={a} cy={b} r=2.5 />" for a, b in places]
         points.append([[float(f"{a:.9g}"), float(f"{b:.6g}")] for a, b in zip(x, y, strict=True)])

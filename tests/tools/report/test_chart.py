@@ -18,7 +18,7 @@ def points(drawn):
 
 
 def places(drawn):
-    path = re.search("<path class='line c0[a-z ]*' d='M([^']*)'", drawn)[1]
+    path = re.search("<path class='line c0' d='M([^']*)'", drawn)[1]
     return [tuple(map(float, place.split())) for place in path.split("L")]
 
 
