@@ -1,6 +1,5 @@
 """A plan as lines: the ways to run a recipe, the recommended one, and all recipes at a glance."""
 
-import json
 import shlex
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +14,7 @@ from kit.tools.plan.ask import Ask
 from kit.tools.plan.lengths import Lengths
 from kit.tools.plan.search import Option
 from kit.tools.text_table import text_table
+from kit.tools.typed import typed
 
 GIB = 2**30
 
@@ -76,9 +76,9 @@ def command(option: Option, ask: Ask) -> str:
     values: dict[str, Any] = recipe.model_dump(mode="json", exclude_none=True)
     if ask.recipe_name:
         words += ["--recipe", ask.recipe_name]
-        words += ["--dataset", _flag("dataset", values["dataset"])] if "dataset" in ask.typed else []
+        words += ["--dataset", typed("dataset", values["dataset"])] if "dataset" in ask.typed else []
     else:
-        words += ["--model_name_or_path", recipe.model_name_or_path, "--dataset", _flag("dataset", values["dataset"])]
+        words += ["--model_name_or_path", recipe.model_name_or_path, "--dataset", typed("dataset", values["dataset"])]
     if not ask.recipe_name or own.method != recipe.method:
         words += ["--method", own.method]
     if own.num_gpus > 1:
@@ -87,7 +87,7 @@ def command(option: Option, ask: Ask) -> str:
     values = recipe.model_copy(update=changed).model_dump(mode="json", exclude_none=True)
     for key in changed:
         if f"--{key}" not in words:
-            words += [f"--{key}", _flag(key, values.get(key))]
+            words += [f"--{key}", typed(key, values.get(key))]
     return shlex.join(words)
 
 
@@ -104,15 +104,6 @@ def own_config(own: Workload) -> str:
     return (
         f"{where}with my-{own.config}.yaml: a copy of accelerate_configs/{own.config}.yaml that says {', '.join(says)}"
     )
-
-
-def _flag(key: str, value: Any) -> str:
-    """A setting as it is typed on the command line. ``value``: in JSON."""
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return ",".join(value)
-    if key == "dataset_columns":
-        return ",".join(f"{theirs}={ours}" for theirs, ours in value.items())
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _changes(option: Option, ask: Ask) -> dict[str, str | int | bool]:

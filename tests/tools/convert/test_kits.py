@@ -209,7 +209,6 @@ def test_what_no_drop_helps_is_refused_and_another_kind_of_training_alone(conver
     cases = [
         ("axolotl", {"rl": "grpo", "min_sample_len": 3}, ["rl"], "nothing learns from rewards"),
         ("axolotl", {"datasets": [{"path": "a", "type": "input_output"}]}, ["datasets[0].type"], "--dataset FILE"),
-        ("axolotl", {"base_model": "$MODEL"}, ["model_name_or_path"], "--model_name_or_path NAME"),
         ("LLaMA-Factory", {"stage": "rm"}, ["stage"], "nothing learns from rewards"),
         ("LLaMA-Factory", {"do_train": None}, ["do_train"], "trains nothing"),
         ("LLaMA-Factory", {"do_train": None, "train_dataset": "v1.yaml"}, ["train_dataset"], "its v1 are not read"),

@@ -17,7 +17,6 @@ def test_a_gpu_is_a_name_or_a_memory_with_its_unit():
         assert (gpu.memory, gpu.is_known) == (memory, False)
     wrong = [
         ("24", "a memory with its unit"),
-        ("0GiB", "so much memory"),
         ("h10", "did you mean 'h100'"),
         ("-3GiB", "no GPU"),
     ]
@@ -28,7 +27,7 @@ def test_a_gpu_is_a_name_or_a_memory_with_its_unit():
 
 def test_gpus_are_a_number_or_machines_times_gpus():
     assert [parse_gpus(text) for text in ("1", "8", "64", "4x2")] == [(1, 1), (8, 8), (64, 8), (8, 2)]
-    for text in ("0", "two", "2x", "0x8", "1000000"):
+    for text in ("0", "two", "2x", "0x8", "8x0"):
         with pytest.raises(UserError, match="--gpus"):
             parse_gpus(text)
 
