@@ -52,14 +52,6 @@ def test_the_recipe_is_written_and_the_command_that_trains_it_is_printed(theirs,
     assert "changes only speed or memory:\n  flash_attention: True" in out and "wandb_project" not in out
 
 
-def test_a_file_that_sharded_says_that_the_processes_are_missing(theirs, capsys):
-    assert main(["convert", theirs(fsdp_config={"reshard_after_forward": True}), "--out", "ours.yaml"]) == 0
-    out = capsys.readouterr().out
-    assert "the weights were sharded: give --num_processes N" in out
-    # On a machine with more, the global batch may not be divisible by all of them.
-    assert out.splitlines()[-1].endswith("--config fsdp --recipe ours.yaml --num_processes 1")
-
-
 def test_no_credential_of_the_file_reaches_the_recipe(theirs, tmp_path, capsys):
     path = theirs(wandb_api_key="0123456789abcdef0123456789abcdef01234567", hub_model_id="hf_" + "aB3" * 12)
     assert main(["convert", path, "--out", "ours.yaml"]) == 0
