@@ -37,6 +37,8 @@ def test_memory_is_shown_by_component_with_the_disk_and_on_a_known_gpu_the_time(
     memory = predict(own)
     assert f"a GPU at its peak ({memory.moment}), {memory.peak / 2**30:.1f} GiB:" in lines and "disk:" in lines
     assert all(any(name in line for line in lines) for name in (*memory.disk, "optimiser", "activations"))
+    sizes = [float(line.split()[-2]) for line in lines[2 : lines.index("memory of a machine:")]]
+    assert abs(sum(sizes) - memory.peak / 2**30) < 0.05 * len(sizes)
     assert lines[-1].startswith("time: unknown here")
     monkeypatch.setattr(dry_run, "this_machine", lambda: (GPUS["h100"], 8))
     assert "70 steps: " in describe_plan(own, RECIPE, stream, True)[-1]

@@ -10,7 +10,7 @@ from kit.tools.plan.ask import read_ask
 from kit.tools.plan.hardware import GPUS
 from kit.tools.plan.lengths import Lengths
 from kit.tools.plan.search import options, recommend, try_out
-from kit.tools.plan.table import command, own_config, parts, time_lines, ways
+from kit.tools.plan.table import command, own_config, time_lines, ways
 
 
 def planned(*words, gpu="24GiB"):
@@ -65,13 +65,6 @@ def test_several_machines_and_float32_need_a_config_of_their_own():
     assert own_config(option.workload) == ""
 
 
-def test_parts_add_up_to_the_peak():
-    _, _, option = planned("--recipe", "llama-8b-qlora")
-    lines = parts(option.memory)
-    sizes = [float(line.split()[-2]) for line in lines[1 : lines.index("memory of a machine:")]]
-    assert abs(sum(sizes) - option.memory.peak / 2**30) < 0.05 * len(sizes)
-
-
 LENGTHS = Lengths(
     num_samples=1000, mean=400.0, longest=2048, row=1024.0, supervised=0.3, seen=700.0, num_steps=50, epochs=2.0
 )  # fmt: skip
@@ -87,10 +80,3 @@ def test_hours_and_cost_are_those_of_the_steps_and_of_the_data():
     assert "30.0% are learned from" in data and whole.startswith("50 steps: ") and "every row is full" not in whole
     unknown = try_out(option.workload, replace(GPUS["h100"], tflops=None))
     assert "nothing is known" in time_lines(unknown, 500)[0]
-
-
-def test_the_references_pass_before_the_first_step_is_part_of_the_hours():
-    _, _, option = planned("--recipe", "llama-8b-full", "--objective", "dpo", "--gpus", "8", gpu="h100")
-    (whole,) = time_lines(option, 1000)[1:]
-    assert "hours for the reference before the first step" in whole
-    assert float(whole.split()[2]) * 3600 > 1.2 * 1000 * option.step.seconds[0]
