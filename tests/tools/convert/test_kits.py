@@ -97,7 +97,6 @@ SWIFT = {
     "deepspeed": "zero2",
 }
 FILES = {"axolotl": AXOLOTL, "LLaMA-Factory": FACTORY, "TRL": TRL, "ms-swift": SWIFT}
-TEMPLATE = "{% for message in messages %}{{ message['content'] + eos_token }}{% endfor %}"
 
 
 @pytest.fixture
@@ -179,6 +178,8 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
     cases = [
         ("axolotl", {"optimizer": "lion_pytorch"}, "optimizer"),
         ("axolotl", {"chat_template": "metharme"}, "chat_template"),
+        ("axolotl", {"chat_template_jinja": "{{ messages }}"}, "chat_template_jinja"),
+        ("TRL", {"chat_template": "{{ messages }}"}, "chat_template"),
         ("axolotl", {"datasets": [CHAT | {"roles_to_train": ["human"]}]}, "datasets[0].roles_to_train"),
         ("axolotl", {"datasets": [CHAT | {"shards": 4}]}, "datasets[0].shards"),
         ("axolotl", {"a_key_of_tomorrow": 3}, "a_key_of_tomorrow"),
@@ -197,7 +198,7 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
 def test_what_no_drop_helps_is_refused_and_another_kind_of_training_alone(converted, info):
     cases = [
         ("axolotl", {"rl": "grpo", "min_sample_len": 3}, ["rl"], "nothing learns from rewards"),
-        ("axolotl", {"datasets": [{"path": "a", "type": "input_output"}]}, ["datasets[0].type"], "--dataset FILE"),
+        ("axolotl", {"datasets": [{"path": "a", "type": "alpaca"}]}, ["datasets[0].type"], "words of their own"),
         ("LLaMA-Factory", {"do_train": None}, ["do_train"], "trains nothing"),
         ("LLaMA-Factory", {"do_train": None, "train_dataset": "v1.yaml"}, ["train_dataset"], "its v1 are not read"),
         ("LLaMA-Factory", {"dataset": "pictures"}, ["dataset"], "images"),
@@ -224,11 +225,6 @@ def test_the_config_shards_what_the_file_shards(converted):
 
 
 def test_rows_get_the_columns_and_the_wording_that_the_other_kit_has(converted, info):
-    alpaca = {"datasets": [{"path": "rows.jsonl", "type": "alpaca"}], "chat_template": None}
-    result, recipe = converted(AXOLOTL | alpaca)
-    wording = question(recipe.dataset[0].prompt_format, "Add.", "2, 2")
-    assert wording.startswith("Below is an instruction that describes a task, paired") and "### Input:\n2, 2" in wording
-    assert result.template.startswith("{%-")
     texts = [{"path": "a/b", "data_files": ["c/d.jsonl"], "type": "completion", "field": "chapter", "revision": "v1"}]
     _, recipe = converted(AXOLOTL | {"datasets": texts, "chat_template": None})
     assert (recipe.dataset, recipe.dataset_columns) == ("hf://datasets/a/b@v1/c/d.jsonl", {"chapter": "text"})
@@ -243,7 +239,6 @@ def test_rows_get_the_columns_and_the_wording_that_the_other_kit_has(converted, 
         ("a/b", "train[:20]", None),
     ]
     assert question(recipe.dataset[0].prompt_format, "Add.", "2, 2") == "Add.\n2, 2"
-    assert converted(TRL | {"chat_template": TEMPLATE})[0].template == TEMPLATE
     parts = [{"id": "a/b", "weight": 0.5}, {"id": "c/d", "weight": 1.0}]
     _, recipe = converted(TRL | {"dataset_mixture": {"datasets": parts, "test_split_size": 1000}})
     assert [(entry.path, entry.max_samples) for entry in recipe.dataset] == [("a/b", 0.5), ("c/d", None)]
