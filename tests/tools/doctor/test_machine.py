@@ -110,12 +110,15 @@ def test_a_config_for_several_machines_says_how_to_check_them_all(checked, tmp_p
     assert "main_process_ip: missing" in checked("--config", str(config))["launch"].found
 
 
+def test_local_data_asks_no_hub(recipe, monkeypatch):
+    monkeypatch.setattr(machine, "ask_hub", lambda name, flag, revision: pytest.fail("asked"))
+    result = check_data({"dataset": recipe.dataset_entries})
+    assert result.status == "ok" and "train.jsonl" in result.found and "http" not in result.found
+
+
 def test_data_of_the_hub_are_asked_for_once_or_looked_for_in_the_cache(recipe, monkeypatch):
     remote = recipe.model_copy(update={"dataset": "org/data", "eval_dataset": None})
     asked = []
-    monkeypatch.setattr(machine, "ask_hub", lambda name, flag, revision: pytest.fail("asked"))
-    local = check_data({"dataset": recipe.dataset_entries})
-    assert local.status == "ok" and "train.jsonl" in local.found and "http" not in local.found
     monkeypatch.setattr(machine.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(machine, "ask_hub", lambda name, flag, revision: asked.append((name, flag)))
     assert check_data({"dataset": remote.dataset_entries}).status == "ok" and asked == [("org/data", "dataset")]
