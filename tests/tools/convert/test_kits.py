@@ -108,27 +108,23 @@ def info(tmp_path):
 def test_a_file_of_each_kit_becomes_a_recipe_with_all_that_it_says_and_its_defaults(converted, info):
     expected = {
         "axolotl": {
-            "method": "lora", "lora_r": 32, "lora_alpha": 16, "lora_dropout": 0, "lora_target_modules": "all-linear",
-            "dataset": "chats.jsonl", "dataset_columns": {}, "chat_template": "llama3", "max_length": 4096,
-            "packing": True, "eval_split_size": 0.05, "global_batch_size": 16, "per_device_train_batch_size": 2,
-            "num_train_epochs": 3, "learning_rate": 2e-5, "optim": "adamw_8bit", "warmup_steps": 0.1,
-            "eval_strategy": "epoch", "save_strategy": "epoch", "excess_length_strategy": "drop",
+            "method": "lora", "lora_r": 32, "lora_dropout": 0, "dataset": "chats.jsonl", "chat_template": "llama3",
+            "max_length": 4096, "packing": True, "eval_split_size": 0.05, "global_batch_size": 16,
+            "learning_rate": 2e-5, "optim": "adamw_8bit", "warmup_steps": 0.1, "eval_strategy": "epoch",
+            "excess_length_strategy": "drop",
         },
         "LLaMA-Factory": {
-            "method": "lora", "lora_target_modules": "all-linear", "lora_r": 8, "lora_alpha": 16,
-            "dataset": "data/mine.json", "dataset_columns": {"turns": "conversations"}, "dataset_split": "train[:500]",
-            "max_length": 1024, "learning_rate": 5e-5, "lr_scheduler_type": "linear", "warmup_steps": 0,
-            "gradient_checkpointing": True, "save_steps": 500, "global_batch_size": 32,
+            "lora_target_modules": "all-linear", "lora_r": 8, "lora_alpha": 16, "dataset": "data/mine.json",
+            "dataset_columns": {"turns": "conversations"}, "dataset_split": "train[:500]", "learning_rate": 5e-5,
+            "lr_scheduler_type": "linear", "save_steps": 500, "global_batch_size": 32,
         },
         "TRL": {  # which learns every token of a conversation, and checkpoints activations without being told
-            "method": "full", "dataset": "a/b", "dataset_split": "train_sft", "max_length": 2048, "max_steps": None,
-            "global_batch_size": 64, "save_strategy": None, "warmup_steps": 0.1, "train_on": "all",
-            "gradient_checkpointing": True, "learning_rate": 2e-5,
+            "method": "full", "dataset": "a/b", "dataset_split": "train_sft", "global_batch_size": 64,
+            "save_strategy": None, "train_on": "all", "gradient_checkpointing": True, "learning_rate": 2e-5,
         },
         "ms-swift": {
-            "method": "lora", "lora_r": 8, "lora_alpha": 32, "lora_dropout": 0.05, "weight_decay": 0.1,
-            "adam_beta2": 0.95, "global_batch_size": 16, "eval_split_size": 0.01, "eval_steps": 50,
-            "excess_length_strategy": "drop", "lora_target_modules": "all-linear",
+            "method": "lora", "lora_r": 8, "weight_decay": 0.1, "global_batch_size": 16, "eval_split_size": 0.01,
+            "eval_steps": 50, "excess_length_strategy": "drop", "lora_target_modules": "all-linear",
         },
     }  # fmt: skip
     for kit, settings in expected.items():
