@@ -8,7 +8,7 @@ import numpy as np
 
 from kit.answers import is_share
 from kit.console import is_main, say
-from kit.tools.report.chart import Line, draw, number
+from kit.tools.report.chart import Line, draw
 from kit.tools.report.page import cell, escaped, page, section, table, write_page
 from kit.tools.report.remarks import remarks
 from kit.tools.report.runs import ACCURACY, MOST_ODD, ReportedRun, finite_number, read_reported_run
@@ -235,7 +235,7 @@ def _speed(run: ReportedRun) -> dict[str, str]:
     speeds, peaks = run.training.values("tokens_per_second"), run.training.values("peak_memory_bytes")
     found = {}
     if len(speeds):
-        found["tokens per second"] = number(round(float(np.median(speeds[1:] if len(speeds) > 1 else speeds))))
+        found["tokens per second"] = cell(round(float(np.median(speeds[1:] if len(speeds) > 1 else speeds))))
     if run.seconds:
         found["minutes"] = f"{run.seconds / 60:,.1f}"
     if len(peaks):
