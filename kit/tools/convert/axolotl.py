@@ -17,7 +17,9 @@ _NAMES = {
 _PLUGINS_OF_SPEED = ("cut_cross_entropy", "liger", "kernels", "expert_parallel", "swanlab")
 _PAIRS = ("dpo", "orpo", "simpo", "cpo", "kto")
 _TEXTS = ("completion", "pretrain")
-_BY_HAND = "rows of this type have words of their own there; --dataset takes them in another wording (docs/data.md)"
+_BY_HAND = (
+    "rows of this type have words of their own there; --dataset NAME --chat_template alpaca, or another template's"
+)
 _KNOWN = set(
     """
     path type name split revision data_files ds_type field text_column field_messages message_property_mappings
