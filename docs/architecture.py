@@ -31,7 +31,12 @@ FLOORS = [*CORE, *TOOLS]
 # The same inside kit/data/.
 DATA_FLOORS = [["strict_json"], ["read", "chat"], ["samples"], ["feed"], ["open"]]
 # The same inside kit/tools/.
-TOOLS_FLOORS = [["text_table"], ["plan", "convert", "opening", "push"], ["doctor", "report", "api", "chat"], ["rates"]]
+TOOLS_FLOORS = [
+    ["text_table", "typed"],
+    ["plan", "convert", "opening", "push"],
+    ["doctor", "report", "api", "chat"],
+    ["rates"],
+]
 
 
 @cache

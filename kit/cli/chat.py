@@ -4,14 +4,14 @@ from kit.config.command_line import read_command_line
 from kit.console import Parser, announce_wait, show
 from kit.errors import Problem, UserError, raise_if
 
-HELP = "talk to the model of a run, and beside it to its base"
+HELP = "talk to the model of a run, and beside it to the base of an adapter"
 USAGE = """usage: kit chat RUN [--base] [--plain] [--temperature T] [--top_p P] [--flag value ...]
 
-Talk to the model of a run, and beside it to its base, in the terminal. RUN is the folder of a finished run, one of its
+Talk to the model of a run, and beside it to the base of an adapter. RUN is the folder of a finished run, one of its
 checkpoints, an adapter, or any model. Prompts are rendered, and answers end, as in the evaluation of the run; by
 default answers are greedy too.
 
-  --base             answer with the base as well: the model without the adapter, or what the run began with
+  --base             answer with the base as well: the model without the adapter
   --plain            no chat template: what you type is the prompt, for a model trained on prompts as plain text
   --temperature T    draw from probabilities of this temperature, from 0.01 (default: greedy)
   --top_p P          with a temperature: draw from the likeliest tokens that together have this probability

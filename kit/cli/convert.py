@@ -32,16 +32,11 @@ def run(argv: list[str]) -> int:
     ]
     if given.num_processes is not None and given.num_processes < 1:
         problems.append(Problem("--num_processes", f"found {given.num_processes}", "whole number from 1"))
-    files = [given.out, given.out.parent / f"{given.out.stem}.jinja"] if given.out is not None else []
-    problems += [Problem("--out", f"{file} exists", "a new file", "--out my.yaml") for file in files if file.exists()]
+    if given.out is not None and given.out.exists():
+        problems.append(Problem("--out", f"{given.out} exists", "a new file", "--out my.yaml"))
     raise_if(problems)
     drop = [key.strip() for key in (given.drop or "").split(",") if key.strip()]
     draft = convert(given.file, given.num_processes, drop, flags)
-    template = draft.template if "chat_template" not in draft.typed else ""
-    if template and not files:
-        raise UserError(Problem("--out", "missing", "a file: the chat template is written beside it", "--out my.yaml"))
-    if template:
-        draft.put("chat_template", files[1].name, "written beside this file")
     recipe = shlex.quote(str(given.out or "RECIPE.yaml"))
     command = f"{command_of('finetune.py')} --config {draft.config} --recipe {recipe}"
     if draft.config != "single":  # by itself it would take all GPUs, which the global batch was not made for
@@ -49,12 +44,10 @@ def run(argv: list[str]) -> int:
     text = recipe_text(
         draft, [f"Made by kit convert of {given.file.name}, a file of {draft.kit}.", f"Launch: {command}"]
     )
-    if not files:
+    if given.out is None:
         show(text.rstrip("\n"))
         return 0
     try:
-        if template:
-            files[1].write_text(template, encoding="utf-8")
         given.out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(Problem("--out", f"{given.out}: {error.strerror}", "a file that can be written")) from None

@@ -19,10 +19,10 @@ def run(argv: list[str]) -> int:
         prog="kit inspect",
         description=HELP + ".",
         epilog="Takes the flags of recipes/finetune.py too: --recipe, --dataset, --chat_template, ... Marks of an "
-        "output without colours: [[learned]], {{cut off}}.",
+        "output without colours: [[learned]].",
         allow_abbrev=False,
     )
-    shown = "samples to show, spread over the data (default: 5); some that were cut, left out or skipped come after"
+    shown = "samples to show, spread over the data (default: 5); rows that were skipped come after"
     parser.add_argument("-n", type=int, default=5, metavar="N", help=shown)
     parser.add_argument("--html", metavar="FILE", help="write a page that opens in a browser without network")
     options, rest = parser.parse_known_args(argv)

@@ -14,7 +14,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("source", metavar="RUN", help="the folder of a run, its final/, or what kit export wrote")
     parser.add_argument("name", nargs="?", metavar="OWNER/NAME", help="default: yours, with the name of the run")
     parser.add_argument("--public", action="store_true", help="for everyone; default: a new repository is private")
-    base = "hub id of the base, where the run had it from a folder; none: a model whose base is not on the hub"
+    base = "hub id of the base, where the run had it from a folder"
     parser.add_argument("--base_model", metavar="ID", help=base)
     parser.add_argument("--dry_run", action="store_true", help="check, and say what would be uploaded; change nothing")
     asked = parser.parse_args(argv)

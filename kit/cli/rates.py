@@ -9,9 +9,8 @@ import json
 import math
 import shlex
 import shutil
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kit import interrupt
 from kit.cli.starts import ScriptFailed, ScriptRunner, workplace
@@ -76,7 +75,7 @@ def run(argv: list[str]) -> int:
     steps, warmup = _length(checked, asked_steps)
     flags = _flags(words, request, checked, steps, warmup)
     folder = Path(f"{recipe.output_dir}-rates")
-    known = _open(folder, flags, steps, checked)
+    known = _open(folder, flags, checked)
     done = {rate: folder / f"{rate:g}" for rate in {*known, *rates} if _is_done(folder / f"{rate:g}", steps)}
     missing = [rate for rate in rates if rate not in done]
     shape = "its own schedule, whole" if steps == checked.total_steps else f"warm-up of {warmup}, then constant"
@@ -93,7 +92,6 @@ def run(argv: list[str]) -> int:
             target = folder / f"{rate:g}"
             if target.exists():  # it was stopped
                 shutil.rmtree(target)
-            began = time.monotonic()
             try:
                 runner.run(f"learning rate {rate:g}", target, learning_rate=f"{rate!r}")
             except ScriptFailed as error:
@@ -104,24 +102,12 @@ def run(argv: list[str]) -> int:
             for name in ("checkpoints", "final"):  # large, and nobody continues from them
                 shutil.rmtree(target / name, ignore_errors=True)
             done[rate] = target
-            left = len(missing) - missing.index(rate) - 1
-            if left:
-                show(f"    about {left * (time.monotonic() - began) / 60:.1f} minutes left")
     from kit.tools.rates import Sweep, Trial
     from kit.tools.text_table import text_table
 
     sweep = Sweep([Trial.read(rate, done[rate]) for rate in sorted(done)], steps)
-    show(
-        joined(
-            [
-                "",
-                *text_table(sweep.rows()),
-                "",
-                *sweep.suggestion(),
-                f"curves: kit report {shlex.quote(str(folder))}/*/",
-            ]
-        )
-    )
+    curves = f"curves: kit report {shlex.quote(str(folder))}/*/"
+    show(joined(["", *text_table(sweep.rows()), "", *sweep.suggestion(), curves]))
     return 0
 
 
@@ -187,26 +173,21 @@ def _flags(words: dict[str, str], request: Request, checked: "Preflight", steps:
     return {name: value for name, value in words.items() if name not in left_out} | own
 
 
-def _open(folder: Path, flags: dict[str, str], steps: int, checked: "Preflight") -> list[float]:
+def _open(folder: Path, flags: dict[str, str], checked: "Preflight") -> list[float]:
     """Create the folder of the sweep, or check that it holds this one. Returns the rates that were begun in it."""
-    about: dict[str, Any] = {"flags": flags, "data": str(getattr(checked.data, "fingerprint", ""))}
+    about = {**flags, "the data": str(getattr(checked.data, "fingerprint", ""))}
     path = folder / SWEEP_FILE
+    if begun := [each for each in folder.glob("*/") if (each / RUN_FILE).is_file()]:
+        before = json.loads(read_small(path)) if path.exists() else {}
+        if other := [key for key in {**before, **about} if before.get(key) != about.get(key)]:
+            raise UserError(_taken(f"{folder} holds runs with other values of {', '.join(other)}"))
+        return [float(each.name) for each in begun]
     if folder.exists() and not path.exists() and any(folder.iterdir()):
         raise UserError(_taken(f"{folder} exists and holds no sweep"))
-    begun = [each for each in folder.glob("*/") if (each / RUN_FILE).is_file()]
-    if not begun:  # a first trial that was refused leaves nothing that binds the next command
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(about, indent=1) + "\n")
-        return []
-    try:
-        before = json.loads(read_small(path))
-        other = [key for key in {**before["flags"], **flags} if before["flags"].get(key) != flags.get(key)]
-        other += ["the data"] * (before["data"] != about["data"])
-    except (ValueError, KeyError, TypeError):
-        raise UserError(_taken(f"{path} is damaged")) from None
-    if other:
-        raise UserError(_taken(f"{folder} holds a sweep with other values of {', '.join(other)}"))
-    return [float(each.name) for each in begun]
+    # Also over what a first trial that was refused left: it binds no next command.
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(about, indent=1) + "\n")
+    return []
 
 
 def _taken(found: str) -> Problem:

@@ -8,7 +8,6 @@ and no temporary file is left behind, not even after Ctrl-C.
 """
 
 import math
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +26,13 @@ DEFAULT_STEPS = 6
 MAX_EVAL_SAMPLES = 4
 ATTEMPTS = 3
 
-USAGE = f"""usage: kit verify-resume [--recipe R] [--config C] [--steps N] [--kill_after K] [--keep FOLDER] [--flag ...]
+USAGE = f"""usage: kit verify-resume [--recipe R] [--config C] [--steps N] [--kill_after K] [--flag ...]
 
 Run N steps; run them again and kill every process once the checkpoint of step K is complete; type the same command
 again; compare losses, gradient norms, learning rates, evaluations and final weights bit for bit.
 
   --steps N        optimiser steps of each run (default: {DEFAULT_STEPS})
   --kill_after K   step of the checkpoint to continue from, 1 to N - 1 (default: half of N)
-  --keep FOLDER    new folder to run in and to keep (default: one in $TMPDIR, deleted)
 
 Takes the flags of recipes/finetune.py, and decides itself about output_dir, max_steps, checkpoints, logging_steps,
 trackers, resume_from_checkpoint, overwrite_output_dir, and evaluation (after each step, on {MAX_EVAL_SAMPLES} samples
@@ -48,7 +46,6 @@ class Options:
 
     steps: int  # of each run
     kill_after: int  # step of the checkpoint after which the run is killed
-    keep: Path | None  # folder to run in and to keep; None: a temporary one
     flags: dict[str, str]  # flags of the script, without output_dir
     overridden: list[str]  # the user's flags that this command overrides
 
@@ -68,14 +65,9 @@ def run(argv: list[str]) -> int:
     options = read_options(argv)
     if options.overridden:
         show(f"note: this command sets these flags itself: {', '.join(options.overridden)}")
-    with workplace() as temporary:
-        folder = options.keep or temporary
+    with workplace() as folder:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(Problem("--keep", f"{folder}: {error.strerror}", "a folder to write to")) from None
-        try:
-            return _verify(options, folder, temporary)
+            return _verify(options, folder)
         except ScriptFailed as error:
             show_error(f"\n{error}")
             return error.status
@@ -97,12 +89,6 @@ def read_options(argv: list[str]) -> Options:
 
     steps = number("steps", DEFAULT_STEPS, 2, math.inf)
     kill_after = number("kill_after", steps // 2, 1, steps - 1)
-    keep = flags.pop("keep", None)
-    folder = None
-    if keep is not None:
-        folder = Path(os.path.expanduser(keep)).absolute()
-        if not keep or (os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir()))):
-            problems.append(Problem("--keep", f"{keep} exists" if keep else "no value", "a new folder"))
     if flags.pop("dry_run", "false") != "false":
         problems.append(Problem("--dry_run", "a dry run has no steps to verify", fix="leave it out"))
     flags.pop("output_dir", None)
@@ -133,19 +119,18 @@ def read_options(argv: list[str]) -> Options:
             "max_eval_samples": str(min(recipe.max_eval_samples or MAX_EVAL_SAMPLES, MAX_EVAL_SAMPLES)),
         }
     overridden = [name for name, value in given.items() if name in Recipe.model_fields and flags.get(name) != value]
-    return Options(steps, kill_after, folder, flags, overridden)
+    return Options(steps, kill_after, flags, overridden)
 
 
-def _verify(options: Options, folder: Path, temporary: Path) -> int:
+def _verify(options: Options, folder: Path) -> int:
     whole, continued = folder / "uninterrupted", folder / "continued"
     checkpoints = continued / "checkpoints"
-    starts = ScriptRunner(options.flags, folder, temporary)
+    starts = ScriptRunner(options.flags, folder, folder)
 
     starts.run(f"{options.steps} steps without interruption", whole)
     recipe, strategy = read_run(whole / "run.json")  # what the run took, of which some settings were auto
     show(f"    {strategy.describe(recipe, recipe)}")
-    if not options.keep:  # no longer needed, and large
-        shutil.rmtree(whole / "checkpoints")
+    shutil.rmtree(whole / "checkpoints")  # no longer needed, and large
 
     title = f"the same, killed when the checkpoint of step {options.kill_after} is complete"
     for _ in range(ATTEMPTS):

@@ -22,6 +22,7 @@ from kit.console import show
 from kit.durable import read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.failures.exits import STOPPED
+from kit.tools.typed import typed
 
 __all__ = ["Recipe", "Run", "RunFailed", "UserError", "finetune", "open_run", "read_recipe"]
 
@@ -198,24 +199,4 @@ class _PrintedError(UserError):
 
 def _words(settings: Mapping[str, Any]) -> list[str]:
     """Settings as words of a command line."""
-    return [f"--{name}={_flag_value(name, value)}" for name, value in settings.items()]
-
-
-def _flag_value(name: str, value: Any) -> str:
-    """The value of a setting as it is typed. Raises ``UserError`` for a list with a comma in one of its items."""
-    if value is None:
-        return "none"
-    if isinstance(value, Mapping) and not all(isinstance(each, str) for each in value.values()):
-        return json.dumps(value)
-    if isinstance(value, Mapping):
-        value = [f"{key}={each}" for key, each in value.items()]
-    if isinstance(value, list | tuple):
-        if any(isinstance(each, Mapping) for each in value):
-            return json.dumps(value)  # which is YAML
-        if any("," in str(each) for each in value):
-            fix = "put it into a recipe file, where lists are lists"
-            raise UserError(Problem(name, f"a comma in an item of {value!r}", fix=fix))
-        return ",".join(map(str, value))
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+    return [f"--{name}={typed(name, value)}" for name, value in settings.items()]

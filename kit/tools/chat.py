@@ -19,7 +19,7 @@ from kit.errors import Problem, UserError
 from kit.model.attention import without_cudnn_attention
 from kit.model.sampling import how_to_generate
 from kit.strategy.weights import generating
-from kit.tools.opening import Opened, open_models, plan_one_process
+from kit.tools.opening import Opened, base_of, open_model, plan_one_process
 
 HELP = "/new begins a new conversation, /exit or Ctrl-D ends, Ctrl-C ends an answer"
 Message = dict[str, str]
@@ -95,11 +95,12 @@ def talk(request: Request, with_base: bool, is_plain: bool) -> None:
     """Open the model, and answer until the input ends.
 
     Raises:
-        UserError: the model cannot be opened, or has no chat template.
+        UserError: the model cannot be opened, has no chat template, or no base.
     """
     recipe, topology = plan_one_process(request)
-    models = list(open_models(recipe, topology, is_plain, with_base))
-    system = models[0].recipe.system_prompt
+    tuned = open_model(recipe, topology, is_plain, with_base)
+    models = [tuned, base_of(tuned)] if with_base else [tuned]
+    system = tuned.recipe.system_prompt
     beginning = [{"role": "system", "content": system}] if system else []
     if sys.stdin.isatty():
         _in_terminal(models, beginning)

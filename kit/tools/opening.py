@@ -1,12 +1,11 @@
-"""A model opened in one process to answer: of a run, or any other; and beside it its base.
+"""A model opened in one process to answer: of a run, or any other; and the base of an adapter.
 
 Promises: a damaged checkpoint is refused, and all that needs no weights is checked before they are read.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from kit import interrupt
@@ -21,7 +20,7 @@ from kit.model.adapter import adapters_off
 from kit.model.load import build_meta_model, build_model, check_model, num_positions, open_config
 from kit.model.tokenizer import open_tokenizer
 from kit.run.opening import CHECKPOINT, precision_of, run_of, to_open
-from kit.run.record import read_run, read_stop_tokens
+from kit.run.record import read_stop_tokens
 from kit.run.resume import verify_together
 from kit.strategy.accelerator import Prepared, prepare, start
 from kit.strategy.launch import forget_launcher, plan_launch
@@ -63,36 +62,20 @@ def plan_one_process(request: Request) -> tuple[Recipe, Topology]:
     return planned.recipe, topology
 
 
-def open_models(recipe: Recipe, topology: Topology, is_plain: bool, with_base: bool) -> Iterator[Opened]:
-    """Open the model that a recipe names, and with ``with_base`` its base, which gets the same template.
+def open_model(recipe: Recipe, topology: Topology, is_plain: bool, with_base: bool) -> Opened:
+    """Open the model that a recipe names.
 
     Args:
         is_plain: without a chat template.
+        with_base: ``base_of`` will be asked for.
 
     Raises:
-        UserError: it cannot be opened, has no base, or needs a chat template and has none.
+        UserError: it cannot be opened, needs a chat template and has none, or is no adapter and so has no base.
     """
-    name = recipe.adapter_name_or_path or recipe.model_name_or_path
-    run_file = run_of(name)
-    opened, checkpoint = to_open(recipe)
-    base: Recipe | None = None
-    if with_base and opened.method == "full":
-        if run_file is None:
-            found = f"{name} is a whole model, and not in the folder of a run that says what it was trained from"
-            raise UserError(Problem("--base", found, "an adapter, or what lies in a run's folder", "leave it out"))
-        run, _ = read_run(run_file)
-        began_with = {"model_name_or_path": run.model_name_or_path, "model_revision": run.model_revision}
-        base = recipe.model_copy(update={**began_with, "method": "full"})
-    tuned = _open(opened, topology, is_plain, checkpoint, run_file)
-    yield tuned
-    if base is not None:
-        yield replace(_open(base, topology, True, None, run_file), template=tuned.template)
-    elif with_base:
-        model = tuned.prepared.model
-        yield replace(tuned, aside=lambda: adapters_off(model))
-
-
-def _open(recipe: Recipe, topology: Topology, is_plain: bool, checkpoint: Path | None, run_file: Path | None) -> Opened:
+    run_file = run_of(recipe.adapter_name_or_path or recipe.model_name_or_path)
+    recipe, checkpoint = to_open(recipe)
+    if with_base and recipe.method == "full":
+        raise UserError(Problem("--base", "this is a whole model, which holds no base", "an adapter", "leave it out"))
     config = open_config(recipe)
     raise_if(check_model(recipe, config, build_meta_model(recipe, config)))
     tokenizer = open_tokenizer(recipe)
@@ -111,6 +94,11 @@ def _open(recipe: Recipe, topology: Topology, is_plain: bool, checkpoint: Path |
     eos = own.eos_token_id if own else None
     ends |= {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
     return Opened(prepared, tokenizer, template, sorted(ends), num_positions(config), recipe)
+
+
+def base_of(tuned: Opened) -> Opened:
+    """Return the base of an adapter, with its template."""
+    return replace(tuned, aside=lambda: adapters_off(tuned.prepared.model))
 
 
 def _template_of(recipe: Recipe, tokenizer: Any) -> Template:

@@ -9,36 +9,41 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
+from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import RepositoryNotFoundError
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils import disable_progress_bars, filter_repo_objects
 from safetensors import SafetensorError, safe_open
 
 from kit.checkpoint.manifest import MANIFEST
 from kit.console import show
 from kit.durable import read_small
-from kit.errors import Problem, UserError, first_line, listed
+from kit.errors import Problem, UserError, first_line, listed, raise_if
 from kit.export.card import PLACEHOLDER, licence_in, licence_line, serving_section
 from kit.model.serving import serve_command, vllm_command
 from kit.run.record import RUN_FILE
 from kit.secrets import secret_spans
 from kit.upload import KINDS, Unreachable, answers, find_repository, is_id, url_of
 
-NO_BASE = "none"
-_WEIGHTS = re.compile(r"(?:adapter_)?model(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?|.+\.gguf")
-_OTHERS = (  # of a folder that ``from_pretrained`` opens
+# Of a folder that ``from_pretrained`` opens.
+_WEIGHTS = (
+    "model.safetensors model-*-of-*.safetensors model.safetensors.index.json adapter_model.safetensors "
+    "adapter_model-*-of-*.safetensors adapter_model.safetensors.index.json *.gguf"
+).split()
+_VOCABULARIES = (
+    "tokenizer.json vocab.json vocab.txt merges.txt *.tiktoken tokenizer.model spiece.model sentencepiece*.model"
+).split()
+_OTHERS = (
     "README.md LICENSE* NOTICE* config.json adapter_config.json generation_config.json tokenizer* added_tokens.json "
-    "special_tokens_map.json vocab.json vocab.txt merges.txt *.tiktoken spiece.model sentencepiece*.model "
-    "chat_template.jinja chat_template.json processor_config.json preprocessor_config.json "
+    "special_tokens_map.json chat_template.jinja chat_template.json processor_config.json preprocessor_config.json "
     "video_preprocessor_config.json configuration_*.py modeling_*.py modular_*.py tokenization_*.py"
 ).split()
-_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "*.tiktoken", "*.model")
 _EXPORT = "`kit export` of a checkpoint writes one"
 
 
@@ -50,7 +55,7 @@ class Model:
     files: list[str]  # in ``folder``
     adapter: dict[str, Any] | None  # adapter_config.json; None: a full model
     card: ModelCard
-    base: str | None  # hub id; None: it is not on the hub
+    base: str | None  # hub id; None: not known, of a full model that was made from a folder
 
 
 def push(source: str, name: str | None, public: bool, base_model: str | None, dry_run: bool) -> None:
@@ -79,10 +84,12 @@ def _upload(api: HfApi, model: Model, name: str, public: bool, dry_run: bool) ->
         return
     if not sys.stderr.isatty():
         disable_progress_bars()
-    operations = _operations(model, card, {file.rfilename for file in old.siblings or ()} if old else set())
-    with answers(repo):
+    message = f"kit push: {KINDS[model.adapter is not None]}"
+    with answers(repo), TemporaryDirectory() as folder:
+        _gather(model, card, Path(folder))
         api.create_repo(repo, private=not public, exist_ok=True)
-        info = api.create_commit(repo, operations, commit_message=f"kit push: {KINDS[model.adapter is not None]}")
+        # One commit. It deletes weights of an earlier model of other shards.
+        info = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message, delete_patterns=_WEIGHTS)
     is_same = old is not None and old.sha == info.oid
     show(f"{'nothing to upload, it is all there' if is_same else 'uploaded'}: {url_of(repo)}")
 
@@ -98,8 +105,9 @@ def _summary(model: Model, repo: str, public: bool) -> str:
     """What is uploaded, and what of the folder is not."""
     of_base = f" of {model.base}" if model.base else ""
     what = f"{KINDS[model.adapter is not None]}{of_base} in {model.folder}"
+    num_bytes = sum((model.folder / name).stat().st_size for name in model.files)
     lines = [f"{what}, to {url_of(repo)}{'' if public else ', private'}:"]
-    lines += [f"  {(model.folder / name).stat().st_size:>16,} bytes  {name}" for name in model.files]
+    lines += [f"  {', '.join(model.files)}; {num_bytes:,} bytes"]
     others = sorted({path.name for path in model.folder.iterdir()} - set(model.files))
     if others:
         lines += [f"not uploaded, as it is no part of the model: {listed(others)}"]
@@ -123,19 +131,19 @@ def open_model(folder: Path, base: str | None) -> Model:
         raise UserError(Problem("RUN", f"{folder} is a checkpoint, which only this kit opens", "a model", _EXPORT))
     if not folder.is_dir():
         raise UserError(Problem("RUN", f"no folder {folder}", "the folder of a run, its final/, or an exported model"))
-    files = sorted(path.name for path in folder.iterdir() if path.is_file() and _is_of_model(path.name))
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    files = list(filter_repo_objects(names, allow_patterns=[*_WEIGHTS, *_VOCABULARIES, *_OTHERS]))
     _check_complete(folder, files)
     adapter = _read_json(folder / "adapter_config.json") if "adapter_config.json" in files else None
     try:
         card = ModelCard(read_small(folder / "README.md"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(Problem(str(folder / "README.md"), f"no model card ({first_line(error)})")) from None
-    _check_credentials([folder / name for name in files])
+    # Weights are numbers, and vocabularies are nobody's text.
+    _check_credentials(
+        folder / name for name in filter_repo_objects(files, ignore_patterns=[*_WEIGHTS, *_VOCABULARIES])
+    )
     return Model(folder, files, adapter, card, _base_of(card, adapter, base))
-
-
-def _is_of_model(name: str) -> bool:
-    return bool(_WEIGHTS.fullmatch(name)) or any(fnmatch(name, pattern) for pattern in _OTHERS)
 
 
 def _check_complete(folder: Path, files: list[str]) -> None:
@@ -168,33 +176,30 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _check_credentials(paths: list[Path]) -> None:
-    """Raise ``UserError`` for files with a credential. Weights are numbers, and vocabularies are nobody's text."""
+def _check_credentials(paths: Iterable[Path]) -> None:
+    """Raise ``UserError`` for files with a credential."""
     problems = []
     for path in paths:
-        if not _WEIGHTS.fullmatch(path.name) and not any(fnmatch(path.name, pattern) for pattern in _VOCABULARIES):
-            text = path.read_text(encoding="utf-8", errors="replace")
-            if spans := secret_spans(text):
-                line = text.count("\n", 0, spans[0][0]) + 1
-                fix = "take it out of the file, and renew it if others have seen it"
-                problems.append(Problem(f"{path}:{line}", "a credential", "nothing that gives access", fix))
-    if problems:
-        raise UserError(*problems)
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if spans := secret_spans(text):
+            line = text.count("\n", 0, spans[0][0]) + 1
+            fix = "take it out of the file, and renew it if others have seen it"
+            problems.append(Problem(f"{path}:{line}", "a credential", "nothing that gives access", fix))
+    raise_if(problems)
 
 
 def _base_of(card: ModelCard, adapter: dict[str, Any] | None, typed: str | None) -> str | None:
-    """The hub id of the base: as typed, as on the card, or as in the adapter's config."""
-    if typed == NO_BASE and adapter is None:
-        return None
+    """The hub id of the base: as typed, or as on the card. A full model may have none."""
     given = getattr(card.data, "base_model", None)
     found = typed or (given[0] if isinstance(given, list) and given else given)
-    if not found and adapter is not None and not os.path.exists(str(adapter.get("base_model_name_or_path"))):
-        found = adapter.get("base_model_name_or_path")
-    if not isinstance(found, str) or not is_id(found):
-        text = f"{typed!r} is no hub id" if typed else "a local folder, which others do not have"
-        fix = "--base_model ID" + (f", or --base_model {NO_BASE} if it is not on the hub" if adapter is None else "")
-        raise UserError(Problem("--base_model" if typed else "the base", text, "its id on the hub", fix))
-    return found
+    if isinstance(found, str) and is_id(found):
+        return found
+    if typed:
+        raise UserError(Problem("--base_model", f"{typed!r} is no hub id", "its id on the hub"))
+    if adapter is not None:
+        text = "a local folder, which others do not have"
+        raise UserError(Problem("the base", text, "its id on the hub", "--base_model ID"))
+    return None
 
 
 # --- the card
@@ -224,12 +229,12 @@ def finished_card(model: Model, repo: str, licence: dict[str, Any]) -> str:
 
 
 def _serve_command(model: Model, repo: str) -> str:
-    """The command that serves the model from the hub; empty if vLLM is not known to take such an adapter."""
+    """The command that serves it from the hub, where the card has none; empty if no server is known to take it."""
     gguf = next((name for name in model.files if name.endswith(".gguf")), None)
     if gguf:  # the hub finds the file by its type
         return f"llama-server --jinja -hf {repo}:{gguf.removesuffix('.gguf').rpartition('-')[2]}"
     if model.adapter is None:
-        return serve_command(repo)
+        return ""
     from peft import PeftConfig
 
     return vllm_command(PeftConfig.from_pretrained(str(model.folder)), model.base, repo, repo.rpartition("/")[2])
@@ -256,13 +261,14 @@ def _licence_on_hub(api: HfApi, model: Model) -> dict[str, Any]:
     return licence_in(data.to_dict()) if data else {}
 
 
-def _operations(model: Model, card: str, old: set[str]) -> list[Any]:
-    """What the commit adds, and the weights of an earlier model of other shards, which it deletes."""
-    sources: dict[str, Any] = {name: str(model.folder / name) for name in model.files}
-    sources["README.md"] = card.encode()
+def _gather(model: Model, card: str, folder: Path) -> None:
+    """Link the files of the model into ``folder``, and write what is other on the hub: the card, the adapter's base."""
+    for name in model.files:
+        (folder / name).symlink_to((model.folder / name).resolve())
+    written = {"README.md": card}
     if model.adapter is not None:
         config = model.adapter | {"base_model_name_or_path": model.base}
-        sources["adapter_config.json"] = json.dumps(config, indent=2).encode()
-    stale = sorted(name for name in old - set(sources) if _WEIGHTS.fullmatch(name))
-    adds = [CommitOperationAdd(name, source) for name, source in sources.items()]
-    return [*adds, *(CommitOperationDelete(name) for name in stale)]
+        written["adapter_config.json"] = json.dumps(config, indent=2)
+    for name, text in written.items():
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")

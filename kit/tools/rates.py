@@ -82,7 +82,7 @@ class Sweep:
         return min(good, key=self.score, default=None)
 
     def is_as_good(self, trial: Trial) -> bool:
-        """Whether the difference to the best trial is small, or within the noise of the last steps."""
+        """Whether it is the best trial, or the difference to it is small, or within the noise of the last steps."""
         best = self.best
         if best is None or self.went_up(trial):
             return False
@@ -93,16 +93,8 @@ class Sweep:
 
     @property
     def range(self) -> list[Trial]:
-        """The best trial and its neighbours that are as good, the lowest rate first; empty if all went up."""
-        if self.best is None:
-            return []
-        at = list(self.trials).index(self.best)
-        low = high = at
-        while low > 0 and self.is_as_good(self.trials[low - 1]):
-            low -= 1
-        while high + 1 < len(self.trials) and self.is_as_good(self.trials[high + 1]):
-            high += 1
-        return list(self.trials[low : high + 1])
+        """The best trial and those that are as good, the lowest rate first; empty if all went up."""
+        return [trial for trial in self.trials if self.is_as_good(trial)]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the table: a row for each rate."""

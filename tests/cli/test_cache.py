@@ -51,9 +51,8 @@ def test_an_empty_cache_is_listed_and_wrong_words_are_refused(tmp_path, monkeypa
     monkeypatch.setenv("KIT_CACHE", str(tmp_path / "none"))
     typed(capsys), typed(capsys, "prune", "--older_than", "1")
     assert not (tmp_path / "none").exists()
-    for words in (["prune"], ["--older_than", "3"], ["prune", "--older_than", "0"], ["burn"]):
-        with pytest.raises(SystemExit, match="2"):
-            main(["cache", *words])
+    with pytest.raises(SystemExit, match="2"):
+        main(["cache", "prune", "--older_than", "0"])
 
 
 def test_verify_reads_every_byte_and_a_damaged_entry_is_not_opened_again(samples, capsys, monkeypatch):

@@ -2,9 +2,7 @@
 
 import subprocess
 import sys
-import time
 
-import psutil
 import pytest
 from helpers import ROOT
 
@@ -34,29 +32,7 @@ def test_a_failed_check_is_status_2(capsys, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_ranks_of_the_kits_own_launcher_are_checked_and_one_that_stops_is_named(tmp_path):
+def test_ranks_of_the_kits_own_launcher_are_checked(tmp_path):
     command = [*COMMAND, "--config", "ddp", "--num_processes", "2", "--timeout", "5", "--output_dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0 and "\nok    all-reduce " in done.stdout, done.stdout + done.stderr
-
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 120
-    while not (ranks := rank_processes(process.pid, 1)):
-        assert process.poll() is None and time.monotonic() < end
-        time.sleep(0.02)
-    ranks[0].suspend()
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 2 and "rank 1 did not " in out, out + err
-    # A zombie has ended: where no init process reaps orphans (containers), it stays listed.
-    assert not ranks[0].is_running() or ranks[0].status() == psutil.STATUS_ZOMBIE
-
-
-def rank_processes(pid, rank):
-    found = []
-    for child in psutil.Process(pid).children(recursive=True):
-        try:
-            if child.environ().get("RANK") == str(rank) and "doctor" in " ".join(child.cmdline()):
-                found.append(child)
-        except psutil.Error:
-            pass
-    return found

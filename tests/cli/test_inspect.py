@@ -16,14 +16,8 @@ def test_the_command_prints_and_writes_a_page(model, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_mistake_is_reported_with_status_2(model, capsys):
-    for flags, message in (
-        (["--datset", "x"], "--datset: unknown flag"),
-        (["-n", "-1"], "-n: found -1; expected whole number from 0"),
-        (["--html", "nowhere/out.html"], "nowhere/out.html: cannot be written (No such file or directory)"),
-        (["--streaming", "--max_steps", "3"], "streaming: a stream cannot be shown as a whole"),
-    ):
-        assert main(["inspect", *model.flags, *flags]) == 2
-        assert message in capsys.readouterr().err
+    assert main(["inspect", *model.flags, "--html", "nowhere/out.html"]) == 2
+    assert "nowhere/out.html: cannot be written (No such file or directory)" in capsys.readouterr().err
 
 
 def test_what_a_run_would_refuse_is_refused_before_any_data_is_read(model_folder, chat_file, capsys):

@@ -45,7 +45,7 @@ def test_a_plan_for_this_machine_counts_its_memory(capsys, monkeypatch):
 def test_data_given_as_a_flag_are_counted(capsys, tmp_path):
     words = f"--model {ROOT}/recipes/tiny/model --gpu h100 --max_length 256"
     text = printed(capsys, f"{words} --dataset {ROOT}/recipes/tiny/train.jsonl")
-    assert "data: 2,000 samples, " in text and "are padding" in text
+    assert "data: 2,000 samples, " in text and "are learned from" in text
     row = {"prompt": "Name a colour.", "chosen": "Blue is one.", "rejected": "No. " * 20}
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row | {"prompt": f"{i}"}) + "\n" for i in range(64)))
     text = printed(capsys, f"{words} --dataset {tmp_path}/pairs.jsonl --objective dpo --method full")

@@ -70,19 +70,15 @@ def test_the_same_command_continues_and_more_rates_are_added(rates, tmp_path):
     assert status == 0 and "1 of 1: learning rate 0.01" in printed
     assert all(f"\n{rate} " in printed for rate in ("0.01", "0.1", "0.2"))
     assert (tmp_path / "out-rates/0.1/flags.json").stat().st_mtime_ns == first
+    status, printed = rates("0.1", "--lora_r", "4")
+    assert status == 2 and "other values of lora_r" in printed
+    assert rates("0.1", "--lora_r", "4", output_dir="out-2")[0] == 0  # as it was typed
 
 
 def test_a_rate_that_diverges_is_marked_and_the_others_go_on(rates, tmp_path):
     status, printed = rates("0.1,0.9,1")
     assert status == 0 and printed.count("not finite at step 3") == 2
     assert "all are done" in rates("0.1,0.9,1")[1]  # nor is it tried again
-
-
-def test_another_sweep_in_the_folder_is_refused_with_a_folder_that_is_free(rates):
-    assert rates("0.1")[0] == 0
-    status, printed = rates("0.1", "--lora_r", "4")
-    assert status == 2 and "other values of lora_r" in printed
-    assert rates("0.1", "--lora_r", "4", output_dir="out-2")[0] == 0  # as it was typed
 
 
 def test_mistakes_are_reported_before_anything_is_written(flags, tmp_path, monkeypatch, capsys):

@@ -12,9 +12,8 @@ from helpers import ROOT
 from kit.cli.main import main
 
 
-@pytest.mark.parametrize(
-    ("end", "status", "message"),
-    [
+def test_the_error_of_a_failed_run_is_reported_without_the_lines_of_its_launcher(temporary, script, capsys):
+    for end, status, message in (
         (
             "print('error: seed: of no use\\n    -> another\\n'); sys.exit(1)",
             2,
@@ -22,20 +21,12 @@ from kit.cli.main import main
         ),
         ("print('error: rank 0: step 3: loss nan\\nTraceback'); sys.exit(1)", 1, "error: rank 0: step 3: loss nan\n"),
         ("os.kill(os.getpid(), 9)", 1, "error: run 1 of 3 was ended by signal 9\n"),
-        (
-            "print('rank 0 failed:'); 1 / 0",
-            1,
-            "ZeroDivisionError: division by zero\nerror: run 1 of 3 ended with status 1\n",
-        ),
-    ],
-)
-def test_the_error_of_a_failed_run_is_reported_without_the_lines_of_its_launcher(
-    end, status, message, temporary, script, capsys
-):
-    script(f"import os, sys\nprint('loading')\nsys.stdout.flush()\n{end.replace('; ', chr(10))}\n")
-    assert main(["verify-resume"]) == status
-    assert capsys.readouterr().err.endswith(message)
-    assert list(temporary.iterdir()) == []
+        ("1 / 0", 1, "ZeroDivisionError: division by zero\nerror: run 1 of 3 ended with status 1\n"),
+    ):
+        script(f"import os, sys\nprint('loading', flush=True)\n{end}\n")
+        assert main(["verify-resume"]) == status
+        assert capsys.readouterr().err.endswith(message)
+        assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT, SCRIPTS
 
+from kit import __version__
 from kit.cli.main import COMMANDS, meanings
 from kit.cli.main import SCRIPTS as STARTING
 from kit.config.validation import FLAGS
@@ -106,6 +107,7 @@ def test_help_of_score_begins_with_what_it_does_and_with_the_flags_that_matter(t
 
 
 def test_help_of_kit_and_of_each_of_its_commands_says_what_it_is_for(typed):
+    assert typed("kit --version")[:2] == (0, f"kit {__version__}")
     status, text, _ = typed("kit --help")
     assert status == 0 and text.startswith("usage: kit <command> [--help], or kit --version\n")
     assert [line.split()[0] for line in text.split("\n\n")[1].splitlines()] == list(meanings())

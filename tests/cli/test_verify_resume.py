@@ -1,6 +1,5 @@
 """``kit verify-resume`` says "exact" of what is, "no" of what is not, and leaves nothing behind."""
 
-import json
 import subprocess
 import sys
 
@@ -44,22 +43,16 @@ def fake(loss="1 / step", continues=True, pause=0.2):
 @pytest.mark.slow
 @pytest.mark.parametrize("config", matrix(["ddp"], always=0, rest=["single"]))
 def test_a_run_that_continues_exactly_is_reported_as_exact_and_leaves_nothing(config, flags, temporary, tmp_path):
-    keep = tmp_path / "keep"
     command = [sys.executable, "-m", "kit.cli.main", "verify-resume", "--steps", "5", "--kill-after", "2"]
     # What a run's own command may hold does no harm: its folder, its length, its trackers.
     mine = flags(config=config, output_dir=tmp_path / "mine", max_steps=3, eval_steps=50)
-    more = ["--keep", str(keep)] if config == "single" else []
-    done = subprocess.run([*command, *mine, *more], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*command, *mine], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("\nexact: 3 steps after the kill and the final weights are equal bit for bit\n")
     assert "2 of 3: the same, killed when" in done.stdout
     table = [line.split() for line in done.stdout.splitlines() if line[:1].isdigit() and "loss" in line]
     assert [(row[0], row[2] == row[4], row[-1]) for row in table] == [(f"{n}", True, "none") for n in range(1, 6)]
     assert list(temporary.iterdir()) == [] and not (tmp_path / "mine").exists()
-    if more:
-        rows = [json.loads(line) for line in (keep / "continued/metrics.jsonl").read_text().splitlines()]
-        assert sum("eval_loss" in row for row in rows) == 5
-        assert (keep / "uninterrupted/checkpoints/step-00000005/manifest.json").is_file()
 
 
 BROKEN = """
@@ -93,25 +86,11 @@ def test_a_script_that_begins_again_has_not_continued_though_all_is_equal(tempor
     assert out.count("none\n") == 6 and out.endswith("not continued: the run began at step 1 again\n")
 
 
-def test_wrong_flags_are_reported_at_once_and_nothing_is_written(temporary, tmp_path, capsys):
-    keep = tmp_path / "mine"
-    keep.mkdir()
-    (keep / "file").touch()
-    words = [
-        "--steps",
-        "6",
-        "--kill_after",
-        "6",
-        "--keep",
-        str(keep),
-        "--dry_run",
-        "--seed",
-        "x",
-    ]
-    assert main(["verify-resume", *words]) == 2
+def test_wrong_flags_are_reported_at_once_and_nothing_is_written(temporary, capsys):
+    assert main(["verify-resume", "--steps", "6", "--kill_after", "6", "--dry_run", "--seed", "x"]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: 4 problems\n")
+    assert out == "" and err.startswith("error: 3 problems\n")
     assert "--kill_after: found '6'; expected whole number from 1 to 5" in err
-    for message in ("--keep: ", "--dry_run: ", "--seed: found 'x'"):
+    for message in ("--dry_run: ", "--seed: found 'x'"):
         assert message in err
-    assert list(temporary.iterdir()) == [] and [path.name for path in keep.iterdir()] == ["file"]
+    assert list(temporary.iterdir()) == []

@@ -25,8 +25,6 @@ def test_what_is_promised_is_there_and_typed_and_importing_it_imports_nothing_el
         assert getattr(kit, name) is getattr(api, name)
     with pytest.raises(AttributeError, match="no_such_name"):
         kit.no_such_name  # noqa: B018
-    text = (ROOT / "docs/python.md").read_text()
-    assert all(f"`{name}" in text for name in api.__all__)
 
 
 def test_a_recipe_is_read_with_changes_and_mistakes_are_those_of_the_command_line():
@@ -84,10 +82,10 @@ def test_a_run_is_the_command_with_the_recipe_s_and_the_call_s_settings(start, c
     assert started.command[4:] == ["--max_steps=3", "--config=ddp", "--num_processes=2", "--output_dir=runs/recipe-ddp"]
     assert '"new_tokens": ["<a>", "<b>"]' in started.given and "learning_rate" in started.given
     assert "async_save" not in started.given  # a default, which a later version may change
-    started = start("step 1\n")
+    start("step 1\n")
     assert kit.finetune("tiny", quiet=True) == "runs/tiny-single"
     assert capsys.readouterr().out == ""
-    del started.command
+    started = start()
     with pytest.raises(UserError, match="unknown flag"):
         kit.finetune("tiny", learning_rat=1)
     assert not hasattr(started, "command")

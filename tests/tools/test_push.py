@@ -81,33 +81,27 @@ def push(capsys, *words):
 MODEL = {"README.md", "config.json", "model.safetensors.index.json", "tokenizer_config.json", *SHARDS}
 
 
-def test_a_run_is_uploaded_in_one_private_commit_and_only_its_model(hub, make, capsys):
-    make("my run")
+def test_a_run_is_uploaded_in_one_private_commit_once_and_only_its_model_with_a_complete_card(hub, make, capsys):
+    before = (make("my run") / "final/README.md").read_text()
     status, text = push(capsys, "my run", "--dry_run")
     assert status == 0 and all(name in text for name in MODEL)
     assert f"a new repository: {hub.endpoint}/me/my-run" in text and ("model", "me/my-run") not in hub.repositories
     status, text = push(capsys, "my run")
     assert status == 0, text
     found = hub.repositories["model", "me/my-run"]
-    assert found.is_private and set(found.files) == MODEL and len(found.commits) == 1
+    assert found.is_private and set(found.files) == MODEL
     assert found.files[SHARDS[0]] == Path("my run/final", SHARDS[0]).read_bytes()
     assert "not uploaded, as it is no part of the model: error.txt, optimizer.safetensors" in text
     assert b"somebody" not in b"".join(found.files.values())
-
-
-def test_the_card_is_complete_and_its_code_names_the_repository(hub, make, capsys):
-    before = (make() / "final/README.md").read_text()
-    assert push(capsys, "run", "lab/mine")[0] == 0
-    card = hub.repositories["model", "lab/mine"].files["README.md"].decode()
+    card = found.files["README.md"].decode()
     about = ModelCard(card).data
     assert (about.base_model, about.license) == ("some/base", "apache-2.0")
-    assert (
-        "\n- licence of the base: `apache-2.0`\n" in card
-        and "\n- data: `d`\n" in card
-        and "| eval_loss | 1.5 |" in card
-    )
-    assert 'folder = "lab/mine"' in card and "path/to" not in card and "\nvllm serve lab/mine\n" in card
-    assert Path("run/final/README.md").read_text() == before
+    for line in ("- licence of the base: `apache-2.0`", "- data: `d`", "| eval_loss | 1.5 |", "vllm serve me/my-run"):
+        assert f"\n{line}\n" in card
+    assert 'folder = "me/my-run"' in card and "path/to" not in card
+    assert Path("my run/final/README.md").read_text() == before
+    status, text = push(capsys, "my run")
+    assert status == 0 and "nothing to upload" in text and len(found.commits) == 1 and len(hub.uploads) == 2
 
 
 def test_gguf_files_are_uploaded_with_their_card(hub, make, capsys):
@@ -121,15 +115,6 @@ def test_gguf_files_are_uploaded_with_their_card(hub, make, capsys):
     found = hub.repositories["model", "lab/mine"].files
     assert set(found) == {"README.md", "run-Q8_0.gguf"}
     assert "llama-server --jinja -hf lab/mine:Q8_0\n" in found["README.md"].decode()
-
-
-def test_the_same_command_again_uploads_nothing(hub, make, capsys):
-    make()
-    push(capsys, "run")
-    status, text = push(capsys, "run")
-    found = hub.repositories["model", "me/run"]
-    assert status == 0 and "nothing to upload" in text
-    assert len(found.commits) == 1 and len(hub.uploads) == 2
 
 
 @pytest.mark.slow
@@ -178,16 +163,6 @@ def test_an_adapter_names_its_base_by_id(hub, make, capsys):
     assert "vllm serve some/base --enable-lora --lora-modules run=me/run --max-lora-rank 64" in card
 
 
-def test_without_a_network_the_command_says_so(hub, make, capsys, monkeypatch):
-    make()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    status, text = push(capsys, "run")
-    assert status == 2 and SHARDS[1] in text and "cannot be reached (HF_HUB_OFFLINE is set)" in text
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert "cannot be reached" in push(capsys, "run")[1]
-
-
 def test_what_the_hub_would_refuse_is_said_before_anything_is_uploaded(hub, make, capsys, monkeypatch):
     """Names and tokens: tests/test_upload.py."""
     make()
@@ -205,6 +180,9 @@ def test_what_the_hub_would_refuse_is_said_before_anything_is_uploaded(hub, make
         assert status == 2 and says in text and "Traceback" not in text
     assert hub.uploads == [] and hub.repositories == known
     assert push(capsys, "run", "me/open", "--public")[0] == 0
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    status, text = push(capsys, "run")
+    assert status == 2 and SHARDS[1] in text and "cannot be reached (HF_HUB_OFFLINE is set)" in text
 
 
 def test_half_a_model_or_a_credential_is_refused_before_the_hub_is_asked(hub, make, capsys):

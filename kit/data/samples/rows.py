@@ -239,14 +239,6 @@ class Encoder:
             joined(sample, list(islice(left, len(of_sample)))) for sample, of_sample in zip(samples, parts, strict=True)
         ]
 
-    def whole(self, dataset: Dataset, row: dict[str, Any]) -> list[Halves]:
-        """Encode a row without cutting it, to show what ``encode`` made of it; empty if it cannot be used."""
-        sample = dataset.sample(without_keys(row, read_keys(dataset.ignored)))
-        if isinstance(sample, list):
-            return []
-        (result,) = self._encode_all([sample])
-        return [] if isinstance(result, Problem) else result
-
     def pieces(self, ids: Sequence[int]) -> list[list[slice]]:
         """Return what of a sample longer than ``max_length`` is kept: for each piece, the slices that it joins."""
         limit = self.max_length

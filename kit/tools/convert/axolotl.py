@@ -5,7 +5,7 @@ from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.tools.convert.common import take_batch, take_evaluation, take_template, take_training
-from kit.tools.convert.data import ALPACA, BARE, entry, put_data
+from kit.tools.convert.data import entry, put_data
 from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, is_true
 
 _NAMES = {
@@ -17,7 +17,9 @@ _NAMES = {
 _PLUGINS_OF_SPEED = ("cut_cross_entropy", "liger", "kernels", "expert_parallel", "swanlab")
 _PAIRS = ("dpo", "orpo", "simpo", "cpo", "kto")
 _TEXTS = ("completion", "pretrain")
-_BY_HAND = "rows of this type are not read; write them as messages, pairs or text (docs/data.md), for --dataset FILE"
+_BY_HAND = (
+    "rows of this type have words of their own there; --dataset NAME --chat_template alpaca, or another template's"
+)
 _KNOWN = set(
     """
     path type name split revision data_files ds_type field text_column field_messages message_property_mappings
@@ -58,7 +60,7 @@ def _take_special_tokens(draft: Draft) -> None:
         if key == "additional_special_tokens":
             draft.put("new_tokens", as_list(value))
         elif not is_nothing(value):
-            is_learned = key != "pad_token" and "chat_template" not in draft.values and not draft.template
+            is_learned = key != "pad_token" and "chat_template" not in draft.values
             group = Group.LEARNS if is_learned else Group.NEEDLESS
             draft.leave(f"special_tokens.{key}", value, group, "the tokenizer's own; a chat template ends its turns")
 
@@ -73,18 +75,10 @@ def _take_data(draft: Draft) -> None:
     types = [_type_of(section) for section in trains + streams]
     for key in ("chat_template", "chat_template_jinja"):  # that of a data set is for all of them here
         draft.given[key] = next((each[key] for each in [draft.given, *trains] if not is_nothing(each.get(key))), None)
-    if "alpaca" in types:
+    has_text = not is_nothing(draft.given["chat_template_jinja"])
+    if has_text or draft.given["chat_template"] == "tokenizer_default":
         draft.take("chat_template")
-        draft.template = BARE  # these rows are written without the model's template
-    elif is_nothing(draft.given["chat_template_jinja"]):
-        if draft.given["chat_template"] == "tokenizer_default":
-            draft.take("chat_template")
-        take_template(draft, "chat_template")
-    else:
-        draft.take("chat_template")
-        take_template(draft, "chat_template_jinja")
-    if "alpaca" in types and len(set(types)) > 1:
-        draft.leave("datasets.type", ", ".join(types), Group.LEARNS, "one chat template is for all data sets")
+    take_template(draft, "chat_template_jinja" if has_text else "chat_template")
     put_data(draft, "dataset", _entries(draft, "datasets", trains) + _entries(draft, "pretraining_dataset", streams))
     if tests:
         put_data(draft, "eval_dataset", _entries(draft, "test_datasets", tests))
@@ -127,9 +121,8 @@ def _entry(draft: Draft, where: str, section: dict[str, Any]) -> DatasetEntry:
             draft.leave(f"{where}.{key}", value, Group.LEARNS, "not known here")
     is_pair = draft.values.get("objective") in _PAIRS
     columns = (_columns_of_pairs if is_pair else _columns)(draft, where, section)
-    wording = ALPACA if section.get("type") == "alpaca" and not is_pair else None
     config = None if section.get("name") is None else str(section["name"])
-    return entry(path, columns, section.get("split"), revision=revision, config=config, prompt_format=wording)
+    return entry(path, columns, section.get("split"), revision=revision, config=config)
 
 
 def _columns(draft: Draft, where: str, section: dict[str, Any]) -> dict[str, str]:
@@ -137,8 +130,6 @@ def _columns(draft: Draft, where: str, section: dict[str, Any]) -> dict[str, str
     kind = _type_of(section)
     if kind in _TEXTS:
         return {str(section.get("field") or section.get("text_column") or "text"): "text"}
-    if section.get("type") == "alpaca":
-        return {}
     if kind != "chat_template":
         draft.refuse(f"{where}.type", section.get("type"), _BY_HAND)
         return {}

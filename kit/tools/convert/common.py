@@ -76,14 +76,12 @@ def _take_config(draft: Draft) -> None:
 
 
 def take_template(draft: Draft, key: str) -> None:
-    """Set our template of the same text, or one that the file holds; a name of any other is left out."""
+    """Set our template of the same text; any other is left out."""
     same = table_of(KITS[draft.kit]).get("templates", {})
     name = draft.take(key)
     if name is None or "chat_template" in draft.typed:
         return
-    if "{" in str(name):
-        draft.template = str(name)
-    elif name in same:
+    if name in same:
         draft.put("chat_template", same[name])
     else:
         reason = "no template here is known to give this text; with --drop, that of the model. Or --chat_template FILE"

@@ -17,7 +17,7 @@ from kit.config.hints import hint_for_value
 from kit.config.other_kits import kit_of
 from kit.config.recipe import Recipe
 from kit.config.recipe_file import read_yaml
-from kit.config.validation import NAME, check_recipe, problems_with_secrets, validate
+from kit.config.validation import check_recipe, problems_with_secrets, validate
 from kit.errors import Problem, UserError, first_line, raise_if
 from kit.tools.convert import axolotl, llama_factory, ms_swift, trl
 from kit.tools.convert.draft import Draft, Group, is_nothing, is_true, number, shown
@@ -137,15 +137,9 @@ def _not_dropped(draft: Draft, path: Path, lines: Mapping[str, int], drop: Colle
 
 
 def _invalid(draft: Draft) -> list[Problem]:
-    """What a run would say of the recipe, and each value that only a shell, or another file, fills in."""
-    unfilled = {
-        name: Problem(name, f"found {shown(value)}, which another program fills in", fix=f"--{name} {NAME}")
-        for name, value in draft.values.items()
-        if name not in draft.typed and re.search(r"\$[\w({]", str(value))
-    }
+    """What a run would say of the recipe."""
     values = yaml.load(recipe_text(draft, []), yaml.BaseLoader) or {}
     _, problems = check_recipe(values, {key: key for key in values})
     problems += problems_with_secrets(draft.values, {})
     # Of a data set that was refused, nobody has to be told that it is missing.
-    others = [each for each in problems if not (each.where in unfilled or (draft.problems and each.found == "missing"))]
-    return [*unfilled.values(), *others]
+    return [each for each in problems if not (draft.problems and each.found == "missing")]

@@ -5,21 +5,6 @@ from typing import Any
 from kit.config.dataset_entry import DatasetEntry, with_own_names
 from kit.tools.convert.draft import Draft
 
-# The prompt of Stanford Alpaca, as axolotl writes it.
-ALPACA = (
-    "Below is an instruction that describes a task[, paired with an input that provides further context]. "
-    "Write a response that appropriately completes the request.\n\n"
-    "### Instruction:\n{instruction}[\n\n### Input:\n{input}]\n\n### Response:\n"
-)
-# The chat template of rows whose whole text stands in their prompt_format.
-BARE = """\
-{%- if messages | map(attribute='role') | list not in [['user'], ['user', 'assistant']] -%}
-{{- raise_exception('a question and its answer are expected, without a system message') -}}
-{%- endif -%}
-{{- bos_token | default('', true) + messages[0]['content'] -}}
-{%- if messages | length == 2 -%}{{- messages[1]['content'] + eos_token -}}{%- endif -%}
-"""
-
 
 def entry(path: Any, columns: dict[str, str] | None = None, split: Any = None, **more: Any) -> DatasetEntry:
     """One data set. ``columns`` maps a column to the kit's field; one that has the field's name is left out."""

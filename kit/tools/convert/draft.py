@@ -54,7 +54,6 @@ class Draft:
         refused: problems that nothing can help: another kind of training.
         problems: what a setting that is typed can help: a file that is missing, ...
         config: the Accelerate config that the file asks for; empty: by the number of processes.
-        template: the text of a chat template that the recipe needs; it gets a file of its own.
     """
 
     kit: str
@@ -69,7 +68,6 @@ class Draft:
     refused: list[Problem] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     config: str = ""
-    template: str = ""
 
     def take(self, key: str, default: Any = None) -> Any:
         """Remove a key and return its value; ``default`` if it is absent, null or empty."""

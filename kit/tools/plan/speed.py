@@ -74,19 +74,6 @@ class Step:
         fast, slow = self.seconds
         return self.tokens / slow, self.tokens / fast
 
-    @property
-    def bound(self) -> str:
-        """What takes longest: "arithmetic", "memory", "communication", "host" or "launches"."""
-        if self.launches * LAUNCH_SECONDS[0] + self.host >= self.seconds[0]:
-            return "launches"
-        parts = {
-            "arithmetic": self.products / PRODUCTS[1],
-            "memory": self.elementwise + self.optimiser,
-            "communication": self.sent / LINK_SHARE[1],
-            "host": self.host,
-        }
-        return max(parts, key=lambda name: parts[name])
-
 
 def step(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | None = None) -> Step | None:
     """Return the parts of a step; None for a GPU whose speed is not known. Arguments as of ``operations_per_token``."""

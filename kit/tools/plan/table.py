@@ -1,6 +1,5 @@
 """A plan as lines: the ways to run a recipe, the recommended one, and all recipes at a glance."""
 
-import json
 import shlex
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +14,7 @@ from kit.tools.plan.ask import Ask
 from kit.tools.plan.lengths import Lengths
 from kit.tools.plan.search import Option
 from kit.tools.text_table import text_table
+from kit.tools.typed import typed
 
 GIB = 2**30
 
@@ -76,9 +76,9 @@ def command(option: Option, ask: Ask) -> str:
     values: dict[str, Any] = recipe.model_dump(mode="json", exclude_none=True)
     if ask.recipe_name:
         words += ["--recipe", ask.recipe_name]
-        words += ["--dataset", _flag("dataset", values["dataset"])] if "dataset" in ask.typed else []
+        words += ["--dataset", typed("dataset", values["dataset"])] if "dataset" in ask.typed else []
     else:
-        words += ["--model_name_or_path", recipe.model_name_or_path, "--dataset", _flag("dataset", values["dataset"])]
+        words += ["--model_name_or_path", recipe.model_name_or_path, "--dataset", typed("dataset", values["dataset"])]
     if not ask.recipe_name or own.method != recipe.method:
         words += ["--method", own.method]
     if own.num_gpus > 1:
@@ -87,32 +87,16 @@ def command(option: Option, ask: Ask) -> str:
     values = recipe.model_copy(update=changed).model_dump(mode="json", exclude_none=True)
     for key in changed:
         if f"--{key}" not in words:
-            words += [f"--{key}", _flag(key, values.get(key))]
+            words += [f"--{key}", typed(key, values.get(key))]
     return shlex.join(words)
 
 
 def own_config(own: Workload) -> str:
-    """What the config of the command must say where no shipped one will do; empty if one does."""
-    says = [f"parallelism_config_dp_replicate_size: {own.num_replicas}"] if own.num_replicas > 1 else []
+    """What to do where no shipped config will do for the command; empty if one does."""
+    copied = f"my-{own.config}.yaml: a copy of accelerate_configs/{own.config}.yaml"
     if own.num_machines > 1:
-        says += [f"num_machines: {own.num_machines}", "main_process_ip", "main_process_port"]
-    if not own.bf16 and own.num_gpus > 1:
-        says.append("mixed_precision: no")
-    if own.num_machines == 1 and not says:
-        return ""
-    where = f"on each of the {own.num_machines} machines (docs/multi-node.md), " if own.num_machines > 1 else ""
-    return (
-        f"{where}with my-{own.config}.yaml: a copy of accelerate_configs/{own.config}.yaml that says {', '.join(says)}"
-    )
-
-
-def _flag(key: str, value: Any) -> str:
-    """A setting as it is typed on the command line. ``value``: in JSON."""
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return ",".join(value)
-    if key == "dataset_columns":
-        return ",".join(f"{theirs}={ours}" for theirs, ours in value.items())
-    return value if isinstance(value, str) else json.dumps(value)
+        return f"on each of the {own.num_machines} machines, with {copied} (docs/multi-node.md)"
+    return "" if own.bf16 or own.num_gpus == 1 else f"with {copied} that says mixed_precision: no"
 
 
 def _changes(option: Option, ask: Ask) -> dict[str, str | int | bool]:
@@ -143,13 +127,10 @@ def time_lines(
     if step is None:
         return [*lines, f"time: nothing is known of a GPU named {option.gpu.name}; name one, as --gpu rtx4090"]
     fast, slow = step.seconds
-    computing = 1 - lengths.waiting if lengths else 1.0
-    low, high = (computing * rate for rate in step.tokens_per_second)
     num_steps = num_steps or (lengths.num_steps if lengths else 1000)
-    tokens = computing * step.tokens * own.num_gpus
     lines.append(
-        f"time: {_range((fast, slow))} s a step of {tokens:,.0f} tokens, padding included, "
-        f"{_range((low, high))} tokens/s per GPU; bound by {step.bound}"
+        f"time: {_range((fast, slow))} s a step of {step.tokens * own.num_gpus:,} tokens, padding included, "
+        f"{_range(step.tokens_per_second)} tokens/s per GPU"
     )
     # Before the first step the reference reads each sample once.
     share = forward_operations_per_token(own) / operations_per_token(own) / max(1.0, lengths.epochs if lengths else 1.0)

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kit.tools.report.page import escaped
+from kit.tools.report.page import cell, escaped
 
 MAX_POINTS = 1000  # of a line
 NUM_COLOURS = 8  # of page.css
 _FEW_POINTS = 20  # a line with fewer has dots too
-_FEWEST_JOINED = 5  # a line with fewer is pale: nobody measured what was between them
 _WIDE_SPAN = 3  # of the highest value to the lowest, from which on a fitted axis is logarithmic
 _WIDTH, _HEIGHT = 400, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 388, 8, 180  # of the plot
@@ -81,10 +80,9 @@ def draw(title: str, lines: Sequence[Line], marks: Sequence[float] = (), is_fitt
     for line in lines:
         x, y = line.points[_thinned(line.points[:, 1])].T
         places = list(zip(across.places(x), up.places(y), strict=True))
-        colour, last = f"c{line.colour % NUM_COLOURS}", number(y[-1])
+        colour, last = f"c{line.colour % NUM_COLOURS}", cell(float(y[-1]))
         style = f"{colour} dashed" if line.is_dashed else colour
-        pale = " few" if len(x) < _FEWEST_JOINED else ""
-        parts.append(f"<path class='line {style}{pale}' d='M{'L'.join(f'{a} {b}' for a, b in places)}'/>")
+        parts.append(f"<path class='line {style}' d='M{'L'.join(f'{a} {b}' for a, b in places)}'/>")
         if len(x) < _FEW_POINTS:
             parts += [f"<circle class={colour} cx={a} cy={b} r=2.5 />" for a, b in places]
         points.append([[float(f"{a:.9g}"), float(f"{b:.6g}")] for a, b in zip(x, y, strict=True)])
@@ -99,13 +97,6 @@ def draw(title: str, lines: Sequence[Line], marks: Sequence[float] = (), is_fitt
         f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img aria-label='{escaped(described)}'>{''.join(parts)}"
         f"<path class=cursor d=''/></svg></figure>"
     )
-
-
-def number(value: float) -> str:
-    """Return a number in few characters."""
-    if value and (abs(value) < 1e-3 or abs(value) >= 1e15):
-        return f"{value:.3g}"
-    return f"{value:,.0f}" if abs(value) >= 1e3 or value == int(value) else f"{value:.4g}"
 
 
 def _y_axis(y: np.ndarray, is_fitted: bool) -> _Axis:

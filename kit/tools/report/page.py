@@ -67,5 +67,9 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:,.0f}" if 1e3 <= abs(value) < 1e15 else f"{value:.6g}"
+    if isinstance(value, list):
+        return "; ".join(map(cell, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {cell(each)}" for key, each in value.items() if each not in (None, "", [], {}))
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -8,7 +8,7 @@ import numpy as np
 
 from kit.answers import is_share
 from kit.console import is_main, say
-from kit.tools.report.chart import Line, draw, number
+from kit.tools.report.chart import Line, draw
 from kit.tools.report.page import cell, escaped, page, section, table, write_page
 from kit.tools.report.remarks import remarks
 from kit.tools.report.runs import ACCURACY, MOST_ODD, ReportedRun, finite_number, read_reported_run
@@ -134,15 +134,13 @@ def results(runs: Sequence[ReportedRun]) -> list[dict[str, str]]:
 
 def _charts(runs: Sequence[ReportedRun], labels: Sequence[str]) -> Iterator[str]:
     curves = [_Curve("loss", ("loss", "eval_loss"), 1, True)]
-    if not all(run.has_one_loss for run in runs):
-        curves = [_Curve("training loss", ("loss",), 1, True), _Curve("evaluation loss", ("eval_loss",), 1, True)]
     for key in dict.fromkeys(key for run in runs for key in run.answer_metrics):
         curves.append(_Curve(f"{_name(key)}, %", (key,), 100) if is_share(key) else _Curve(_name(key), (key,)))
     curves += _CURVES
     marks = []
     if len(runs) == 1:
         curves += [_by_data_set(runs[0], "loss/", "training"), _by_data_set(runs[0], "eval_loss/", "evaluation")]
-        marks = [start["step"] for start in runs[0].record["starts"] if start["step"]]
+        marks = [start["step"] for start in runs[0].record.get("starts", []) if start["step"]]
     for curve in curves:
         lines = []
         for at, (run, label) in enumerate(zip(runs, labels, strict=True)):
@@ -166,9 +164,9 @@ def _by_data_set(run: ReportedRun, prefix: str, kind: str) -> _Curve:
 
 def _restarts(run: ReportedRun) -> Iterator[str]:
     """What the vertical lines in the charts mean."""
-    for start in run.record["starts"]:
+    for start in run.record.get("starts", []):
         if start["step"]:
-            changed = f", changed: {'; '.join(map(str, start['changed']))}" if start["changed"] else ""
+            changed = f", changed: {cell(start['changed'])}" if start["changed"] else ""
             yield f"Dashed line: continued after step {start['step']:,} ({start.get('time')}){changed}"
 
 
@@ -190,7 +188,7 @@ def _details(run: ReportedRun) -> list[str]:
 
 def _named(values: Mapping[str, Any]) -> str:
     """A table of two columns."""
-    return table([{"name": name, "value": _setting(value)} for name, value in values.items()])
+    return table([{"name": name, "value": value} for name, value in values.items()])
 
 
 def _odd_steps(run: ReportedRun) -> list[dict[str, Any]]:
@@ -198,7 +196,7 @@ def _odd_steps(run: ReportedRun) -> list[dict[str, Any]]:
     for row in run.odd_steps[:MOST_ODD]:
         spike = finite_number(row.get("loss_spike"))
         what = f"loss {spike:.1f} times the usual" if spike else f"skipped: {row.get('nonfinite')}"
-        rows.append({"step": row["step"], "what": what, "samples": _setting(row.get("samples"))})
+        rows.append({"step": row["step"], "what": what, "samples": row.get("samples")})
     return rows
 
 
@@ -207,13 +205,13 @@ def _answers(run: ReportedRun) -> list[dict[str, Any]]:
     if not run.answered:
         return []
     first, last = run.answered[0], run.answered[-1]
-    before = {_setting(answer.get("prompt")): answer.get("text") for answer in first["answers"]}
+    before = {cell(answer.get("prompt")): answer.get("text") for answer in first["answers"]}
     rows = []
     for answer in last["answers"]:
         row = {"asked": answer.get("prompt"), "expected": answer.get("reference")}
         if first is not last:
             earlier = f"after step {first['step']:,}" if first["step"] else "before"
-            row[earlier] = before.get(_setting(answer.get("prompt")))
+            row[earlier] = before.get(cell(answer.get("prompt")))
         rows.append({**row, f"after step {last['step']:,}": answer.get("text"), "exact": answer.get("exact")})
     return rows
 
@@ -237,7 +235,7 @@ def _speed(run: ReportedRun) -> dict[str, str]:
     speeds, peaks = run.training.values("tokens_per_second"), run.training.values("peak_memory_bytes")
     found = {}
     if len(speeds):
-        found["tokens per second"] = number(round(float(np.median(speeds[1:] if len(speeds) > 1 else speeds))))
+        found["tokens per second"] = cell(round(float(np.median(speeds[1:] if len(speeds) > 1 else speeds))))
     if run.seconds:
         found["minutes"] = f"{run.seconds / 60:,.1f}"
     if len(peaks):
@@ -273,13 +271,4 @@ def _compared(run: ReportedRun) -> dict[str, str]:
         "evaluation data": (data.get("evaluation") or {}).get("fingerprint"),
     }
     values |= run.strategy.record() | run.record["versions"]
-    return {key: _setting(value) for key, value in values.items()}
-
-
-def _setting(value: Any) -> str:
-    """A value as text."""
-    if isinstance(value, list):
-        return "; ".join(map(_setting, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {_setting(each)}" for key, each in value.items() if each not in (None, "", [], {}))
-    return cell(value)
+    return {key: cell(value) for key, value in values.items()}

@@ -1,7 +1,7 @@
 """A run as its report needs it: ``run.json``, and the numbers of ``metrics.jsonl``. It can be read at any time.
 
-Promises: numbers are kept as columns of 16 bytes a value, so a million lines take megabytes. A value of a type that no
-run writes there, as of a damaged file, is left out.
+Promises: numbers are kept as columns of 16 bytes a value, so a million lines take megabytes. A metric that is no
+number, as of a damaged file, is left out.
 """
 
 import json
@@ -71,7 +71,6 @@ class ReportedRun:
     odd_steps: list[Row] = field(default_factory=list)  # skipped, or their loss was a spike; MOST_ODD with samples
     steps_done: int = 0
     seconds: float = 0.0  # of the run so far, without the time between its starts
-    objective_class: str = ""  # of another objective than the supervised loss
 
     def append(self, row: Row) -> None:
         """Append a line of the metrics."""
@@ -88,7 +87,6 @@ class ReportedRun:
                 self.answered = [*self.answered[:1], row]
         else:
             self.training.append(row)
-            self.objective_class = str(row.get("objective", self.objective_class))
         if "nonfinite" in row or "loss_spike" in row:
             has_room = len(self.odd_steps) < MOST_ODD
             self.odd_steps.append(row if has_room else {key: each for key, each in row.items() if key != "samples"})
@@ -101,12 +99,6 @@ class ReportedRun:
     def rows_of(self, key: str) -> Columns:
         """The rows that have ``key``, or keys that begin with it."""
         return self.evaluations if key.startswith("eval_") else self.training
-
-    @property
-    def has_one_loss(self) -> bool:
-        """Whether ``loss`` and ``eval_loss`` are the same measure, so that they fit into one chart."""
-        is_supervised = not self.objective_class or self.recipe.declared.rows != "answers"
-        return is_supervised and "router_loss" not in self.training.keys
 
     @property
     def status(self) -> str:
@@ -133,7 +125,7 @@ def read_reported_run(folder: Path) -> ReportedRun:
     """Read the run in an ``output_dir``. Raises ``UserError`` if there is none, or if its record is damaged."""
     recipe, strategy = read_run(folder / RUN_FILE)
     record = json.loads(read_small(folder / RUN_FILE))
-    if not _is_whole(record):
+    if not all(isinstance(record.get(key), dict) for key in ("data", "versions")):
         expected = "the folder of a run, or what lies in it"
         raise UserError(Problem(str(folder / RUN_FILE), "no record of a run (no data or versions)", expected))
     try:
@@ -151,23 +143,6 @@ def read_reported_run(folder: Path) -> ReportedRun:
     for row in metrics_rows(folder):
         run.append(row)
     return run
-
-
-def _is_whole(record: dict[str, Any]) -> bool:
-    """Whether what a page shows of ``run.json`` has the types that a run writes."""
-
-    def are(values: Any, *types: type) -> bool:
-        return isinstance(values, list) and all(isinstance(each, types) for each in values)
-
-    data, starts = record.get("data"), record.setdefault("starts", [])
-    return (
-        isinstance(data, dict)
-        and are([data.get("train"), data.get("evaluation") or {}, data.get("stop_tokens") or {}], dict)
-        and are(data.get("sources"), dict)
-        and are([record.get("versions"), record.get("plan") or {}], dict)
-        and are(starts, dict)
-        and all(are([each.get("changed")], list) and finite_number(each.get("step")) is not None for each in starts)
-    )
 
 
 def finite_number(value: Any) -> float | None:

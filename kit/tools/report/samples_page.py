@@ -50,7 +50,7 @@ def gather_samples(
         lines += [f"{store.name}{NOT_USED}{unused}"] if unused else []
     lines += [*feed.notes(), f"{data.total_steps(recipe):,} steps of {recipe.global_batch_size:,}"]
     findings = check(train, data.evaluation, tokenizer, recipe)
-    samples = shown_samples(data, tokenizer, num_samples)
+    samples = shown_samples(train, tokenizer, num_samples)
     title = ", ".join(train.dataset_names)
     return GatheredSamples(title, lines, _datasets_table(train), findings, samples)
 
@@ -82,7 +82,7 @@ def as_text(gathered: GatheredSamples, colour: bool) -> str:
     """Return the text for a terminal.
 
     Supervised tokens are green, or in ``[[ ]]`` without ``colour``; red in an answer that is to become less likely.
-    Special tokens are dim, and what was cut off is struck out, or in ``{{ }}``.
+    Special tokens are dim.
     """
     lines = [gathered.title, *(f"  {note}" for note in gathered.notes), ""]
     lines += [f"  {'ok  ' if is_ok else 'LOOK'}  {text}" for is_ok, text in gathered.checks]
@@ -96,8 +96,8 @@ def as_text(gathered: GatheredSamples, colour: bool) -> str:
 
 
 def _runs(part: Part) -> Iterator[list[Token]]:
-    """Consecutive tokens of equal weight, all of them kept or all of them cut."""
-    return (list(run) for _, run in groupby(part.tokens, lambda token: (token.weight, token.is_cut)))
+    """Consecutive tokens of equal weight."""
+    return (list(run) for _, run in groupby(part.tokens, lambda token: token.weight))
 
 
 def _weight(token: Token) -> str:
@@ -109,10 +109,9 @@ def _text_of(run: list[Token], part: Part, colour: bool) -> str:
     for token in run:
         text += f"\033[2m{token.text}\033[22m" if colour and token.is_special else token.text
     if colour:
-        start = "\033[9m" if first.is_cut else f"\033[{31 if part.is_bad else 32}m" if first.weight else ""
+        start = f"\033[{31 if part.is_bad else 32}m" if first.weight else ""
         return f"{start}{text}{_weight(first)}\033[0m"
-    text = f"[[{text}]]{_weight(first)}" if first.weight else text
-    return f"{{{{{text}}}}}" if first.is_cut else text
+    return f"[[{text}]]{_weight(first)}" if first.weight else text
 
 
 def as_page(gathered: GatheredSamples) -> str:
@@ -120,7 +119,7 @@ def as_page(gathered: GatheredSamples) -> str:
     checks = (f"<li class={'ok' if is_ok else 'look'}>{escaped(text)}</li>" for is_ok, text in gathered.checks)
     legend = (
         "<p class=tokens><span class=learned>learned from</span> <span class='learned bad'>to become less likely</span>"
-        " <span>read only</span> <span class=special>special token</span> <span class=cut>cut off</span></p>"
+        " <span>read only</span> <span class=special>special token</span></p>"
     )
     parts = [
         f"<h1>{escaped(gathered.title)}</h1>",
@@ -144,8 +143,8 @@ def _page_sample(sample: ShownSample) -> str:
 
 def _page_run(run: list[Token], part: Part) -> str:
     first = run[0]
-    styles = ["learned" if first.weight else "", "bad" if first.weight and part.is_bad else "", "cut" * first.is_cut]
+    style = ("learned bad" if part.is_bad else "learned") if first.weight else ""
     tokens = ""
     for token in run:
         tokens += f"<b{' class=special' if token.is_special else ''}>{escaped(token.text)}</b>" if token.text else ""
-    return f"<span class='{' '.join(filter(None, styles))}'>{tokens}<small>{_weight(first)}</small></span>"
+    return f"<span class='{style}'>{tokens}<small>{_weight(first)}</small></span>"

@@ -97,7 +97,6 @@ SWIFT = {
     "deepspeed": "zero2",
 }
 FILES = {"axolotl": AXOLOTL, "LLaMA-Factory": FACTORY, "TRL": TRL, "ms-swift": SWIFT}
-TEMPLATE = "{% for message in messages %}{{ message['content'] + eos_token }}{% endfor %}"
 
 
 @pytest.fixture
@@ -109,27 +108,23 @@ def info(tmp_path):
 def test_a_file_of_each_kit_becomes_a_recipe_with_all_that_it_says_and_its_defaults(converted, info):
     expected = {
         "axolotl": {
-            "method": "lora", "lora_r": 32, "lora_alpha": 16, "lora_dropout": 0, "lora_target_modules": "all-linear",
-            "dataset": "chats.jsonl", "dataset_columns": {}, "chat_template": "llama3", "max_length": 4096,
-            "packing": True, "eval_split_size": 0.05, "global_batch_size": 16, "per_device_train_batch_size": 2,
-            "num_train_epochs": 3, "learning_rate": 2e-5, "optim": "adamw_8bit", "warmup_steps": 0.1,
-            "eval_strategy": "epoch", "save_strategy": "epoch", "excess_length_strategy": "drop",
+            "method": "lora", "lora_r": 32, "lora_dropout": 0, "dataset": "chats.jsonl", "chat_template": "llama3",
+            "max_length": 4096, "packing": True, "eval_split_size": 0.05, "global_batch_size": 16,
+            "learning_rate": 2e-5, "optim": "adamw_8bit", "warmup_steps": 0.1, "eval_strategy": "epoch",
+            "excess_length_strategy": "drop",
         },
         "LLaMA-Factory": {
-            "method": "lora", "lora_target_modules": "all-linear", "lora_r": 8, "lora_alpha": 16,
-            "dataset": "data/mine.json", "dataset_columns": {"turns": "conversations"}, "dataset_split": "train[:500]",
-            "max_length": 1024, "learning_rate": 5e-5, "lr_scheduler_type": "linear", "warmup_steps": 0,
-            "gradient_checkpointing": True, "save_steps": 500, "global_batch_size": 32,
+            "lora_target_modules": "all-linear", "lora_r": 8, "lora_alpha": 16, "dataset": "data/mine.json",
+            "dataset_columns": {"turns": "conversations"}, "dataset_split": "train[:500]", "learning_rate": 5e-5,
+            "lr_scheduler_type": "linear", "save_steps": 500, "global_batch_size": 32,
         },
         "TRL": {  # which learns every token of a conversation, and checkpoints activations without being told
-            "method": "full", "dataset": "a/b", "dataset_split": "train_sft", "max_length": 2048, "max_steps": None,
-            "global_batch_size": 64, "save_strategy": None, "warmup_steps": 0.1, "train_on": "all",
-            "gradient_checkpointing": True, "learning_rate": 2e-5,
+            "method": "full", "dataset": "a/b", "dataset_split": "train_sft", "global_batch_size": 64,
+            "save_strategy": None, "train_on": "all", "gradient_checkpointing": True, "learning_rate": 2e-5,
         },
         "ms-swift": {
-            "method": "lora", "lora_r": 8, "lora_alpha": 32, "lora_dropout": 0.05, "weight_decay": 0.1,
-            "adam_beta2": 0.95, "global_batch_size": 16, "eval_split_size": 0.01, "eval_steps": 50,
-            "excess_length_strategy": "drop", "lora_target_modules": "all-linear",
+            "method": "lora", "lora_r": 8, "weight_decay": 0.1, "global_batch_size": 16, "eval_split_size": 0.01,
+            "eval_steps": 50, "excess_length_strategy": "drop", "lora_target_modules": "all-linear",
         },
     }  # fmt: skip
     for kit, settings in expected.items():
@@ -148,36 +143,25 @@ def test_a_key_means_what_its_value_says(converted, info):
     floor = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
     cases = [
         ("axolotl", {"load_in_4bit": True, "adapter": "qlora"}, "method", "qlora"),
-        ("axolotl", {"train_on_inputs": False, "max_steps": -1}, "train_on", "assistant"),
         ("axolotl", {"wandb_project": "p", "wandb_name": ""}, "report_to", ["wandb"]),
         ("axolotl", {"evals_per_epoch": 4, "num_epochs": 1}, "eval_steps", 0.25),
-        (
-            "axolotl",
-            {"lora_target_linear": False, "lora_target_modules": ["q_proj"]},
-            "lora_target_modules",
-            ["q_proj"],
-        ),
         ("axolotl", {"cosine_min_lr_ratio": 0.1}, "min_lr_rate", 0.1),
         ("axolotl", {"rl": "ipo", "datasets": [CHAT | {"type": "chat_template.argilla"}]}, "dpo_loss", "ipo"),
         ("axolotl", {"context_parallel_size": 2}, "global_batch_size", 32),
-        ("LLaMA-Factory", {"use_muon": True, "optim": "adamw_torch"}, "optim", "muon"),
         ("LLaMA-Factory", {"dataset": "hub"}, "dataset_columns", {"question": "instruction", "answer": "output"}),
         ("LLaMA-Factory", {"dataset": "texts", "stage": "pt", "template": "x"}, "packing", True),
         ("LLaMA-Factory", dpo, "dataset_columns", {"conversations": "prompt"}),
         ("LLaMA-Factory", dpo | {"pref_loss": "simpo", "pref_beta": 2.0}, "objective", "simpo"),
         ("LLaMA-Factory", {"stage": "kto", "dataset": "rated"}, "dataset_columns", {"messages": "completion"}),
-        ("LLaMA-Factory", {"val_size": 0.1, "eval_strategy": "steps", "eval_steps": 50}, "eval_steps", 50),
         ("TRL", {"use_peft": True, "load_in_4bit": True}, "method", "qlora"),
         ("TRL", {"assistant_only_loss": True}, "train_on", "assistant"),
         ("TRL", floor, "min_lr_rate", 0.1),
         ("TRL", {"beta": 0.05, "loss_type": "ipo"}, "dpo_loss", "ipo"),
-        ("TRL", {"loss_type": ["nll"]}, "objective", "sft"),
         ("TRL", {"optim": "paged_adamw"}, "optim", "paged_adamw_32bit"),
         ("TRL", {"dataset_mixture": None, "dataset_name": "a/b", "eval_strategy": "epoch"}, "eval_dataset", "a/b"),
         ("ms-swift", {"gradient_accumulation_steps": None}, "global_batch_size", 16),
         ("ms-swift", {"rlhf_type": "simpo"}, "simpo_gamma", 1),
         ("ms-swift", {"system": "Be brief.\\nBe kind."}, "system_prompt", "Be brief.\nBe kind."),
-        ("ms-swift", {"optimizer": "lorap", "lorap_lr_ratio": 16}, "loraplus_lr_ratio", 16),
     ]
     for kit, given, name, value in cases:
         found = getattr(
@@ -190,6 +174,8 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
     cases = [
         ("axolotl", {"optimizer": "lion_pytorch"}, "optimizer"),
         ("axolotl", {"chat_template": "metharme"}, "chat_template"),
+        ("axolotl", {"chat_template_jinja": "{{ messages }}"}, "chat_template_jinja"),
+        ("TRL", {"chat_template": "{{ messages }}"}, "chat_template"),
         ("axolotl", {"datasets": [CHAT | {"roles_to_train": ["human"]}]}, "datasets[0].roles_to_train"),
         ("axolotl", {"datasets": [CHAT | {"shards": 4}]}, "datasets[0].shards"),
         ("axolotl", {"a_key_of_tomorrow": 3}, "a_key_of_tomorrow"),
@@ -208,17 +194,13 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
 def test_what_no_drop_helps_is_refused_and_another_kind_of_training_alone(converted, info):
     cases = [
         ("axolotl", {"rl": "grpo", "min_sample_len": 3}, ["rl"], "nothing learns from rewards"),
-        ("axolotl", {"datasets": [{"path": "a", "type": "input_output"}]}, ["datasets[0].type"], "--dataset FILE"),
-        ("axolotl", {"base_model": "$MODEL"}, ["model_name_or_path"], "--model_name_or_path NAME"),
-        ("LLaMA-Factory", {"stage": "rm"}, ["stage"], "nothing learns from rewards"),
+        ("axolotl", {"datasets": [{"path": "a", "type": "alpaca"}]}, ["datasets[0].type"], "words of their own"),
         ("LLaMA-Factory", {"do_train": None}, ["do_train"], "trains nothing"),
         ("LLaMA-Factory", {"do_train": None, "train_dataset": "v1.yaml"}, ["train_dataset"], "its v1 are not read"),
         ("LLaMA-Factory", {"dataset": "pictures"}, ["dataset"], "images"),
         ("LLaMA-Factory", {"dataset": "nowhere"}, ["dataset"], "not in data/dataset_info.json"),
         ("TRL", {"num_processes": "auto"}, ["theirs.yaml"], "could not convert string to float: 'auto'"),
-        ("LLaMA-Factory", {"max_samples": True}, ["theirs.yaml"], "True, which is no number"),
         ("axolotl", {"save_total_limit": True}, ["theirs.yaml"], "True, which is no number"),
-        ("ms-swift", {"rlhf_type": "grpo"}, ["rlhf_type"], "nothing learns from rewards"),
     ]
     for kit, given, keys, says in cases:
         with pytest.raises(UserError, match=says) as refused:
@@ -230,7 +212,6 @@ def test_the_config_shards_what_the_file_shards(converted):
     cases = [
         ({}, 1, "single"),
         ({"fsdp": ["full_shard", "auto_wrap"], "fsdp_config": {"fsdp_offload_params": True}}, 8, "fsdp_offload"),
-        ({"fsdp_version": 2, "fsdp_config": {"offload_params": False}}, 8, "fsdp"),
         ({"deepspeed": "deepspeed_configs/zero1.json"}, 8, "ddp"),
         ({"deepspeed": "deepspeed_configs/zero3_bf16_cpuoffload_all.json"}, 8, "fsdp_offload"),
         ({"deepspeed": {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "none"}}}}, 8, "fsdp"),
@@ -240,11 +221,6 @@ def test_the_config_shards_what_the_file_shards(converted):
 
 
 def test_rows_get_the_columns_and_the_wording_that_the_other_kit_has(converted, info):
-    alpaca = {"datasets": [{"path": "rows.jsonl", "type": "alpaca"}], "chat_template": None}
-    result, recipe = converted(AXOLOTL | alpaca)
-    wording = question(recipe.dataset[0].prompt_format, "Add.", "2, 2")
-    assert wording.startswith("Below is an instruction that describes a task, paired") and "### Input:\n2, 2" in wording
-    assert result.template.startswith("{%-")
     texts = [{"path": "a/b", "data_files": ["c/d.jsonl"], "type": "completion", "field": "chapter", "revision": "v1"}]
     _, recipe = converted(AXOLOTL | {"datasets": texts, "chat_template": None})
     assert (recipe.dataset, recipe.dataset_columns) == ("hf://datasets/a/b@v1/c/d.jsonl", {"chapter": "text"})
@@ -259,7 +235,6 @@ def test_rows_get_the_columns_and_the_wording_that_the_other_kit_has(converted, 
         ("a/b", "train[:20]", None),
     ]
     assert question(recipe.dataset[0].prompt_format, "Add.", "2, 2") == "Add.\n2, 2"
-    assert converted(TRL | {"chat_template": TEMPLATE})[0].template == TEMPLATE
     parts = [{"id": "a/b", "weight": 0.5}, {"id": "c/d", "weight": 1.0}]
     _, recipe = converted(TRL | {"dataset_mixture": {"datasets": parts, "test_split_size": 1000}})
     assert [(entry.path, entry.max_samples) for entry in recipe.dataset] == [("a/b", 0.5), ("c/d", None)]

@@ -45,54 +45,41 @@ def test_a_model_that_is_not_there_is_one_failure(checked):
     assert "there is no model" in results["memory and disk"].found
 
 
-def small_disk(monkeypatch, tmp_path):
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1 << 20))
-
-
-def small_memory(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "host_memory", lambda: (1 << 20, 1 << 20))
-
-
-def hub_model_while_offline(monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    return ["--model_name_or_path", "org/none", "--dataset", str(RECIPES / "tiny/train.jsonl")]
-
-
-def driver_that_is_too_old(monkeypatch, tmp_path):
-    (tmp_path / "driver").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n")
-    monkeypatch.setattr(machine, "_NVIDIA", str(tmp_path / "driver"))
-
+def test_one_fault_of_a_machine_is_one_failed_check_with_a_fix(checked, monkeypatch, tmp_path):
     def too_old():
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020)")
 
-    monkeypatch.setattr(torch.cuda, "init", too_old)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "driver").touch()
+    offline = ["--model_name_or_path", "org/none", "--dataset", str(RECIPES / "tiny/train.jsonl")]
+    for name, found, words, faults in (
+        ("disk", "1.0 MiB free", [], {"shutil.disk_usage": lambda folder: SimpleNamespace(free=1 << 20)}),
+        ("memory", "1.0 MiB free", [], {"kit.tools.doctor.machine.host_memory": lambda: (1 << 20, 1 << 20)}),
+        (
+            "model",
+            "not in the cache; HF_HUB_OFFLINE forbids",
+            offline,
+            {"huggingface_hub.constants.HF_HUB_OFFLINE": True},
+        ),
+        (
+            "driver",
+            "The NVIDIA driver on your system is too old",
+            [],
+            {
+                "kit.tools.doctor.machine._NVIDIA": str(tmp_path / "driver"),
+                "torch.cuda.init": too_old,
+                "torch.cuda.is_available": lambda: False,
+            },
+        ),
+    ):
+        with monkeypatch.context() as patched:
+            for target, fault in faults.items():
+                patched.setattr(target, fault)
+            results = checked(*words)
+        assert [result.name for result in results.values() if result.status == "fail"] == [name]
+        assert found in results[name].found and results[name].fix
 
 
-def bf16_that_is_wrong(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "_BF16_ERROR", 0.0)
-    return ["--config", "ddp", "--num_processes", "2"]
-
-
-@pytest.mark.parametrize(
-    ("fault", "name", "found"),
-    [
-        (small_disk, "disk", "1.0 MiB free"),
-        (small_memory, "memory", "1.0 MiB free"),
-        (hub_model_while_offline, "model", "not in the cache; HF_HUB_OFFLINE forbids"),
-        (driver_that_is_too_old, "driver", "driver 535.104.05: The NVIDIA driver on your system is too old"),
-        (bf16_that_is_wrong, "bf16", "off float32"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_one_fault_of_a_machine_is_one_failed_check_with_a_fix(fault, name, found, checked, monkeypatch, tmp_path):
-    results = checked(*(fault(monkeypatch, tmp_path) or []))
-    assert [result.name for result in results.values() if result.status == "fail"] == [name]
-    assert found in results[name].found and results[name].fix
-
-
-def test_bf16_is_tried_if_the_config_asks_for_it(topology, monkeypatch):
-    assert "not asked for" in check_bf16(topology(mixed_precision="no"), None, "lora").found
+def test_a_gpu_without_bf16_is_named(topology, monkeypatch):
     with_gpus(monkeypatch, ("T4", 7))
     result = check_bf16(topology(device_type="cuda"), "ddp", "lora")
     assert result.status == "fail" and "bf16, which T4 does not have" in result.found and result.fix

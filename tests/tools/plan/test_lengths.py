@@ -39,32 +39,25 @@ def test_padded_rows_are_as_long_as_the_longest_of_their_micro_batch():
     mine = recipe(global_batch_size=4, per_device_train_batch_size=2, max_length=100)
     found = measure_lengths(data([10, 20, 60, 100], 4), mine, 1)
     # 100 and 60, then 20 and 10, which are padded to 24
-    assert found.row == (100 + 24) / 2 and found.padding == pytest.approx(1 - 190 / 248) and found.waiting == 0
-    assert found.supervised == pytest.approx(95 / 248) and found.seen == pytest.approx((2 * 100**2 + 2 * 24**2) / 248)
-    assert (found.shortest, found.mean, found.longest, found.num_samples, found.num_steps) == (10, 47.5, 100, 4, 1)
-    # Two ranks with one row each: the slower one decides.
+    assert found.row == found.seen == (100 + 24) / 2 and found.supervised == pytest.approx(95 / 248)
+    assert (found.mean, found.longest, found.num_samples, found.num_steps, found.epochs) == (47.5, 100, 4, 1, 1)
+    # Two ranks with one row each: 100 and 60, then 20, padded to 24, and 10; the slower one decides.
     apart = measure_lengths(data([10, 20, 60, 100], 4), mine.model_copy(update={"per_device_train_batch_size": 1}), 2)
-    # The longest two, of 100 and 60, the second padded to 72; then 20, padded to 24, and 10, to 16.
-    assert apart.row == (100 + 24) / 2 and apart.padding == pytest.approx(1 - 190 / 212)
-    assert apart.waiting == pytest.approx(1 - 212 / 248)
+    assert apart.row == (100 + 24) / 2 and apart.supervised == pytest.approx(95 / 248)
 
 
 def test_packed_rows_are_almost_full_and_samples_attend_to_themselves():
     mine = recipe(global_batch_size=2, per_device_train_batch_size=1, max_length=100, packing=True)
     found = measure_lengths(data([50, 50, 70, 30], 2, capacity=100), mine, 1)
-    assert found.row == 100 and found.padding == 0 and found.waiting == 0
+    assert found.row == 100 and found.supervised == 0.5
     assert found.seen == pytest.approx((2 * 50**2 + 70**2 + 30**2) / 200)
-
-
-PAIRS = [[10, 30], [100, 20], [40, 40], [60, 20]]
 
 
 def test_both_halves_of_a_pair_are_rows():
     mine = recipe(objective="dpo", global_batch_size=4, per_device_train_batch_size=2, max_length=100)
-    found = measure_lengths(data(PAIRS, 4), mine, 1)
+    found = measure_lengths(data([[10, 30], [100, 20], [40, 40], [60, 20]], 4), mine, 1)
     # By their longest halves: 100 with 60, then 40 with 30; each half is padded to the longest of its micro-batch.
-    assert found.row == (4 * 100 + 4 * 40) / 8 and found.padding == pytest.approx(1 - 320 / 560)
-    assert found.supervised == pytest.approx(160 / 560) and found.seen == (4 * 100**2 + 4 * 40**2) / 560
-    assert (found.shortest, found.longest, found.num_samples) == (10, 100, 4)
+    assert found.row == (100 + 40) / 2 and found.supervised == pytest.approx(160 / 560)
+    assert found.longest == 100 and found.num_samples == 4
     workload = Workload.of(mine, find_shape("llama-1b"))
     assert found.step_of(workload, GPUS["h100"]).tokens == 560

@@ -38,11 +38,6 @@ def test_variants_of_a_public_model_have_its_shape():
         assert find_shape(variant).name == name
 
 
-def test_sizes_that_a_config_leaves_out_follow_from_the_others(tmp_path):
-    shape = find_shape(folder_with(tmp_path, head_dim=None, num_key_value_heads="absent"))
-    assert (shape.head_dim, shape.num_kv_heads) == (2048 // 32, 32)
-
-
 def test_a_config_without_sizes_or_of_another_family_or_damaged_is_reported(tmp_path):
     text = refused(folder_with(tmp_path, hidden_size="absent", vocab_size=0))
     assert "has no hidden_size; expected a number" in text and "vocab_size is 0" in text

@@ -37,30 +37,23 @@ def test_sharding_sends_two_gathers_and_a_reduction_of_each_micro_batch():
     assert collective_seconds(replace(BASE, num_gpus=1, strategy=SINGLE), quick) == 0
 
 
-def test_the_references_pass_takes_between_a_third_and_a_half_of_a_step():
-    pairs = replace(BASE, method="lora", objective="orpo", rows=2)
-    without, with_reference = step(pairs, H100), step(replace(pairs, objective="dpo"), H100)
-    assert without.tokens == with_reference.tokens == 2 * 2 * 4096  # both halves, each once
-    assert 1.3 < with_reference.seconds[1] / without.seconds[1] < 1.5
-    assert with_reference.sent > without.sent and with_reference.launches > without.launches
-
-
-def test_offloading_and_quantising_take_time():
+def test_offloading_quantising_and_a_reference_take_time():
     offload = step(replace(BASE, strategy=OFFLOAD), H100)
     assert offload.host > 0 and offload.seconds[0] > step(BASE, H100).seconds[0]
     lora, qlora = (step(replace(BASE, method=m, strategy=DDP), H100) for m in ("lora", "qlora"))
     assert qlora.optimiser > lora.optimiser
-    assert lora.bound == "arithmetic" and step(replace(BASE, strategy=OFFLOAD), H100).bound == "host"
+    pairs = replace(BASE, method="lora", objective="orpo", rows=2)
+    without, with_reference = step(pairs, H100), step(replace(pairs, objective="dpo"), H100)
+    assert without.tokens == with_reference.tokens == 2 * 2 * 4096  # both halves, each once
+    assert 1.3 < with_reference.seconds[1] / without.seconds[1] < 1.5
 
 
 def test_the_host_bounds_the_step_of_a_small_model_and_larger_micro_batches_or_compiled_layers_help():
     small = replace(BASE, shape=find_shape("smollm2-135m"), strategy=SINGLE, num_gpus=1, length=128)
     found = step(small, H100)
-    assert found.bound == "launches"
     assert found.seconds[0] == pytest.approx(found.launches * 5e-6)
     assert step(replace(small, rows=8), H100).tokens_per_second[1] > 7 * found.tokens_per_second[1]
     assert step(replace(small, fuses=True), H100).launches < found.launches / 2
-    assert step(replace(BASE, method="lora"), H100).bound == "arithmetic"
 
 
 def test_launches_are_within_a_twentieth_of_those_that_were_counted():

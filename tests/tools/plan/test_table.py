@@ -10,7 +10,7 @@ from kit.tools.plan.ask import read_ask
 from kit.tools.plan.hardware import GPUS
 from kit.tools.plan.lengths import Lengths
 from kit.tools.plan.search import options, recommend, try_out
-from kit.tools.plan.table import command, own_config, parts, time_lines, ways
+from kit.tools.plan.table import command, own_config, time_lines, ways
 
 
 def planned(*words, gpu="24GiB"):
@@ -52,12 +52,9 @@ def test_the_command_is_one_that_a_run_takes_and_has_only_what_differs_from_the_
 
 
 def test_several_machines_and_float32_need_a_config_of_their_own():
-    ask, found, option = planned("--recipe", "llama-8b-full", "--gpus", "8", gpu="h100")
-    assert own_config(option.workload) == ""
     ask, found, _ = planned("--recipe", "llama-8b-full", "--gpus", "4x8", gpu="h100")
     hybrid = next(o for o in found if o.workload.config == "fsdp_hybrid")
-    says = "that says parallelism_config_dp_replicate_size: 4, num_machines: 4, main_process_ip, main_process_port"
-    assert own_config(hybrid.workload).endswith(says) and "--config my-fsdp_hybrid.yaml" in command(hybrid, ask)
+    assert "4 machines" in own_config(hybrid.workload) and "--config my-fsdp_hybrid.yaml" in command(hybrid, ask)
     ask, _, option = planned("--recipe", "llama-8b-lora", "--gpus", "8", gpu="v100-32")
     assert own_config(option.workload).endswith("that says mixed_precision: no")
     ask, _, option = planned("--recipe", "llama-8b-qlora", gpu="t4")
@@ -65,16 +62,8 @@ def test_several_machines_and_float32_need_a_config_of_their_own():
     assert own_config(option.workload) == ""
 
 
-def test_parts_add_up_to_the_peak():
-    _, _, option = planned("--recipe", "llama-8b-qlora")
-    lines = parts(option.memory)
-    sizes = [float(line.split()[-2]) for line in lines[1 : lines.index("memory of a machine:")]]
-    assert abs(sum(sizes) - option.memory.peak / 2**30) < 0.05 * len(sizes)
-
-
 LENGTHS = Lengths(
-    num_samples=1000, shortest=5, mean=400.0, longest=2048, row=1024.0, padding=0.25, waiting=0.1, supervised=0.3,
-    seen=700.0, num_steps=50, epochs=2.0,
+    num_samples=1000, mean=400.0, longest=2048, row=1024.0, supervised=0.3, seen=700.0, num_steps=50, epochs=2.0
 )  # fmt: skip
 
 
@@ -82,16 +71,9 @@ def test_hours_and_cost_are_those_of_the_steps_and_of_the_data():
     _, _, option = planned("--recipe", "llama-8b-lora", gpu="h100")
     fast, slow = option.step.seconds
     time, whole = time_lines(option, 500, price=2.0)
-    assert "padding included" in time and "bound by arithmetic" in time
+    assert "padding included" in time
     assert f"cost {2 * 500 * fast / 3600:,.2f} to {2 * 500 * slow / 3600:,.2f}" in whole
     data, _, whole = time_lines(option, None, lengths=LENGTHS)
-    assert "25.0% are padding" in data and whole.startswith("50 steps: ") and "every row is full" not in whole
+    assert "30.0% are learned from" in data and whole.startswith("50 steps: ") and "every row is full" not in whole
     unknown = try_out(option.workload, replace(GPUS["h100"], tflops=None))
     assert "nothing is known" in time_lines(unknown, 500)[0]
-
-
-def test_the_references_pass_before_the_first_step_is_part_of_the_hours():
-    _, _, option = planned("--recipe", "llama-8b-full", "--objective", "dpo", "--gpus", "8", gpu="h100")
-    (whole,) = time_lines(option, 1000)[1:]
-    assert "hours for the reference before the first step" in whole
-    assert float(whole.split()[2]) * 3600 > 1.2 * 1000 * option.step.seconds[0]

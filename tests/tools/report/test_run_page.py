@@ -1,7 +1,5 @@
 """A run at a glance: what is on the page is what the run left, and nothing in it can run or call home."""
 
-import copy
-import json
 import re
 
 import pytest
@@ -40,15 +38,11 @@ def test_the_page_shows_what_the_run_left(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "report.html", "run.json"]
 
 
-def test_losses_have_one_chart_unless_they_are_not_the_same_measure(tmp_path):
-    assert "<figcaption>loss" in report_page([opened(tmp_path)])
+def test_of_many_data_sets_the_largest_have_a_curve(tmp_path):
     named = {f"loss/set{i}": 2.0 for i in range(20)} | {f"supervised_tokens/set{i}": i for i in range(20)}
-    page = report_page([opened(tmp_path, [step_row(1, **named)])])  # of many data sets the largest
+    page = report_page([opened(tmp_path, [step_row(1, **named)])])
     drawn = page.partition("<figcaption>training loss by data set")[2].partition("<svg")[0]
     assert re.findall(r"</i>(\w+) <b>", drawn) == [f"set{19 - i}" for i in range(8)]
-    for row in (step_row(1, objective="FocalLoss"), step_row(1, router_loss=0.1)):
-        page = report_page([opened(tmp_path, [row, evaluation_row(1)])])
-        assert "<figcaption>training loss" in page and "<figcaption>evaluation loss" in page
 
 
 def test_a_run_that_had_no_step_yet_and_one_of_many_odd_steps(tmp_path):
@@ -85,7 +79,6 @@ def test_remarks_follow_from_the_metrics(tmp_path):
     dpo = {"objective": "dpo"}
     cases = [
         ([step_row(1), {"step": 2, "nonfinite": "nan", "samples": []}], {}, "Steps to look at (skipped"),
-        ([step_row(1), step_row(2, loss_spike=3.0, samples=[])], {}, "Steps to look at (a loss far"),
         ([step_row(step, loss=2.0) for step in MANY], {}, "The training loss did not fall: 2 in"),
         ([evaluation_row(2, eval_loss=1.0), evaluation_row(4)], {}, "The model overfits"),
         (
@@ -94,9 +87,8 @@ def test_remarks_follow_from_the_metrics(tmp_path):
             "30 of 35 answers did not end within",
         ),
         ([step_row(step, data_wait_share=0.3) for step in MANY], {}, "30% of the time was spent waiting for data"),
-        ([step_row(step, communication_share=0.8) for step in MANY], {}, "80% of the time was"),
         ([step_row(step, padding_share=0.4) for step in MANY], {}, "40% of the computed tokens were padding"),
-        ([pair_evaluation(0, 0.0), pair_evaluation(30, 0.54)], dpo, "The accuracy is not above chance: 54.0% of 400"),
+        ([pair_evaluation(0, 0.0), pair_evaluation(30, 0.5)], dpo, "The accuracy is not above chance: 50.0% of the"),
         ([pair_evaluation(0, 0.0), pair_evaluation(30, 0.9, -50.0)], dpo, "The chosen answers became less likely"),
     ]
     for rows, recipe, text in cases:
@@ -127,7 +119,7 @@ def test_several_runs_are_one_page_with_what_differs(tmp_path):
     names = [str(tmp_path / "one"), str(tmp_path / "two")]
     assert f"<title>2 runs: {', '.join(names)}</title>" in page and "two, evaluation" in page
     assert differences([one, two]) == [{"": "seed", names[0]: "42", names[1]: "5"}]
-    assert page.count("class='line c1 dashed few'") == page.count("class='line c0 dashed few'") == 1
+    assert page.count("class='line c1 dashed'") == page.count("class='line c0 dashed'") == 1
     assert [row["best evaluation loss"] for row in results([one, two])] == [
         "2.2500 after step 4",
         "1.0000 after step 1",
@@ -137,46 +129,15 @@ def test_several_runs_are_one_page_with_what_differs(tmp_path):
     assert row["best accuracy"] == "90.0% after step 9"
 
 
-ODD = [None, 10**400, 1e308, "x\x1b\n<b>", [3], {"a": {"b": None}}]
-ROWS = [evaluation_row(0, answers=answers("no"), num_answers=1, num_unended_answers=1), *map(step_row, range(1, 25))]
-ROWS += [step_row(25, loss_spike=3.0, samples=["a:1"]) | {"loss/a": 1.0, "supervised_tokens/a": 3}]
-ROWS += [
-    evaluation_row(25, answers=answers("no")) | pair_evaluation(25, 0.5),
-    {"step": 26, "nonfinite": "nan", "samples": []},
-]
-
-
-def places(value, path=()):
-    """The path of each value in JSON, of lists only the first two."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
-    for key, each in inner:
-        yield (*path, key)
-        yield from places(each, (*path, key))
-
-
-@pytest.mark.slow
-def test_a_value_that_no_run_writes_is_left_out_or_the_file_is_named(tmp_path):
-    run = record(finished_steps=0, interrupted=None, recipe_name="r", plan={"tensors": 1e9})
-    run["starts"] = [{"step": 3, "time": "2026-03-01", "changed": ["seed: 1 -> 2"]}]
-    whole = {"run": run, "rows": [ROWS[0], *ROWS[-3:]]}
-    paths = [
-        path for path in places(whole) if path[:2] != ("run", "recipe") or path[2:] in (("max_length",), ("dataset",))
-    ]
-    for path in paths:
-        for number, odd in enumerate(ODD):
-            changed = copy.deepcopy(whole)
-            inner = changed
-            for key in path[:-1]:
-                inner = inner[key]
-            inner[path[-1]] = odd
-            (tmp_path / "run.json").write_text(json.dumps(changed["run"]))
-            rows = changed["rows"] if isinstance(changed["rows"], list) else []
-            (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-            try:
-                page = report_page([read_reported_run(tmp_path)] * (1 + number % 2))  # alone, and with another run
-                assert "\x1b" not in page and page.encode() and "<b>\n" not in page and "\n<b>" not in page, (path, odd)
-            except UserError as error:
-                assert str(tmp_path / "run.json") in str(error), (path, odd)
+def test_a_metric_that_is_no_number_is_left_out_and_text_in_it_stays_text(tmp_path):
+    for odd in (None, 10**400, 1e308, "x\x1b\n<b>", [3], {"a": {"b": None}}):
+        rows = [step_row(1), evaluation_row(1), step_row(2, loss=odd, grad_norm=odd, seconds=odd, loss_spike=odd)]
+        rows += [
+            evaluation_row(2, eval_loss=odd, intervals=odd, answers=odd),
+            {"step": 3, "nonfinite": odd, "samples": odd},
+        ]
+        page = report_page([opened(tmp_path, rows)])
+        assert "\x1b" not in page and "<b>\n" not in page and "\n<b>" not in page, odd
 
 
 def test_files_that_hold_something_else_end_a_report_with_words(tmp_path):

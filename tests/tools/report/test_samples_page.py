@@ -1,4 +1,4 @@
-"""What is shown is what is trained on: the very tokens, learned or not, with what was cut or left out."""
+"""What is shown is what is trained on: the very tokens, learned or not; what was cut or left out is counted."""
 
 import re
 
@@ -49,7 +49,7 @@ def test_the_texts_of_the_tokens_add_up_to_the_sample_whatever_its_characters(to
 def test_what_is_learned_is_marked_and_nothing_else(tmp_path, tokenizer):
     messages = chat("Hi", "Hello", "Bye", "Bye now")["messages"]
     messages[3]["weight"] = 0.5
-    write(tmp_path / "train.jsonl", {"messages": messages})
+    write(tmp_path / "train.jsonl", {"messages": [messages[0] | {"id": 3}, *messages[1:]], "source": "web"})
     gathered = looked(tokenizer, **CHATML)
     text = as_text(gathered, colour=False)
     assert re.findall(r"\[\[(.*?)\]\](?: (x[\d.]+))?", text) == [("Hello<|im_end|>", ""), ("Bye now<|im_end|>", "x0.5")]
@@ -60,42 +60,16 @@ def test_what_is_learned_is_marked_and_nothing_else(tmp_path, tokenizer):
     weights = [token.weight for token in looked(tokenizer, dataset="ids.jsonl").samples[0].parts[0].tokens]
     assert weights == [0, 1, 1, 1]
     assert f"--- train.jsonl:1: {len(gathered.samples[0].parts[0].tokens)} tokens, 5 learned" in text
+    assert "not used: messages.id (100.0% of the rows), source (100.0% of the rows)" in text
 
 
-def test_what_was_cut_or_left_out_is_shown_as_it_would_be_without(tmp_path, tokenizer):
-    rows = [chat("Hi", "Hello"), chat("Hi", "Bye now " * 30), chat("Hi " * 60, "Hello"), *[chat("Ho", "Ho")] * 9]
-    write(tmp_path / "train.jsonl", *rows)
-    gathered = looked(tokenizer, 1, max_length=40, **CHATML)
-    assert [sample.origin[-1] for sample in gathered.samples] == ["1", "2", "3"]
-    _, cut, lost = gathered.samples
-    assert cut.about.startswith("cut: ") and lost.about.startswith("left out: ")
-    assert [sum(not token.is_cut for token in sample.parts[0].tokens) for sample in (cut, lost)] == [40, 0]
-    text = as_text(gathered, colour=False)
-    assert "]]{{[[" in text and text.count("Bye now ") >= 29
-    assert "<span class='learned cut'>" in as_page(gathered)
-    assert looked(tokenizer, 0, max_length=40, **CHATML).samples == []
-
-
-def test_of_a_text_whose_end_is_kept_the_beginning_is_marked(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", {"text": "".join(f"{i} " for i in range(60))}, {"text": "short"})
-    tokens = looked(tokenizer, 1, max_length=40, excess_length_strategy="keep_end").samples[-1].parts[0].tokens
-    cut = "".join(token.text for token in tokens if token.is_cut)
-    assert cut.startswith("0 1 2 ") and "59" not in cut and len(tokens) - sum(token.is_cut for token in tokens) == 40
-
-
-def test_of_a_prompt_that_was_cut_the_start_is_marked(tmp_path, tokenizer):
-    long = "Hi " * 60 + "Bye"
-    write(tmp_path / "train.jsonl", pair(long, "Hello", "Hello there"), pair("Hi", "Hello", "Bye"))
-    cut = looked(tokenizer, 1, max_length=40, **DPO).samples[-1]
-    assert cut.origin == "train.jsonl:1" and cut.about.startswith("cut: ")
-    for part in cut.parts:
-        assert part.tokens[0].is_cut and not part.tokens[-1].is_cut
-    assert max(sum(not token.is_cut for token in part.tokens) for part in cut.parts) == 40
-
-
-def test_rows_that_were_skipped_are_named_with_their_problem(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *(chat(f"Hi {i}", "Hello") for i in range(60)), {"messages": "<script>"}, "{broken")
-    gathered = looked(tokenizer, 1, on_bad_row="skip", **CHATML)
+def test_rows_that_were_cut_or_left_out_are_counted_and_skipped_ones_named_with_their_problem(tmp_path, tokenizer):
+    long = [chat("Hi", "Bye now " * 30), chat("Hi " * 60, "Hello")]
+    good = (chat(f"Hi {i}", "Hello") for i in range(58))
+    write(tmp_path / "train.jsonl", *long, *good, {"messages": "<script>"}, "{broken")
+    gathered = looked(tokenizer, 1, on_bad_row="skip", max_length=40, **CHATML)
+    assert [gathered.datasets[0][key] for key in ("rows", "samples", "left out", "cut", "skipped")] == [60, 59, 1, 2, 2]
+    assert looked(tokenizer, 0, on_bad_row="skip", max_length=40, **CHATML).samples == []
     shown = {sample.origin: sample.about for sample in gathered.samples[1:]}
     assert shown.keys() == {"train.jsonl:61", "train.jsonl:62"} and "not JSON" in shown["train.jsonl:62"]
 
@@ -145,14 +119,6 @@ def test_data_cannot_drive_a_terminal_nor_a_browser(tmp_path, tokenizer):
     assert set(re.findall(r"\x1b.{0,4}?[a-zA-Z]", text)) == {"\x1b[32m", "\x1b[2m", "\x1b[22m", "\x1b[0m"}
     assert r"a\x1b.jsonl:1" in text
     assert page.count("<script") == 1 and not re.search(r"(src|href)=['\"]?(https?:)?//", page)
-
-
-def test_what_nothing_reads_is_listed(tmp_path, tokenizer):
-    messages = chat("Hi", "Hello")["messages"]
-    write(tmp_path / "train.jsonl", {"messages": [messages[0] | {"id": 3}, messages[1]], "source": "web"})
-    gathered = looked(tokenizer, **CHATML)
-    for shown in (as_text(gathered, colour=False), as_page(gathered)):
-        assert "not used: messages.id (100.0% of the rows), source (100.0% of the rows)" in shown
 
 
 def test_checks_find_common_mistakes(tmp_path, tokenizer):
