@@ -127,38 +127,3 @@ def test_a_second_start_in_the_same_folder_is_locked_out_and_the_first_goes_on(f
         assert "in use by process" in run.output and "-2; or wait for it, or end it" in run.output
     assert len(seen) == 2 and first.status == 75, first.output
     assert [row["step"] for row in first.rows] == list(range(1, first.info["interrupted"] + 1))
-
-
-def test_data_sets_of_hardly_any_size_train_right(finetune, chat_file, fp32, tmp_path):
-    """Nine samples, of which two ranks take four each in a step."""
-    data = tmp_path / "few.jsonl"
-    data.write_text("".join(line + "\n" for line in chat_file.read_text().splitlines()[:9]))
-    flags = {"dataset": data, "eval_dataset": data, "global_batch_size": 8, "num_train_epochs": 2}
-    flags |= {"per_device_train_batch_size": 4, "max_steps": 3, "learning_rate": 1e-3}
-    run = finetune.ok("run", 2, config=fp32["fsdp"], **flags)
-    alone = finetune.ok("alone", config=fp32["single"], **flags)
-    losses, evaluations = (
-        [[row[key] for row in one.rows if key in row] for one in (run, alone)] for key in ("loss", "eval_tokens")
-    )
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    assert evaluations[0] == evaluations[1] and evaluations[0]
-
-
-def test_elastic_runs_have_the_same_samples_rates_and_losses(finetune, fp32):
-    topologies = ("fsdp", "ddp", "single")
-    flags = {"method": "full", "learning_rate": 2e-3, "save_steps": 1, "save_total_limit": 1, "packing": "true"}
-    flags |= {"global_batch_size": 4, "per_device_train_batch_size": 1, "max_steps": 12}
-    sizes = {"single": 1, "ddp": 2, "fsdp": 2}
-    whole = finetune.ok("whole", config=fp32["single"], **flags)
-    for i, name in enumerate(topologies):
-        stop = until_step(finetune.folder / "run", 4 * (i + 1)) if i < 2 else None
-        run = finetune("run", sizes[name], stop, config=fp32[name], **flags)
-    assert run.status == 0, run.output
-    last, now = sizes[topologies[-2]], sizes[topologies[-1]]
-    assert f"num_processes: {last} -> {now}" in run.output and "from here on round differently" in run.output
-    assert [row["step"] for row in run.rows] == list(range(1, 13))
-    for exact in ("learning_rate", "epoch", "tokens", "supervised_tokens"):
-        assert [row[exact] for row in run.rows] == [row[exact] for row in whole.rows]
-    worst = max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(run.rows, whole.rows, strict=True))
-    print(f"{' -> '.join(topologies)}: worst relative difference in loss {worst:.1e}")
-    assert worst < 1e-6

@@ -144,11 +144,6 @@ def test_each_sentence_of_the_page_has_tests_and_all_of_them_exist():
                 assert re.search(rf"^def {name}\(", text, re.MULTILINE), f"{begin}: {file} has no {name}"
 
 
-def test_the_page_is_linked_where_a_reader_looks():
-    for page, link in (("README.md", "(SECURITY.md)"), ("docs/architecture.md", "(../SECURITY.md)")):
-        assert link in (ROOT / page).read_text()
-
-
 @pytest.mark.slow
 def test_a_run_writes_nowhere_else(tmp_path, model_folder, chat_file):
     folders = {name: tmp_path / name for name in ("here", "home", "temporary")}
