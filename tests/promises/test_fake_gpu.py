@@ -108,7 +108,7 @@ def test_copies_of_hybrid_sharding_send_one_share_of_the_gradients_once_a_step(f
     assert many(report)["collective_bytes"]["allreduce"] == pytest.approx(share, rel=0.01)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_no_gpu_holds_the_whole_model_while_it_is_loaded(fake_gpu):
     """In 4 bits, which are made on the GPU of rank 0: it holds its shards, and embedding and head."""
     report = ran(fake_gpu(shape="llama-8b", length=512, method="qlora", topology="fsdp2", world=8))

@@ -73,31 +73,6 @@ def test_a_finished_run_is_left_alone_until_more_steps_are_asked_for(finetune):
     assert emptied.info["recipe"]["lora_r"] == 4 and len(emptied.rows) == 1
 
 
-def test_a_final_model_of_fewer_steps_is_not_taken_for_the_finished_run(finetune):
-    """Killed after the last checkpoint, before the new final model."""
-    finetune.ok("run", max_steps=2)
-    old = shutil.copytree(finetune.folder / "run/final", finetune.folder / "old")
-    whole = finetune.ok("run", max_steps=4)
-    new = (whole.folder / "final/adapter_model.safetensors").read_bytes()
-    shutil.rmtree(whole.folder / "final")
-    shutil.copytree(old, whole.folder / "final")
-    record = whole.folder / "run.json"
-    record.write_text(record.read_text().replace('"finished_steps": 4', '"finished_steps": 0'))
-    again = finetune.ok("run", max_steps=4)
-    assert "continuing after step 4 of 4" in again.output
-    assert (whole.folder / "final/adapter_model.safetensors").read_bytes() == new
-
-
-def test_going_back_to_an_earlier_checkpoint_abandons_the_later_ones(finetune):
-    flags = {"save_steps": 1, "save_total_limit": 0}
-    run = finetune.ok("run", max_steps=5, **flags)
-    earlier = run.folder / "checkpoints/step-00000002"
-    back = finetune.ok("run", max_steps=3, resume_from_checkpoint=earlier, **flags)
-    assert [row["step"] for row in back.rows] == [1, 2, 3]
-    assert [path.name[-1] for path in sorted((run.folder / "checkpoints").iterdir())] == ["1", "2", "3"]
-    assert back.losses[:2] == run.losses[:2]
-
-
 def test_the_checkpoint_of_the_lowest_eval_loss_outlives_newer_ones_through_a_resume(finetune, chat_file):
     flags = {"eval_dataset": chat_file, "eval_steps": 1, "max_eval_samples": 8, "keep_best": "true"}
     flags |= {"save_total_limit": 1, "method": "full"}

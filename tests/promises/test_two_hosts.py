@@ -64,16 +64,6 @@ def wait(runs, seconds):
     return [status for status, _ in ended]
 
 
-def both_training(hosts, start):
-    """A run on both, in its first steps."""
-    runs = [start(host, max_steps=5000, save_steps=0, eval_steps=0) for host in hosts.both]
-    deadline = time.monotonic() + START
-    while not any("step 1/" in run.text for run in runs):
-        assert time.monotonic() < deadline and all(run.process.poll() is None for run in runs), runs[0].text
-        time.sleep(0.1)
-    return runs
-
-
 def error_of(run):
     """The error message of a command, on one line; a host says it once."""
     assert run.text.count("error:") == 1, run.text
@@ -175,9 +165,14 @@ store.set("torch.rendezvous.none", base64.b64encode(pickle.dumps(Command())).dec
 """
 
 
-@long
-def test_launchers_listen_in_their_network_and_execute_nothing_of_a_stranger(hosts, start, tmp_path):
-    runs = both_training(hosts, start)
+@pytest.mark.parametrize("fault", matrix(["cut"], always=0, rest=["alpha", "beta"]))
+def test_nothing_of_a_stranger_is_executed_and_a_cut_link_ends_every_process(hosts, start, tmp_path, fault):
+    """They listen in the network of the machines alone; each process of each host ends."""
+    runs = [start(host, max_steps=5000, save_steps=0, eval_steps=0) for host in hosts.both]
+    deadline = time.monotonic() + START
+    while not any("step 1/" in run.text for run in runs):
+        assert time.monotonic() < deadline and all(run.process.poll() is None for run in runs), runs[0].text
+        time.sleep(0.1)
     for host in hosts.both:
         assert {line.split()[3].rpartition(":")[0] for line in sockets(host, "-l")} == {host.address}
     stranger = hosts.beta.start([sys.executable, "-c", STRANGER, str(tmp_path / "executed")])
@@ -185,11 +180,6 @@ def test_launchers_listen_in_their_network_and_execute_nothing_of_a_stranger(hos
     time.sleep(5)
     assert all(run.process.poll() is None for run in runs) and not (tmp_path / "executed").exists()
 
-
-@pytest.mark.parametrize("fault", matrix(["cut"], always=0, rest=["alpha", "beta"]))
-def test_a_cut_link_or_a_dead_host_ends_every_process_of_each_host(hosts, start, fault):
-    runs = both_training(hosts, start)
-    time.sleep(2)
     hosts.cut()
     for run in [run for run in runs if run.host.name == fault]:
         run.host.kill()

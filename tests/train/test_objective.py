@@ -110,8 +110,9 @@ class Trial:
         strategy = actual_strategy(sharded_layers=None)
         self.prepared = Prepared(Accelerator(cpu=True), Ranks(), self.model, optimizer, strategy)
         if recipe.precomputes_reference:
-            given = 1, 1, 0, lambda batches, *_: batches
-            add_references(self.prepared, recipe, self.data, *given, seed=recipe.seed, compiled=False)
+            add_references(
+                self.prepared, recipe, self.data, 1, 2, 0, lambda batches, *_: batches, seed=recipe.seed, compiled=False
+            )
         torch.manual_seed(1)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
