@@ -60,12 +60,8 @@ def flags_of(name):
     return constants(name)["FLAGS"], config
 
 
-def test_each_has_three_places_to_edit_says_what_was_not_tried_and_gives_flags_that_exist():
+def test_the_flags_and_the_config_of_each_exist():
     for name in FILES:
-        text = text_of(name)
-        assert re.findall(r"EDIT (\d)", text) == ["1", "2", "3"], name
-        assert re.search(r"Not tried (on a cluster|in a cloud)", text) and "Tried: " in text, name
-        assert max(map(len, text.splitlines())) <= 120, name
         flags, config = flags_of(name)
         request = read_command_line(flags)
         # else a run that was cut off would begin again

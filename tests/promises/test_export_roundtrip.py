@@ -194,12 +194,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(trained, bases, t
     shutil.copytree(trained("full").folder, tmp_path / "full")
     shutil.copytree(trained("lora").folder, tmp_path / "lora")
     full, lora = (tmp_path / name / "checkpoints/step-00000003" for name in ("full", "lora"))
-    assert "nothing to merge" in refused(full, output, "--merge")
-    assert "nothing to merge" in refused(tmp_path / "full/final", output)
-    assert "--dtype: nothing is merged\n    -> --merge" in refused(lora, output, "--dtype=float32")
     assert "no tensor model.lm_head.weight" in refused(full, output, f"--model_name_or_path={bases['untied']}")
-    assert "no manifest.json, no adapter_config.json" in refused(full.parent, output)
-    assert "no manifest.json" in refused(tmp_path / "nowhere", output)
 
     run_file = tmp_path / "lora/run.json"
     text = run_file.read_text()

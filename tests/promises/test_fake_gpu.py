@@ -17,9 +17,7 @@ CASES = [
 ]
 REST = [
     {"method": "lora", "fp8": True, "topology": "fsdp2", "world": 8},
-    {"method": "lora", "topology": "single", "world": 1},
     {"method": "qlora", "topology": "ddp", "world": 8},
-    {"method": "full", "topology": "fsdp2", "world": 64},
     {"method": "qlora", "packing": True},
 ]
 OFFLOAD = [{"method": method, "topology": "offload", "world": 8} for method in ("full", "qlora")]
@@ -73,7 +71,7 @@ def test_with_offload_every_tensor_is_on_its_device_and_of_its_dtype(fake_gpu, c
     assert many(report)["components"]["cpu"]["optimiser"] > 0
 
 
-@pytest.mark.parametrize("case", matrix(CASES[:1], rest=[CASES[2], *REST[:4]]))
+@pytest.mark.parametrize("case", matrix(CASES[:1], rest=[CASES[2], *REST[:2]]))
 def test_offloaded_inputs_of_layers_wait_in_pinned_memory_and_the_host_for_none_of_them(fake_gpu, case):
     plain, offloaded = (ran(fake_gpu(**LONG, **case, activation_offload=offloads)) for offloads in (False, True))
     size, layers = 2 * 512 * 128, 4
