@@ -1,11 +1,10 @@
 """Objectives over pairs and answers with a label: the same maths on every topology."""
 
-import json
 import math
-import random
 
 import pytest
-from helpers import WORDS, matrix
+from data_helpers import preference_pairs, rated_answers, write
+from helpers import matrix
 from promises.test_parity import TOPOLOGIES
 
 pytestmark = pytest.mark.slow
@@ -17,18 +16,8 @@ KEYS = ("rewards/margins", "rewards/chosen", "rewards/rejected", "logps/chosen",
 def data(tmp_path_factory):
     """The files of 61 pairs and of 61 answers with a label, by name; the lengths are very different."""
     folder = tmp_path_factory.mktemp("preferences")
-    rng = random.Random(0)
-
-    def words(low, high):
-        return " ".join(rng.choices(WORDS, k=rng.randint(low, high)))
-
-    with (folder / "pairs.jsonl").open("w") as pairs, (folder / "rated.jsonl").open("w") as rated:
-        for i in range(61):
-            prompt = [{"role": "user", "content": words(1, 30)}]
-            chosen, rejected = ([{"role": "assistant", "content": words(1, 60)}] for _ in range(2))
-            pairs.write(json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}) + "\n")
-            answer = chosen if i % 3 else rejected
-            rated.write(json.dumps({"prompt": prompt, "completion": answer, "label": bool(i % 3)}) + "\n")
+    write(folder / "pairs.jsonl", *preference_pairs(61))
+    write(folder / "rated.jsonl", *rated_answers(61))
     return {"pairs": folder / "pairs.jsonl", "rated": folder / "rated.jsonl"}
 
 

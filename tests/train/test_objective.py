@@ -1,8 +1,6 @@
 """Objectives are the equations of their papers on full logits, and do not depend on how a batch is cut."""
 
-import json
 import math
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from data_helpers import open_recipe_data
-from helpers import WORDS, actual_strategy
+from data_helpers import open_recipe_data, pairs, preference_pairs, rated_answers, write
+from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
 from kit.config.settings.objective import ObjectiveSettings
@@ -59,20 +57,10 @@ def name_of(case):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """By kind of rows: answers of very different length, some of one word."""
-    folder, rng = tmp_path_factory.mktemp("preferences"), random.Random(0)
-
-    def words(low, high):
-        return " ".join(rng.choices(WORDS, k=rng.randint(low, high)))
-
-    pairs = [{"prompt": words(1, 20) + " ", "chosen": words(1, 30), "rejected": words(1, 30)} for _ in range(NUM)]
-    rated = [
-        {"prompt": row["prompt"], "completion": row["chosen"] if i % 3 else row["rejected"], "label": i % 3 > 0}
-        for i, row in enumerate(pairs)
-    ]
-    answers = [{"prompt": row["prompt"], "completion": row["completion"]} for row in rated]
-    for kind, rows in (("pairs", pairs), ("rated", rated), ("answers", answers)):
-        (folder / f"{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    """By kind of rows."""
+    folder = tmp_path_factory.mktemp("preferences")
+    for kind, rows in (("pairs", preference_pairs(NUM)), ("rated", rated_answers(NUM)), ("answers", pairs(NUM))):
+        write(folder / f"{kind}.jsonl", *rows)
     return folder
 
 
