@@ -33,17 +33,6 @@ def skypilot():
     return yaml.safe_load(text_of("skypilot.yaml"))
 
 
-def constants(name):
-    """The constants of a Python file, without running it; a path as its text."""
-    found = {}
-    for node in ast.parse(text_of(name)).body:
-        if isinstance(node, ast.Assign):
-            inner = node.value.args[0] if isinstance(node.value, ast.Call) and node.value.args else node.value
-            if isinstance(inner, ast.Constant | ast.List):
-                found[node.targets[0].id] = ast.literal_eval(inner)
-    return found
-
-
 def flags_of(name):
     """The flags of the run in a file, and the name of its Accelerate config."""
     if name == "slurm.sh":
@@ -57,7 +46,7 @@ def flags_of(name):
         return shlex.split(envs["FLAGS"]), envs["CONFIG"].removeprefix("accelerate_configs/").removesuffix(".yaml")
     assert name == "ray_train.py"
     config = re.search(r'^CONFIG = CLONE / "accelerate_configs/(\w+)\.yaml"$', text_of(name), re.MULTILINE)[1]
-    return constants(name)["FLAGS"], config
+    return ast.literal_eval(re.search(r"^FLAGS = (\[.*?\])$", text_of(name), re.MULTILINE | re.DOTALL)[1]), config
 
 
 def test_the_flags_and_the_config_of_each_exist():

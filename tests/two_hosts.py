@@ -43,14 +43,14 @@ class Started:
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait(self, seconds: float) -> tuple[int, float]:
-        """Exit status, and seconds until the command and every process of its host are gone."""
+    def wait(self, seconds: float) -> int:
+        """Exit status, once the command and every process of its host are gone."""
         began = time.monotonic()
         status = self.process.wait(seconds)
         while left := self.host.processes():
             assert time.monotonic() < began + seconds, f"{left} linger on {self.host.name}:\n{self.text}"
             time.sleep(0.1)
-        return status, time.monotonic() - began
+        return int(status)
 
     def wait_for(self, words: str, seconds: float) -> None:
         """Wait until the log holds ``words``, at most so many seconds from the start."""
