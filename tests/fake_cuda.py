@@ -128,62 +128,50 @@ def stub_runtime(waited: Callable[[str], None], pinned: Callable[[int], None]) -
         pinned(address)
         return 0
 
-    stubs: dict[str, Any] = {
-        "cudart": lambda: SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda address: 0),
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "init": lambda: None,
-        "_lazy_init": lambda: None,
-        "_lazy_call": lambda callable, **kwargs: None,
-        "device_count": lambda: NUM_DEVICES,
-        "current_device": lambda: 0,
-        "set_device": lambda device: None,
-        "device": lambda device: nullcontext(),
-        "get_device_name": lambda device=None: NAME,
-        "get_device_capability": lambda device=None: (9, 0),
-        "get_device_properties": lambda device=None: properties,
-        "is_bf16_supported": lambda including_emulation=True: True,
-        "is_current_stream_capturing": lambda: False,
-        "synchronize": lambda device=None: waited("torch.cuda.synchronize"),
-        "empty_cache": lambda: None,
-        "manual_seed": lambda seed: None,
-        "manual_seed_all": lambda seed: None,
-        "mem_get_info": lambda device=None: (MEMORY_BYTES, MEMORY_BYTES),
-        "memory_stats": lambda device=None: {},
-        "memory_allocated": lambda device=None: 0,
-        "max_memory_allocated": lambda device=None: 0,
-        "memory_reserved": lambda device=None: 0,
-        "reset_peak_memory_stats": lambda device=None: None,
-        "set_per_process_memory_fraction": lambda fraction, device=None: None,
-        "Stream": Stream,
-        "Event": Event,
-        "current_stream": lambda device=None: current,
-        "default_stream": lambda device=None: current,
-        "stream": on_stream,
-        "set_stream": lambda stream: None,
+    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda address: 0)
+    memory = {"memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0, "memory_stats": {}}
+    memory |= {"reset_peak_memory_stats": None, "empty_cache": None, "current_stream": current, "set_stream": None}
+    answers: dict[Any, dict[str, Any]] = {
+        torch.cuda: memory
+        | {
+            "cudart": runtime,
+            "is_available": True,
+            "is_initialized": True,
+            "init": None,
+            "_lazy_init": None,
+            "_lazy_call": None,
+            "device_count": NUM_DEVICES,
+            "current_device": 0,
+            "set_device": None,
+            "device": nullcontext(),
+            "get_device_name": NAME,
+            "get_device_capability": (9, 0),
+            "get_device_properties": properties,
+            "is_bf16_supported": True,
+            "is_current_stream_capturing": False,
+            "manual_seed": None,
+            "manual_seed_all": None,
+            "mem_get_info": (MEMORY_BYTES, MEMORY_BYTES),
+            "set_per_process_memory_fraction": None,
+            "default_stream": current,
+        },
+        torch.accelerator: memory
+        | {
+            "is_available": True,
+            "current_accelerator": torch.device("cuda"),
+            "device_count": NUM_DEVICES,
+            "current_device_index": 0,
+            "set_device_index": None,
+            "set_device_idx": None,
+            "get_memory_info": (MEMORY_BYTES, MEMORY_BYTES),
+        },
     }
-    for name, stub in stubs.items():
-        setattr(torch.cuda, name, stub)
-    accelerator: dict[str, Any] = {
-        "is_available": lambda: True,
-        "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "device_count": lambda: NUM_DEVICES,
-        "current_device_index": lambda: 0,
-        "set_device_index": lambda device: None,
-        "set_device_idx": lambda device: None,
-        "current_stream": lambda device=None: current,
-        "set_stream": lambda stream: None,
-        "synchronize": lambda device=None: waited("torch.accelerator.synchronize"),
-        "max_memory_allocated": lambda device=None: 0,
-        "memory_allocated": lambda device=None: 0,
-        "memory_reserved": lambda device=None: 0,
-        "memory_stats": lambda device=None: {},
-        "reset_peak_memory_stats": lambda device=None: None,
-        "get_memory_info": lambda device=None: (MEMORY_BYTES, MEMORY_BYTES),
-        "empty_cache": lambda: None,
-    }
-    for name, stub in accelerator.items():
-        setattr(torch.accelerator, name, stub)
+    for module, values in answers.items():
+        for name, value in values.items():
+            setattr(module, name, lambda *_, value=value, **__: value)
+        name = f"{module.__name__}.synchronize"
+        module.synchronize = lambda device=None, name=name: waited(name)
+    torch.cuda.Stream, torch.cuda.Event, torch.cuda.stream = Stream, Event, on_stream  # type: ignore[assignment, misc]
     torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign]
     # A CPU-only torch has no kernel of CUDA for this, and would take it apart into others that hold more.
     library = torch.library.Library("aten", "IMPL")

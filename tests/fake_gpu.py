@@ -66,7 +66,6 @@ class Case:
     activation_offload: bool = False
     objective: str = "sft"
     precompute_reference: bool = False
-    fault: str = ""  # a name of ``fake_faults.FAULTS``
 
     @property
     def folder(self) -> Path:
@@ -97,7 +96,7 @@ def simulate(case: Case, deadline_seconds: int = 590) -> dict[str, Any]:
         _, status = os.waitpid(child, 0)
         if path.exists():
             return json.loads(path.read_text())
-        return {"case": asdict(case), "error": {"type": "crash", "message": f"status {status}", "lines": []}}
+        return {"case": asdict(case), "error": f"the process ended with status {status}"}
 
 
 class Server:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from fake_cuda import stub_runtime
-from fake_faults import FAULTS
 from fake_gpu import CONFIGS
 from fake_gpu_meter import GpuMeter, GpuTally
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -29,14 +28,12 @@ from kit.train.objective import build_objective
 
 # Whole paths: the folder of the clone may be called `kit` too.
 KIT = f"{Path(kit.__file__).parent}/"
-OWN = (KIT,)
-IGNORED = ("torch/", "<", "/tests/fake_gpu", "/tests/fake_cuda", "/benchmarks/simulation/", "runpy")
 
 
 def run(case: Any) -> dict[str, Any]:
     """Run ``case`` and return the report. Changes torch and the kit in this process for good."""
     vocab_size = AutoConfig.from_pretrained(case.folder).get_text_config().vocab_size
-    meter = GpuMeter(vocab_size, lambda: asked_by(OWN, IGNORED))
+    meter = GpuMeter(vocab_size, asked_by)
     stub_runtime(meter.waited, meter.pinned)
     teach_fake_tensors(meter)
     report: dict[str, Any] = {"case": asdict(case)}
@@ -44,7 +41,7 @@ def run(case: Any) -> dict[str, Any]:
         with FakeTensorMode(allow_non_fake_inputs=True), meter:
             Simulation(case, meter, report).run()
     except Exception as error:
-        report["error"] = describe(error)
+        report["error"] = "".join(traceback.format_exception(error))[-4000:]
     return report
 
 
@@ -68,8 +65,6 @@ class Simulation:
     def run(self) -> None:
         """Fill the report."""
         case, report = self._case, self._report
-        if case.fault:
-            FAULTS[case.fault]()
         flags = {
             "config": CONFIGS[case.topology],
             "model_name_or_path": case.folder,
@@ -168,37 +163,9 @@ class Simulation:
             self._misplaced[name] = f"{local.dtype} on {local.device.type}, expected {dtype} on {self._device}"
 
 
-def asked_by(own_code: tuple[str, ...], ignored_code: tuple[str, ...]) -> str:
-    """Return the innermost line of ``own_code`` that is running and, if it is another, the innermost not ignored."""
-    own = inner = ""
+def asked_by() -> str:
+    """Return the innermost line of the kit that is running."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not own:
-        path = frame.f_code.co_filename
-        if any(part in path for part in own_code):
-            own = f"{_tail(path)}:{frame.f_lineno}"
-            inner = inner or own
-        elif not inner and not any(part in path for part in ignored_code):
-            inner = f"{_tail(path)}:{frame.f_lineno}"
+    while frame is not None and not frame.f_code.co_filename.startswith(KIT):
         frame = frame.f_back
-    return f"{own} ({inner})" if own and inner != own else own or inner or "autograd"
-
-
-def _tail(path: str) -> str:
-    """The path from its package on: ``kit/train/step.py``."""
-    if path.startswith(KIT):
-        return f"kit/{path.removeprefix(KIT)}"
-    for root in ("site-packages/", "/tests/"):
-        if root in path:
-            return root.strip("/").removesuffix("site-packages") + "/" * (root[0] == "/") + path.rsplit(root, 1)[1]
-    return path.rsplit("/", 1)[-1]
-
-
-def describe(error: BaseException) -> dict[str, Any]:
-    frames = traceback.extract_tb((error.__context__ or error).__traceback__)
-    lines = [f"{frame.filename.rsplit('site-packages/')[-1]}:{frame.lineno} {frame.line}" for frame in frames]
-    return {
-        "type": type(error).__name__,
-        "message": str(error)[:500],
-        "lines": [f"kit/{line.removeprefix(KIT)}" for line in lines if line.startswith(KIT)][-3:],
-        "trace": lines[-40:],
-    }
+    return f"kit/{frame.f_code.co_filename.removeprefix(KIT)}:{frame.f_lineno}" if frame else "autograd"

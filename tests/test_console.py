@@ -104,35 +104,6 @@ def test_a_wait_is_announced_on_a_terminal_only(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "opening ...\n")
 
 
-def run(code, end, **env):
-    """Python that begins to write when its reader has gone; what it says of itself in the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.stdin.readline()\n{code}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **env},
-    )
-    end(process)
-    process.stdin.write("go\n")
-    process.stdin.close()
-    try:
-        error = process.stderr.read()
-        return process.wait(60), error
-    finally:
-        process.kill()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("call", ["say", "show"])
-def test_a_closed_pipe_ends_nothing(call):
-    code = (
-        f"from kit import console\nfor size in (100_000, 1):\n    console.{call}('x' * size)\nsys.stderr.write('end')"
-    )
-    assert run(code, lambda process: process.stdout.close()) == (0, "end")
-
-
 def test_what_a_terminal_cannot_write_is_shown_as_a_question_mark():
     code = "from kit import console\nconsole.show('caf\u00e9 \U0001f600')\nconsole.show('end')"
     words = [sys.executable, "-c", code]

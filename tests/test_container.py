@@ -1,8 +1,7 @@
-"""Containerfile: its paths exist, its commands parse, and what it builds from is all that the build needs."""
+"""Containerfile: its paths exist, and what it builds from is all that the build needs."""
 
 import json
 import re
-import subprocess
 import tomllib
 from fnmatch import fnmatch
 
@@ -36,11 +35,8 @@ def test_what_is_copied_and_what_the_wheel_is_made_of_exists_and_is_not_ignored(
         assert (ROOT / name).exists() and not is_ignored(name)
 
 
-def test_its_commands_parse_and_install_from_the_lock():
-    runs = values("RUN")
-    for command in runs:
-        assert subprocess.run(["sh", "-n", "-c", command], capture_output=True).returncode == 0, command
-    assert any("--require-hashes" in command and "requirements.lock" in command for command in runs)
+def test_it_installs_from_the_lock():
+    assert any("--require-hashes" in command and "requirements.lock" in command for command in values("RUN"))
 
 
 def test_it_starts_the_command_of_the_package_and_not_as_root():

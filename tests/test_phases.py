@@ -35,9 +35,3 @@ def test_the_functions_that_show_the_phase_exist():
 def test_every_phase_is_on_the_list_and_its_functions_show_no_other():
     assert {id(value) for value in vars(phases).values() if isinstance(value, Phase)} == set(map(id, PHASES))
     assert sum(len(phase.functions) for phase in PHASES) == len(BY_FUNCTION)
-
-
-def test_each_phase_has_its_own_words_for_out_of_memory():
-    nouns = [phase.noun for phase in PHASES if phase is not phases.STARTING]  # in which no memory is asked for
-    assert all(nouns) and len(set(nouns)) == len(nouns)
-    assert all(phase.doing for phase in PHASES)

@@ -2,18 +2,16 @@
 
 import shutil
 import sys
-from dataclasses import replace
 from importlib.abc import MetaPathFinder
 
 import pytest
-from helpers import ROOT, with_gpus
 from preflight_helpers import ONE_PROCESS, wrong
 from safetensors.torch import load_file, save_file
 
 from kit import preflight
 from kit.config.recipe import Recipe
 from kit.errors import UserError
-from kit.strategy.strategies import FSDP1, FSDP2
+from kit.strategy.strategies import FSDP2
 from kit.strategy.topology import Topology
 
 
@@ -36,11 +34,6 @@ def test_model_data_and_strategy_are_all_reported_at_once(recipe, tmp_path):
     assert preflight.check(recipe(), ONE_PROCESS).folder is None  # what has no output folder looks at none
 
 
-def test_modules_that_fsdp1_cannot_train_whole_are_reported(recipe):
-    tied = recipe(model_name_or_path=str(ROOT / "recipes/tiny/model"), lora_modules_to_save=["embed_tokens"])
-    assert wrong(tied, replace(ONE_PROCESS, strategy=FSDP1), "mine") == ["lora_modules_to_save"]
-
-
 def test_what_cannot_be_opened_does_not_hide_what_is_wrong_elsewhere(recipe):
     problems = wrong(
         recipe(model_name_or_path="./nowhere", dataset="nowhere.jsonl", eval_dataset="none.jsonl"), ONE_PROCESS
@@ -50,14 +43,6 @@ def test_what_cannot_be_opened_does_not_hide_what_is_wrong_elsewhere(recipe):
         "eval_dataset",
         "model_name_or_path",
     ]  # once, though tokenizer and config both need it
-
-
-@pytest.mark.parametrize(("has_bf16", "said"), [(True, "--config single"), (False, "Tesla T4 has no bf16")])
-def test_a_run_in_float32_on_a_gpu_says_so_among_its_notes(recipe, monkeypatch, has_bf16, said):
-    with_gpus(monkeypatch, ("Tesla T4", 8 if has_bf16 else 7))
-    on_gpu = replace(ONE_PROCESS, device_type="cuda")
-    assert sum(said in note for note in preflight.check(recipe(), on_gpu, "mine").notes) == 1
-    assert not any("float32" in note for note in preflight.check(recipe(), ONE_PROCESS, "mine").notes)
 
 
 def test_to_look_is_to_write_nothing(recipe, tmp_path, model_folder):
@@ -85,13 +70,6 @@ def test_a_length_that_nobody_set_is_cut_to_what_the_model_reads_only_where_aske
     assert wrong(Recipe(**plain)) == ["max_length"]
     assert wrong(recipe(max_length=1025), shorten=True) == ["max_length"]
     assert preflight.check(recipe(max_length=300), shorten=True).recipe.max_length == 300
-
-
-def test_a_run_says_what_auto_took_without_a_plan(recipe, monkeypatch):
-    monkeypatch.setattr("kit.memory.fit.gpu_memory", lambda topology: 2**36)
-    unknown = recipe(method="lora", use_dora=True, per_device_train_batch_size="auto")
-    assert "auto: no plan for --use_dora: micro-batch 1" in preflight.check(unknown, ONE_PROCESS).notes
-    assert not any("auto" in note for note in preflight.check(recipe(), ONE_PROCESS).notes)
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
-"""The README and docs tell the truth about what can be typed, and CI runs what they say."""
+"""The README and docs tell the truth about what can be typed."""
 
 import re
 import shlex
-import subprocess
 
 from helpers import ROOT
 
@@ -62,14 +61,6 @@ def check(command, where, tmp_path, monkeypatch):
             assert (ACCELERATE_CONFIGS / f"{request.launch.config.removesuffix('.yaml')}.yaml").is_file(), where
 
 
-def test_ci_runs_the_test_command_of_the_readme():
-    install_and_test = next(
-        line for line in PAGES[0].read_text().splitlines() if line.endswith("python -m pytest -n auto")
-    )
-    for part in install_and_test.split(" && "):
-        assert part in (ROOT / ".ci/run").read_text()
-
-
 # Flags in the pages that the kit's own parsers do not name in quotes, most of them of other programs.
 OTHERS = """
 config_file machine_rank nnodes rdzv_endpoint prefix pid signal signals model_args tasks apply_chat_template enable lora
@@ -97,17 +88,3 @@ def test_the_changes_that_the_architecture_page_shows_fit():
         if 1 not in (text.count(old), text.count(new)):
             stale.append(f"{path}:\n{old}")
     assert not stale, "docs/architecture.md shows these lines otherwise than they are now:\n\n" + "\n\n".join(stale)
-
-
-def test_what_the_commands_write_does_not_dirty_a_clone():
-    """And no pattern of .gitignore hides a file of the sources, which a wheel would then leave out."""
-    text = "\n".join(page.read_text() for page in PAGES)
-    flags = r"--(?:output_dir|html|output|picture|write)[ =]([\w./-]+)"
-    written = {name.split("/")[0] for name in re.findall(flags, text) if not name.startswith(("/", "RUN"))}
-    assert {"runs", "merged", "model", "look.html"} <= written
-    # With a slash, a name is asked about as a folder.
-    asked = [name if "." in name else f"{name}/" for name in sorted(written)]
-    done = subprocess.run(["git", "check-ignore", *asked], cwd=ROOT, capture_output=True, text=True)
-    assert set(done.stdout.split()) == set(asked), set(asked) - set(done.stdout.split())
-    hidden = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
-    assert not subprocess.run(hidden, cwd=ROOT, capture_output=True, text=True).stdout

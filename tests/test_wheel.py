@@ -41,11 +41,11 @@ def installed(wheel, tmp_path_factory):
 def call(installed, tmp_path):
     """Run ``kit WORDS`` where there is no clone; return what was printed."""
 
-    def run(*words, status=0):
+    def run(*words):
         environment = {**os.environ, "PYTHONPATH": str(installed)}
         command = [sys.executable, "-P", "-m", "kit.cli.main", *words]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == status, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
     return run
@@ -85,34 +85,15 @@ def test_the_recipes_of_a_wheel_are_listed_and_planned(call, installed):
     assert {"tiny", "llama-8b-qlora"} <= {line.split(" ")[0] for line in call("recipes").splitlines()}
     assert json.loads(call("recipes", "--schema")) == json.loads((ROOT / "recipes/recipe.schema.json").read_text())
     assert "--recipe llama-8b-qlora" in call("plan", "--recipe", "llama-8b-qlora", "--gpu", "rtx4090")
-    assert "did you mean" in call("plan", "--recipe", "llama-8b-qlorra", "--gpu", "rtx4090", status=2)
-
-
-def test_a_recipe_of_a_wheel_names_its_schema_for_editors(installed):
     for recipe in (installed / "kit/shipped/recipes").glob("*.yaml"):
         (schema,) = re.findall(r"\$schema=(\S+)", recipe.read_text())
         assert (recipe.parent / schema).is_file()
 
 
-def test_the_first_command_runs_from_a_wheel(installed, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "kit.cli.main",
-        "train",
-        "--config",
-        "ddp",
-        "--max_steps",
-        "2",
-        "--max_eval_samples",
-        "2",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "runs/tiny-ddp/final/model.safetensors").is_file()
-    assert (tmp_path / "runs/tiny-ddp/report.html").is_file()
+def test_the_first_command_runs_from_a_wheel(call, tmp_path):
+    call("train", "--config", "single", "--max_steps", "2", "--max_eval_samples", "2")
+    assert (tmp_path / "runs/tiny-single/final/model.safetensors").is_file()
+    assert (tmp_path / "runs/tiny-single/report.html").is_file()
 
 
 def test_an_editable_install_takes_the_files_of_the_clone(tmp_path):

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-NAMES = ("alpha", "beta", "gamma", "delta")
+NAMES = ("alpha", "beta")
 
 
 def why_not() -> str:
@@ -26,14 +26,11 @@ def why_not() -> str:
         if not shutil.which(tool):
             return f"two hosts need `{tool}`"
     name = f"kit-{os.getpid()}"
-    words = ["ip", "-n", name, "link", "add", "switch", "type", "bridge"]
-    done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-    bridge = subprocess.run(words, capture_output=True, text=True)
+    tried = ["unshare -m -u true", f"ip netns add {name}", f"ip -n {name} link add switch type bridge"]
+    done = [subprocess.run(words.split(), capture_output=True, text=True) for words in tried]
     subprocess.run(["ip", "netns", "del", name], capture_output=True)
-    tried = subprocess.run(["unshare", "-m", "-u", "true"], capture_output=True, text=True)
-    if not any(each.returncode for each in (done, bridge, tried)):
-        return ""
-    return f"two hosts need network namespaces: {done.stderr}{bridge.stderr}{tried.stderr}"
+    said = "".join(each.stderr for each in done)
+    return f"two hosts need network namespaces: {said}" if any(each.returncode for each in done) else ""
 
 
 class Started:
@@ -46,22 +43,21 @@ class Started:
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait(self, seconds: float) -> tuple[int, float]:
-        """Exit status, and seconds until the command and every process of its host are gone."""
+    def wait(self, seconds: float) -> int:
+        """Exit status, once the command and every process of its host are gone."""
         began = time.monotonic()
         status = self.process.wait(seconds)
         while left := self.host.processes():
             assert time.monotonic() < began + seconds, f"{left} linger on {self.host.name}:\n{self.text}"
             time.sleep(0.1)
-        return status, time.monotonic() - began
+        return int(status)
 
-    def wait_for(self, words: str, seconds: float) -> float:
-        """Seconds from the start until the log holds ``words``."""
+    def wait_for(self, words: str, seconds: float) -> None:
+        """Wait until the log holds ``words``, at most so many seconds from the start."""
         while words not in self.text:
             assert time.monotonic() < self.began + seconds, f"no {words!r}:\n{self.text}"
             assert self.process.poll() is None, f"ended without {words!r}:\n{self.text}"
             time.sleep(0.05)
-        return time.monotonic() - self.began
 
 
 class Host:
@@ -69,7 +65,6 @@ class Host:
 
     def __init__(self, name: str, address: str, namespace: str, folder: Path) -> None:
         self.name, self.address, self.namespace, self.folder = name, address, namespace, folder
-        self.port = name  # of the switch
         self.started: list[Started] = []
         self.names = folder / f"{name}-etc-hosts"
         self.disk = folder / f"disk-of-{name}"
@@ -78,25 +73,17 @@ class Host:
     def start(self, command: list[str], own_disk_at: Path | None = None, **env: str) -> Started:
         """Start ``command``; ``own_disk_at`` is a folder that the hosts do not share."""
         log = self.folder / f"{self.name}-{len(self.started)}.log"
-        log.write_text("")
-        environment = self._environment(env)
-        with log.open("w") as out:
-            words = self._inside(command, own_disk_at)
-            process = subprocess.Popen(words, stdout=out, stderr=out, env=environment, text=True)
-        self.started.append(Started(self, process, log))
-        return self.started[-1]
-
-    def _inside(self, command: list[str], own_disk_at: Path | None) -> list[str]:
         script = (
             'hostname "$1"; mount --bind "$2" /etc/hosts; [ -z "$3" ] || mount --bind "$4" "$3"; shift 4; exec "$@"'
         )
         values = [self.name, str(self.names), str(own_disk_at or ""), str(self.disk)]
         outer = ["ip", "netns", "exec", self.namespace, "unshare", "-m", "-u", "--propagation", "private"]
-        return [*outer, "sh", "-ec", script, "sh", *values, *command]
-
-    def _environment(self, env: dict[str, str]) -> dict[str, str]:
+        words = [*outer, "sh", "-ec", script, "sh", *values, *command]
         kept = {key: value for key, value in os.environ.items() if "PROXY" not in key.upper()}
-        return kept | {"TMPDIR": "/tmp"} | env
+        with log.open("w") as out:
+            process = subprocess.Popen(words, stdout=out, stderr=out, env=kept | {"TMPDIR": "/tmp"} | env)
+        self.started.append(Started(self, process, log))
+        return self.started[-1]
 
     def processes(self) -> list[psutil.Process]:
         """All processes of this host, without those that are dead and not yet waited for."""
@@ -117,76 +104,42 @@ class Host:
             one.process.kill()
             one.process.wait()
 
-    def close(self) -> None:
-        self.kill()
 
+class TwoHosts:
+    """Hosts ``alpha`` (10.77.0.1) and ``beta`` (10.77.0.2), each with a cable to one switch."""
 
-class Hosts:
-    """Hosts ``alpha`` (10.77.0.1), ``beta`` (10.77.0.2) and so on, each with a cable to one switch."""
-
-    def __init__(self, folder: Path, count: int = 2) -> None:
+    def __init__(self, folder: Path) -> None:
         mark = uuid.uuid4().hex[:6]
         self._switch = f"kit-{mark}-switch"
         _run("netns", "add", self._switch)
         _run("-n", self._switch, "link", "add", "switch", "type", "bridge")
         _run("-n", self._switch, "link", "set", "switch", "up")
-        self.all: list[Host] = []
-        for number, name in enumerate(NAMES[:count], start=1):
-            host = Host(name, f"10.77.0.{number}", f"kit-{mark}-{name}", folder)
-            link, inside = f"kit{mark}{number}", ("-n", host.namespace)
+        self.alpha, self.beta = self.both = [
+            Host(name, f"10.77.0.{number}", f"kit-{mark}-{name}", folder) for number, name in enumerate(NAMES, start=1)
+        ]
+        names = "127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in self.both)
+        for host in self.both:
+            host.names.write_text(names)
+            inside = ("-n", host.namespace)
             _run("netns", "add", host.namespace)
-            _run("-n", self._switch, "link", "add", name, "type", "veth", "peer", "name", link)
-            _run("-n", self._switch, "link", "set", link, "netns", host.namespace)
-            _run("-n", self._switch, "link", "set", name, "master", "switch", "up")
-            _run(*inside, "link", "set", link, "name", "eth7")
+            # One end of the cable has the host's name, and is in the switch.
+            cable = ["type", "veth", "peer", "name", "eth7", "netns", host.namespace]
+            _run("-n", self._switch, "link", "add", host.name, *cable)
+            _run("-n", self._switch, "link", "set", host.name, "master", "switch", "up")
             _run(*inside, "addr", "add", f"{host.address}/24", "dev", "eth7")
             _run(*inside, "link", "set", "eth7", "up")
             _run(*inside, "link", "set", "lo", "up")
-            self.all.append(host)
-        self.write_names()
 
-    @property
-    def alpha(self) -> Host:
-        return self.all[0]
-
-    @property
-    def beta(self) -> Host:
-        return self.all[1]
-
-    @property
-    def both(self) -> list[Host]:
-        return self.all
-
-    def write_names(self) -> None:
-        """Write the ``/etc/hosts`` of each host."""
-        known = "127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in self.all)
-        for host in self.all:
-            host.names.write_text(known)
-
-    def rename(self, host: Host, name: str, address: str) -> None:
-        """Give a host another name and address, as of a machine that replaces it."""
-        inside = ("-n", host.namespace)
-        _run(*inside, "addr", "flush", "dev", "eth7")
-        _run(*inside, "addr", "add", f"{address}/24", "dev", "eth7")
-        host.name, host.address = name, address
-        self.write_names()
-
-    def cut(self, host: Host | None = None) -> None:
-        """Pull the cable of a host; None: of alpha."""
-        _run("-n", self._switch, "link", "set", (host or self.alpha).port, "down")
-
-    def restore(self, host: Host | None = None) -> None:
-        """Put the cable back."""
-        _run("-n", self._switch, "link", "set", (host or self.alpha).port, "up")
+    def cut(self) -> None:
+        """Pull the cable of alpha."""
+        _run("-n", self._switch, "link", "set", self.alpha.name, "down")
 
     def close(self) -> None:
-        for host in self.all:
-            host.close()
+        """End all processes of the hosts, and the hosts."""
+        for host in self.both:
+            host.kill()
             subprocess.run(["ip", "netns", "del", host.namespace], check=False)  # and the cable with it
         subprocess.run(["ip", "netns", "del", self._switch], check=False)
-
-
-TwoHosts = Hosts
 
 
 def _run(*words: str) -> None:

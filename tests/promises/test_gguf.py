@@ -10,10 +10,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-import torch
 from helpers import ROOT
-from sentencepiece_helpers import tokenizer_of
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,19 +48,3 @@ def test_a_trained_adapter_answers_in_llama_cpp_as_in_the_kit(tmp_path):
             messages = [{"role": "user", "content": question}]
             found = model.create_chat_completion(messages, temperature=0, max_tokens=64)
             assert found["choices"][0]["message"]["content"] == answer, name
-
-
-@pytest.mark.parametrize("kind", ["prepend", "metaspace", "plain"])
-def test_a_tokenizer_of_sentencepieces_kind_gives_the_same_ids_in_llama_cpp(kind, tmp_path):
-    tokenizer = tokenizer_of(kind)
-    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
-    turn = "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
-    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}" + turn + "{% endfor %}"
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer) + 5, **sizes)).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    said = kit(tmp_path, *"export model --output_dir gguf --format gguf --gguf_type f16".split())
-    assert "ids equal for 6 of 6 texts" in said and "against transformers" in said

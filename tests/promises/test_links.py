@@ -131,32 +131,6 @@ def test_no_link_in_a_run_of_others_leads_a_write_out_of_it(stage, tmp_path):
         assert set(links) <= {"checkpoints/step-00000001"}  # before the steps of this start: nothing is written there
 
 
-def test_what_the_message_advises_works_and_output_dir_may_be_a_link(finetune, tmp_path):
-    flags = {"method": "lora", "save_steps": 2}
-    whole = finetune.ok("whole", **flags, max_steps=4)
-    other_disk, run = tmp_path / "disk", tmp_path / "run"
-    other_disk.mkdir()
-    finetune.ok("run", **flags, max_steps=2)
-    for name in ("checkpoints", "final"):
-        (run / name).rename(other_disk / name)
-        (run / name).symlink_to(other_disk / name)
-    before = tree(other_disk)
-    refused = finetune("run", **flags, max_steps=4)
-    assert refused.status == 2
-    for name in ("checkpoints", "final"):
-        assert f"{run / name} is a link to '{other_disk / name}'; expected a folder" in refused.output
-    assert tree(other_disk) == before and "Traceback" not in refused.output
-
-    for name in ("checkpoints", "final"):  # "put what it leads to in its place"
-        (run / name).unlink()
-        (other_disk / name).rename(run / name)
-    run.rename(other_disk / "run")  # "make output_dir itself a link"
-    run.symlink_to(other_disk / "run")
-    continued = finetune.ok("run", **flags, max_steps=4)
-    assert "continuing after step 2 of 4" in continued.output and continued.losses == whole.losses
-    assert run.is_symlink() and (other_disk / "run/checkpoints/step-00000004/manifest.json").is_file()
-
-
 def test_reports_and_exports_of_a_run_of_others_write_their_own_files_only(finetune, tmp_path, monkeypatch):
     """Also if somebody guesses the temporary names."""
     from kit.cli import report

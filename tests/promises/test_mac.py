@@ -61,12 +61,3 @@ def test_losses_are_those_of_the_cpu_and_a_run_continues_with_the_same_bits(run,
     run("parted", **case, max_steps=2)
     parted, _ = run("parted", **case)
     assert numbers(parted, "loss", "grad_norm")[-4:] == numbers(on_mac, "loss", "grad_norm")[-4:]
-
-
-@pytest.mark.long
-def test_in_bf16_and_with_a_config_for_the_cpu(run, tmp_path):
-    _, output = run("bf16", config="single", max_steps=1)
-    assert "Single on MPS, 1 process, bf16" in output
-    (tmp_path / "cpu.yaml").write_text("use_cpu: true\n")
-    _, output = run("cpu", config=tmp_path / "cpu.yaml", max_steps=1)
-    assert "Single on CPU" in output

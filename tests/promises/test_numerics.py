@@ -93,22 +93,6 @@ def test_a_drifted_replica_stops_the_run_and_is_named(finetune, config, processe
     assert [row["step"] for row in run.rows] == [1, 2, 3]
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_initial_weights_are_equal_on_every_rank_and_topology(finetune, fp32):
-    """Matrices A of LoRA are random at the start, and do not move while B is zero: in the first step. Replicas that are
-    equal go on, as do shards of which there is no copy."""
-    first = {}
-    for name, processes in (("single", 1), ("ddp", 2), ("fsdp", 2), ("fsdp1", 2), ("fsdp_hybrid", 4)):
-        run = finetune.ok(name, processes, config=fp32[name], method="lora", max_steps=1, check_replicas=1)
-        are_compared = f"of {processes} processes are compared every 1 steps" in run.output
-        assert are_compared == (name in ("ddp", "fsdp_hybrid")), name
-        assert ("warning: --check_replicas has nothing" in run.output) == (not are_compared), name
-        whole = load_file(run.folder / "final/adapter_model.safetensors")
-        first[name] = {key: tensor for key, tensor in whole.items() if "lora_A" in key}
-        assert all(torch.equal(tensor, first[name][key]) for key, tensor in first["single"].items()), name
-
-
 def sever(modules, rank):
     """In the child: what the adapters of these modules compute is multiplied by zero, so no gradient reaches them."""
     from kit.model import load

@@ -1,11 +1,10 @@
 """Objectives over pairs and answers with a label: the same maths on every topology."""
 
-import json
 import math
-import random
 
 import pytest
-from helpers import WORDS
+from data_helpers import preference_pairs, rated_answers, write
+from helpers import matrix
 from promises.test_parity import TOPOLOGIES
 
 pytestmark = pytest.mark.slow
@@ -17,18 +16,8 @@ KEYS = ("rewards/margins", "rewards/chosen", "rewards/rejected", "logps/chosen",
 def data(tmp_path_factory):
     """The files of 61 pairs and of 61 answers with a label, by name; the lengths are very different."""
     folder = tmp_path_factory.mktemp("preferences")
-    rng = random.Random(0)
-
-    def words(low, high):
-        return " ".join(rng.choices(WORDS, k=rng.randint(low, high)))
-
-    with (folder / "pairs.jsonl").open("w") as pairs, (folder / "rated.jsonl").open("w") as rated:
-        for i in range(61):
-            prompt = [{"role": "user", "content": words(1, 30)}]
-            chosen, rejected = ([{"role": "assistant", "content": words(1, 60)}] for _ in range(2))
-            pairs.write(json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}) + "\n")
-            answer = chosen if i % 3 else rejected
-            rated.write(json.dumps({"prompt": prompt, "completion": answer, "label": bool(i % 3)}) + "\n")
+    write(folder / "pairs.jsonl", *preference_pairs(61))
+    write(folder / "rated.jsonl", *rated_answers(61))
     return {"pairs": folder / "pairs.jsonl", "rated": folder / "rated.jsonl"}
 
 
@@ -45,8 +34,8 @@ def steps(run):
 
 
 CASES = [
-    ({"objective": "dpo", "method": "lora", "packing": True}, ["ddp", "fsdp2"]),
-    ({"objective": "kto", "method": "lora"}, ["ddp on three", "hybrid"]),
+    ({"objective": "dpo", "method": "lora", "packing": True}, ["fsdp2"]),
+    ({"objective": "kto", "method": "lora"}, ["hybrid"]),
 ]
 
 
@@ -55,9 +44,9 @@ def test_the_metrics_of_every_topology_are_those_of_one_process_with_one_pair_at
     finetune, fp32, data, case, names
 ):
     """Losses and norms of the other objectives: the covering array."""
-    flags = flags_of(data, max_steps=12, global_batch_size=24, **case)
+    flags = flags_of(data, max_steps=6, global_batch_size=24, **case)
     reference = finetune.ok("reference", config=fp32["single"], **flags | {"per_device_train_batch_size": 1})
-    assert len(steps(reference)) == 12
+    assert len(steps(reference)) == 6
     for name in names:
         config, processes, micro_batch = TOPOLOGIES[name]
         more = {"config": fp32[config], "per_device_train_batch_size": micro_batch}
@@ -69,10 +58,10 @@ def test_the_metrics_of_every_topology_are_those_of_one_process_with_one_pair_at
             assert ours == pytest.approx(theirs, **exact), (name, key)
         assert run.grad_norms == pytest.approx(reference.grad_norms, rel=1e-5), name
     margins = [row["rewards/margins"] for row in steps(reference) if "rewards/margins" in row]
-    assert len(margins) == 12 and max(map(abs, margins)) > 0.01
+    assert len(margins) == 6 and max(map(abs, margins)) > 0.01
 
 
-@pytest.mark.parametrize("objective", ["dpo", "kto"])
+@pytest.mark.parametrize("objective", matrix(["kto"], rest=["dpo"]))
 def test_a_reference_that_is_computed_before_equals_the_one_along_the_way(finetune, fp32, data, objective):
     flags = flags_of(data, objective, method="lora", lora_dropout=0.5, eval_split_size=8, eval_on_start=True)
     along = finetune.ok("along", config=fp32["single"], **flags)
@@ -89,13 +78,7 @@ def test_a_reference_that_is_computed_before_equals_the_one_along_the_way(finetu
 
 def test_an_adapter_that_is_trained_on_is_compared_with_itself_as_it_was(finetune, fp32, data):
     flags = flags_of(data, "dpo", method="lora", seed=1)
-    first = {rate: finetune.ok(f"first {rate}", lora_dropout=rate, config=fp32["single"], **flags) for rate in (0, 0.5)}
-    then = {
-        rate: finetune.ok(f"then {rate}", config=fp32["single"], adapter_name_or_path=run.folder / "final", **flags)
-        for rate, run in first.items()
-    }
-    assert steps(first[0])[-1]["rewards/margins"] != pytest.approx(0, abs=1e-3)
-    assert steps(then[0])[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
-    # The reference has no dropout.
-    assert steps(then[0.5])[0]["loss"] != pytest.approx(math.log(2), abs=1e-4)
-    assert "dropout" not in then[0].output and "dropout of 0.5" in then[0.5].output
+    first = finetune.ok("first", config=fp32["single"], **flags)
+    then = finetune.ok("then", config=fp32["single"], adapter_name_or_path=first.folder / "final", **flags)
+    assert steps(first)[-1]["rewards/margins"] != pytest.approx(0, abs=1e-3)
+    assert steps(then)[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)

@@ -25,7 +25,6 @@ from kit.failures import exits
 from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
-from kit.tools.report.samples_page import as_page, as_text, gather_samples
 
 EXTRAS = (
     ".metadata",
@@ -105,6 +104,7 @@ def change_json(path, **changes):
 
 def test_pickles_beside_the_weights_are_not_opened(folder, bomb, marker):
     put(folder, bomb, *EXTRAS, "adapter_model.bin", "rng_state.pth", "vocab.pkl", "tokenizer.pkl", "model.pt")
+    put(folder, bomb, "generation_config.json")
     torch.save(Bomb(marker), folder / "pytorch_model.bin")
     assert open_model(folder)
 
@@ -114,11 +114,6 @@ def test_a_pickle_instead_of_a_file_is_refused(name, folder, bomb):
     put(folder, bomb, name)
     with pytest.raises(UserError, match="model"):
         open_model(folder)
-
-
-def test_a_pickle_instead_of_the_settings_for_generation_is_passed_over(folder, bomb):
-    put(folder, bomb, "generation_config.json")
-    assert open_model(folder)
 
 
 def test_pickled_weights_only_are_refused_with_what_to_do(folder, marker):
@@ -358,20 +353,6 @@ def test_neither_errors_nor_tracebacks_show_a_secret(error, monkeypatch, capsys)
     assert ("Traceback" in err) == (error is RuntimeError)
     for said in (out, err):
         assert "GET https://***@host/a with ***" in said and "n0t-for" not in said
-
-
-@pytest.mark.slow
-def test_a_page_shows_no_secret_that_several_tokens_spell(monkeypatch, tmp_path):
-    monkeypatch.setenv("MY_SECRET", "n0t-for-you")
-    write(tmp_path / "train.jsonl", *[{"prompt": "Hi ", "completion": f"it is n0t-for-you {i}"} for i in range(3)])
-    tokenizer = byte_level_tokenizer()
-    settings = {"dataset": str(tmp_path / "train.jsonl"), "dataset_num_proc": 1}
-    recipe = Recipe(model_name_or_path="m", **settings)
-    data = open_all(tokenizer, **settings)
-    gathered = gather_samples(recipe, tokenizer, data, data.notes, 3)
-    for text in (as_text(gathered, colour=True), as_text(gathered, colour=False), as_page(gathered)):
-        plain = re.sub(r"<[^>]*>|\033\[\d+m", "", text)
-        assert "it is***" in plain.replace(" ***", "***") and "n0t" not in plain and "you" not in plain
 
 
 @pytest.mark.slow

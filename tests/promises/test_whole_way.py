@@ -414,7 +414,7 @@ class Way:
             self.final = self._open_adapter(run.folder / "final")
         else:
             self.final = AutoModelForCausalLM.from_pretrained(run.folder / "final", dtype=torch.float32).eval()
-        if self.row["objective"] not in ("sft", "dft", "eaft") or self.row["extra"] in ("smoothing", "z_loss"):
+        if self.row["objective"] not in ("sft", "dft", "eaft"):
             return
         is_rounded = self.row["precision"] != "no" or self.row["stored"] != "float32" or self.row["method"] == "qlora"
         bound = 3e-2 if is_rounded else 2e-6

@@ -4,8 +4,6 @@ import json
 import math
 from dataclasses import fields
 
-import pytest
-
 from kit.config.recipe import Recipe
 from kit.train import loop_state
 from kit.train.loop_state import LoopState
@@ -28,17 +26,6 @@ def test_all_of_it_comes_back(monkeypatch):
     state.stale_evaluations, state.tokens_seen = 2, 900
     assert through_a_checkpoint(state) == state
     assert list(state.record()) == [each.name for each in fields(LoopState)]
-
-
-def test_a_loss_far_above_the_median_is_a_spike_through_a_resume():
-    state = LoopState()
-    for step in range(1, 12):
-        assert end(state, step, 2.0, spike_ratio=3.0) is None
-    again = through_a_checkpoint(state)
-    assert end(again, 12, 5.9, spike_ratio=3.0) is None
-    spike = end(again, 13, 6.1, spike_ratio=3.0)
-    assert spike.ratio == pytest.approx(3.05) and spike.num_steps == 12
-    assert end(again, 14, 2.0, spike_ratio=3.0) is None and again.step == 14
 
 
 def test_steps_that_are_not_finite_are_counted_in_a_row_through_a_resume():

@@ -94,16 +94,6 @@ def test_other_weights_and_other_data_are_not_mistaken_for_these(run, model_fold
     assert not np.array_equal(run().train, before.train)
 
 
-def test_a_damaged_entry_is_made_again(run):
-    before = run()
-    (entry,) = entries()
-    file = entry / "references.bin"
-    file.write_bytes(b"\1" + file.read_bytes()[1:])
-    again = run()
-    assert again.num_calls == 10 and np.array_equal(again.train, before.train)
-    assert run().num_calls == 0
-
-
 def test_a_log_probability_that_is_not_finite_names_its_sample(run):
     def spoil(model):
         with torch.no_grad():

@@ -1,13 +1,8 @@
 """Copies are compared by sums that are equal for equal bits only, with as many bytes on any number of ranks."""
 
-from types import SimpleNamespace
-
-import pytest
 import torch
 
-from kit.errors import TrainingError
-from kit.train import replicas
-from kit.train.replicas import checksums, compare_replicas
+from kit.train.replicas import checksums
 
 
 def test_checksums_see_one_bit_and_one_exchange():
@@ -23,35 +18,3 @@ def test_checksums_see_one_bit_and_one_exchange():
     exchanged[[3, 900]] = one[[900, 3]]
     assert checksums([one, exchanged])[0] != checksums([one, exchanged])[1]
     assert checksums([]) == []
-
-
-def test_copies_that_differ_are_named_with_their_ranks_and_shards(monkeypatch):
-    """Ranks 0 and 1 hold the first half of a tensor, ranks 2 and 3 the second; all hold the other tensor whole."""
-    values = [{"a.weight": torch.ones(4), "b.weight": torch.zeros(3)} for _ in range(4)]
-    values[3]["a.weight"][1] = 2.0
-    values[2]["b.weight"][0] = 1.0
-    models = [{name: torch.nn.Parameter(tensor) for name, tensor in each.items()} for each in values]
-    everyones = []
-
-    def gather(sent):
-        everyones.extend(sent)
-        return everyones
-
-    monkeypatch.setattr(replicas, "replicated", lambda accelerator, model: model)
-    monkeypatch.setattr(replicas, "gather_object", gather)
-
-    def compare(rank):
-        def shard(parameter):
-            return (rank // 2, 2) if parameter is models[rank]["a.weight"] else (0, 1)
-
-        monkeypatch.setattr(replicas, "own_shard", shard)
-        compare_replicas(SimpleNamespace(accelerator=None, model=models[rank]), 7)
-
-    compare(0)
-    compare(1)  # equal copies
-    with pytest.raises(TrainingError):
-        compare(2)
-    with pytest.raises(TrainingError) as caught:
-        compare(3)  # which gets what all have sent
-    found = "b.weight on rank 2; a.weight (shard 1) on rank 3"
-    assert str(caught.value) == f"step 7: replicas have drifted apart: {found}"
