@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from kit.config.settings.data import DataSettings
 from kit.data.feed.order import LANE, PACKS, PARTS, permutation
 from kit.data.feed.packing import pack
@@ -40,7 +38,8 @@ class Element:
     """An item: one sample, or the samples of a pack."""
 
     dataset_id: int
-    samples: list[list[tuple[np.ndarray, np.ndarray]]]  # ids and weights of each sequence of each sample
+    piece: Piece  # which holds its samples
+    members: list[int]  # their indices in it
     origins: list[str]  # ``file:line`` of each sample
     cursor: Cursor  # after this item
     counts: Mapping[str, int]  # what happened to the rows read until then, see ``COUNTS``
@@ -81,8 +80,7 @@ class Windows:
                 if number > num_taken:
                     parts, numbers = piece.samples["part"], piece.samples["number"]
                     origins = [self._dataset.source.origin(int(parts[i]), int(numbers[i])) for i in item]
-                    samples = [piece.sequences(i) for i in item]
-                    yield Element(self._id, samples, origins, (epoch, window, number), counts, skipped)
+                    yield Element(self._id, piece, item, origins, (epoch, window, number), counts, skipped)
                     skipped = []
             num_taken = 0
             if epoch > last_epoch + 1:

@@ -24,8 +24,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
 from kit.console import bar
 from kit.data.read.parts import Block
@@ -37,7 +35,6 @@ from kit.data.samples.samples import Store
 from kit.errors import Problem, UserError, raise_if
 
 PR_SET_PDEATHSIG = 1  # the number of this option of Linux's prctl
-MAX_WEIGHTS = 256  # different token weights in one data set: a token's weight is stored as one byte, a code
 MAX_PROBLEMS = 1000  # after this number of problems tokenising stops
 
 
@@ -184,7 +181,6 @@ class _Entry:
         self._writer = writer
         self._skips = skips
         self.num_tokens = 0
-        self.weights = [0.0, 1.0]
         self.has_preferences = False
         self.problems: list[Problem] = []
         self.bad = BadRows(keeps_all=skips)
@@ -207,15 +203,9 @@ class _Entry:
         self.has_preferences = piece.preferences is not None
         if self.problems or (self.bad.num_rows and not self._skips) or not len(piece.samples):
             return
-        self.weights += [weight for weight in piece.weights if weight not in self.weights]
-        if len(self.weights) > MAX_WEIGHTS:
-            found = f"more than {MAX_WEIGHTS} different weights in a data set"
-            self.problems.append(Problem("weight", found, fix="round them; a stream may have any number"))
-            return
-        codes = np.array([self.weights.index(weight) for weight in piece.weights], np.uint8)
         piece.samples["start"] += self.num_tokens
         self.num_tokens += len(piece.input_ids)
-        arrays = {"samples": piece.samples, "input_ids": piece.input_ids, "weight_codes": codes[piece.weight_codes]}
+        arrays = {"samples": piece.samples, "input_ids": piece.input_ids, "weights": piece.weights}
         if piece.preferences is not None:
             arrays["preferences"] = piece.preferences
         self._writer.append(arrays)
@@ -246,5 +236,4 @@ class _Entry:
             "remarks": dict(self.remarks),
             "unused": dict(self.unused),
             "skipped": self.bad.record(),
-            "weights": self.weights,
         }
