@@ -75,10 +75,10 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
         writer = Writer(folder)
     try:
         entry = _Entry(writer, skips)
-        progress = bar("tokenising", source.unit, source.total, scales=True)
+        progress = bar("tokenising", " rows", None, scales=True)
         with progress:
-            for size, piece in _encoded(dataset, encoder, num_processes):
-                progress.update(size)
+            for num_rows, piece in _encoded(dataset, encoder, num_processes):
+                progress.update(num_rows)
                 with cannot_write(folder.parent):
                     entry.add(piece)
                 if entry.num_problems > MAX_PROBLEMS:
@@ -106,7 +106,7 @@ def _blocks(source: Source, columns: list[str]) -> Iterator[tuple[int, Block]]:
 
 
 def _encoded(dataset: Dataset, encoder: Encoder, num_processes: int | None) -> Iterator[tuple[int, Piece]]:
-    """Encode the blocks of a data set. Yields the size of each block, for the progress bar, and its piece, in order."""
+    """Encode the blocks of a data set. Yields the number of rows of each, and its piece, in order."""
     blocks = _blocks(dataset.source, dataset.columns)
     first_two = list(islice(blocks, 2))
     blocks = chain(first_two, blocks)
@@ -118,7 +118,7 @@ def _encoded(dataset: Dataset, encoder: Encoder, num_processes: int | None) -> I
         yield from _encoded_by_workers(blocks, dataset, encoder, num_processes)
         return
     for part, block in blocks:
-        yield block.size, encoder.encode_block(dataset, part, block)
+        yield block.num_rows, encoder.encode_block(dataset, part, block)
 
 
 def _num_cores() -> int:
@@ -139,12 +139,12 @@ def _encoded_by_workers(
         waiting: deque[tuple[int, Future[Piece]]] = deque()
 
         def next_piece() -> tuple[int, Piece]:
-            size, future = waiting.popleft()
-            return size, future.result()
+            num_rows, future = waiting.popleft()
+            return num_rows, future.result()
 
         try:
             for part, block in blocks:
-                waiting.append((block.size, pool.submit(_encode_in_worker, part, block)))
+                waiting.append((block.num_rows, pool.submit(_encode_in_worker, part, block)))
                 if len(waiting) > 2 * num_workers:  # read ahead, but not the whole source into memory
                     yield next_piece()
             while waiting:
