@@ -33,9 +33,6 @@ class DataSettings(BaseModel):
         "names of columns: question=instruction,answer=output; images=ignore",
         expected="column=field, separated by commas, each column once",
     )
-    mixing: Literal["samples", "tokens"] = _identity(
-        "samples", "the weights of several data sets are shares of the samples, or of the tokens"
-    )
     streaming: bool = _identity(
         False, "read and tokenise rows while training instead of all of them first; needs max_steps"
     )
@@ -144,7 +141,6 @@ RULES = (
             fix,
         )
         for name, value, fix in (
-            ("dedup", True, "--dedup false, and remove repeated rows beforehand: a stream is not read as a whole"),
             ("shuffle", False, "--shuffle true --shuffle_buffer_size 1: rows keep the order of their file"),
             ("eval_strategy", "epoch", "--eval_strategy steps --eval_steps 100: a stream's epochs have no known end"),
             ("save_strategy", "epoch", "--save_strategy steps --save_steps 100: a stream's epochs have no known end"),
@@ -173,12 +169,6 @@ RULES = (
         lambda r: r.streaming and _lists(r, lambda entries: any(entry.max_samples for entry in entries)),
         "max_samples of a data set, which are drawn of all",
         "leave out max_samples: a run reads no more of a stream than its steps need",
-    ),
-    Rule(
-        "streaming mixing",
-        lambda r: r.streaming and _lists(r, lambda _: r.mixing == "tokens"),
-        "with mixing tokens",
-        "--mixing samples: a stream's lengths are not known beforehand",
     ),
     Rule(
         "attn_implementation packing",

@@ -167,12 +167,11 @@ class Feed:
         """One line for each data set, if they have weights."""
         if not self._order.quotas:
             return []
-        order, unit = self._order, self._settings.mixing
-        passes = np.array(order.quotas) / order.sizes
-        amounts = passes * order.num_tokens if unit == "tokens" else np.array(order.quotas)
+        quotas = np.array(self._order.quotas)
+        passes, shares = quotas / self._order.sizes, quotas / quotas.sum()
         lines = []
-        for name, num, share in zip(self._samples.dataset_names, passes, amounts / amounts.sum(), strict=True):
-            line = f"mixing: {name} {share:.1%} of the {unit}, {num:.2f} passes an epoch"
+        for name, num, share in zip(self._samples.dataset_names, passes, shares, strict=True):
+            line = f"mixing: {name} {share:.1%} of the samples, {num:.2f} passes an epoch"
             lines.append(f"warning: {line}" if num > MANY_PASSES else line)
         return lines
 

@@ -32,7 +32,7 @@ from kit.data.read.sources import shown
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRow, BadRows, SkippedFile
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
-from kit.data.samples.samples import MAX_UNUSED, Samples
+from kit.data.samples.samples import LOSSES, MAX_UNUSED, Samples
 from kit.data.samples.table import Table
 from kit.errors import Problem, UserError, raise_if
 
@@ -225,7 +225,10 @@ class StreamFeed:
     def closing_notes(self) -> list[str]:
         """Lines for the user at the end of the run: what became of the rows, and one that was skipped."""
         totals = {name: sum(counts.get(name, 0) for counts in self._counts) for name in COUNTS}
-        lines = [f"stream: {count} {COUNTS[name]}" for name, count in totals.items() if count]
+        words = {"skipped_rows": "rows could not be used, and were skipped"}
+        words |= {name: f"samples {text}" for name, text in LOSSES.items()}
+        length = self._stream.settings.max_length
+        lines = [f"stream: {count} {words[name].format(length)}" for name, count in totals.items() if count]
         return [*lines, f"a skipped row: {self._first_skipped}"] if self._first_skipped else lines
 
     def _read(self, step: int) -> tuple[list[Element], GlobalBatch]:

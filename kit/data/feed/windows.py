@@ -13,22 +13,16 @@ from typing import Any
 from kit.config.settings.data import DataSettings
 from kit.data.feed.order import LANE, PACKS, PARTS, permutation
 from kit.data.feed.packing import pack
-from kit.data.read.sources import shown
+from kit.data.read.sources import FIX, shown
 from kit.data.samples.bad_rows import BadRow, BadRows, num_distinct
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
+from kit.data.samples.samples import LOSSES
 from kit.errors import TrainingError, UserError
 
 NUM_JUDGED = 1000  # rows that are read before it is judged whether too many of them cannot be used
 
-# What may happen to a row: the key in the metrics, and the words for the user.
-COUNTS = {
-    "skipped_rows": "rows could not be used, and were skipped",
-    "num_truncated": "samples cut at max_length",
-    "num_split": "samples cut in pieces",
-    "num_dropped_long": "samples left out: longer than max_length",
-    "num_dropped_unsupervised": "samples dropped: nothing supervised left",
-}
+COUNTS = ("skipped_rows", *LOSSES)  # of a stream, in the metrics
 
 Cursor = tuple[int, int, int]  # epoch, window in the epoch, items taken of the window
 
@@ -95,9 +89,7 @@ class Windows:
             for i, problem in enumerate(piece.problems)
         ]
         if self._settings.on_bad_row == "error" and bad:
-            problems = shown(BadRows(bad).problems(), source.name, "")
-            fix = "fix it, or go on without it: the same command with --on_bad_row skip"
-            raise UserError(*problems[:-1], replace(problems[-1], fix=fix))
+            raise UserError(*shown(BadRows(bad).problems(), source.name, FIX))
         self._counts += piece.counts + Counter(skipped_rows=num_distinct(bad))
         self._bad.add(bad)
         self._num_good += piece.counts["num_rows"]

@@ -12,8 +12,13 @@ from kit.data.read.sources import Source, read_rows
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
 from kit.data.samples.table import Table
 
-# The counts of what was cut, split or left out.
-LOSS_COUNTS = ("num_truncated", "num_split", "num_dropped_long", "num_dropped_unsupervised", "num_blank_lines")
+# What may happen to samples, in words that take max_length.
+LOSSES = {
+    "num_truncated": "cut at {} tokens",
+    "num_split": "cut in pieces of {} tokens",
+    "num_dropped_long": "left out: longer than {} tokens",
+    "num_dropped_unsupervised": "dropped: nothing supervised left",
+}
 MAX_UNUSED = 10  # columns in a note
 NOT_USED = ": not used: "  # in the note that lists them
 
@@ -37,7 +42,7 @@ class Store:
             "name": self.name,
             "num_samples": len(self.arrays["samples"]),
             "num_rows": 0,
-            **dict.fromkeys(LOSS_COUNTS, 0),
+            **dict.fromkeys((*LOSSES, "num_blank_lines"), 0),
             **self.info["counts"],
             "num_skipped": self.skipped.num_rows,
             **({"commit": self.source.commit} if self.source.commit else {}),
@@ -59,16 +64,11 @@ class Store:
         """What a user should know about the rows of the data set, one line for each fact."""
         name, counts, skipped = self.source.name, self.info["counts"], self.skipped.listed()
         num_rows, num_samples = counts["num_rows"], counts["num_encoded"]
-        texts = {
-            "num_truncated": f"cut at {max_length} tokens",
-            "num_split": f"cut in pieces of {max_length} tokens",
-            "num_dropped_long": f"left out: longer than {max_length} tokens",
-            "num_dropped_unsupervised": "dropped: nothing supervised left",
-        }
-        lines = []
-        for key, text in texts.items():
-            if counts.get(key):
-                lines.append(f"{name}: {counts[key]} of {num_samples} samples {text}")
+        lines = [
+            f"{name}: {counts[key]} of {num_samples} samples {text.format(max_length)}"
+            for key, text in LOSSES.items()
+            if counts.get(key)
+        ]
         if counts.get("num_blank_lines"):
             lines.append(f"{name}: {counts['num_blank_lines']} blank lines skipped")
         if skipped:
@@ -139,15 +139,13 @@ class Samples(Table):
 
         They are kept, because an evaluation asks for the same ones each time.
         """
-        wanted: dict[tuple[int, int, int], list[int]] = {}
-        for i in set(index) - self._data_rows.keys():
-            sample = self._find(i)[1]
-            wanted.setdefault((int(self.dataset_ids[i]), int(sample["part"]), int(sample["number"])), []).append(i)
-        for dataset_id, store in enumerate(self.stores):
-            for number_of_part in sorted({part for of, part, _ in wanted if of == dataset_id}):
-                for _, number, row in read_rows([store.source.parts[number_of_part]]):
-                    for i in wanted.get((dataset_id, number_of_part, number), ()):
-                        self._data_rows[i] = row
+        places = {i: (int(self.dataset_ids[i]), self._find(i)[1]) for i in set(index) - self._data_rows.keys()}
+        for dataset_id, part in sorted({(of, int(sample["part"])) for of, sample in places.values()}):
+            wanted = {i: s["number"] for i, (of, s) in places.items() if (of, s["part"]) == (dataset_id, part)}
+            numbers = set(wanted.values())
+            read = read_rows([self.stores[dataset_id].source.parts[part]])
+            rows = {number: row for _, number, row in read if number in numbers}
+            self._data_rows |= {i: rows[number] for i, number in wanted.items()}
         return {i: self._data_rows[i] for i in index}
 
     def select(self, index: np.ndarray, reason: str) -> "Samples":
