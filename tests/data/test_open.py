@@ -48,9 +48,6 @@ def test_bad_lines_of_all_data_sets_are_reported_together_up_to_a_limit(tmp_path
     assert "more.jsonl:2: no 'completion'" in text and "eval.jsonl:2:" in text
 
 
-# Several data sets
-
-
 # Evaluation data
 
 

@@ -279,9 +279,6 @@ def test_a_row_may_give_values_to_the_template(tokenizer):
         encode(CHATS["single"] | {"chat_template_kwargs": {"node": 1}}, tokenizer, template)
 
 
-# Where an answer ends
-
-
 # What is refused
 
 

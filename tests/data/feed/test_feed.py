@@ -44,16 +44,6 @@ def test_the_counts_of_a_step_are_of_its_samples_by_data_set(tmp_path, tokenizer
     assert batch.epoch == 1.0
 
 
-def test_many_passes_over_a_data_set_give_a_warning(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", *pairs(99))
-    write(tmp_path / "b.jsonl", *pairs(1, "b"))
-    entries = [{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1}]
-    [feed] = feeds(tokenizer, 1, BATCH, dataset=entries)
-    [first, second] = feed.notes()
-    assert first == "mixing: a 75.0% of the samples, 0.76 passes an epoch"
-    assert second == "warning: mixing: b 25.0% of the samples, 25.00 passes an epoch"
-
-
 def test_what_the_next_step_needs_is_made_while_a_step_runs():
     made = {step: threading.Event() for step in range(3)}
     ahead = Ahead(lambda step: made[step].set() or step * 10, num_steps=2)

@@ -172,7 +172,7 @@ def test_a_later_bad_row_is_skipped_and_listed_once_or_ends_the_run(tmp_path, to
         assert feed.closing_notes()[0] == "stream: 2 rows could not be used, and were skipped"
     (feed,) = feeds(tokenizer, 1, 8, max_steps=1200, on_bad_row="error", output_dir="out")
     with pytest.raises(
-        UserError, match=r"part-0.jsonl:4001: no 'completion'(.|\n)*same command with --on_bad_row skip"
+        UserError, match=r"part-0.jsonl:4001: no 'completion'(.|\n)*leave them out with --on_bad_row skip"
     ):
         run_through(feed)
 

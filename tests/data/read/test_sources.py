@@ -103,9 +103,6 @@ def test_a_file_without_a_usable_row_is_reported_with_the_first_ten_problems_and
     assert reported[11:] == ["  - train.jsonl: ... and 602 more problems", f"    -> {FIX_ROWS}"]
 
 
-# Origins and sizes
-
-
 # Digests
 
 

@@ -140,6 +140,3 @@ def test_a_pair_whose_answer_leaves_no_room_for_a_prompt_is_left_out_whole(tmp_p
     assert "train.jsonl: 2 of 3 samples left out: longer than 16 tokens" in data.notes
     (report,) = data.describe()["sources"]
     assert report["num_dropped_long"] == 2 and report["num_truncated"] == 0 and not data.skipped_rows()
-
-
-# Odd rows

@@ -27,13 +27,3 @@ def test_what_is_chosen_from_a_choice_keeps_its_content_and_counts(tmp_path, tok
         "num_tokens": chosen.lengths.sum(),
         "num_supervised_tokens": sum((weights[1:] > 0).sum() for _, weights in chosen),
     }
-
-
-def test_samples_that_one_row_became_have_its_number(tmp_path, tokenizer):
-    long = {"text": "Hello there, how are you? " * 20}
-    write(tmp_path / "a.jsonl", {"text": "Hi"}, long)
-    write(tmp_path / "b.jsonl", {"text": "Hi"}, {"text": "Hi"})
-    joint, _, _ = both(tokenizer, max_length=16, excess_length_strategy="split")
-    num_pieces = len(joint) - 3
-    assert num_pieces > 2
-    assert joint.rows().tolist() == [0, *[1] * num_pieces, 2, 3]
