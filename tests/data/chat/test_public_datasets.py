@@ -134,12 +134,6 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-
-
 def read(train, i, tokenizer):
     """The texts of sample ``i`` that are learned, and all others as one string."""
     ids, weights = train[i]

@@ -1,17 +1,11 @@
 """What a template leaves out of a conversation is noticed."""
 
 import pytest
-from data_helpers import CALL, WEATHER, byte_level_tokenizer, chat
+from data_helpers import CALL, WEATHER, chat
 
 from kit.data.chat.shown import check_answer, check_extras, check_shown
 from kit.data.chat.template import Template
 from kit.errors import UserError
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return byte_level_tokenizer(bos_token="<bos>")
-
 
 SHOW = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 

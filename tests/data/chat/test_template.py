@@ -1,20 +1,10 @@
 """Templates found, rendered as at inference, and refused where they leave something out."""
 
 import pytest
-from data_helpers import USER, byte_level_tokenizer, chat, sentencepiece_tokenizer
+from data_helpers import USER, byte_level_tokenizer, chat
 
 from kit.data.chat.template import TODAY, Template, resolve_template
 from kit.errors import UserError
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return byte_level_tokenizer(bos_token="<bos>")
-
-
-@pytest.fixture(scope="module")
-def sentencepiece():
-    return sentencepiece_tokenizer("metaspace")
 
 
 def test_a_template_is_found_by_name_or_file(tmp_path, tokenizer, sentencepiece):

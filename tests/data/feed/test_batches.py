@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from data_helpers import byte_level_tokenizer, open_all, pairs, preference_pairs, rated_answers, write
+from data_helpers import open_all, pairs, preference_pairs, rated_answers, write
 
 from kit.data.feed.batches import Collator, evaluation_batches, padded_length
 from kit.data.feed.ranks import Ranks
@@ -12,17 +12,11 @@ PAD = 7
 ROWS = {"sft": pairs, "dpo": preference_pairs, "kto": rated_answers}
 
 
-@pytest.fixture(scope="module")
-def many(tmp_path_factory):
-    tokenizer = byte_level_tokenizer()
-
+@pytest.fixture
+def many(folder, tokenizer):
     def make(num, objective="sft"):
-        folder = tmp_path_factory.mktemp("data")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("KIT_CACHE", str(folder / "cache"))
-            patch.chdir(folder)
-            write(folder / "train.jsonl", *ROWS[objective](num))
-            return open_all(tokenizer, objective=objective).train
+        write(folder / "train.jsonl", *ROWS[objective](num))
+        return open_all(tokenizer, objective=objective).train
 
     return make
 

@@ -12,9 +12,6 @@ from kit.data.feed.ranks import Ranks
 BATCH = 8
 
 
-pytestmark = pytest.mark.usefixtures("own_folder")
-
-
 def feeds(tokenizer, num_ranks, micro_batch_size, **changes):
     """The feed of each rank."""
     flags = {"global_batch_size": BATCH, "per_device_train_batch_size": micro_batch_size, "max_length": 64, **changes}

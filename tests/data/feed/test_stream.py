@@ -12,9 +12,6 @@ from kit.errors import UserError
 BATCH = 8
 
 
-pytestmark = pytest.mark.usefixtures("own_folder")
-
-
 def make_files(folder, num_files, rows_each=100):
     rng = np.random.default_rng(0)
     for f in range(num_files):
