@@ -43,26 +43,24 @@ def fetch(address: str, field: str) -> Path | dict[str, Path]:
     """
     filesystem, path = open_filesystem(address, field)
 
-    def ask() -> tuple[bool, dict[str, str], str]:
+    def ask() -> tuple[bool, _Infos, str]:
         """Whether the path is a folder; its files, by the names that they get here; and what tells them from others."""
         try:
             is_folder, infos = retried(partial(_look_up, filesystem, path), PAUSES_SECONDS[:1])
         except Exception as error:  # each library has its own
             raise UserError(problem_of(error, address, field, filesystem, path)) from None
-        paths = {
-            name if is_folder else f"{i}/{PurePosixPath(name).name}": str(info["name"])
-            for i, (name, info) in enumerate(infos.items())
-        }
-        return is_folder, paths, digest(*zip(paths.items(), map(version, infos.values()), strict=True))
+        names = list(infos) if is_folder else [f"{i}/{PurePosixPath(name).name}" for i, name in enumerate(infos)]
+        files = dict(zip(names, infos.values(), strict=True))
+        return is_folder, files, digest(*((name, info["name"], version(info)) for name, info in files.items()))
 
-    is_folder, paths, versions = ask()
+    is_folder, files, versions = ask()
     folder = cache_folder() / "remote" / versions
     staging = durable.staging_of(folder)
     with locked(folder), cannot_write(folder.parent):
         if not folder.is_dir():
-            say(f"copying {address} to the cache: {len(paths)} files")
+            say(f"copying {address} to the cache: {len(files)} files")
             try:
-                _copy(filesystem, paths, staging, address, field)
+                _copy(filesystem, files, staging, address, field)
                 if ask()[2] != versions:
                     fix = "type the same command again when nothing writes there"
                     raise UserError(Problem(field, f"{address!r} changed while it was copied", fix=fix))
@@ -72,8 +70,9 @@ def fetch(address: str, field: str) -> Path | dict[str, Path]:
     if is_folder:
         return folder
     before = address.rstrip("/").removesuffix(path)  # of the address of a file
-    shown = [address] if list(paths.values()) == [path] else [before + name for name in paths.values()]
-    return dict(zip(shown, (folder / name for name in paths), strict=True))
+    paths = [str(info["name"]) for info in files.values()]
+    shown = [address] if paths == [path] else [before + each for each in paths]
+    return dict(zip(shown, (folder / name for name in files), strict=True))
 
 
 def _look_up(filesystem: Any, path: str) -> tuple[bool, _Infos]:
@@ -97,19 +96,22 @@ def _is_file(info: Mapping[str, Any]) -> bool:
     return info["type"] == "file" and not str(info["name"]).endswith("/")  # some stores mark a folder by such a name
 
 
-def _copy(filesystem: Any, paths: Mapping[str, str], folder: Path, address: str, field: str) -> None:
+def _copy(filesystem: Any, files: _Infos, folder: Path, address: str, field: str) -> None:
     """Copy files into a folder that is made for them."""
     durable.make_afresh(folder)
-    for name, path in paths.items():
+    for name, info in files.items():
         if ".." in PurePosixPath(name).parts:  # a store may hold such names; as a path it leads elsewhere
             raise UserError(Problem(field, f"{address!r} has a file called {name!r}", "no .."))
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         try:
-            retried(partial(filesystem.get_file, path, str(folder / name)))
+            retried(partial(filesystem.get_file, info["name"], str(folder / name)))
         except Exception as error:  # each library has its own
             if is_final(error) and isinstance(error, OSError) and error.errno:
                 raise  # of the local disk
             raise UserError(problem_of(error, address, field)) from None
+        if info.get("size") not in (None, (folder / name).stat().st_size):
+            found = f"{address!r}: not all of {name!r} arrived, or it changed meanwhile"
+            raise UserError(Problem(field, found, fix="type the same command again"))
 
 
 def version(info: Mapping[str, Any]) -> str:
