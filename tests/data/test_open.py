@@ -61,6 +61,8 @@ def test_the_first_training_samples_are_taken_after_a_split_and_of_every_data_se
     assert opened.fingerprint != open_all(tokenizer, dataset="a.jsonl").fingerprint
     both = [open_all(tokenizer, dataset="a.jsonl", eval_split_size=5, max_train_samples=num) for num in (None, 7)]
     assert both[0].evaluation.fingerprint == both[1].evaluation.fingerprint and len(both[1].train) == 7
+    for i in range(7):  # a choice of a choice
+        assert both[1].train.origin(i) == both[0].train.origin(i) and (both[1].train[i][0] == both[0].train[i][0]).all()
     mixed = open_all(tokenizer, dataset="a.jsonl,b.jsonl", max_train_samples=4)
     assert mixed.train.dataset_ids.tolist() == [0, 0, 1, 1]
 
