@@ -14,20 +14,19 @@ def messages_of(*messages):
 
 
 def test_sharegpt_speakers_become_roles():
-    for role, ours in (("human", "user"), ("gpt", "assistant"), ("bot", "assistant"), ("observation", "tool")):
-        said = [
-            {"from": "system", "value": "Be kind"},
-            {"from": role, "value": "Hi"},
-            {"from": "gpt", "value": "Hello"},
-        ]
-        assert sample_of({"conversations": said}) == {"messages": [SYSTEM, {"role": ours, "content": "Hi"}, ANSWER]}
     said = [
         {"from": "human", "value": "Hi", "train": False, "weight": None},
         {"from": "gpt", "value": "Hello", "train": False, "weight": None},
-        {"from": "gpt", "value": "Hello", "train": None, "weight": 2},
+        {"from": "observation", "value": "2"},
+        {"from": "bot", "value": "Hello", "train": None, "weight": 2},
     ]
-    expected = [SYSTEM, USER, ANSWER | {"weight": 0.0}, ANSWER | {"weight": 2.0}]
-    assert sample_of({"conversations": said, "system": "Be kind"}) == {"messages": expected}
+    result = {"role": "tool", "content": "2"}
+    expected = [SYSTEM, USER, ANSWER | {"weight": 0.0}, result, ANSWER | {"weight": 2.0}]
+    for row in (
+        {"conversations": said, "system": "Be kind"},
+        {"conversations": [{"from": "system", "value": "Be kind"}, *said]},
+    ):
+        assert sample_of(row) == {"messages": expected}
 
 
 def test_calls_in_any_form_become_objects_in_one_form():
