@@ -28,7 +28,7 @@ from kit.data.feed.feed import Ahead, GlobalBatch, counted
 from kit.data.feed.order import MIX, uniform
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.windows import COUNTS, Cursor, Element, Windows
-from kit.data.read.sources import shown
+from kit.data.read.sources import read_blocks, shown
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRow, BadRows, SkippedFile
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
@@ -144,14 +144,8 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> list[str
 
 
 def first_piece(dataset: Dataset, encoder: Encoder) -> Piece:
-    """Read and encode the first block of a data set. Raises ``UserError`` if it has no rows."""
-    source = dataset.source
-    block = next(iter(source.parts[0].blocks(dataset.columns)), None)
-    if block is not None:
-        piece = encoder.encode_block(dataset, 0, block)
-        if len(piece) or piece.problems or piece.bad or piece.counts["num_rows"]:
-            return piece
-    raise UserError(Problem(source.name, "no row to learn from at its beginning", "at least one"))
+    """Read and encode the first block of a data set."""
+    return encoder.encode_block(dataset, *next(read_blocks(dataset.source.parts, dataset.columns)))
 
 
 class StreamFeed:

@@ -25,7 +25,7 @@ from kit.cache import file_digest, file_stamp
 from kit.data.read.cells import DELIMITERS
 from kit.data.read.compressed import DECOMPRESSORS, split_name
 from kit.data.read.hub import Found, is_saved, leaves, open_hub, open_saved
-from kit.data.read.parts import JSON_SUFFIXES, CellFile, JsonFile, Part, TextFile, begins_array, origin
+from kit.data.read.parts import JSON_SUFFIXES, Block, CellFile, JsonFile, Part, TextFile, begins_array, origin
 from kit.data.read.remote import fetch
 from kit.data.read.tables import TableFile
 from kit.data.read.text import Ending
@@ -287,15 +287,21 @@ def _part(name: str, path: Path, flag: str) -> Part:
     raise UserError(Problem(flag, f"{name!r} ends in {ending!r}", KNOWN, fix))
 
 
+def read_blocks(parts: Sequence[Part], columns: list[str] | None = None) -> Iterator[tuple[int, Block]]:
+    """All blocks of the parts, each with the index of its part; of them the ``columns``, None for all."""
+    for i, part in enumerate(parts):
+        for block in part.blocks(columns):
+            yield i, block
+
+
 def read_rows(parts: Sequence[Part], columns: list[str] | None = None) -> Iterator[tuple[int, int, Any]]:
     """All rows of the parts: index of the part, number of the row, and its content as ``Part.rows`` gives it.
 
     ``columns`` are the columns needed, None for all.
     """
-    for i, part in enumerate(parts):
-        for block in part.blocks(columns):
-            for number, row in part.rows(block):
-                yield i, number, row
+    for i, block in read_blocks(parts, columns):
+        for number, row in parts[i].rows(block):
+            yield i, number, row
 
 
 def _columns(name: str, parts: Sequence[Part]) -> list[str]:

@@ -52,7 +52,6 @@ class Piece:
     input_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))  # [T]
     weights: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))  # [T]
     preferences: np.ndarray | None = None  # PREFERENCE [N]; None: the rows hold answers alone
-    rows: Sequence[int] = ()  # [N], index of the given row that each sample is from
     bad: list[BadRow] = field(default_factory=list)  # in the order of the rows; a row may be there more than once
     problems: list[Problem] = field(default_factory=list)  # others, for which no row can be skipped
     unused: Counter[str] = field(default_factory=Counter)  # rows for each column, or key of messages, not used
@@ -73,7 +72,6 @@ class _Kept(NamedTuple):
 
     part: int
     number: int  # of its row in that part
-    row: int  # index of its row among the given rows
     encoded: Encoded
     first_length: int = 0  # see ``PREFERENCE``
     label: bool = True
@@ -145,14 +143,14 @@ class Encoder:
         unused = Unused(dataset.fields, dataset.ignored)
         ignored_keys = read_keys(dataset.ignored)
         unread = set(source.columns) - set(dataset.columns)
-        origins: list[tuple[int, int, int]] = []  # of each sample: part, number of its row, index of its row
+        origins: list[tuple[int, int]] = []  # of each sample: part, number of its row
         samples = []
 
         def refuse(part: int, number: int, problems: Iterable[Problem], is_common: bool = False) -> None:
             origin = source.origin(part, number)
             piece.bad += [BadRow(part, number, origin, problem, is_common) for problem in problems]
 
-        for index, (part, number, row) in enumerate(rows):
+        for part, number, row in rows:
             if row is None:
                 piece.counts["num_blank_lines"] += 1
                 continue
@@ -173,18 +171,18 @@ class Encoder:
             elif unused_problems:
                 refuse(part, number, unused_problems, is_common=True)
             else:
-                origins.append((part, number, index))
+                origins.append((part, number))
                 samples.append(sample)
         piece.unused = unused.counts
         kept: list[_Kept] = []
         for origin, sample, result in zip(origins, samples, self._encode_all(samples), strict=True):
             if isinstance(result, Problem):  # usually about the template, so many rows have the same one
                 is_common = result.where not in ANSWERS
-                refuse(*origin[:2], [result], is_common)
+                refuse(*origin, [result], is_common)
                 continue
             if max(id_ for halves in result for encoded in halves for id_ in encoded.input_ids) >= self.vocab_size:
                 found = f"a token id for which the model, of {self.vocab_size} embeddings, has none"
-                refuse(*origin[:2], [Problem("tokens", found, fix=FIX_IDS)], is_common=True)
+                refuse(*origin, [Problem("tokens", found, fix=FIX_IDS)], is_common=True)
                 continue
             piece.counts["num_rows"] += 1
             piece.counts["num_encoded"] += len(result)  # more than rows where a template rewrites earlier turns
@@ -195,7 +193,7 @@ class Encoder:
                 num_tokens = max(len(encoded.input_ids) for encoded in halves)
                 if num_tokens > self.max_length and self.excess_length_strategy == "error":
                     fix = "raise --max_length; or --excess_length_strategy truncate cuts it"
-                    where = source.origin(*origin[:2])
+                    where = source.origin(*origin)
                     piece.problems.append(Problem(where, f"{num_tokens} tokens", f"at most {self.max_length}", fix))
                     continue
                 for cut in self._cut(halves, piece):
@@ -291,7 +289,6 @@ def _ends_without_answer(sample: Sample) -> bool:
 def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:
     """Write the samples into the arrays of ``piece``."""
     encoded = [sample.encoded for sample in kept]
-    piece.rows = [sample.row for sample in kept]
     num_tokens = sum(len(each.input_ids) for each in encoded)
     piece.input_ids = np.fromiter(chain.from_iterable(each.input_ids for each in encoded), np.int32, num_tokens)
     piece.weights = np.fromiter(chain.from_iterable(each.weights for each in encoded), np.float32, num_tokens)

@@ -27,7 +27,7 @@ from typing import Any
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
 from kit.console import bar
 from kit.data.read.parts import Block
-from kit.data.read.sources import Source, shown
+from kit.data.read.sources import read_blocks, shown
 from kit.data.samples.bad_rows import BadRows
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
@@ -98,16 +98,9 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
         raise
 
 
-def _blocks(source: Source, columns: list[str]) -> Iterator[tuple[int, Block]]:
-    """Yield the blocks of a source, each with the number of its part."""
-    for number, part in enumerate(source.parts):
-        for block in part.blocks(columns):
-            yield number, block
-
-
 def _encoded(dataset: Dataset, encoder: Encoder, num_processes: int | None) -> Iterator[tuple[int, Piece]]:
     """Encode the blocks of a data set. Yields the number of rows of each, and its piece, in order."""
-    blocks = _blocks(dataset.source, dataset.columns)
+    blocks = read_blocks(dataset.source.parts, dataset.columns)
     first_two = list(islice(blocks, 2))
     blocks = chain(first_two, blocks)
     if num_processes is None:
