@@ -77,7 +77,7 @@ class RandomSamples(Table):
             preferences = np.zeros(len(lengths), PREFERENCE)
             preferences["prompt_length"] = 1
             preferences["first_length"] = given[:, 0]
-            preferences["first_num_targets"] = preferences["first_weight"] = given[:, 0] - 1
+            preferences["first_weight"] = given[:, 0] - 1
             preferences["label"] = (np.arange(len(lengths)) % 2 == 0) | (rows == "pairs")
         records = {"length": lengths, "num_targets": num_targets, "target_weight": num_targets.astype(np.float64)}
         super().__init__(records, preferences, np.zeros(len(lengths), np.int16))

@@ -18,7 +18,7 @@ from kit.config.settings.data import DataSettings
 from kit.data.feed.batches import Collator, MicroBatch
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
-from kit.data.feed.packing import fill_share, pack
+from kit.data.feed.packing import pack
 from kit.data.feed.ranks import Ranks
 from kit.data.samples.samples import Samples
 from kit.data.samples.table import Table
@@ -160,7 +160,7 @@ class Feed:
         epoch = self._order.epoch(0)
         # Both halves of a pair are in one pack.
         capacity = self._settings.max_length * self._samples.sequence_lengths.shape[1]
-        share = fill_share(epoch, self._samples.lengths[epoch.members], capacity)
+        share = self._samples.lengths[epoch.members].sum(dtype=np.int64) / (len(epoch) * capacity)
         return f"packing: {len(epoch)} packs of {capacity} tokens, {share:.2%} full"
 
     def _mixing_notes(self) -> list[str]:

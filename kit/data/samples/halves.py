@@ -14,7 +14,6 @@ from kit.data.chat.formats import Sample
 from kit.data.chat.tokens import Encoded
 from kit.errors import Problem
 
-PREFERENCE_VERSION = 1  # as CODE_VERSION, of these samples alone
 ANSWERS = ("chosen", "rejected", "completion")
 PROMPT_CUT = "the start of the prompt was cut off, so that no answer is cut"
 Halves = tuple[Encoded, ...]  # of a pair the prompt with each of its answers; of any other sample one

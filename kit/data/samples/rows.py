@@ -26,7 +26,6 @@ from kit.data.samples.bad_rows import BadRow
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.halves import (
     ANSWERS,
-    PREFERENCE_VERSION,
     PROMPT_CUT,
     Halves,
     in_a_row,
@@ -118,7 +117,7 @@ class Encoder:
         settings = (self.template, self.prompts_as_chat, self.train_on, self.max_length, self.excess_length_strategy)
         key: list[Any] = [CODE_VERSION, *settings, self.vocab_size, digest(state, self.tokenizer.special_tokens_map)]
         key += [("system_prompt", self.system_prompt)] if self.system_prompt else []
-        return key if self.wanted == "answers" else [*key, self.wanted, PREFERENCE_VERSION]
+        return key if self.wanted == "answers" else [*key, self.wanted]
 
     def about(self) -> dict[str, Any]:
         """What ``kit cache`` shows of this encoder."""
@@ -301,8 +300,8 @@ def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:
         counts = np.count_nonzero(targets), targets.sum(dtype=np.float64)
         samples.append((start, end - start, sample.part, sample.number, *counts, ids_hash))
         first = targets[: sample.first_length - 1]
-        counts = np.count_nonzero(first), first.sum(dtype=np.float64)
-        preferences.append((np.flatnonzero(first)[0] + 1, sample.first_length, *counts, sample.label))
+        of_first = np.flatnonzero(first)[0] + 1, sample.first_length, first.sum(dtype=np.float64)
+        preferences.append((*of_first, sample.label))
     piece.samples = np.array(samples, SAMPLE)
     if wanted != "answers":
         piece.preferences = np.array(preferences, PREFERENCE)

@@ -22,8 +22,7 @@ PREFERENCE = np.dtype(
     [
         ("prompt_length", "<i4"),  # tokens before the first supervised one
         ("first_length", "<i4"),  # tokens of the chosen half; of an answer with a label, all of them
-        ("first_num_targets", "<i4"),  # supervised tokens in it
-        ("first_weight", "<f8"),  # sum of their weights
+        ("first_weight", "<f8"),  # sum of the weights of the supervised tokens in it
         ("label", "u1"),  # 0: the answer is a bad one
     ]
 )

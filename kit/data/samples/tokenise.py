@@ -174,7 +174,6 @@ class _Entry:
         self._writer = writer
         self._skips = skips
         self.num_tokens = 0
-        self.has_preferences = False
         self.problems: list[Problem] = []
         self.bad = BadRows(keeps_all=skips)
         self.counts: Counter[str] = Counter()
@@ -193,7 +192,6 @@ class _Entry:
         self.unused += piece.unused
         self.problems += piece.problems
         self.bad.add(piece.bad)
-        self.has_preferences = piece.preferences is not None
         if self.problems or (self.bad.num_rows and not self._skips) or not len(piece.samples):
             return
         piece.samples["start"] += self.num_tokens
@@ -214,12 +212,8 @@ class _Entry:
         self.bad.raise_if_too_many(name, num_rows)
         if not self.num_tokens:
             if self.counts["num_truncated"] or self.counts["num_dropped_long"]:
-                found, fix = (
-                    f"none of {num_rows} samples has a supervised token within max_length",
-                    "raise --max_length",
-                )
-                if self.has_preferences:
-                    found = f"the answers of none of {num_rows} samples leave room for a prompt within max_length"
+                found = f"none of {num_rows} samples has something to learn within max_length"
+                fix = "raise --max_length"
             else:
                 found = f"nothing in {num_rows} samples is supervised" if num_rows else "no rows"
                 fix = "`kit inspect` shows what of them would be learned" if num_rows else ""
