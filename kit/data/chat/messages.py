@@ -244,9 +244,9 @@ def _tool_call(at: str, call: Any) -> Message:
     # Parsed, because templates write the arguments as JSON themselves: a JSON string would be quoted a second time.
     given = {key: parsed(f"{at}.{key}", function[key]) for key in ARGUMENTS if not is_blank(function.get(key))}
     filled = [value for value in given.values() if not is_blank(value)]  # others are such as the string "{}"
+    if filled[1:]:
+        raise UserError(Problem(f"{at}.{ARGUMENTS[1]}", f"given beside {ARGUMENTS[0]}", "one of them"))
     arguments = filled[0] if filled else {}
-    if filled[1:] and filled[1] != arguments:
-        raise UserError(Problem(f"{at}.{ARGUMENTS[1]}", f"differs from {ARGUMENTS[0]}", "one of them"))
     if not isinstance(arguments, dict):
         raise UserError(Problem(f"{at}.{next(iter(given))}", kind(arguments), "an object"))
     made: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
