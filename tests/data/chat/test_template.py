@@ -3,6 +3,7 @@
 import pytest
 from data_helpers import USER, byte_level_tokenizer, chat
 
+from kit.data.chat.conversation import Conversation
 from kit.data.chat.template import TODAY, Template, resolve_template
 from kit.errors import UserError
 
@@ -74,7 +75,7 @@ def test_the_date_is_fixed_and_asking_for_it_is_noticed(tokenizer):
 
 
 def marked(template, messages, tokenizer):
-    text, blocks = Template(template, tokenizer).render_marked(messages, None)
+    text, blocks = Conversation(Template(template, tokenizer), messages, None).render_marked(len(messages))
     for start, end in reversed(blocks):
         text = f"{text[:start]}[[{text[start:end]}]]{text[end:]}"
     return text
