@@ -16,7 +16,7 @@ from accelerate.utils import gather_object
 from kit.answers import Metric, exact_match
 from kit.console import is_main, progress
 from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches, on_device
-from kit.data.feed.feed import GlobalBatch, by_file
+from kit.data.feed.feed import by_file, counted
 from kit.data.open import pad_id, prompt_and_reference, reference_span
 from kit.data.samples.samples import Samples
 from kit.model.attention import without_cudnn_attention
@@ -216,19 +216,7 @@ def _preferences(
     def batches(rows: SizedRows, name: str) -> Iterable[MicroBatch]:
         return progress(evaluation_batches(rows, ranks, batch_size, pad_id(tokenizer)), name, num_batches)
 
-    records, num_datasets = samples.preferences, len(samples.stores)
-    assert records is not None
-    num_targets = np.bincount(samples.dataset_ids, samples.num_targets, num_datasets)
-    whole = GlobalBatch(
-        [],
-        target_weights=np.bincount(samples.dataset_ids, samples.target_weights, num_datasets),
-        num_targets=num_targets,
-        num_tokens=np.bincount(samples.dataset_ids, samples.lengths, num_datasets),
-        epoch=0.0,
-        origins=[],
-        num_samples=len(samples),
-        chosen_weight=float(records["first_weight"].sum()),
-    )
+    whole = counted(samples, np.arange(len(samples)), len(samples.stores))
     kl = None
     if mismatched is not None:
         kl = objective.estimate_kl(prepared, batches(mismatched, "evaluation kl"), len(samples))
@@ -242,7 +230,7 @@ def _preferences(
     of_batches = torch.stack(parts)
     sums = ranks.sum(of_batches.sum(dim=0)).tolist()
     metrics = {f"eval_{name}": value for name, value in objective.metrics(sums, whole).items()}
-    metrics |= {"eval_tokens": int(num_targets.sum())}
+    metrics |= {"eval_tokens": int(whole.num_targets.sum())}
     return metrics, _odd_samples(metrics["eval_loss"], samples, of_batches, numbers)
 
 

@@ -85,7 +85,8 @@ def chat(*contents, system=None):
 
 
 def recipe(**changes):
-    return Recipe(**{"model_name_or_path": "model", "dataset": "train.jsonl", **changes})
+    # One process: threads of feeds that other tests have left may hold locks, which a forked process would wait for.
+    return Recipe(**{"model_name_or_path": "model", "dataset": "train.jsonl", "dataset_num_proc": 1, **changes})
 
 
 def open_all(tokenizer, vocab_size=VOCAB_SIZE, **changes):

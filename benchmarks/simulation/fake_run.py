@@ -46,7 +46,7 @@ from kit.console import guard_libraries, show_error, silence_libraries
 from kit.data.feed.feed import Feed, GlobalBatch
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
-from kit.data.samples.halves import PREFERENCE
+from kit.data.samples.table import PREFERENCE, Table
 from kit.model.load import attention_of, build_model, open_config
 from kit.strategy.gradients import hold_in_float32, trains_in_bf16
 from kit.strategy.strategies import SINGLE, Strategy
@@ -56,8 +56,8 @@ from kit.train.optim import build_optimizer
 from kit.train.step import rebuild_gradient_buckets, seed_everything, train_step
 
 
-class RandomSamples:
-    """Samples of random ids, as the feed and the evaluation read them: see ``kit.data.samples.samples.Samples``.
+class RandomSamples(Table):
+    """Samples of random ids, as the feed and the evaluation read them.
 
     Every token is supervised, so that the loss head gets as many targets as it may. Of each other answer with a label,
     the label is true.
@@ -69,43 +69,31 @@ class RandomSamples:
             sequence_lengths: int [N, 2] of pairs, [N, 1] of other samples.
             rows: what the samples are.
         """
-        self.sequence_lengths = np.asarray(sequence_lengths, np.int32)
-        self.lengths = self.sequence_lengths.sum(axis=1, dtype=np.int32)
-        self.row_lengths = self.sequence_lengths.max(axis=1)
-        self.dataset_ids = np.zeros(len(self.lengths), np.int16)
-        self.num_targets = self.lengths - self.sequence_lengths.shape[1]  # no token before the first one predicts it
-        self.target_weights = self.num_targets.astype(np.float64)
+        given = np.asarray(sequence_lengths, np.int32)
+        lengths = given.sum(axis=1, dtype=np.int32)
+        num_targets = lengths - given.shape[1]  # no token before the first one predicts it
+        preferences = None
+        if rows != "answers":
+            preferences = np.zeros(len(lengths), PREFERENCE)
+            preferences["prompt_length"] = 1
+            preferences["first_length"] = given[:, 0]
+            preferences["first_weight"] = given[:, 0] - 1
+            preferences["label"] = (np.arange(len(lengths)) % 2 == 0) | (rows == "pairs")
+        records = {"length": lengths, "num_targets": num_targets, "target_weight": num_targets.astype(np.float64)}
+        super().__init__(records, preferences, np.zeros(len(lengths), np.int16))
         self.stores = [None]
         self.dataset_names = ["random"]
-        self.are_rated = rows == "rated"
-        self.preferences: np.ndarray | None = None
-        self.labels: np.ndarray | None = None
-        self.references: np.ndarray | None = None
         self._vocab_size = vocab_size
-        if rows != "answers":
-            self.preferences = np.zeros(len(self), PREFERENCE)
-            self.preferences["prompt_length"] = 1
-            self.preferences["first_length"] = self.sequence_lengths[:, 0]
-            self.preferences["first_num_targets"] = self.preferences["first_weight"] = self.sequence_lengths[:, 0] - 1
-            self.labels = (np.arange(len(self)) % 2 == 0) | (rows == "pairs")
 
     def with_references(self) -> "RandomSamples":
         """Set log-probabilities as if they had been computed before the first step, and return these samples."""
         self.references = np.zeros((len(self), 2))
         return self
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and weights of sample ``i``."""
         ids = np.random.default_rng(i).integers(self._vocab_size, size=self.lengths[i])
         return ids, np.ones(len(ids), np.float32)
-
-    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return ids and weights of each sequence of sample ``i``."""
-        bounds = np.cumsum(self.sequence_lengths[i])[:-1]
-        return list(zip(*(np.split(values, bounds) for values in self[i]), strict=True))
 
     def origin(self, i: int) -> str:
         """Return a name for sample ``i``."""

@@ -23,7 +23,7 @@ from kit.data.chat.formats import format_of
 from kit.data.chat.template import Jinja
 from kit.data.feed.feed import Feed
 from kit.data.feed.mismatched import Mismatched
-from kit.data.feed.order import Mixture, Order
+from kit.data.feed.order import Order
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream, check_beginning, first_piece
 from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited
@@ -191,7 +191,7 @@ def open_data(
         train.dataset_ids,
         seed,
         global_batch_size,
-        mixture=None if weights[0] is None else Mixture([weight or 0.0 for weight in weights], settings.mixing),
+        weights=None if weights[0] is None else [weight or 0.0 for weight in weights],
         capacity=encoder.pack_length if settings.packing else None,
         shuffle=settings.shuffle,
     )

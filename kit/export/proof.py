@@ -119,7 +119,9 @@ def _read(run: DataSettings, rows: RowKind, entries: Sequence[DatasetEntry], tok
     piece = encoder.encode(dataset, islice(read_rows(dataset.source.parts, dataset.columns), NUM_ROWS))
     ids, learned = [], []
     for i in range(len(piece)):
-        row, weights = piece.sequences(i)[0]
+        row, weights = piece[i]
+        if piece.preferences is not None:  # of a pair, the chosen answer
+            row, weights = row[: piece.preferences["first_length"][i]], weights[: piece.preferences["first_length"][i]]
         positions = [int(at) for at in np.flatnonzero(weights) if at > 0]
         if positions:
             ids.append(row.tolist())

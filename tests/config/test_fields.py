@@ -26,7 +26,6 @@ def test_the_allowed_values_of_a_setting_are_described_in_words():
         ("learning_rate", "number above 0 up to 1"),
         ("packing", "true | false"),
         ("max_steps", "whole number from 1"),
-        ("mixing", "samples | tokens"),
         ("report_to", "list of tensorboard | wandb | trackio"),
         ("warmup_steps", "whole number, or share below 1, from 0"),
         ("dataset_columns", "column=field, separated by commas, each column once"),

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from data_helpers import (
-    byte_level_tokenizer,
     chat,
     open_all,
     pairs,
@@ -13,27 +12,8 @@ from data_helpers import (
 )
 
 from kit.data import open as data
-from kit.data.chat.shipped import SHIPPED
 from kit.data.open import prompt_and_reference
 from kit.errors import UserError
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return byte_level_tokenizer()
-
-
-@pytest.fixture
-def chat_tokenizer():
-    tokenizer = byte_level_tokenizer()
-    tokenizer.chat_template = SHIPPED["chatml"].source
-    return tokenizer
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
 
 
 def test_bad_lines_of_all_data_sets_are_reported_together_up_to_a_limit(tmp_path, tokenizer):
@@ -46,9 +26,6 @@ def test_bad_lines_of_all_data_sets_are_reported_together_up_to_a_limit(tmp_path
     assert [f"train.jsonl:{n}:" in text for n in (2, 11, 12)] == [True, True, False]
     assert "train.jsonl: ... and 5 more problems" in text
     assert "more.jsonl:2: no 'completion'" in text and "eval.jsonl:2:" in text
-
-
-# Several data sets
 
 
 # Evaluation data
@@ -75,28 +52,38 @@ def test_what_one_row_became_is_held_out_together(tmp_path, tokenizer):
     assert len(opened.evaluation) > 20 and not [line for line in opened.notes if "warning" in line]
 
 
-@pytest.mark.parametrize("size", [0.01, 20])
-def test_a_share_that_leaves_a_side_empty_is_refused(size, tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(20))
-    with pytest.raises(UserError, match=r"eval_split_size: .* of 20 samples leaves nothing to (train|evaluate) on"):
-        open_all(tokenizer, eval_split_size=size)
-
-
 def test_the_first_training_samples_are_taken_after_a_split_and_of_every_data_set(tmp_path, tokenizer):
     for name in "ab":
         write(tmp_path / f"{name}.jsonl", *pairs(20, name))
     opened = open_all(tokenizer, dataset="a.jsonl", max_train_samples=7)
     assert [opened.train.origin(i) for i in range(len(opened.train))] == [f"a.jsonl:{i}" for i in range(1, 8)]
     assert "training on the first 7 of 20 samples" in opened.notes and opened.order.num_items(0) == 7
-    of_all = open_all(tokenizer, dataset="a.jsonl")
-    assert opened.fingerprint != of_all.fingerprint
-    assert open_all(tokenizer, dataset="a.jsonl", max_train_samples=20).fingerprint == of_all.fingerprint
+    assert opened.fingerprint != open_all(tokenizer, dataset="a.jsonl").fingerprint
     both = [open_all(tokenizer, dataset="a.jsonl", eval_split_size=5, max_train_samples=num) for num in (None, 7)]
     assert both[0].evaluation.fingerprint == both[1].evaluation.fingerprint and len(both[1].train) == 7
+    for i in range(7):  # a choice of a choice
+        assert both[1].train.origin(i) == both[0].train.origin(i) and (both[1].train[i][0] == both[0].train[i][0]).all()
     mixed = open_all(tokenizer, dataset="a.jsonl,b.jsonl", max_train_samples=4)
     assert mixed.train.dataset_ids.tolist() == [0, 0, 1, 1]
-    with pytest.raises(UserError, match=r"max_train_samples: nothing of b is left to train on"):
-        open_all(tokenizer, dataset="a.jsonl,b.jsonl", max_train_samples=1)
+
+
+def test_settings_that_the_data_do_not_fit_are_refused(tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", *pairs(20))
+    write(tmp_path / "b.jsonl", *pairs(20, "b"))
+    write(tmp_path / "text.jsonl", *[{"text": "Hello"}] * 2)
+    write(tmp_path / "ids.jsonl", *[{"input_ids": [5, 6, 7]}] * 2)
+    asks = {"predict_with_generate": True, "eval_split_size": 1}
+    for flags, message in (
+        ({"dataset": "a.jsonl", "eval_split_size": 0.01}, "0.01 of 20 samples leaves nothing to evaluate on"),
+        ({"dataset": "a.jsonl", "eval_split_size": 20}, "20 of 20 samples leaves nothing to train on"),
+        ({"dataset": "a.jsonl,b.jsonl", "max_train_samples": 1}, "max_train_samples: nothing of b is left to train on"),
+        ({"dataset": "text.jsonl", **asks}, "predict_with_generate: text.jsonl is plain text, which asks nothing"),
+        ({"dataset": "ids.jsonl", **asks}, "predict_with_generate: ids.jsonl is token ids, which asks nothing"),
+        ({"dataset": "text.jsonl", "system_prompt": "Be brief."}, "given, but text.jsonl holds text, where no message"),
+    ):
+        with pytest.raises(UserError) as caught:
+            open_all(tokenizer, **flags)
+        assert message in str(caught.value)
 
 
 def test_evaluation_samples_that_are_in_the_training_data_are_counted(tmp_path, tokenizer):
@@ -107,13 +94,6 @@ def test_evaluation_samples_that_are_in_the_training_data_are_counted(tmp_path, 
     assert "warning: 2 of 3 evaluation samples are in the training data" in notes
     write(tmp_path / "train.jsonl", *rows, *rows)
     assert any("warning" in note for note in open_all(tokenizer, eval_split_size=10).notes)
-
-
-@pytest.mark.parametrize("row", [{"text": "Hello"}, {"input_ids": [5, 6, 7]}])
-def test_predict_with_generate_needs_prompts(row, tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", row, row)
-    with pytest.raises(UserError, match=r"predict_with_generate: .* is (plain text|token ids), which asks nothing"):
-        open_all(tokenizer, eval_split_size=1, predict_with_generate=True)
 
 
 def test_prompt_and_reference_part_at_the_last_answer(tmp_path, tokenizer):
@@ -174,10 +154,7 @@ def test_a_system_prompt_stands_before_conversations_that_have_none(tmp_path, to
     assert opened.fingerprint != open_all(tokenizer, chat_template="chatml").fingerprint
 
 
-def test_a_system_prompt_that_cannot_be_shown_is_refused(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", {"text": "some text to learn"})
-    with pytest.raises(UserError, match=r"system_prompt: given, but train\.jsonl holds text, where no message"):
-        open_all(tokenizer, system_prompt="Be brief.")
+def test_a_system_prompt_that_the_template_leaves_out_is_refused(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(2))
     template = "{% for m in messages if m.role != 'system' %}{{ m.content + eos_token }}{% endfor %}"
     (tmp_path / "mine.jinja").write_text(template)

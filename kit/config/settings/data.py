@@ -33,9 +33,6 @@ class DataSettings(BaseModel):
         "names of columns: question=instruction,answer=output; images=ignore",
         expected="column=field, separated by commas, each column once",
     )
-    mixing: Literal["samples", "tokens"] = _identity(
-        "samples", "the weights of several data sets are shares of the samples, or of the tokens"
-    )
     streaming: bool = _identity(
         False, "read and tokenise rows while training instead of all of them first; needs max_steps"
     )
@@ -172,12 +169,6 @@ RULES = (
         lambda r: r.streaming and _lists(r, lambda entries: any(entry.max_samples for entry in entries)),
         "max_samples of a data set, which are drawn of all",
         "leave out max_samples: a run reads no more of a stream than its steps need",
-    ),
-    Rule(
-        "streaming mixing",
-        lambda r: r.streaming and _lists(r, lambda _: r.mixing == "tokens"),
-        "with mixing tokens",
-        "--mixing samples: a stream's lengths are not known beforehand",
     ),
     Rule(
         "attn_implementation packing",

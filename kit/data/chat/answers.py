@@ -329,10 +329,7 @@ def _end_of_parts(text: str, start: int, message: dict[str, Any]) -> int:
 
 def _num_shared(a: str, b: str) -> int:
     """How many characters are the same at the start of both."""
-    for k, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return k
-    return min(len(a), len(b))
+    return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def first_difference(text: str, part: str) -> str:

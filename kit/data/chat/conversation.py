@@ -37,8 +37,12 @@ class Conversation:
         return self._text((num, add_generation_prompt, False))
 
     def render_marked(self, num: int) -> tuple[str, list[Span]]:
-        """Return the rendering of the first ``num`` messages with its marks, as ``Template.render_marked`` does."""
-        return self._template.located(self._text((num, False, True)), self._text((num, False, False)))
+        """Return the rendering of the first ``num`` messages, and the span of each ``{% generation %}`` block in it.
+
+        Raises ``UserError`` if the template fails, or if its blocks cannot be located.
+        """
+        marked, text = self._text((num, False, True)), self._text((num, False, False))
+        return text, self._template.located(marked, text)
 
     def _text(self, asked: Beginning) -> str:
         if asked not in self._texts and asked in self._needed:

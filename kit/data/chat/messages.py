@@ -115,91 +115,71 @@ def read_messages(
     if len(problems) > num_problems:
         return []
     messages = []
-    for i, message in enumerate(given):
-        messages.append(_plain(message, roles) or _message(f"{where}[{i}]", message, roles, problems))
-    for i, message in enumerate(messages):
-        if message.get("role") == "system" and not (may_begin and i == 0):
-            problems.append(Problem(f"{where}[{i}].role", "another system message, or one behind others", "one, first"))
-    if needs_answer and len(problems) == num_problems and all(message["role"] != "assistant" for message in messages):
+    for i, written in enumerate(given):
+        with problems.caught():
+            message = _message(f"{where}[{i}]", written, roles)
+            if message["role"] == "system" and not (may_begin and i == 0):
+                found = "another system message, or one behind others"
+                raise UserError(Problem(f"{where}[{i}].role", found, "one, first"))
+            messages.append(message)
+    if len(problems) > num_problems:
+        return []
+    if needs_answer and all(message["role"] != "assistant" for message in messages):
         problems.append(Problem(where, "no assistant turn", "at least one: nothing else is learned"))
-    if len(problems) == num_problems and messages[0]["role"] == "system" and not messages[0]["content"].strip():
-        messages = messages[1:]
-    return messages
+    is_blank_system = messages[0]["role"] == "system" and not messages[0]["content"].strip()
+    return messages[1:] if is_blank_system else messages
 
 
-def _plain(message: Any, roles: Mapping[str, str]) -> Message | None:
-    """Convert a message with a known role, text, and nothing else. Returns None for any other.
-
-    Nearly all messages are like that, and this is faster than ``_message``.
-    """
-    if type(message) is not dict or len(message) != 2:
-        return None
-    if "role" in message:
-        speaker, content = message["role"], message.get("content")
-    elif roles is SPEAKERS:
-        speaker, content = message.get("from"), message.get("value")
-    else:
-        return None
-    if type(speaker) is not str or speaker in CALLERS or type(content) is not str:
-        return None
-    role = roles.get(speaker)
-    if not role or check_text("", content):
-        return None
-    return {"role": role, "content": content}
-
-
-def _message(at: str, written: Any, roles: Mapping[str, str], problems: Problems) -> Message:
-    """Convert any message. What is wrong with it is added to ``problems``. ``at``: its field, ``messages[2]``."""
+def _message(at: str, written: Any, roles: Mapping[str, str]) -> Message:
+    """Convert a message. ``at``: its field, ``messages[2]``. Raises ``UserError``."""
     if not isinstance(written, dict):
-        problems.append(Problem(at, kind(written), "an object with role and content"))
-        return {}
+        raise UserError(Problem(at, kind(written), "an object with role and content"))
     given = {key: value for key, value in written.items() if value is not None}
     is_sharegpt = roles is SPEAKERS and "role" not in given
     role_key, content_key = ("from", "value") if is_sharegpt else ("role", "content")
     content_at = f"{at}.{content_key}"
-    speaker = given.get(role_key)
-    content = given.get(content_key)
+    speaker, content = given.get(role_key), given.get(content_key)
     role = roles.get(speaker) if isinstance(speaker, str) else None
     if role is None:
         found = f"found {speaker!r}" if isinstance(speaker, str) else kind(speaker) if speaker else "missing"
-        problems.append(Problem(f"{at}.{role_key}", found, ", ".join(roles), did_you_mean(str(speaker), roles)))
+        raise UserError(Problem(f"{at}.{role_key}", found, ", ".join(roles), did_you_mean(str(speaker), roles)))
     message: Message = {"role": role, "content": content}
     holders = {f"{at}.{key}": given[key] for key in ("tool_calls", "function_call") if given.get(key)}
     if speaker in CALLERS and content:  # the call stands where other messages have their text
         holders[content_at], content = content, ""
     if len(holders) > 1:
-        problems.append(Problem(at, f"calls in {' and '.join(holders)}", "one of them"))
+        raise UserError(Problem(at, f"calls in {' and '.join(holders)}", "one of them"))
     for calls_at, calls in holders.items():
-        with problems.caught():
-            calls = _tool_calls(calls_at, calls)
-            if calls and role not in ("assistant", None):
-                raise UserError(Problem(calls_at, f"calls of the {role}", "them on assistant turns only"))
-            if calls:
-                message["tool_calls"] = calls
-    with problems.caught():
-        reasoning = _reasoning(at, given, role)
-        if reasoning is not None:
-            message["reasoning_content"] = reasoning
+        if made := _tool_calls(calls_at, calls):
+            _check_answers(calls_at, "calls", role)
+            message["tool_calls"] = made
+    reasoning = _reasoning(at, given, role)
+    if reasoning is not None:
+        message["reasoning_content"] = reasoning
     for key in ("name", "tool_call_id"):
         if given.get(key):
+            raise_if(check_text(f"{at}.{key}", given[key]))
             message[key] = given[key]
-            problems += check_text(f"{at}.{key}", given[key])
-    with problems.caught():
-        has_calls = "tool_calls" in message
-        message["content"] = "" if content is None and has_calls else _joined(content_at, content)
-        may_be_empty = role == "tool" or has_calls or speaker in CALLERS or bool(message.get("reasoning_content"))
-        may_be_empty |= role == "system" and roles is SPEAKERS
-        if message["content"] is None and content_key not in written:
-            problems.append(Problem(content_at, "missing", "a string"))
-        else:
-            problems += check_text(content_at, message["content"], may_be_empty)
-        weight = _weight(at, given, role)
-        if weight is not None:
-            message["weight"] = weight
+    has_calls = "tool_calls" in message
+    if content is None and content_key not in written and not has_calls:
+        raise UserError(Problem(content_at, "missing", "a string"))
+    message["content"] = "" if content is None and has_calls else _joined(content_at, content)
+    may_be_empty = role == "tool" or has_calls or speaker in CALLERS or bool(reasoning)
+    may_be_empty |= role == "system" and roles is SPEAKERS
+    raise_if(check_text(content_at, message["content"], may_be_empty))
+    weight = _weight(at, given, role)
+    if weight is not None:
+        message["weight"] = weight
     return message
 
 
-def _reasoning(at: str, message: Message, role: str | None) -> str | None:
+def _check_answers(where: str, what: str, role: str) -> None:
+    """Raise ``UserError`` if something that only answers have is given on a turn of another ``role``."""
+    if role != "assistant":
+        raise UserError(Problem(where, f"{what} of the {role}", "it on assistant turns only"))
+
+
+def _reasoning(at: str, message: Message, role: str) -> str | None:
     """Return the reasoning of an answer, under any of its names; None if it has none. Raises ``UserError``."""
     keys = [key for key in REASONING if key in message]
     for key in keys:
@@ -207,11 +187,9 @@ def _reasoning(at: str, message: Message, role: str | None) -> str | None:
     said = {message[key]: key for key in reversed(keys) if message[key].strip()}
     if len(said) > 1:
         raise UserError(Problem(f"{at}.{keys[-1]}", f"differs from {keys[0]}", "one of them"))
-    if role in ("assistant", None):
-        return next(iter(said), "" if keys else None)
-    if said:
-        raise UserError(Problem(f"{at}.{keys[0]}", f"reasoning of the {role}", "it on assistant turns only"))
-    return None
+    for key in said.values():
+        _check_answers(f"{at}.{key}", "reasoning", role)
+    return next(iter(said), "" if keys and role == "assistant" else None)
 
 
 def _joined(where: str, content: Any) -> Any:
@@ -227,10 +205,9 @@ def _joined(where: str, content: Any) -> Any:
     return "".join(piece["text"] for piece in content)
 
 
-def _weight(at: str, message: Message, role: str | None) -> float | None:
+def _weight(at: str, message: Message, role: str) -> float | None:
     """Return the weight of an assistant turn, by ``train`` and ``weight``; None without them. Raises ``UserError``."""
-    train = message.get("train")
-    weight = message.get("weight")
+    train, weight = message.get("train"), message.get("weight")
     if train is not None and not isinstance(train, bool):
         raise UserError(Problem(f"{at}.train", kind(train), "true or false"))
     if weight is not None:
@@ -238,15 +215,11 @@ def _weight(at: str, message: Message, role: str | None) -> float | None:
         if not is_number or (weight != 0 and not 1e-30 <= weight <= 1e30):  # outside, sums of float32 overflow
             found = f"{weight}"[:20] if is_number else kind(weight)
             raise UserError(Problem(f"{at}.weight", found, "0, or a number from 1e-30 to 1e30"))
-    if role == "assistant":
-        if train is False:
-            return 0.0
-        return None if weight is None else float(weight)
-    if role and (train or weight):
-        found = f"given on a turn of the {role}"
-        key = "train" if train else "weight"
-        raise UserError(Problem(f"{at}.{key}", found, "it on assistant turns: only these are learned from"))
-    return None
+    if train or weight:
+        _check_answers(f"{at}.{'train' if train else 'weight'}", "a weight", role)
+    if role != "assistant":
+        return None
+    return 0.0 if train is False else None if weight is None else float(weight)
 
 
 def _tool_calls(where: str, calls: Any) -> list[Message]:
@@ -271,9 +244,9 @@ def _tool_call(at: str, call: Any) -> Message:
     # Parsed, because templates write the arguments as JSON themselves: a JSON string would be quoted a second time.
     given = {key: parsed(f"{at}.{key}", function[key]) for key in ARGUMENTS if not is_blank(function.get(key))}
     filled = [value for value in given.values() if not is_blank(value)]  # others are such as the string "{}"
+    if filled[1:]:
+        raise UserError(Problem(f"{at}.{ARGUMENTS[1]}", f"given beside {ARGUMENTS[0]}", "one of them"))
     arguments = filled[0] if filled else {}
-    if filled[1:] and filled[1] != arguments:
-        raise UserError(Problem(f"{at}.{ARGUMENTS[1]}", f"differs from {ARGUMENTS[0]}", "one of them"))
     if not isinstance(arguments, dict):
         raise UserError(Problem(f"{at}.{next(iter(given))}", kind(arguments), "an object"))
     made: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}

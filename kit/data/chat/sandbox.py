@@ -49,33 +49,25 @@ class TemplateError(Exception):
         self.line = line
 
 
-def render(source: str, values: Mapping[str, Any], marks: bool = False) -> str:
-    """Return the text of a template.
-
-    Args:
-        marks: each ``{% generation %}`` block writes ``OPEN`` and ``CLOSE`` around its text.
-
-    Raises ``TemplateError``, or ``TooMuch``; so do the other functions.
-    """
-    return str(_call(source, "render", marks, values))
-
-
-def render_beginnings(
+def render(
     source: str, messages: Sequence[dict[str, Any]], values: Mapping[str, Any], asked: Sequence[tuple[int, bool, bool]]
 ) -> list[str]:
-    """Return the text of several beginnings of a conversation: only of the first ones, if they are long.
+    """Return the texts of several beginnings of a conversation: only of the first ones, if they are long.
 
     Args:
         values: what the template is given besides ``messages`` and ``add_generation_prompt``.
-        asked: of each beginning the number of messages, ``add_generation_prompt``, and whether it has marks.
+        asked: of each beginning the number of messages, ``add_generation_prompt``, and whether it has marks: then each
+            ``{% generation %}`` block writes ``OPEN`` and ``CLOSE`` around its text.
+
+    Raises ``TemplateError``, or ``TooMuch``; so does ``variables``.
     """
-    return list(_call(source, "beginnings", False, messages, values, asked))
+    return list(_call(source, "render", messages, values, asked))
 
 
 @lru_cache(maxsize=32)  # templates are made anew for each block of rows
 def variables(source: str) -> frozenset[str]:
     """Return the variables that a template reads."""
-    return frozenset(_call(source, "variables", False))
+    return frozenset(_call(source, "variables"))
 
 
 class _Worker:
@@ -167,12 +159,12 @@ def _serve(connection: Connection, owner: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (num_bytes + MAX_BYTES, num_bytes + MAX_BYTES))
     while True:
         try:
-            source, name, marks, *arguments = json.loads(connection.recv_bytes())
+            source, name, *arguments = json.loads(connection.recv_bytes())
         except EOFError:
             return
         _limit_time()
         try:
-            answer = ["done", _FUNCTIONS[name](source, marks, *arguments)]
+            answer = ["done", _FUNCTIONS[name](source, *arguments)]
         except (MemoryError, RecursionError, SyntaxError):  # SyntaxError: Python's limits on nested blocks and brackets
             answer = ["much", f"it takes more than {MAX_BYTES >> 30} GiB of memory, or is nested too deeply"]
         except jinja2.TemplateSyntaxError as error:
@@ -225,30 +217,22 @@ def _compiled(source: str, marks: bool) -> jinja2.Template:
     return (environment.overlay(extensions=[_Marks]) if marks else environment).from_string(source)
 
 
-def _render(source: str, marks: bool, values: Mapping[str, Any]) -> str:
-    return _compiled(source, marks).render({**values, "strftime_now": TODAY.strftime})
-
-
-def _beginnings(source: str, marks: bool, messages: Any, values: Mapping[str, Any], asked: Any) -> list[str]:
+def _render(source: str, messages: Any, values: Mapping[str, Any], asked: Any) -> list[str]:
     texts: list[str] = []
     num_characters = 0
     for num, add_generation_prompt, has_marks in asked:
         _limit_time()
         given = {**values, "messages": messages[:num], "add_generation_prompt": add_generation_prompt}
-        texts.append(_render(source, has_marks, given))
+        texts.append(_compiled(source, has_marks).render({**given, "strftime_now": TODAY.strftime}))
         num_characters += len(texts[-1])
         if num_characters > AT_ONCE:
             break
     return texts
 
 
-def _variables(source: str, marks: bool) -> list[str]:
-    environment = _compiled(source, marks).environment
+def _variables(source: str) -> list[str]:
+    environment = _compiled(source, False).environment
     return sorted(meta.find_undeclared_variables(environment.parse(source)) - set(environment.globals))
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "render": _render,
-    "beginnings": _beginnings,
-    "variables": _variables,
-}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"render": _render, "variables": _variables}

@@ -14,7 +14,7 @@ from typing import Any
 
 TEMPLATES = Path(__file__).parent / "templates"
 
-_HEADER = re.compile(r"\{#- tokens: (.+) -#\}\n")
+_HEADER = re.compile(r"\A\{#- tokens: (.+) -#\}\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +39,19 @@ class ShippedTemplate:
         return missing
 
 
-def parse_template(text: str, name: str) -> ShippedTemplate:
-    """Return the template in ``text``, the content of its file. Raises ``ValueError`` if it has no header."""
-    header = _HEADER.match(text)
-    if header is None:
-        raise ValueError(f"{name}: the first line must name its tokens: {{#- tokens: eos_token, <|end|> -#}}")
-    return ShippedTemplate(text[header.end() :], tuple(header[1].split(", ")))
-
-
 def without_header(text: str) -> str:
     """Return the content of a template's file without the header, if it has one."""
+    return _HEADER.sub("", text)
+
+
+def _read(path: Path) -> ShippedTemplate:
+    text = path.read_text(encoding="utf-8")
     header = _HEADER.match(text)
-    return text[header.end() :] if header else text
+    assert header is not None, f"{path}: the first line must name its tokens: {{#- tokens: eos_token, <|end|> -#}}"
+    return ShippedTemplate(without_header(text), tuple(header[1].split(", ")))
 
 
-def _shipped() -> dict[str, ShippedTemplate]:
-    paths = sorted(TEMPLATES.glob("*.jinja"))
-    return {path.stem: parse_template(path.read_text(encoding="utf-8"), str(path)) for path in paths}
-
-
-SHIPPED = _shipped()  # by name, in alphabetical order
+SHIPPED = {path.stem: _read(path) for path in sorted(TEMPLATES.glob("*.jinja"))}  # by name, in alphabetical order
 
 
 def is_one_token(tokenizer: Any, text: str) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any
 
-from kit.data.chat.sandbox import CLOSE, OPEN, TODAY, TemplateError, TooMuch, render, render_beginnings, variables
+from kit.data.chat.sandbox import CLOSE, OPEN, TODAY, TemplateError, TooMuch, render, variables
 from kit.data.chat.shipped import SHIPPED, is_one_token, without_header
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
@@ -197,17 +197,13 @@ class Template:
 
         Raises ``UserError`` if the template fails.
         """
-        return self._render(messages, tools, add_generation_prompt)
+        return self.render_beginnings(messages, tools, [(len(messages), add_generation_prompt, False)])[0]
 
-    def render_marked(self, messages: Messages, tools: Tools) -> tuple[str, list[Span]]:
-        """Return the conversation as text, and the span of that text that each ``{% generation %}`` block gave.
+    def located(self, marked: str, rendered: str) -> list[Span]:
+        """Return the span of ``rendered`` that each ``{% generation %}`` block gave.
 
-        Raises ``UserError`` if the template fails, or if its blocks cannot be located.
+        ``marked`` is the same rendering with marks. Raises ``UserError`` if its blocks cannot be located.
         """
-        return self.located(self._render(messages, tools, False, marks=True), self.render(messages, tools))
-
-    def located(self, marked: str, rendered: str) -> tuple[str, list[Span]]:
-        """Return what ``render_marked`` does, given a rendering with marks and one without."""
         pieces = re.split(f"([{OPEN}{CLOSE}])", marked)
         text = "".join(pieces[::2])
         marks = pieces[1::2]
@@ -216,19 +212,12 @@ class Template:
         ends = [0]
         for piece in pieces[::2]:
             ends.append(ends[-1] + len(piece))
-        return text, list(zip(ends[1:-1:2], ends[2:-1:2], strict=True))
+        return list(zip(ends[1:-1:2], ends[2:-1:2], strict=True))
 
     def render_beginnings(self, messages: Messages, tools: Tools, asked: Sequence[tuple[int, bool, bool]]) -> list[str]:
-        """Return texts of beginnings, see ``sandbox.render_beginnings``. Raises ``UserError`` if one of them fails."""
+        """Return texts of beginnings, see ``sandbox.render``. Raises ``UserError`` if one of them fails."""
         try:
-            return render_beginnings(self.source, self._as_read(messages), self._given(tools, False), asked)
-        except (TemplateError, TooMuch) as error:
-            raise self.refusal(f"the template fails ({error})") from None
-
-    def _render(self, messages: Messages, tools: Tools, add_generation_prompt: bool, marks: bool = False) -> str:
-        given = {"messages": self._as_read(messages), **self._given(tools, add_generation_prompt)}
-        try:
-            return render(self.source, given, marks)
+            return render(self.source, self._as_read(messages), self._given(tools), asked)
         except (TemplateError, TooMuch) as error:
             raise self.refusal(f"the template fails ({error})") from None
 
@@ -249,17 +238,16 @@ class Template:
 
         def shows(content: Any) -> bool:
             try:
-                given = {"messages": [{"role": "user", "content": content}], **self._given(None, False)}
-                return _PROBE in render(self.source, given)
+                given = [{"role": "user", "content": content}]
+                return _PROBE in render(self.source, given, self._given(None), [(1, False, False)])[0]
             except (TemplateError, TooMuch):
                 return False
 
         return not shows(_PROBE) and shows([{"type": "text", "text": _PROBE}])
 
-    def _given(self, tools: Tools, add_generation_prompt: bool) -> dict[str, Any]:
-        """What the template is given besides the messages."""
-        given = {"tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
-        return given | self._values
+    def _given(self, tools: Tools) -> dict[str, Any]:
+        """What the template is given besides the messages and the flag."""
+        return {"tools": tools, "documents": None, **self._values}
 
     @cached_property
     def reads_prompt_flag(self) -> bool:

@@ -196,17 +196,8 @@ class _Encoder:
         needs_newline = bool(prompt) and not prompt[-1].isspace() and not completion[:1].isspace()
         if needs_newline:
             completion = "\n" + completion
-        ids: Ids = []
-        if prompt:
-            # Prompt and completion apart: to find the border in the whole, the prompt would be tokenised twice.
-            anchor = "a" if completion[:1].isspace() else "\n"
-            (ids, _), (base, _), (joint, _) = yield [prompt, anchor, anchor + completion]
-            if joint[: len(base)] == base and self.splitting.isdisjoint(ids[-1:]):
-                tail = joint[len(base) :]
-            else:
-                tail = yield from self.continuation(prompt, completion)
-        else:
-            [(tail, _)] = yield [completion]
+        [(ids, _)] = yield [prompt]
+        tail = yield from self.continuation(prompt, completion)
         weight_of_prompt = 1.0 if self.train_on == "all" else 0.0
         weights = [weight_of_prompt] * len(ids) + [1.0] * len(tail)
         ids = ids + tail

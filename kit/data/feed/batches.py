@@ -200,71 +200,60 @@ class Collator:
     def collate(self, samples: Rows, items: Sequence[Item]) -> MicroBatch:
         """Build the tensors of a micro-batch. Without ``items``: one row of padding and no target."""
         # Each sequence with its sample's index, and its own number in that sample.
-        rows = [[(i, k, *each) for i in item for k, each in enumerate(samples.sequences(i))] for item in items]
+        rows = [[(int(i), k, *each) for i in item for k, each in enumerate(samples.sequences(i))] for item in items]
         if not self.packing:  # each has a row of its own
             rows = [[each] for row in rows for each in row]
-        places = [each[:2] for row in rows for each in row]  # [n]
         num_tokens = [sum(len(ids) for _, _, ids, _ in row) for row in rows]
-        squared_lengths = sum(len(ids) ** 2 for row in rows for _, _, ids, _ in row)
-        if not rows:
-            rows = [[(-1, 0, np.array([self.pad_token_id]), np.zeros(1))]]
         length = self.width(num_tokens)
-        input_ids = np.full((len(rows), length), self.pad_token_id, np.int64)
-        attention_mask = np.zeros((len(rows), length), np.int64)
-        position_ids = np.zeros((len(rows), length), np.int64)
-        weights = np.zeros((len(rows), length), np.float32)
-        dataset_ids = np.zeros((len(rows), length), np.int64)
-        sequence_ids = np.zeros((len(rows), length), np.int64)
-        num_sequences = 0
-        segments = []
-        bounds = [0]  # of the segments in the flattened [B * T] tokens
-        for b, row in enumerate(rows):
-            start = 0
-            for i, _, ids, sample_weights in row:
+        shape = max(len(rows), 1), length
+        # Of each of the B * T tokens:
+        input_ids = np.full(shape[0] * length, self.pad_token_id, np.int64)
+        weights = np.zeros(len(input_ids), np.float32)
+        sequence_ids = np.zeros(len(input_ids), np.int64)
+        segments: list[tuple[int, int, int]] = []
+        numbers: list[int] = []
+        bounds = [0]  # also of what is padding
+        for b in range(shape[0]):
+            start = b * length
+            for i, k, ids, its_weights in rows[b] if rows else []:
                 end = start + len(ids)
-                input_ids[b, start:end] = ids
-                position_ids[b, start:end] = np.arange(len(ids))
-                # The first token has no token before it that predicts it.
-                weights[b, start + 1 : end] = sample_weights[1:]
-                if i >= 0:
-                    dataset_ids[b, start:end] = samples.dataset_ids[i]
-                    segments.append((b * length + start, len(ids), int(i)))
-                sequence_ids[b, start:end] = num_sequences
-                num_sequences += 1
-                bounds.append(b * length + end)
+                input_ids[start:end] = ids
+                weights[start + 1 : end] = its_weights[1:]  # no token before the first one predicts it
+                sequence_ids[start:end] = len(segments)
+                segments.append((start, len(ids), i))
+                numbers.append(k)
+                bounds.append(end)
                 start = end
-            attention_mask[b, :start] = 1
-            if start < length:
-                position_ids[b, start:] = np.arange(length - start)
+            if start < (b + 1) * length:
                 bounds.append((b + 1) * length)
-        target_rows, t = np.nonzero(weights[:, 1:])
-        micro_batch = MicroBatch(
-            input_ids=torch.from_numpy(input_ids),
-            target_positions=torch.from_numpy(target_rows * length + t),
-            targets=torch.from_numpy(input_ids[target_rows, t + 1]),
-            weights=torch.from_numpy(weights[target_rows, t + 1]),
-            dataset_ids=torch.from_numpy(dataset_ids[target_rows, t + 1]),
-            num_tokens=sum(num_tokens),
-            squared_lengths=squared_lengths,
-            segments=tuple(segments),
-        )
+        sizes = np.diff(bounds)
+        mask = torch.from_numpy((np.arange(length) < np.array(num_tokens or [1])[:, None]).astype(np.int64))
+        members = np.array([i for _, _, i in segments], np.int64)
+        at = np.flatnonzero(weights)
+        own: dict[str, Any] = {"attention_mask": mask}
+        if self.packing:
+            position_ids = np.arange(len(input_ids)) - np.repeat(bounds[:-1], sizes)
+            own = {
+                "position_ids": torch.from_numpy(position_ids.reshape(shape)),
+                "cu_seq_lens": torch.tensor(bounds, dtype=torch.int32),
+                "segment_lengths": tuple(sizes.tolist()),
+                "token_mask": mask,
+            }
         if samples.labels is not None:
-            members, numbers = np.array(places, np.int64).reshape(-1, 2).T
             known = samples.references
-            micro_batch = replace(
-                micro_batch,
-                sequence_ids=torch.from_numpy(sequence_ids[target_rows, t + 1]),
-                labels=torch.from_numpy(samples.labels[members]),
-                references=None if known is None else torch.from_numpy(known[members, numbers]),
-            )
-        if not self.packing:
-            return replace(micro_batch, attention_mask=torch.from_numpy(attention_mask))
-        return replace(
-            micro_batch,
-            position_ids=torch.from_numpy(position_ids),
-            cu_seq_lens=torch.tensor(bounds, dtype=torch.int32),
-            segment_lengths=tuple(np.diff(bounds).tolist()),
-            token_mask=torch.from_numpy(attention_mask),
+            own["sequence_ids"] = torch.from_numpy(sequence_ids[at])
+            own["labels"] = torch.from_numpy(samples.labels[members])
+            own["references"] = None if known is None else torch.from_numpy(known[members, numbers])
+        return MicroBatch(
+            input_ids=torch.from_numpy(input_ids.reshape(shape)),
+            target_positions=torch.from_numpy(at - 1),
+            targets=torch.from_numpy(input_ids[at]),
+            weights=torch.from_numpy(weights[at]),
+            dataset_ids=torch.from_numpy(samples.dataset_ids[members][sequence_ids[at]].astype(np.int64)),
+            num_tokens=sum(num_tokens),
+            squared_lengths=sum(size**2 for _, size, _ in segments),
+            segments=tuple(segments),
+            **own,
         )
 
 

@@ -18,9 +18,10 @@ from kit.config.settings.data import DataSettings
 from kit.data.feed.batches import Collator, MicroBatch
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
-from kit.data.feed.packing import fill_share, pack
+from kit.data.feed.packing import pack
 from kit.data.feed.ranks import Ranks
 from kit.data.samples.samples import Samples
+from kit.data.samples.table import Table
 from kit.visible import one_line
 
 MANY_PASSES = 20  # more passes over a data set in one epoch give a warning: the model would memorise it
@@ -41,6 +42,25 @@ class GlobalBatch:
     mismatched: list[MicroBatch] = field(default_factory=list)  # of this rank: those of ``Mismatched``, for kto
     counts: Mapping[str, int] = field(default_factory=dict)  # of a stream: rows skipped, cut and left out so far
     waited_seconds: float = 0.0  # how long this rank waited until its data were ready
+
+
+def counted(table: Table, indices: np.ndarray, num_datasets: int) -> GlobalBatch:
+    """Return what a batch of the samples at ``indices`` counts, without micro-batches."""
+    dataset_ids, records = table.dataset_ids[indices], table.preferences
+
+    def by_dataset(values: np.ndarray) -> np.ndarray:
+        return np.bincount(dataset_ids, values[indices], num_datasets)
+
+    return GlobalBatch(
+        [],
+        target_weights=by_dataset(table.target_weights),
+        num_targets=by_dataset(table.num_targets).astype(np.int64),
+        num_tokens=by_dataset(table.lengths).astype(np.int64),
+        epoch=0.0,
+        origins=[],
+        num_samples=len(indices),
+        chosen_weight=0.0 if records is None else float(records["first_weight"][indices].sum()),
+    )
 
 
 def by_file(origins: Iterable[str]) -> str:
@@ -140,19 +160,18 @@ class Feed:
         epoch = self._order.epoch(0)
         # Both halves of a pair are in one pack.
         capacity = self._settings.max_length * self._samples.sequence_lengths.shape[1]
-        share = fill_share(epoch, self._samples.lengths[epoch.members], capacity)
+        share = self._samples.lengths[epoch.members].sum(dtype=np.int64) / (len(epoch) * capacity)
         return f"packing: {len(epoch)} packs of {capacity} tokens, {share:.2%} full"
 
     def _mixing_notes(self) -> list[str]:
         """One line for each data set, if they have weights."""
         if not self._order.quotas:
             return []
-        order, unit = self._order, self._settings.mixing
-        passes = np.array(order.quotas) / order.sizes
-        amounts = passes * order.num_tokens if unit == "tokens" else np.array(order.quotas)
+        quotas = np.array(self._order.quotas)
+        passes, shares = quotas / self._order.sizes, quotas / quotas.sum()
         lines = []
-        for name, num, share in zip(self._samples.dataset_names, passes, amounts / amounts.sum(), strict=True):
-            line = f"mixing: {name} {share:.1%} of the {unit}, {num:.2f} passes an epoch"
+        for name, num, share in zip(self._samples.dataset_names, passes, shares, strict=True):
+            line = f"mixing: {name} {share:.1%} of the samples, {num:.2f} passes an epoch"
             lines.append(f"warning: {line}" if num > MANY_PASSES else line)
         return lines
 
@@ -163,27 +182,13 @@ class Feed:
     def _make(self, step: int) -> GlobalBatch:
         items = self._order.batch(step)
         indices = np.concatenate(items)
-        dataset_ids = self._samples.dataset_ids[indices]
-        num_datasets = len(self._samples.stores)
-
-        def by_dataset(values: np.ndarray) -> np.ndarray:
-            return np.bincount(dataset_ids, values[indices], num_datasets)
-
-        return GlobalBatch(
-            self._collator.micro_batches(self._samples, items, self._ranks),
-            target_weights=by_dataset(self._samples.target_weights),
-            num_targets=by_dataset(self._samples.num_targets).astype(np.int64),
-            num_tokens=by_dataset(self._samples.lengths).astype(np.int64),
+        return replace(
+            counted(self._samples, indices, len(self._samples.stores)),
+            micro_batches=self._collator.micro_batches(self._samples, items, self._ranks),
             epoch=self._order.epochs_after(step + 1),
             origins=[self._samples.origin(i) for i in indices.tolist()],
-            num_samples=len(indices),
-            chosen_weight=self._chosen_weight(indices),
             mismatched=self._mismatched_of(indices),
         )
-
-    def _chosen_weight(self, indices: np.ndarray) -> float:
-        records = self._samples.preferences
-        return 0.0 if records is None else float(records["first_weight"][indices].sum())
 
     def _mismatched_of(self, indices: np.ndarray) -> list[MicroBatch]:
         if self._mismatched is None:

@@ -12,10 +12,8 @@ Promises:
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 
@@ -50,14 +48,6 @@ def _words(num: int, seed: int, kind: int, number: int, dataset_id: int) -> np.n
     return np.random.Philox(key=key, counter=counter).random_raw(num)
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """The share of each data set in an epoch."""
-
-    weights: Sequence[float]  # one for each data set, relative to the others
-    unit: Literal["samples", "tokens"] = "samples"  # what the weights are shares of
-
-
 class Order:
     """The endless sequence of a run's items. An item is a sample, or with a ``capacity`` a pack of samples.
 
@@ -65,7 +55,7 @@ class Order:
         lengths: int [N], tokens of each sample.
         dataset_ids: int [N], the index of the data set of each sample: the samples of a data set follow one another.
         batch_size: items in a global batch.
-        mixture: the share of each data set; None: an epoch has each sample once.
+        weights: the share of each data set in an epoch, relative to the others; None: an epoch has each sample once.
         capacity: tokens in a pack; None: no packing.
         shuffle: if not, each epoch has the samples in their own order, and a pack has samples that follow one another.
     """
@@ -76,45 +66,33 @@ class Order:
         dataset_ids: np.ndarray,
         seed: int,
         batch_size: int,
-        mixture: Mixture | None = None,
+        weights: Sequence[float] | None = None,
         capacity: int | None = None,
         shuffle: bool = True,
     ) -> None:
-        assert shuffle or not mixture, "shares of data sets are drawn at random"
+        assert shuffle or not weights, "shares of data sets are drawn at random"
         self._lengths = lengths
         self._seed = seed
         self._batch_size = batch_size
         self._capacity = capacity
         self._shuffle = shuffle
-        # With a mixture, of each data set: its first sample, its size in samples and in tokens, and how many samples it
-        # has in an epoch.
+        # With weights, of each data set: its first sample, its size, and how many samples it has in an epoch.
         self._firsts: list[int] = []
         self.sizes: list[int] = []
-        self.num_tokens: list[int] = []
         self.quotas: list[int] = []
-        if mixture:
-            ids = np.arange(len(mixture.weights), dtype=dataset_ids.dtype)  # of another type, all would be copied
+        if weights:
+            ids = np.arange(len(weights), dtype=dataset_ids.dtype)  # of another type, all would be copied
             self._firsts = np.searchsorted(dataset_ids, ids).tolist()
-            bounds = [*self._firsts, len(dataset_ids)]
-            self.sizes = np.diff(bounds).tolist()
-            self.num_tokens = [int(lengths[start:end].sum(dtype=np.int64)) for start, end in pairwise(bounds)]
-            self.quotas = self._make_quotas(mixture)
-        # With a mixture, epochs have different samples, which may make different numbers of packs. Otherwise all epochs
+            self.sizes = np.diff([*self._firsts, len(dataset_ids)]).tolist()
+            shares = np.array(weights) / max(weights)
+            shares /= shares.sum()
+            self.quotas = [max(1, round(quota)) for quota in shares * len(lengths)]
+        # With weights, epochs have different samples, which may make different numbers of packs. Otherwise all epochs
         # have the same number of items.
-        self._varies = mixture is not None and capacity is not None
-        self._num_packs = 0  # of every epoch, if epochs do not vary; 0: not known yet
+        self._varies = weights is not None and capacity is not None
         self._ends: list[int] = []  # number of items up to the end of each epoch, if epochs vary
-        self._counts: dict[int, int] = {}  # of packs, by epoch
+        self._counts: dict[int, int] = {}  # of packs, by epoch; under 0 that of every epoch, if epochs do not vary
         self._epochs: dict[int, Packs] = {}
-
-    def _make_quotas(self, mixture: Mixture) -> list[int]:
-        shares = np.array(mixture.weights) / max(mixture.weights)
-        shares /= shares.sum()
-        if mixture.unit == "tokens":
-            quotas = shares * sum(self.num_tokens) * self.sizes / self.num_tokens
-        else:
-            quotas = shares * len(self._lengths)
-        return [max(1, round(quota)) for quota in quotas]
 
     def _samples(self, epoch: int) -> np.ndarray:
         """The samples of an epoch, in the order of that epoch."""
@@ -163,22 +141,16 @@ class Order:
         """Return the number of items in ``epoch``."""
         if self._capacity is None:
             return sum(self.quotas) or len(self._lengths)
-        if self._varies:
-            if epoch not in self._counts:
-                self._counts[epoch] = len(self.epoch(epoch))
-            return self._counts[epoch]
-        if not self._num_packs:
-            self._num_packs = len(self.epoch(0))
-        return self._num_packs
+        number = epoch if self._varies else 0
+        if number not in self._counts:
+            self._counts[number] = len(self.epoch(number))
+        return self._counts[number]
 
     def total_steps(self, num_epochs: float) -> int:
         """Return the number of steps that see all items of ``num_epochs`` epochs, rounded up."""
         # Computed in decimals: as a binary number, 1.1 epochs of 10 samples are more than 11 samples.
         num_whole, rest = divmod(Fraction(str(num_epochs)), 1)
-        if self._varies:
-            num_items = Fraction(sum(self.num_items(epoch) for epoch in range(num_whole)))
-        else:
-            num_items = Fraction(num_whole * self.num_items(0))
+        num_items = Fraction(sum(self.num_items(epoch) for epoch in range(num_whole)))
         if rest:
             num_items += rest * self.num_items(num_whole)
         return math.ceil(num_items / self._batch_size)

@@ -140,11 +140,6 @@ def _longer_of_exact_pair(halves: int, space: int, left: Counter[int]) -> int:
     return lowest_bit.bit_length() - 1
 
 
-def fill_share(packs: Packs, lengths: ArrayLike, capacity: int) -> float:
-    """Return the tokens of all samples divided by the capacity of all packs; 1 if there are no packs."""
-    return float(np.sum(lengths)) / (len(packs) * capacity) if len(packs) else 1.0
-
-
 def balance(costs: ArrayLike, num_ranks: int, micro_batch_size: int) -> NDArray[np.int64]:
     """Deal the packs of one global batch so that in each micro-step the work of all ranks is about equal.
 

@@ -24,15 +24,16 @@ from kit.config.settings.data import DataSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.data.chat.template import Jinja
 from kit.data.feed.batches import Collator, Item
-from kit.data.feed.feed import Ahead, GlobalBatch
+from kit.data.feed.feed import Ahead, GlobalBatch, counted
 from kit.data.feed.order import MIX, uniform
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.windows import COUNTS, Cursor, Element, Windows
-from kit.data.read.sources import shown
+from kit.data.read.sources import read_blocks, shown
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRow, BadRows, SkippedFile
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
-from kit.data.samples.samples import MAX_UNUSED, Samples
+from kit.data.samples.samples import LOSSES, MAX_UNUSED, Samples
+from kit.data.samples.table import Table
 from kit.errors import Problem, UserError, raise_if
 
 
@@ -143,14 +144,8 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> list[str
 
 
 def first_piece(dataset: Dataset, encoder: Encoder) -> Piece:
-    """Read and encode the first block of a data set. Raises ``UserError`` if it has no rows."""
-    source = dataset.source
-    block = next(iter(source.parts[0].blocks(dataset.columns)), None)
-    if block is not None:
-        piece = encoder.encode_block(dataset, 0, block)
-        if len(piece) or piece.problems or piece.bad or piece.counts["num_rows"]:
-            return piece
-    raise UserError(Problem(source.name, "no row to learn from at its beginning", "at least one"))
+    """Read and encode the first block of a data set."""
+    return encoder.encode_block(dataset, *next(read_blocks(dataset.source.parts, dataset.columns)))
 
 
 class StreamFeed:
@@ -224,7 +219,10 @@ class StreamFeed:
     def closing_notes(self) -> list[str]:
         """Lines for the user at the end of the run: what became of the rows, and one that was skipped."""
         totals = {name: sum(counts.get(name, 0) for counts in self._counts) for name in COUNTS}
-        lines = [f"stream: {count} {COUNTS[name]}" for name, count in totals.items() if count]
+        words = {"skipped_rows": "rows could not be used, and were skipped"}
+        words |= {name: f"samples {text}" for name, text in LOSSES.items()}
+        length = self._stream.settings.max_length
+        lines = [f"stream: {count} {words[name].format(length)}" for name, count in totals.items() if count]
         return [*lines, f"a skipped row: {self._first_skipped}"] if self._first_skipped else lines
 
     def _read(self, step: int) -> tuple[list[Element], GlobalBatch]:
@@ -232,41 +230,27 @@ class StreamFeed:
         draws = uniform(self._batch_size, self._stream.seed, MIX, step)
         drawn = np.searchsorted(self._sums_of_shares, draws, side="right").clip(max=len(self._items) - 1)
         elements = [next(self._items[dataset_id]) for dataset_id in drawn.tolist()]
-        rows = _Rows(elements, self._stream.encoder.wanted != "answers")
-
-        def by_dataset(values: np.ndarray) -> np.ndarray:
-            return np.bincount(rows.dataset_ids, values, len(self._items))
-
-        return elements, GlobalBatch(
-            self._collator.micro_batches(rows, rows.items, self._ranks),
-            target_weights=by_dataset(rows.target_weights.sum(axis=1)),
-            num_targets=by_dataset(rows.num_targets).astype(np.int64),
-            num_tokens=by_dataset(rows.lengths).astype(np.int64),
-            epoch=0.0,
+        rows = _Rows(elements)
+        return elements, replace(
+            counted(rows, np.arange(len(rows)), len(self._items)),
+            micro_batches=self._collator.micro_batches(rows, rows.items, self._ranks),
             origins=[origin for element in elements for origin in element.origins],
-            num_samples=len(rows.lengths),
-            chosen_weight=0.0 if rows.labels is None else float(rows.target_weights[:, 0].sum()),
         )
 
 
-class _Rows:
-    """The samples of one step in the form that ``Collator`` takes."""
+class _Rows(Table):
+    """The samples of one step."""
 
-    references = None
-
-    def __init__(self, elements: Sequence[Element], have_preferences: bool) -> None:
-        self._samples = [sample for element in elements for sample in element.samples]
-        sizes = [len(element.samples) for element in elements]
+    def __init__(self, elements: Sequence[Element]) -> None:
+        sizes = [len(element.members) for element in elements]
         self.items: list[Item] = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-        self.dataset_ids = np.repeat([element.dataset_id for element in elements], sizes)
-        lengths = np.array([[len(ids) for ids, _ in sequences] for sequences in self._samples])
-        self.lengths, self.row_lengths = lengths.sum(axis=1), lengths.max(axis=1)
-        self.labels = np.ones(len(lengths), bool) if have_preferences else None
-        # Of targets: nothing predicts a first token.
-        weights = [[weights[1:] for _, weights in sequences] for sequences in self._samples]
-        self.target_weights = np.array([[each.sum(dtype=np.float64) for each in sample] for sample in weights])
-        self.num_targets = np.array([sum(np.count_nonzero(each) for each in sample) for sample in weights])
+        self._places = [(element.piece, i) for element in elements for i in element.members]
+        records = np.array([piece.samples[i] for piece, i in self._places])
+        given = [piece.preferences[i] for piece, i in self._places if piece.preferences is not None]
+        dataset_ids = np.repeat([element.dataset_id for element in elements], sizes)
+        super().__init__(records, np.array(given) if given else None, dataset_ids)
 
-    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See ``Samples.sequences``."""
-        return self._samples[i]
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """See ``Table``."""
+        piece, k = self._places[i]
+        return piece[k]

@@ -10,27 +10,19 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from kit.config.settings.data import DataSettings
 from kit.data.feed.order import PACKS, PARTS, WINDOW, permutation
 from kit.data.feed.packing import pack
-from kit.data.read.sources import shown
+from kit.data.read.sources import FIX, shown
 from kit.data.samples.bad_rows import BadRow, BadRows, num_distinct
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
+from kit.data.samples.samples import LOSSES
 from kit.errors import TrainingError, UserError
 
 NUM_JUDGED = 1000  # rows that are read before it is judged whether too many of them cannot be used
 
-# What may happen to a row: the key in the metrics, and the words for the user.
-COUNTS = {
-    "skipped_rows": "rows could not be used, and were skipped",
-    "num_truncated": "samples cut at max_length",
-    "num_split": "samples cut in pieces",
-    "num_dropped_long": "samples left out: longer than max_length",
-    "num_dropped_unsupervised": "samples dropped: nothing supervised left",
-}
+COUNTS = ("skipped_rows", *LOSSES)  # of a stream, in the metrics
 
 Cursor = tuple[int, int, int]  # epoch, window in the epoch, items taken of the window
 
@@ -40,7 +32,8 @@ class Element:
     """An item: one sample, or the samples of a pack."""
 
     dataset_id: int
-    samples: list[list[tuple[np.ndarray, np.ndarray]]]  # ids and weights of each sequence of each sample
+    piece: Piece  # which holds its samples
+    members: list[int]  # their indices in it
     origins: list[str]  # ``file:line`` of each sample
     cursor: Cursor  # after this item
     counts: Mapping[str, int]  # what happened to the rows read until then, see ``COUNTS``
@@ -81,8 +74,7 @@ class Windows:
                 if number > num_taken:
                     parts, numbers = piece.samples["part"], piece.samples["number"]
                     origins = [self._dataset.source.origin(int(parts[i]), int(numbers[i])) for i in item]
-                    samples = [piece.sequences(i) for i in item]
-                    yield Element(self._id, samples, origins, (epoch, window, number), counts, skipped)
+                    yield Element(self._id, piece, item, origins, (epoch, window, number), counts, skipped)
                     skipped = []
             num_taken = 0
             if epoch > last_epoch + 1:
@@ -97,9 +89,7 @@ class Windows:
             for i, problem in enumerate(piece.problems)
         ]
         if self._settings.on_bad_row == "error" and bad:
-            problems = shown(BadRows(bad).problems(), source.name, "")
-            fix = "fix it, or go on without it: the same command with --on_bad_row skip"
-            raise UserError(*problems[:-1], replace(problems[-1], fix=fix))
+            raise UserError(*shown(BadRows(bad).problems(), source.name, FIX))
         self._counts += piece.counts + Counter(skipped_rows=num_distinct(bad))
         self._bad.add(bad)
         self._num_good += piece.counts["num_rows"]

@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from kit.durable import open_regular
@@ -36,19 +35,6 @@ DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
-    """A file, compressed or not."""
-
-    path: str
-    num_bytes: int  # on disk
-
-    @property
-    def suffix(self) -> str:
-        """The suffix that names the format of the content: ``.jsonl`` for ``train.jsonl.gz``."""
-        return split_name(self.path)[0]
-
-
 def split_name(name: str) -> tuple[str, str]:
     """Split off the suffixes for format and compression: ``(".jsonl", ".gz")`` for ``train.jsonl.gz``.
 
@@ -63,23 +49,14 @@ def split_name(name: str) -> tuple[str, str]:
 class Reader(io.BufferedReader):
     """Decompressed bytes up to the end of the content, or up to the first damage. Supports reading only, no seeking."""
 
-    def __init__(self, content: "_UpToDamage", raw: Any) -> None:
+    def __init__(self, content: "_UpToDamage") -> None:
         self._content = content
-        self._raw = raw  # as stored: before decompression
         super().__init__(content, BUFFER_BYTES)
 
     @property
     def damage(self) -> str:
         """Why the bytes ended too early, such as ``cut short``. Empty if no damage has been met so far."""
         return self._content.damage
-
-    @property
-    def num_bytes_read(self) -> int:
-        """How many of the ``Location.num_bytes`` have been read so far.
-
-        It runs a little ahead of what the caller has received, and is ``Location.num_bytes`` at the end.
-        """
-        return self._raw.tell()
 
 
 class _UpToDamage(io.RawIOBase):
@@ -109,17 +86,16 @@ def type_and_message(error: Exception) -> str:
 
 
 @contextmanager
-def open_location(location: Location) -> Iterator[Reader]:
-    """Open ``location`` for reading from its start.
+def open_file(path: str) -> Iterator[Reader]:
+    """Open a file, compressed or not, for reading from its start.
 
     Raises whatever the libraries raise if the file cannot be opened at all. Damage that is met later,
     while reading, is not raised: see ``Reader.damage``.
     """
     with ExitStack() as stack:
-        raw: Any = stack.enter_context(open_regular(location.path))
-        stream, damage = raw, ""
-        compression = split_name(location.path)[1]
-        if compression:
-            stream = stack.enter_context(DECOMPRESSORS[compression](raw))
-            damage = "" if location.num_bytes else "cut short"  # some codecs take an empty file for empty content
-        yield stack.enter_context(Reader(_UpToDamage(stream, damage), raw))
+        stream: Any = stack.enter_context(open_regular(path))
+        damage = ""
+        if compression := split_name(path)[1]:
+            stream = stack.enter_context(DECOMPRESSORS[compression](stream))
+            damage = "" if os.path.getsize(path) else "cut short"  # some codecs take an empty file for empty content
+        yield stack.enter_context(Reader(_UpToDamage(stream, damage)))

@@ -77,7 +77,7 @@ def _loaded(name: str, dataset: Any) -> Found:
     # The library's own fingerprint depends on paths and times, so it differs between machines: used only without files.
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
     marks = [str(dataset.split), len(dataset), *([] if files else [dataset._fingerprint])]
-    return Found(name, [Shard(name, dataset, size=len(dataset))], files, marks, _commit_of(files))
+    return Found(name, [Shard(name, dataset)], files, marks, _commit_of(files))
 
 
 def _commit_of(files: Sequence[Path]) -> str | None:
@@ -138,7 +138,7 @@ def open_hub(
         raise UserError(_other_commit(name, flag, revision, None))
     num_shards = dataset.num_shards
     if num_shards == 1:
-        parts = [Shard(shown, dataset, size=_num_rows(dataset, split))]
+        parts = [Shard(shown, dataset)]
     else:
         parts = [Shard(f"{shown} shard {i}", dataset.shard(num_shards, i)) for i in range(num_shards)]
     asked = None if constants.HF_HUB_OFFLINE else commit
@@ -162,12 +162,6 @@ def _other_commit(name: str, flag: str, revision: str | None, found: str | None)
     what = f"the copy of {name} in the cache is of commit {found or 'unknown'}"
     fix = f"download it once without HF_HUB_OFFLINE, or take that copy: leave {flag}_revision out"
     return Problem(f"{flag}_revision", what, f"that of {revision!r}", fix)
-
-
-def _num_rows(dataset: Any, split: str) -> int | None:
-    """The number of rows of a split that the data set's card gives, if it does."""
-    splits = dataset.info.splits or {}
-    return splits[split].num_examples if split in splits else None
 
 
 def _choice(message: str, name: str, flag: str) -> Problem | None:

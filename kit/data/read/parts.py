@@ -10,12 +10,12 @@ Promises:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
 
 from kit.data.read.cells import csv_rows
-from kit.data.read.compressed import Location, Reader, open_location, type_and_message
+from kit.data.read.compressed import Reader, open_file, type_and_message
 from kit.data.read.text import (
     MAX_LINE_BYTES,
     Ending,
@@ -38,7 +38,6 @@ class Block:
 
     first: int  # number of its first row or line, from 1
     num_rows: int  # rows or lines, including blank ones
-    size: int  # its share of the part's size, in the part's unit
     payload: Any  # bytes of whole lines, an Arrow stream as bytes, or a list of Row
 
 
@@ -47,16 +46,12 @@ class Part:
     """A file, or a shard of a data set. Immutable, and can be pickled to another process. Subclasses read it.
 
     Attributes:
-        unit: that of sizes, "B" or " rows".
         has_schema: all rows have the same columns, of which only those asked for are read.
         name: shown to users: ``data/train.jsonl``.
-        size: the sum of the sizes of all blocks, in ``unit``; None if it is not known before reading.
     """
 
-    unit: ClassVar[str]
     has_schema: ClassVar[bool]
     name: str
-    size: int | None = field(default=None, kw_only=True)
 
     @property
     def has_lines(self) -> bool:
@@ -96,24 +91,20 @@ def origin(part: Part, number: int) -> str:
 
 def _ending(name: str, number: int, found: str) -> Block:
     """The last block of a part that could not be read to its end."""
-    return Block(number, 1, 0, [(number, Ending(name, found))])
+    return Block(number, 1, [(number, Ending(name, found))])
 
 
 @dataclass(frozen=True)
 class _TextPart(Part):
-    unit: ClassVar[str] = "B"
     has_schema: ClassVar[bool] = False
-    location: Location
+    path: str
 
     def _read(self, columns: list[str] | None) -> Iterator[Block]:
-        num_bytes = 0  # read so far
         last = 0  # number of the last line or row
-        with open_location(self.location) as reader:
+        with open_file(self.path) as reader:
             for first, num_rows, payload in self._pieces(reader):
-                before = num_bytes
-                num_bytes = reader.num_bytes_read
                 last = payload[-1][0] if isinstance(payload, list) else first + num_rows - 1
-                yield Block(first, num_rows, num_bytes - before, payload)
+                yield Block(first, num_rows, payload)
             if reader.damage:
                 unit = "line" if self.has_lines else "row"
                 yield _ending(self.name, last + 1, f"{reader.damage} after {unit} {last}")
@@ -167,10 +158,10 @@ def _whole_lines(reader: Reader, name: str) -> Iterator[tuple[int, int, Any]]:
             first += 1
 
 
-def begins_array(location: Location) -> bool:
+def begins_array(path: str) -> bool:
     """Whether the content begins with ``[`` (after spaces), as a JSON array does. False if it cannot be read."""
     try:
-        with open_location(location) as reader:
+        with open_file(path) as reader:
             return reader.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
     except Exception:  # reading the rows will report it
         return False

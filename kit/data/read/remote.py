@@ -43,30 +43,41 @@ def fetch(address: str, field: str) -> Path | dict[str, Path]:
     """
     filesystem, path = open_filesystem(address, field)
 
-    def ask() -> tuple[bool, _Infos]:
-        filesystem.invalidate_cache()
-        return _look_up(filesystem, path)
+    def ask() -> tuple[bool, _Infos, str]:
+        """Whether the path is a folder; its files, by the names that they get here; and what tells them from others."""
+        try:
+            is_folder, infos = retried(partial(_look_up, filesystem, path), PAUSES_SECONDS[:1])
+        except Exception as error:  # each library has its own
+            raise UserError(problem_of(error, address, field, filesystem, path)) from None
+        names = list(infos) if is_folder else [f"{i}/{PurePosixPath(name).name}" for i, name in enumerate(infos)]
+        files = dict(zip(names, infos.values(), strict=True))
+        return is_folder, files, digest(*((name, info["name"], version(info)) for name, info in files.items()))
 
-    try:
-        is_folder, infos = retried(ask, PAUSES_SECONDS[:1])
-    except Exception as error:  # each library has its own
-        raise UserError(problem_of(error, address, field, filesystem, path)) from None
-    names = list(infos) if is_folder else [f"{i}/{PurePosixPath(name).name}" for i, name in enumerate(infos)]
-    of_names = dict(zip(names, infos.values(), strict=True))
-    versions = [(name, info["name"], version(info)) for name, info in of_names.items()]
-    folder = cache_folder() / "remote" / digest(*versions)
+    is_folder, files, versions = ask()
+    folder = cache_folder() / "remote" / versions
+    staging = durable.staging_of(folder)
     with locked(folder), cannot_write(folder.parent):
         if not folder.is_dir():
-            _copy(filesystem, of_names, folder, address, field)
+            say(f"copying {address} to the cache: {len(files)} files")
+            try:
+                _copy(filesystem, files, staging, address, field)
+                if ask()[2] != versions:
+                    fix = "type the same command again when nothing writes there"
+                    raise UserError(Problem(field, f"{address!r} changed while it was copied", fix=fix))
+                os.replace(staging, folder)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
     if is_folder:
         return folder
     before = address.rstrip("/").removesuffix(path)  # of the address of a file
-    shown = [address] if list(infos) == [path] else [before + name for name in infos]
-    return dict(zip(shown, (folder / name for name in names), strict=True))
+    paths = [str(info["name"]) for info in files.values()]
+    shown = [address] if paths == [path] else [before + each for each in paths]
+    return dict(zip(shown, (folder / name for name in files), strict=True))
 
 
 def _look_up(filesystem: Any, path: str) -> tuple[bool, _Infos]:
     """Whether a path is a folder, and its files: of a folder by the path in it, else by their whole path."""
+    filesystem.invalidate_cache()
     try:
         info = filesystem.info(path)
     except FileNotFoundError:
@@ -85,39 +96,22 @@ def _is_file(info: Mapping[str, Any]) -> bool:
     return info["type"] == "file" and not str(info["name"]).endswith("/")  # some stores mark a folder by such a name
 
 
-def _copy(filesystem: Any, infos: _Infos, folder: Path, address: str, field: str) -> None:
-    """Copy files into a folder, which appears when all of them are complete."""
-    num_bytes = sum(info.get("size") or 0 for info in infos.values())
-    say(f"copying {address} to the cache: {len(infos)} files, {num_bytes / 1e6:,.1f} MB")
-    staging = durable.staging_of(folder)
-    durable.make_afresh(staging)
-    try:
-        for name, info in infos.items():
-            if ".." in PurePosixPath(name).parts:  # a store may hold such names; as a path it leads elsewhere
-                raise UserError(Problem(field, f"{address!r} has a file called {name!r}", "no .."))
-            path, to = str(info["name"]), staging / name
-            to.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                after = retried(partial(_copy_file, filesystem, path, to))
-            except Exception as error:  # each library has its own
-                if is_final(error) and isinstance(error, OSError) and error.errno:
-                    raise  # of the local disk
-                raise UserError(problem_of(error, address, field)) from None
-            if version(after) != version(info) or info.get("size") not in (None, to.stat().st_size):
-                fix = "type the same command again when nothing writes there"
-                raise UserError(Problem(field, f"{path!r} of {address!r} changed while it was copied", fix=fix))
-        os.replace(staging, folder)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-
-
-def _copy_file(filesystem: Any, path: str, to: Path) -> Mapping[str, Any]:
-    """Copy a file, and return what the store says of it then."""
-    filesystem.get_file(path, str(to))
-    filesystem.invalidate_cache()
-    info: Mapping[str, Any] = filesystem.info(path)
-    return info
+def _copy(filesystem: Any, files: _Infos, folder: Path, address: str, field: str) -> None:
+    """Copy files into a folder that is made for them."""
+    durable.make_afresh(folder)
+    for name, info in files.items():
+        if ".." in PurePosixPath(name).parts:  # a store may hold such names; as a path it leads elsewhere
+            raise UserError(Problem(field, f"{address!r} has a file called {name!r}", "no .."))
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            retried(partial(filesystem.get_file, info["name"], str(folder / name)))
+        except Exception as error:  # each library has its own
+            if is_final(error) and isinstance(error, OSError) and error.errno:
+                raise  # of the local disk
+            raise UserError(problem_of(error, address, field)) from None
+        if info.get("size") not in (None, (folder / name).stat().st_size):
+            found = f"{address!r}: not all of {name!r} arrived, or it changed meanwhile"
+            raise UserError(Problem(field, found, fix="type the same command again"))
 
 
 def version(info: Mapping[str, Any]) -> str:

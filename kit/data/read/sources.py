@@ -12,7 +12,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonpath
 from pathlib import Path
@@ -23,11 +23,11 @@ import xxhash
 from kit.cache import digest as digest_of
 from kit.cache import file_digest, file_stamp
 from kit.data.read.cells import DELIMITERS
-from kit.data.read.compressed import DECOMPRESSORS, Location, split_name
+from kit.data.read.compressed import DECOMPRESSORS, split_name
 from kit.data.read.hub import Found, is_saved, leaves, open_hub, open_saved
-from kit.data.read.parts import JSON_SUFFIXES, CellFile, JsonFile, Part, TextFile, begins_array, origin
+from kit.data.read.parts import JSON_SUFFIXES, Block, CellFile, JsonFile, Part, TextFile, begins_array, origin
 from kit.data.read.remote import fetch
-from kit.data.read.tables import TableFile, num_parquet_rows
+from kit.data.read.tables import TableFile
 from kit.data.read.text import Ending
 from kit.errors import Problem, Problems, UserError, did_you_mean, did_you_mean_path
 from kit.stores import is_address
@@ -67,18 +67,6 @@ class Source:
         """The files that were changed or removed since ``digest`` was computed."""
         return [path for path, stamp in self.stamps if not path.is_file() or file_stamp(path) != stamp]
 
-    @property
-    def unit(self) -> str:
-        """The unit of the sizes of blocks: "B" or " rows". Empty if the parts have different units."""
-        units = {part.unit for part in self.parts}
-        return units.pop() if len(units) == 1 else ""
-
-    @property
-    def total(self) -> int | None:
-        """The sum of the sizes of all blocks, in ``unit``. None if it is not known before reading, or units differ."""
-        sizes = [part.size for part in self.parts if part.size is not None]
-        return sum(sizes) if self.unit and len(sizes) == len(self.parts) else None
-
     def origin(self, part: int, number: int) -> str:
         """Name line or row ``number`` of part number ``part``: ``train.jsonl:17``, ``train.parquet row 17``."""
         return origin(self.parts[part], number)
@@ -90,7 +78,6 @@ def open_source(
     flag: str,
     config: str | None = None,
     streaming: bool = False,
-    digest: Callable[[Path], str] = file_digest,
     revision: str | None = None,
 ) -> Source:
     """Open the data set that ``name`` stands for, which may be
@@ -106,9 +93,9 @@ def open_source(
 
     ``split`` of a hub id may be a slice such as ``train[:10%]``.
 
-    Files are sorted by path. ``flag`` is the recipe's key, for messages; ``digest`` computes the digest of a file's
-    content. With ``streaming`` a data set of the hub is downloaded while it is used, and the digest of local files
-    covers their names, their sizes and pieces of their content.
+    Files are sorted by path. ``flag`` is the recipe's key, for messages. With ``streaming`` a data set of the hub is
+    downloaded while it is used, and the digest of local files covers their names, their sizes and pieces of their
+    content.
 
     Raises ``UserError`` if nothing is found, or if what is found cannot be read or has no usable row.
     """
@@ -143,7 +130,7 @@ def open_source(
             num_pieces = max(2, NUM_PIECES // max(1, len(found.files)))
             contents = [_sampled_digest(file, num_pieces) for file in found.files]
         else:
-            contents = [digest(file) for file in found.files]
+            contents = [file_digest(file) for file in found.files]
     except OSError as error:
         raise UserError(Problem(flag, f"{name!r} cannot be read ({error.strerror or error})")) from None
     columns = _columns(found.name, found.parts)
@@ -287,20 +274,24 @@ def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool) -
 
 def _part(name: str, path: Path, flag: str) -> Part:
     """The part for a file. Raises ``UserError`` if its suffix is not known."""
-    location = Location(str(path), path.stat().st_size)
-    size, ending = location.num_bytes, path.suffix.lower()
-    if location.suffix in JSON_SUFFIXES:
-        return JsonFile(name, location, begins_array(location), size=size)
-    if location.suffix in DELIMITERS:
-        return CellFile(name, location, DELIMITERS[location.suffix], size=size)
-    if location.suffix == ".txt":
-        return TextFile(name, location, size=size)
-    if ending == ".parquet":
-        return TableFile(name, location, size=num_parquet_rows(name, location))
-    if ending == ".arrow":
-        return TableFile(name, location)
-    fix = "unpack it, and give the folder" if {ending, location.suffix} & set(ARCHIVES) else ""
+    suffix, ending = split_name(path.name)[0], path.suffix.lower()
+    if suffix in JSON_SUFFIXES:
+        return JsonFile(name, str(path), begins_array(str(path)))
+    if suffix in DELIMITERS:
+        return CellFile(name, str(path), DELIMITERS[suffix])
+    if suffix == ".txt":
+        return TextFile(name, str(path))
+    if ending in (".parquet", ".arrow"):
+        return TableFile(name, str(path))
+    fix = "unpack it, and give the folder" if {ending, suffix} & set(ARCHIVES) else ""
     raise UserError(Problem(flag, f"{name!r} ends in {ending!r}", KNOWN, fix))
+
+
+def read_blocks(parts: Sequence[Part], columns: list[str] | None = None) -> Iterator[tuple[int, Block]]:
+    """All blocks of the parts, each with the index of its part; of them the ``columns``, None for all."""
+    for i, part in enumerate(parts):
+        for block in part.blocks(columns):
+            yield i, block
 
 
 def read_rows(parts: Sequence[Part], columns: list[str] | None = None) -> Iterator[tuple[int, int, Any]]:
@@ -308,10 +299,9 @@ def read_rows(parts: Sequence[Part], columns: list[str] | None = None) -> Iterat
 
     ``columns`` are the columns needed, None for all.
     """
-    for i, part in enumerate(parts):
-        for block in part.blocks(columns):
-            for number, row in part.rows(block):
-                yield i, number, row
+    for i, block in read_blocks(parts, columns):
+        for number, row in parts[i].rows(block):
+            yield i, number, row
 
 
 def _columns(name: str, parts: Sequence[Part]) -> list[str]:

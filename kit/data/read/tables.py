@@ -8,17 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kit.data.read.compressed import Location, type_and_message
+from kit.data.read.compressed import split_name, type_and_message
 from kit.data.read.parts import BLOCK_ROWS, Block, Part
 from kit.data.read.text import Ending, Row
-from kit.errors import Problem, UserError
+from kit.errors import Problem
 
 MAX_BLOCK_BYTES = 1 << 28  # of a block in memory; ordinary ones have some megabytes
 
 
 @dataclass(frozen=True)
 class _Table(Part):
-    unit: ClassVar[str] = " rows"
     has_schema: ClassVar[bool] = True
 
     def _read(self, columns: list[str] | None) -> Iterator[Block]:
@@ -52,15 +51,15 @@ class _Table(Part):
 class TableFile(_Table):
     """A parquet file, or an Arrow file in either of its formats (IPC file, IPC stream)."""
 
-    location: Location
+    path: str
 
     def _tables(self, columns: list[str] | None) -> Iterator[Any]:
         import pyarrow
         from pyarrow import ipc, parquet
 
         # Not memory-mapped: if the file shrinks meanwhile, that would kill the process.
-        with pyarrow.OSFile(self.location.path) as file:
-            if self.location.suffix == ".parquet":
+        with pyarrow.OSFile(self.path) as file:
+            if split_name(self.path)[0] == ".parquet":
                 with parquet.ParquetFile(file) as table:
                     present = _present(columns, table.schema_arrow.names)
                     yield from table.iter_batches(_rows_at_a_time(table.metadata), columns=present)
@@ -111,7 +110,7 @@ def _block(table: Any, first: int) -> Block:
     stream = pyarrow.BufferOutputStream()  # pickling the slice itself would include the whole table
     with pyarrow.ipc.new_stream(stream, table.schema) as writer:
         writer.write(table)
-    return Block(first, table.num_rows, table.num_rows, stream.getvalue().to_pybytes())
+    return Block(first, table.num_rows, stream.getvalue().to_pybytes())
 
 
 def _to_dict_or_problem(row: Any, where: str) -> Any:
@@ -155,13 +154,3 @@ def _parse_json(value: Any, kind: Any) -> Any:
     if types.is_list(kind) or types.is_large_list(kind):
         return [_parse_json(item, kind.value_type) for item in value]
     return json.loads(value) if str(kind).startswith("extension<arrow.json") else value
-
-
-def num_parquet_rows(name: str, location: Location) -> int:
-    """The number of rows, from the file's footer. Raises ``UserError`` if the file is not readable parquet."""
-    from pyarrow import parquet
-
-    try:
-        return parquet.read_metadata(location.path).num_rows
-    except Exception as error:  # several libraries raise here
-        raise UserError(Problem(name, f"not a readable parquet file ({type_and_message(error)})")) from None

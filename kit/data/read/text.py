@@ -52,16 +52,9 @@ class Bytes(Protocol):
 
 def json_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
     """Parse whole lines of JSON objects. ``first`` is the number of the first line in its file, ``name`` the file's."""
-    lines = lines.removesuffix(b"\n")
-    try:
-        texts: list[Any] = lines.decode("utf-8-sig" if first == 1 else "utf-8").split("\n")
-    except UnicodeDecodeError:
-        texts = lines.split(b"\n")
-    for number, text in enumerate(texts, first):
+    for number, line in enumerate(lines.removesuffix(b"\n").split(b"\n"), first):
         try:
-            if isinstance(text, bytes):
-                text = text.decode("utf-8-sig" if number == 1 else "utf-8")
-            text = text.strip()
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             row = _decode_line(text) if text else None
         except UnicodeDecodeError as error:
             found = f"{NOT_UTF8} at byte {error.start + 1} of the line"
@@ -141,24 +134,23 @@ def array_rows(reader: Bytes, name: str) -> Iterator[Row]:
         found = f"a JSON array of more than {MAX_ARRAY_BYTES >> 30} GiB"
         yield 1, Ending(name, found, "one JSON object a line", "write it so, as .jsonl")
         return
-    no_text: _Broken | None = None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        text = data[: error.start].decode("utf-8-sig")
-        no_text = _Broken(NOT_UTF8, "UTF-8 text", len(text))
+        if not reader.damage:
+            line = data.count(b"\n", 0, error.start) + 1
+            yield 1, Ending(f"{name}:{line}", NOT_UTF8, "UTF-8 text")
+            return
+        text = data[: error.start].decode("utf-8-sig")  # cut within a character
     number = 1
     try:
         for value in _elements(text):
             yield number, _object(value, f"{name} row {number}")
             number += 1
-        if no_text:
-            raise no_text
     except _Broken as broken:
         if not reader.damage:
-            first = no_text or broken
-            line = text.count("\n", 0, first.at) + 1
-            yield number, Ending(f"{name}:{line}", first.found, first.expected)
+            line = text.count("\n", 0, broken.at) + 1
+            yield number, Ending(f"{name}:{line}", broken.found, broken.expected)
 
 
 def _elements(text: str) -> Iterator[Any]:

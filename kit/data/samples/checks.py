@@ -52,17 +52,14 @@ def _takes_system(dataset: Dataset, encoder: Encoder) -> bool:
 
 def reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
     """Say how the rows of a data set are read, where that may not be what the user expects."""
-    name, fields, source = dataset.source.name, dataset.fields, dataset.source
     notes = []
-    unread = set(source.columns) - dataset.ignored - set(fields.values())
-    if encoder.wanted == "answers" and {"chosen", "rejected"} <= unread:
-        learned = next(iter(fields))
-        notes.append(f"{name}: chosen and rejected are not used, {learned} are learned; --objective dpo uses both")
     is_text = isinstance(first_sample(dataset).get("prompt"), str)
     if is_text and encoder.template is not None and not encoder.prompts_as_chat:
         what = "prompt and completion" if encoder.wanted == "answers" else "prompt and answers"
         found = f"{what} are learned as plain text, although the tokenizer has a chat template"
-        notes.append(f"{name}: {found}; --chat_template with the template's file or name makes a chat of each row")
+        notes.append(
+            f"{dataset.source.name}: {found}; --chat_template with the template's file or name makes a chat of each row"
+        )
     return notes
 
 

@@ -9,27 +9,13 @@ Promises:
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from kit.config.settings.objective import Rows
 from kit.data.chat.formats import Sample
 from kit.data.chat.tokens import Encoded
 from kit.errors import Problem
 
-PREFERENCE_VERSION = 1  # as CODE_VERSION, of these samples alone
 ANSWERS = ("chosen", "rejected", "completion")
 PROMPT_CUT = "the start of the prompt was cut off, so that no answer is cut"
-# What these samples have besides ``rows.SAMPLE``. The tokens of a pair are the prompt with the chosen answer, then the
-# prompt with the rejected one.
-PREFERENCE = np.dtype(
-    [
-        ("prompt_length", "<i4"),  # tokens before the first supervised one
-        ("first_length", "<i4"),  # tokens of the chosen half; of an answer with a label, all of them
-        ("first_num_targets", "<i4"),  # supervised tokens in it
-        ("first_weight", "<f8"),  # sum of their weights
-        ("label", "u1"),  # 0: the answer is a bad one
-    ]
-)
 Halves = tuple[Encoded, ...]  # of a pair the prompt with each of its answers; of any other sample one
 
 

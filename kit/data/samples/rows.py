@@ -26,8 +26,6 @@ from kit.data.samples.bad_rows import BadRow
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.halves import (
     ANSWERS,
-    PREFERENCE,
-    PREFERENCE_VERSION,
     PROMPT_CUT,
     Halves,
     in_a_row,
@@ -35,37 +33,24 @@ from kit.data.samples.halves import (
     parts_to_encode,
     without_start_of_prompt,
 )
+from kit.data.samples.table import PREFERENCE, SAMPLE
 from kit.errors import Problem
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
-CODE_VERSION = 7
+CODE_VERSION = 8
 AFTER_ANSWERS = "turns after the last answer are left out"
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
-# One sample in the cache.
-SAMPLE = np.dtype(
-    [
-        ("start", "<i8"),  # index of its first token in input_ids and weight_codes
-        ("length", "<i4"),  # tokens
-        ("part", "<i4"),  # index of the part of the source, usually a file
-        ("number", "<i8"),  # line or row in that part, from 1
-        ("num_targets", "<i4"),  # supervised tokens that have a token before them
-        ("target_weight", "<f8"),  # sum of their weights
-        ("ids_hash", "<u8"),
-    ]
-)
 
 
 @dataclass
 class Piece:
     """What a block of rows became: N samples with T tokens in all, as arrays for the cache, and messages."""
 
-    samples: np.ndarray  # SAMPLE [N], `start` counted from the start of this piece
-    input_ids: np.ndarray  # int32 [T]
-    weight_codes: np.ndarray  # uint8 (or larger, for many weights) [T], each token's index in `weights`
-    weights: list[float]
+    samples: np.ndarray = field(default_factory=lambda: np.empty(0, SAMPLE))  # [N], `start` within this piece
+    input_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))  # [T]
+    weights: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))  # [T]
     preferences: np.ndarray | None = None  # PREFERENCE [N]; None: the rows hold answers alone
-    rows: Sequence[int] = ()  # [N], index of the given row that each sample is from
     bad: list[BadRow] = field(default_factory=list)  # in the order of the rows; a row may be there more than once
     problems: list[Problem] = field(default_factory=list)  # others, for which no row can be skipped
     unused: Counter[str] = field(default_factory=Counter)  # rows for each column, or key of messages, not used
@@ -78,14 +63,7 @@ class Piece:
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """``(input_ids int32 [T], weights float32 [T])`` of sample ``i``."""
         start, length = self.samples["start"][i], self.samples["length"][i]
-        codes = self.weight_codes[start : start + length]
-        return self.input_ids[start : start + length], np.array(self.weights, np.float32)[codes]
-
-    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Ids and weights of each sequence of sample ``i``: of a pair the chosen one first."""
-        ids, weights = self[i]
-        first = len(ids) if self.preferences is None else int(self.preferences["first_length"][i])
-        return [(ids[part], weights[part]) for part in (slice(first), slice(first, None)) if len(ids[part])]
+        return self.input_ids[start : start + length], self.weights[start : start + length]
 
 
 class _Kept(NamedTuple):
@@ -93,7 +71,6 @@ class _Kept(NamedTuple):
 
     part: int
     number: int  # of its row in that part
-    row: int  # index of its row among the given rows
     encoded: Encoded
     first_length: int = 0  # see ``PREFERENCE``
     label: bool = True
@@ -140,7 +117,7 @@ class Encoder:
         settings = (self.template, self.prompts_as_chat, self.train_on, self.max_length, self.excess_length_strategy)
         key: list[Any] = [CODE_VERSION, *settings, self.vocab_size, digest(state, self.tokenizer.special_tokens_map)]
         key += [("system_prompt", self.system_prompt)] if self.system_prompt else []
-        return key if self.wanted == "answers" else [*key, self.wanted, PREFERENCE_VERSION]
+        return key if self.wanted == "answers" else [*key, self.wanted]
 
     def about(self) -> dict[str, Any]:
         """What ``kit cache`` shows of this encoder."""
@@ -161,18 +138,18 @@ class Encoder:
         What is wrong with rows is not raised: it is in ``Piece.bad`` and ``Piece.problems``.
         """
         source = dataset.source
-        piece = Piece(np.empty(0, SAMPLE), np.empty(0, np.int32), np.empty(0, np.uint8), [0.0, 1.0])
+        piece = Piece()
         unused = Unused(dataset.fields, dataset.ignored)
         ignored_keys = read_keys(dataset.ignored)
         unread = set(source.columns) - set(dataset.columns)
-        origins: list[tuple[int, int, int]] = []  # of each sample: part, number of its row, index of its row
+        origins: list[tuple[int, int]] = []  # of each sample: part, number of its row
         samples = []
 
         def refuse(part: int, number: int, problems: Iterable[Problem], is_common: bool = False) -> None:
             origin = source.origin(part, number)
             piece.bad += [BadRow(part, number, origin, problem, is_common) for problem in problems]
 
-        for index, (part, number, row) in enumerate(rows):
+        for part, number, row in rows:
             if row is None:
                 piece.counts["num_blank_lines"] += 1
                 continue
@@ -193,18 +170,18 @@ class Encoder:
             elif unused_problems:
                 refuse(part, number, unused_problems, is_common=True)
             else:
-                origins.append((part, number, index))
+                origins.append((part, number))
                 samples.append(sample)
         piece.unused = unused.counts
         kept: list[_Kept] = []
         for origin, sample, result in zip(origins, samples, self._encode_all(samples), strict=True):
             if isinstance(result, Problem):  # usually about the template, so many rows have the same one
                 is_common = result.where not in ANSWERS
-                refuse(*origin[:2], [result], is_common)
+                refuse(*origin, [result], is_common)
                 continue
             if max(id_ for halves in result for encoded in halves for id_ in encoded.input_ids) >= self.vocab_size:
                 found = f"a token id for which the model, of {self.vocab_size} embeddings, has none"
-                refuse(*origin[:2], [Problem("tokens", found, fix=FIX_IDS)], is_common=True)
+                refuse(*origin, [Problem("tokens", found, fix=FIX_IDS)], is_common=True)
                 continue
             piece.counts["num_rows"] += 1
             piece.counts["num_encoded"] += len(result)  # more than rows where a template rewrites earlier turns
@@ -215,10 +192,10 @@ class Encoder:
                 num_tokens = max(len(encoded.input_ids) for encoded in halves)
                 if num_tokens > self.max_length and self.excess_length_strategy == "error":
                     fix = "raise --max_length; or --excess_length_strategy truncate cuts it"
-                    where = source.origin(*origin[:2])
+                    where = source.origin(*origin)
                     piece.problems.append(Problem(where, f"{num_tokens} tokens", f"at most {self.max_length}", fix))
                     continue
-                for cut in self._cut(halves[0], piece) if self.wanted == "answers" else self._cut_alike(halves, piece):
+                for cut in self._cut(halves, piece):
                     first_length = len(cut[0].input_ids)
                     kept.append(_Kept(*origin, in_a_row(cut), first_length, sample.get("label", True)))
         piece.bad.sort(key=lambda row: (row.part, row.number))
@@ -252,35 +229,30 @@ class Encoder:
             return [[slice(0, num_first), slice(len(ids) - limit + num_first, len(ids))]]
         return [[slice(0, limit)]]
 
-    def _cut_alike(self, halves: Halves, piece: Piece) -> list[Halves]:
-        """Cut the prompt of answers that are too long with it, or leave them out. Adds to the counts of ``piece``."""
-        if max(len(half.input_ids) for half in halves) <= self.max_length:
-            return [halves]
-        cut = None
-        if self.excess_length_strategy != "drop":
-            cut = without_start_of_prompt(halves, self.max_length, self.tokenizer.bos_token_id)
-        piece.counts["num_truncated" if cut else "num_dropped_long"] += 1
-        if cut:
-            piece.remarks[PROMPT_CUT] += 1
-        return [cut] if cut else []
+    def _cut(self, halves: Halves, piece: Piece) -> list[Halves]:
+        """Cut a sample to ``max_length``, which may leave none or several. Adds to the counts of ``piece``.
 
-    def _cut(self, encoded: Encoded, piece: Piece) -> list[Halves]:
-        """Cut a sample to ``max_length``, which may leave no sample or several. Adds to the counts of ``piece``."""
-        ids, weights = encoded.input_ids, encoded.weights
-        if len(ids) <= self.max_length:
-            cut = [encoded]
-        else:
-            counts = {"drop": "num_dropped_long", "split": "num_split"}
-            piece.counts[counts.get(self.excess_length_strategy, "num_truncated")] += 1
-            if self.excess_length_strategy == "keep_end":
-                piece.remarks[START_CUT] += 1
-            cut = [
-                Encoded([i for kept in slices for i in ids[kept]], [w for kept in slices for w in weights[kept]])
-                for slices in self.pieces(ids)
-            ]
-        supervised = [sample for sample in cut if any(sample.weights[1:])]
+        Of answers with a prompt in common only the prompt is cut.
+        """
+        strategy, cut = self.excess_length_strategy, [halves]
+        if max(len(half.input_ids) for half in halves) > self.max_length:
+            if self.wanted == "answers":
+                ids, weights = halves[0].input_ids, halves[0].weights
+                cut = [
+                    (Encoded([i for kept in slices for i in ids[kept]], [w for kept in slices for w in weights[kept]]),)
+                    for slices in self.pieces(ids)
+                ]
+            else:
+                shorter = without_start_of_prompt(halves, self.max_length, self.tokenizer.bos_token_id)
+                cut = [shorter] if shorter and strategy != "drop" else []
+            piece.counts[
+                "num_dropped_long" if not cut else "num_split" if strategy == "split" else "num_truncated"
+            ] += 1
+            if cut and (self.wanted != "answers" or strategy == "keep_end"):
+                piece.remarks[START_CUT if self.wanted == "answers" else PROMPT_CUT] += 1
+        supervised = [each for each in cut if any(each[0].weights[1:])]
         piece.counts["num_dropped_unsupervised"] += len(cut) - len(supervised)
-        return [(sample,) for sample in supervised]
+        return supervised
 
 
 def with_system(sample: Sample, text: str, prompts_as_chat: bool) -> Sample:
@@ -307,33 +279,21 @@ def _ends_without_answer(sample: Sample) -> bool:
 
 def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:
     """Write the samples into the arrays of ``piece``."""
-    if wanted != "answers":
-        piece.preferences = np.zeros(len(kept), PREFERENCE)
-    if not kept:
-        return
     encoded = [sample.encoded for sample in kept]
-    piece.rows = [sample.row for sample in kept]
     num_tokens = sum(len(each.input_ids) for each in encoded)
     piece.input_ids = np.fromiter(chain.from_iterable(each.input_ids for each in encoded), np.int32, num_tokens)
-    weights = np.fromiter(chain.from_iterable(each.weights for each in encoded), np.float32, num_tokens)
-    if ((weights == 0) | (weights == 1)).all():
-        piece.weight_codes = weights.astype(np.uint8)
-    else:
-        values, codes = np.unique(weights, return_inverse=True)
-        piece.weights = values.tolist()
-        piece.weight_codes = codes.astype(np.min_scalar_type(len(values)))
+    piece.weights = np.fromiter(chain.from_iterable(each.weights for each in encoded), np.float32, num_tokens)
     samples, preferences = [], []
     end = 0
     for sample in kept:
         start, end = end, end + len(sample.encoded.input_ids)
-        targets = weights[start + 1 : end]  # nothing predicts a first token
+        targets = piece.weights[start + 1 : end]  # nothing predicts a first token
         ids_hash = xxhash.xxh3_64_intdigest(piece.input_ids[start:end].data)
         counts = np.count_nonzero(targets), targets.sum(dtype=np.float64)
         samples.append((start, end - start, sample.part, sample.number, *counts, ids_hash))
-        if wanted != "answers":
-            first = targets[: sample.first_length - 1]
-            counts = np.count_nonzero(first), first.sum(dtype=np.float64)
-            preferences.append((np.flatnonzero(first)[0] + 1, sample.first_length, *counts, sample.label))
+        first = targets[: sample.first_length - 1]
+        of_first = np.flatnonzero(first)[0] + 1, sample.first_length, first.sum(dtype=np.float64)
+        preferences.append((*of_first, sample.label))
     piece.samples = np.array(samples, SAMPLE)
     if wanted != "answers":
         piece.preferences = np.array(preferences, PREFERENCE)

@@ -10,9 +10,15 @@ import numpy as np
 from kit.cache import digest
 from kit.data.read.sources import Source, read_rows
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
+from kit.data.samples.table import Table
 
-# The counts of what was cut, split or left out.
-LOSS_COUNTS = ("num_truncated", "num_split", "num_dropped_long", "num_dropped_unsupervised", "num_blank_lines")
+# What may happen to samples, in words that take max_length.
+LOSSES = {
+    "num_truncated": "cut at {} tokens",
+    "num_split": "cut in pieces of {} tokens",
+    "num_dropped_long": "left out: longer than {} tokens",
+    "num_dropped_unsupervised": "dropped: nothing supervised left",
+}
 MAX_UNUSED = 10  # columns in a note
 NOT_USED = ": not used: "  # in the note that lists them
 
@@ -23,10 +29,10 @@ class Store:
 
     source: Source
     name: str  # in metrics and tables
-    # samples SAMPLE [N], input_ids int32 [T], weight_codes uint8 [T]; of pairs and answers with a label also
-    # preferences PREFERENCE [N]
+    # samples SAMPLE [N], input_ids int32 [T], weights float32 [T]; of pairs and answers with a label also preferences
+    # PREFERENCE [N]
     arrays: Mapping[str, np.ndarray]
-    info: Mapping[str, Any]  # what the cache entry holds besides arrays: counts, remarks, weights, max_id
+    info: Mapping[str, Any]  # what the cache entry holds besides arrays: counts, remarks
     fingerprint: str  # of its samples: they depend on the rows that are read, how, and which are skipped
 
     @property
@@ -36,7 +42,7 @@ class Store:
             "name": self.name,
             "num_samples": len(self.arrays["samples"]),
             "num_rows": 0,
-            **dict.fromkeys(LOSS_COUNTS, 0),
+            **dict.fromkeys((*LOSSES, "num_blank_lines"), 0),
             **self.info["counts"],
             "num_skipped": self.skipped.num_rows,
             **({"commit": self.source.commit} if self.source.commit else {}),
@@ -58,16 +64,11 @@ class Store:
         """What a user should know about the rows of the data set, one line for each fact."""
         name, counts, skipped = self.source.name, self.info["counts"], self.skipped.listed()
         num_rows, num_samples = counts["num_rows"], counts["num_encoded"]
-        texts = {
-            "num_truncated": f"cut at {max_length} tokens",
-            "num_split": f"cut in pieces of {max_length} tokens",
-            "num_dropped_long": f"left out: longer than {max_length} tokens",
-            "num_dropped_unsupervised": "dropped: nothing supervised left",
-        }
-        lines = []
-        for key, text in texts.items():
-            if counts.get(key):
-                lines.append(f"{name}: {counts[key]} of {num_samples} samples {text}")
+        lines = [
+            f"{name}: {counts[key]} of {num_samples} samples {text.format(max_length)}"
+            for key, text in LOSSES.items()
+            if counts.get(key)
+        ]
         if counts.get("num_blank_lines"):
             lines.append(f"{name}: {counts['num_blank_lines']} blank lines skipped")
         if skipped:
@@ -88,22 +89,11 @@ class Store:
         return lines
 
 
-class Samples:
+class Samples(Table):
     """Samples of one or several stores.
-
-    ``samples[i]`` is ``(input_ids int32 [T], weights float32 [T])``. A weight is that of the token in the loss, 0 if
-    nothing is learned from it. A sample is one sequence of tokens. A pair is two, one behind the other.
 
     Attributes:
         stores: where the samples are from, one for each data set.
-        lengths: int32 [N], the number of tokens of each sample.
-        num_targets: int32 [N], the number of its supervised tokens that have a token before them.
-        target_weights: float64 [N], the sum of their weights.
-        dataset_ids: int16 [N], the index of its store.
-        preferences: PREFERENCE [N] of pairs and answers with a label; else None.
-        sequence_lengths: int32 [N, 2] of pairs, [N, 1] of other samples: the tokens of each sequence.
-        references: float64 [N, 2] or None: the log-probabilities that the reference of an objective gives to the two
-            sequences of a pair, or to an answer with a label and to its mismatched one (``kit.data.feed.mismatched``).
         fingerprint: identifies the ids, the weights and their order. The same on every machine.
     """
 
@@ -113,35 +103,12 @@ class Samples:
         sizes = [len(store.arrays["samples"]) for store in stores]
         self._firsts = np.cumsum([0, *sizes])
         self._index = index  # int [N], the chosen samples among those of all stores; None: all of them
-        self.dataset_ids = self._chosen(np.repeat(np.arange(len(sizes), dtype=np.int16), sizes))
-        self.lengths = self._column("length")
-        self.num_targets = self._column("num_targets")
-        self.target_weights = self._column("target_weight")
-        self.preferences: np.ndarray | None = None
-        self.sequence_lengths = self.lengths[:, None]
-        self.references: np.ndarray | None = None
         self._data_rows: dict[int, Any] = {}  # those that ``data_rows`` has read
+        preferences = None
         if "preferences" in stores[0].arrays:
-            records = self._chosen(np.concatenate([store.arrays["preferences"] for store in stores]))
-            self.preferences = records
-            if (records["first_length"] < self.lengths).any():
-                firsts = records["first_length"]
-                self.sequence_lengths = np.stack([firsts, self.lengths - firsts], axis=1)
-
-    @property
-    def row_lengths(self) -> np.ndarray:
-        """The tokens of each sample's longest sequence, int32 [N]: of the rows that it takes without packing."""
-        return self.sequence_lengths.max(axis=1)
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """Whether each answer is a good one, bool [N], of answers with a label; of pairs true; else None."""
-        return None if self.preferences is None else self.preferences["label"].astype(bool)
-
-    @property
-    def are_rated(self) -> bool:
-        """Whether the samples are answers with a label."""
-        return self.preferences is not None and self.sequence_lengths.shape[1] == 1
+            preferences = self._chosen(np.concatenate([store.arrays["preferences"] for store in stores]))
+        columns = {name: self._column(name) for name in ("length", "num_targets", "target_weight")}
+        super().__init__(columns, preferences, self._chosen(np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)))
 
     def _column(self, name: str) -> np.ndarray:
         return self._chosen(np.concatenate([store.arrays["samples"][name] for store in self.stores]))
@@ -150,23 +117,13 @@ class Samples:
         """The values of the chosen samples, from those of all samples in the stores."""
         return values if self._index is None else values[self._index]
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         store, sample = self._find(i)
         start, end = sample["start"], sample["start"] + sample["length"]
-        weights = np.array(store.info["weights"], np.float32)[store.arrays["weight_codes"][start:end]]
-        return store.arrays["input_ids"][start:end], weights
-
-    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Ids and weights of each sequence of sample ``i``: of a pair the chosen one first."""
-        ids, weights = self[i]
-        first = int(self.sequence_lengths[i, 0])
-        return [(ids[part], weights[part]) for part in (slice(first), slice(first, None)) if len(ids[part])]
+        return store.arrays["input_ids"][start:end], store.arrays["weights"][start:end]
 
     def _find(self, i: int) -> tuple[Store, Any]:
-        """The store of sample ``i``, and its entry there, a ``rows.SAMPLE``."""
+        """The store of sample ``i``, and its entry there, a ``SAMPLE``."""
         dataset_id = self.dataset_ids[i]
         store = self.stores[dataset_id]
         in_all = i if self._index is None else self._index[i]  # its index among the samples of all stores
@@ -182,15 +139,13 @@ class Samples:
 
         They are kept, because an evaluation asks for the same ones each time.
         """
-        wanted: dict[tuple[int, int, int], list[int]] = {}
-        for i in set(index) - self._data_rows.keys():
-            sample = self._find(i)[1]
-            wanted.setdefault((int(self.dataset_ids[i]), int(sample["part"]), int(sample["number"])), []).append(i)
-        for dataset_id, store in enumerate(self.stores):
-            for number_of_part in sorted({part for of, part, _ in wanted if of == dataset_id}):
-                for _, number, row in read_rows([store.source.parts[number_of_part]]):
-                    for i in wanted.get((dataset_id, number_of_part, number), ()):
-                        self._data_rows[i] = row
+        places = {i: (int(self.dataset_ids[i]), self._find(i)[1]) for i in set(index) - self._data_rows.keys()}
+        for dataset_id, part in sorted({(of, int(sample["part"])) for of, sample in places.values()}):
+            wanted = {i: s["number"] for i, (of, s) in places.items() if (of, s["part"]) == (dataset_id, part)}
+            numbers = set(wanted.values())
+            read = read_rows([self.stores[dataset_id].source.parts[part]])
+            rows = {number: row for _, number, row in read if number in numbers}
+            self._data_rows |= {i: rows[number] for i, number in wanted.items()}
         return {i: self._data_rows[i] for i in index}
 
     def select(self, index: np.ndarray, reason: str) -> "Samples":

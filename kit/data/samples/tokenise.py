@@ -24,12 +24,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
 from kit.console import bar
 from kit.data.read.parts import Block
-from kit.data.read.sources import Source, shown
+from kit.data.read.sources import read_blocks, shown
 from kit.data.samples.bad_rows import BadRows
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
@@ -37,7 +35,6 @@ from kit.data.samples.samples import Store
 from kit.errors import Problem, UserError, raise_if
 
 PR_SET_PDEATHSIG = 1  # the number of this option of Linux's prctl
-MAX_WEIGHTS = 256  # different token weights in one data set: a token's weight is stored as one byte, a code
 MAX_PROBLEMS = 1000  # after this number of problems tokenising stops
 
 
@@ -78,10 +75,10 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
         writer = Writer(folder)
     try:
         entry = _Entry(writer, skips)
-        progress = bar("tokenising", source.unit, source.total, scales=True)
+        progress = bar("tokenising", " rows", None, scales=True)
         with progress:
-            for size, piece in _encoded(dataset, encoder, num_processes):
-                progress.update(size)
+            for num_rows, piece in _encoded(dataset, encoder, num_processes):
+                progress.update(num_rows)
                 with cannot_write(folder.parent):
                     entry.add(piece)
                 if entry.num_problems > MAX_PROBLEMS:
@@ -101,16 +98,9 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
         raise
 
 
-def _blocks(source: Source, columns: list[str]) -> Iterator[tuple[int, Block]]:
-    """Yield the blocks of a source, each with the number of its part."""
-    for number, part in enumerate(source.parts):
-        for block in part.blocks(columns):
-            yield number, block
-
-
 def _encoded(dataset: Dataset, encoder: Encoder, num_processes: int | None) -> Iterator[tuple[int, Piece]]:
-    """Encode the blocks of a data set. Yields the size of each block, for the progress bar, and its piece, in order."""
-    blocks = _blocks(dataset.source, dataset.columns)
+    """Encode the blocks of a data set. Yields the number of rows of each, and its piece, in order."""
+    blocks = read_blocks(dataset.source.parts, dataset.columns)
     first_two = list(islice(blocks, 2))
     blocks = chain(first_two, blocks)
     if num_processes is None:
@@ -121,7 +111,7 @@ def _encoded(dataset: Dataset, encoder: Encoder, num_processes: int | None) -> I
         yield from _encoded_by_workers(blocks, dataset, encoder, num_processes)
         return
     for part, block in blocks:
-        yield block.size, encoder.encode_block(dataset, part, block)
+        yield block.num_rows, encoder.encode_block(dataset, part, block)
 
 
 def _num_cores() -> int:
@@ -142,12 +132,12 @@ def _encoded_by_workers(
         waiting: deque[tuple[int, Future[Piece]]] = deque()
 
         def next_piece() -> tuple[int, Piece]:
-            size, future = waiting.popleft()
-            return size, future.result()
+            num_rows, future = waiting.popleft()
+            return num_rows, future.result()
 
         try:
             for part, block in blocks:
-                waiting.append((block.size, pool.submit(_encode_in_worker, part, block)))
+                waiting.append((block.num_rows, pool.submit(_encode_in_worker, part, block)))
                 if len(waiting) > 2 * num_workers:  # read ahead, but not the whole source into memory
                     yield next_piece()
             while waiting:
@@ -184,8 +174,6 @@ class _Entry:
         self._writer = writer
         self._skips = skips
         self.num_tokens = 0
-        self.weights = [0.0, 1.0]
-        self.has_preferences = False
         self.problems: list[Problem] = []
         self.bad = BadRows(keeps_all=skips)
         self.counts: Counter[str] = Counter()
@@ -204,18 +192,11 @@ class _Entry:
         self.unused += piece.unused
         self.problems += piece.problems
         self.bad.add(piece.bad)
-        self.has_preferences = piece.preferences is not None
         if self.problems or (self.bad.num_rows and not self._skips) or not len(piece.samples):
             return
-        self.weights += [weight for weight in piece.weights if weight not in self.weights]
-        if len(self.weights) > MAX_WEIGHTS:
-            found = f"more than {MAX_WEIGHTS} different weights in a data set"
-            self.problems.append(Problem("weight", found, fix="round them; a stream may have any number"))
-            return
-        codes = np.array([self.weights.index(weight) for weight in piece.weights], np.uint8)
         piece.samples["start"] += self.num_tokens
         self.num_tokens += len(piece.input_ids)
-        arrays = {"samples": piece.samples, "input_ids": piece.input_ids, "weight_codes": codes[piece.weight_codes]}
+        arrays = {"samples": piece.samples, "input_ids": piece.input_ids, "weights": piece.weights}
         if piece.preferences is not None:
             arrays["preferences"] = piece.preferences
         self._writer.append(arrays)
@@ -231,12 +212,8 @@ class _Entry:
         self.bad.raise_if_too_many(name, num_rows)
         if not self.num_tokens:
             if self.counts["num_truncated"] or self.counts["num_dropped_long"]:
-                found, fix = (
-                    f"none of {num_rows} samples has a supervised token within max_length",
-                    "raise --max_length",
-                )
-                if self.has_preferences:
-                    found = f"the answers of none of {num_rows} samples leave room for a prompt within max_length"
+                found = f"none of {num_rows} samples has something to learn within max_length"
+                fix = "raise --max_length"
             else:
                 found = f"nothing in {num_rows} samples is supervised" if num_rows else "no rows"
                 fix = "`kit inspect` shows what of them would be learned" if num_rows else ""
@@ -246,5 +223,4 @@ class _Entry:
             "remarks": dict(self.remarks),
             "unused": dict(self.unused),
             "skipped": self.bad.record(),
-            "weights": self.weights,
         }

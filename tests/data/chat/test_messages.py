@@ -14,20 +14,19 @@ def messages_of(*messages):
 
 
 def test_sharegpt_speakers_become_roles():
-    for role, ours in (("human", "user"), ("gpt", "assistant"), ("bot", "assistant"), ("observation", "tool")):
-        said = [
-            {"from": "system", "value": "Be kind"},
-            {"from": role, "value": "Hi"},
-            {"from": "gpt", "value": "Hello"},
-        ]
-        assert sample_of({"conversations": said}) == {"messages": [SYSTEM, {"role": ours, "content": "Hi"}, ANSWER]}
     said = [
         {"from": "human", "value": "Hi", "train": False, "weight": None},
         {"from": "gpt", "value": "Hello", "train": False, "weight": None},
-        {"from": "gpt", "value": "Hello", "train": None, "weight": 2},
+        {"from": "observation", "value": "2"},
+        {"from": "bot", "value": "Hello", "train": None, "weight": 2},
     ]
-    expected = [SYSTEM, USER, ANSWER | {"weight": 0.0}, ANSWER | {"weight": 2.0}]
-    assert sample_of({"conversations": said, "system": "Be kind"}) == {"messages": expected}
+    result = {"role": "tool", "content": "2"}
+    expected = [SYSTEM, USER, ANSWER | {"weight": 0.0}, result, ANSWER | {"weight": 2.0}]
+    for row in (
+        {"conversations": said, "system": "Be kind"},
+        {"conversations": [{"from": "system", "value": "Be kind"}, *said]},
+    ):
+        assert sample_of(row) == {"messages": expected}
 
 
 def test_calls_in_any_form_become_objects_in_one_form():
@@ -114,10 +113,7 @@ BAD_MESSAGES = [
     ([{"role": "user", "content": [{"type": "image", "url": "x"}]}, ANSWER], "content[0]: a part of type 'image'"),
     ([{"role": "user", "content": "\ud800"}, ANSWER], "messages[0].content: half of a surrogate pair"),
     ([USER, SYSTEM, ANSWER], "messages[1].role: another system message, or one behind others; expected one, first"),
-    (
-        [USER | {"train": True}, ANSWER],
-        "messages[0].train: given on a turn of the user; expected it on assistant turns",
-    ),
+    ([USER | {"train": True}, ANSWER], "messages[0].train: a weight of the user; expected it on assistant turns"),
     ([USER, ANSWER | {"weight": True}], "messages[1].weight: true; expected 0, or a number from 1e-30 to 1e30"),
     ([USER | {"tool_calls": [ADD]}, ANSWER], "messages[0].tool_calls: calls of the user"),
     (
@@ -137,7 +133,7 @@ BAD_MESSAGES = [
 def test_bad_messages_are_reported_with_their_field():
     for messages, message in BAD_MESSAGES:
         assert message in problems_of({"messages": messages})
-    assert len(sample_of({"messages": [{"role": "asistant", "content": ""}, {"role": "user", "content": 3}]})) == 3
+    assert len(sample_of({"messages": [{"role": "asistant", "content": ""}, {"role": "user", "content": 3}]})) == 2
     for tools, message in (
         ({"name": "add"}, "tools: an object; expected a list of tools"),
         ([{"description": "Adds"}], "tools[0]: no tool with a name; expected an object such as"),

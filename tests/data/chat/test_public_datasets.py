@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from data_helpers import GOLDEN, byte_level_tokenizer, marked, open_all, write_table
+from data_helpers import byte_level_tokenizer, marked, open_all, write_table
 
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.tokens import Encoded
@@ -24,12 +24,6 @@ WITH_VARIABLES = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{{ '<think>\n\n</think>\n' if enable_thinking is defined and not enable_thinking }}{% endif %}"
 )
-TEMPLATES = {
-    "chatml": SHIPPED["chatml"].source,
-    "qwen3": (GOLDEN / "qwen3.jinja").read_text(),
-    "harmony": (GOLDEN / "harmony.jinja").read_text(),
-    "variables": WITH_VARIABLES,
-}
 QUESTION, ANSWER, LONGER_ANSWER = "What is 2 + 2?", "Four.", "Two and two are four."
 THOUGHT = "Two twos. Let me count them with my fingers."
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
@@ -46,9 +40,7 @@ def said(speaker, value, **more):
     return {"from": speaker, "value": value, **more}
 
 
-MESSAGES = [role("user", QUESTION), role("assistant", ANSWER)]
 WRONG = "Five."
-WORSE = [MESSAGES[0], role("assistant", WRONG)]
 CONVERSATION = [said("human", QUESTION), said("gpt", ANSWER)]
 
 
@@ -57,12 +49,12 @@ class Case:
     """A data set.
 
     Attributes:
-        rows: two or three of its rows.
+        rows: one to three of its rows.
         learned: of each sample, the texts that are learned, without the end of turn.
         shows: what the first sample has besides.
         flag: what to type as ``--dataset_columns``, without which it is refused; empty if it works as it is.
         objective: what is typed as ``--objective``. Of a pair, the rejected answer is learned from behind the chosen.
-        template: a name in ``TEMPLATES``.
+        template: its Jinja text.
     """
 
     rows: list
@@ -70,26 +62,12 @@ class Case:
     shows: tuple = (f"user\n{QUESTION}",)
     flag: str = ""
     objective: str = "sft"
-    template: str = "chatml"
+    template: str = SHIPPED["chatml"].source
 
 
 PAIR = ((ANSWER, WRONG),)
 BRIEF = ("system\nBe brief.", f"user\n{QUESTION}")
-ULTRAFEEDBACK = {
-    "prompt": QUESTION,
-    "prompt_id": "p",
-    "chosen": MESSAGES,
-    "rejected": WORSE,
-    "messages": MESSAGES,
-    "score_chosen": 8.5,
-    "score_rejected": 2.0,
-}
 OF_ORCA = {"system": "Be brief.", "question": QUESTION, "chosen": ANSWER, "rejected": WRONG}
-OF_KTO = [
-    {"prompt": MESSAGES[:1], "completion": MESSAGES[1:], "label": True},
-    {"prompt": MESSAGES[:1], "completion": WORSE[1:], "label": False},
-]
-
 CASES = {
     "databricks/databricks-dolly-15k": Case(
         [
@@ -100,7 +78,6 @@ CASES = {
         shows=(f"user\nSum up.\n\n{LONGER_ANSWER}",),
         flag="instruction=instruction,context=input,response=output",
     ),
-    "HuggingFaceH4/ultrafeedback_binarized, pairs": Case([ULTRAFEEDBACK], PAIR, objective="dpo"),
     "Intel/orca_dpo_pairs, pairs": Case(
         [OF_ORCA, {**OF_ORCA, "system": ""}],
         PAIR * 2,
@@ -121,11 +98,10 @@ CASES = {
         flag="conversations=prompt",
         objective="dpo",
     ),
-    "trl-lib/kto-mix-14k, labels": Case(OF_KTO, ((ANSWER,), (WRONG,)), objective="kto"),
     "HuggingFaceTB/smoltalk2": Case(
         [
             {
-                "messages": [MESSAGES[0], role("assistant", f"<think>\n{THOUGHT}\n</think>\n{ANSWER}")],
+                "messages": [role("user", QUESTION), role("assistant", f"<think>\n{THOUGHT}\n</think>\n{ANSWER}")],
                 "chat_template_kwargs": {
                     "custom_instructions": "Be brief.",
                     "enable_thinking": True,
@@ -137,23 +113,7 @@ CASES = {
         ],
         learned=((f"<think>\n{THOUGHT}\n</think>\n{ANSWER}",),),
         shows=("system\nBe brief.", "Adds two numbers.", f"user\n{QUESTION}"),
-        template="variables",
-    ),
-    "HuggingFaceH4/Multilingual-Thinking": Case(
-        [
-            {
-                **{"reasoning_language": "French", "developer": "Be brief.", "user": QUESTION},
-                **{"analysis": "Deux et deux.", "final": ANSWER},
-                "messages": [
-                    role("system", "reasoning language: French\n\nBe brief.", thinking=None),
-                    role("user", QUESTION, thinking=None),
-                    role("assistant", ANSWER, thinking="Deux et deux."),
-                ],
-            }
-        ],
-        learned=((f"<think>\nDeux et deux.\n</think>\n\n{ANSWER}",),),
-        shows=("system\nreasoning language: French\n\nBe brief.", f"user\n{QUESTION}"),
-        template="qwen3",
+        template=WITH_VARIABLES,
     ),
     "Salesforce/APIGen-MT-5k": Case(
         [
@@ -174,43 +134,6 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def write_rows(tmp_path):
-    """Writes rows to a table, and returns its name. The lines of other tests have the same samples."""
-
-    def write_rows(rows):
-        write_table(tmp_path / "train.parquet", rows)
-        return "train.parquet"
-
-    return write_rows
-
-
-def model_tokenizer(template):
-    tokenizer = byte_level_tokenizer()
-    tokenizer.chat_template = TEMPLATES[template]
-    return tokenizer
-
-
-def mapping_of(flag):
-    return dict(pair.split("=") for pair in flag.split(",")) if flag else {}
-
-
-def opened(file, tokenizer, flag="", **settings):
-    return open_all(tokenizer, dataset=file, dataset_columns=mapping_of(flag), max_length=2000, **settings)
-
-
-def refusal(file, tokenizer, flag="", **settings):
-    with pytest.raises(UserError) as caught:
-        opened(file, tokenizer, flag, **settings)
-    return str(caught.value)
-
-
 def read(train, i, tokenizer):
     """The texts of sample ``i`` that are learned, and all others as one string."""
     ids, weights = train[i]
@@ -219,19 +142,19 @@ def read(train, i, tokenizer):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_public_data_set_is_read_as_it_is_or_with_its_mapping(name, write_rows):
-    case = CASES[name]
-    tokenizer = model_tokenizer(case.template)
-    file = write_rows(case.rows)
-    objective = {"objective": case.objective}
+def test_a_public_data_set_is_read_as_it_is_or_with_its_mapping(name, tmp_path):
+    case, tokenizer = CASES[name], byte_level_tokenizer()
+    tokenizer.chat_template = case.template
+    write_table(tmp_path / "train.parquet", case.rows)
+    settings = {"dataset": "train.parquet", "max_length": 2000, "objective": case.objective}
     if case.flag:
-        refusal(file, tokenizer, **objective)
-    data = opened(file, tokenizer, case.flag, **objective)
+        with pytest.raises(UserError):
+            open_all(tokenizer, **settings)
+        settings["dataset_columns"] = dict(pair.split("=") for pair in case.flag.split(","))
+    data = open_all(tokenizer, **settings)
     samples = [read(data.train, i, tokenizer) for i in range(len(data.train))]
     learned = tuple(tuple(text.removesuffix(END) for text in texts) for texts, _ in samples)
     assert learned == case.learned
-    if data.train.labels is not None:
-        assert data.train.labels.tolist() == [row.get("label", True) for row in case.rows]
     assert all(text.endswith(END) for texts, _ in samples for text in texts)
     at = 0
     for text in case.shows:

@@ -39,8 +39,8 @@ def end():
         sandbox._workers.pop().end()
 
 
-def text(source, **values):
-    return render(source, values)
+def text(source, messages=(), **values):
+    return render(source, list(messages), values, [(len(messages), False, False)])[0]
 
 
 def in_thread(function):

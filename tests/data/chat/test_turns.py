@@ -120,24 +120,26 @@ def test_every_answer_is_learned_once_right_after_the_prompt_at_inference(shape,
     assert num_whole >= num_conversations / 3 or shape in ("llama3", "llama31")  # which this tokenizer always cuts
 
 
+BLOCKS = HEADER + (
+    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|im_end|>{% endgeneration %}{% else %}"
+    "{{ m['content'] }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
+)
 CHATML_BYE = "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n[[Bye now<|im_end|>]]\n"
 
 
 def test_only_what_is_asked_for_is_learned(tokenizer):
-    template = resolve_template(tokenizer, "chatml")
-    sample = with_keys(chat("Hi", "Hello", "Bye", "Bye now"), assistant_0={"weight": 0}, assistant_1={"weight": 2.5})
-    [encoded] = encode(sample, tokenizer, template)
-    assert marked(encoded, tokenizer).endswith("assistant\nHello<|im_end|>\n" + CHATML_BYE)
-    assert set(encoded.weights) == {0.0, 2.5}
-    [last] = encode(chat("Hi", "Hello", "Bye", "Bye now"), tokenizer, template, train_on="last")
-    assert marked(last, tokenizer) == marked(encoded, tokenizer)
-    assert encode(with_keys(CHATS["multi"], assistant_0={"weight": None}), tokenizer, template) == encode(
-        CHATS["multi"], tokenizer, template
-    )
+    for template in (resolve_template(tokenizer, "chatml"), BLOCKS + PROMPT):  # marked by its author or not
+        sample = with_keys(CHATS["multi"], assistant_0={"weight": 0}, assistant_1={"weight": 0.5})
+        [encoded] = encode(sample, tokenizer, template)
+        assert marked(encoded, tokenizer).endswith("assistant\nHello<|im_end|>\n" + CHATML_BYE)
+        assert set(encoded.weights) == {0.0, 0.5} and encoded.remarks == ()
+        [last] = encode(CHATS["multi"], tokenizer, template, train_on="last")
+        assert marked(last, tokenizer) == marked(encoded, tokenizer)
+        assert not any(encode(with_keys(CHATS["single"], assistant_0={"weight": 0}), tokenizer, template)[0].weights)
     [encoded] = encode(with_keys(CHATS["multi"], assistant_0={"weight": 0}), tokenizer, template_of("qwen3", tokenizer))
     assert encoded.remarks == () and marked(encoded, tokenizer).count("[[") == 1
-    nothing = with_keys(chat("Hi", "Hello"), assistant_0={"weight": 0})
-    assert not any(encode(nothing, tokenizer, template)[0].weights)
+    with pytest.raises(UserError, match="the text before the answer differs from the prompt at inference"):
+        encode(CHATS["multi"], tokenizer, BLOCKS + PROMPT.replace("assistant", "model"))
 
 
 def test_train_on_all_learns_every_token(tokenizer):
@@ -149,8 +151,7 @@ def test_train_on_all_learns_every_token(tokenizer):
     )
     [encoded] = encode({"prompt": "Hi?", "completion": " 42"}, tokenizer, None, train_on="all")
     assert marked(encoded, tokenizer) == "[[Hi? 42<|endoftext|>]]"
-    rewriting = template_of("qwen3", tokenizer)
-    [encoded] = encode(CHATS["multi"], tokenizer, rewriting, train_on="all")
+    [encoded] = encode(CHATS["multi"], tokenizer, template_of("qwen3", tokenizer), train_on="all")
     assert marked(encoded, tokenizer).count("<|im_end|>") == 4 and all(encoded.weights)
     with pytest.raises(UserError, match=r"messages\[1\]: its weight is 0, but --train_on all learns every token"):
         encode(with_keys(sample, assistant_0={"weight": 0}), tokenizer, template, train_on="all")
@@ -208,32 +209,7 @@ def test_a_thought_in_the_content_is_refused_where_the_model_would_not_write_it(
     reason = "writes reasoning in another form" if block == "channel" else "a thought of its own before the thought"
     with pytest.raises(UserError, match=rf"messages\[1\]: .*{reason}"):
         encode(THOUGHT, tokenizer, template, train_on=train_on)
-    named = chat("Hi", "It is written <think>so</think>")
-    encode(named, tokenizer, template, train_on=train_on)
-    only_read = with_keys(THOUGHT, assistant_0={"weight": 0}, assistant_1={"content": "Bye now"})
-    encode(only_read, tokenizer, template)
-
-
-# What the author of a template has marked
-
-
-BLOCKS = HEADER + (
-    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|im_end|>{% endgeneration %}{% else %}"
-    "{{ m['content'] }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
-)
-
-
-def test_generation_blocks_belong_to_answers_and_follow_the_prompt_at_inference(tokenizer):
-    template = BLOCKS + PROMPT
-    sample = with_keys(chat("Hi", "Hello", "Bye", "Bye now"), assistant_0={"weight": 0}, assistant_1={"weight": 0.5})
-    [encoded] = encode(sample, tokenizer, template)
-    assert marked(encoded, tokenizer).endswith("Hello<|im_end|>\n" + CHATML_BYE)
-    assert set(encoded.weights) == {0.0, 0.5}
-    assert encoded.remarks == ()
-    [last] = encode(chat("Hi", "Hello", "Bye", "Bye now"), tokenizer, template, train_on="last")
-    assert marked(last, tokenizer) == marked(encoded, tokenizer)
-    with pytest.raises(UserError, match="the text before the answer differs from the prompt at inference"):
-        encode(sample, tokenizer, BLOCKS + PROMPT.replace("assistant", "model"))
+    encode(chat("Hi", "It is written <think>so</think>"), tokenizer, template, train_on=train_on)
 
 
 # Tool calls and values for the template
@@ -279,9 +255,6 @@ def test_a_row_may_give_values_to_the_template(tokenizer):
         encode(CHATS["single"] | {"chat_template_kwargs": {"node": 1}}, tokenizer, template)
 
 
-# Where an answer ends
-
-
 # What is refused
 
 
@@ -300,9 +273,7 @@ def test_a_row_may_give_values_to_the_template(tokenizer):
             r"messages\[0\]: the template leaves its text out",
         ),
         (BLOCKS.replace("messages", "messages[1:]") + PROMPT, r"messages\[0\]: the template leaves its text out"),
-        ("{{ raise_exception('no system message, please') }}", "no system message, please"),
         ("{{ nowhere.to.be.found }}", "undefined"),
-        ("{% for %}", r"not a Jinja template \(line 1"),
         ("{% if false %}{% generation %}{% endgeneration %}{% endif %}Hi Hello Bye Bye now", "mark nothing"),
     ],
 )

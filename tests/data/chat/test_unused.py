@@ -35,11 +35,8 @@ def answer(**keys):
 # Rows, and the column or key in each that must not be ignored unseen.
 HARMFUL = [
     (PAIR | {"images": ["a.png"]}, "images"),
-    (PAIR | {"system": "Be kind"}, "system"),
     (ALPACA | {"tools": [{"name": "add"}]}, "tools"),
     (PAIR | {"context": "Once"}, "context"),
-    (CHAT | {"documents": [{"title": "a"}]}, "documents"),
-    (CHAT | {"reasoning_content": "Hm"}, "reasoning_content"),
     (CHAT | {"enable_thinking": False}, "enable_thinking"),
     (PAIR | {"label": False}, "label"),
     (ALPACA | {"weight": 0.5}, "weight"),
@@ -109,5 +106,4 @@ def test_a_key_of_messages_that_is_read_can_be_ignored_on_purpose(tmp_path, toke
     plain = open_all(tokenizer, **flags).train
     assert [train[i][0].tolist() for i in range(3)] == [plain[i][0].tolist() for i in range(3)]
     # chatml writes no names, so both are learned from, but a run with one is not a run with the other
-    named = open_all(tokenizer, **flags, dataset_columns="messages.name=ignore").train
-    assert named.fingerprint != plain.fingerprint
+    assert open_all(tokenizer, **flags, dataset_columns="messages.name=ignore").fingerprint != plain.fingerprint

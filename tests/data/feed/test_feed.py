@@ -1,6 +1,7 @@
 """The feed of a run: every topology is given the same global batches, and a step finds its batch made ahead."""
 
 import threading
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -12,9 +13,6 @@ from kit.data.feed.ranks import Ranks
 BATCH = 8
 
 
-pytestmark = pytest.mark.usefixtures("own_folder")
-
-
 def feeds(tokenizer, num_ranks, micro_batch_size, **changes):
     """The feed of each rank."""
     flags = {"global_batch_size": BATCH, "per_device_train_batch_size": micro_batch_size, "max_length": 64, **changes}
@@ -24,11 +22,8 @@ def feeds(tokenizer, num_ranks, micro_batch_size, **changes):
 
 def targets(batches):
     """Every supervised token of the micro-batches with its weight and its source, in no order."""
-    batches = list(batches)
-    columns = [
-        np.concatenate([getattr(b, key).numpy() for b in batches]) for key in ("targets", "weights", "dataset_ids")
-    ]
-    return sorted(zip(*(column.tolist() for column in columns), strict=True))
+    columns = [(batch.targets.tolist(), batch.weights.tolist(), batch.dataset_ids.tolist()) for batch in batches]
+    return sorted(target for each in columns for target in zip(*each, strict=True))
 
 
 def test_the_counts_of_a_step_are_of_its_samples_by_data_set(tmp_path, tokenizer):
@@ -42,16 +37,6 @@ def test_the_counts_of_a_step_are_of_its_samples_by_data_set(tmp_path, tokenizer
     assert batch.num_targets.tolist() == [answered + 1, text]  # nothing predicts the first token of a text
     assert batch.target_weights.tolist() == [answered + 1, text]
     assert batch.epoch == 1.0
-
-
-def test_many_passes_over_a_data_set_give_a_warning(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", *pairs(99))
-    write(tmp_path / "b.jsonl", *pairs(1, "b"))
-    entries = [{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1}]
-    [feed] = feeds(tokenizer, 1, BATCH, dataset=entries)
-    [first, second] = feed.notes()
-    assert first == "mixing: a 75.0% of the samples, 0.76 passes an epoch"
-    assert second == "warning: mixing: b 25.0% of the samples, 25.00 passes an epoch"
 
 
 def test_what_the_next_step_needs_is_made_while_a_step_runs():
@@ -77,27 +62,17 @@ def test_the_ranks_together_have_the_global_batch(num_ranks, micro_batch_size, p
     ranks = feeds(tokenizer, num_ranks, micro_batch_size, **changes)
     for step in range(3):
         whole, shares = alone.take(step), [feed.take(step) for feed in ranks]
-        dealt = [batch for share in shares for batch in share.micro_batches]
-        assert targets(dealt) == targets(whole.micro_batches)
-        assert len({len(share.micro_batches) for share in shares}) == 1  # or collectives would not match
-        for share in shares:
-            assert list(share.origins) == list(whole.origins) and share.epoch == whole.epoch
-            assert share.target_weights.tolist() == whole.target_weights.tolist()
-            assert share.num_tokens.tolist() == whole.num_tokens.tolist()
-        if objective == "sft":
-            continue
-        if objective == "kto":  # answers to other prompts are dealt too, as many as samples
-            assert targets(batch for share in shares for batch in share.mismatched) == targets(whole.mismatched)
-            assert len({len(share.mismatched) for share in shares}) == 1
+        for kind in ("micro_batches", "mismatched"):  # answers to other prompts, for kto
+            dealt = [getattr(share, kind) for share in shares]
+            assert targets(chain(*dealt)) == targets(getattr(whole, kind))
+            assert len(set(map(len, dealt))) == 1  # or collectives would not match
+        for name in ("origins", "epoch", "num_samples", "chosen_weight", "target_weights", "num_tokens"):
+            assert all(np.array_equal(getattr(share, name), getattr(whole, name)) for share in shares), name
+        assert whole.num_samples >= BATCH if packing else whole.num_samples == BATCH
+        if objective == "kto":
             assert sum(len(batch.labels) for batch in whole.mismatched) == whole.num_samples
-        sequences = sum(len(batch.labels) for batch in dealt)
-        for share in (whole, *shares):
-            # Both halves of a pair are on the same rank, and counts are over all ranks.
-            assert all(len(batch.labels) % (2 if objective == "dpo" else 1) == 0 for batch in share.micro_batches)
-            assert share.num_samples * (2 if objective == "dpo" else 1) == sequences
-            assert share.num_samples >= BATCH if packing else share.num_samples == BATCH
-            assert share.chosen_weight == whole.chosen_weight
-        if objective == "dpo":
+        if objective == "dpo":  # both halves of a pair are on the same rank
+            assert all(len(batch.labels) % 2 == 0 for share in shares for batch in share.micro_batches)
             chosen = sum(float(b.weights[b.sequence_ids % 2 == 0].sum()) for b in whole.micro_batches)
             assert whole.chosen_weight == chosen < whole.target_weights.sum()
 

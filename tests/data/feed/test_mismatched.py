@@ -6,8 +6,6 @@ from data_helpers import open_all, rated_answers, write
 
 from kit.data.feed.mismatched import Mismatched
 
-pytestmark = pytest.mark.usefixtures("own_folder")
-
 
 def opened(tokenizer, **changes):
     return open_all(tokenizer, **{"objective": "kto", "max_length": 128, **changes})

@@ -6,14 +6,14 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from kit.data.feed.order import Mixture, Order, permutation
+from kit.data.feed.order import Order, permutation
 
 
 def order(num=100, batch=8, seed=42, **options):
     lengths = np.random.default_rng(7).integers(5, 200, num)
     dataset_ids = options.pop("dataset_ids", np.zeros(num, np.int16))
     weights = options.pop("weights", None)
-    return Order(lengths, dataset_ids, seed, batch, Mixture(weights) if weights else None, **options), lengths
+    return Order(lengths, dataset_ids, seed, batch, weights, **options), lengths
 
 
 def ids(order, steps):

@@ -1,9 +1,6 @@
 """Parts of the data: rows drawn of one data set."""
 
-import pytest
 from data_helpers import open_all, pairs, write
-
-pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def test_rows_of_a_data_set_are_drawn_by_seed_and_leave_the_others_whole(tmp_path, tokenizer):

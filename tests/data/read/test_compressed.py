@@ -43,7 +43,7 @@ def test_content_that_does_not_match_its_suffix_is_reported(folder):
     (folder / "a.jsonl.gz").write_bytes(json_lines(text_rows(3)))
     assert "a.jsonl.gz: damaged (BadGzipFile" in refused("a.jsonl.gz")
     (folder / "a.parquet").write_bytes(json_lines(text_rows(3)))
-    assert "a.parquet: not a readable parquet file" in refused("a.parquet")
+    assert "a.parquet: damaged or unreadable (ArrowInvalid" in refused("a.parquet")
 
 
 def test_files_one_after_another_in_a_compressed_file_are_one(folder):

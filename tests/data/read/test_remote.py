@@ -7,10 +7,8 @@ from fsspec.implementations.memory import MemoryFile
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path, monkeypatch):
-    """An empty store, and an empty cache; no waiting."""
-    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+def store(monkeypatch):
+    """An empty store; no waiting."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     filesystem = fsspec.filesystem("memory")
     filesystem.store.clear()
@@ -102,11 +100,11 @@ def failing(monkeypatch, store, *errors):
         ([OSError(28, "No space left on device")], "No space left on device"),
     ],
 )
-def test_a_copy_that_fails_leaves_nothing(store, monkeypatch, errors, message, tmp_path):
+def test_a_copy_that_fails_leaves_nothing(store, monkeypatch, errors, message, cache):
     put(store, "a.jsonl", text_rows(3))
     failing(monkeypatch, store, *errors)
     assert message in refused("memory://bucket/a.jsonl")
-    assert not list((tmp_path / "cache" / "remote").rglob("*.jsonl"))
+    assert not list(cache.parent.rglob("*.jsonl"))
     assert contents(source_of("memory://bucket/a.jsonl")) == text_rows(3)
 
 

@@ -1,6 +1,5 @@
 """Rows as samples: what becomes of those that are too long, or teach nothing, and which weights reach them."""
 
-import numpy as np
 import pytest
 from data_helpers import byte_level_tokenizer, chat, open_all, pairs, write, write_any
 
@@ -13,16 +12,30 @@ LONG_ROWS = [
 ]
 
 
-def test_what_is_too_long_is_cut_at_the_end_and_kept_while_something_supervised_is_left(tmp_path, tokenizer):
+def pairs_of(train):
+    """Of each sample its ids with their weights."""
+    return [list(zip(ids.tolist(), weights.tolist(), strict=True)) for ids, weights in train]
+
+
+@pytest.mark.parametrize("with_bos", [False, True])
+def test_of_what_is_too_long_what_is_asked_for_is_kept_and_counted(with_bos, tmp_path):
+    tokenizer = byte_level_tokenizer(**({"bos_token": "<bos>"} if with_bos else {}))
     write(tmp_path / "train.jsonl", *LONG_ROWS)
-    opened = open_all(tokenizer, max_length=16)
-    assert "train.jsonl: 2 of 3 samples cut at 16 tokens" in opened.notes
-    assert "train.jsonl: 1 of 3 samples dropped: nothing supervised left" in opened.notes
-    (report,) = opened.describe()["sources"]
-    assert (report["num_rows"], report["num_truncated"], report["num_dropped_unsupervised"]) == (3, 2, 1)
-    assert opened.train.lengths.tolist()[1] == 16
-    ids, weights = opened.train[1]
-    assert opened.train.num_targets[1] == weights.sum() and weights[-1] == 1 and ids.dtype == np.int32
+    fits, long_answer, long_prompt = pairs_of(open_all(tokenizer).train)
+    num_first = 1 if with_bos else 0  # BOS stays first
+    ends = [each[:num_first] + each[num_first - 16 :] for each in (long_answer, long_prompt)]
+    for strategy, kept, counts, note in (
+        ("truncate", [fits, long_answer[:16]], (2, 0, 1), "2 of 3 samples cut at 16 tokens"),
+        ("keep_end", [fits, *ends], (2, 0, 0), "2 of 3 samples cut at 16 tokens"),
+        ("drop", [fits], (0, 2, 0), "2 of 3 samples left out: longer than 16 tokens"),
+    ):
+        opened = open_all(tokenizer, max_length=16, excess_length_strategy=strategy)
+        assert pairs_of(opened.train) == kept and f"train.jsonl: {note}" in opened.notes
+        (report,) = opened.describe()["sources"]
+        names = ("num_truncated", "num_dropped_long", "num_dropped_unsupervised")
+        assert tuple(report[name] for name in names) == counts and report["num_rows"] == 3
+        learned = [[weight for _, weight in each[1:] if weight] for each in kept]  # nothing predicts a first token
+        assert opened.train.num_targets.tolist() == [len(each) for each in learned]
 
 
 def test_what_is_too_long_stops_the_run_where_that_is_asked_for(tmp_path, tokenizer):
@@ -66,21 +79,6 @@ def test_ids_beyond_the_model_are_refused(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(2))
     with pytest.raises(UserError, match="a token id for which the model, of 20 embeddings, has none"):
         open_all(tokenizer, 20)
-
-
-def test_the_end_is_kept_where_that_is_asked_for_and_bos_stays_first(tmp_path):
-    tokenizer = byte_level_tokenizer(bos_token="<bos>")
-    write(tmp_path / "train.jsonl", *LONG_ROWS)
-    whole = [ids.tolist() for ids, _ in open_all(tokenizer).train]
-    opened = open_all(tokenizer, max_length=16, excess_length_strategy="keep_end")
-    assert [ids.tolist() for ids, _ in opened.train] == [
-        ids if len(ids) <= 16 else [tokenizer.bos_token_id, *ids[-15:]] for ids in whole
-    ]
-    assert [weights[-1] for _, weights in opened.train] == [1, 1, 1] and opened.train[1][1].tolist() == [0] + [1] * 15
-    assert "train.jsonl: 2 of 3 samples cut at 16 tokens" in opened.notes
-    assert any("their start was cut off, because excess_length_strategy is keep_end" in note for note in opened.notes)
-    without = open_all(byte_level_tokenizer(), max_length=16, excess_length_strategy="keep_end").train
-    assert without.lengths.tolist()[1:] == [16, 16]
 
 
 def test_columns_that_are_not_used_are_reported_with_their_share(tmp_path, tokenizer):

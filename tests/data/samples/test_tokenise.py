@@ -28,13 +28,18 @@ def contents(train):
 # Several processes
 
 
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr("kit.data.read.parts.BLOCK_BYTES", 20_000)
+
+
 def many(num):
     return [chat(f"Question {i}? " * (1 + i % 5), f"Answer {i}. " * (1 + i % 7)) for i in range(num)]
 
 
 @pytest.mark.slow
-def test_several_processes_make_the_same_entry_as_one(tmp_path, tokenizer, cache):
-    rows = many(6000)
+def test_several_processes_make_the_same_entry_as_one(tmp_path, tokenizer, cache, small_blocks):
+    rows = many(600)
     rows[10] = ""
     write(tmp_path / "train.jsonl", *rows)
     files = []
@@ -42,7 +47,7 @@ def test_several_processes_make_the_same_entry_as_one(tmp_path, tokenizer, cache
         train = open_all(tokenizer, chat_template="chatml", dataset_num_proc=num_processes).train
         (folder,) = cache.glob("*/")
         files.append({path.name: path.read_bytes() for path in folder.iterdir()})
-        assert len(train) == 5999 and train.origin(10) == "train.jsonl:12"
+        assert len(train) == 599 and train.origin(10) == "train.jsonl:12"
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
@@ -50,8 +55,8 @@ def test_several_processes_make_the_same_entry_as_one(tmp_path, tokenizer, cache
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_ends_the_start_with_a_reason(tmp_path, tokenizer, monkeypatch):
-    write(tmp_path / "train.jsonl", *many(6000))
+def test_a_worker_that_is_killed_ends_the_start_with_a_reason(tmp_path, tokenizer, monkeypatch, small_blocks):
+    write(tmp_path / "train.jsonl", *many(600))
     here, encode = os.getpid(), encoder.encode_all
     monkeypatch.setattr(
         encoder, "encode_all", lambda *all: os.kill(os.getpid(), 9) if os.getpid() != here else encode(*all)
@@ -112,7 +117,9 @@ KILLED = """
 import os, signal, sys
 sys.path[:0] = [{tests!r}, {root!r}]
 from data_helpers import byte_level_tokenizer, open_all
+from kit.data.read import parts
 from kit.data.samples import tokenise
+parts.BLOCK_BYTES = 20_000
 add, added = tokenise._Entry.add, []
 
 def die_after_two(self, piece):
@@ -130,7 +137,7 @@ print(len(open_all(byte_level_tokenizer(), chat_template="chatml", dataset_num_p
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is of Linux")
 def test_a_start_that_is_killed_leaves_no_worker_and_the_next_one_works(tmp_path, cache):
-    write(tmp_path / "train.jsonl", *many(6_000))
+    write(tmp_path / "train.jsonl", *many(600))
     tests = str(ROOT / "tests")
     code = KILLED.format(tests=tests, root=os.path.dirname(tests))
 
@@ -139,7 +146,7 @@ def test_a_start_that_is_killed_leaves_no_worker_and_the_next_one_works(tmp_path
 
     # The helpers hold the pipe of standard output: run returns when they have gone too.
     assert "dying" in start("die").stdout and [path for path in cache.iterdir() if path.is_dir()]
-    assert start("live").stdout.strip() == "6000"
+    assert start("live").stdout.strip() == "600"
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
 
 
@@ -148,7 +155,7 @@ def test_a_start_that_is_killed_leaves_no_worker_and_the_next_one_works(tmp_path
 
 def test_nothing_left_is_an_error(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"prompt": "a " * 50, "completion": "c"})
-    with pytest.raises(UserError, match="none of 1 samples has a supervised token within max_length"):
+    with pytest.raises(UserError, match="none of 1 samples has something to learn within max_length"):
         open_all(tokenizer, max_length=16)
 
 

@@ -1,0 +1,94 @@
+"""What is known of samples beside their tokens: one record each."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+# One sample in the cache.
+SAMPLE = np.dtype(
+    [
+        ("start", "<i8"),  # index of its first token among those of all samples
+        ("length", "<i4"),  # tokens
+        ("part", "<i4"),  # index of the part of the source, usually a file
+        ("number", "<i8"),  # line or row in that part, from 1
+        ("num_targets", "<i4"),  # supervised tokens that have a token before them
+        ("target_weight", "<f8"),  # sum of their weights
+        ("ids_hash", "<u8"),
+    ]
+)
+# What pairs, and answers with a label, have besides. The tokens of a pair are the prompt with the chosen answer, then
+# the prompt with the rejected one.
+PREFERENCE = np.dtype(
+    [
+        ("prompt_length", "<i4"),  # tokens before the first supervised one
+        ("first_length", "<i4"),  # tokens of the chosen half; of an answer with a label, all of them
+        ("first_weight", "<f8"),  # sum of the weights of the supervised tokens in it
+        ("label", "u1"),  # 0: the answer is a bad one
+    ]
+)
+
+
+class Table:
+    """Samples, by their records. ``table[i]`` is ``(input_ids [T], weights float32 [T])``; subclasses have the tokens.
+
+    A weight is that of the token in the loss, 0 if nothing is learned from it. A sample is one sequence of tokens. A
+    pair is two, one behind the other.
+
+    Attributes:
+        lengths: int32 [N], the number of tokens of each sample.
+        num_targets: int32 [N], the number of its supervised tokens that have a token before them.
+        target_weights: float64 [N], the sum of their weights.
+        dataset_ids: int [N], the index of its data set.
+        preferences: PREFERENCE [N] of pairs and answers with a label; else None.
+        sequence_lengths: int32 [N, 2] of pairs, [N, 1] of other samples: the tokens of each sequence.
+        references: float64 [N, 2] or None: the log-probabilities that the reference of an objective gives to the two
+            sequences of a pair, or to an answer with a label and to its mismatched one (``kit.data.feed.mismatched``).
+    """
+
+    def __init__(
+        self,
+        records: np.ndarray | Mapping[str, np.ndarray],
+        preferences: np.ndarray | None,
+        dataset_ids: np.ndarray,
+    ) -> None:
+        """
+        Args:
+            records: SAMPLE [N], or those of its columns that are read here.
+        """
+        self.lengths = records["length"]
+        self.num_targets = records["num_targets"]
+        self.target_weights = records["target_weight"]
+        self.dataset_ids = dataset_ids
+        self.preferences = preferences
+        self.sequence_lengths = self.lengths[:, None]
+        self.references: np.ndarray | None = None
+        if preferences is not None and (preferences["first_length"] < self.lengths).any():
+            firsts = preferences["first_length"]
+            self.sequence_lengths = np.stack([firsts, self.lengths - firsts], axis=1)
+
+    @property
+    def row_lengths(self) -> np.ndarray:
+        """The tokens of each sample's longest sequence, int32 [N]: of the rows that it takes without packing."""
+        return self.sequence_lengths.max(axis=1)
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """Whether each answer is a good one, bool [N], of answers with a label; of pairs true; else None."""
+        return None if self.preferences is None else self.preferences["label"].astype(bool)
+
+    @property
+    def are_rated(self) -> bool:
+        """Whether the samples are answers with a label."""
+        return self.preferences is not None and self.sequence_lengths.shape[1] == 1
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and weights of sample ``i``."""
+        raise NotImplementedError
+
+    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return ids and weights of each sequence of sample ``i``: of a pair the chosen one first."""
+        bounds = np.cumsum(self.sequence_lengths[i])[:-1]
+        return list(zip(*(np.split(values, bounds) for values in self[i]), strict=True))
