@@ -144,7 +144,6 @@ RULES = (
             fix,
         )
         for name, value, fix in (
-            ("dedup", True, "--dedup false, and remove repeated rows beforehand: a stream is not read as a whole"),
             ("shuffle", False, "--shuffle true --shuffle_buffer_size 1: rows keep the order of their file"),
             ("eval_strategy", "epoch", "--eval_strategy steps --eval_steps 100: a stream's epochs have no known end"),
             ("save_strategy", "epoch", "--save_strategy steps --save_steps 100: a stream's epochs have no known end"),
