@@ -5,10 +5,8 @@ holds the lock, and whether it ended in order or was killed.
 """
 
 import fcntl
-import itertools
 import json
 import os
-import shlex
 import socket
 import time
 from contextlib import suppress
@@ -19,6 +17,7 @@ from kit.durable import read_small
 from kit.errors import Problem, UserError
 
 NAME = ".lock"  # in an output_dir
+ANOTHER = "another --output_dir"  # what to type where a folder cannot be used
 _WAIT_SECONDS = 1.0  # for the lock: ``check_free`` of another process holds it for less
 _held: dict[Path, Any] = {}  # the open lock file of each locked folder; stays open until this process ends
 
@@ -78,7 +77,7 @@ def check_free(folder: Path) -> None:
         file = (folder / NAME).open(encoding="utf-8")
     except OSError as error:
         found = f"{folder / NAME} cannot be read ({error.strerror})"
-        raise UserError(Problem("output_dir", found, fix=another(folder))) from None
+        raise UserError(Problem("output_dir", found, fix=ANOTHER)) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -108,24 +107,7 @@ def _write(folder: Path, signature: dict[str, Any]) -> None:
 
 def _in_use(folder: Path) -> UserError:
     found = f"{folder} is in use by {_owner(read(folder))}"
-    return UserError(Problem("output_dir", found, fix=f"{another(folder)}; or wait for it, or end it"))
-
-
-def another(folder: Path) -> str:
-    """Return the flag that names a folder which does not exist yet, beside ``folder`` if that can be written to."""
-    parents = (folder.parent, Path("runs"), Path())
-    parent = next((path for path in parents if _is_writable(path)), folder.parent)
-    names = (parent / f"{folder.name or 'run'}-{number}" for number in itertools.count(2))
-    return f"--output_dir {shlex.quote(str(next(path for path in names if not os.path.lexists(path))))}"
-
-
-def _is_writable(folder: Path) -> bool:
-    """Whether a folder can be made there. To root each seems to be; those of the kernel have no blocks."""
-    try:
-        nearest = next(path for path in [folder, *folder.resolve().parents] if path.exists())
-        return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK) and os.statvfs(nearest).f_blocks > 0
-    except (OSError, RuntimeError, StopIteration):
-        return False
+    return UserError(Problem("output_dir", found, fix=f"{ANOTHER}; or wait for it, or end it"))
 
 
 def _owner(signature: dict[str, Any]) -> str:

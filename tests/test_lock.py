@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from helpers import ROOT
@@ -111,12 +110,3 @@ def test_a_disk_without_locks_costs_a_warning(tmp_path, monkeypatch):
     (text,) = lock.acquire(tmp_path)
     assert "cannot be locked (Operation not supported): do not start a second run in it" in text
     lock.check_free(tmp_path)
-
-
-def test_another_folder_is_one_that_does_not_exist_and_can_be_made(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my run").mkdir()
-    assert lock.another(tmp_path / "my run") == f"--output_dir '{tmp_path}/my run-2'"
-    (tmp_path / "my run-2").symlink_to("nowhere")
-    assert lock.another(tmp_path / "my run") == f"--output_dir '{tmp_path}/my run-3'"
-    assert lock.another(Path("/proc/run")) == "--output_dir runs/run-2"

@@ -125,7 +125,7 @@ class RunFolder:
             UserError: it already did more than ``total_steps`` steps, or it finished with fewer steps and has no
                 checkpoint, or the checkpoint holds weights only.
         """
-        new = f"{lock.another(self.path)}; or --overwrite_output_dir true, which starts again"
+        new = f"{lock.ANOTHER}; or --overwrite_output_dir true, which starts again"
         if first_step > total_steps:
             found = f"{total_steps} steps wanted, and {first_step} are done"
             expected = f"at least {first_step}, or --resume_from_checkpoint with an earlier one"
