@@ -94,7 +94,7 @@ def test_remarks_follow_from_the_metrics(tmp_path):
             "30 of 35 answers did not end within",
         ),
         ([step_row(step, data_wait_share=0.3) for step in MANY], {}, "30% of the time was spent waiting for data"),
-        ([step_row(step, communication_share=0.8) for step in MANY], {}, "80% of the time was"),
+        ([step_row(step, rank_wait_share=0.8) for step in MANY], {}, "80% of the time was"),
         ([step_row(step, padding_share=0.4) for step in MANY], {}, "40% of the computed tokens were padding"),
         ([pair_evaluation(0, 0.0), pair_evaluation(30, 0.54)], dpo, "The accuracy is not above chance: 54.0% of 400"),
         ([pair_evaluation(0, 0.0), pair_evaluation(30, 0.9, -50.0)], dpo, "The chosen answers became less likely"),
