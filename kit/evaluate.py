@@ -16,7 +16,7 @@ from accelerate.utils import gather_object
 from kit.answers import Metric, exact_match
 from kit.console import is_main, progress
 from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches, on_device
-from kit.data.feed.feed import GlobalBatch, by_file
+from kit.data.feed.feed import GlobalBatch
 from kit.data.open import pad_id, prompt_and_reference, reference_span
 from kit.data.samples.samples import Samples
 from kit.model.attention import without_cudnn_attention
@@ -69,7 +69,6 @@ class Evaluation:
         stops: the special tokens that end references; EOS only if there is no other.
         intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take
             a thousand passes over all answers.
-        odd_samples: where the samples are from of micro-batches whose losses are not finite, ``eval.jsonl:17``.
     """
 
     metrics: dict[str, float]
@@ -77,16 +76,13 @@ class Evaluation:
     counts: dict[str, int] = field(default_factory=dict)
     stops: list[str] = field(default_factory=list)
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    odd_samples: list[str] = field(default_factory=list)
 
     def doubts(self) -> list[str]:
-        """Return a line if losses are not finite; else nothing."""
-        if not self.odd_samples:
+        """Return a line if the loss is not finite; else nothing."""
+        loss = self.metrics["eval_loss"]
+        if math.isfinite(loss):
             return []
-        found = (
-            f"eval_loss is {self.metrics['eval_loss']}: not finite in the micro-batches of {by_file(self.odd_samples)}"
-        )
-        return [f"{found}; this evaluation is not the best, and does not count for early stopping"]
+        return [f"eval_loss is {loss}: this evaluation is not the best, and does not count for early stopping"]
 
 
 def evaluate(
@@ -122,16 +118,16 @@ def evaluate(
     model.eval()
     try:
         if samples.preferences is None:
-            metrics, odd = _loss(prepared, samples, batch_size, tokenizer, progress)
+            metrics = _loss(prepared, samples, batch_size, tokenizer, progress)
         else:
             assert objective is not None, "preferences are measured by an objective"
-            metrics, odd = _preferences(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
+            metrics = _preferences(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
         if not settings.predict_with_generate:
-            return Evaluation(metrics, odd_samples=odd)
+            return Evaluation(metrics)
         asked, ends = _references(samples, train_on)
         unasked = {"num_unasked_samples": len(samples) - len(asked)} if len(asked) < len(samples) else {}
         if not len(asked):
-            return Evaluation(metrics, counts=unasked, odd_samples=odd)
+            return Evaluation(metrics, counts=unasked)
         if unasked:
             samples = samples.select(asked, "asked")
         special = {tokenizer.eos_token_id, *tokenizer.added_tokens_decoder} - {None}
@@ -153,7 +149,7 @@ def evaluate(
             **unasked,
         }
         named = stops - {tokenizer.eos_token_id} or stops
-        return Evaluation(metrics, answers, counts, tokenizer.convert_ids_to_tokens(sorted(named)), intervals, odd)
+        return Evaluation(metrics, answers, counts, tokenizer.convert_ids_to_tokens(sorted(named)), intervals)
     finally:
         model.train(was_training)
 
@@ -173,11 +169,11 @@ def try_metrics(settings: "EvalSettings", train_on: str, samples: Samples, token
 
 def _loss(
     prepared: "Prepared", samples: Samples, batch_size: int, tokenizer: Any, progress: Progress
-) -> tuple[dict[str, float], list[str]]:
-    """Compute the metrics that need no generation, and the ``odd_samples``; see ``Evaluation``."""
+) -> dict[str, float]:
+    """Compute the metrics that need no generation; see ``Evaluation``."""
     accelerator, ranks = prepared.accelerator, prepared.ranks
     num_datasets = len(samples.stores)
-    parts, numbers = [], []  # of each micro-batch: sums [3, datasets], and the numbers of its samples
+    parts = []  # sums of each micro-batch, [3, datasets]
     batches = evaluation_batches(samples, ranks, batch_size, pad_id(tokenizer))
     num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
     with torch.no_grad():
@@ -187,9 +183,7 @@ def _loss(
             losses = in_float64(prepared.model(**batch.model_inputs()))
             values = torch.stack([losses * weights, weights, torch.ones_like(weights)])  # [3, S]; the ones count tokens
             parts.append(values @ in_float64(F.one_hot(batch.dataset_ids, num_datasets)))
-            numbers.append([number for *_, number in batch.segments])
-    of_batches = torch.stack(parts)
-    sums = ranks.sum(of_batches.sum(dim=0))
+    sums = ranks.sum(torch.stack(parts).sum(dim=0))
     loss_sum, weight, num_tokens = sums.sum(dim=1).tolist()
     loss = loss_sum / weight
     # exp overflows a float beyond this value; for so high a loss the exact perplexity does not matter.
@@ -197,7 +191,7 @@ def _loss(
     for name, (part, part_weight, part_tokens) in zip(samples.dataset_names, sums.T.tolist(), strict=True):
         if num_datasets > 1 and part_weight:
             metrics |= {f"eval_loss/{name}": part / part_weight, f"eval_tokens/{name}": int(part_tokens)}
-    return metrics, _odd_samples(loss, samples, of_batches, numbers)
+    return metrics
 
 
 def _preferences(
@@ -208,8 +202,8 @@ def _preferences(
     batch_size: int,
     tokenizer: Any,
     progress: Progress,
-) -> tuple[dict[str, float], list[str]]:
-    """Compute the metrics of pairs, or of answers with a label, and the ``odd_samples``; see ``Evaluation``."""
+) -> dict[str, float]:
+    """Compute the metrics of pairs, or of answers with a label; see ``Evaluation``."""
     device, ranks = prepared.accelerator.device, prepared.ranks
     num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
 
@@ -232,32 +226,15 @@ def _preferences(
     kl = None
     if mismatched is not None:
         kl = objective.estimate_kl(prepared, batches(mismatched, "evaluation kl"), len(samples))
-    parts, numbers = [], []  # of each micro-batch: what the objective adds up, and the numbers of its samples
+    parts = []  # of each micro-batch what the objective adds up
     with torch.no_grad():
         for micro_batch in on_device(batches(samples, "evaluation loss"), device):
             one = replace(whole, micro_batches=[replace(micro_batch, kl=kl)])
             (batch,) = objective.begin_step(prepared, one).micro_batches
             parts.append(objective.terms(prepared.model(**batch.model_inputs()), batch)[1])
-            numbers.append([number for *_, number in batch.segments])
-    of_batches = torch.stack(parts)
-    sums = ranks.sum(of_batches.sum(dim=0)).tolist()
+    sums = ranks.sum(torch.stack(parts).sum(dim=0)).tolist()
     metrics = {f"eval_{name}": value for name, value in objective.metrics(sums, whole).items()}
-    metrics |= {"eval_tokens": int(num_targets.sum())}
-    return metrics, _odd_samples(metrics["eval_loss"], samples, of_batches, numbers)
-
-
-def _odd_samples(loss: float, samples: Samples, of_batches: torch.Tensor, numbers: list[list[int]]) -> list[str]:
-    """Return where the samples of all ranks' micro-batches are from whose sums are not finite, if ``loss`` is not.
-
-    Args:
-        of_batches: the sums of this rank's micro-batches, [micro-batches, ...].
-        numbers: the samples of each micro-batch.
-    """
-    if math.isfinite(loss):
-        return []
-    are_finite = of_batches.isfinite().flatten(1).all(dim=1).tolist()
-    odd = [i for batch, is_finite in zip(numbers, are_finite, strict=True) if not is_finite for i in batch]
-    return [samples.origin(i) for i in sorted(set(gather_object(odd)))]
+    return metrics | {"eval_tokens": int(num_targets.sum())}
 
 
 def _answers(

@@ -177,8 +177,6 @@ class Log:
                 {**{name: redacted(text) for name, text in asdict(answer).items()}, "exact": answer.exact}
                 for answer in evaluation.answers
             ]
-        if evaluation.odd_samples:
-            row["samples"] = [redacted(origin) for origin in evaluation.odd_samples]
         if self.is_main:
             self._write(row)
         share = ", ".join(
