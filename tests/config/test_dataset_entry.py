@@ -43,4 +43,4 @@ def test_an_entry_is_written_in_one_line_as_it_was_read():
 def test_data_sets_that_share_a_name_get_names_of_their_own():
     paths = ["a.jsonl", "b.jsonl", "x/a.jsonl", "x/a.jsonl", "y/a.jsonl"]
     names = [entry.filled(None, "", {}).name for entry in with_own_names([DatasetEntry(path=path) for path in paths])]
-    assert len(set(names)) == 5 and names[1] == "b" and names[4] == "y-a"
+    assert len(set(names)) == 5 and names[1] == "b" and names[4] == "a-5"
