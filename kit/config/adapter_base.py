@@ -41,12 +41,12 @@ def fill_in_base(values: dict[str, Any], where: dict[str, str]) -> list[Problem]
     if _MODEL in values:
         return []
     base = adapter_config(adapter).get("base_model_name_or_path")
-    is_named = isinstance(base, str) and bool(base)
-    if is_named and (not _is_folder_name(base) or os.path.isdir(os.path.expanduser(base))):
+    base = base if isinstance(base, str) else ""
+    if base and (not _is_folder_name(base) or os.path.isdir(os.path.expanduser(base))):
         values[_MODEL] = base
         return []
     values[_MODEL] = "?"  # there, so that its absence is no second problem
-    what = f"its base is {base}, which is not on this machine" if is_named else f"no {ADAPTER_CONFIG} names its base"
+    what = f"its base is {base}, which is not on this machine" if base else f"no {ADAPTER_CONFIG} names its base"
     expected = "the folder of an adapter, such as final/ of a run"
     fix = f"--model_name_or_path BASE --adapter_name_or_path {shlex.quote(adapter)}"
     return [Problem(where[_ADAPTER], f"{adapter}: {what}", expected, fix)]
