@@ -1,7 +1,7 @@
 """The lock of an output folder: only one run at a time may work in it.
 
 The kernel releases the lock when the process ends, however it ends. The lock file also holds a signature: which process
-holds the lock, and whether it ended in order or was killed.
+holds the lock, or held it last.
 """
 
 import fcntl
@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ def acquire(folder: Path) -> list[str]:
     """Lock ``folder`` until this process ends.
 
     Returns:
-        Notes for the user: the previous process was killed, or this disk does not support locks.
+        A note for the user if this disk does not support locks.
 
     Raises:
         UserError: another process holds the lock.
@@ -49,9 +48,6 @@ def acquire(folder: Path) -> list[str]:
         except OSError as error:
             notes.append(f"warning: {folder} cannot be locked ({error.strerror}): do not start a second run in it")
             break
-    last = read(folder)
-    if not notes and last and not last.get("ended"):
-        notes.append(f"{_owner(last)} had this output_dir and was killed: taking over")
     _held[folder.resolve()] = file
     return notes
 
@@ -59,14 +55,10 @@ def acquire(folder: Path) -> list[str]:
 def sign(folder: Path) -> None:
     """Write the signature of this process into the lock file of a folder that it has locked."""
     since = time.strftime("%Y-%m-%d %H:%M:%S")
-    _write(folder.resolve(), {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
-
-
-def mark_ended() -> None:
-    """Add to the signature in every held lock that this process ended in order."""
-    for folder in _held:
-        with suppress(OSError):  # a full disk
-            _write(folder, {**read(folder), "ended": True})
+    file = _held[folder.resolve()]
+    file.truncate(0)
+    file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}) + "\n")
+    file.flush()
 
 
 def check_free(folder: Path) -> None:
@@ -96,13 +88,6 @@ def read(folder: Path) -> dict[str, Any]:
         return signature if isinstance(signature, dict) else {}
     except (OSError, ValueError, RecursionError):
         return {}
-
-
-def _write(folder: Path, signature: dict[str, Any]) -> None:
-    file = _held[folder]
-    file.truncate(0)
-    file.write(json.dumps(signature) + "\n")
-    file.flush()
 
 
 def _in_use(folder: Path) -> UserError:

@@ -160,7 +160,6 @@ class RunFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             notes = lock.acquire(folder)
-            exits.finish_first(lock.mark_ended)
             if _snapshot(folder) != seen:
                 found = f"another run was at work in {folder} while this one started"
                 raise UserError(Problem("output_dir", found, fix="type the same command again"))
@@ -226,7 +225,6 @@ class RunFolder:
             for path in unfinished(self.path):
                 durable.remove(path)
             drop_after(self.checkpoints, step)
-            durable.detach(self.path / SKIPPED_FILE)
             if skipped_rows:
                 write_listed(self.path / SKIPPED_FILE, skipped_rows)
             (self.path / exits.ERROR_FILE).unlink(missing_ok=True)

@@ -10,16 +10,11 @@ def test_a_data_set_is_named_by_a_word_for_tables(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
     cases = [
         ("d/sums.jsonl.gz", "sums"),
-        ("d/.jsonl", "jsonl"),
         ("d/folder/*.jsonl", "folder"),
         ("d/folder/part-*.jsonl", "part"),
         ("d/*/sums.jsonl", "sums"),
         ("*.jsonl", "here"),
         ("d/folder", "folder"),
-        ("d/folder/", "folder"),
-        ("d/v1.5", "v1.5"),
-        (".", "here"),
-        ("/", "/"),
         ("d/" + "x" * 300, "d/" + "x" * 300),
         ("openai/gsm8k", "openai/gsm8k"),
     ]

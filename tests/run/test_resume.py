@@ -1,6 +1,5 @@
 """Before the ranks have met, each looks at sizes only. How they hash together: tests/promises/test_damage.py."""
 
-
 import pytest
 
 from kit.checkpoint import manifest
