@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from accelerate.utils import gather_object
 
 from kit.answers import Metric, exact_match
@@ -22,8 +21,9 @@ from kit.data.samples.samples import Samples
 from kit.model.attention import without_cudnn_attention
 from kit.model.sampling import how_to_generate
 from kit.own_metric import MetricError, is_own
-from kit.strategy.float64 import float64_device, in_float64
+from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
+from kit.train.objective import SupervisedLoss
 
 if TYPE_CHECKING:
     from kit.config.settings.evaluation import EvalSettings
@@ -118,10 +118,9 @@ def evaluate(
     model.eval()
     try:
         if samples.preferences is None:
-            metrics = _loss(prepared, samples, batch_size, tokenizer, progress)
-        else:
-            assert objective is not None, "preferences are measured by an objective"
-            metrics = _preferences(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
+            objective = SupervisedLoss(samples.dataset_names)
+        assert objective is not None, "preferences are measured by an objective"
+        metrics = _measured(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
         if not settings.predict_with_generate:
             return Evaluation(metrics)
         asked, ends = _references(samples, train_on)
@@ -167,34 +166,7 @@ def try_metrics(settings: "EvalSettings", train_on: str, samples: Samples, token
             metric.values(expected, expected, samples.data_rows([0])[0], samples.origin(0))
 
 
-def _loss(
-    prepared: "Prepared", samples: Samples, batch_size: int, tokenizer: Any, progress: Progress
-) -> dict[str, float]:
-    """Compute the metrics that need no generation; see ``Evaluation``."""
-    accelerator, ranks = prepared.accelerator, prepared.ranks
-    num_datasets = len(samples.stores)
-    parts = []  # sums of each micro-batch, [3, datasets]
-    batches = evaluation_batches(samples, ranks, batch_size, pad_id(tokenizer))
-    num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
-    with torch.no_grad():
-        with_bar = progress(batches, "evaluation loss", num_batches)
-        for batch in on_device(with_bar, accelerator.device):
-            weights = in_float64(batch.weights)
-            losses = in_float64(prepared.model(**batch.model_inputs()))
-            values = torch.stack([losses * weights, weights, torch.ones_like(weights)])  # [3, S]; the ones count tokens
-            parts.append(values @ in_float64(F.one_hot(batch.dataset_ids, num_datasets)))
-    sums = ranks.sum(torch.stack(parts).sum(dim=0))
-    loss_sum, weight, num_tokens = sums.sum(dim=1).tolist()
-    loss = loss_sum / weight
-    # exp overflows a float beyond this value; for so high a loss the exact perplexity does not matter.
-    metrics = {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0)), "eval_tokens": int(num_tokens)}
-    for name, (part, part_weight, part_tokens) in zip(samples.dataset_names, sums.T.tolist(), strict=True):
-        if num_datasets > 1 and part_weight:
-            metrics |= {f"eval_loss/{name}": part / part_weight, f"eval_tokens/{name}": int(part_tokens)}
-    return metrics
-
-
-def _preferences(
+def _measured(
     prepared: "Prepared",
     objective: "Objective",
     samples: Samples,
@@ -203,7 +175,7 @@ def _preferences(
     tokenizer: Any,
     progress: Progress,
 ) -> dict[str, float]:
-    """Compute the metrics of pairs, or of answers with a label; see ``Evaluation``."""
+    """Compute the metrics that need no generation; see ``Evaluation``."""
     device, ranks = prepared.accelerator.device, prepared.ranks
     num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
 
@@ -211,7 +183,6 @@ def _preferences(
         return progress(evaluation_batches(rows, ranks, batch_size, pad_id(tokenizer)), name, num_batches)
 
     records, num_datasets = samples.preferences, len(samples.stores)
-    assert records is not None
     num_targets = np.bincount(samples.dataset_ids, samples.num_targets, num_datasets)
     whole = GlobalBatch(
         [],
@@ -221,7 +192,7 @@ def _preferences(
         epoch=0.0,
         origins=[],
         num_samples=len(samples),
-        chosen_weight=float(records["first_weight"].sum()),
+        chosen_weight=0.0 if records is None else float(records["first_weight"].sum()),
     )
     kl = None
     if mismatched is not None:
@@ -234,6 +205,12 @@ def _preferences(
             parts.append(objective.terms(prepared.model(**batch.model_inputs()), batch)[1])
     sums = ranks.sum(torch.stack(parts).sum(dim=0)).tolist()
     metrics = {f"eval_{name}": value for name, value in objective.metrics(sums, whole).items()}
+    if records is None:
+        # exp overflows a float beyond this value; for so high a loss the exact perplexity does not matter.
+        metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
+        if num_datasets > 1:
+            of_datasets = zip(samples.dataset_names, num_targets.tolist(), strict=True)
+            metrics |= {f"eval_tokens/{name}": int(number) for name, number in of_datasets if number}
     return metrics | {"eval_tokens": int(num_targets.sum())}
 
 
