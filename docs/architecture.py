@@ -20,8 +20,8 @@ CORE = [
     ["data", "model"],
     ["strategy"],
     ["memory"],
-    ["train", "evaluate", "checkpoint", "failures"],
-    ["run"],
+    ["train", "checkpoint", "failures"],
+    ["run", "evaluate"],
     ["inputs"],
     ["preflight", "export"],
 ]

@@ -46,16 +46,6 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def detach(path: Path) -> None:
-    """Replace a file that has other names too, such as hard links in a copy by ``cp -al``, by a file of its own.
-
-    What is changed in it then is not changed in the copy.
-    """
-    if path.exists() and path.stat().st_nlink > 1:
-        with path.open("rb") as old, _replacing(path) as new:
-            shutil.copyfileobj(old, new)
-
-
 @contextmanager
 def _replacing(path: Path) -> Iterator[BufferedWriter]:
     """Yield a new file that replaces the one at ``path`` if the ``with`` block succeeds."""

@@ -76,10 +76,10 @@ def first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def listed(names: Sequence[str], num_shown: int = 3) -> str:
+def listed(names: Sequence[str], num_shown: int = 3, separator: str = ", ") -> str:
     """Return the first ``num_shown`` names, and how many others there are: ``a, b, c and 9 others``."""
     others = len(names) - num_shown
-    return ", ".join(names[:num_shown]) + (f" and {others} others" if others > 0 else "")
+    return separator.join(names[:num_shown]) + (f" and {others} others" if others > 0 else "")
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

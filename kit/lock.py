@@ -1,17 +1,14 @@
 """The lock of an output folder: only one run at a time may work in it.
 
 The kernel releases the lock when the process ends, however it ends. The lock file also holds a signature: which process
-holds the lock, and whether it ended in order or was killed.
+holds the lock, or held it last.
 """
 
 import fcntl
-import itertools
 import json
 import os
-import shlex
 import socket
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from kit.durable import read_small
 from kit.errors import Problem, UserError
 
 NAME = ".lock"  # in an output_dir
+ANOTHER = "another --output_dir"  # what to type where a folder cannot be used
 _WAIT_SECONDS = 1.0  # for the lock: ``check_free`` of another process holds it for less
 _held: dict[Path, Any] = {}  # the open lock file of each locked folder; stays open until this process ends
 
@@ -27,7 +25,7 @@ def acquire(folder: Path) -> list[str]:
     """Lock ``folder`` until this process ends.
 
     Returns:
-        Notes for the user: the previous process was killed, or this disk does not support locks.
+        A note for the user if this disk does not support locks.
 
     Raises:
         UserError: another process holds the lock.
@@ -50,9 +48,6 @@ def acquire(folder: Path) -> list[str]:
         except OSError as error:
             notes.append(f"warning: {folder} cannot be locked ({error.strerror}): do not start a second run in it")
             break
-    last = read(folder)
-    if not notes and last and not last.get("ended"):
-        notes.append(f"{_owner(last)} had this output_dir and was killed: taking over")
     _held[folder.resolve()] = file
     return notes
 
@@ -60,14 +55,10 @@ def acquire(folder: Path) -> list[str]:
 def sign(folder: Path) -> None:
     """Write the signature of this process into the lock file of a folder that it has locked."""
     since = time.strftime("%Y-%m-%d %H:%M:%S")
-    _write(folder.resolve(), {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
-
-
-def mark_ended() -> None:
-    """Add to the signature in every held lock that this process ended in order."""
-    for folder in _held:
-        with suppress(OSError):  # a full disk
-            _write(folder, {**read(folder), "ended": True})
+    file = _held[folder.resolve()]
+    file.truncate(0)
+    file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}) + "\n")
+    file.flush()
 
 
 def check_free(folder: Path) -> None:
@@ -78,7 +69,7 @@ def check_free(folder: Path) -> None:
         file = (folder / NAME).open(encoding="utf-8")
     except OSError as error:
         found = f"{folder / NAME} cannot be read ({error.strerror})"
-        raise UserError(Problem("output_dir", found, fix=another(folder))) from None
+        raise UserError(Problem("output_dir", found, fix=ANOTHER)) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -99,33 +90,9 @@ def read(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _write(folder: Path, signature: dict[str, Any]) -> None:
-    file = _held[folder]
-    file.truncate(0)
-    file.write(json.dumps(signature) + "\n")
-    file.flush()
-
-
 def _in_use(folder: Path) -> UserError:
     found = f"{folder} is in use by {_owner(read(folder))}"
-    return UserError(Problem("output_dir", found, fix=f"{another(folder)}; or wait for it, or end it"))
-
-
-def another(folder: Path) -> str:
-    """Return the flag that names a folder which does not exist yet, beside ``folder`` if that can be written to."""
-    parents = (folder.parent, Path("runs"), Path())
-    parent = next((path for path in parents if _is_writable(path)), folder.parent)
-    names = (parent / f"{folder.name or 'run'}-{number}" for number in itertools.count(2))
-    return f"--output_dir {shlex.quote(str(next(path for path in names if not os.path.lexists(path))))}"
-
-
-def _is_writable(folder: Path) -> bool:
-    """Whether a folder can be made there. To root each seems to be; those of the kernel have no blocks."""
-    try:
-        nearest = next(path for path in [folder, *folder.resolve().parents] if path.exists())
-        return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK) and os.statvfs(nearest).f_blocks > 0
-    except (OSError, RuntimeError, StopIteration):
-        return False
+    return UserError(Problem("output_dir", found, fix=f"{ANOTHER}; or wait for it, or end it"))
 
 
 def _owner(signature: dict[str, Any]) -> str:

@@ -117,7 +117,7 @@ def find_repository(
         field: what names the repository, for messages.
 
     Raises:
-        UserError: it may not be written, or it is something else.
+        UserError: it may not be written, or it holds something else.
         Unreachable: the hub cannot be asked.
     """
     from huggingface_hub.errors import RepositoryNotFoundError
@@ -141,9 +141,6 @@ def find_repository(
         try:
             info = api.model_info(repo)
         except RepositoryNotFoundError:
-            taken = next((kind for kind in ("dataset", "space") if api.repo_exists(repo, repo_type=kind)), None)
-            if taken:
-                raise UserError(Problem(field, f"{repo} is a {taken}", "a new name, or a model's")) from None
             return repo, None
     if not info.private and not is_public:
         fix = "another name; or `kit push --public` after the run"

@@ -64,7 +64,7 @@ def main() -> None:
     from kit.train.objective import build_objective
     from kit.train.optim import build_optimizer, keep_rate_factors
     from kit.train.precompute import add_references
-    from kit.train.replicas import ReplicaCheck
+    from kit.train.replicas import compare_replicas, describe_check
     from kit.train.schedule import evaluation_is_due, learning_rate, save_is_due
     from kit.train.step import nonfinite_error, rebuild_gradient_buckets, seed_everything, train_step
 
@@ -152,9 +152,8 @@ def main() -> None:
     )
     exits.finish_first(saver.finish)
     feed = data.open_feed(recipe, prepared.ranks, pad_id(tokenizer), state.feed, recipe.output_dir)
-    check_replicas = ReplicaCheck(prepared, every=recipe.check_replicas)
     about = prepared.strategy.describe(recipe, recipe)
-    say(about, *parts, *rates, *checked.notes, *feed.notes(), *check_replicas.notes())
+    say(about, *parts, *rates, *checked.notes, *feed.notes(), *describe_check(prepared, recipe.check_replicas))
 
     # --- train: a step depends only on the seed and its number, not on the topology
     objective = build_objective(recipe, data.dataset_names)
@@ -214,7 +213,7 @@ def main() -> None:
             noise=noise,
             # If the last save failed, stop: the save that follows raises the error on all ranks.
             stop=stop.is_made or saver.has_failed,
-            before_update=partial(check_replicas, done),
+            before_update=partial(compare_replicas, prepared, recipe.check_replicas, done),
         )
         loss_spike = state.end_step(done, result, recipe.loss_spike_ratio)
         log.step(batch, result, rate, loss_spike)

@@ -55,7 +55,6 @@ def test_a_name_that_cannot_be_written_is_refused(hub):
         ("a/..", "push_to_hub: 'a/..' is no hub id"),
         ("nobody/x", "push_to_hub: nobody: has no such member (me); expected an owner for whom you may write: me/x"),
         ("club/x", "push_to_hub: club: lets you only read (me)"),
-        ("me/data", "push_to_hub: me/data is a dataset"),
         ("me/full", "push_to_hub: me/full holds a full model, and this is an adapter"),
         ("me/mine", "me/mine is public: everyone would see the model"),
     ]:

@@ -3,17 +3,18 @@
 The strategy of the run that loads a checkpoint may differ from that of the run that saved it. A checkpoint holds what
 training may change: trainable weights, persistent buffers and optimiser state. Tensors are stored as safetensors, which
 every rank writes through torch's distributed checkpoint; all else is JSON. Nothing is pickled.
-
-Promises: rank 0 alone reads the headers of all files, once; every rank opens only files of which it needs a tensor.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -23,9 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from kit.checkpoint.manifest import STATE, read_state
-from kit.checkpoint.tensor_files import StoredTensor, TensorReader, stored_tensors
-from kit.errors import Problem, UserError
-from kit.strategy.rendezvous import from_main
+from kit.errors import Problem, UserError, first_line
 from kit.strategy.weights import changing_only
 
 
@@ -36,7 +35,7 @@ def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
         UserError: tensors are missing or have another shape, or the optimiser is another one.
     """
     scalars = read_state(path)["optimizer_scalars"]
-    stored = from_main(partial(stored_tensors, path))
+    stored = _stored(path)
     if not any(name.startswith("optimizer.") for name in stored):  # saved before the first step
         return load_weights(model, path)
     tensors, wanted = _collect_all(model, optimizer)
@@ -94,29 +93,33 @@ def read_weights(model: torch.nn.Module, path: Path) -> dict[str, torch.Tensor]:
         f"model.{name}": torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
         for name, tensor in changing_only(model, state).items()
     }
-    stored = from_main(partial(stored_tensors, path))
+    stored = _stored(path)
     _read_tensors(path, tensors, {name: each for name, each in stored.items() if name.startswith("model.")})
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
 
-def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], stored: Mapping[str, StoredTensor]) -> None:
+def _stored(path: Path) -> dict[str, TensorStorageMetadata]:
+    """What the files of a checkpoint hold, by the names of the tensors."""
+    try:
+        return HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata  # type: ignore[return-value]
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(Problem(str(path), f"a safetensors file has a damaged header ({first_line(error)})")) from None
+
+
+def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], stored: dict[str, TensorStorageMetadata]) -> None:
     """Fill ``tensors`` from the checkpoint. ``stored`` must have all of them, and no other."""
-    sizes = {name: each.shape for name, each in stored.items()}
-    problems = [
-        Problem(str(path), f"no tensor {name}", str(list(tensors[name].shape))) for name in tensors.keys() - sizes
-    ]
-    problems += [Problem(str(path), f"tensor {name} has no place in this model") for name in sizes.keys() - tensors]
-    problems += [
-        Problem(str(path), f"{name} has shape {list(sizes[name])}", str(list(tensors[name].shape)))
-        for name in tensors.keys() & sizes
-        if sizes[name] != tensors[name].shape
-    ]
-    if gaps := sorted(name for name in tensors.keys() & sizes if stored[name].has_gaps):
-        raise UserError(Problem(str(path), f"its files lack a part of {gaps[0]}"))
-    if problems:
-        shown = sorted(problems, key=str)[:5]
+    wanted = {name: tensor.shape for name, tensor in tensors.items()}
+    faults = [(f"no tensor {name}", str(list(wanted[name]))) for name in wanted.keys() - stored]
+    faults += [(f"tensor {name} has no place in this model", "") for name in stored.keys() - wanted]
+    for name in wanted.keys() & stored:
+        if stored[name].size != wanted[name]:
+            faults.append((f"{name} has shape {list(stored[name].size)}", str(list(wanted[name]))))
+        elif sum(math.prod(chunk.sizes) for chunk in stored[name].chunks) < wanted[name].numel():
+            raise UserError(Problem(str(path), f"its files lack a part of {name}"))
+    if faults:
+        shown = [Problem(str(path), *fault) for fault in sorted(faults)[:5]]
         raise UserError(*shown, Problem(str(path), "belongs to another model, method or optimiser"))
-    dcp.load(tensors, storage_reader=TensorReader(path, stored, tensors), no_dist=alone())
+    dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=alone())
 
 
 def _state(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:

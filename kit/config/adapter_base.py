@@ -41,17 +41,15 @@ def fill_in_base(values: dict[str, Any], where: dict[str, str]) -> list[Problem]
     if _MODEL in values:
         return []
     base = adapter_config(adapter).get("base_model_name_or_path")
-    values[_MODEL] = base if base and isinstance(base, str) else "?"  # there, so that its absence is no second problem
-    found = ""
-    if _config_file(adapter) is None:
-        found = f"{adapter}: no {ADAPTER_CONFIG} there, or none in the cache"
-    elif values[_MODEL] == "?":
-        found = f"{adapter}: its {ADAPTER_CONFIG} names no base"
-    elif _is_folder_name(values[_MODEL]) and not os.path.isdir(os.path.expanduser(values[_MODEL])):
-        found = f"{adapter}: its base is {values[_MODEL]}, which is not on this machine"
+    base = base if isinstance(base, str) else ""
+    if base and (not _is_folder_name(base) or os.path.isdir(os.path.expanduser(base))):
+        values[_MODEL] = base
+        return []
+    values[_MODEL] = "?"  # there, so that its absence is no second problem
+    what = f"its base is {base}, which is not on this machine" if base else f"no {ADAPTER_CONFIG} names its base"
     expected = "the folder of an adapter, such as final/ of a run"
     fix = f"--model_name_or_path BASE --adapter_name_or_path {shlex.quote(adapter)}"
-    return [Problem(where[_ADAPTER], found, expected, fix)] if found else []
+    return [Problem(where[_ADAPTER], f"{adapter}: {what}", expected, fix)]
 
 
 def saved_adapter_type(name: str) -> str:

@@ -77,8 +77,7 @@ def read_command_line(
 
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
-    # Keys that a word without a flag is taken for, or that a recipe file which cannot be read may hold.
-    uncertain = {name for problem in problems for name in re.findall(r"--(\w+)", problem.fix)}
+    uncertain: set[str] = set()  # keys that a recipe file which cannot be read may hold
     names_model = {"model_name_or_path", "adapter_name_or_path"} & set(flags)
     name = launch.recipe or (None if names_model else DEFAULT_RECIPE)
     if name:
@@ -89,7 +88,7 @@ def read_command_line(
             notes += [file.rate_note] if file.rate_note and "learning_rate" not in flags else []
         except UserError as error:
             problems += error.problems
-            uncertain |= set(Recipe.model_fields) - set(flags)
+            uncertain = set(Recipe.model_fields) - set(flags)
     for key in _replaced(flags, values):
         del values[key]
     values |= flags
@@ -98,8 +97,6 @@ def read_command_line(
     if not trains and values.get("adapter_name_or_path"):
         for key in ("new_tokens", "trainable_tokens", "lora_modules_to_save"):
             values.pop(key, None)
-    for name_given in set(flags) - set(FLAGS):  # a slip of the finger is one problem, and not a missing flag too
-        uncertain |= set(re.findall(r"'(\w+)'", did_you_mean(name_given, FLAGS)))
     for flag, other in (stands_for or {}).items():
         if other in values or other in uncertain:
             continue

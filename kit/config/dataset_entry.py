@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -99,17 +98,10 @@ def in_one_line(value: Any) -> str:
 
 
 def with_own_names(entries: Sequence[DatasetEntry]) -> list[DatasetEntry]:
-    """Return the entries, each with a name of its own: those that share one get that of their folder before it."""
+    """Return the entries, each with a name of its own: those that share one get their number in the list behind it."""
     names = [entry.filled(None, "", {}).name for entry in entries]
-    folders = [Path(os.path.abspath(entry.path)).parent.name for entry in entries]
-    longer = [f"{folder}-{name}" for folder, name in zip(folders, names, strict=True)]
-    taken = {name for name, count in Counter(names).items() if count == 1}
-    named = []
-    for entry, name, long in zip(entries, names, longer, strict=True):
-        if name not in taken:
-            numbered = (f"{name}-{number}" for number in range(1, len(entries) + 1))
-            own = long if longer.count(long) == 1 and long not in taken else next(n for n in numbered if n not in taken)
-            taken.add(own)
-            entry = entry.model_copy(update={"name": own})
-        named.append(entry)
-    return named
+    own = [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names, start=1)]
+    return [
+        entry if name == one else entry.model_copy(update={"name": one})
+        for entry, name, one in zip(entries, names, own, strict=True)
+    ]

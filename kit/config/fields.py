@@ -209,11 +209,6 @@ def is_list(info: FieldInfo) -> bool:
     return any(get_origin(member) in (list, dict) for member in _members(info.annotation))
 
 
-def is_text(info: FieldInfo) -> bool:
-    """Return whether the field may hold any string."""
-    return str in _members(info.annotation)
-
-
 def _members(annotation: Any) -> list[Any]:
     """The types that a union or an annotated type stands for."""
     inner = [member for member in get_args(annotation) if get_origin(annotation) not in (list, dict, Literal)]

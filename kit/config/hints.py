@@ -8,7 +8,7 @@ from typing import Any
 
 from kit.config.adapter_types import ADAPTER_TYPES
 from kit.config.fields import choices
-from kit.config.optimisers import optimiser_of_other_kits
+from kit.config.optimisers import OTHER_NAMES
 from kit.config.other_kits import hint_for_other_value, meaning, other_kits_word
 from kit.config.recipe import RECIPES, Recipe
 from kit.errors import Problem
@@ -21,8 +21,8 @@ _OF_CONFIGS = ("mixed_precision", "compute_environment", "num_machines", "use_cp
 def hint_for_value(name: str, value: str) -> str:
     """Return a hint for a value that a setting does not have, if another setting has it, or another kit."""
     lower = value.strip().lower()
-    if name == "optim":
-        return optimiser_of_other_kits(value)
+    if name == "optim" and lower in OTHER_NAMES:
+        return f"use {OTHER_NAMES[lower]}"
     if name == "report_to":
         return next(filter(None, (hint_for_other_value(name, word) for word in value.split(","))), "")
     if name == "method" and lower in ADAPTER_TYPES:

@@ -54,34 +54,3 @@ OTHER_NAMES = {
     "paged_adamw": "paged_adamw_32bit",
     "lion": "lion_32bit",
 }
-# What is refused by name: the reason and what to use, by how names begin.
-IN_BACKWARD = "a step clips by the norm of all gradients and is skipped if one is not finite, so none is updated before"
-_SMALL = "use adamw_8bit or, with method full, adamw_bf16"
-_NOT_OFFERED = {
-    f"it projects whole gradients, and a shard has none; {_SMALL}": "galore q_galore qgalore apollo",
-    f"its state has means of whole rows and columns, and a shard has none; {_SMALL}": "adafactor came",
-    f"it needs a package that is not used here; {_SMALL}": "adam_mini optimi muonclip dist_muon dion",
-    "it trains other weights than it evaluates; use lr_scheduler_type: constant": "schedule_free",
-    f"{IN_BACKWARD}; {_SMALL}": "lomo adalomo",
-    "use adamw_8bit": "adamw_torch_4bit ao_adamw",
-    "use lion_32bit": "paged_lion_32bit paged_lion lion_pytorch",
-    "use lion_8bit": "paged_lion_8bit",
-    "use adamw_bf16": "adamw_anyprecision",
-    "the same on other devices; use adamw_torch_fused": "adamw_torch_xla adamw_torch_npu",
-    "not offered, since few fine-tune with it; use adamw_torch_fused": """
-        sgd adam rmsprop adagrad lamb lars ademamix paged_ademamix grokadamw stable_adamw flash_adamw""",
-}
-
-
-def optimiser_of_other_kits(name: str) -> str:
-    """Return what to use instead of the optimiser ``name`` of another kit; empty if none known here has it."""
-    name = name.lower()
-    if name in OTHER_NAMES:
-        return f"use {OTHER_NAMES[name]}"
-    starts = [
-        (start, answer)
-        for answer, words in _NOT_OFFERED.items()
-        for start in words.split()
-        if name == start or name.startswith(f"{start}_")
-    ]
-    return max(starts, key=lambda each: len(each[0]), default=("", ""))[1]

@@ -11,7 +11,6 @@ outside of ``by_objective`` is for the objective that the file itself names; wit
 """
 
 import os
-import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from kit.config.other_kits import kit_of
 from kit.config.recipe import RECIPES, Recipe
 from kit.config.settings.objective import DECLARED, show_rate
 from kit.durable import read_small
-from kit.errors import Problem, UserError, did_you_mean, raise_if
+from kit.errors import Problem, UserError, did_you_mean, first_line, raise_if
 from kit.own_metric import is_own
 
 BY_METHOD, BY_OBJECTIVE = "by_method", "by_objective"
@@ -48,9 +47,7 @@ def find_file(name: str, folder: Path, kind: str) -> Path:
     if file is None:
         names = sorted(path.stem for path in folder.glob("*.yaml"))
         found = f"{name!r} is a folder" if os.path.isdir(name) else f"no {kind} {name!r}"
-        numbers = re.findall(r"[\d.]+", stem := Path(name).stem)
-        of_size = [each for each in recipe_names() if re.findall(r"[\d.]+", each) == numbers]
-        hint = did_you_mean(stem, of_size if kind == "recipe" else names)
+        hint = did_you_mean(Path(name).stem, recipe_names() if kind == "recipe" else names)
         usual = "`kit recipes` lists them, most with a method: llama-8b-full, llama-8b-lora, llama-8b-qlora"
         hint = hint or (usual if kind == "recipe" else "")
         raise UserError(Problem(f"--{kind}", found, f"a YAML file, or one of {', '.join(names)}", hint))
@@ -244,20 +241,12 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
             raise UserError(Problem(where, found, "each value written out"))
         values = {key.value: loader.construct_object(value, deep=True) for key, value in node.value}
         return values, _lines(node), _duplicates(node, shown)
-    except UnicodeDecodeError as error:
-        raise UserError(Problem(shown, f"not UTF-8 at byte {error.start}", "a YAML text file")) from None
-    except OSError as error:
-        raise UserError(Problem(shown, error.strerror or "cannot be read", "a YAML text file")) from None
-    except RecursionError:
-        raise UserError(Problem(shown, "nested too deeply", "key: value lines")) from None
-    except yaml.YAMLError as error:
+    # PyYAML does not catch what date() raises for 2024-13-45, int() for !!int x, or dict() for a list as a key.
+    except (OSError, yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{shown}:{mark.line + 1}" if mark else shown
-        found = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(Problem(where, f"not valid YAML ({found})", "key: value lines")) from None
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        # PyYAML does not catch what date() raises for 2024-13-45, int() for !!int x, or dict() for a list as a key.
-        raise UserError(Problem(shown, f"not valid YAML ({error})", "key: value lines")) from None
+        reason = getattr(error, "strerror", None) or getattr(error, "problem", None) or first_line(error)
+        raise UserError(Problem(where, f"cannot be read as YAML ({reason})", "key: value lines")) from None
 
 
 def _lines(node: yaml.MappingNode, prefix: str = "") -> dict[str, int]:

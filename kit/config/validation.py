@@ -3,7 +3,6 @@
 import re
 import reprlib
 import shlex
-import sys
 from collections.abc import Container, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -76,14 +75,7 @@ def validate(
     """
     values = {name: _as_none(model, name, value) for name, value in values.items()}
     try:
-        made = model.model_validate(values)
-        numbers = {name: getattr(made, name) for name in model.model_fields}
-        too_large = {name for name, value in numbers.items() if isinstance(value, int) and abs(value) > sys.maxsize}
-        problems = [
-            Problem(where.get(name, name), f"found {_short.repr(values[name])}", f"a number up to {sys.maxsize}")
-            for name in sorted(too_large)
-        ]
-        return made, problems, too_large
+        return model.model_validate(values), [], set()
     except ValidationError as error:
         # pydantic reports each member of a union and each item of a list. Keep one error per field: the most nested.
         items = sorted(error.errors(include_url=False), key=lambda item: -len(item["loc"]))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kit.errors import listed
 from kit.phases import STARTING
 from kit.strategy.store import BoundedStore
 
@@ -67,21 +68,15 @@ def _statuses(store: Any, world: int) -> list[RankStatus]:
 
 
 def names(ranks: Sequence[RankStatus]) -> str:
-    """``rank 3``; ``ranks 3, 5 and 510 more``."""
-    listed = ", ".join(str(status.rank) for status in ranks[:_MOST_LISTED])
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed}{_more(ranks)}"
+    """``rank 3``; ``ranks 3, 5 and 510 others``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed([str(status.rank) for status in ranks], _MOST_LISTED)}"
 
 
 def last_seen(ranks: Sequence[RankStatus], host: str) -> str:
     """Return what each of some ranks did last; ``host``: the machine of who reads it."""
     parts = []
-    for status in ranks[:_MOST_LISTED]:
+    for status in ranks:
         where = f" on {status.host}" if status.host not in ("", host) else ""
         step = f" in step {status.step}" if status.step else ""
         parts.append(f"rank {status.rank}{where} {status.phase}{step}" + (f", {status.save}" if status.save else ""))
-    return "; ".join(parts) + _more(ranks)
-
-
-def _more(ranks: Sequence[RankStatus]) -> str:
-    left_out = len(ranks) - _MOST_LISTED
-    return f" and {left_out} more" if left_out > 0 else ""
+    return listed(parts, _MOST_LISTED, "; ")

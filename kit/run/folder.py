@@ -125,7 +125,7 @@ class RunFolder:
             UserError: it already did more than ``total_steps`` steps, or it finished with fewer steps and has no
                 checkpoint, or the checkpoint holds weights only.
         """
-        new = f"{lock.another(self.path)}; or --overwrite_output_dir true, which starts again"
+        new = f"{lock.ANOTHER}; or --overwrite_output_dir true, which starts again"
         if first_step > total_steps:
             found = f"{total_steps} steps wanted, and {first_step} are done"
             expected = f"at least {first_step}, or --resume_from_checkpoint with an earlier one"
@@ -160,7 +160,6 @@ class RunFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             notes = lock.acquire(folder)
-            exits.finish_first(lock.mark_ended)
             if _snapshot(folder) != seen:
                 found = f"another run was at work in {folder} while this one started"
                 raise UserError(Problem("output_dir", found, fix="type the same command again"))
@@ -226,7 +225,6 @@ class RunFolder:
             for path in unfinished(self.path):
                 durable.remove(path)
             drop_after(self.checkpoints, step)
-            durable.detach(self.path / SKIPPED_FILE)
             if skipped_rows:
                 write_listed(self.path / SKIPPED_FILE, skipped_rows)
             (self.path / exits.ERROR_FILE).unlink(missing_ok=True)

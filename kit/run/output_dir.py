@@ -29,12 +29,12 @@ def check_writable(folder: Path) -> None:
     try:
         parent = next(path for path in [folder, *folder.resolve().parents] if path.exists())
         if not parent.is_dir():
-            raise UserError(Problem("output_dir", f"{parent} is a file", "a folder", lock.another(parent)))
+            raise UserError(Problem("output_dir", f"{parent} is a file", "a folder", lock.ANOTHER))
         if not os.access(parent, os.W_OK | os.X_OK):
-            raise UserError(Problem("output_dir", f"{parent} cannot be written to", fix=lock.another(folder)))
+            raise UserError(Problem("output_dir", f"{parent} cannot be written to", fix=lock.ANOTHER))
     except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
         found = f"{folder}: {getattr(error, 'strerror', None) or error}"
-        raise UserError(Problem("output_dir", found, "a folder to write to", lock.another(folder))) from None
+        raise UserError(Problem("output_dir", found, "a folder to write to", lock.ANOTHER)) from None
 
 
 def run_in(overwrites: bool, folder: Path, inputs: Iterable[tuple[str, str]]) -> dict[str, Any] | None:
@@ -55,7 +55,7 @@ def run_in(overwrites: bool, folder: Path, inputs: Iterable[tuple[str, str]]) ->
         raise_if(_problems_with_kinds(folder, early))
         return None
     # The kit only deletes what it wrote itself.
-    ways = f"{lock.another(folder)}; or empty it yourself"
+    ways = f"{lock.ANOTHER}; or empty it yourself"
     try:
         if RUN_FILE in names:
             own = {lock.NAME, RUN_FILE}
@@ -72,7 +72,7 @@ def run_in(overwrites: bool, folder: Path, inputs: Iterable[tuple[str, str]]) ->
     lock.check_free(folder)
     if overwrites:
         raise_if(
-            Problem(key, f"{value} lies in the output_dir that is to be overwritten", fix=lock.another(folder))
+            Problem(key, f"{value} lies in the output_dir that is to be overwritten", fix=lock.ANOTHER)
             for key, value in inputs
             if os.path.exists(value) and folder.resolve() in Path(value).resolve().parents
         )
@@ -91,7 +91,7 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
     old = run_in(recipe.overwrite_output_dir, folder, recipe.inputs)
     if old is None or recipe.overwrite_output_dir:
         return 0
-    ways = f"{lock.another(folder)}; or --overwrite_output_dir true, which deletes it"
+    ways = f"{lock.ANOTHER}; or --overwrite_output_dir true, which deletes it"
     if changed := differences(old["identity"], identity):
         was, now = old.get("recipe", {}).get("dataset"), recipe.model_dump(mode="json")["dataset"]
         if was != now:

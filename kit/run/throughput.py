@@ -1,4 +1,4 @@
-"""Speed of a run since the last line of its log, and what the time went to: data, padding, other ranks, the network.
+"""Speed of a run since the last line of its log, and what the time went to: data, padding, other ranks.
 
 Promises: no step is synchronised for it. Ranks exchange a few numbers that their hosts know, once per line, without
 their devices. What cannot be known is absent, not zero.
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from kit.train.step import StepResult
 
 MUCH = 0.05  # share of the time from which a loss is printed
-MUCH_SENT = 0.3  # the same for communication, which is never nothing
 
 
 class Throughput:
@@ -42,7 +41,7 @@ class Throughput:
         self._since = self._stepped = time.perf_counter()
         self._tokens = 0  # of all ranks, without padding
         # Of this rank: seconds; tokens computed, those that are no padding, and the supervised ones.
-        self._waited_seconds = self._own_seconds = self._collective_seconds = 0.0
+        self._waited_seconds = self._own_seconds = 0.0
         self._computed_tokens = self._used_tokens = self._targets = self._squared_lengths = 0
 
     def add(self, batch: "GlobalBatch", result: "StepResult") -> None:
@@ -52,7 +51,6 @@ class Throughput:
         self._tokens += int(batch.num_tokens.sum())
         self._waited_seconds += batch.waited_seconds
         self._own_seconds += math.nan if result.own_seconds is None else result.own_seconds
-        self._collective_seconds += math.nan if result.collective_seconds is None else result.collective_seconds
         self._computed_tokens += sum(micro_batch.input_ids.numel() for micro_batch in batch.micro_batches)
         self._used_tokens += sum(micro_batch.num_tokens for micro_batch in batch.micro_batches)
         self._targets += sum(len(micro_batch.targets) for micro_batch in batch.micro_batches)
@@ -72,7 +70,7 @@ class Throughput:
             ``padding_share``; ``tflops_per_second``, 10^12 operations of its samples, padding and recomputation left
             out (``model_operations_per_token``), over the same time as the tokens. With several ranks
             ``tokens_per_second_per_rank``, the highest memory of all, ``rank_wait_share`` and ``slowest_rank`` (see
-            ``_waiting``). On CPUs ``communication_share``: what even the slowest rank waits for collectives.
+            ``_waiting``).
         """
         passed = max(time.perf_counter() - self._since, 1e-9)
         self.training_seconds += passed
@@ -86,15 +84,10 @@ class Throughput:
             operations = used * model_operations_per_token(self._workload, supervised, seen)
             row["tflops_per_second"] = operations / passed / 1e12
         if self.num_ranks > 1:
-            own = [self._waited_seconds, self._own_seconds, self._collective_seconds, float(memory)]
-            data, steps, collectives, memories = self._of_all_ranks(own)
+            data, steps, memories = self._of_all_ranks([self._waited_seconds, self._own_seconds, float(memory)])
             row["tokens_per_second_per_rank"] = rate / self.num_ranks
             row["highest_peak_memory_bytes"] = int(max(memories))
-            if not math.isnan(sum(collectives)):
-                # The rank that others wait for waits only for the network: so much do all of them.
-                row["communication_share"] = min(collectives) / passed
-            own_times = [data, steps, [-seconds for seconds in collectives]]
-            row |= _waiting([seconds for seconds in own_times if not math.isnan(sum(seconds))], passed)
+            row |= _waiting([seconds for seconds in (data, steps) if not math.isnan(sum(seconds))], passed)
         self._clear()
         return row
 
@@ -118,20 +111,17 @@ def speed_text(row: dict[str, Any]) -> str:
         text += f"  {row['data_wait_share']:.0%} waiting for data"
     if row.get("rank_wait_share", 0.0) >= MUCH:
         text += f"  {row['rank_wait_share']:.0%} waiting for rank {row['slowest_rank']}"
-    if row.get("communication_share", 0.0) >= MUCH_SENT:
-        text += f"  {row['communication_share']:.0%} in collectives"
     return text
 
 
 def _waiting(own: list[list[float]], passed: float) -> dict[str, float]:
     """Which rank the others wait for, and for which share of the time a rank waits for it on average.
 
-    It is the largest share of several measures. It is a lower bound: it sees a rank that is slow over the whole
+    It is the larger share of the measures. It is a lower bound: it sees a rank that is slow over the whole
     stretch, and only by what the measures cover.
 
     Args:
-        own: for each measure, the seconds that each rank took for what it does without the others, or less by the same
-            number for all ranks.
+        own: for each measure, the seconds that each rank took for what it does without the others.
         passed: seconds of the stretch.
     """
     shares = [(max(seconds) - sum(seconds) / len(seconds)) / passed for seconds in own]

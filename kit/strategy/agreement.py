@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from kit.errors import Problem
+from kit.errors import Problem, listed
 from kit.strategy.network import machine_id
 
 _MOST_VALUES = 4  # that a message shows
@@ -70,26 +70,16 @@ def compare_facts(all_facts: Sequence[Sequence[Fact]], hosts: Sequence[str]) -> 
     fixes = {fact.name: fact.fix for own in all_facts for fact in own}
     shown = [{fact.name: _shown(fact.value) for fact in own} for own in all_facts]
     for name, fix in fixes.items():
-        ranks: dict[tuple[str, str], list[int]] = {}  # by value and host
+        ranks: dict[tuple[str, str], list[str]] = {}  # by value and host
         for rank, own in enumerate(shown):
-            ranks.setdefault((own.get(name, "not set"), hosts[rank]), []).append(rank)
+            ranks.setdefault((own.get(name, "not set"), hosts[rank]), []).append(str(rank))
         if len({value for value, _ in ranks}) == 1:
             continue
-        parts = [f"{value} on {host} ({_ranges(where)})" for (value, host), where in ranks.items()]
-        more = f" and {len(parts) - _MOST_VALUES} more" if len(parts) > _MOST_VALUES else ""
-        found = ", ".join(parts[:_MOST_VALUES]) + more
-        problems.append(Problem(name, found, "the same on every machine", fix))
+        parts = [f"{value} on {host} (rank {listed(where)})" for (value, host), where in ranks.items()]
+        problems.append(Problem(name, listed(parts, _MOST_VALUES), "the same on every machine", fix))
     return problems
 
 
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({xxhash.xxh3_64_hexdigest(text.encode())[:8]})"
-
-
-def _ranges(ranks: list[int]) -> str:
-    """``rank 1``; ``ranks 0-7, 16``."""
-    starts = [rank for rank in ranks if rank - 1 not in ranks]
-    ends = [rank for rank in ranks if rank + 1 not in ranks]
-    spans = [str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True)]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(spans)}"

@@ -28,8 +28,9 @@ def check_own_name() -> list[Problem]:
         if not _is_loopback(address):
             return []
         found = f"{host}, the name of this machine, means {address}: other machines cannot reach it"
-    name = " or ".join(own_interfaces()) or "eth0"
-    fix = f"on {host}: export GLOO_SOCKET_IFNAME={name} NCCL_SOCKET_IFNAME={name}, or correct /etc/hosts"
+    fix = (
+        f"on {host}: export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0, or what `ip addr` shows; or fix /etc/hosts"
+    )
     return [Problem("host name", found, fix=fix)]
 
 
@@ -69,15 +70,6 @@ def is_own(name: str) -> bool:
         address = address_of(name)
         return _is_loopback(address) or any(address == own for _, own in _own_addresses())
     return False
-
-
-def own_interfaces() -> list[str]:
-    """Return the network interfaces of this machine that are up and have an address, without loopback."""
-    stats = psutil.net_if_stats()
-    up = [
-        name for name, address in _own_addresses() if name in stats and stats[name].isup and not _is_loopback(address)
-    ]
-    return list(dict.fromkeys(up))
 
 
 def use_loopback() -> None:

@@ -24,7 +24,6 @@ from kit.errors import Problem, TrainingError, UserError, listed
 from kit.model.embedding_noise import EmbeddingNoise
 from kit.strategy.float64 import float64_device, in_float64
 from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, rebuild_ddp_buckets
-from kit.strategy.waiting import waited_seconds
 from kit.strategy.weights import own_part, plain_name
 from kit.train.optim import can_skip, set_learning_rate, step_unless
 from kit.train.stopwatch import Stopwatch
@@ -48,9 +47,6 @@ class StepResult:
     # How long this rank computed before the backward pass that waits for gradients of others. None if the weights are
     # sharded, because then already its forward passes wait for others, and on MPS, where there are no others.
     own_seconds: float | None = None
-    # How long this rank waited in the step, for collectives and so for the network and for slower ranks. None on a GPU,
-    # which does not tell the host, and on a single process.
-    collective_seconds: float | None = None
     # Whether every number of which loss and metrics are made is finite. A metric may leave one out.
     sums_are_finite: bool = True
 
@@ -93,8 +89,6 @@ def train_step(
     """
     accelerator, model, optimizer = prepared.accelerator, prepared.model, prepared.optimizer
     assert optimizer is not None, "a step needs an optimiser"
-    measures = prepared.ranks.count > 1 and accelerator.device.type == "cpu"
-    waited = waited_seconds() if measures else None
     batch = objective.begin_step(prepared, batch)
     # DDP and FSDP average the gradients over the data ranks, but each term of the objective is a sum over them.
     scales = [prepared.ranks.count / divisor for divisor in objective.divisors(batch)]
@@ -133,8 +127,6 @@ def train_step(
     known = torch.cat([sums, in_float64(norm).to(sums).reshape(1)])
     # The only synchronisation of the host with the device, but for ``in_float64`` on MPS.
     read = _begin_to_read(known)
-    if waited is not None:
-        waited = (waited_seconds() or waited) - waited
     _check_gradients(prepared)
     if not optimizer.state:
         _report_still_adapters(prepared)
@@ -157,7 +149,6 @@ def train_step(
         stop=num_stop_requests > 0,
         objective=type(objective).__name__,
         own_seconds=stopwatch.seconds if stopwatch else None,
-        collective_seconds=waited,
         sums_are_finite=all(map(math.isfinite, values)),
     )
 

@@ -60,7 +60,7 @@ def test_an_adapter_whose_base_is_gone_says_which_two_flags_to_type(adapter, tmp
 def test_a_config_that_names_no_base_is_one_problem(content, adapter):
     (adapter / "adapter_config.json").write_text(content)
     (text,) = problems(["--adapter_name_or_path", "runs/mine/final", "--dataset", "my.jsonl"]).values()
-    assert "names no base" in text
+    assert "no adapter_config.json names its base" in text
 
 
 def test_the_folder_of_a_run_is_no_adapter(adapter):

@@ -5,14 +5,15 @@ import re
 from transformers.training_args import OptimizerNames
 
 from kit.config.command_line import read_command_line
-from kit.config.optimisers import OPTIMISERS, OTHER_NAMES, optimiser_of_other_kits
+from kit.config.hints import hint_for_value
+from kit.config.optimisers import OPTIMISERS, OTHER_NAMES
 
 THEIRS = "muonclip lion_pytorch galore_adamw_8bit q_galore adam_mini came_pytorch optimi_adamw ao_adamw_4bit".split()
 
 
 def test_each_optimiser_of_transformers_is_offered_or_named_with_what_to_use():
     for name in sorted({each.value for each in OptimizerNames} | {*THEIRS, *OTHER_NAMES}):
-        answer = optimiser_of_other_kits(name)
+        answer = hint_for_value("optim", name)
         assert (name in OPTIMISERS) != bool(answer), name
         if answer:
             assert set(re.findall(r"\w*(?:adamw|lion)_\w+", answer)) <= set(OPTIMISERS) and "use " in answer, name

@@ -56,18 +56,11 @@ def test_words_of_other_kits_are_answered_as_a_flag_and_in_a_file_by_their_value
         ("gradient_accumulation_steps", "8", "global_batch_size"),
         ("load_in_4bit", "true", "use method: qlora"),
         ("bf16", "true", "mixed_precision: bf16"),
-        ("fp16", "true", "the Accelerate config"),
-        ("max_seq_length", "1", "use max_length"),
         ("deepspeed", "x.json", "--config fsdp"),
         ("custom_loss", "x", "docs/architecture.md#an-objective-or-another-loss"),
-        ("load_best_model_at_end", "true", "use keep_best"),
-        ("hub_token", "x", "hf auth login"),
         ("assistant_only_loss", "false", "use train_on: all"),
         ("wandb_project", "", "leave it out"),
-        ("precompute_ref_log_probs", "true", "use precompute_reference"),
-        ("stage", "kto", "use objective: kto"),
         ("rl", "grpo", "nothing learns from rewards"),
-        ("pref_loss", "hinge", "use dpo_loss: hinge"),
         ("loss_type", "apo_zero", "docs/objectives.md"),
     ]
     for word, value, answer in cases:

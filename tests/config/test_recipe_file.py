@@ -205,11 +205,8 @@ def test_a_rate_is_for_the_objective_that_the_file_names(recipe_file):
 
 def test_a_mistake_in_by_objective_has_its_line_also_if_it_is_not_in_use(recipe_file):
     cases = [
-        ("by_objective: dpo", "mine.yaml:3 by_objective", "expected sft, dft, eaft, dpo"),
         ("by_objective:\n  dop: {seed: 1}", "mine.yaml:4 by_objective.dop", "did you mean 'dpo'"),
         ("by_objective:\n  dpo:\n    sed: 3", "mine.yaml:5 by_objective.dpo.sed", "did you mean 'seed'"),
-        ("objective: dpo\nby_objective:\n  dpo:\n    seed: x", "mine.yaml:6 by_objective.dpo.seed", "found 'x'"),
-        ("by_objective:\n  dpo:\n    seed: 1\n    seed: 2", "mine.yaml:6 seed", "given a second time"),
         (
             "by_method:\n  full:\n    by_objective:\n      dpo:\n        sed: 1",
             "mine.yaml:7 by_method.full.by_objective.dpo.sed",
@@ -219,16 +216,6 @@ def test_a_mistake_in_by_objective_has_its_line_also_if_it_is_not_in_use(recipe_
             "by_objective:\n  dpo: {by_method: {lora: {}}}",
             "mine.yaml:4 by_objective.dpo.by_method",
             "not a setting",
-        ),
-        (
-            "by_objective:\n  dpo: {objective: kto}",
-            "mine.yaml:4 by_objective.dpo.objective",
-            "not a setting that can be here",
-        ),
-        (
-            "by_objective:\n  dpo: {method: full}",
-            "mine.yaml:4 by_objective.dpo.method",
-            "not a setting that can be here",
         ),
         ("by_method:\n  lora: {method: full}", "mine.yaml:4 by_method.lora.method", "not a setting that can be here"),
         ("by_objective: {dpo: {seed: 1}}\nobjective: [dpo]", "mine.yaml:4 objective", "found ['dpo']"),

@@ -65,24 +65,13 @@ def test_a_launch_flag_in_a_recipe_is_sent_to_the_command_line(recipe_file):
     assert "not a key of a recipe" in text and "type it: --num_processes 2" in text
 
 
-def test_a_few_lines_that_unfold_to_billions_are_answered_shortly(recipe_file):
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 11)]
-    lines += [f"{key}: *a10" for key in ("report_to", "lora_target_modules", "seed", "output_dir")]
-    found = problems(recipe_file("\n".join(lines)))
-    assert max(map(len, found.values())) < 500
-
-
 def test_a_list_of_data_sets_is_checked_entry_by_entry():
     cases = [
         ("[{path: a, weight: -1}]", r"--dataset\[0\].weight: found '-1'; expected number from 0"),
-        ("[{path: a, weight: much}]", r"--dataset\[0\].weight: found 'much'"),
         ("[a, {path: b, wieght: 1}]", r"--dataset\[1\].wieght: unknown key; .*\n.*did you mean 'weight'"),
         ("[{weight: 1}]", r"--dataset\[0\].path: missing"),
         ("[{path: a, columns: q}]", r"--dataset\[0\].columns: found 'q'; expected column=field"),
-        ("[{path: a", r"--dataset: found '\[\{path: a'"),
         ("a.jsonl,b/a.jsonl", r"two data sets of the name 'a'\n.*name: first"),
-        ("[{path: a, weight: 1}, {path: b}]", "some data sets have a weight and others none"),
         ("[{path: a, weight: 0}, {path: b, weight: 0}]", r"--dataset: all weights are 0"),
     ]
     for value, message in cases:

@@ -32,7 +32,7 @@ def test_silent_ranks_are_gone_and_else_the_others_wait_for_those_behind_or_savi
 
 
 def test_many_ranks_are_listed_in_short():
-    assert names(statuses(600)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 592 more"
+    assert names(statuses(600)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 592 others"
     assert last_seen(statuses(4, step=4)[3:], "b") == "rank 3 on a starting in step 4"
 
 

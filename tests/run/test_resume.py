@@ -1,14 +1,9 @@
-"""All ranks continue from one whole checkpoint, and hash it once, whatever their number."""
-
-from contextlib import nullcontext
-from types import SimpleNamespace
+"""Before the ranks have met, each looks at sizes only. How they hash together: tests/promises/test_damage.py."""
 
 import pytest
 
 from kit.checkpoint import manifest
-from kit.errors import UserError
-from kit.run import resume
-from kit.run.resume import choose, choose_together
+from kit.run.resume import choose
 
 STATE = "state.json"
 NUM_FILES = 20
@@ -35,49 +30,6 @@ def hashed(monkeypatch):
     names, describe_file = [], manifest.describe_file
     monkeypatch.setattr(manifest, "describe_file", lambda path: names.append(path.name) or describe_file(path))
     return names
-
-
-@pytest.fixture
-def all_ranks(monkeypatch, folder):
-    """``choose_together`` as on rank 1; what the other ranks find is gathered."""
-
-    def all_ranks(world, wanted="auto"):
-        looked_at, verify = [], resume.verify
-
-        def looking(path, part):
-            looked_at.append(path)
-            return verify(path, part)
-
-        def gather(found):
-            if not looked_at:
-                return found
-            path = looked_at.pop()
-            return [fault for rank in range(world) for fault in verify(path, slice(rank, None, world))]
-
-        monkeypatch.setattr(resume, "verify", looking)
-        monkeypatch.setattr(resume, "together", lambda accelerator: nullcontext())
-        monkeypatch.setattr("accelerate.utils.gather_object", gather)
-        accelerator = SimpleNamespace(process_index=1, num_processes=world)
-        return choose_together(
-            accelerator, folder, wanted, manifest.read_manifest(folder / "step-00000003")["identity"]
-        )
-
-    return all_ranks
-
-
-def test_damage_in_the_share_of_another_rank_costs_that_checkpoint_only(folder, all_ranks, capsys):
-    assert all_ranks(8)[0] == folder / "step-00000003"
-    (folder / "step-00000003/16.bin").write_bytes(bytes(100))  # in the share of rank 0
-    path, record = all_ranks(8)
-    assert path == folder / "step-00000002" and record["step"] == 2
-    assert "step-00000003: 16.bin was altered" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"16\.bin was altered"):
-        all_ranks(8, wanted=str(folder / "step-00000003"))
-    for step in (1, 2):
-        (folder / f"step-0000000{step}/5.bin").unlink()
-    with pytest.raises(UserError, match=r"no checkpoint of this run is complete") as caught:
-        all_ranks(8)
-    assert str(caught.value).count("5.bin is missing") == 2
 
 
 def test_a_rank_that_has_not_met_the_others_reads_sizes_and_the_state_only(folder, hashed, monkeypatch, capsys):

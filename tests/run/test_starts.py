@@ -20,8 +20,3 @@ def test_a_continued_run_says_what_was_changed():
 def test_a_run_that_goes_back_forgets_later_starts():
     earlier = [{"step": step, "time": "t", "changed": []} for step in (0, 4, 8)]
     assert [each["step"] for each in starts(json.dumps(record(starts=earlier)), record(), 6)] == [0, 4, 6]
-
-
-def test_without_a_record_of_the_start_before_there_is_this_start():
-    for old in ["", "[]", '{"starts": [{}]}']:
-        assert [each["step"] for each in starts(old, record(), 4)] == [4], old

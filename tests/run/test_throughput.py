@@ -26,7 +26,7 @@ def clock(monkeypatch):
 
 
 def group(others=(), device="cpu"):
-    """What rank 0 knows of all ranks; ``others`` are the numbers of the others: data, own, in collectives, memory."""
+    """What rank 0 knows of all ranks; ``others`` are the numbers of the others: data, own, memory."""
 
     def total(table):
         assert table.device.type == "cpu"  # numbers of the hosts, which no device is asked for
@@ -38,31 +38,26 @@ def group(others=(), device="cpu"):
     return Ranks(0, 1 + len(others), total), torch.device(device)
 
 
-def taken(clock, group, own=(0.5,), waited=0.0, in_collectives=None):
+def taken(clock, group, own=(0.5,), waited=0.0):
     """The entries of a line after steps of a second and 100 tokens each, in which rank 0 took ``own`` for itself."""
     throughput = Throughput(*group)
     for seconds in own:
         clock.now += 1.0
         counts = np.array([100])
         batch = GlobalBatch([], counts / 2, counts // 2, counts, 0.5, [], waited_seconds=waited)
-        throughput.add(batch, StepResult(1.0, 1.0, own_seconds=seconds, collective_seconds=in_collectives))
+        throughput.add(batch, StepResult(1.0, 1.0, own_seconds=seconds))
     return throughput.take()
 
 
 def test_the_slowest_rank_is_named_with_the_share_of_the_time_that_others_wait_for_it(clock):
-    others = [(0.0, 1.0, math.nan, 7.0), (0.0, 1.8, math.nan, 2**50)]
+    others = [(0.0, 1.0, 7.0), (0.0, 1.8, 2**50)]
     row = taken(clock, group(others), own=(0.25, 0.25))  # in 2 s: 0.5, 1.0 and 1.8 s of their own; the mean is 1.1
     assert row["slowest_rank"] == 2 and row["rank_wait_share"] == pytest.approx(0.7 / 2)
     assert row["tokens_per_second_per_rank"] == pytest.approx(100 / 3) and row["highest_peak_memory_bytes"] == 2**50
     assert "35% waiting for rank 2" in speed_text(row) and "100 tok/s (33 a rank)" in speed_text(row)
+    row = taken(clock, group([(0.4, math.nan, 7.0)]), own=(None,))  # of sharded weights only the wait for data is known
+    assert row["slowest_rank"] == 1 and row["rank_wait_share"] == pytest.approx(0.2)
     json.loads(json.dumps(row, allow_nan=False))
-
-
-def test_of_sharded_weights_only_the_waits_are_known(clock):
-    others = [(0.0, math.nan, 0.6, 7.0), (0.0, math.nan, 1.0, 7.0)]
-    row = taken(clock, group(others), own=(None, None), in_collectives=0.5)  # in 2 s: 1.0, 0.6 and 1.0 s
-    assert row["communication_share"] == pytest.approx(0.3) and "30% in collectives" in speed_text(row)
-    assert row["slowest_rank"] == 1 and row["rank_wait_share"] == pytest.approx((2.6 / 3 - 0.6) / 2)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

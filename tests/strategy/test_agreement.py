@@ -41,7 +41,7 @@ def of(**values):
 def test_a_difference_is_reported_to_all_with_value_host_and_ranks(exchanged):
     assert exchanged([of(seed=1, text="long" * 1000)] * 8) == [[]] * 8
     results = exchanged([of(seed=1)] * 5 + [of(seed=2)] * 3)
-    expected = "1 on host0 (ranks 0-1), 1 on host1 (ranks 2-3), 1 on host2 (rank 4), 2 on host2 (rank 5) and 1 more"
+    expected = "1 on host0 (rank 0, 1), 1 on host1 (rank 2, 3), 1 on host2 (rank 4), 2 on host2 (rank 5) and 1 others"
     problem = Problem("seed", expected, "the same on every machine", "fix seed")
     assert results == [[problem]] * 8
 

@@ -342,10 +342,9 @@ def flags(finetune):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_four_real_commands_do_the_same(flags, tmp_path):
+def test_the_real_commands_do_the_same(flags, tmp_path):
     fsdp = CONFIGS / "fsdp.yaml"
     commands = {
-        "plain": ["accelerate", "launch", SCRIPT, "--config", "fsdp"],
         "config_file": ["accelerate", "launch", "--config_file", fsdp, "--num_processes", 2, SCRIPT],
         "torchrun": ["torchrun", "--nproc_per_node", 2, "--standalone", SCRIPT, "--config", "fsdp"],
         "python": [sys.executable, SCRIPT, "--config", "fsdp"],

@@ -19,28 +19,16 @@ def recipe(**settings):
 def test_one_line_says_what_runs():
     cases = [
         (
-            {"rehearsal": True},
-            {},
-            "FSDP2 rehearsed on CPU, 2 processes, bf16, 4 x LlamaDecoderLayer sharded, 1,234,567 trainable parameters "
-            "(lora), global batch 32 = 2 x 1 x 16",
-        ),
-        (
             {"type": HYBRID, "num_processes": 4, "num_replicas": 2, "device": "NVIDIA H100"},
             {},
             "FSDP2, 4 processes, bf16, 4 x LlamaDecoderLayer sharded, 2 copies, 1,234,567 trainable parameters (lora), "
             "global batch 32 = 4 x 1 x 8",
         ),
         (
-            {**ALONE, "mixed_precision": "no"},
+            {**ALONE, "rehearsal": True, "mixed_precision": "no"},
             {"method": "full", "gradient_checkpointing": "selective", "optim": "adamw_bf16"},
-            "Single on CPU, 1 process, fp32, 1,234,567 trainable parameters (full), selective gradient checkpointing, "
-            "adamw_bf16, global batch 32 = 1 x 1 x 32",
-        ),
-        (
-            {"type": DDP, "sharded_layers": None, "device": "NVIDIA H100"},
-            {"gradient_checkpointing": True, "activation_offload": True},
-            "DDP, 2 processes, bf16, 1,234,567 trainable parameters (lora), gradient checkpointing with "
-            "activation_offload, global batch 32 = 2 x 1 x 16",
+            "Single rehearsed on CPU, 1 process, fp32, 1,234,567 trainable parameters (full), selective gradient "
+            "checkpointing, adamw_bf16, global batch 32 = 1 x 1 x 32",
         ),
     ]
     for strategy, settings, line in cases:

@@ -16,7 +16,6 @@ FALLEN = 0.2  # nats a token: each token of a chosen answer has lost a fifth of 
 _WASTE = (
     ("data_wait_share", 0.1, "of the time was spent waiting for data: --streaming false prepares them before training"),
     ("rank_wait_share", 0.1, "of the time was spent waiting for the slowest rank: docs/debugging.md#a-slow-rank"),
-    ("communication_share", 0.3, "of the time was spent waiting for the network: docs/debugging.md#a-slow-network"),
     ("padding_share", 0.25, "of the computed tokens were padding: --packing true avoids it"),
 )
 _LOST = {

@@ -44,9 +44,9 @@ _CURVES = (
     _Curve("GPU utilisation, %", ("gpu_utilisation",), 100),
     _Curve(
         "waiting, % of the time",
-        ("data_wait_share", "rank_wait_share", "communication_share"),
+        ("data_wait_share", "rank_wait_share"),
         100,
-        names=("for data", "for the slowest rank", "for the network"),
+        names=("for data", "for the slowest rank"),
     ),
     _Curve("padding, % of the computed tokens", ("padding_share",), 100),
 )
