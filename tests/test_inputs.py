@@ -1,6 +1,5 @@
 """What is wrong with a model's folder, the data's columns or the output folder is reported before torch is imported."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -31,17 +30,13 @@ def wrong(recipe, model_folder, chat_file, tmp_path):
     """Recipes with one mistake each."""
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/thesis.txt").write_text("mine")
-    bare, encoder = tmp_path / "bare", tmp_path / "encoder"
-    for folder in (bare, encoder):
-        shutil.copytree(model_folder, folder)
+    bare = tmp_path / "bare"
+    shutil.copytree(model_folder, bare)
     (bare / "model.safetensors").unlink()
-    config = json.loads((encoder / "config.json").read_text())
-    (encoder / "config.json").write_text(json.dumps({**config, "model_type": "t5", "is_encoder_decoder": True}))
     shutil.copy(chat_file, tmp_path / "other.jsonl")
     return {
         "model": recipe(model_name_or_path=str(tmp_path / "none")),
         "weights": recipe(model_name_or_path=str(bare)),
-        "encoder": recipe(model_name_or_path=str(encoder)),
         "adapter": recipe(adapter_name_or_path=str(tmp_path / "none"), method="lora"),
         "data": recipe(dataset=str(tmp_path / "chat.jsonl")),
         "column": recipe(dataset_columns="question=instruction"),
@@ -49,7 +44,7 @@ def wrong(recipe, model_folder, chat_file, tmp_path):
     }
 
 
-MISTAKES = ["model", "weights", "encoder", "adapter", "data", "column", "output"]
+MISTAKES = ["model", "weights", "adapter", "data", "column", "output"]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -73,7 +73,7 @@ MESSAGES = {
     f"{CHAT} --router_aux_loss_coef 0.1": ["router_aux_loss_coef: 0.1", "leave it out"],
     f"{CHAT} --new_tokens '<|im_end|>'": ["'<|im_end|>' exists already, with id 2", "--trainable_tokens"],
     f"{CHAT} --trainable_tokens '<|im_ende|>'": ["'<|im_ende|>' is no token", "did you mean '<|im_end|>'?"],
-    f"{TINY} --lora_modules_to_save lm_head": ["the output head without the embedding", "embed_tokens"],
+    f"{TINY} --lora_modules_to_save lm_head": ["are one weight here, of which", "embed_tokens"],
     f"{CHAT} --adapter_name_or_path run/final --adapter_type oft": ["an adapter of LORA", "--adapter_type lora"],
     f"{TINY} --adapter_name_or_path run/final": ["run/final does not fit this model", "--model_name_or_path model"],
     "recipes/export.py orphan --output_dir merged": ["names a base that cannot be opened: /nowhere/base", "BASE"],
