@@ -319,7 +319,7 @@ def _cast_trained(model: torch.nn.Module, dtype: torch.dtype) -> None:
         if parameter.requires_grad and parameter.dtype != dtype:
             parameter.data = parameter.data.to(dtype, memory_format=torch.contiguous_format)
     # Frozen layers in float32 give their states to trained norms in bf16, which a CPU does not compute.
-    for module in model.modules():
+    for module in model.modules() if dtype == torch.bfloat16 else ():
         if isinstance(module, torch.nn.LayerNorm) and module.weight is not None and module.weight.requires_grad:
             module.register_forward_pre_hook(lambda norm, args: (args[0].to(norm.weight.dtype), *args[1:]))
 

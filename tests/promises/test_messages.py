@@ -82,10 +82,10 @@ MESSAGES = {
         "--objective simpo",
     ],
     # runs and their folders
-    f"{RUN} --output_dir theirs": ["theirs/run.json is no record of a run", "--output_dir theirs-2"],
+    f"{RUN} --output_dir theirs": ["theirs/run.json is no record of a run", "another --output_dir"],
     f"{RUN} --output_dir run --max_steps 4 --learning_rate 1e-3": [
         "run holds another run (learning_rate: 0.0002 -> 0.001)",
-        "--output_dir run-2",
+        "another --output_dir",
         "--overwrite_output_dir true, which deletes it",
     ],
     f"{RUN} --output_dir run --max_steps 3": ["max_steps: 3 steps wanted, and 4 are done", "--max_steps 4"],
@@ -94,7 +94,7 @@ MESSAGES = {
         "damaged/checkpoints/step-00000002: state.json has 1 bytes",
         "no checkpoint of this run is complete",
     ],
-    f"{RUN} --output_dir busy --max_steps 4": ["output_dir: busy is in use by", "--output_dir busy-2"],
+    f"{RUN} --output_dir busy --max_steps 4": ["output_dir: busy is in use by", "another --output_dir"],
     f"{RUN} --output_dir new --max_steps 4 --learning_rate 1e-3 --resume_from_checkpoint {STEP}": [
         f"{STEP} is of another run (learning_rate: 0.0002 -> 0.001)",
         "kit export writes a model of it",
