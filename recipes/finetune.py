@@ -108,7 +108,7 @@ def main() -> None:
             packing=recipe.packing,
             seed=recipe.seed,
             router_aux_loss_coef=recipe.router_aux_loss_coef,
-            compiled=recipe.torch_compile is True,
+            compiled=bool(recipe.torch_compile),
         )
     parts = describe_parts(model, recipe, recipe.router_aux_loss_coef)
     stops = new_stops(model, checked.stop_tokens)

@@ -93,7 +93,7 @@ class Ahead(Generic[T]):
         self._make = make
         self._num_steps = num_steps
         self._thread = ThreadPoolExecutor(1)
-        # The thread of the loop, which a GPU waits for, gets the interpreter back sooner than after the usual 5 ms.
+        # Else the thread of the loop, which a GPU waits for, may wait 5 ms each time for the interpreter.
         sys.setswitchinterval(1e-4)
         self._made: dict[int, Future[T]] = {}
         self.waited_seconds = 0.0  # in the last ``take``
