@@ -53,7 +53,6 @@ def main() -> None:
     from kit.model.load import build_model
     from kit.model.parts import describe_parts
     from kit.run.log import Log
-    from kit.run.profile import profiled
     from kit.run.shared import check_shared
     from kit.strategy.accelerator import layer_classes, prepare, start
     from kit.strategy.rendezvous import together
@@ -147,7 +146,7 @@ def main() -> None:
         folder.checkpoints,
         folder.about,
         synced_first=log.path,
-        on_work=guard.watch.enter_save,
+        on_work=guard.enter_save,
         timeout_seconds=recipe.ddp_timeout,
     )
     exits.finish_first(saver.finish)
@@ -189,7 +188,6 @@ def main() -> None:
     is_stopped = False  # by a signal
     if state.evaluated_step != first_step:  # eval_on_start, or a signal stopped the last step's evaluation
         is_stopped = evaluate_if_due(first_step).was_stopped
-    train_step = profiled(train_step, accelerator, recipe.profile_steps, range(first_step, total_steps), folder.path)
     for step in range(first_step, total_steps):
         if is_stopped or state.early_stop_reason(recipe, total_steps):
             break

@@ -114,7 +114,7 @@ def main() -> None:
     for answer in result.answers:
         say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")
     intervals = {"intervals": result.intervals} if result.intervals else {}
-    say(json.dumps({"model": scored, "strategy": prepared.strategy.type.name, **result.metrics} | intervals))
+    say(json.dumps({"model": scored, "strategy": prepared.strategy.type, **result.metrics} | intervals))
 
 
 if __name__ == "__main__":

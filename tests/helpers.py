@@ -324,11 +324,10 @@ def forge(checkpoint: Path, state: Any = None, **changes: Any) -> None:
 
 def actual_strategy(**changes: Any) -> Any:
     """What a run on two processes of FSDP2 says of itself."""
-    from kit.strategy.strategies import FSDP2
     from kit.strategy.topology import ActualStrategy, ShardedLayers
 
     values: dict[str, Any] = {
-        "type": FSDP2,
+        "type": "fsdp2",
         "config": "fsdp",
         "num_processes": 2,
         "num_replicas": 1,
@@ -336,6 +335,7 @@ def actual_strategy(**changes: Any) -> Any:
         "device": "cpu",
         "rehearsal": False,
         "sharded_layers": ShardedLayers(["LlamaDecoderLayer"], 4),
+        "offload": False,
         "num_threads": 1,
         "trainable_parameters": 1234567,
     }

@@ -149,7 +149,7 @@ def _training_lines(recipe: Recipe, strategy: ActualStrategy, state: LoopState) 
     lines += [f"- {state.step} steps of {recipe.global_batch_size} {'packs' if recipe.packing else 'samples'}"]
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
     processes = "1 process" if strategy.num_processes == 1 else f"{strategy.num_processes} processes"
-    lines += [f"- {strategy.type.name} on {processes}, mixed_precision {strategy.mixed_precision}"]
+    lines += [f"- {strategy.type} on {processes}, mixed_precision {strategy.mixed_precision}"]
     if recipe.qat:
         rounded = f"- trained for weights that torchao rounds to {recipe.qat}"
         lines += [f"{rounded}; the evaluation is that of rounded weights"]

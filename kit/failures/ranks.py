@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from kit.console import show_error
+from kit.console import progress, show_error
 from kit.errors import TrainingError
 from kit.failures.survey import SILENT_SECONDS, RankStatus, Survey, last_seen, names, take_survey
 from kit.phases import STARTING, Phase
@@ -78,18 +78,14 @@ class Watch:
         self._save = work
         self._last_progress = time.monotonic()
 
-    def noting_progress(self, progress: Callable[..., Iterable[Any]]) -> Callable[..., Iterator[Any]]:
-        """Wrap ``progress`` so that each item counts as progress of this rank.
+    def progress(self, items: Iterable[Any], name: str, total: int) -> Iterator[Any]:
+        """Return ``items`` with a progress bar. Each item taken counts as a sign that this rank does not hang.
 
         An evaluation may take longer than the time-out.
         """
-
-        def noting(*args: Any) -> Iterator[Any]:
-            for item in progress(*args):
-                self._last_progress = time.monotonic()
-                yield item
-
-        return noting
+        for item in progress(items, name, total):
+            self._last_progress = time.monotonic()
+            yield item
 
     def explain(self, error: BaseException) -> TrainingError | None:
         """Return an error that names the ranks that are gone; None if all ranks are alive.

@@ -25,7 +25,7 @@ from kit.failures import exits
 from kit.run.identity import ROUNDING, changes
 from kit.run.output_dir import check_owner, outputs, unfinished
 from kit.run.record import RUN_FILE, versions, write_record
-from kit.run.resume import choose, choose_together, wanted_checkpoint
+from kit.run.resume import choose, wanted_checkpoint
 from kit.run.starts import starts
 from kit.strategy.rendezvous import together
 from kit.strategy.topology import ActualStrategy
@@ -90,8 +90,7 @@ class RunFolder:
             UserError: on all ranks, if no checkpoint can be used, or the old run cannot be deleted.
         """
         if accelerator.num_processes > 1:
-            chosen = choose_together(accelerator, self.checkpoints, self._wanted, self.identity)
-            self.checkpoint, self._manifest = chosen
+            self.checkpoint, self._manifest = choose(self.checkpoints, self._wanted, self.identity, accelerator)
         with together(accelerator):
             self._empty()
         return self.loop_state()

@@ -17,11 +17,11 @@ from kit.durable import read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.run.identity import OTHER_DATA, differences
-from kit.run.record import METRICS_FILE, PROFILE_FOLDER, RUN_FILE, fault_of_record
+from kit.run.record import METRICS_FILE, RUN_FILE, fault_of_record
 
 # Everything that a run writes to its folder besides run.json, the lock and temporary names. `kit` is TensorBoard's.
 OUTPUT_FILES = (METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, "report.html")
-OUTPUT_FOLDERS = ("checkpoints", "final", PROFILE_FOLDER, "kit")
+OUTPUT_FOLDERS = ("checkpoints", "final", "kit")
 
 
 def check_writable(folder: Path) -> None:

@@ -19,7 +19,7 @@ from kit.errors import Problem, UserError, raise_if
 from kit.model.locate import check_base
 from kit.strategy.topology import ActualStrategy
 
-RUN_FILE, METRICS_FILE, PROFILE_FOLDER = "run.json", "metrics.jsonl", "profile"
+RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
 Opening = TypeVar("Opening", bound=MethodSettings)
 MAX_STEP = 2**53  # a float holds each whole number up to it
 # How the model is computed, not what it is: settings of whoever opens the model, not of the run.

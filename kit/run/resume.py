@@ -25,35 +25,44 @@ from kit.strategy.rendezvous import together
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-Chosen = tuple[Path | None, dict[str, Any]]  # a checkpoint and its manifest; None and {} for none
 
+def choose(
+    folder: Path, wanted: str, identity: Mapping[str, Any], accelerator: "Accelerator | None" = None
+) -> tuple[Path | None, dict[str, Any]]:
+    """Choose the checkpoint to continue from. Called by all ranks, also before they have met.
 
-def choose(folder: Path, wanted: str, identity: Mapping[str, Any]) -> Chosen:
-    """Choose the checkpoint to continue from, before the ranks have met.
-
-    One of several ranks compares only names and sizes: ``choose_together`` hashes, and says what is skipped.
+    Before, one of several ranks compares only names and sizes. Afterwards each hashes its share of the files, and what
+    is skipped is said.
 
     Args:
         folder: the folder ``checkpoints`` of the run.
         wanted: as ``find_checkpoint`` takes it.
         identity: that of this run.
+        accelerator: of ranks that have met, or None.
+
+    Returns:
+        The checkpoint and its manifest; None and {} for none.
 
     Raises:
-        UserError: the checkpoint is absent, damaged, or of another run.
+        UserError: the checkpoint is absent, damaged, or of another run; with an accelerator on all ranks.
     """
     launched = launched_rank()
-    if launched is None or launched.world == 1:
-        return _chosen(folder, wanted, identity, verify, say)
-    return _chosen(folder, wanted, identity, partial(verify, part=NONE), lambda line: None)
-
-
-def choose_together(accelerator: "Accelerator", folder: Path, wanted: str, identity: Mapping[str, Any]) -> Chosen:
-    """Choose the checkpoint to continue from; each rank hashes its share of the files. Called by all ranks.
-
-    Raises:
-        UserError: on all ranks, as ``choose``.
-    """
-    return _chosen(folder, wanted, identity, partial(verify_together, accelerator), say)
+    check: Callable[[Path], Sequence[str]] = verify
+    tell: Callable[[str], None] = say
+    if accelerator:
+        check = partial(verify_together, accelerator)
+    elif launched and launched.world > 1:
+        check, tell = partial(verify, part=NONE), lambda line: None
+    with _readable(folder):
+        path = find_checkpoint(folder, wanted, tell, check)
+        if path is None:
+            return None, {}
+        manifest = read_manifest(path)
+    if changed := differences(manifest["identity"], identity):
+        found = f"{path} is of another run ({'; '.join(changed)})"
+        fix = f"{command_of('export.py')} writes a model of it, from which a new run starts"
+        raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint of a run with these settings", fix))
+    return path, manifest
 
 
 def verify_together(accelerator: "Accelerator", path: Path) -> list[str]:
@@ -77,25 +86,6 @@ def _readable(path: Path) -> Iterator[None]:
     except OSError as error:
         where = str(error.filename or path)
         raise UserError(Problem(where, f"cannot be read ({error.strerror or error})")) from None
-
-
-def _chosen(
-    folder: Path,
-    wanted: str,
-    identity: Mapping[str, Any],
-    check: Callable[[Path], Sequence[str]],
-    say: Callable[[str], None],
-) -> Chosen:
-    with _readable(folder):
-        path = find_checkpoint(folder, wanted, say, check)
-        if path is None:
-            return None, {}
-        manifest = read_manifest(path)
-    if changed := differences(manifest["identity"], identity):
-        found = f"{path} is of another run ({'; '.join(changed)})"
-        fix = f"{command_of('export.py')} writes a model of it, from which a new run starts"
-        raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint of a run with these settings", fix))
-    return path, manifest
 
 
 def wanted_checkpoint(settings: OutputSettings, folder: Path) -> str:

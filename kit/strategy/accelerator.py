@@ -287,7 +287,7 @@ def planned_strategy(topology: Topology, model: "torch.nn.Module") -> ActualStra
     classes = layer_classes(topology, model)
     count = sum(type(module).__name__ in classes for module in model.modules())
     return ActualStrategy(
-        type=topology.strategy,
+        type=topology.strategy.name,
         config=topology.config_name,
         num_processes=topology.num_processes,
         num_replicas=topology.num_replicas,
@@ -295,6 +295,7 @@ def planned_strategy(topology: Topology, model: "torch.nn.Module") -> ActualStra
         device=topology.device_type,
         rehearsal=topology.rehearsal,
         sharded_layers=ShardedLayers(list(classes), count) if topology.strategy.shards else None,
+        offload=topology.strategy.offloads,
         num_threads=0,  # only known once the run starts
         trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
     )

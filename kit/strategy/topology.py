@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 Precision = Literal["no", "bf16"]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
-# Of ``strategy`` in run.json and in manifests.
-RECORD_KEYS = """
-type config num_processes num_replicas mixed_precision device rehearsal sharded_layers offload num_threads
-trainable_parameters
-""".split()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +58,9 @@ class ShardedLayers:
 
 @dataclass(frozen=True, kw_only=True)
 class ActualStrategy:
-    """The strategy as it really runs. ``record`` makes of it the entry ``strategy`` of run.json and manifests."""
+    """The strategy as it really runs: the entry ``strategy`` of run.json and manifests."""
 
-    type: Strategy
+    type: StrategyName
     config: str  # stem of the Accelerate config file
     num_processes: Positive
     num_replicas: Positive  # copies of a sharded model; 1 where it is sharded over all processes, or not at all
@@ -73,21 +68,18 @@ class ActualStrategy:
     device: str  # name of the GPU, "mps" or "cpu"
     rehearsal: bool
     sharded_layers: ShardedLayers | None  # None where nothing is sharded
+    offload: bool  # weights, gradients and optimiser state wait in CPU memory
     num_threads: Count  # torch's threads per process; the number affects the order of sums, and so rounding
     trainable_parameters: Count
 
     @classmethod
     def from_record(cls, values: dict[str, Any]) -> "ActualStrategy":
-        """Create it from the values in ``run.json``. Raises ``ValueError``, ``KeyError`` or ``TypeError``."""
-        known = {key: values.get(key, 1) if key == "num_replicas" else values[key] for key in RECORD_KEYS}
-        replicates = known["num_replicas"] > 1
-        known["type"] = {"name": known["type"], "offloads": known.pop("offload"), "replicates": replicates}
-        return TypeAdapter(cls).validate_json(json.dumps(known), strict=True)
+        """Create it from the values in ``run.json``. Raises ``ValueError``."""
+        return TypeAdapter(cls).validate_json(json.dumps(values), strict=True)
 
     def record(self) -> dict[str, Any]:
         """Return the entry ``strategy`` of run.json and of manifests, in JSON."""
-        values = asdict(self) | {"type": self.type.name, "offload": self.type.offloads}
-        return {key: values[key] for key in RECORD_KEYS}
+        return asdict(self)
 
     def describe(self, method: MethodSettings, steps: OptimSettings) -> str:
         """Describe in one line how the run is distributed, what its layers keep, its optimiser and its global batch."""
@@ -99,7 +91,7 @@ class ActualStrategy:
         elif self.device in ("cpu", "mps"):
             device = f" on {self.device.upper()}"
         parts = [
-            f"{self.type.title}{device}",
+            f"{Strategy(self.type).title}{device}",
             f"{self.num_processes} process{'es' if self.num_processes > 1 else ''}",
             "bf16" if self.mixed_precision == "bf16" else "fp32",
         ]

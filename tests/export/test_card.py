@@ -9,10 +9,9 @@ from huggingface_hub import ModelCard
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
 from kit.export.card import converted_card, model_card, serving_section, state_of
-from kit.strategy.strategies import SINGLE
 from kit.train.loop_state import LoopState
 
-STRATEGY = SimpleNamespace(type=SINGLE, num_processes=1, mixed_precision="no")
+STRATEGY = SimpleNamespace(type="single", num_processes=1, mixed_precision="no")
 
 
 def state(last=None, first=None, step=160):

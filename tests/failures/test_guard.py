@@ -48,14 +48,13 @@ def test_other_errors_are_not_explained(guard):
 
 def test_a_phase_and_each_item_of_an_evaluation_count_as_progress(guard):
     """Or an evaluation that takes longer than the time-out would be taken for a rank that hangs."""
-    watch = guard.watch
-    watch._last_progress = 0.0
+    guard._last_progress = 0.0
     guard.enter(phases.EVALUATING, 4)
-    assert watch._last_progress > 0 and (watch._phase, watch._step) == ("evaluating", 4)
+    assert guard._last_progress > 0 and (guard._phase, guard._step) == ("evaluating", 4)
     moves = []
     for item in guard.progress([1, 2, 3], "evaluation loss", 3):
-        moves.append((item, watch._last_progress > 0))
-        watch._last_progress = 0.0
+        moves.append((item, guard._last_progress > 0))
+        guard._last_progress = 0.0
     assert moves == [(1, True), (2, True), (3, True)]
 
 

@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from kit.cli.main import main
 from kit.config.recipe import Recipe
 from kit.export.card import converted_card, model_card, serving_section
-from kit.strategy.strategies import SINGLE
 from kit.train.loop_state import LoopState
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -48,7 +47,7 @@ def make(tmp_path, monkeypatch):
             model_name_or_path=base, dataset="d.jsonl", max_length=8, method="full" if adapter is None else "lora"
         )
         last = LoopState(step=3, last_evaluation={"eval_loss": 1.5}, evaluated_step=3)
-        strategy = actual_strategy(type=SINGLE, num_processes=1)
+        strategy = actual_strategy(type="single", num_processes=1)
         served = serving_section("vllm serve path/to/this/folder") if adapter is None else ""
         (final / "README.md").write_text(model_card(recipe, strategy, last, has_chat_template=True) + served)
         (final / "tokenizer_config.json").write_text("{}")

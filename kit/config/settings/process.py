@@ -33,7 +33,4 @@ class ProcessSettings(BaseModel):
         False, "compile the decoder layers with torch.compile: minutes before the first step; auto: on CUDA only"
     )
     deterministic: bool = _option(False, "deterministic kernels on a GPU: bit-exact reruns, slower")
-    profile_steps: int = _option(
-        0, "write a trace of N steps, after the first two, to <output_dir>/profile; 0: none", "steps", ge=0
-    )
     ddp_timeout: int = _option(1800, "end the run if a rank is silent for this time", "seconds", ge=10)
