@@ -4,10 +4,9 @@ A save has these steps:
 
 1. Every rank copies its state to CPU memory, into buffers that it keeps for the next save. Only this pauses the
    training loop.
-2. In the background, every rank writes its file to a staging folder and syncs it.
-3. Every rank hashes its share of all files, and sends the hashes to rank 0.
-4. Rank 0 writes the manifest, renames the staging folder, and syncs the folder.
-5. Rank 0 deletes older checkpoints.
+2. In the background, every rank writes its file to a staging folder, syncs it, and sends its hash to rank 0.
+3. Rank 0 writes the manifest, renames the staging folder, and syncs the folder.
+4. Rank 0 deletes older checkpoints.
 
 Only one save runs at a time; the next one waits for it.
 """
@@ -19,11 +18,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-import xxhash
 from torch.distributed.checkpoint import CheckpointException
 
 from kit import durable
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
 
     from kit.config.settings.output import OutputSettings
 
-T = TypeVar("T")
 # Smaller buffers may lie in one page with others, and a page can be pinned only once.
 MIN_PINNED_BYTES = 2**20
 # Of tensors that every rank holds whole. Every rank opens all files that have one, and AdamW has one of 4 bytes for
@@ -114,10 +111,12 @@ class Saver:
         tensors, scalars = collect(model, None if weights_only else optimizer)
         tensors = _share_of(tensors, self._rank, self._world)
         copies = self._copy(tensors) if self._in_background else None
-        writer = TensorWriter(durable.staging_of(target), copies)
         state = {**state, "optimizer_scalars": scalars}
         about = {**self._about, "weights_only": weights_only}
-        self._saving = self._thread.submit(self._complete, tensors, writer, target, state, about)
+        writer = TensorWriter(
+            durable.staging_of(target), copies, lambda files: self._publish(files, target, state, about)
+        )
+        self._saving = self._thread.submit(self._write, tensors, writer, target)
         if not self._in_background:
             self.wait()
 
@@ -157,15 +156,14 @@ class Saver:
             return
         try:
             saving.result()
-        except (CheckpointException, OSError) as error:
-            rank, cause = _cause(error)
+        except CheckpointException as error:  # what any rank raised while it wrote
+            rank, (cause, *_) = next(iter(error.failures.items()))
             if not isinstance(cause, OSError) or out_of_memory(cause):
-                raise RuntimeError(f"checkpoint of step {self._step}, {rank}{cause}") from cause
+                raise RuntimeError(f"checkpoint of step {self._step}, rank {rank}: {cause}") from cause
             complete = list_checkpoints(self._folder)
             last = f"the last complete one is {complete[-1].name}" if complete else "there is none yet"
-            found = (
-                f"the checkpoint of step {self._step} could not be written ({rank}{cause.strerror or cause}); {last}"
-            )
+            why = f"rank {rank}: {cause.strerror or cause}"
+            found = f"the checkpoint of step {self._step} could not be written ({why}); {last}"
             fix = f"make room for it, or fix the disk of {self._folder}: the same command continues"
             raise UserError(Problem("output_dir", found, fix=fix)) from None
 
@@ -174,20 +172,14 @@ class Saver:
         if self._saving is not None:
             wait([self._saving], seconds)
 
-    def _complete(
-        self,
-        tensors: dict[str, torch.Tensor],
-        writer: TensorWriter,
-        target: Path,
-        state: dict[str, Any],
-        about: dict[str, Any],
-    ) -> None:
-        """Write the checkpoint, and delete older ones. Runs in a thread of its own."""
+    def _write(self, tensors: dict[str, torch.Tensor], writer: TensorWriter, target: Path) -> None:
+        """Write the checkpoint, and delete older ones. Runs in a thread of its own; if a rank fails, all of them do."""
         device = next((tensor.device for tensor in tensors.values() if tensor.device.type != "cpu"), None)
         if device is not None:  # a new thread would begin on GPU 0 and take memory there, whatever the rank
             torch.accelerator.set_device_index(device)
+        self._on_work(f"writing the checkpoint of step {self._step}")
         try:
-            self._write(tensors, writer, target, state, about)
+            dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=alone())
         except BaseException:
             # No rank writes any more, as all of them report to the others how they ended. Only rank 0 deletes: it
             # alone knows whether the folder got its name.
@@ -198,71 +190,22 @@ class Saver:
         finally:
             self._on_work("")
 
-    def _write(
-        self,
-        tensors: dict[str, torch.Tensor],
-        writer: TensorWriter,
-        target: Path,
-        state: dict[str, Any],
-        about: dict[str, Any],
-    ) -> None:
-        """Write all files to a staging folder, and rename it to ``target``. If a rank fails, raise on all ranks."""
+    def _publish(self, files: dict[str, Any], target: Path, state: dict[str, Any], about: dict[str, Any]) -> None:
+        """Write the manifest of a checkpoint, and give its folder its name. Called on rank 0 alone."""
         staging = durable.staging_of(target)
-        self._on_work(f"writing the checkpoint of step {state['step']}")
-        # Waits for all ranks; raises on all ranks if one failed.
-        dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=alone())
-
-        def describe_share() -> tuple[str, dict[str, Any]]:
-            names = sorted(path.name for path in staging.iterdir())
-            share = {name: describe_file(staging / name) for name in names[self._rank :: self._world]}
-            return xxhash.xxh3_128_hexdigest("/".join(names).encode()), share
-
-        def publish(parts: list[tuple[str, dict[str, Any]]]) -> None:
-            if any(names != parts[0][0] for names, _ in parts):
-                raise OSError("each rank sees only its own files: output_dir must be on a disk that all machines share")
-            durable.write_text(staging / STATE, json.dumps(state, indent=1) + "\n")
-            files = {name: entry for _, part in parts for name, entry in part.items()}
-            files[STATE] = describe_file(staging / STATE)
-            manifest = {"format": FORMAT, "step": state["step"], **about, "files": files}
-            manifest["xxh3_128"] = digest_of(manifest)
-            if self._synced_first is not None:
-                durable.sync(self._synced_first)
-            durable.write_text(staging / MANIFEST, json.dumps(manifest, indent=1) + "\n")
-            os.replace(staging, target)
-            for folder in (self._folder, self._folder.parent):
-                durable.sync(folder)
-            self._prune(state)
-
-        self._on_work(f"reading back the checkpoint of step {state['step']}")
-        self._on_all(describe_share, publish)
-
-    def _on_all(self, work: Callable[[], T], finish: Callable[[list[T]], None]) -> None:
-        """Call ``work`` on each rank, then ``finish`` on rank 0 with all results. If one raises, raise on all ranks.
-
-        Only rank 0 is sent the results, so their bytes grow with the ranks, not with their square.
-        """
-        outcomes = [self._try(work)]
-        if self._group is not None:
-            own, outcomes = outcomes[0], outcomes * self._world
-            gathered = outcomes if self._rank == 0 else None
-            torch.distributed.gather_object(own, gathered, dst=0, group=self._group)
-        failure = next((error for _, error in outcomes if error is not None), None)
-        if self._rank == 0 and failure is None:
-            _, failure = self._try(lambda: finish([value for value, _ in outcomes]))  # type: ignore[misc]
-        failures = [failure]
-        if self._group is not None:
-            torch.distributed.broadcast_object_list(failures, src=0, group=self._group)
-        if failures[0] is not None:
-            raise failures[0]
-
-    def _try(self, work: Callable[[], T]) -> tuple[T | None, Exception | None]:
-        """Call ``work`` and return what it returns, and what it raises in a form that can be sent."""
-        try:
-            return work(), None
-        except OSError as error:
-            return None, error
-        except Exception as error:  # as a string, because not every exception can be sent
-            return None, RuntimeError(f"rank {self._rank}: {type(error).__name__}: {error}")
+        durable.write_text(staging / STATE, json.dumps(state, indent=1) + "\n")
+        if not all((staging / name).is_file() for name in files):
+            raise OSError("each rank sees only its own files: output_dir must be on a disk that all machines share")
+        files = {**files, STATE: describe_file(staging / STATE)}
+        manifest = {"format": FORMAT, "step": state["step"], **about, "files": files}
+        manifest["xxh3_128"] = digest_of(manifest)
+        if self._synced_first is not None:
+            durable.sync(self._synced_first)
+        durable.write_text(staging / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+        os.replace(staging, target)
+        for folder in (self._folder, self._folder.parent):
+            durable.sync(folder)
+        self._prune(state)
 
     def _prune(self, state: dict[str, Any]) -> None:
         """Delete older checkpoints. If that fails, the run continues with a warning."""
@@ -301,11 +244,3 @@ def _share_of(tensors: dict[str, torch.Tensor], rank: int, world: int) -> dict[s
                 continue
         share[name] = tensor
     return share
-
-
-def _cause(error: BaseException) -> tuple[str, BaseException]:
-    """The rank that failed, as text (empty if unknown), and its exception, unwrapped from torch's."""
-    if isinstance(error, CheckpointException) and error.failures:
-        rank, (cause, *_) = next(iter(error.failures.items()))
-        return f"rank {rank}: ", cause
-    return "", error

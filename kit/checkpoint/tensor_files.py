@@ -9,19 +9,20 @@ Form of a file: https://github.com/huggingface/safetensors#format
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from kit import durable
+from kit.checkpoint.manifest import describe_file
 
-SUFFIX = ".safetensors"
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -72,18 +73,25 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
 class TensorWriter(HuggingFaceStorageWriter):
     """As torch's writer, one file a rank, but with the memory of ``write_tensors``."""
 
-    def __init__(self, folder: Path, copies: Mapping[str, torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        copies: Mapping[str, torch.Tensor] | None = None,
+        publish: Callable[[dict[str, Any]], None] = lambda files: None,
+    ) -> None:
         """
         Args:
             copies: of this rank's part of each tensor: written instead of the tensors, which may change meanwhile.
+            publish: called on rank 0 when all ranks have written their files, with ``describe_file`` of each.
         """
         super().__init__(str(folder), save_distributed=True)
-        self._folder, self._copies = folder, copies
+        self._folder, self._copies, self._publish = folder, copies, publish
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's part of all tensors; called by torch."""
+        """Write this rank's part of all tensors, and read it back; called by torch."""
         tensors: dict[str, torch.Tensor] = {}
-        offsets, results = {}, []
+        offsets = {}
+        results = []
         for item in plan.items:
             assert item.tensor_data is not None, "all that is not a tensor is in state.json"
             name = item.index.fqn
@@ -92,10 +100,15 @@ class TensorWriter(HuggingFaceStorageWriter):
             assert part.shape == item.tensor_data.chunk.sizes
             tensors[name] = part
             offsets[name] = {_OFFSETS: item.tensor_data.chunk.offsets}
-            results.append(WriteResult(item.index, part.numel() * part.element_size(), None))
         if tensors:
             metadata = {_SHARDING: json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
-            write_tensors(self._folder / f"shard-{plan.storage_data['shard_index']:05d}{SUFFIX}", tensors, metadata)
+            path = self._folder / f"shard-{plan.storage_data['shard_index']:05d}.safetensors"
+            write_tensors(path, tensors, metadata)
+            results = [WriteResult(plan.items[0].index, path.stat().st_size, (path.name, describe_file(path)))]
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Publish the files of all ranks; called by torch on rank 0. What it raises is raised on all ranks."""
+        self._publish(dict(result.storage_data for own in results for result in own))
