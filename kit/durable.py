@@ -12,8 +12,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from io import BufferedWriter
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -42,17 +41,10 @@ def write_text(path: Path, text: str) -> None:
     Writes to a temporary file, syncs it, and renames it. Several processes may do this at the same time. A link at
     ``path`` is replaced; what it leads to stays as it is.
     """
-    with _replacing(path) as file:
-        file.write(text.encode())
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BufferedWriter]:
-    """Yield a new file that replaces the one at ``path`` if the ``with`` block succeeds."""
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
         with create(temporary) as file:
-            yield file
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

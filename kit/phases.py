@@ -40,19 +40,5 @@ GENERATING = Phase("evaluating", "generation", ("transformers.generation.utils.g
 SAVING = Phase("saving", "saving", ("kit.checkpoint.save.save", "kit.checkpoint.save.wait"))
 WRITING_FINAL = Phase("writing the final model", "writing the final model", ("kit.export.final.save_final",))
 
-PHASES = (
-    STARTING,
-    LOADING,
-    REFERENCE,
-    READING,
-    TRAINING,
-    FORWARD,
-    COMPARING,
-    BACKWARD,
-    UPDATING,
-    EVALUATING,
-    GENERATING,
-    SAVING,
-    WRITING_FINAL,
-)
-BY_FUNCTION = {name: phase for phase in PHASES for name in phase.functions}
+_TRACED = (LOADING, REFERENCE, READING, COMPARING, BACKWARD, UPDATING, EVALUATING, GENERATING, SAVING, WRITING_FINAL)
+BY_FUNCTION = {name: phase for phase in _TRACED for name in phase.functions}

@@ -152,7 +152,7 @@ def check(
                 problems += check_compile(meta_model, layer_classes(topology, meta_model), recipe.packing)
             if not problems:  # it needs adapters that fit
                 problems += check_adapter_units(topology, recipe, meta_model)
-            notes += describe_precision(topology, launch.config, recipe.method)
+            notes += describe_precision(topology, launch.config)
             notes += describe_dequantised(config)
             if not recipe.packing:  # packs are refused
                 notes += describe_long_rows(config, recipe.max_length, recipe.num_rows)

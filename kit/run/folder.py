@@ -155,16 +155,13 @@ class RunFolder:
         """
         if not is_main():
             return
-        recipe, folder, seen = self._recipe, self.path, self._seen
+        folder = self.path
         try:
             folder.mkdir(parents=True, exist_ok=True)
             notes = lock.acquire(folder)
-            if _snapshot(folder) != seen:
+            if _snapshot(folder) != self._seen:
                 found = f"another run was at work in {folder} while this one started"
                 raise UserError(Problem("output_dir", found, fix="type the same command again"))
-            begins_again = len(seen) == 1 and seen[0] and recipe.resume_from_checkpoint == "auto"
-            if begins_again and not recipe.overwrite_output_dir:
-                notes.append(f"{folder} holds this run and no checkpoint: it begins again from the first step")
             lock.sign(folder)
         except OSError as error:
             raise _cannot_write(folder, error) from None

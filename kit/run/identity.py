@@ -33,13 +33,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     if COMMIT.fullmatch(was) and COMMIT.fullmatch(now):
         words["model_fingerprint"] += f": commit {now}, no longer the one that --model_revision {was} takes"
     changed = [key for key in new if old.get(key) != new[key]]
-    # A setting that explains why a fingerprint differs is enough.
-    causes = {
-        "model_name_or_path": "model_fingerprint",
-        "max_train_samples": "data_fingerprint",
-    }
-    explained = {fingerprint for setting, fingerprint in causes.items() if setting in changed}
-    changed = [key for key in changed if key not in explained]
     return [words.get(key) or f"{key}: {old.get(key)!r} -> {new[key]!r}" for key in changed]
 
 

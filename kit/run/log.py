@@ -5,7 +5,7 @@ import math
 import shlex
 import sys
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,19 +36,13 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_LINES = 5.0
 SUPERVISED_LOSS = "SupervisedLoss"  # the objective whose loss is of the same kind as eval_loss
-# What a line about an evaluation, and one about a step, shows of the metrics.
+# What a line about a step, and one about an evaluation, shows of the metrics.
 _SHOWN = (
-    ("eval_loss", "loss", ".4f"),
-    ("eval_perplexity", "perplexity", ".3f"),
-    ("eval_rewards/accuracies", "accuracy", ".1%"),
-    ("eval_rewards/margins", "margin", "z.4f"),  # z: no -0.0000
-    ("eval_kl", "kl", ".4f"),
-)
-_SHOWN_OF_STEP = (
     ("loss", "loss", ".4f"),
-    ("rewards/accuracies", "accuracy", ".0%"),
-    ("rewards/margins", "margin", "z.3f"),
-    ("kl", "kl", ".3f"),
+    ("perplexity", "perplexity", ".3f"),
+    ("rewards/accuracies", "accuracy", ".1%"),
+    ("rewards/margins", "margin", "z.4f"),  # z: no -0.0000
+    ("kl", "kl", ".4f"),
 )
 
 
@@ -145,7 +139,7 @@ class Log:
             ):
                 row |= {f"supervised_tokens/{name}": int(num_targets), f"tokens/{name}": int(num_tokens)}
         self._write(row)
-        shown = "  ".join(_shown(row, _SHOWN_OF_STEP))
+        shown = "  ".join(_shown(row))
         text = f"{shown}  lr {row['learning_rate']:.2e}  {speed_text(row)}"
         if self.bar is not None:
             self.bar.set_postfix_str(text)
@@ -185,7 +179,8 @@ class Log:
             for name, (low, high) in evaluation.intervals.items()
         )
         share = f", last answers {share}" if share else ""
-        say(f"evaluation after {step} steps: {', '.join(_shown(evaluation.metrics, _SHOWN))}{share}")
+        shown = ", ".join(_shown(evaluation.metrics, "eval_"))
+        say(f"evaluation after {step} steps: {shown}{share}")
         doubts = evaluation.doubts()
         metric = self.recipe.metric_for_best_model
         if metric not in evaluation.metrics and self.state.evaluated_step < 0:
@@ -263,9 +258,9 @@ def _measured(name: str, value: float) -> str:
     return f"{value:.1%}" if is_share(name) else f"{value:.4g}"
 
 
-def _shown(metrics: Mapping[str, Any], columns: Iterable[tuple[str, str, str]]) -> list[str]:
-    """Name and value of each metric that there is. A column is a key, its name, and the format of its value."""
-    return [f"{name} {metrics[key]:{digits}}" for key, name, digits in columns if key in metrics]
+def _shown(metrics: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Name and value of each metric that there is; ``prefix`` begins their keys."""
+    return [f"{name} {metrics[prefix + key]:{digits}}" for key, name, digits in _SHOWN if prefix + key in metrics]
 
 
 def _drop_lines_after(path: Path, step: int, evaluated_step: int) -> list[dict[str, Any]]:

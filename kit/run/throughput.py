@@ -68,9 +68,8 @@ class Throughput:
         Returns:
             ``tokens_per_second`` over all ranks. Of rank 0: ``peak_memory_bytes``, ``data_wait_share``,
             ``padding_share``; ``tflops_per_second``, 10^12 operations of its samples, padding and recomputation left
-            out (``model_operations_per_token``), over the same time as the tokens. With several ranks
-            ``tokens_per_second_per_rank``, the highest memory of all, ``rank_wait_share`` and ``slowest_rank`` (see
-            ``_waiting``).
+            out (``model_operations_per_token``), over the same time as the tokens. With several ranks the highest
+            memory of all, ``rank_wait_share`` and ``slowest_rank`` (see ``_waiting``).
         """
         passed = max(time.perf_counter() - self._since, 1e-9)
         self.training_seconds += passed
@@ -85,7 +84,6 @@ class Throughput:
             row["tflops_per_second"] = operations / passed / 1e12
         if self.num_ranks > 1:
             data, steps, memories = self._of_all_ranks([self._waited_seconds, self._own_seconds, float(memory)])
-            row["tokens_per_second_per_rank"] = rate / self.num_ranks
             row["highest_peak_memory_bytes"] = int(max(memories))
             row |= _waiting([seconds for seconds in (data, steps) if not math.isnan(sum(seconds))], passed)
         self._clear()
@@ -102,10 +100,8 @@ class Throughput:
 def speed_text(row: dict[str, Any]) -> str:
     """Return what a line on the terminal says of speed and memory. Losses of time are named from ``MUCH`` on."""
     text = f"{row['tokens_per_second']:,.0f} tok/s  "
-    if "tokens_per_second_per_rank" in row:
-        text = f"{row['tokens_per_second']:,.0f} tok/s ({row['tokens_per_second_per_rank']:,.0f} a rank)  "
     if "tflops_per_second" in row:
-        text += f"{row['tflops_per_second']:.3g} TFLOP/s{' a rank' if 'tokens_per_second_per_rank' in row else ''}  "
+        text += f"{row['tflops_per_second']:.3g} TFLOP/s{' a rank' if 'slowest_rank' in row else ''}  "
     text += f"{row.get('highest_peak_memory_bytes', row['peak_memory_bytes']) / 2**30:.1f} GiB"
     if row["data_wait_share"] >= MUCH:
         text += f"  {row['data_wait_share']:.0%} waiting for data"

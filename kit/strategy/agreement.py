@@ -15,7 +15,6 @@ from typing import Any
 import xxhash
 
 from kit.errors import Problem, listed
-from kit.strategy.network import machine_id
 
 _MOST_VALUES = 4  # that a message shows
 _LONGEST = 80  # characters of a value in a message
@@ -35,23 +34,20 @@ def exchange(store: Any, rank: int, world: int, facts: Sequence[Fact], problems:
 
     Args:
         store: a key-value store that only the ranks of this start use; ``get`` waits for a key.
-        problems: of this machine's network. They matter only if ranks are on several machines.
+        problems: of this machine's network.
 
     Returns:
         Problems, the same on all ranks.
     """
-    own = [machine_id(), socket.gethostname(), list(map(asdict, facts)), list(map(asdict, problems))]
+    own = [socket.gethostname(), list(map(asdict, facts)), list(map(asdict, problems))]
     store.set(f"facts/{rank}", json.dumps(own))
     if rank:
         found = [Problem(**each) for each in json.loads(store.get("verdict"))]
         store.set(f"read/{rank}", "here")
         return found
-    machines, hosts, all_facts, network = zip(
-        *(json.loads(store.get(f"facts/{each}")) for each in range(world)), strict=True
-    )
-    found = compare_facts([[Fact(**fact) for fact in each] for each in all_facts], hosts)
-    if len(set(machines)) > 1:
-        found = [*dict.fromkeys(Problem(**problem) for each in network for problem in each), *found]
+    hosts, all_facts, network = zip(*(json.loads(store.get(f"facts/{each}")) for each in range(world)), strict=True)
+    found = list(dict.fromkeys(Problem(**problem) for each in network for problem in each))
+    found += compare_facts([[Fact(**fact) for fact in each] for each in all_facts], hosts)
     store.set("verdict", json.dumps([asdict(problem) for problem in found]))
     if found:  # this rank will end, and the store may end with it
         for other in range(1, world):

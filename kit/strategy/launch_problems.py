@@ -1,6 +1,7 @@
 """Problems with how a command was launched, each with a command that works. Plain Python."""
 
 import os
+import re
 import shlex
 import sys
 
@@ -22,7 +23,8 @@ def launch_problems(
         launched: the number that a launcher started; None without a launcher.
         num_devices: GPUs of this machine.
     """
-    script = f"{_script()} {shlex.join(_without(sys.argv[1:], '--num_processes'))}".strip()
+    flags = re.sub(r"--num[-_]processes[= ]\S+ ?", "", shlex.join(sys.argv[1:]))
+    script = f"{_script()} {flags}".strip()
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         return [started_again()]
     started = started_machines()
@@ -80,15 +82,3 @@ def _script() -> str:
     """What a launcher takes to start this command: a script, or a module, whose folder it must not put on the path."""
     path = os.path.relpath(sys.argv[0])
     return "-m kit.cli.main" if os.path.basename(path) in ("kit", "main.py") else shlex.quote(path)
-
-
-def _without(words: list[str], flag: str) -> list[str]:
-    """A command line without a flag and its value, in any spelling."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        name = word.replace("-", "_").replace("__", "--", 1)
-        if not skip and name != flag and not name.startswith(f"{flag}="):
-            kept.append(word)
-        skip = name == flag
-    return kept

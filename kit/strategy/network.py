@@ -78,16 +78,6 @@ def use_loopback() -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
-def machine_id() -> str:
-    """Return a string that two processes share if they reach each other by loopback: host, boot and network."""
-    parts = [socket.gethostname()]
-    with suppress(OSError):
-        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
-            parts.append(file.read().strip())
-        parts.append(str(os.stat("/proc/self/ns/net").st_ino))
-    return " ".join(parts)
-
-
 def _own_addresses() -> list[tuple[str, str]]:
     """(interface, address) for each IP address of this machine, IPv4 first."""
     found = [

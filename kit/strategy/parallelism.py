@@ -31,32 +31,21 @@ class GroupSizes:
         return 2 if self == GroupSizes() else (self.replicas or 2) * (self.shards or 2)
 
     def num_replicas(self, num_processes: int) -> int:
-        """Return the number of copies on ``num_processes``; 1 if they cannot be divided into these groups."""
-        if self.problems(num_processes):
-            return 1
-        return self.replicas or num_processes // (self.shards or num_processes)
+        """Return the number of copies on ``num_processes``, also if they cannot be divided into these groups."""
+        return min(self.replicas or max(1, num_processes // (self.shards or num_processes)), num_processes)
 
     def problems(self, num_processes: int) -> list[Problem]:
         """Return a problem if ``num_processes`` cannot be divided into these groups."""
-        replicas, shards = self.replicas, self.shards
-        if replicas and shards:
-            fits = replicas * shards == num_processes
-        else:
-            size = replicas or shards or 1
-            fits = num_processes % size == 0 and num_processes != replicas
-        if fits:
+        replicas = self.num_replicas(num_processes)
+        shards = self.shards or num_processes // replicas
+        if replicas * shards == num_processes and (shards > 1 or not self.replicas):
             return []
-        given = {"dp_replicate_size": replicas, "dp_shard_size": shards}
-        found = " and ".join(f"{name} {size}" for name, size in given.items() if size)
-        expected = "their product" if replicas and shards else f"a multiple of {size}, from {self.fewest} on"
-        return [
-            Problem(
-                "num_processes",
-                f"{num_processes} with {found}",
-                expected,
-                "another number of processes; or --config fsdp",
-            )
-        ]
+        given = {"dp_replicate_size": self.replicas, "dp_shard_size": self.shards}
+        sizes = {name: size for name, size in given.items() if size}
+        found = f"{num_processes} with {' and '.join(f'{name} {size}' for name, size in sizes.items())}"
+        expected = f"a multiple of {next(iter(sizes.values()))}, from {self.fewest} on"
+        fix = "another number of processes; or --config fsdp"
+        return [Problem("num_processes", found, "their product" if len(sizes) == 2 else expected, fix)]
 
 
 def group_sizes(

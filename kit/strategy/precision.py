@@ -19,22 +19,18 @@ def check_precision(topology: Topology) -> list[Problem]:
     return [Problem("mixed_precision", f"bf16, which {without} does not have", "no", FLOAT32)]
 
 
-def describe_precision(topology: Topology, config: str | None, method: str) -> list[str]:
-    """Return a line for a run in float32 on a GPU: why, and what is faster or smaller. Else nothing.
+def describe_precision(topology: Topology, config: str | None) -> list[str]:
+    """Return a line for a run in float32 on a GPU: why, and what is faster. Else nothing.
 
     Args:
         config: as the command names it; None if the precision is the launcher's, which is float32 by default.
-        method: ``full``, ``lora`` or ``qlora``.
     """
     if topology.mixed_precision != "no" or topology.device_type == "cpu":
         return []
     if without := _gpu_without_bf16(topology):
-        has_4_bits = method == "lora" and topology.device_type != "mps"
-        smaller = "; --method qlora holds frozen weights in 4 bits" if has_4_bits else ""
-        return [f"computes in float32: {without} has no bf16, and fp16 is not offered{smaller}"]
+        return [f"computes in float32: {without} has no bf16, and fp16 is not offered"]
     change = f"mixed_precision: bf16 in {config}" if config else f"--config {topology.strategy.config}"
-    reason = f"mixed_precision: no in {config}" if config else "no --config was given"
-    return [f"computes in float32, since {reason}: bf16 is faster, with less memory: {change}"]
+    return [f"computes in float32, as mixed_precision is no: bf16 is faster, with less memory: {change}"]
 
 
 def _gpu_without_bf16(topology: Topology) -> str:

@@ -50,14 +50,15 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     launched = launched_rank()
+    others = launched is not None and launched.several_machines
     if os.environ.get("GROUP_WORLD_SIZE") == "1":  # set by torchrun, which started this machine only
         use_loopback()
-    if launched and launched.several_machines and not is_own(os.environ["MASTER_ADDR"]):
+    if others and not is_own(os.environ["MASTER_ADDR"]):
         raise_if(check_main_address(os.environ["MASTER_ADDR"], "MASTER_ADDR"))
 
     def meet() -> tuple[Any, list[Problem]]:
         store = _meet(rank, world, timeout_seconds)
-        return store, exchange(store, rank, world, facts, check_own_name())
+        return store, exchange(store, rank, world, facts, check_own_name() if others else [])
 
     try:
         store, problems = call_within(timeout_seconds + STORE_SECONDS, meet)
@@ -65,15 +66,15 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
         timeout = timedelta(seconds=COLLECTIVE_TIMEOUTS * timeout_seconds)
         with _ending_after(timeout_seconds):
             torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
-    except torch.distributed.DistError as error:
+    except (torch.distributed.DistError, TimeoutError) as error:
         if "EADDRINUSE" in str(error):
             where, found = "MASTER_PORT", f"{os.environ['MASTER_PORT']} is in use on this machine"
             raise UserError(Problem(where, found, "a free port", "the launcher's --master_port sets it")) from None
-        found = f"not all {world} processes came within {timeout_seconds} s (--ddp_timeout)"
-        raise TrainingError(f"{found}: {first_line(error)}") from None
-    except TimeoutError:
-        found = f"not all {world} processes came within {timeout_seconds} s (--ddp_timeout)"
-        raise TrainingError(f"{found}: {_store_address()}, where they meet, does not answer") from None
+        is_late = isinstance(error, TimeoutError)
+        why = f"{_store_address()}, where they meet, does not answer" if is_late else first_line(error)
+        raise TrainingError(
+            f"not all {world} processes came within {timeout_seconds} s (--ddp_timeout): {why}"
+        ) from None
 
 
 def open_store() -> BoundedStore | None:

@@ -30,7 +30,6 @@ def everything(run):
         "seconds",
         "peak_memory_bytes",
         "data_wait_share",
-        "tokens_per_second_per_rank",
     }
     unlike |= {
         "highest_peak_memory_bytes",

@@ -20,6 +20,8 @@ def test_processes_that_make_no_such_groups_are_refused():
         (GroupSizes(replicas=2), 16, ""),
         (GroupSizes(replicas=2), 2, "2 with dp_replicate_size 2; expected a multiple of 2, from 4 on"),
         (GroupSizes(shards=8), 8, ""),  # one copy: plain FSDP2
+        (GroupSizes(replicas=8), 4, "4 with dp_replicate_size 8; expected a multiple of 8, from 16 on"),
+        (GroupSizes(shards=8), 4, "4 with dp_shard_size 8"),
         (GroupSizes(replicas=2, shards=8), 16, ""),
         (GroupSizes(replicas=2, shards=8), 8, "8 with dp_replicate_size 2 and dp_shard_size 8; expected their product"),
     ]
@@ -30,6 +32,5 @@ def test_processes_that_make_no_such_groups_are_refused():
 
 def test_the_size_that_is_left_out_follows_from_the_number_of_processes():
     assert GroupSizes(replicas=2).num_replicas(16) == 2 and GroupSizes(shards=8).num_replicas(32) == 4
-    assert GroupSizes(replicas=8).num_replicas(4) == 1  # a fault, reported elsewhere
     for groups in (GroupSizes(), GroupSizes(shards=4), GroupSizes(replicas=2, shards=3)):
         assert groups.problems(groups.fewest) == []

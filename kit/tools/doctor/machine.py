@@ -48,7 +48,7 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
     report.run("launch", lambda: _check_launch(planned, launched))
     report.run("driver", lambda: check_driver(topology))
     config_file = str(planned.config_file) if planned.config_file else None
-    report.run("bf16", lambda: check_bf16(topology, config_file, recipe.method))
+    report.run("bf16", lambda: check_bf16(topology, config_file))
     opened: list[Any] = []
     report.run("model", lambda: _check_model(recipe, opened))
     entries = {"dataset": recipe.dataset_entries, "eval_dataset": recipe.eval_dataset_entries}
@@ -93,13 +93,13 @@ def check_driver(topology: Topology) -> Result:
     return Result("driver", "fail", f"{build}: {found}", fix)
 
 
-def check_bf16(topology: Topology, config: str | None, method: str) -> Result:
+def check_bf16(topology: Topology, config: str | None) -> Result:
     """Fail if the config asks for bf16 and a GPU has none; warn of float32 on a GPU.
 
     Args:
         config: as the command names it; None without one.
     """
-    if lines := describe_precision(topology, config, method):
+    if lines := describe_precision(topology, config):
         return Result("bf16", "warn", "; ".join(lines))
     return of_problems("bf16", check_precision(topology), f"mixed_precision: {topology.mixed_precision}")
 

@@ -81,9 +81,9 @@ def test_one_fault_of_a_machine_is_one_failed_check_with_a_fix(checked, monkeypa
 
 def test_a_gpu_without_bf16_is_named(topology, monkeypatch):
     with_gpus(monkeypatch, ("T4", 7))
-    result = check_bf16(topology(device_type="cuda"), "ddp", "lora")
+    result = check_bf16(topology(device_type="cuda"), "ddp")
     assert result.status == "fail" and "bf16, which T4 does not have" in result.found and result.fix
-    result = check_bf16(topology(device_type="cuda", mixed_precision="no"), None, "lora")
+    result = check_bf16(topology(device_type="cuda", mixed_precision="no"), None)
     assert result.status == "warn" and "T4 has no bf16" in result.found
 
 
