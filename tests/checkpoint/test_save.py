@@ -151,12 +151,3 @@ def test_the_writing_thread_has_the_device_of_its_rank(tmp_path, monkeypatch):
     one.wait()
     [(device, thread)] = used
     assert device == torch.device("meta") and thread is not current_thread()
-
-
-def test_what_all_ranks_hold_is_written_by_one_of_them():
-    tensors = {str(i): torch.ones(size << 20, dtype=torch.uint8) for i, size in enumerate([8, 3, 4, 1])}
-    shares = [list(saver._share_of(tensors, rank, 2)) for rank in (0, 1)]
-    assert shares == [["0"], ["1", "2", "3"]]
-    sharded = torch.ones(2)
-    sharded.placements = ()
-    assert [list(saver._share_of({"a": sharded}, rank, 2)) for rank in (0, 1)] == [["a"], ["a"]]

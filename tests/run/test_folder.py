@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 from helpers import actual_strategy, forge
 
-from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
@@ -58,13 +57,6 @@ def refusal(recipe, *fingerprints):
 def content(folder):
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
     return {path.relative_to(folder): path.read_bytes() for path in files}
-
-
-def test_the_same_command_again_goes_on(recipe, started):
-    before = content(started)
-    look(recipe())
-    begin(recipe())
-    assert content(started) == before
 
 
 def test_another_run_is_refused_with_every_setting_that_differs(recipe, started):
@@ -120,45 +112,6 @@ def test_a_file_in_the_way_is_named(recipe, tmp_path, started):
     assert "out is a file" in refusal(recipe(overwrite_output_dir=True))
 
 
-def test_the_record_says_what_ran(recipe, started):
-    record = json.loads((started / "run.json").read_text())
-    assert record["recipe_name"] == "mine"
-    assert Recipe(**record["recipe"]) == recipe()
-    assert record["strategy"] == STRATEGY.record() and record["identity"] == identity(recipe(), "abc", "base")
-    assert record["data"] == DATA and record["versions"]["torch"] and record["versions"]["kit"]
-    assert (record["finished_steps"], record["interrupted"]) == (0, None)
-
-
-def test_a_finished_run_is_known_by_the_steps_its_final_model_has(recipe, started, capsys):
-    assert look(recipe()).finished_steps == 0
-    write(recipe(), finished_steps=6)
-    folder = look(recipe())
-    assert folder.finished_steps == 6
-    assert not folder.is_finished(6, 8)
-    with pytest.raises(UserError, match="no checkpoint to go on from"):
-        folder.is_finished(0, 8)
-    with pytest.raises(UserError, match="4 steps wanted, and 6 are done"):
-        folder.is_finished(6, 4)
-    capsys.readouterr()
-    assert not folder.is_finished(6, 6)  # the final model was deleted
-    assert capsys.readouterr().out == ""
-    (started / "final").mkdir()
-    assert folder.is_finished(6, 6)
-    assert f"this run is finished: {started}/final\nto go on, raise max_steps" in capsys.readouterr().out
-    again = look(recipe(resume_from_checkpoint=str(started / "checkpoints/step-00000001")))
-    assert not again.is_finished(1, 6)
-
-
-def test_a_run_that_ended_early_is_finished_for_the_metric_that_it_followed(recipe, started):
-    write(recipe(early_stopping_patience=2), finished_steps=6)
-    record = json.loads((started / "run.json").read_text()) | {"ended_early": "eval_loss did not fall"}
-    (started / "final").mkdir()
-    (started / "run.json").write_text(json.dumps(record))
-    assert look(recipe(early_stopping_patience=2)).is_finished(6, 8)
-    other = recipe(early_stopping_patience=2, metric_for_best_model="eval_rewards/margins")
-    assert not look(other).is_finished(6, 8)
-
-
 def test_a_run_does_not_continue_from_weights_only(recipe, started):
     """It is refused with what to do, unless the run is finished: then nothing is asked of the checkpoint."""
     forge(started / "checkpoints/step-00000001", weights_only=True)
@@ -185,14 +138,6 @@ def test_continuing_reports_what_rounds_differently_and_deletes_later_checkpoint
     assert "num_processes: 1 -> 2" in out
     assert [path.name for path in (started / "checkpoints").iterdir()] == ["step-00000001"]
     assert sorted(folder.about) == ["identity", "rounding", "strategy", "total_steps", "versions"]
-
-
-def test_a_checkpoint_of_another_run_is_refused_with_what_differs(recipe, tmp_path, checkpoint_of):
-    path = checkpoint_of(recipe(seed=1), tmp_path / "other", 3)
-    same = look(recipe(seed=1, resume_from_checkpoint=str(path)))
-    assert same.checkpoint == path and same.loop_state().step == 3
-    with pytest.raises(UserError, match=r"resume_from_checkpoint: .* is of another run \(seed: 1 -> 2\)"):
-        look(recipe(seed=2, resume_from_checkpoint=str(path)))
 
 
 # One run at a time

@@ -28,9 +28,3 @@ def test_processes_that_make_no_such_groups_are_refused():
     for groups, num_processes, found in cases:
         text = "".join(map(str, groups.problems(num_processes)))
         assert text.startswith(f"num_processes: {found}") if found else not text, (groups, num_processes, found)
-
-
-def test_the_size_that_is_left_out_follows_from_the_number_of_processes():
-    assert GroupSizes(replicas=2).num_replicas(16) == 2 and GroupSizes(shards=8).num_replicas(32) == 4
-    for groups in (GroupSizes(), GroupSizes(shards=4), GroupSizes(replicas=2, shards=3)):
-        assert groups.problems(groups.fewest) == []

@@ -6,8 +6,8 @@ import pytest
 from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
-from kit.strategy.strategies import DDP, FSDP1, FSDP2, HYBRID, SINGLE
-from kit.strategy.topology import ActualStrategy, Topology, check_router_loss, takes_optimizer
+from kit.strategy.strategies import DDP, FSDP1, FSDP2, SINGLE
+from kit.strategy.topology import ActualStrategy, Topology, check_router_loss
 
 ALONE = {"type": "single", "num_processes": 1, "sharded_layers": None}
 
@@ -46,20 +46,9 @@ def test_a_strategy_is_the_same_after_it_was_written_down():
             ActualStrategy.from_record(record | wrong)
 
 
-def test_a_strategy_takes_the_optimisers_that_can_read_its_shards():
-    taken = [takes_optimizer(strategy, optim) for strategy in (DDP, FSDP2, FSDP1)
-             for optim in ("adamw_8bit", "adamw_bf16", "muon", "adamw_torch")]  # fmt: skip
-    assert taken == [True] * 4 + [False, True, True, True] + [False, False, False, True]
-
-
 def topology(strategy, num_processes=2, device="cuda", **more):
     values = {"strategy": strategy, "num_processes": num_processes, "device_type": device}
     return Topology(config_name="mine", mixed_precision="bf16", **values, **more)
-
-
-def test_a_copy_is_divided_over_the_processes_that_share_it():
-    shards = [topology(*of).num_shards for of in ((SINGLE, 1), (DDP, 8), (FSDP2, 8), (FSDP1, 8))]
-    assert shards == [1, 1, 8, 8] and topology(HYBRID, 8, num_replicas=2).num_shards == 4
 
 
 def test_the_loss_of_routers_is_refused_where_their_weights_are_not_gathered():
