@@ -4,8 +4,6 @@ import json
 from html import escape
 from urllib.parse import quote
 
-import pytest
-
 from kit.secrets import redacted, secret_spans
 
 NAMED = ["HF_TOKEN", "WANDB_API_KEY", "MY_SECRET", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"]
@@ -65,6 +63,8 @@ def test_credentials_in_urls_are_hidden():
         ("hf://datasets/a/b@main?keyword=a&design=b", "hf://datasets/a/b@main?keyword=a&design=b"),
         ("mail a@b, https://host/a@b", "mail a@b, https://host/a@b"),
         ("12:30 a//b:c@d", "12:30 a//b:c@d"),
+        ("AccountName=me;AccountKey=aB3+/aB3==;Suffix=core", "AccountName=me;AccountKey=***;Suffix=core"),
+        ("Endpoint=sb://host/;SharedAccessKey=aB3=", "Endpoint=sb://host/;SharedAccessKey=***"),
     ]
     for text, hidden in cases:
         assert redacted(text) == hidden == redacted(hidden), (text, hidden)
@@ -97,17 +97,6 @@ def test_tokens_of_known_services_are_hidden_wherever_they_stand():
         for text in ("{}", "a {} b", '"{}"', "key={}", "/path/{}/file", "https://host/{}", "({}),"):
             shown = redacted(text.format(token))
             assert shown == text.format("***") == redacted(shown), token
-
-
-@pytest.mark.parametrize(
-    ("text", "hidden"),
-    [
-        ("AccountName=me;AccountKey=aB3+/aB3==;Suffix=core", "AccountName=me;AccountKey=***;Suffix=core"),
-        ("Endpoint=sb://host/;SharedAccessKey=aB3=", "Endpoint=sb://host/;SharedAccessKey=***"),
-    ],
-)
-def test_keys_in_connection_strings_are_hidden(text, hidden):
-    assert redacted(text) == hidden == redacted(hidden)
 
 
 def test_names_paths_and_hashes_are_no_tokens():

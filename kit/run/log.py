@@ -110,7 +110,7 @@ class Log:
             "tokens": int(batch.num_tokens.sum()),
         }
         self.state.tokens_seen += int(metrics["tokens"])
-        self.throughput.add(batch, result)
+        self.throughput.add(batch)
         if self.bar is not None:
             self.bar.update(1)
         if not result.is_finite:

@@ -1,10 +1,9 @@
-"""Speed of a run since the last line of its log, and what the time went to: data, padding, other ranks.
+"""Speed of a run since the last line of its log, and what the time went to: data, padding.
 
 Promises: no step is synchronised for it. Ranks exchange a few numbers that their hosts know, once per line, without
 their devices. What cannot be known is absent, not zero.
 """
 
-import math
 import resource
 import sys
 import time
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from kit.data.feed.feed import GlobalBatch
     from kit.data.feed.ranks import Ranks
     from kit.memory.workload import Workload
-    from kit.train.step import StepResult
 
 MUCH = 0.05  # share of the time from which a loss is printed
 
@@ -41,16 +39,15 @@ class Throughput:
         self._since = self._stepped = time.perf_counter()
         self._tokens = 0  # of all ranks, without padding
         # Of this rank: seconds; tokens computed, those that are no padding, and the supervised ones.
-        self._waited_seconds = self._own_seconds = 0.0
+        self._waited_seconds = 0.0
         self._computed_tokens = self._used_tokens = self._targets = self._squared_lengths = 0
 
-    def add(self, batch: "GlobalBatch", result: "StepResult") -> None:
+    def add(self, batch: "GlobalBatch") -> None:
         """Count a step."""
         self._stepped = time.perf_counter()
         self.num_steps += 1
         self._tokens += int(batch.num_tokens.sum())
         self._waited_seconds += batch.waited_seconds
-        self._own_seconds += math.nan if result.own_seconds is None else result.own_seconds
         self._computed_tokens += sum(micro_batch.input_ids.numel() for micro_batch in batch.micro_batches)
         self._used_tokens += sum(micro_batch.num_tokens for micro_batch in batch.micro_batches)
         self._targets += sum(len(micro_batch.targets) for micro_batch in batch.micro_batches)
@@ -66,16 +63,16 @@ class Throughput:
         """Return the entries of a line about the steps since the last one. Called by all ranks.
 
         Returns:
-            ``tokens_per_second`` over all ranks. Of rank 0: ``peak_memory_bytes``, ``data_wait_share``,
-            ``padding_share``; ``tflops_per_second``, 10^12 operations of its samples, padding and recomputation left
-            out (``model_operations_per_token``), over the same time as the tokens. With several ranks the highest
-            memory of all, ``rank_wait_share`` and ``slowest_rank`` (see ``_waiting``).
+            Of all ranks: ``tokens_per_second``; ``data_wait_share``, of the rank that waited longest; with several the
+            highest memory. Of rank 0: ``peak_memory_bytes``, ``padding_share``; ``tflops_per_second``, 10^12 operations
+            of its samples, padding and recomputation left out (``model_operations_per_token``).
         """
         passed = max(time.perf_counter() - self._since, 1e-9)
         self.training_seconds += passed
         rate, memory = self._tokens / passed, _peak_memory_bytes(self._device)
+        waits, memories = self._of_all_ranks([self._waited_seconds, float(memory)])
         row: dict[str, Any] = {"tokens_per_second": rate, "peak_memory_bytes": memory}
-        row["data_wait_share"] = self._waited_seconds / passed
+        row["data_wait_share"] = max(waits) / passed
         if self._computed_tokens:
             row["padding_share"] = 1 - self._used_tokens / self._computed_tokens
         if self._workload and (used := self._used_tokens):
@@ -83,9 +80,7 @@ class Throughput:
             operations = used * model_operations_per_token(self._workload, supervised, seen)
             row["tflops_per_second"] = operations / passed / 1e12
         if self.num_ranks > 1:
-            data, steps, memories = self._of_all_ranks([self._waited_seconds, self._own_seconds, float(memory)])
             row["highest_peak_memory_bytes"] = int(max(memories))
-            row |= _waiting([seconds for seconds in (data, steps) if not math.isnan(sum(seconds))], passed)
         self._clear()
         return row
 
@@ -101,29 +96,11 @@ def speed_text(row: dict[str, Any]) -> str:
     """Return what a line on the terminal says of speed and memory. Losses of time are named from ``MUCH`` on."""
     text = f"{row['tokens_per_second']:,.0f} tok/s  "
     if "tflops_per_second" in row:
-        text += f"{row['tflops_per_second']:.3g} TFLOP/s{' a rank' if 'slowest_rank' in row else ''}  "
+        text += f"{row['tflops_per_second']:.3g} TFLOP/s{' a rank' if 'highest_peak_memory_bytes' in row else ''}  "
     text += f"{row.get('highest_peak_memory_bytes', row['peak_memory_bytes']) / 2**30:.1f} GiB"
     if row["data_wait_share"] >= MUCH:
         text += f"  {row['data_wait_share']:.0%} waiting for data"
-    if row.get("rank_wait_share", 0.0) >= MUCH:
-        text += f"  {row['rank_wait_share']:.0%} waiting for rank {row['slowest_rank']}"
     return text
-
-
-def _waiting(own: list[list[float]], passed: float) -> dict[str, float]:
-    """Which rank the others wait for, and for which share of the time a rank waits for it on average.
-
-    It is the larger share of the measures. It is a lower bound: it sees a rank that is slow over the whole
-    stretch, and only by what the measures cover.
-
-    Args:
-        own: for each measure, the seconds that each rank took for what it does without the others.
-        passed: seconds of the stretch.
-    """
-    shares = [(max(seconds) - sum(seconds) / len(seconds)) / passed for seconds in own]
-    share = max(shares)
-    slowest = own[shares.index(share)]
-    return {"rank_wait_share": share, "slowest_rank": slowest.index(max(slowest))}
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

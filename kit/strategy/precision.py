@@ -7,7 +7,6 @@ from kit.errors import Problem
 from kit.strategy.topology import Topology, gpus_of
 
 FLOAT32 = "float32: `accelerate launch --mixed_precision no` without --config, or mixed_precision: no in a copy of it"
-_MACOS_WITH_BF16 = 14
 _BF16_FROM = 8  # major compute capability
 
 
@@ -36,11 +35,6 @@ def describe_precision(topology: Topology, config: str | None) -> list[str]:
 def _gpu_without_bf16(topology: Topology) -> str:
     """The name of the first GPU of the run on this machine that would emulate bf16; empty if all have it.
 
-    A CPU rehearses bf16, at whatever speed.
+    A CPU rehearses bf16, at whatever speed. Macs have it: torch needs macOS 14.
     """
-    import torch
-
-    if topology.device_type == "mps":
-        is_new = torch.backends.mps.is_macos_or_newer(_MACOS_WITH_BF16, 0)
-        return "" if is_new else f"MPS before macOS {_MACOS_WITH_BF16}"
     return next((gpu.name for gpu in gpus_of(topology) if gpu.major < _BF16_FROM), "")

@@ -26,7 +26,6 @@ from kit.strategy.float64 import float64_device, in_float64
 from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, rebuild_ddp_buckets
 from kit.strategy.weights import own_part, plain_name
 from kit.train.optim import can_skip, set_learning_rate, step_unless
-from kit.train.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch
@@ -44,9 +43,6 @@ class StepResult:
     metrics: dict[str, float] = field(default_factory=dict)  # the objective's other metrics
     stop: bool = False  # whether any rank was asked to stop
     objective: str = "SupervisedLoss"  # the class of the objective; only this one's loss compares with eval_loss
-    # How long this rank computed before the backward pass that waits for gradients of others. None if the weights are
-    # sharded, because then already its forward passes wait for others, and on MPS, where there are no others.
-    own_seconds: float | None = None
     # Whether every number of which loss and metrics are made is finite. A metric may leave one out.
     sums_are_finite: bool = True
 
@@ -92,9 +88,6 @@ def train_step(
     batch = objective.begin_step(prepared, batch)
     # DDP and FSDP average the gradients over the data ranks, but each term of the objective is a sum over them.
     scales = [prepared.ranks.count / divisor for divisor in objective.divisors(batch)]
-    # MPS has one rank, which waits for no other.
-    has_clock = not prepared.strategy.sharded_layers and accelerator.device.type != "mps"
-    stopwatch = Stopwatch(model, accelerator.device) if has_clock else None
     numbers = []  # for the metrics, float64 [n] of each micro-batch
     # Each micro-batch's part of the mean of the routers' losses, weighted by the targets. They are no sums over tokens,
     # so this mean depends on how the global batch is cut into micro-batches.
@@ -112,8 +105,6 @@ def train_step(
                 part = router_loss * (micro_batch.weights.sum() / total_weight)
                 router_parts.append(in_float64(part.detach()))
                 minimised = minimised + part * prepared.ranks.count
-            if is_last and stopwatch:
-                stopwatch.stop()
             accelerator.backward(minimised)
         numbers.append(of_micro_batch)
     stop_requested = torch.full((), float(stop), dtype=torch.float64, device=float64_device(accelerator.device))
@@ -148,7 +139,6 @@ def train_step(
         metrics=metrics,
         stop=num_stop_requests > 0,
         objective=type(objective).__name__,
-        own_seconds=stopwatch.seconds if stopwatch else None,
         sums_are_finite=all(map(math.isfinite, values)),
     )
 

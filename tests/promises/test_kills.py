@@ -33,8 +33,6 @@ def everything(run):
     }
     unlike |= {
         "highest_peak_memory_bytes",
-        "rank_wait_share",
-        "slowest_rank",
         "ranks",
         "gpu_utilisation",
     }

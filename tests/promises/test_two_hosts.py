@@ -189,30 +189,3 @@ def test_nothing_of_a_stranger_is_executed_and_a_cut_link_ends_every_process(hos
         print(f"--- {run.host.name}: status {status}\n{run.text}")
         assert status != 0
         assert re.search(r"rank \d on \w+ .*last seen|did not arrive|does not answer|are gone|is gone", run.text)
-
-
-def write_rows(path, changed="", num_rows=80_000):
-    """A file, of whose 8 MB 256 pieces of 16 KB are compared at the start; ``changed`` is one of its rows."""
-    with path.open("w") as file:
-        for i in range(num_rows):
-            word = "other" if f"{i:06}" == changed else "plain"
-            text = f"{i:06} a {word} row of a stream, with some words to learn"
-            file.write(json.dumps({"prompt": "Say: ", "completion": text}) + "\n")
-
-
-STREAM = {"streaming": "true", "shuffle_buffer_size": 64, "max_steps": 12, "save_steps": 1, "eval_steps": 0}
-
-
-@long
-def test_a_stream_of_other_rows_on_one_host_is_refused(hosts, start, tmp_path):
-    folder = tmp_path / "rows"
-    folder.mkdir()
-    write_rows(folder / "train.jsonl")
-    write_rows(hosts.beta.disk / "train.jsonl", "000001")
-    assert (folder / "train.jsonl").stat().st_size == (hosts.beta.disk / "train.jsonl").stat().st_size
-    flags = {"dataset": folder / "train.jsonl", **STREAM}
-    runs = [start(hosts.alpha, **flags), start(hosts.beta, own_disk_at=folder, **flags)]
-    assert wait(runs, START) == [2, 2]
-    for run in runs:
-        assert re.search(r"dataset: \w+ on (alpha|beta) \(rank \d\), \w+ on", error_of(run))
-    assert not list((tmp_path / "run").glob("checkpoints/step-*"))

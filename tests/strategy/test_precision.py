@@ -6,7 +6,6 @@ The GPUs are torch's answers about them. No number of a T4 was measured.
 from dataclasses import replace
 
 import pytest
-import torch
 from helpers import with_gpus
 
 from kit.strategy.precision import FLOAT32, check_precision, describe_precision
@@ -56,16 +55,6 @@ def test_bf16_is_silent_where_the_gpu_has_it_and_refused_where_torch_would_emula
         for problem in problems:
             assert str(problem).startswith(f"mixed_precision: bf16, which {gpu} does not have; expected no"), gpu
             assert problem.fix == FLOAT32, gpu
-
-
-@pytest.mark.parametrize("has_bf16", [True, False])
-def test_a_mac_computes_in_bf16_from_macos_14_on(monkeypatch, has_bf16):
-    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: has_bf16 or major < 14)
-    topology = Topology(strategy=SINGLE, config_name="single", num_processes=1, mixed_precision="bf16",
-                        device_type="mps")  # fmt: skip
-    assert bool(check_precision(topology)) is not has_bf16
-    (line,) = describe_precision(replace(topology, mixed_precision="no"), None)
-    assert ("--config single" in line) is has_bf16
 
 
 def test_one_gpu_without_bf16_decides_for_all_that_the_run_uses(on, monkeypatch):

@@ -15,7 +15,6 @@ FALLEN = 0.2  # nats a token: each token of a chosen answer has lost a fifth of 
 # Shares of the time or of the tokens, from which on there is a remark, and what to do.
 _WASTE = (
     ("data_wait_share", 0.1, "of the time was spent waiting for data: --streaming false prepares them before training"),
-    ("rank_wait_share", 0.1, "of the time was spent waiting for the slowest rank: docs/debugging.md#a-slow-rank"),
     ("padding_share", 0.25, "of the computed tokens were padding: --packing true avoids it"),
 )
 _LOST = {

@@ -42,12 +42,7 @@ _CURVES = (
     _Curve("TFLOP/s of rank 0", ("tflops_per_second",)),
     _Curve("peak memory of rank 0, GiB", ("peak_memory_bytes",), _GIB),
     _Curve("GPU utilisation, %", ("gpu_utilisation",), 100),
-    _Curve(
-        "waiting, % of the time",
-        ("data_wait_share", "rank_wait_share"),
-        100,
-        names=("for data", "for the slowest rank"),
-    ),
+    _Curve("waiting for data, % of the time", ("data_wait_share",), 100),
     _Curve("padding, % of the computed tokens", ("padding_share",), 100),
 )
 
