@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import NoReturn
 
 from kit import interrupt, own_metric
@@ -76,20 +75,14 @@ def resolve(
         say(*request.notes, *describe_unused(recipe))
         if check:
             check(recipe, not request.launch.dry_run)
-    topology, launched, problems = _decide(request, config, config_name)
-    if trains:
-        compiles, notes = resolve_compile(recipe, config.compiles, topology)
-        recipe = recipe.model_copy(update={"torch_compile": compiles})
-        if recipe.activation_offload and topology.device_type != "cuda":
-            notes.append(f"activation_offload: no effect on {topology.device_type}")
-            recipe = recipe.model_copy(update={"activation_offload": False})
-        say(*([] if was_relaunched else notes))
-        problems += compile_problems(topology) if compiles else []
-    raise_if(problems)
-    raise_if(_batch_problems(recipe, topology.num_processes))
+    planned = _plan(request, recipe, config, config_name, trains)
+    recipe, topology = planned.recipe, planned.topology
+    say(*([] if was_relaunched else planned.notes))
+    raise_if(planned.problems)
+    raise_if(planned.batch_problems)
     if request.launch.dry_run:
         return recipe, topology
-    if topology.strategy != SINGLE and launched is None:
+    if topology.strategy != SINGLE and launched_rank() is None:
         _relaunch(config, topology.num_processes, recipe.ddp_timeout, keep_environment=not request.launch.config)
     if not was_relaunched and (started_machines() or 1) > 1:
         say(*warnings_of_address(os.environ.get("MASTER_ADDR", ""), "MASTER_ADDR"))
@@ -108,14 +101,15 @@ def forget_launcher(topology: Topology) -> None:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What ``resolve`` would decide. For commands that start no run."""
+    """What ``resolve`` decides."""
 
     recipe: Recipe
     config: AccelerateConfig
-    config_file: Path | None  # None without --config
+    config_file: str | None  # as the command names it; None without --config
     topology: Topology
     problems: list[Problem]  # with how the command was launched, and with the number of processes
     batch_problems: list[Problem]  # with the global batch
+    notes: list[str]
 
 
 def plan_launch(request: Request) -> LaunchPlan:
@@ -125,13 +119,7 @@ def plan_launch(request: Request) -> LaunchPlan:
         UserError: with all problems of the recipe, the flags and the config.
     """
     _prepare_process()
-    recipe, config, config_name = resolve_config(request, checks_batch=False)
-    topology, _, problems = _decide(request, config, config_name)
-    compiles, _ = resolve_compile(recipe, config.compiles, topology)
-    recipe = recipe.model_copy(update={"torch_compile": compiles})
-    problems += compile_problems(topology) if compiles else []
-    path = find_file(request.launch.config, ACCELERATE_CONFIGS, "config") if request.launch.config else None
-    return LaunchPlan(recipe, config, path, topology, problems, _batch_problems(recipe, topology.num_processes))
+    return _plan(request, *resolve_config(request, checks_batch=False))
 
 
 def _prepare_process() -> None:
@@ -183,12 +171,13 @@ def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe,
     return request.recipe.model_copy(update={"output_dir": output_dir}), config, config_name
 
 
-def _decide(request: Request, config: AccelerateConfig, config_name: str) -> tuple[Topology, int | None, list[Problem]]:
-    """The topology, the number of processes that a launcher started, and problems with these. Counts devices."""
+def _plan(
+    request: Request, recipe: Recipe, config: AccelerateConfig, config_name: str, trains: bool = True
+) -> LaunchPlan:
+    """Decide the topology, and what the recipe has ``auto`` of it. Counts devices."""
     wanted = request.launch.num_processes or config.num_processes
     num_devices, device_type = (0, "cpu") if config.use_cpu else _devices(config.strategy)
-    rank = launched_rank()
-    launched = rank.world if rank else None
+    launched = rank.world if (rank := launched_rank()) else None
     num_processes = wanted or launched or _default_num_processes(config, num_devices)
     problems = launch_problems(request, config, num_processes, launched, num_devices)
     num_replicas = config.groups.num_replicas(num_processes)
@@ -206,7 +195,16 @@ def _decide(request: Request, config: AccelerateConfig, config_name: str) -> tup
         load_on_rank0=config.load_on_rank0 and config.strategy.name == "fsdp2",  # FSDP1 cannot begin on meta
         backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
     )
-    return topology, launched, problems
+    notes: list[str] = []
+    if trains:
+        compiles, notes = resolve_compile(recipe, config.compiles, topology)
+        problems += compile_problems(topology) if compiles else []
+        recipe = recipe.model_copy(update={"torch_compile": compiles})
+        if recipe.activation_offload and device_type != "cuda":
+            notes.append(f"activation_offload: no effect on {device_type}")
+            recipe = recipe.model_copy(update={"activation_offload": False})
+    batch_problems = _batch_problems(recipe, num_processes)
+    return LaunchPlan(recipe, config, request.launch.config, topology, problems, batch_problems, notes)
 
 
 def _default_num_processes(config: AccelerateConfig, num_devices: int) -> int:

@@ -6,7 +6,7 @@ Promises: every function here works under all strategies, so code outside ``kit.
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,38 +25,30 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
 
     Layers run uncompiled: each token would need graphs that training does not have.
     """
+    from accelerate.utils import AutocastKwargs
+    from torch.distributed.fsdp import FullyShardedDataParallel, register_fsdp_forward_method
+
     from kit.model.compile import uncompiled
 
-    with uncompiled(), _generating(accelerator, model) as generate:
-        yield generate
-
-
-@contextmanager
-def _generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[Any]:
     inner = accelerator.unwrap_model(model)
-    # Where a config asks for the loss of routers, `generate` would compute it and fail: it has logits of one token.
-    asks_for_routers = getattr(inner.config.get_text_config(), "output_router_logits", False)
-    options = {"output_router_logits": False} if asks_for_routers else {}
     strategy = strategy_name(accelerator)
-    if strategy == "fsdp2":
-        from torch.distributed.fsdp import register_fsdp_forward_method
-
-        if "generate" not in vars(inner):
-            register_fsdp_forward_method(inner, "generate")
-        with _gathered(accelerator, model) if _whole_model_fits(accelerator, model) else nullcontext():
-            yield partial(inner.generate, synced_gpus=True, **options)
-        return
-    from accelerate.utils import AutocastKwargs
-
-    # `generate` bypasses the wrapped forward, which enables autocast. Here its copies serve all tokens.
-    with accelerator.autocast(AutocastKwargs(cache_enabled=True)):
-        if strategy == "fsdp1":
-            from torch.distributed.fsdp import FullyShardedDataParallel
-
-            with FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False):
-                yield partial(inner.generate, synced_gpus=True, **options)
+    options = {"synced_gpus": True} if strategy in ("fsdp1", "fsdp2") else {}
+    # Where a config asks for the loss of routers, `generate` would compute it and fail: it has logits of one token.
+    if getattr(inner.config.get_text_config(), "output_router_logits", False):
+        options["output_router_logits"] = False
+    with ExitStack() as stack:
+        stack.enter_context(uncompiled())
+        if strategy == "fsdp2":
+            if "generate" not in vars(inner):
+                register_fsdp_forward_method(inner, "generate")
+            if _whole_model_fits(accelerator, model):
+                stack.enter_context(_gathered(accelerator, model))
         else:
-            yield partial(inner.generate, **options)
+            # `generate` bypasses the wrapped forward, which enables autocast. Here its copies serve all tokens.
+            stack.enter_context(accelerator.autocast(AutocastKwargs(cache_enabled=True)))
+        if strategy == "fsdp1":
+            stack.enter_context(FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False))
+        yield partial(inner.generate, **options)
 
 
 @contextmanager

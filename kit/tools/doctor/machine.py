@@ -47,8 +47,7 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
     local_world = launched.local_world if launched else -(-topology.num_processes // config.num_machines)
     report.run("launch", lambda: _check_launch(planned, launched))
     report.run("driver", lambda: check_driver(topology))
-    config_file = str(planned.config_file) if planned.config_file else None
-    report.run("bf16", lambda: check_bf16(topology, config_file))
+    report.run("bf16", lambda: check_bf16(topology, planned.config_file))
     opened: list[Any] = []
     report.run("model", lambda: _check_model(recipe, opened))
     entries = {"dataset": recipe.dataset_entries, "eval_dataset": recipe.eval_dataset_entries}
