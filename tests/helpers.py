@@ -137,7 +137,7 @@ class Finetune:
     ) -> Run:
         folder = self.folder / output
         flags = {"output_dir": folder, **self.defaults, **flags}
-        status, text = self._run("finetune", output, processes, flags, meanwhile, prepare)
+        status, text = self._run("finetune", output, processes, flags, meanwhile=meanwhile, prepare=prepare)
         metrics = folder / "metrics.jsonl"
         rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
         return Run(status, text, folder, rows)
@@ -146,18 +146,10 @@ class Finetune:
         """The same for ``recipes/score.py``."""
         return Run(*self._run("score", output, processes, flags), self.folder)
 
-    def _run(
-        self,
-        script: str,
-        output: str,
-        processes: int,
-        flags: dict[str, Any],
-        meanwhile: Meanwhile | None = None,
-        prepare: Prepare | None = None,
-    ) -> tuple[int, str]:
+    def _run(self, script: str, output: str, processes: int, flags: dict[str, Any], **more: Any) -> tuple[int, str]:
         words = [f"--{name}={value}" for name, value in flags.items()]
         log = self.folder / f"{output}.log"
-        run_ranks(script, words, processes, log, meanwhile=meanwhile, prepare=prepare)
+        run_ranks(script, words, processes, log, **more)
         return int(log.with_suffix(".status").read_text()), log.read_text()
 
     def ok(self, output: str, processes: int = 1, **flags: Any) -> Run:

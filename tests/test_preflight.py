@@ -54,34 +54,12 @@ def test_to_look_is_to_write_nothing(recipe, tmp_path, model_folder):
 
 
 @pytest.mark.slow
-def test_the_template_that_is_learned_from_is_the_one_that_is_saved(recipe, model_folder, tmp_path):
-    own = (model_folder / "chat_template.jinja").read_text()
-    assert preflight.check(recipe()).tokenizer.chat_template == own
-    assert preflight.check(recipe(chat_template="alpaca")).tokenizer.chat_template not in (own, None)
-    (tmp_path / "switch.jinja").write_text("{{ mode }}" + own)
-    switched = preflight.check(recipe(chat_template=str(tmp_path / "switch.jinja"), chat_template_kwargs="mode=off"))
-    assert switched.tokenizer.chat_template == "{%- set mode = mode | default('off') %}\n{{ mode }}" + own
-
-
-@pytest.mark.slow
 def test_a_length_that_nobody_set_is_cut_to_what_the_model_reads_only_where_asked(recipe, model_folder, chat_file):
     plain = {"model_name_or_path": str(model_folder), "dataset": str(chat_file)}
     assert preflight.check(Recipe(**plain), shorten=True).recipe.max_length == 1024
     assert wrong(Recipe(**plain)) == ["max_length"]
     assert wrong(recipe(max_length=1025), shorten=True) == ["max_length"]
     assert preflight.check(recipe(max_length=300), shorten=True).recipe.max_length == 300
-
-
-@pytest.mark.slow
-def test_a_template_gets_the_tokens_that_it_needs(recipe):
-    with pytest.raises(UserError) as caught:
-        preflight.check(recipe(chat_template="phi4"))
-    assert "needs <|im_sep|>" in str(caught.value)
-    checked = preflight.check(recipe(chat_template="phi4", new_tokens="<|im_sep|>"))
-    assert checked.vocab_size == 321 == len(checked.tokenizer)
-    assert any("new tokens: <|im_sep|> (320); embeddings grow from 320 to 321 rows" in note for note in checked.notes)
-    # 320 is in every sample: the tokenizer of the base would split it
-    assert all(320 in checked.data.train[i][0] for i in range(5))
 
 
 @pytest.mark.slow

@@ -54,15 +54,6 @@ def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(
 
 
 @pytest.mark.long
-def test_the_check_of_packs_leaves_no_gradient_behind(finetune, fp32):
-    """It runs a backward pass before the first step, in which nothing is reduced."""
-    flags = {"max_steps": 3, "method": "lora", "packing": True}
-    reference = finetune.ok("reference", config=fp32["single"], **flags)
-    run = finetune.ok("run", 2, config=fp32["fsdp"], sync_each_batch=False, **flags)
-    assert [row["loss"] for row in run.rows] == pytest.approx([row["loss"] for row in reference.rows], rel=1e-6)
-
-
-@pytest.mark.long
 def test_the_loss_of_routers_is_the_same_on_one_process_and_two(finetune, fp32, model_folder, tmp_path):
     """It depends on how the batch is cut into micro-batches: here each row is one."""
     from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM

@@ -7,16 +7,7 @@ from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
-from kit.run.opening import precision_of, reference_of, run_of, to_open
-
-
-def test_final_and_checkpoints_belong_to_their_run(tmp_path):
-    run = tmp_path / "run"
-    for path in (run / "final", run / "checkpoints/step-00000001", tmp_path / "other/final"):
-        path.mkdir(parents=True)
-    (run / "run.json").write_text("{}")
-    assert run_of(str(run / "final")) == run_of(str(run / "checkpoints/step-00000001")) == run / "run.json"
-    assert run_of(str(tmp_path / "other/final")) is None and run_of("owner/model") is None
+from kit.run.opening import precision_of, reference_of, to_open
 
 
 @pytest.fixture
