@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from kit.strategy.network import check_main_address, check_own_name, is_own
+from kit.strategy.network import check_main_address, check_own_name
 
 
 @pytest.fixture
@@ -42,7 +42,3 @@ def test_the_main_address_must_be_one_that_others_reach(addresses):
     assert check_main_address("main", "main_process_ip") == []
     assert "main_process_ip: local means 127.0.0.1" in str(check_main_address("local", "main_process_ip")[0])
     assert "elsewhere has no address" in str(check_main_address("elsewhere", "MASTER_ADDR")[0])
-
-
-def test_an_own_address_is_known_and_another_is_not():
-    assert is_own("127.0.0.1") and is_own("localhost") and not is_own("192.0.2.7")
