@@ -18,7 +18,7 @@ folder, steps = Path(flags["output_dir"]), int(flags["max_steps"])
 (folder / "final/model.safetensors").write_bytes(b"weights")
 strategy = {"type": "single", "num_processes": 1, "mixed_precision": "no", "device": "H100", "rehearsal": False}
 strategy |= {"sharded_layers": None, "trainable_parameters": 1, "config": "single"}
-strategy |= {"offload": False, "num_threads": 1}
+strategy |= {"offload": False, "num_replicas": 1, "num_threads": 1}
 recipe = {"model_name_or_path": "m", "dataset": "d", "gradient_checkpointing": "selective"}
 (folder / "run.json").write_text(json.dumps({"strategy": strategy, "recipe": recipe}))
 first = max([0, *(int(path.name[5:]) for path in folder.glob("checkpoints/step-*"))]) if CONTINUES else 0
