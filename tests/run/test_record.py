@@ -13,7 +13,6 @@ from kit.run.record import (
     as_trained,
     read_metrics,
     read_run,
-    with_model_of_checkpoint,
     with_model_of_run,
     write_record,
 )
@@ -62,15 +61,3 @@ def test_the_model_of_a_run_is_opened_as_the_run_trained_it(run_file, model_fold
     assert opener.chat_template_kwargs == {"mode": "off"}
     other = as_trained(asked.model_copy(update={"chat_template": "chatml"}), run)
     assert (other.chat_template, other.chat_template_kwargs) == ("chatml", None)
-
-
-def test_a_checkpoint_is_opened_with_the_recipe_of_the_run_around_it(run_file, checkpoint_of, tmp_path):
-    asked = Recipe(model_name_or_path="x", dataset="d")
-    path = checkpoint_of(asked, run_file.parent / "checkpoints", 3)
-    assert with_model_of_checkpoint(asked, path, "--checkpoint").lora_r == 3
-    alone = checkpoint_of(asked, tmp_path / "elsewhere/checkpoints", 3)
-    with pytest.raises(UserError, match="no record of a run"):
-        with_model_of_checkpoint(asked, alone, "--checkpoint")
-    (path / "state.json").write_text("{}")
-    with pytest.raises(UserError, match=r"--checkpoint: .*step-00000003: state\.json has"):
-        with_model_of_checkpoint(asked, path, "--checkpoint")

@@ -158,12 +158,6 @@ def test_everything_wrong_with_a_config_is_reported_at_once(refusal):
     assert sorted(places) == ["1", "3", "4", "7", "8"]
 
 
-def test_the_main_machine_is_known_by_address_and_port(read, refusal):
-    settings = read("num_machines: 2\nmain_process_ip: gpu-a\nmain_process_port: 29511\n")
-    assert (settings.main_process_ip, settings.main_process_port) == ("gpu-a", 29511)
-    assert read("num_machines: 1\n").main_process_port is None
-
-
 def test_a_recipe_is_pointed_to_its_flag(refusal):
     assert str(refusal("base_model: ./my-model\nsequence_len: 256\n")).endswith(
         "-> a recipe, of any kit, is given by --recipe"

@@ -87,3 +87,17 @@ def test_a_rank_that_was_in_the_store_before_is_refused(rank_of_two, monkeypatch
 
 def test_one_process_has_no_store_and_needs_none():
     assert open_store() is None
+
+
+def test_the_own_name_is_asked_only_where_other_machines_have_ranks(rank_of_two, monkeypatch):
+    monkeypatch.setattr(rendezvous, "check_own_name", lambda: [Problem("host name", "means loopback")])
+    for ranks_here, is_asked in (("1", True), ("2", False)):
+        store = serve("127.0.0.1", 0, 10)
+        rank_of_two(1, store.port)
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_here)
+        store.set("all", "here")
+        store.set("verdict", '[{"where": "seed", "found": "differs"}]')
+        with pytest.raises(UserError, match="seed: differs"):
+            join_group("gloo", 5)
+        assert (b"means loopback" in store.get("facts/1")) == is_asked
