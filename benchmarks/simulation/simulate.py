@@ -136,6 +136,7 @@ def _settings(workload: Workload) -> dict[str, Any]:
         "global_batch_size": workload.rows * workload.num_gpus * workload.micro_batches,
         "gradient_checkpointing": workload.gradient_checkpointing,
         "activation_offload": workload.activation_offload,
+        "tiled_mlp": workload.tiled_mlp,
         "objective": workload.objective,
         "precompute_reference": workload.declared.has_reference and workload.precompute_reference,
         "lora_r": workload.lora_r,

@@ -6,10 +6,11 @@ from itertools import chain
 from kit.config.fields import needs_of
 from kit.config.recipe import Recipe
 from kit.config.rules import is_given
-from kit.config.settings import data, evaluation, method, objective, optimisation, output
+from kit.config.settings import data, evaluation, method, model, objective, optimisation, output
 from kit.errors import Problem
 
-RULES = tuple(chain.from_iterable(each.RULES for each in (optimisation, data, objective, output, evaluation, method)))
+GROUPS = (optimisation, data, objective, output, evaluation, method, model)
+RULES = tuple(chain.from_iterable(each.RULES for each in GROUPS))
 
 
 def find_conflicts(recipe: Recipe, where: Mapping[str, str], left_out: set[str]) -> list[Problem]:

@@ -34,14 +34,7 @@ def kept(workload: Workload) -> int:
     """Bytes per token that one layer keeps for its backward pass."""
     shape, plain = workload.shape, workload.compute_bytes
     h, q, k, f = shape.hidden_size, shape.query_size, shape.kv_size, shape.intermediate_size
-    is_repeated = (workload.eager or not workload.bf16) and shape.num_kv_heads > 1  # one head is, without a copy
-    attention = plain * (2 * q + 2 * (q if is_repeated else k))
-    attention += _scores(workload) if workload.eager else 4 * shape.num_heads
-    adapters = 0
-    if workload.method != "full":
-        adapters = sum(plain * workload.lora_r for _ in shape.adapted(workload.lora_targets))
-        if workload.lora_dropout:
-            adapters += sum((plain + 1) * each.inputs for each in shape.adapted(workload.lora_targets))
+    attention, adapters = _attention(workload), _adapters(workload, in_mlp=True) + _adapters(workload, in_mlp=False)
     if workload.fuses:
         heads = plain * (q + k) + 4 * (shape.num_heads + shape.num_kv_heads) if shape.norm_of_heads else 0
         inputs_of_norms = stream(workload) + (shape.num_norms - 1) * plain * h
@@ -61,6 +54,44 @@ def kept(workload: Workload) -> int:
     if shape.norm_of_heads:  # a float32 copy of q and k, and of a trained norm also its result
         bytes_ += (6 if workload.method == "full" else 4) * (q + k)
     return bytes_
+
+
+def _attention(workload: Workload) -> int:
+    """Bytes per token that attention keeps: queries, keys, values, its output, and what its kernel keeps of scores."""
+    shape = workload.shape
+    is_repeated = (workload.eager or not workload.bf16) and shape.num_kv_heads > 1  # one head is, without a copy
+    keys = shape.query_size if is_repeated else shape.kv_size
+    of_scores = _scores(workload) if workload.eager else 4 * shape.num_heads
+    return workload.compute_bytes * 2 * (shape.query_size + keys) + of_scores
+
+
+def _adapters(workload: Workload, in_mlp: bool) -> int:
+    """Bytes per token that the adapters of the MLP's modules keep, or those of attention's."""
+    if workload.method == "full":
+        return 0
+    plain = workload.compute_bytes
+    adapted = [each for each in workload.shape.adapted(workload.lora_targets) if each.is_in_mlp == in_mlp]
+    dropped = sum((plain + 1) * each.inputs for each in adapted) if workload.lora_dropout else 0
+    return plain * workload.lora_r * len(adapted) + dropped
+
+
+def beside_tiles(workload: Workload) -> int:
+    """Bytes per token of one layer, with ``tiled_mlp``, while the gradients of a tile of its MLP are computed.
+
+    Attention keeps what it does without tiles, and its input. Norms and MLP keep their inputs, and two gradients of the
+    stream are there. Norms of heads are not tiled, and compute in float32.
+    """
+    shape = workload.shape
+    own = stream(workload) if is_autocast(workload) else 0  # else it is counted with what all layers hold
+    of_heads = 8 * (shape.query_size + shape.kv_size) if shape.norm_of_heads else 0
+    inputs = workload.compute_bytes * shape.hidden_size + 4 * stream(workload)
+    return own + inputs + _attention(workload) + _adapters(workload, in_mlp=False) + of_heads
+
+
+def in_tile(workload: Workload) -> int:
+    """Bytes per token of a tile of an MLP, kept and passing, while its gradients are computed."""
+    shape, plain = workload.shape, workload.compute_bytes
+    return plain * (5 * shape.intermediate_size + 3 * shape.hidden_size) + _adapters(workload, in_mlp=True)
 
 
 def held(workload: Workload) -> int:

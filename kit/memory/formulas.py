@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kit.memory.activations import held, is_autocast, kept, masks, passing, stream
+from kit.memory.activations import beside_tiles, held, in_tile, is_autocast, kept, masks, passing, stream
 from kit.memory.host import disk_bytes, host_bytes
 from kit.memory.sizes import (
     GRADIENT_BYTES,
@@ -26,6 +26,7 @@ from kit.memory.sizes import (
 )
 from kit.memory.workload import Workload
 from kit.model.chunks import chunk_size
+from kit.model.tiled_mlp import TILE
 from kit.strategy.strategies import DDP
 
 # What tensors take of a GPU. A simulation sees these, and not the rest.
@@ -207,8 +208,8 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     plain, autocast = workload.compute_bytes, is_autocast(workload)
     head = plain * shape.embedding_parameters
     logits = shape.vocab_size * chunk_tokens(workload)
-    # The last layer's output, the last norm, and the states of supervised tokens.
-    last = (16 if autocast else 5 * plain) * shape.hidden_size
+    # The last layer's output, the last norm (in tiles it keeps nothing else), and the states of supervised tokens.
+    last = (16 if autocast else (3 if workload.tiled_mlp else 5) * plain) * shape.hidden_size
     kept_bytes = tokens * (shape.num_layers * held(workload) + last)
     copies = 0.0  # of the adapters' float32 weights in bf16, which autograd keeps for the backward pass
     if workload.bf16 and not workload.sharded and not workload.gradient_checkpointing and not autocast:
@@ -255,6 +256,11 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
     shape, tokens = workload.shape, workload.tokens
     matrix = shape.hidden_size * shape.intermediate_size
     own = tokens * (kept(workload) + passing(workload))
+    dequantising = tokens * (kept(workload) + 10 * shape.hidden_size)
+    if workload.tiled_mlp:
+        in_tiles = min(tokens, TILE) * in_tile(workload)
+        own = tokens * beside_tiles(workload) + in_tiles
+        dequantising = own - min(tokens, TILE) * workload.compute_bytes * shape.intermediate_size
     full = workload.method == "full"
     gathered = 2 * _gathered_layer(workload) if workload.sharded else 0.0
     if workload.sharded and shape.tied:  # it is needed again, as the embedding
@@ -284,8 +290,9 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
         gradients += (0 if shape.tied else min(to_come, share)) if is_last else max(0, to_come - share - later)
         yield Counter({ACTIVATIONS: own + before + extra, GRADIENTS: gradients, GATHERED: gathered})
         if workload.method == "qlora":
-            states = tokens * (kept(workload) + 10 * shape.hidden_size) + before
-            yield Counter({ACTIVATIONS: states, DEQUANTISED: 2 * matrix, GRADIENTS: gradients, GATHERED: gathered})
+            yield Counter(
+                {ACTIVATIONS: dequantising + before, DEQUANTISED: 2 * matrix, GRADIENTS: gradients, GATHERED: gathered}
+            )
 
 
 def _embedding(workload: Workload, to_come: float) -> "Counter[str]":

@@ -7,7 +7,7 @@ Operations per token, with p the share of supervised tokens and s the mean numbe
 - full fine-tuning: three times that, and the head's logits once more (they are computed again, not kept)
 - adapters: twice that, since frozen weights get no gradient, with attention three times; 6 for each adapter weight
 - gradient checkpointing: the layers' forward once more; of the selective one only what is narrow: 2 for each weight of
-  an adapter
+  an adapter; ``tiled_mlp`` computes the feed-forward part of each layer yet again
 - each pass without gradients, as of a reference: a forward once more
 
 These are the counts of the PaLM paper's appendix B (6 per weight, 12 L q s), with causal attention counted once.
@@ -66,9 +66,10 @@ def _recomputed(workload: Workload, layers: float, attention: float) -> float:
     """Operations per token that the backward pass does once more: of ``layers`` and ``attention``, and of adapters."""
     if not workload.gradient_checkpointing:
         return 0.0
-    if workload.gradient_checkpointing is True:
-        return layers + attention
     shape = workload.shape
+    if workload.gradient_checkpointing is True:
+        in_tiles = sum(each.num_weights for each in shape.linears if each.is_in_mlp) if workload.tiled_mlp else 0
+        return layers + attention + 2.0 * shape.num_layers * in_tiles
     narrow = sum(each.num_weights for each in shape.linears if not is_wide(each.inputs, each.outputs))
     narrow *= shape.num_layers
     if not is_wide(shape.hidden_size, workload.lora_r):

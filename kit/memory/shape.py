@@ -25,10 +25,14 @@ class Linear:
         """The number of its weights, without the bias."""
         return self.inputs * self.outputs
 
+    @property
+    def is_in_mlp(self) -> bool:
+        """Whether it belongs to the feed-forward part, else to attention."""
+        return self.name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+
     def full_name(self, layer: int) -> str:
         """Its name in a model of the families that are known."""
-        block = "mlp" if self.name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj") else "self_attn"
-        return f"model.layers.{layer}.{block}.{self.name}"
+        return f"model.layers.{layer}.{'mlp' if self.is_in_mlp else 'self_attn'}.{self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ class Workload:
     packing: bool = False
     gradient_checkpointing: Checkpointing = False
     activation_offload: bool = False  # of the inputs of layers that are checkpointed, to host memory
+    tiled_mlp: bool = False  # the MLPs of layers that are checkpointed, over tiles of tokens
     objective: ObjectiveName = "sft"
     precompute_reference: bool = False  # before the first step, where the method would allow to do it in each step
     lora_r: int = 16
@@ -91,6 +92,7 @@ class Workload:
             packing=recipe.packing,
             gradient_checkpointing=recipe.gradient_checkpointing != "auto" and recipe.gradient_checkpointing,
             activation_offload=recipe.activation_offload,
+            tiled_mlp=recipe.tiled_mlp,
             fuses=bool(recipe.torch_compile),  # a plan is for a GPU, where `auto` compiles
             logit_bytes=recipe.logit_bytes,
             fp8=recipe.fp8,

@@ -52,6 +52,7 @@ from kit.model.parts import aux_loss_coef, check_parts
 from kit.model.plan import LoadPlan
 from kit.model.qat import install_qat
 from kit.model.reach import belongs_to_selector, freeze_unreached_parts
+from kit.model.tiled_mlp import check_tiled_mlp, install_tiled_mlp
 from kit.model.token_rows import add_rows
 from kit.model.trained_linear import install_shared_casts, install_trained_linear
 
@@ -202,7 +203,8 @@ def check_model(
     positions = num_positions(config)
     if positions and max_length is not None and max_length > positions:
         found = f"{max_length} tokens, the model has {positions} positions"
-        problems.append(Problem("max_length", found, fix=f"--max_length {positions}"))
+        fix = f"--max_length {positions}; or docs/models.md#longer-rows"
+        problems.append(Problem("max_length", found, fix=fix))
     limit = longest_pack(config) if packing else None
     pack_length = (max_length or 0) * sequences_per_sample
     if limit and pack_length > limit[0]:
@@ -219,6 +221,8 @@ def check_model(
         found = f"{settings.qat}, and the files of {settings.model_name_or_path} hold {how}"
         fix = "leave it out; or give the model that the files were made from"
         problems.append(Problem("qat", found, "a base that is not rounded yet", fix))
+    if settings.tiled_mlp:
+        problems += check_tiled_mlp(meta_model)
     check_method = check_freeze if settings.method == "full" else check_adapter
     problems += check_parts(settings, meta_model, router_aux_loss_coef)
     return problems + check_method(settings, meta_model)
@@ -266,6 +270,8 @@ def build_model(
     enable_checkpointing(base, settings.gradient_checkpointing)
     if settings.activation_offload and settings.gradient_checkpointing:
         install_activation_offload(base)
+    if settings.tiled_mlp:
+        install_tiled_mlp(base)
     towers = freeze_unreached_parts(base)
     if settings.method == "full":  # everything was loaded in float32
         _cast_frozen(model, getattr(torch, plan.compute_dtype), towers, config.dtype or torch.float32)

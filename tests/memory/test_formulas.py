@@ -66,6 +66,22 @@ def test_inputs_of_layers_on_the_host_take_nothing_of_the_gpu():
             assert plain == pytest.approx(without, rel=0.02), case
 
 
+def test_tiles_of_a_long_row_take_what_the_simulation_shows():
+    cases = [
+        ("llama-8b", "lora", SINGLE, 8192, False, 18.532),
+        ("llama-8b", "lora", SINGLE, 65536, True, 20.503),
+        ("llama-8b", "qlora", SINGLE, 32768, True, 8.708),
+        ("llama-1b", "full", SINGLE, 32768, True, 20.401),
+        ("llama-1b", "full", FSDP2, 32768, True, 5.084),
+        ("qwen3-8b", "lora", SINGLE, 32768, True, 19.797),
+    ]
+    for case in cases:
+        shape, method, strategy, length, offloads, simulated = case
+        more = {"tiled_mlp": True, "activation_offload": offloads, "device_memory": 24 * GIB}
+        planned = predict(workload(shape, method, strategy, 8 if strategy.shards else 1, length, **more))
+        assert planned.tensors / GIB == pytest.approx(simulated, rel=0.01), case
+
+
 def test_a_loss_that_autograd_differentiates_holds_more_of_each_logit():
     """Simulated with a frozen head and chunks of 768 positions, as a GPU of 48 GiB has."""
     cases = [

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator
 
 from kit.config.fields import STRICT, TOKENS, option, token_list
+from kit.config.rules import Rule
 
 _option = partial(option, "Model")
 _identity = partial(option, "Model", identity=True)
@@ -34,3 +35,23 @@ class ModelSettings(BaseModel):
         "keep the inputs of layers that gradient_checkpointing recomputes in host memory (CUDA)",
         needs="gradient_checkpointing",
     )
+    tiled_mlp: bool = _option(
+        False,
+        "compute MLPs and norms over tiles of 4,096 tokens, for long rows: less memory, more operations",
+    )
+
+
+RULES = (
+    Rule(
+        "tiled_mlp gradient_checkpointing",
+        lambda r: r.tiled_mlp and r.gradient_checkpointing is not True,
+        "true, with gradient_checkpointing {r.gradient_checkpointing}: layers would keep the tensors that tiles save",
+        "--gradient_checkpointing true",
+    ),
+    Rule(
+        "tiled_mlp torch_compile",
+        lambda r: r.tiled_mlp and r.torch_compile,
+        "true, with torch_compile, whose graphs would hold all tiles at once",
+        "--torch_compile false",
+    ),
+)

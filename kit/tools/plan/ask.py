@@ -102,7 +102,9 @@ def _refused(ask: Ask) -> list[Problem]:
     problems = [Problem(key, "the formulas do not know what it takes", fix=fix) for key in uncovered(recipe, shape)]
     if shape.max_positions and recipe.max_length > shape.max_positions:
         found = f"{recipe.max_length} tokens, {shape.name} has {shape.max_positions} positions"
-        problems.append(Problem("max_length", found, fix=f"--max_length {shape.max_positions}"))
+        problems.append(
+            Problem("max_length", found, fix=f"--max_length {shape.max_positions}; or docs/models.md#longer-rows")
+        )
     if recipe.global_batch_size % (num * recipe.micro_batch_size):
         found = f"{recipe.global_batch_size}, of micro-batches of {recipe.micro_batch_size} on {num} GPUs"
         problems.append(Problem("global_batch_size", found, f"a multiple of {num * recipe.micro_batch_size}"))

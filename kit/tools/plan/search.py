@@ -66,8 +66,8 @@ def strategies(base: Workload) -> list[Workload]:
 def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None = None) -> list[Option]:
     """Return all ways to run ``base``: each method with each strategy that makes sense, in the order of ``METHODS``.
 
-    Each has the settings that are best (see ``tuned``), with ``activation_offload`` where it does not fit without. One
-    that never fits has those that take the least memory: gradient checkpointing, and micro-batches of one row.
+    Each has the settings that are best (see ``tuned``), with ``activation_offload``, then also ``tiled_mlp`` where it
+    does not fit without. One that never fits has those that take the least memory.
 
     Args:
         only: the config of the strategy; None: all.
@@ -79,8 +79,11 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
         for way in strategies(base.with_method(method)):
             if only in (None, way.config):
                 offloaded = replace(way, activation_offload=True)
+                # Tiles are not compiled, and only whole layers are computed again.
+                tiled = replace(offloaded, tiled_mlp=True, fuses=False)
                 best = tuned(way, gpu, global_batch_size) or tuned(offloaded, gpu, global_batch_size)
-                found.append(best or try_out(least(way, global_batch_size), gpu))
+                best = best or tuned(tiled, gpu, global_batch_size)
+                found.append(best or try_out(least(tiled, global_batch_size), gpu))
     return found
 
 
@@ -120,6 +123,7 @@ def tuned(workload: Workload, gpu: Gpu, global_batch_size: int) -> Option | None
 
     Of these the one that keeps the most is taken, unless another is clearly faster.
     """
-    ways = (choose(workload, lambda way: try_out(way, gpu).fits, global_batch_size, how) for how in CHECKPOINTING)
+    checkpointing = CHECKPOINTING if not workload.tiled_mlp else (True,)
+    ways = (choose(workload, lambda way: try_out(way, gpu).fits, global_batch_size, how) for how in checkpointing)
     fitting = [try_out(way, gpu) for way in ways if way]
     return best_of(fitting) if fitting else None

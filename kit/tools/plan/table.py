@@ -37,7 +37,7 @@ def ways(found: list[Option]) -> list[str]:
                 "peak GiB": f"{option.memory.peak / GIB:,.1f}",
                 "free GiB": f"{option.spare / GIB:,.1f}",
                 "micro-batch": own.rows,
-                "checkpointing": checkpointing_word(own.gradient_checkpointing) + ("+host" if offloaded(own) else ""),
+                "checkpointing": "+".join(_saving(own)),
                 "tokens/s of a GPU": _range(option.step.tokens_per_second) if option.step else "-",
                 "host GiB": f"{sum(option.memory.host.values()) / GIB:,.1f}",
             }
@@ -46,7 +46,14 @@ def ways(found: list[Option]) -> list[str]:
         *text_table(rows, ("peak GiB", "free GiB", "micro-batch", "tokens/s of a GPU", "host GiB")),
         f"free: beside {MARGIN:.0%} of the GPU that stay unused, since the formulas may be wrong; below 0: missing.",
         "host: memory of each machine; +host: activation_offload; no, host: the machine's memory is too small.",
+        *(["+tiles: tiled_mlp"] if any(option.workload.tiled_mlp for option in found) else []),
     ]
+
+
+def _saving(own: Workload) -> list[str]:
+    """What the run does to save memory: its checkpointing, and what is beside that."""
+    beside = {"host": offloaded(own), "tiles": own.tiled_mlp}
+    return [checkpointing_word(own.gradient_checkpointing), *(word for word, is_on in beside.items() if is_on)]
 
 
 def rows_of(own: Workload) -> str:
@@ -108,7 +115,10 @@ def _changes(option: Option, ask: Ask) -> dict[str, str | int | bool]:
         "per_device_train_batch_size": own.rows,
         "gradient_checkpointing": own.gradient_checkpointing,
         "activation_offload": own.activation_offload,
+        "tiled_mlp": own.tiled_mlp,
     }
+    if own.tiled_mlp:
+        chosen["torch_compile"] = False
     return typed | {key: value for key, value in chosen.items() if key in typed or value != getattr(recipe, key)}
 
 

@@ -1,0 +1,52 @@
+"""Tiles of a row give the losses of the whole row, bit for bit, and the gradients up to the order of their sums."""
+
+import pytest
+import torch
+from model_helpers import BF16, FP32, build
+
+from kit.config.recipe import Recipe
+from kit.model import tiled_mlp
+from kit.model.load import build_meta_model, check_model, open_config
+
+
+def recipe(**settings):
+    values = {"gradient_checkpointing": True, "tiled_mlp": True, **settings}
+    return Recipe(model_name_or_path="recipes/tiny/model", dataset="x.jsonl", **values)
+
+
+def trained(settings, plan):
+    """Losses and gradients of two rows, and the largest number of tokens that an MLP has seen at once."""
+    model = build(settings, plan)
+    seen = []
+    for module in model.modules():
+        if type(module).__name__ == "LlamaMLP":
+            module.down_proj.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[:-1].numel()))
+    ids = torch.arange(2 * 100).reshape(2, 100) * 7 % 1000
+    at = torch.arange(0, 200, 3)
+    with torch.autocast("cpu", torch.bfloat16, enabled=plan is BF16):
+        losses = model(input_ids=ids, target_positions=at, targets=at)
+    losses.sum().backward()
+    return losses.detach(), [p.grad for p in model.parameters() if p.grad is not None], max(seen)
+
+
+@pytest.mark.parametrize(
+    ("method", "plan", "tolerance"), [("full", FP32, 1e-5), ("lora", FP32, 1e-5), ("qlora", BF16, 2e-2)]
+)
+def test_a_row_in_tiles_is_learned_like_the_whole_row(monkeypatch, method, plan, tolerance):
+    monkeypatch.setattr(tiled_mlp, "TILE", 32)
+    whole, expected, most = trained(recipe(method=method, tiled_mlp=False), plan)
+    losses, gradients, most_in_tiles = trained(recipe(method=method), plan)
+    assert (most, most_in_tiles) == (200, 32)
+    assert torch.equal(losses, whole)
+    for found, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
+
+
+def test_layers_without_such_an_mlp_are_refused(tmp_path):
+    from transformers import GPT2Config
+
+    GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64).save_pretrained(tmp_path)
+    settings = recipe(method="full").model_copy(update={"model_name_or_path": str(tmp_path)})
+    config = open_config(settings)
+    problems = check_model(settings, config, build_meta_model(settings, config), needs_weights=False)
+    assert [problem.where for problem in problems] == ["tiled_mlp"]
