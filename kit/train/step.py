@@ -171,7 +171,7 @@ def _inputs(objective: "Objective", micro_batch: "MicroBatch", noise: EmbeddingN
 
 
 def _check_gradients(prepared: "Prepared") -> None:
-    """Refuse trainable weights without a gradient. On one process, warn at the first step instead.
+    """Refuse trainable weights without a gradient. On one process, warn of some at the first step instead.
 
     With several processes, the others would wait for that gradient. An empty tensor needs none: it is this rank's share
     of a weight that other ranks hold.
@@ -189,9 +189,11 @@ def _check_gradients(prepared: "Prepared") -> None:
     if not without:
         return
     found = f"no gradient reaches {len(without)} of {len(named)} trainable weights: {', '.join(without[:3])}"
-    if prepared.ranks.count == 1:
+    if prepared.ranks.count == 1 and len(without) < len(named):
         say(f"warning: {found}; they stay as they are until a batch reaches them")
         return
+    if len(without) == len(named):  # as torch 2.11 compiles 4-bit layers
+        raise UserError(Problem("method", f"{found}: nothing would be learned", fix="--torch_compile false"))
     found += "; other processes would wait for it"
     if any(plain_name(name).startswith("base_model.") for name in without):  # as peft names them
         raise UserError(Problem("lora_target_modules", found, "modules that every batch reaches"))

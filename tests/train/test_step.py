@@ -146,6 +146,15 @@ def test_a_model_whose_loss_depends_on_no_trainable_weight_is_refused():
         learn(model, Ranks())
 
 
+def test_a_run_in_which_no_weight_gets_a_gradient_ends_at_its_first_step():
+    model = Unused()
+    model.forward = lambda **_: (torch.ones(1, requires_grad=True), None)  # like layers that a compiler got wrong
+    with pytest.raises(
+        UserError, match=r"no gradient reaches 2 of 2 .* nothing would be learned\n.*--torch_compile false"
+    ):
+        learn(model, Ranks())
+
+
 def test_the_routers_loss_is_minimised_and_reported():
     """The mean of the micro-batches' auxiliary losses, weighted by their targets, as the model itself has them."""
     torch.manual_seed(0)
