@@ -16,7 +16,7 @@ _OPENING_TAG, _CLOSING_TAG = r"(?:<[^<>\s/]*think[^<>\s/]*>|\[THINK\])", r"(?:</
 _BEGINS_WITH_THOUGHT = re.compile(rf"\s*({_OPENING_TAG})(.*?){_CLOSING_TAG}(.*)", re.IGNORECASE | re.DOTALL)
 _ENDS_WITH_THOUGHT = re.compile(rf"{_CLOSING_TAG}\s*$", re.IGNORECASE)
 # What a template does with a message, for reports.
-_TEXT = "leaves its text out, or changes it"
+_TEXT = "leaves its text out or changes it, or leaves out a call before it"
 _PART = "leaves part of the answer out, or changes it"
 _NO_REASONING = "leaves the reasoning of the answer out"
 WITH_TOOLS = "give a template that writes tools and calls as --chat_template; of the kit's own chatml and llama3 do"
@@ -67,13 +67,6 @@ def check_shown(
     if missing is None:
         return
     i, found = missing
-    if found in (_TEXT, _PART):
-        contents = [{"role": message["role"], "content": message["content"]} for message in messages]
-        missing_content = _first_missing(text, contents, frozenset())
-        if missing_content is None or missing_content[0] > i:
-            # The content is there. What is not is a call or reasoning of an earlier answer: one like it stands later.
-            extras = ((k, _extra(messages[k], k in learned)) for k in range(i - 1, -1, -1))
-            i, found = next(((k, extra) for k, extra in extras if extra), missing)
     raise template.refusal(f"messages[{i}]: the template {found}", _STEPS.get(found, OTHER_TEMPLATE))
 
 
@@ -175,20 +168,8 @@ def _place(text: str, start: int, message: dict[str, Any], is_learned: bool) -> 
             return start, f"does not write the arguments of {name!r} as JSON"
         leaves = [[arguments]] if isinstance(arguments, str) else map(_forms, _leaves(arguments))
         if at < len(name) or not all(any(text.find(form, start) >= 0 for form in forms) for forms in leaves):
-            return start, _no_call(name)
+            return start, f"leaves out the call of {name!r}, or part of it"
     return max(end, at), ""
-
-
-def _extra(message: dict[str, Any], is_learned: bool) -> str:
-    """For a report that a call of ``message``, or else its reasoning, is left out; empty if it has neither."""
-    calls = message.get("tool_calls") or []
-    if calls:
-        return _no_call(calls[0]["function"]["name"])
-    return _NO_REASONING if is_learned and not keeps_reasoning("", message) else ""
-
-
-def _no_call(name: str) -> str:
-    return f"leaves out the call of {name!r}, or part of it"
 
 
 def _leaves(arguments: Any) -> Iterator[Any]:

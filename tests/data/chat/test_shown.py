@@ -32,12 +32,12 @@ def test_a_call_in_the_context_must_be_there(tokenizer):
     """Also if it is the same as a later one."""
     calling = SHOW.replace("\n", "{{ m.tool_calls | tojson if m.tool_calls }}\n")
     shown(calling, [*ASKED, *ANSWERED] * 2, tokenizer)
-    for template, number in [
-        (SHOW + "{# tool_calls #}", 1),
-        (calling.replace("if m.tool_calls", "if m.tool_calls and not loop.first and loop.index > 4"), 1),
-        (calling.replace("if m.tool_calls", "if m.tool_calls and loop.index < 4"), 5),
+    for template, found in [
+        (SHOW + "{# tool_calls #}", r"messages\[1\]: the template leaves out the call of 'weather'"),
+        (calling.replace("if m.tool_calls", "if m.tool_calls and loop.index > 4"), "leaves out a call before it"),
+        (calling.replace("if m.tool_calls", "if m.tool_calls and loop.index < 4"), r"messages\[5\]: .* the call of"),
     ]:
-        with pytest.raises(UserError, match=rf"messages\[{number}\]: the template leaves out the call of 'weather'"):
+        with pytest.raises(UserError, match=found):
             shown(template, [*ASKED, *ANSWERED] * 2, tokenizer)
 
 
