@@ -181,19 +181,19 @@ def _from_token_ids(values: Mapping[str, Any], problems: Problems) -> Sample:
         return {}
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= MAX_ID:
         i = next(i for i, value in enumerate(ids) if type(value) is not int or not 0 <= value < MAX_ID)
-        problems.append(Problem(f"input_ids[{i}]", _id_or_kind(ids[i]), "a whole number of at least 0"))
+        problems.append(Problem(f"input_ids[{i}]", repr(ids[i])[:80], "a whole number of at least 0"))
     if "labels" not in values:
         return {"input_ids": ids}
     labels = values["labels"]
     if not isinstance(labels, list) or len(labels) != len(ids):
         found = f"{len(labels)} of them" if isinstance(labels, list) else kind(labels)
         problems.append(Problem("labels", found, f"a list of {len(ids)}, as many as input_ids"))
-    elif labels != ids or set(map(type, labels)) != {int}:
-        for i, (label, id_) in enumerate(zip(labels, ids, strict=True)):
-            if label not in (id_, IGNORED) or type(label) is not int:
-                expected = f"{IGNORED}, or {id_} as in input_ids: labels are not shifted"
-                problems.append(Problem(f"labels[{i}]", _id_or_kind(label), expected))
-                break
+        return {}
+    for i, (label, id_) in enumerate(zip(labels, ids, strict=True)):
+        if type(label) is not int or label not in (id_, IGNORED):
+            expected = f"{IGNORED}, or {id_} as in input_ids: labels are not shifted"
+            problems.append(Problem(f"labels[{i}]", repr(label)[:80], expected))
+            break
     return {"input_ids": ids, "labels": labels}
 
 
@@ -212,15 +212,9 @@ def _from_rated_answer(values: Mapping[str, Any], problems: Problems) -> Sample:
     if isinstance(label, str) and label.strip().lower() in ("true", "false"):  # a cell of a table
         label = label.strip().lower() == "true"
     if not isinstance(label, bool):
-        found = repr(label) if isinstance(label, int | float | str) and len(str(label)) < 20 else kind(label)
-        problems.append(Problem("label", found, "true (a good answer) or false"))
+        problems.append(Problem("label", repr(label)[:80], "true (a good answer) or false"))
     sample = answers_to_one_prompt(values, ("completion",), problems)
     return {} if problems else sample | {"label": label} | _template_inputs(values, problems)
-
-
-def _id_or_kind(value: Any) -> str:
-    """A number as it is; the kind of any other value. For messages about ids."""
-    return f"{value}"[:80] if type(value) in (int, float) else kind(value)
 
 
 def _template_inputs(values: Mapping[str, Any], problems: Problems) -> Sample:

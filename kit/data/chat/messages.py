@@ -35,9 +35,8 @@ SPEAKERS = ROLES | {
 REASONING = ("reasoning_content", "thinking", "reasoning")
 # The keys of a message that are read here, besides those of its role and its text.
 KEYS = frozenset(("name", "tool_call_id", "tool_calls", "function_call", "train", "weight", *REASONING))
-ARGUMENTS = ("arguments", "parameters")  # the names of a call's arguments: OpenAI's, and Llama's
 # The keys of a call that are read or say nothing: its number in a list, the state of an answer.
-CALL_KEYS = frozenset(("id", "function", "type", "index", "status", "name", *ARGUMENTS))
+CALL_KEYS = frozenset(("id", "function", "type", "index", "status", "name", "arguments"))
 A_TOOL = 'an object such as {"type": "function", "function": {"name": "search", "parameters": {...}}}'
 # Space, control characters, what Unicode calls default ignorable code points, and the blank of Braille: text of nothing
 # else looks empty.
@@ -236,19 +235,17 @@ def _tool_call(at: str, call: Any) -> Message:
     function = call.get("function") or call if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise UserError(Problem(at, "no call", 'an object such as {"name": "search", "arguments": {...}}'))
-    unread = [key for part in (call, function) for key in part if key not in CALL_KEYS and not is_blank(part[key])]
-    if function is not call:
-        unread += [key for key in ARGUMENTS if not is_blank(call.get(key))]
+    known = CALL_KEYS if function is call else CALL_KEYS - {"arguments"}
+    unread = [key for key in call if key not in known and not is_blank(call[key])]
+    unread += [key for key in function if key not in CALL_KEYS and not is_blank(function[key])]
     if unread:
         raise UserError(Problem(f"{at}.{unread[0]}", "a key of a call that nothing reads", "a name with arguments"))
+    given = function.get("arguments")
     # Parsed, because templates write the arguments as JSON themselves: a JSON string would be quoted a second time.
-    given = {key: parsed(f"{at}.{key}", function[key]) for key in ARGUMENTS if not is_blank(function.get(key))}
-    filled = [value for value in given.values() if not is_blank(value)]  # others are such as the string "{}"
-    if filled[1:]:
-        raise UserError(Problem(f"{at}.{ARGUMENTS[1]}", f"given beside {ARGUMENTS[0]}", "one of them"))
-    arguments = filled[0] if filled else {}
-    if not isinstance(arguments, dict):
-        raise UserError(Problem(f"{at}.{next(iter(given))}", kind(arguments), "an object"))
+    arguments = {} if is_blank(given) else parsed(f"{at}.arguments", given)
+    if not isinstance(arguments, dict) and not is_blank(arguments):
+        raise UserError(Problem(f"{at}.arguments", kind(arguments), "an object"))
+    arguments = arguments or {}
     made: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return made if is_blank(call.get("id")) else made | {"id": call["id"]}
 
@@ -271,7 +268,7 @@ def read_tools(where: str, tools: Any) -> list[Any]:
             raise UserError(Problem(f"{where}[{i}]", "no tool with a name", A_TOOL))
         if "function" not in tool:
             tool = {"function": {key: value for key, value in tool.items() if key != "type"}}
-        made.append(tool if tool.get("type") else {**{"type": "function"}, **{k: tool[k] for k in tool if k != "type"}})
+        made.append(tool if tool.get("type") else {"type": "function", **{k: tool[k] for k in tool if k != "type"}})
     return _writable(where, made)
 
 

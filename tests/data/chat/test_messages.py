@@ -37,7 +37,6 @@ def test_calls_in_any_form_become_objects_in_one_form():
         json.dumps(json.dumps([ADD])),
         [json.dumps(ADD)],
         [call],
-        [{"name": "add", "parameters": '{"a": 1}', "arguments": ""}],
         [{"type": None, "function": {"name": "add", "arguments": '{"a": 1}'}, "index": 0}],
     ):
         assert messages_of(USER, {"role": "assistant", "content": None, "tool_calls": calls}) == [USER, made]
