@@ -42,6 +42,7 @@ IGNORE = "ignore"  # in ``dataset_columns`` instead of a field: a column, or a k
 NO_COLUMN = "no "  # so begins the problem of a row that lacks a column
 MAX_ID = 2**31  # ids are stored as int32
 IGNORED = -100  # the label of a token that is not learned
+ALPACA = "{instruction}[\n\n{input}]"  # the prompt_format of data sets that have none
 
 Sample = dict[str, Any]
 
@@ -102,21 +103,22 @@ def to_sample(
     problems = Problems()
     sample: Sample = {}
     with problems.caught():
-        if prompt_format is not None:
-            values = _with_question(values, prompt_format, problems)
-        sample = format.make(values, problems)
+        sample = format.make(_with_question(values, prompt_format, problems), problems)
     return list(problems) or sample
 
 
-def _with_question(values: Mapping[str, Any], prompt_format: str, problems: Problems) -> dict[str, Any]:
-    """The values of a row with its input put into the instruction. What is no text is left to be refused later."""
-    instruction, more = values.get("instruction"), values.get("input")
-    if not isinstance(instruction, str) or not instruction.strip() or not isinstance(more, str | None):
-        return dict(values)
-    more = more if more and more.strip() else ""
-    if more and not reads_input(prompt_format):
+def _with_question(values: Mapping[str, Any], prompt_format: str | None, problems: Problems) -> Mapping[str, Any]:
+    """The values of a row with its input put into the instruction. An instruction that is no text is refused later."""
+    instruction, more = values.get("instruction"), values.get("input") or ""
+    problems += check_text("input", more, may_be_empty=True)
+    has_more = isinstance(more, str) and bool(more.strip())
+    if has_more and (not isinstance(instruction, str) or are_messages(instruction)):
+        problems.append(Problem("input", "given without an instruction", "it beside an instruction that is a string"))
+    elif has_more and prompt_format and not reads_input(prompt_format):
         problems.append(Problem("input", "a text", "none, because prompt_format of the data set has no {input}"))
-    return {**values, "instruction": question(prompt_format, instruction, more), "input": None}
+    if not (has_more or prompt_format) or check_text("instruction", instruction):
+        return values
+    return {**values, "instruction": question(prompt_format or ALPACA, str(instruction), more if has_more else "")}
 
 
 def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
@@ -149,16 +151,11 @@ def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
 def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
     before = system_message(values, problems) + _history(values, problems)
     problems += check_text("instruction", values["instruction"]) + check_text("output", values["output"])
-    text, more, reasoning = values["instruction"], values.get("input"), values.get("reasoning_content")
-    if more is not None:
-        problems += check_text("input", more, may_be_empty=True)
     answer = {"role": "assistant", "content": values["output"]}
-    if reasoning:
+    if reasoning := values.get("reasoning_content"):
         problems += check_text("reasoning_content", reasoning)
         answer["reasoning_content"] = reasoning
-    if not problems and more and more.strip():
-        text = f"{text}\n\n{more}"
-    messages = [*before, {"role": "user", "content": text}, answer]
+    messages = [*before, {"role": "user", "content": values["instruction"]}, answer]
     return {"messages": messages} | _template_inputs(values, problems)
 
 

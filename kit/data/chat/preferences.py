@@ -10,6 +10,7 @@ Promises:
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from kit.data.chat.messages import (
@@ -31,8 +32,7 @@ def answers_to_one_prompt(
     """Return ``prompt``, and each of ``names`` as what follows it: all as lists of messages, or all as text.
 
     Args:
-        values: of the row, by our names. ``instruction`` is a prompt that makes a chat of texts, and ``input`` is more
-            text for it.
+        values: of the row, by our names. ``instruction`` is a prompt that makes a chat of texts.
         names: the answers, such as ``chosen`` and ``rejected``.
 
     What is wrong is added to ``problems``, and then the result does not count; or it is a ``UserError``.
@@ -42,7 +42,11 @@ def answers_to_one_prompt(
         problems.append(Problem("prompt and instruction", "two prompts", "one of them"))
         return {}
     system = system_message(values, problems)
-    prompt = _prompt(values, asked[0], problems) if asked else None
+    prompt = _listed(asked[0], values[asked[0]]) if asked else None
+    if asked and prompt is None:
+        problems.append(Problem(asked[0], "null", "a prompt in every row, or in none"))
+    elif asked and not isinstance(prompt, list):
+        problems += check_text(asked[0], prompt)
     answers = {name: _listed(name, values[name]) for name in names}
     are_texts = not isinstance(answers[names[0]], list)
     if any(isinstance(answer, list) is are_texts for answer in answers.values()):
@@ -86,21 +90,6 @@ def _listed(name: str, value: Any) -> Any:
     return [value] if is_message(value) else value
 
 
-def _prompt(values: Mapping[str, Any], name: str, problems: Problems) -> Any:
-    """The prompt, a text or a list, with the column ``input`` if that has text."""
-    prompt, more = _listed(name, values[name]), values.get("input")
-    if prompt is None:
-        problems.append(Problem(name, "null", "a prompt in every row, or in none"))
-    elif not isinstance(prompt, list):
-        problems += check_text(name, prompt)
-    if more is None or more == "":
-        return prompt
-    problems += check_text("input", more, may_be_empty=True)
-    if name != "instruction" or not isinstance(prompt, str):
-        problems.append(Problem("input", "given without an instruction", "it beside an instruction that is a string"))
-    return f"{prompt}\n\n{more}" if isinstance(more, str) and more.strip() else prompt
-
-
 def _apart(
     prompt: list[Message] | str | None, conversations: dict[str, list[Message]], problems: Problems
 ) -> tuple[list[Message], dict[str, list[Message]]]:
@@ -112,7 +101,8 @@ def _apart(
         prompt = None if is_repeated else [{"role": "user", "content": prompt}]
     if prompt is None:
         if others:
-            num_shared = min(_num_alike(first, *others), *(len(each) - 1 for each in (first, *others)))
+            alike = takewhile(lambda pair: pair[0] == pair[1], zip(first[:-1], others[0][:-1], strict=False))
+            num_shared = len(list(alike))
         else:  # of a single conversation the last answer is rated
             num_shared = max(i for i, message in enumerate(first) if message["role"] == "assistant")
         prompt = first[:num_shared]
@@ -129,9 +119,3 @@ def _apart(
             problems.append(Problem(at, found, "an answer to the prompt"))
         parted[name] = rest
     return prompt, parted
-
-
-def _num_alike(first: Sequence[Any], *others: Sequence[Any]) -> int:
-    """The number of items with which all sequences begin."""
-    shortest = min(map(len, (first, *others)))
-    return next((i for i in range(shortest) if any(other[i] != first[i] for other in others)), shortest)
