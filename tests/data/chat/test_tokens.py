@@ -9,6 +9,7 @@ from data_helpers import (
     TEXTS,
     byte_level_tokenizer,
     chat,
+    encode,
     marked,
     sentencepiece_tokenizer,
     template_of,
@@ -17,7 +18,8 @@ from tokenizers import AddedToken, processors
 
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import Template, resolve_template
-from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, Encoded, encode, encode_all
+from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, Encoded, encode_all
+from kit.data.samples.rows import as_chat
 from kit.errors import Problem, UserError
 
 
@@ -43,7 +45,7 @@ def test_the_prompt_is_tokenised_as_at_inference_by_sentencepiece_too(shape, sen
 def test_prompt_and_completion_become_messages_with_chat_template(tokenizer):
     template = resolve_template(tokenizer, "chatml")
     pair = {"prompt": "Hi", "completion": "Hello"}
-    assert encode(pair, tokenizer, template, prompts_as_chat=True) == encode(chat("Hi", "Hello"), tokenizer, template)
+    assert encode(as_chat(pair), tokenizer, template) == encode(chat("Hi", "Hello"), tokenizer, template)
     assert marked(encode(pair, tokenizer, template), tokenizer) == "Hi[[\nHello<|endoftext|>]]"
 
 

@@ -15,6 +15,7 @@ from data_helpers import (
     TEXTS,
     WEATHER,
     chat,
+    encode,
     marked,
     template_of,
     with_keys,
@@ -24,7 +25,7 @@ from transformers.utils import chat_template_utils
 from kit.data.chat.answers import EMPTY_THOUGHT
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import FIXED_DATE, TODAY, resolve_template
-from kit.data.chat.tokens import UNROLLED, encode
+from kit.data.chat.tokens import UNROLLED
 from kit.data.chat.turns import FORGOTTEN, NO_END_OF_TURN
 from kit.errors import UserError
 
