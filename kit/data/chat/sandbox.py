@@ -36,16 +36,16 @@ TODAY = datetime.datetime(2024, 7, 26)  # for every template that asks; the date
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # around what a {% generation %} block wrote: noncharacters, in no text
 
 
-class TooMuch(Exception):
-    """A template would take too much time or memory."""
-
-
 class TemplateError(Exception):
     """A template fails, or has no syntax. ``line`` is that of a mistake in its syntax; else 0."""
 
     def __init__(self, message: str, line: int = 0) -> None:
         super().__init__(message)
         self.line = line
+
+
+class TooMuch(TemplateError):
+    """A template would take too much time or memory."""
 
 
 def render(
@@ -58,7 +58,7 @@ def render(
         asked: of each beginning the number of messages, ``add_generation_prompt``, and whether it has marks: then each
             ``{% generation %}`` block writes ``OPEN`` and ``CLOSE`` around its text.
 
-    Raises ``TemplateError``, or ``TooMuch``; so does ``variables``.
+    Raises ``TemplateError``, or its kind ``TooMuch``; so does ``variables``.
     """
     return list(_call(source, "render", messages, values, asked))
 
@@ -160,7 +160,7 @@ def _serve(connection: Connection) -> None:
         except (MemoryError, RecursionError, SyntaxError):  # SyntaxError: Python's limits on nested blocks and brackets
             answer = ["much", f"it takes more than {MAX_BYTES >> 30} GiB of memory, or is nested too deeply"]
         except jinja2.TemplateSyntaxError as error:
-            answer = ["error", [str(error.message), error.lineno]]
+            answer = ["error", [f"line {error.lineno}: {error.message}", error.lineno]]
         except Exception as error:  # a template is a program: it may fail in any way
             answer = ["error", [str(error)]]
         connection.send_bytes(json.dumps(answer).encode())
