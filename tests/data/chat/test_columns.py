@@ -19,7 +19,6 @@ def test_the_first_format_whose_columns_are_there_is_taken():
         ("text input_ids output instruction conversations messages", ["messages"]),
         ("text output instruction completion prompt conversations tools", ["conversations", "tools"]),
         ("text output instruction completion prompt", ["prompt", "completion"]),
-        ("text input_ids input output instruction", ["instruction", "output", "input"]),
         ("text input_ids attention_mask labels", ["input_ids", "labels"]),
         ("text labels prompt summary", ["text"]),
     ):
@@ -59,13 +58,10 @@ def test_a_wrong_mapping_is_reported():
 def test_well_known_names_are_quoted_and_not_guessed():
     for columns, wanted, step in (
         ("question answer", "answers", "--dataset_columns question=instruction,answer=output"),
-        ("id Query Response", "answers", "--dataset_columns Query=instruction,Response=output"),
         ("instruction context response", "answers", "instruction=instruction,response=output,context=input"),
-        ("conversation model turn", "answers", "--dataset_columns conversation=conversations"),
         ("url content", "answers", "--dataset_columns content=text"),
         ("prompt chosen rejected", "answers", "--objective dpo learns from pairs of answers"),
         ("prompt completion label", "pairs", "--objective kto learns from answers with a label"),
-        ("messages id", "pairs", "--objective sft learns the answers"),
         ("prompt response_j response_k", "pairs", "response_j=chosen,response_k=rejected,prompt=prompt"),
         ("messages kto_tag", "rated", "--dataset_columns kto_tag=label,messages=completion"),
         ("a b", "answers", "say which column is which: --dataset_columns COLUMN=FIELD"),

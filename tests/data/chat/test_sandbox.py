@@ -14,11 +14,9 @@ from kit.data.chat.shipped import SHIPPED
 GROWS = "{% set n = namespace(x=SEED) %}{% for i in range(90) %}{% set n.x = STEP %}{% endfor %}{{ n.x|string|length }}"
 # Large in a single step of Python, in small pieces, and without end: in time, in memory or in depth.
 HARMFUL = {
-    "product": "{{ 'a' * 10**10 }}",
     "power": "{{ 10 ** (10**10) }}",
     "nested format": "{{ '{:>{}}'.format(1, 10**10) }}",
     "lists in lists": GROWS.replace("SEED", "[1]").replace("STEP", "[n.x, n.x]"),
-    "small pieces": GROWS.replace("SEED", "[]").replace("STEP", "n.x + ['a' * 20000000 ~ i]"),
     "source": "a" * (sandbox.MAX_SOURCE + 1),
     "brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "loops": "{% for a in range(9999) %}" * 4 + "{% endfor %}" * 4,

@@ -35,9 +35,6 @@ def answer(**keys):
 # Rows, and the column or key in each that must not be ignored unseen.
 HARMFUL = [
     (PAIR | {"images": ["a.png"]}, "images"),
-    (ALPACA | {"tools": [{"name": "add"}]}, "tools"),
-    (PAIR | {"context": "Once"}, "context"),
-    (CHAT | {"enable_thinking": False}, "enable_thinking"),
     (PAIR | {"label": False}, "label"),
     (ALPACA | {"weight": 0.5}, "weight"),
     (CHAT | {"loss_mask": "[0, 1]"}, "loss_mask"),
@@ -51,8 +48,6 @@ HARMFUL = [
     ({"messages": [USER | {"loss": True}, ANSWER]}, "messages.loss"),
 ]
 OF_PAIRS = [
-    (PREFERRED | {"functions": [{"name": "add"}]}, "functions"),
-    (PREFERRED | {"chosen": [ANSWER | {"image": "a"}]}, "chosen.image"),
     (PREFERRED | {"rejected": ANSWER | {"loss": 0}}, "rejected.loss"),
 ]
 
