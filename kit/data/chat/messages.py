@@ -1,8 +1,7 @@
 """Converts the messages of a conversation, in OpenAI's or ShareGPT's form, to messages in the kit's form. Pure.
 
 ``kit.data.chat.formats`` describes the kit's form. Lists of messages, tools and calls may be JSON strings, as in a
-table of cells. Problems are added to a list; ``Problem.where`` is the field, such as ``messages[2].role``. Functions
-that raise ``UserError`` say so.
+table of cells. ``Problem.where`` of an error is the field, such as ``messages[2].role``.
 """
 
 import json
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.data.strict_json import RepeatedKey, parse
-from kit.errors import Problem, Problems, UserError, did_you_mean, kind, raise_if
+from kit.errors import Problem, UserError, did_you_mean, kind
 
 CALLERS = ("function_call", "tool_call")  # roles of turns whose text is a call: of ShareGPT, and of ms-swift
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {
@@ -47,21 +46,22 @@ INVISIBLE = re.compile(
 Message = dict[str, Any]
 
 
-def check_text(where: str, value: Any, may_be_empty: bool = False) -> list[Problem]:
-    """The problem of a value that is no string, is blank, or cannot be encoded as UTF-8; empty if there is none.
+def check_text(where: str, value: Any, may_be_empty: bool = False) -> str:
+    """Return a value that is text. Raises ``UserError`` if it is no string, is blank, or cannot be encoded as UTF-8.
 
     ``may_be_empty``: spaces, or nothing, stand for no text. Invisible characters never do: they would be learned.
     """
     if not isinstance(value, str):
-        return [Problem(where, kind(value), "a string")]
+        raise UserError(Problem(where, kind(value), "a string"))
     if INVISIBLE.fullmatch(value) and (value.strip() or not may_be_empty):
         found = f"only invisible characters (U+{ord(value.strip()[0]):04X})" if value.strip() else "empty"
-        return [Problem(where, found, "text")]
+        raise UserError(Problem(where, found, "text"))
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        return [Problem(where, f"half of a surrogate pair at character {error.start}", "valid Unicode")]
-    return []
+        found = f"half of a surrogate pair at character {error.start}"
+        raise UserError(Problem(where, found, "valid Unicode")) from None
+    return value
 
 
 def are_messages(value: Any) -> bool:
@@ -79,24 +79,21 @@ def is_message(value: Any) -> bool:
     return isinstance(value, dict) and ("role" in value or "from" in value)
 
 
-def system_message(values: Mapping[str, Any], problems: Problems) -> list[Message]:
+def system_message(values: Mapping[str, Any]) -> list[Message]:
     """The column ``system`` as a list of one system message; an empty list if the column is blank or absent."""
     system = values.get("system")
-    if system is None or system == "":
-        return []
-    problems += check_text("system", system, may_be_empty=True)
-    return [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
+    is_given = system is not None and check_text("system", system, may_be_empty=True).strip()
+    return [{"role": "system", "content": system}] if is_given else []
 
 
 def read_messages(
     where: str,
     given: Any,
-    problems: Problems,
     roles: Mapping[str, str] = ROLES,
     may_begin: bool = True,
     needs_answer: bool = True,
 ) -> list[Message]:
-    """Convert a list of messages to our form. What is wrong is added to ``problems``; then the result is incomplete.
+    """Convert a list of messages to our form. Raises ``UserError`` with the first thing that is wrong.
 
     Args:
         where: the field that holds the messages, for messages to the user.
@@ -106,25 +103,15 @@ def read_messages(
         may_begin: the first message may be a system message.
         needs_answer: at least one message must be an assistant's.
     """
-    num_problems = len(problems)
-    with problems.caught():
-        given = parsed(where, given)
-        if not isinstance(given, list) or not given:
-            raise UserError(Problem(where, "empty" if given == [] else kind(given), "a list of messages"))
-    if len(problems) > num_problems:
-        return []
-    messages = []
-    for i, written in enumerate(given):
-        with problems.caught():
-            message = _message(f"{where}[{i}]", written, roles)
-            if message["role"] == "system" and not (may_begin and i == 0):
-                found = "another system message, or one behind others"
-                raise UserError(Problem(f"{where}[{i}].role", found, "one, first"))
-            messages.append(message)
-    if len(problems) > num_problems:
-        return []
+    given = parsed(where, given)
+    if not isinstance(given, list) or not given:
+        raise UserError(Problem(where, "empty" if given == [] else kind(given), "a list of messages"))
+    messages = [_message(f"{where}[{i}]", written, roles) for i, written in enumerate(given)]
+    for i, message in enumerate(messages):
+        if message["role"] == "system" and not (may_begin and i == 0):
+            raise UserError(Problem(f"{where}[{i}].role", "another system message, or one behind others", "one, first"))
     if needs_answer and all(message["role"] != "assistant" for message in messages):
-        problems.append(Problem(where, "no assistant turn", "at least one: nothing else is learned"))
+        raise UserError(Problem(where, "no assistant turn", "at least one: nothing else is learned"))
     is_blank_system = messages[0]["role"] == "system" and not messages[0]["content"].strip()
     return messages[1:] if is_blank_system else messages
 
@@ -157,15 +144,14 @@ def _message(at: str, written: Any, roles: Mapping[str, str]) -> Message:
         message["reasoning_content"] = reasoning
     for key in ("name", "tool_call_id"):
         if given.get(key):
-            raise_if(check_text(f"{at}.{key}", given[key]))
-            message[key] = given[key]
+            message[key] = check_text(f"{at}.{key}", given[key])
     has_calls = "tool_calls" in message
     if content is None and content_key not in written and not has_calls:
         raise UserError(Problem(content_at, "missing", "a string"))
     message["content"] = "" if content is None and has_calls else _joined(content_at, content)
     may_be_empty = role == "tool" or has_calls or speaker in CALLERS or bool(reasoning)
     may_be_empty |= role == "system" and roles is SPEAKERS
-    raise_if(check_text(content_at, message["content"], may_be_empty))
+    check_text(content_at, message["content"], may_be_empty)
     weight = _weight(at, given, role)
     if weight is not None:
         message["weight"] = weight
@@ -182,7 +168,7 @@ def _reasoning(at: str, message: Message, role: str) -> str | None:
     """Return the reasoning of an answer, under any of its names; None if it has none. Raises ``UserError``."""
     keys = [key for key in REASONING if key in message]
     for key in keys:
-        raise_if(check_text(f"{at}.{key}", message[key], may_be_empty=True))
+        check_text(f"{at}.{key}", message[key], may_be_empty=True)
     said = {message[key]: key for key in reversed(keys) if message[key].strip()}
     if len(said) > 1:
         raise UserError(Problem(f"{at}.{keys[-1]}", f"differs from {keys[0]}", "one of them"))

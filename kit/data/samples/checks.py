@@ -23,7 +23,8 @@ def check_datasets(datasets: Sequence[Dataset], encoder: Encoder, generates: boo
     problems = Problems()
     formats = {dataset.entry.prompt_format for dataset in datasets if not dataset.is_evaluation} - {None}
     if encoder.system_prompt:
-        problems += check_text("system_prompt", encoder.system_prompt)
+        with problems.caught():
+            check_text("system_prompt", encoder.system_prompt)
     for dataset in datasets:
         name, fields = dataset.source.name, dataset.fields
         if dataset.is_evaluation and formats and "instruction" in fields and dataset.entry.prompt_format is None:
