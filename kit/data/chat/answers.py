@@ -221,7 +221,8 @@ class AnswerFinder:
             fix = 'give the first answer "train": false, or put a question before it'
         elif _OPENED.search(prompt):
             fix = AS_CONTENT
-        raise self._template.refusal(reason + first_difference(text, prompt), fix)
+        at = _num_shared(text, prompt)
+        raise self._template.refusal(f"{reason} ({text[at : at + 20]!r} instead of {prompt[at : at + 20]!r})", fix)
 
     def _check_one_turn(self, answer: str, message: dict[str, Any], i: int) -> None:
         """Raise ``UserError`` if a template makes several turns of an answer: generation stops at the first EOS.
@@ -327,9 +328,3 @@ def _end_of_parts(text: str, start: int, message: dict[str, Any]) -> int:
 def _num_shared(a: str, b: str) -> int:
     """How many characters are the same at the start of both."""
     return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def first_difference(text: str, part: str) -> str:
-    """For a message: what ``text`` has where it first differs from ``part``, and what ``part`` has there."""
-    at = _num_shared(text, part)
-    return f" ({text[at : at + 20]!r} instead of {part[at : at + 20]!r})"

@@ -71,7 +71,8 @@ class Drafter:
 
         Raises ``UserError`` if the template does not fit the conversation.
         """
-        weights = {i: _weight(message) for i, message in enumerate(messages) if message["role"] == "assistant"}
+        answers = {i: message for i, message in enumerate(messages) if message["role"] == "assistant"}
+        weights = {i: 1.0 if answer.get("weight") is None else answer["weight"] for i, answer in answers.items()}
         learned = [i for i in weights if i >= first or self._train_on == "all"]
         if self._train_on == "last":
             learned = learned[-1:]
@@ -124,7 +125,9 @@ class Drafter:
                 have_ends &= self._stops.ends_turn(text, answer.spans[0][0], end)
                 spans += [(left, right, weights[i]) for left, right in [*earlier_spans, (start, end)]]
             read = [messages[i] for i in weights if i < last and i not in learned]
-            drafts.append(Draft(text, spans, remarks=(*remarks, *_unended(have_ends), *_forgotten(text, read))))
+            remarks |= {} if have_ends else {NO_END_OF_TURN: None}
+            remarks |= {} if all(keeps_reasoning(text, answer) for answer in read) else {FORGOTTEN: None}
+            drafts.append(Draft(text, spans, remarks=tuple(remarks)))
             if sum(len(draft.text) for draft in drafts) > MAX_CHARACTERS:
                 raise self._template.too_long(MAX_CHARACTERS)
         return drafts[::-1]
@@ -165,7 +168,7 @@ class Drafter:
             given = RenderedAnswer(text, [(start, end)])
             last = self._finder.closed(given, conversation, len(messages) - 1)
             text = text if last is given else last.text
-            remarks = (*last.remarks, *_unended(self._stops.ends_turn(text, start, last.end)))
+            remarks = last.remarks if self._stops.ends_turn(text, start, last.end) else (*last.remarks, NO_END_OF_TURN)
         return Draft(text, [], 1.0, remarks)
 
     def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -208,20 +211,6 @@ class Drafters:
         if values:
             template = template.with_values(values)
         return template, Drafter(template, self._stops, self._train_on)
-
-
-def _weight(message: dict[str, Any]) -> float:
-    weight = message.get("weight")
-    return 1.0 if weight is None else float(weight)
-
-
-def _unended(have_ends: bool) -> tuple[str, ...]:
-    return () if have_ends else (NO_END_OF_TURN,)
-
-
-def _forgotten(text: str, read: list[dict[str, Any]]) -> tuple[str, ...]:
-    """A remark if ``text`` lacks the reasoning of an answer in ``read``, those that are only read."""
-    return () if all(keeps_reasoning(text, answer) for answer in read) else (FORGOTTEN,)
 
 
 def _with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:
