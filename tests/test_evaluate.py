@@ -181,8 +181,6 @@ def test_an_answer_ends_with_eos_or_with_the_token_that_ends_the_reference(setti
 
 def test_answers_that_do_not_end_are_counted_where_the_expected_one_fits(run, knowing):
     model = knowing(wrong=())
-    cut_off = run(model=model, predict_with_generate=True, max_new_tokens=2)
-    assert cut_off.metrics["eval_exact_match"] < 0.2
     for ends, max_new_tokens, num_unended in [(True, 500, 0), (False, 500, 61), (False, 1, 0)]:
         model.ends = ends  # no expected answer is as short as one token
         result = run(model=model, predict_with_generate=True, max_new_tokens=max_new_tokens)

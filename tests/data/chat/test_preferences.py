@@ -57,8 +57,6 @@ def test_of_several_turns_all_that_both_have_in_common_is_the_prompt():
     # An answer may have turns of its own, and a prompt that is given is not made longer.
     row = {"chosen": [USER, ANSWER, MORE, LAST], "rejected": [USER, OTHER]}
     assert sample_of(row) == {"prompt": [USER], "chosen": [ANSWER, MORE, LAST], "rejected": [OTHER]}
-    row = {"chosen": [USER, ANSWER], "rejected": [USER, ANSWER, MORE, LAST]}
-    assert sample_of(row) == {"prompt": [USER], "chosen": [ANSWER], "rejected": [ANSWER, MORE, LAST]}
 
 
 def test_columns_beside_the_question_are_part_of_the_prompt():
@@ -81,7 +79,6 @@ def test_a_rated_answer_has_the_prompt_that_is_given_or_stands_before_it():
     for row in (
         rated,
         {"prompt": "Hi", "completion": [USER, ANSWER], "label": True},
-        {"instruction": "Hi", "completion": "Hello", "label": True},
         {"completion": json.dumps([USER, ANSWER]), "label": "true"},
         {"completion": [said("human", "Hi"), said("gpt", "Hello")], "label": "True "},
     ):
