@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from torch.nn.utils.rnn import pad_sequence
 
 from kit.answers import Metric, exact_match
 from kit.console import is_main, progress
@@ -312,12 +313,10 @@ def _generate(
     device: Any,
 ) -> tuple[list[str], list[bool]]:
     """Return the text of each answer, and whether it ended with one of ``stops``. ``numbers`` identify the answers."""
-    length = max(len(prompt) for prompt in prompts)
-    input_ids = torch.full((len(prompts), length), pad_id(tokenizer))  # [B, T], padded on the left
-    mask = torch.zeros_like(input_ids)
-    for row, prompt in enumerate(prompts):
-        input_ids[row, length - len(prompt) :] = torch.as_tensor(prompt)
-        mask[row, length - len(prompt) :] = 1
+    rows = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
+    input_ids = pad_sequence(rows, True, pad_id(tokenizer), "left")  # [B, T]
+    mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
+    length = input_ids.shape[1]
     output = generate(
         input_ids=input_ids.to(device),
         attention_mask=mask.to(device),

@@ -74,9 +74,7 @@ def score(name: str, expected: str, answer: str, row: Any, origin: str) -> float
     function = load(name)
     try:
         value = function(expected, answer, copy.deepcopy(row))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # also what ``sys.exit`` raises
+    except (Exception, SystemExit) as error:
         found = f"{type(error).__name__}: {first_line(error)[:200]} (row {origin}, answer {repr(answer)[:60]})"
         raise MetricError(
             Problem(_line_of(error, path), found, fix=f"correct {function_name}, or catch it there")
@@ -101,9 +99,7 @@ def _imported(path: str) -> ModuleType:
         sys.path.append(folder)  # behind all others, so that no file of it stands in for a library
     try:
         spec.loader.exec_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # also what ``sys.exit`` raises
+    except (Exception, SystemExit) as error:
         where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else _line_of(error, path)
         fix = f"`{os.path.basename(sys.executable)} {path}` shows the whole error"
         found = f"{type(error).__name__}: {first_line(error)}"

@@ -250,19 +250,15 @@ class AnswerFinder:
         starts: list[int] = []
         while (at := text.rfind(header, 0, limit)) >= 0:
             start, limit = at + len(header), at
-            if not self._is_shown(text[:start], others):
+            try:
+                check_shown(self._template, text[:start], others, None)
+            except UserError:
                 break
             starts.append(start)
             with suppress(UserError):
                 check_answer(self._template, text[start:], messages[i], i)
                 return start
         return next(iter(starts), None)
-
-    def _is_shown(self, text: str, messages: Messages) -> bool:
-        with suppress(UserError):
-            check_shown(self._template, text, messages, None)
-            return True
-        return False
 
 
 def _thought_remarks(prompt: str, answer: str) -> tuple[str, ...]:

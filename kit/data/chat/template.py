@@ -60,7 +60,11 @@ def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[s
     read = {name: Template(text, tokenizer).variables for name, text in named.items()}
     # What the tokenizer gives, such as bos_token, would win over a default.
     check_kwargs(kwargs, set().union(*read.values()) - set(tokenizer.special_tokens_map))
-    named = {name: _with_defaults(text, kwargs, read[name]) for name, text in named.items()}
+    for name, text in named.items():
+        # Statements that give variables values where they have none, as Python writes them: Jinja has no null. The line
+        # break after a statement is not rendered.
+        values = ((key, value) for key, value in kwargs.items() if key in read[name])
+        named[name] = "".join(f"{{%- set {key} = {key} | default({value!r}) %}}\n" for key, value in values) + text
     return named if isinstance(source, dict) else named[""]
 
 
@@ -73,18 +77,6 @@ def check_kwargs(kwargs: Mapping[str, Any], variables: Set[str]) -> None:
         found = f"the chat template reads no {key!r}, so it would change nothing"
         expected = "one of " + ", ".join(free) if free else "none"
         raise UserError(Problem("chat_template_kwargs", found, expected, did_you_mean(key, free)))
-
-
-def _with_defaults(source: str, kwargs: Mapping[str, Any], read: Set[str]) -> str:
-    """Put statements before ``source`` that give its variables values where they have none.
-
-    The line break after a statement is not rendered.
-    """
-    statements = ""  # with values as Python writes them: Jinja has no null
-    for key, value in kwargs.items():
-        if key in read:
-            statements += f"{{%- set {key} = {key} | default({value!r}) %}}\n"
-    return statements + source
 
 
 def _find_template(tokenizer: Any, name_or_file: str | None) -> Jinja:

@@ -79,28 +79,22 @@ class Drafter:
         learned = [i for i in learned if weights[i]]
         messages = [self._prepared(message) for message in messages]
         check_extras(self._template, messages, tools, learned)
-        conversation = self._conversation(messages, learned, tools)
-        for i in learned:
-            self._check_thought(conversation, i)
         try:
-            return self._drafts(messages, conversation, learned, weights)
+            return self._drafts(messages, learned, weights, tools)
         except UserError:
             if any(message.get("tool_calls") for message in messages):
-                messages = [_with_json_arguments(message) for message in messages]
                 with suppress(UserError):
-                    conversation = self._conversation(messages, learned, tools)
-                    return self._drafts(messages, conversation, learned, weights)
+                    return self._drafts(
+                        [_with_json_arguments(message) for message in messages], learned, weights, tools
+                    )
             raise
 
-    def _conversation(self, messages: Messages, learned: list[int], tools: Tools) -> Conversation:
-        """The part of ``messages`` up to the last answer that is learned."""
-        return Conversation(self._template, messages[: learned[-1] + 1] if learned else messages, tools, learned)
-
-    def _drafts(
-        self, messages: Messages, conversation: Conversation, learned: list[int], weights: dict[int, float]
-    ) -> list[Draft]:
+    def _drafts(self, messages: Messages, learned: list[int], weights: dict[int, float], tools: Tools) -> list[Draft]:
         """The drafts of ``messages``, of which the answers with the numbers ``learned`` have a weight."""
-        tools = conversation.tools
+        needed = messages[: learned[-1] + 1] if learned else messages
+        conversation = Conversation(self._template, needed, tools, learned)
+        for i in learned:
+            self._check_thought(conversation, i)
         if self._train_on == "all":
             return [self._whole(messages, weights, tools)]
         answers = {i: self._finder.find(conversation, i, self._template.marks_answers) for i in learned}
