@@ -127,7 +127,7 @@ def _message(at: str, written: Any, roles: Mapping[str, str]) -> Message:
     speaker, content = given.get(role_key), given.get(content_key)
     role = roles.get(speaker) if isinstance(speaker, str) else None
     if role is None:
-        found = f"found {speaker!r}" if isinstance(speaker, str) else kind(speaker) if speaker else "missing"
+        found = f"found {speaker!r}" if isinstance(speaker, str) else kind(speaker)
         raise UserError(Problem(f"{at}.{role_key}", found, ", ".join(roles), did_you_mean(str(speaker), roles)))
     message: Message = {"role": role, "content": content}
     holders = {f"{at}.{key}": given[key] for key in ("tool_calls", "function_call") if given.get(key)}
@@ -146,8 +146,6 @@ def _message(at: str, written: Any, roles: Mapping[str, str]) -> Message:
         if given.get(key):
             message[key] = check_text(f"{at}.{key}", given[key])
     has_calls = "tool_calls" in message
-    if content is None and content_key not in written and not has_calls:
-        raise UserError(Problem(content_at, "missing", "a string"))
     message["content"] = "" if content is None and has_calls else _joined(content_at, content)
     may_be_empty = role == "tool" or has_calls or speaker in CALLERS or bool(reasoning)
     may_be_empty |= role == "system" and roles is SPEAKERS
@@ -198,8 +196,7 @@ def _weight(at: str, message: Message, role: str) -> float | None:
     if weight is not None:
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or (weight != 0 and not 1e-30 <= weight <= 1e30):  # outside, sums of float32 overflow
-            found = f"{weight}"[:20] if is_number else kind(weight)
-            raise UserError(Problem(f"{at}.weight", found, "0, or a number from 1e-30 to 1e30"))
+            raise UserError(Problem(f"{at}.weight", repr(weight)[:80], "0, or a number from 1e-30 to 1e30"))
     if train or weight:
         _check_answers(f"{at}.{'train' if train else 'weight'}", "a weight", role)
     if role != "assistant":

@@ -129,16 +129,15 @@ class Drafter:
     def _check_thought(self, conversation: Conversation, i: int) -> None:
         """Raise ``UserError`` if the content of answer ``i`` has a thought that the template writes otherwise."""
         messages = conversation.messages
-        parts = thought_of(messages[i])
-        if parts:
-            _, thought, rest = parts
+        if parts := thought_of(messages[i]):
+            tag, thought, rest = parts
             moved = self._prepared(messages[i] | {"reasoning_content": thought.strip(), "content": rest.strip()})
             text = moved_text = ""
             with suppress(UserError):
                 text = conversation.render(i + 1)
                 if self._names:
                     moved_text = self._template.render([*messages[:i], moved], conversation.tools)
-            check_thought(self._template, text, moved_text, messages[i], i)
+            check_thought(self._template, text, moved_text, messages[i]["content"], tag, thought, i)
 
     def _whole(self, messages: Messages, weights: dict[int, float], tools: Tools) -> Draft:
         """The draft for ``train_on="all"``: weight 1 everywhere."""

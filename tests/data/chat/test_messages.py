@@ -111,7 +111,7 @@ BAD_MESSAGES = [
     ([{"role": "user", "content": "\ud800"}, ANSWER], "messages[0].content: half of a surrogate pair"),
     ([USER, SYSTEM, ANSWER], "messages[1].role: another system message, or one behind others; expected one, first"),
     ([USER | {"train": True}, ANSWER], "messages[0].train: a weight of the user; expected it on assistant turns"),
-    ([USER, ANSWER | {"weight": True}], "messages[1].weight: true; expected 0, or a number from 1e-30 to 1e30"),
+    ([USER, ANSWER | {"weight": True}], "messages[1].weight: True; expected 0, or a number from 1e-30 to 1e30"),
     (
         [ANSWER | {"tool_calls": [ADD["function"] | {"result": 4}]}],
         "tool_calls[0].result: a key of a call that nothing",
