@@ -182,7 +182,7 @@ def _measured(
     progress: Progress,
 ) -> tuple[dict[str, float], list[str]]:
     """Compute the metrics that need no generation, and the ``odd_samples``; see ``Evaluation``."""
-    device, ranks = prepared.accelerator.device, prepared.ranks
+    ranks = prepared.ranks
     num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
 
     def batches(rows: SizedRows, name: str) -> Iterable[MicroBatch]:
@@ -194,7 +194,7 @@ def _measured(
         kl = objective.estimate_kl(prepared, batches(mismatched, "evaluation kl"), len(samples))
     parts, numbers = [], []  # of each micro-batch: what the objective adds up, and the numbers of its samples
     with torch.no_grad():
-        for micro_batch in on_device(batches(samples, "evaluation loss"), device):
+        for micro_batch in on_device(batches(samples, "evaluation loss"), prepared.accelerator.device):
             one = replace(whole, micro_batches=[replace(micro_batch, kl=kl)])
             (batch,) = objective.begin_step(prepared, one).micro_batches
             parts.append(objective.terms(prepared.model(**batch.model_inputs()), batch)[1])
@@ -202,7 +202,7 @@ def _measured(
     of_batches = torch.stack(parts)
     sums = ranks.sum(of_batches.sum(dim=0)).tolist()
     metrics = {f"eval_{name}": value for name, value in objective.metrics(sums, whole).items()}
-    metrics |= {"eval_tokens": int(whole.num_targets.sum())}
+    metrics["eval_tokens"] = int(whole.num_targets.sum())
     if samples.preferences is None:
         # exp overflows a float beyond this value; for so high a loss the exact perplexity does not matter.
         metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))

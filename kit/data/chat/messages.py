@@ -121,8 +121,7 @@ def _message(at: str, written: Any, roles: Mapping[str, str]) -> Message:
     if not isinstance(written, dict):
         raise UserError(Problem(at, kind(written), "an object with role and content"))
     given = {key: value for key, value in written.items() if value is not None}
-    is_sharegpt = roles is SPEAKERS and "role" not in given
-    role_key, content_key = ("from", "value") if is_sharegpt else ("role", "content")
+    role_key, content_key = ("from", "value") if roles is SPEAKERS and "role" not in given else ("role", "content")
     content_at = f"{at}.{content_key}"
     speaker, content = given.get(role_key), given.get(content_key)
     role = roles.get(speaker) if isinstance(speaker, str) else None

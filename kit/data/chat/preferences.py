@@ -95,7 +95,7 @@ def _apart(
     if prompt is None:
         if others:
             alike = takewhile(lambda pair: pair[0] == pair[1], zip(first[:-1], others[0][:-1], strict=False))
-            num_shared = len(list(alike))
+            num_shared = len([*alike])
         else:  # of a single conversation the last answer is rated
             num_shared = max(i for i, message in enumerate(first) if message["role"] == "assistant")
         prompt = first[:num_shared]

@@ -119,9 +119,8 @@ class _Encoder:
         """Encode samples, see the function ``encode_all``."""
         results: list[list[Encoded] | Problem] = [[] for _ in samples]
         encodings = [self.encode(sample) for sample in samples]
-        replies: dict[int, Any] = dict.fromkeys(
-            range(len(samples))
-        )  # by number of the sample; None starts its encoding
+        # By number of the sample; None starts its encoding.
+        replies: dict[int, Any] = dict.fromkeys(range(len(samples)))
         while replies:
             requests: dict[int, list[str]] = {}
             for number, reply in replies.items():

@@ -61,7 +61,6 @@ def test_well_known_names_are_quoted_and_not_guessed():
         ("instruction context response", "answers", "instruction=instruction,response=output,context=input"),
         ("url content", "answers", "--dataset_columns content=text"),
         ("prompt chosen rejected", "answers", "--objective dpo learns from pairs of answers"),
-        ("prompt completion label", "pairs", "--objective kto learns from answers with a label"),
         ("prompt response_j response_k", "pairs", "response_j=chosen,response_k=rejected,prompt=prompt"),
         ("messages kto_tag", "rated", "--dataset_columns kto_tag=label,messages=completion"),
         ("a b", "answers", "say which column is which: --dataset_columns COLUMN=FIELD"),
