@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from accelerate.utils import gather_object
+from torch.nn.utils.rnn import pad_sequence
 
 from kit.answers import Metric, exact_match
 from kit.console import is_main, progress
@@ -19,11 +19,13 @@ from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches, on_
 from kit.data.feed.feed import by_file, counted
 from kit.data.open import pad_id, prompt_and_reference, reference_span
 from kit.data.samples.samples import Samples
+from kit.errors import Problem
 from kit.model.attention import without_cudnn_attention
 from kit.model.sampling import how_to_generate
 from kit.own_metric import MetricError, is_own
-from kit.strategy.float64 import float64_device, in_float64
+from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
+from kit.train.objective import SupervisedLoss
 
 if TYPE_CHECKING:
     from kit.config.settings.evaluation import EvalSettings
@@ -122,10 +124,9 @@ def evaluate(
     model.eval()
     try:
         if samples.preferences is None:
-            metrics, odd = _loss(prepared, samples, batch_size, tokenizer, progress)
-        else:
-            assert objective is not None, "preferences are measured by an objective"
-            metrics, odd = _preferences(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
+            objective = SupervisedLoss(samples.dataset_names)
+        assert objective is not None, "preferences are measured by an objective"
+        metrics, odd = _measured(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
         if not settings.predict_with_generate:
             return Evaluation(metrics, odd_samples=odd)
         asked, ends = _references(samples, train_on)
@@ -171,36 +172,7 @@ def try_metrics(settings: "EvalSettings", train_on: str, samples: Samples, token
             metric.values(expected, expected, samples.data_rows([0])[0], samples.origin(0))
 
 
-def _loss(
-    prepared: "Prepared", samples: Samples, batch_size: int, tokenizer: Any, progress: Progress
-) -> tuple[dict[str, float], list[str]]:
-    """Compute the metrics that need no generation, and the ``odd_samples``; see ``Evaluation``."""
-    accelerator, ranks = prepared.accelerator, prepared.ranks
-    num_datasets = len(samples.stores)
-    parts, numbers = [], []  # of each micro-batch: sums [3, datasets], and the numbers of its samples
-    batches = evaluation_batches(samples, ranks, batch_size, pad_id(tokenizer))
-    num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
-    with torch.no_grad():
-        with_bar = progress(batches, "evaluation loss", num_batches)
-        for batch in on_device(with_bar, accelerator.device):
-            weights = in_float64(batch.weights)
-            losses = in_float64(prepared.model(**batch.model_inputs()))
-            values = torch.stack([losses * weights, weights, torch.ones_like(weights)])  # [3, S]; the ones count tokens
-            parts.append(values @ in_float64(F.one_hot(batch.dataset_ids, num_datasets)))
-            numbers.append([number for *_, number in batch.segments])
-    of_batches = torch.stack(parts)
-    sums = ranks.sum(of_batches.sum(dim=0))
-    loss_sum, weight, num_tokens = sums.sum(dim=1).tolist()
-    loss = loss_sum / weight
-    # exp overflows a float beyond this value; for so high a loss the exact perplexity does not matter.
-    metrics = {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0)), "eval_tokens": int(num_tokens)}
-    for name, (part, part_weight, part_tokens) in zip(samples.dataset_names, sums.T.tolist(), strict=True):
-        if num_datasets > 1 and part_weight:
-            metrics |= {f"eval_loss/{name}": part / part_weight, f"eval_tokens/{name}": int(part_tokens)}
-    return metrics, _odd_samples(loss, samples, of_batches, numbers)
-
-
-def _preferences(
+def _measured(
     prepared: "Prepared",
     objective: "Objective",
     samples: Samples,
@@ -209,8 +181,8 @@ def _preferences(
     tokenizer: Any,
     progress: Progress,
 ) -> tuple[dict[str, float], list[str]]:
-    """Compute the metrics of pairs, or of answers with a label, and the ``odd_samples``; see ``Evaluation``."""
-    device, ranks = prepared.accelerator.device, prepared.ranks
+    """Compute the metrics that need no generation, and the ``odd_samples``; see ``Evaluation``."""
+    ranks = prepared.ranks
     num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
 
     def batches(rows: SizedRows, name: str) -> Iterable[MicroBatch]:
@@ -222,7 +194,7 @@ def _preferences(
         kl = objective.estimate_kl(prepared, batches(mismatched, "evaluation kl"), len(samples))
     parts, numbers = [], []  # of each micro-batch: what the objective adds up, and the numbers of its samples
     with torch.no_grad():
-        for micro_batch in on_device(batches(samples, "evaluation loss"), device):
+        for micro_batch in on_device(batches(samples, "evaluation loss"), prepared.accelerator.device):
             one = replace(whole, micro_batches=[replace(micro_batch, kl=kl)])
             (batch,) = objective.begin_step(prepared, one).micro_batches
             parts.append(objective.terms(prepared.model(**batch.model_inputs()), batch)[1])
@@ -230,7 +202,12 @@ def _preferences(
     of_batches = torch.stack(parts)
     sums = ranks.sum(of_batches.sum(dim=0)).tolist()
     metrics = {f"eval_{name}": value for name, value in objective.metrics(sums, whole).items()}
-    metrics |= {"eval_tokens": int(whole.num_targets.sum())}
+    metrics["eval_tokens"] = int(whole.num_targets.sum())
+    if samples.preferences is None:
+        # exp overflows a float beyond this value; for so high a loss the exact perplexity does not matter.
+        metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
+        for name, num_tokens in zip(samples.dataset_names, whole.num_targets.tolist(), strict=True):
+            metrics |= {f"eval_tokens/{name}": num_tokens} if f"eval_loss/{name}" in metrics else {}
     return metrics, _odd_samples(metrics["eval_loss"], samples, of_batches, numbers)
 
 
@@ -277,12 +254,11 @@ def _answers(
     mine = mine[np.argsort(samples.lengths[mine], kind="stable")]
     num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / batch_size)
     num_unended = torch.zeros((), dtype=torch.float64, device=float64_device(accelerator.device))
-    own = np.zeros((len(mine), num, sum(metric.num_values for metric in metrics)))
-    places = {i: place for place, i in enumerate(mine.tolist())}
+    values = np.zeros((len(samples), num, sum(metric.num_values for metric in metrics)))  # first those of this rank
     wants_rows = any(is_own(metric.name) for metric in metrics)
     data_rows = samples.data_rows(mine.tolist()) if wants_rows else {}
-    shown: list[tuple[int, Answer]] = []
-    failed: list[tuple[int, MetricError]] = []
+    shown: dict[int, Answer] = {}
+    failed: dict[int, list[Problem]] = {}
     with torch.no_grad(), without_cudnn_attention(), generating(accelerator, prepared.model) as generate:
         for call in progress(range(num_calls * num), "evaluation answers", num_calls * num):
             draw = call % num
@@ -296,19 +272,17 @@ def _answers(
                 answer = Answer(tokenizer.decode(prompt), tokenizer.decode(reference, skip_special_tokens=True), text)
                 try:
                     given = answer.reference, answer.text, data_rows.get(i), samples.origin(i)
-                    own[places[i], draw] = [value for metric in metrics for value in metric.values(*given)]
+                    values[i, draw] = [value for metric in metrics for value in metric.values(*given)]
                 except MetricError as error:
-                    failed.append((i, error))
+                    failed.setdefault(i, error.problems)
                 num_unended += not ends and len(reference) <= settings.max_new_tokens
                 if i < NUM_SHOWN and not draw:
-                    shown.append((i, answer))
-    faults = [(i, error.problems) for i, error in failed]
-    if faults := gather_object(faults[:1] if len(faults) < 2 else [min(faults, key=lambda fault: fault[0])]):
-        raise MetricError(*min(faults, key=lambda fault: fault[0])[1])
-    values = np.zeros((len(samples), *own.shape[1:]))
-    for ids_of_rank, of_rank in gather_object([(mine, own)]):
+                    shown[i] = answer
+    if faults := dict(gather_object([*failed.items()])):
+        raise MetricError(*faults[min(faults)])
+    for ids_of_rank, of_rank in gather_object([(mine, values[mine])]):
         values[ids_of_rank] = of_rank
-    answers = [answer for _, answer in sorted(gather_object(shown), key=lambda pair: pair[0])]
+    answers = [answer for _, answer in sorted(gather_object([*shown.items()]))]
     ends_of = np.cumsum([metric.num_values for metric in metrics])
     return answers, np.split(values, ends_of[:-1], axis=2), int(ranks.sum(num_unended).item())
 
@@ -339,12 +313,10 @@ def _generate(
     device: Any,
 ) -> tuple[list[str], list[bool]]:
     """Return the text of each answer, and whether it ended with one of ``stops``. ``numbers`` identify the answers."""
-    length = max(len(prompt) for prompt in prompts)
-    input_ids = torch.full((len(prompts), length), pad_id(tokenizer))  # [B, T], padded on the left
-    mask = torch.zeros_like(input_ids)
-    for row, prompt in enumerate(prompts):
-        input_ids[row, length - len(prompt) :] = torch.as_tensor(prompt)
-        mask[row, length - len(prompt) :] = 1
+    rows = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
+    input_ids = pad_sequence(rows, True, pad_id(tokenizer), "left")  # [B, T]
+    mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
+    length = input_ids.shape[1]
     output = generate(
         input_ids=input_ids.to(device),
         attention_mask=mask.to(device),

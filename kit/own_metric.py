@@ -74,17 +74,15 @@ def score(name: str, expected: str, answer: str, row: Any, origin: str) -> float
     function = load(name)
     try:
         value = function(expected, answer, copy.deepcopy(row))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # also what ``sys.exit`` raises
-        found = f"{type(error).__name__}: {_cut(first_line(error))} (row {origin}, answer {_short(answer)})"
+    except (Exception, SystemExit) as error:
+        found = f"{type(error).__name__}: {first_line(error)[:200]} (row {origin}, answer {repr(answer)[:60]})"
         raise MetricError(
             Problem(_line_of(error, path), found, fix=f"correct {function_name}, or catch it there")
         ) from None
     is_number = isinstance(value, numbers.Real)  # not a tensor, and not a string of digits: nothing is guessed
     if is_number and math.isfinite(value):
         return float(value)
-    found = f"{function_name} returned {_short(value)} (row {origin}, answer {_short(answer)})"
+    found = f"{function_name} returned {repr(value)[:60]} (row {origin}, answer {repr(answer)[:60]})"
     fix = "return float(...), such as 0.0 for an answer without a value"
     raise MetricError(Problem(_definition(path, function), found, "a finite number", fix))
 
@@ -101,9 +99,7 @@ def _imported(path: str) -> ModuleType:
         sys.path.append(folder)  # behind all others, so that no file of it stands in for a library
     try:
         spec.loader.exec_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # also what ``sys.exit`` raises
+    except (Exception, SystemExit) as error:
         where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else _line_of(error, path)
         fix = f"`{os.path.basename(sys.executable)} {path}` shows the whole error"
         found = f"{type(error).__name__}: {first_line(error)}"
@@ -137,11 +133,3 @@ def _line_of(error: BaseException, path: str) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if os.path.realpath(frame.filename) == own]
     return f"{path}:{lines[-1]}" if lines else path
-
-
-def _short(value: Any) -> str:
-    return _cut(repr(value), 60)
-
-
-def _cut(text: str, length: int = 200) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."

@@ -16,6 +16,7 @@ from kit.data.chat.columns import choose_fields
 from kit.data.chat.formats import to_sample
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import resolve_template
+from kit.data.chat.tokens import encode_all
 from kit.data.open import open_data
 from kit.data.read.sources import open_source, read_rows
 from kit.data.samples.dataset import open_datasets
@@ -241,6 +242,14 @@ def with_keys(sample, **keys):
     for name, values in keys.items():
         answers[int(name.removeprefix("assistant_"))].update(values)
     return {**sample, "messages": messages}
+
+
+def encode(sample, tokenizer, template, train_on="assistant"):
+    """What one sample becomes. Raises ``UserError`` if it must be refused."""
+    (result,) = encode_all([sample], tokenizer, template, train_on)
+    if isinstance(result, Problem):
+        raise UserError(result)
+    return result
 
 
 def template_of(shape, tokenizer):

@@ -67,11 +67,6 @@ warnings.warn({HOSTILE!r})
     assert (done.returncode, done.stderr) == (0, lines)
 
 
-def test_colours_of_the_kits_own_stay(capsys):
-    console.show("\x1b[32mlearned\x1b[0m", has_colours=True)
-    assert capsys.readouterr().out == "\x1b[32mlearned\x1b[0m\n"
-
-
 def printing(tree):
     """Calls of functions that print, and the streams of this process but where they are only asked or flushed."""
     nodes = list(ast.walk(tree))
@@ -96,14 +91,6 @@ def test_no_other_module_prints():
     assert found == {}
 
 
-def test_a_wait_is_announced_on_a_terminal_only(monkeypatch, capsys):
-    console.announce_wait("opening")
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    console.announce_wait("opening")
-    assert capsys.readouterr() == ("", "opening ...\n")
-
-
 def test_what_a_terminal_cannot_write_is_shown_as_a_question_mark():
     code = "from kit import console\nconsole.show('caf\u00e9 \U0001f600')\nconsole.show('end')"
     words = [sys.executable, "-c", code]
@@ -112,15 +99,11 @@ def test_what_a_terminal_cannot_write_is_shown_as_a_question_mark():
 
 
 def test_a_bar_is_shown_on_a_terminal_only(monkeypatch, capsys):
-    assert list(console.progress(range(3), "reading", 3)) == [0, 1, 2]
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(console.sys.stderr, "isatty", lambda: True)
-    assert list(console.progress(range(3), HOSTILE, 3)) == [0, 1, 2]
-    console.bar(HOSTILE, "B", 1).close()
-    assert capsys.readouterr().err.count(SHOWN) >= 2
-    monkeypatch.setenv("RANK", "1")
-    assert list(console.progress(range(3), "reading", 3)) == [0, 1, 2]
-    assert capsys.readouterr().err == ""
+    for is_terminal in (False, True):
+        monkeypatch.setattr(console.sys.stderr, "isatty", lambda shown=is_terminal: shown)
+        assert list(console.progress(range(3), HOSTILE, 3)) == [0, 1, 2]
+        console.bar(HOSTILE, "B", 1).close()
+        assert (SHOWN in capsys.readouterr().err) is is_terminal
 
 
 def test_warnings_that_no_user_can_act_on_are_hidden_and_others_are_not():

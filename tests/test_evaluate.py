@@ -11,7 +11,6 @@ from accelerate import Accelerator
 from data_helpers import open_recipe_data
 from torch import nn
 
-from kit import evaluate as evaluate_module
 from kit.config.recipe import Recipe
 from kit.data.feed.ranks import Ranks
 from kit.data.open import prompt_and_reference
@@ -85,22 +84,15 @@ def test_the_loss_is_the_mean_over_all_supervised_tokens(setting, run):
 
 
 def test_it_measures_without_dropout_and_leaves_training_as_it_was(setting, run):
-    dropouts = [module for module in setting.model.modules() if isinstance(module, nn.Dropout)]
-    setting.model.train()
-    setting.model.add_module("extra", nn.Dropout(0.5))
     seen = []
-    setting.model.extra.register_forward_pre_hook(lambda module, inputs: seen.append(module.training))
-    handle = setting.model.register_forward_pre_hook(lambda module, inputs: module.extra(torch.ones(1)) and None)
+    handle = setting.model.register_forward_pre_hook(lambda module, inputs: seen.append(module.training))
     try:
-        run(num=3)
-        assert seen and not any(seen)
-        assert setting.model.training and all(module.training for module in dropouts)
-        setting.model.eval()
-        run(num=3)
-        assert not setting.model.training
+        for is_training in (True, False):
+            setting.model.train(is_training)
+            run(num=3)
+            assert setting.model.training is is_training and seen and not any(seen)
     finally:
         handle.remove()
-        del setting.model.extra
 
 
 class _Knowing(nn.Module):
@@ -189,8 +181,6 @@ def test_an_answer_ends_with_eos_or_with_the_token_that_ends_the_reference(setti
 
 def test_answers_that_do_not_end_are_counted_where_the_expected_one_fits(run, knowing):
     model = knowing(wrong=())
-    cut_off = run(model=model, predict_with_generate=True, max_new_tokens=2)
-    assert cut_off.metrics["eval_exact_match"] < 0.2
     for ends, max_new_tokens, num_unended in [(True, 500, 0), (False, 500, 61), (False, 1, 0)]:
         model.ends = ends  # no expected answer is as short as one token
         result = run(model=model, predict_with_generate=True, max_new_tokens=max_new_tokens)
@@ -214,26 +204,11 @@ def test_to_samples_that_ask_nothing_no_answers_are_generated(run, knowing, monk
 
 
 def test_the_first_few_samples_are_shown_with_their_texts(setting, run, knowing):
-    result = run(model=knowing(wrong={1}), predict_with_generate=True, per_device_eval_batch_size=3)
-    assert [answer.exact for answer in result.answers] == [True, False, True]
-    for i, answer in enumerate(result.answers):
-        prompt, reference = prompt_and_reference(setting.samples, i)
-        assert answer.prompt == setting.tokenizer.decode(prompt) and "<|im_start|>assistant" in answer.prompt
-        assert answer.reference == setting.tokenizer.decode(reference, skip_special_tokens=True)
-        assert "<|im_end|>" not in answer.reference + answer.text
-    assert result.answers[1].text.strip() == "no idea"
-
-
-@pytest.mark.slow
-def test_padding_does_not_change_greedy_answers(setting, run, monkeypatch):
-    """A real model, prompts of very different lengths: alone, and padded on the left in a batch."""
-    monkeypatch.setattr(evaluate_module, "NUM_SHOWN", 24)
-    answers = {}
-    for batch in (1, 5, 24):
-        result = run(num=24, predict_with_generate=True, per_device_eval_batch_size=batch, max_new_tokens=12)
-        answers[batch] = [answer.text for answer in result.answers]
-    assert len(set(answers[1])) > 12  # the prompt matters
-    assert answers[5] == answers[1] and answers[24] == answers[1]
+    first, second, third = run(model=knowing(wrong={1}), predict_with_generate=True).answers
+    assert [first.exact, second.exact, third.exact] == [True, False, True] and second.text.strip() == "no idea"
+    prompt, reference = prompt_and_reference(setting.samples, 1)
+    assert second.prompt == setting.tokenizer.decode(prompt)
+    assert second.reference == setting.tokenizer.decode(reference, skip_special_tokens=True)
 
 
 @pytest.mark.slow
@@ -251,14 +226,12 @@ def test_real_ranks_agree_with_one_process(finetune, fp32, chat_file, tmp_path):
         return rows, [line for line in run.output.splitlines() if line.startswith("    answered ")]
 
     expected, shown = evaluations("one", 1, "single")
-    assert [row["step"] for row in expected] == [0, 1] and shown
-    for name, processes, config in [("two", 2, "fsdp"), ("three", 3, "ddp")]:
-        rows, answered = evaluations(name, processes, config)
-        assert answered == shown, name
-        for ours, theirs in zip(rows, expected, strict=True):
-            for exact in ("eval_tokens", "eval_exact_match", "eval_token_f1", "eval_token_f1/best@2"):
-                assert ours[exact] == theirs[exact], (name, exact)
-            assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=1e-6), name
+    rows, answered = evaluations("three", 3, "fsdp")
+    assert [row["step"] for row in expected] == [0, 1] and answered == shown != []
+    for ours, theirs in zip(rows, expected, strict=True):
+        for exact in ("eval_tokens", "eval_exact_match", "eval_token_f1", "eval_token_f1/best@2"):
+            assert ours[exact] == theirs[exact], exact
+        assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=1e-6)
 
 
 def test_a_loss_that_is_not_finite_is_said_with_the_lines_of_its_micro_batch(setting, run):

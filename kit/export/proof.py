@@ -21,7 +21,6 @@ from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
 from kit.config.settings.data import DataSettings
 from kit.config.settings.objective import Rows as RowKind
-from kit.data.chat.sandbox import TooMuch
 from kit.data.chat.template import Template, resolve_template
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import open_datasets
@@ -95,7 +94,7 @@ def find_rows(run: Recipe | None, tokenizer: Any, vocab_size: int) -> Rows:
         with suppress(UserError, OSError):  # the data was moved, or is on another machine
             return _read(run, run.declared.rows, entries[:1], tokenizer, f"the run's first {kind} rows")
     texts = [tokenizer.bos_token + text if tokenizer.bos_token else text for text in TEXTS]
-    with suppress(UserError, TooMuch):
+    with suppress(UserError):
         if chat := plain_template(tokenizer):
             texts = [chat.render(messages, None) for messages in conversations()]
     ids = [[i for i in encode(tokenizer, text) if i < vocab_size] for text in texts]
@@ -154,7 +153,7 @@ def rendered(tokenizer: Any) -> list[tuple[str, list[int]]]:
     found = []
     if template := plain_template(tokenizer):
         for messages in conversations():
-            with suppress(UserError, TooMuch):  # a template may refuse some
+            with suppress(UserError):  # a template may refuse some
                 text = template.render(messages, None, add_generation_prompt=messages[-1]["role"] == "user")
                 found.append((text, encode(tokenizer, text)))
     return found

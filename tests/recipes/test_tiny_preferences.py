@@ -8,17 +8,11 @@ from helpers import ROOT
 TINY = ROOT / "recipes/tiny"
 
 
-def before_and_after(run):
-    """The evaluations before the first step and after the last."""
-    evaluations = [row for row in run.rows if "eval_exact_match" in row]
-    return evaluations[0], evaluations[-1]
-
-
 @pytest.mark.slow
 def test_a_few_steps_of_the_recipe_raise_margin_accuracy_and_exact_match(finetune):
     finetune.defaults = {"recipe": "tiny-dpo"}
     run = finetune.ok("run", max_steps=12, warmup_steps=2, max_eval_samples=32)
-    before, after = before_and_after(run)
+    before, *_, after = (row for row in run.rows if "eval_exact_match" in row)
     assert abs(before["eval_rewards/margins"]) < 1e-5  # the model is the reference
     assert after["eval_rewards/margins"] > 0.02 and after["eval_rewards/accuracies"] > 0.8
     assert after["eval_exact_match"] > before["eval_exact_match"] + 0.2
@@ -28,14 +22,3 @@ def test_a_few_steps_of_the_recipe_raise_margin_accuracy_and_exact_match(finetun
         assert scored.status == 0 and f"reference: {TINY / 'sft'}\n" in scored.output, scored.output
         found = json.loads(scored.output.splitlines()[-1])
         assert found["eval_rewards/margins"] == pytest.approx(after["eval_rewards/margins"], rel=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.release
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_recipe_unlearns_the_habit_also_on_a_sharded_model(finetune, fp32, seed):
-    finetune.defaults = {"recipe": "tiny-dpo"}
-    run = finetune.ok("run", 2, config=fp32["fsdp"], seed=seed)
-    before, after = before_and_after(run)
-    assert before["eval_exact_match"] < 0.5 and after["eval_exact_match"] > 0.75
-    assert after["eval_rewards/accuracies"] > 0.9

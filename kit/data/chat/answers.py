@@ -59,48 +59,45 @@ class AnswerFinder:
         self._template = template
         self._stops = stops
 
-    def find(self, conversation: Conversation, i: int) -> RenderedAnswer:
-        """Find message number ``i``, an answer, in the rendering of the conversation up to it."""
-        text = whole = conversation.render(i + 1)
-        prompt = self.prompt(conversation, i, text)
-        remarks: tuple[str, ...] = ()
-        if not text.startswith(prompt):
-            text, _ = self._put_after_prompt(prompt, text, conversation, i)
-            remarks = (MOVED,)
-        end = self._end(text, prompt, whole, conversation, i)
-        answer = text[len(prompt) : end]
-        check_answer(self._template, answer, conversation.messages[i], i)
-        self._check_one_turn(answer, conversation.messages[i], i)
-        return RenderedAnswer(text, [(len(prompt), end)], remarks + _thought_remarks(prompt, answer))
+    def find(self, conversation: Conversation, i: int, is_marked: bool = False) -> RenderedAnswer:
+        """Find message number ``i``, an answer, in the rendering of the conversation up to it.
 
-    def find_marked(self, conversation: Conversation, i: int) -> RenderedAnswer:
-        """Find message number ``i``, an answer, by the ``{% generation %}`` blocks of the template."""
-        text, blocks = conversation.render_marked(i + 1)
-        prompt = self.prompt(conversation, i, text)
+        ``is_marked``: the answer is what the ``{% generation %}`` blocks of the template mark behind the prompt.
+        """
+        text, blocks = conversation.render_marked(i + 1) if is_marked else (conversation.render(i + 1), [])
+        whole, prompt = text, self.prompt(conversation, i, text)
+        start = at = len(prompt)  # of the answer: in the text, and where it was in the rendering
         remarks: tuple[str, ...] = ()
         if not text.startswith(prompt):
-            text, answer_start = self._put_after_prompt(prompt, text, conversation, i)
-            if answer_start is None:
+            text, moved_from = self._put_after_prompt(prompt, text, conversation, i)
+            if is_marked and moved_from is None:
                 found = f"messages[{i}]: its {{% generation %}} blocks do not follow the prompt at inference"
                 raise self._template.refusal(found, BLOCKS)
-            shift = len(prompt) - answer_start
-            blocks = [(start + shift, end + shift) for start, end in blocks]
+            at = moved_from or start
             remarks = (MOVED,)
+        if is_marked:
+            spans = self._spans(text, [(left + start - at, right + start - at) for left, right in blocks], start, i)
+        else:
+            spans = [(start, self._end(text, prompt, whole, conversation, i))]
+        answer = text[start : spans[-1][1]]
+        check_answer(self._template, answer, conversation.messages[i], i)
+        remarks += _thought_remarks(prompt, answer)
+        if not is_marked:
+            self._check_one_turn(answer, conversation.messages[i], i)
+        elif all(left != start for left, _ in spans):
+            remarks += (OTHER_PROMPT,)
+        return RenderedAnswer(text, spans, remarks)
+
+    def _spans(self, text: str, blocks: list[Span], start: int, i: int) -> list[Span]:
+        """What of the ``{% generation %}`` blocks is behind ``start``, to the end-of-turn token of the last of them."""
         # Some templates mark the header of the turn too, which at inference is part of the generation prompt.
-        spans = [(max(start, len(prompt)), end) for start, end in blocks if end > len(prompt)]
+        spans = [(max(left, start), right) for left, right in blocks if right > start]
         if not spans:
             found = f"messages[{i}]: its {{% generation %}} blocks mark nothing in this answer"
             raise self._template.refusal(found, BLOCKS)
-        start, end = spans[-1]
-        ends = self._stops.at_end(text[:end], start)
-        end = ends[0] if ends else self._stops.with_next(text, end)
-        spans[-1] = (start, end)
-        answer = text[len(prompt) : end]
-        check_answer(self._template, answer, conversation.messages[i], i)
-        remarks += _thought_remarks(prompt, answer)
-        if all(start != len(prompt) for start, _ in spans):
-            remarks = (*remarks, OTHER_PROMPT)
-        return RenderedAnswer(text, spans, remarks)
+        left, right = spans[-1]
+        ends = self._stops.at_end(text[:right], left)
+        return [*spans[:-1], (left, ends[0] if ends else self._stops.with_next(text, right))]
 
     def prompt(self, conversation: Conversation, i: int, text: str) -> str:
         """Return the prompt at inference for message number ``i``, an answer. ``text`` is the rendering up to it."""
@@ -224,7 +221,8 @@ class AnswerFinder:
             fix = 'give the first answer "train": false, or put a question before it'
         elif _OPENED.search(prompt):
             fix = AS_CONTENT
-        raise self._template.refusal(reason + first_difference(text, prompt), fix)
+        at = _num_shared(text, prompt)
+        raise self._template.refusal(f"{reason} ({text[at : at + 20]!r} instead of {prompt[at : at + 20]!r})", fix)
 
     def _check_one_turn(self, answer: str, message: dict[str, Any], i: int) -> None:
         """Raise ``UserError`` if a template makes several turns of an answer: generation stops at the first EOS.
@@ -252,19 +250,15 @@ class AnswerFinder:
         starts: list[int] = []
         while (at := text.rfind(header, 0, limit)) >= 0:
             start, limit = at + len(header), at
-            if not self._is_shown(text[:start], others):
+            try:
+                check_shown(self._template, text[:start], others, None)
+            except UserError:
                 break
             starts.append(start)
             with suppress(UserError):
                 check_answer(self._template, text[start:], messages[i], i)
                 return start
         return next(iter(starts), None)
-
-    def _is_shown(self, text: str, messages: Messages) -> bool:
-        with suppress(UserError):
-            check_shown(self._template, text, messages, None)
-            return True
-        return False
 
 
 def _thought_remarks(prompt: str, answer: str) -> tuple[str, ...]:
@@ -330,9 +324,3 @@ def _end_of_parts(text: str, start: int, message: dict[str, Any]) -> int:
 def _num_shared(a: str, b: str) -> int:
     """How many characters are the same at the start of both."""
     return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def first_difference(text: str, part: str) -> str:
-    """For a message: what ``text`` has where it first differs from ``part``, and what ``part`` has there."""
-    at = _num_shared(text, part)
-    return f" ({text[at : at + 20]!r} instead of {part[at : at + 20]!r})"

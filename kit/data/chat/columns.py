@@ -4,8 +4,6 @@ Promise: a format is chosen only by the kit's own names, or by the user's mappin
 are quoted by the message, as a mapping to type, and never guessed.
 """
 
-import json
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -34,11 +32,8 @@ OBJECTIVES: dict[Rows, str] = {
 
 
 def columns_flag(columns: Mapping[str, str]) -> str:
-    """Return ``--dataset_columns`` with this mapping, their column to our field; as JSON if a name has separators."""
-    text = ",".join(f"{theirs}={ours}" for theirs, ours in columns.items())
-    if any(re.search(r"[,=]", name) for name in columns):
-        text = json.dumps(dict(columns), ensure_ascii=False)
-    return f"--dataset_columns {shlex.quote(text)}"
+    """Return ``--dataset_columns`` with this mapping, their column to our field."""
+    return f"--dataset_columns {shlex.quote(','.join(f'{theirs}={ours}' for theirs, ours in columns.items()))}"
 
 
 def choose_fields(
@@ -90,8 +85,8 @@ def _problems_of_mapping(columns: Sequence[str], mapping: Mapping[str, str], nam
     for theirs, ours in mapping.items():
         where = f"dataset_columns {theirs}={ours}"
         if ours not in known:
-            fix = f"write {ours}={theirs}" if theirs in known and ours in columns else did_you_mean(ours, known)
-            problems.append(Problem(where, f"{ours!r} is no field", ", ".join((*known, IGNORE)), fix))
+            expected = ", ".join((*known, IGNORE))
+            problems.append(Problem(where, f"{ours!r} is no field", expected, did_you_mean(ours, known)))
         elif list(mapping.values()).count(ours) > 1:
             problems.append(Problem(where, f"{ours} is given twice", "one column for each field"))
         if theirs not in columns:
@@ -125,13 +120,12 @@ def _next_step(columns: Sequence[str], ignored: set[str], wanted: Rows) -> str:
     """What to do about columns that are no format, by their names alone: a mapping, or another objective."""
     for format in formats_of(wanted):
         mapping: dict[str, str] = {}  # their column to our field
-        for ours in ("instruction", *format.columns, "input") if wanted == "pairs" else (*format.columns, "input"):
+        for ours in format.fields:
             names = [ours, *ALIASES.get(ours, "").split()]
             found = next((each for each in columns if each.lower() in names and each not in mapping), None)
             mapping |= {found: ours} if found else {}
         if set(format.columns) <= set(mapping.values()):
-            kept = {theirs: ours for theirs, ours in mapping.items() if ours in format.fields}
-            return columns_flag(kept | dict.fromkeys(sorted(ignored), IGNORE))
+            return columns_flag(mapping | dict.fromkeys(sorted(ignored), IGNORE))
     for kind, step in OBJECTIVES.items():
         if kind != wanted and _complete(columns, {}, ignored, kind):
             return step

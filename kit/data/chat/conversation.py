@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kit.data.chat.template import Messages, Span, Template, Tools
 from kit.errors import UserError
 
-MAX_RENDERED = 1 << 28  # characters of the beginnings of one conversation: seconds
+MAX_RENDERED = 1 << 27  # characters of the beginnings of one conversation: seconds, and memory
 
 Beginning = tuple[int, bool, bool]  # the number of messages; with the generation prompt; with marks
 

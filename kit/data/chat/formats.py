@@ -14,8 +14,8 @@ A sample is one of:
 - ``{"prompt": ..., "completion": ..., "label": bool}``: an answer, and whether it is a good one.
 - ``{"input_ids": [...]}``, optionally with ``labels`` (the id itself, or -100 where nothing is learned).
 
-Promises: a row that does not fit is reported with the field, such as ``messages[2].role``; nothing that would change
-what is learned is guessed or dropped. ``FORMATS``, at the end, declares the formats.
+Promises: a row that does not fit is reported with the first field that is wrong, such as ``messages[2].role``; nothing
+that would change what is learned is guessed or dropped. ``FORMATS``, at the end, declares the formats.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,12 +36,13 @@ from kit.data.chat.messages import (
     system_message,
 )
 from kit.data.chat.preferences import answers_to_one_prompt
-from kit.errors import Problem, Problems, kind
+from kit.errors import Problem, UserError, kind
 
 IGNORE = "ignore"  # in ``dataset_columns`` instead of a field: a column, or a key of messages, that is not to be read
 NO_COLUMN = "no "  # so begins the problem of a row that lacks a column
 MAX_ID = 2**31  # ids are stored as int32
 IGNORED = -100  # the label of a token that is not learned
+ALPACA = "{instruction}[\n\n{input}]"  # the prompt_format of data sets that have none
 
 Sample = dict[str, Any]
 
@@ -53,8 +54,7 @@ class Format:
     Attributes:
         columns: what every row has. The first column is that of no other format.
         make: makes a sample of the values of a row, by our names of the columns; a column that the data set lacks is
-            absent, a value that the row lacks is None. What is wrong is added to the problems, or raised, and then the
-            result does not count.
+            absent, a value that the row lacks is None. Raises ``UserError`` with the first thing that is wrong.
         optional: columns that a data set may have too; a row may lack them, or have null.
         all_or_none: columns that a data set may have too, but then in every row.
         is_chat: each row is a conversation. Its questions are not learned from, which is checked.
@@ -62,7 +62,7 @@ class Format:
     """
 
     columns: tuple[str, ...]
-    make: Callable[[Mapping[str, Any], Problems], Sample]
+    make: Callable[[Mapping[str, Any]], Sample]
     optional: tuple[str, ...] = ()
     all_or_none: tuple[str, ...] = ()
     is_chat: bool = False
@@ -99,138 +99,118 @@ def to_sample(
         if missing := [theirs for theirs in needed if theirs not in row]:
             found = f"{NO_COLUMN}{' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
             return [Problem("", found, " and ".join(needed) + " in every row")]
-    problems = Problems()
-    sample: Sample = {}
-    with problems.caught():
-        if prompt_format is not None:
-            values = _with_question(values, prompt_format, problems)
-        sample = format.make(values, problems)
-    return list(problems) or sample
+    try:
+        return format.make(_with_question(values, prompt_format))
+    except UserError as error:
+        return error.problems
 
 
-def _with_question(values: Mapping[str, Any], prompt_format: str, problems: Problems) -> dict[str, Any]:
-    """The values of a row with its input put into the instruction. What is no text is left to be refused later."""
-    instruction, more = values.get("instruction"), values.get("input")
-    if not isinstance(instruction, str) or not instruction.strip() or not isinstance(more, str | None):
-        return dict(values)
-    more = more if more and more.strip() else ""
-    if more and not reads_input(prompt_format):
-        problems.append(Problem("input", "a text", "none, because prompt_format of the data set has no {input}"))
-    return {**values, "instruction": question(prompt_format, instruction, more), "input": None}
+def _with_question(values: Mapping[str, Any], prompt_format: str | None) -> Mapping[str, Any]:
+    """The values of a row with its input put into the instruction."""
+    instruction, more = values.get("instruction"), values.get("input") or ""
+    if not check_text("input", more, may_be_empty=True).strip():
+        more = ""
+    if more and (instruction is None or are_messages(instruction)):
+        expected = "it beside an instruction that is a string"
+        raise UserError(Problem("input", "given without an instruction", expected))
+    if more and prompt_format and not reads_input(prompt_format):
+        expected = "none, because prompt_format of the data set has no {input}"
+        raise UserError(Problem("input", "a text", expected))
+    if not more and (prompt_format is None or instruction is None or are_messages(instruction)):
+        return values
+    wording = prompt_format or ALPACA
+    return {**values, "instruction": question(wording, check_text("instruction", instruction), more)}
 
 
-def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
-    return {"messages": read_messages("messages", values["messages"], problems)} | _template_inputs(values, problems)
+def _from_messages(values: Mapping[str, Any]) -> Sample:
+    return {"messages": read_messages("messages", values["messages"])} | _template_inputs(values)
 
 
-def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample:
-    system = system_message(values, problems)
-    messages = read_messages("conversations", values["conversations"], problems, SPEAKERS)
-    if not problems and system and messages[0]["role"] == "system":
+def _from_conversations(values: Mapping[str, Any]) -> Sample:
+    system = system_message(values)
+    messages = read_messages("conversations", values["conversations"], SPEAKERS)
+    if system and messages[0]["role"] == "system":
         if messages[0]["content"].strip() != system[0]["content"].strip():
-            problems.append(Problem("conversations[0].role", "a second system message, beside system", "one of them"))
+            found = "a second system message, beside system"
+            raise UserError(Problem("conversations[0].role", found, "one of them"))
         messages = messages[1:]
-    return {"messages": system + messages} | _template_inputs(values, problems)
+    return {"messages": system + messages} | _template_inputs(values)
 
 
-def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
+def _from_pair(values: Mapping[str, Any]) -> Sample:
     prompt, completion = values["prompt"], values["completion"]
-    sample: Sample = {"prompt": prompt, "completion": completion}
     if isinstance(prompt, list) or are_messages(prompt):
         if isinstance(completion, str) and not are_messages(completion):
             completion = [{"role": "assistant", "content": completion}]
-        sample["prompt"] = read_messages("prompt", prompt, problems, needs_answer=False)
-        sample["completion"] = read_messages("completion", completion, problems, may_begin=False)
+        prompt = read_messages("prompt", prompt, needs_answer=False)
+        completion = read_messages("completion", completion, may_begin=False)
     else:
-        problems += check_text("prompt", prompt) + check_text("completion", completion)
-    return sample | _template_inputs(values, problems)
+        check_text("prompt", prompt)
+        check_text("completion", completion)
+    return {"prompt": prompt, "completion": completion} | _template_inputs(values)
 
 
-def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
-    before = system_message(values, problems) + _history(values, problems)
-    problems += check_text("instruction", values["instruction"]) + check_text("output", values["output"])
-    text, more, reasoning = values["instruction"], values.get("input"), values.get("reasoning_content")
-    if more is not None:
-        problems += check_text("input", more, may_be_empty=True)
-    answer = {"role": "assistant", "content": values["output"]}
-    if reasoning:
-        problems += check_text("reasoning_content", reasoning)
-        answer["reasoning_content"] = reasoning
-    if not problems and more and more.strip():
-        text = f"{text}\n\n{more}"
-    messages = [*before, {"role": "user", "content": text}, answer]
-    return {"messages": messages} | _template_inputs(values, problems)
+def _from_instruction(values: Mapping[str, Any]) -> Sample:
+    asked = {"role": "user", "content": check_text("instruction", values["instruction"])}
+    answer = {"role": "assistant", "content": check_text("output", values["output"])}
+    if reasoning := values.get("reasoning_content"):
+        answer["reasoning_content"] = check_text("reasoning_content", reasoning)
+    return {"messages": [*system_message(values), *_history(values), asked, answer]} | _template_inputs(values)
 
 
-def _history(values: Mapping[str, Any], problems: Problems) -> list[Message]:
+def _history(values: Mapping[str, Any]) -> list[Message]:
     """The column ``history``, a list of [question, answer] pairs, as messages; an empty list if there is none."""
     history = parsed("history", values.get("history") or [])
     if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
-        problems.append(Problem("history", kind(history), "a list of [question, answer] pairs"))
-        return []
-    texts = [text for pair in history for text in pair]
-    for i, text in enumerate(texts):
-        problems += check_text(f"history[{i // 2}][{i % 2}]", text)
-    return [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
+        raise UserError(Problem("history", kind(history), "a list of [question, answer] pairs"))
+    return [
+        {"role": role, "content": check_text(f"history[{i}]", text)}
+        for i, pair in enumerate(history)
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
 
 
-def _from_token_ids(values: Mapping[str, Any], problems: Problems) -> Sample:
+def _from_token_ids(values: Mapping[str, Any]) -> Sample:
     ids = values["input_ids"]
     if not isinstance(ids, list) or not ids:
-        problems.append(Problem("input_ids", "empty" if ids == [] else kind(ids), "a list of ids"))
-        return {}
+        raise UserError(Problem("input_ids", "empty" if ids == [] else kind(ids), "a list of ids"))
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= MAX_ID:
         i = next(i for i, value in enumerate(ids) if type(value) is not int or not 0 <= value < MAX_ID)
-        problems.append(Problem(f"input_ids[{i}]", _id_or_kind(ids[i]), "a whole number of at least 0"))
+        raise UserError(Problem(f"input_ids[{i}]", repr(ids[i])[:80], "a whole number of at least 0"))
     if "labels" not in values:
         return {"input_ids": ids}
     labels = values["labels"]
     if not isinstance(labels, list) or len(labels) != len(ids):
         found = f"{len(labels)} of them" if isinstance(labels, list) else kind(labels)
-        problems.append(Problem("labels", found, f"a list of {len(ids)}, as many as input_ids"))
-    elif labels != ids or set(map(type, labels)) != {int}:
-        for i, (label, id_) in enumerate(zip(labels, ids, strict=True)):
-            if label not in (id_, IGNORED) or type(label) is not int:
-                expected = f"{IGNORED}, or {id_} as in input_ids: labels are not shifted"
-                problems.append(Problem(f"labels[{i}]", _id_or_kind(label), expected))
-                break
+        raise UserError(Problem("labels", found, f"a list of {len(ids)}, as many as input_ids"))
+    for i, (label, id_) in enumerate(zip(labels, ids, strict=True)):
+        if type(label) is not int or label not in (id_, IGNORED):
+            expected = f"{IGNORED}, or {id_} as in input_ids: labels are not shifted"
+            raise UserError(Problem(f"labels[{i}]", repr(label)[:80], expected))
     return {"input_ids": ids, "labels": labels}
 
 
-def _from_text(values: Mapping[str, Any], problems: Problems) -> Sample:
-    problems += check_text("text", values["text"])
-    return {"text": values["text"]}
+def _from_text(values: Mapping[str, Any]) -> Sample:
+    return {"text": check_text("text", values["text"])}
 
 
-def _from_pair_of_answers(values: Mapping[str, Any], problems: Problems) -> Sample:
-    sample = answers_to_one_prompt(values, ("chosen", "rejected"), problems)
-    return {} if problems else sample | _template_inputs(values, problems)
+def _from_pair_of_answers(values: Mapping[str, Any]) -> Sample:
+    return answers_to_one_prompt(values, ("chosen", "rejected")) | _template_inputs(values)
 
 
-def _from_rated_answer(values: Mapping[str, Any], problems: Problems) -> Sample:
+def _from_rated_answer(values: Mapping[str, Any]) -> Sample:
     label = values["label"]
     if isinstance(label, str) and label.strip().lower() in ("true", "false"):  # a cell of a table
         label = label.strip().lower() == "true"
     if not isinstance(label, bool):
-        found = repr(label) if isinstance(label, int | float | str) and len(str(label)) < 20 else kind(label)
-        problems.append(Problem("label", found, "true (a good answer) or false"))
-    sample = answers_to_one_prompt(values, ("completion",), problems)
-    return {} if problems else sample | {"label": label} | _template_inputs(values, problems)
+        raise UserError(Problem("label", repr(label)[:80], "true (a good answer) or false"))
+    return answers_to_one_prompt(values, ("completion",)) | {"label": label} | _template_inputs(values)
 
 
-def _id_or_kind(value: Any) -> str:
-    """A number as it is; the kind of any other value. For messages about ids."""
-    return f"{value}"[:80] if type(value) in (int, float) else kind(value)
-
-
-def _template_inputs(values: Mapping[str, Any], problems: Problems) -> Sample:
+def _template_inputs(values: Mapping[str, Any]) -> Sample:
     """The columns ``tools`` and ``chat_template_kwargs`` as keys of a sample, if they hold something."""
-    sample: Sample = {}
-    for key, read in (("tools", read_tools), ("chat_template_kwargs", read_kwargs)):
-        if values.get(key):
-            with problems.caught():
-                sample[key] = read(key, values[key])
-    return {key: value for key, value in sample.items() if value}
+    read = {"tools": read_tools, "chat_template_kwargs": read_kwargs}
+    return {key: made for key in read if values.get(key) and (made := read[key](key, values[key]))}
 
 
 _INPUTS = ("tools", "chat_template_kwargs")

@@ -1,8 +1,7 @@
 """Converts the messages of a conversation, in OpenAI's or ShareGPT's form, to messages in the kit's form. Pure.
 
 ``kit.data.chat.formats`` describes the kit's form. Lists of messages, tools and calls may be JSON strings, as in a
-table of cells. Problems are added to a list; ``Problem.where`` is the field, such as ``messages[2].role``. Functions
-that raise ``UserError`` say so.
+table of cells. ``Problem.where`` of an error is the field, such as ``messages[2].role``.
 """
 
 import json
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.data.strict_json import RepeatedKey, parse
-from kit.errors import Problem, Problems, UserError, did_you_mean, kind, raise_if
+from kit.errors import Problem, UserError, did_you_mean, kind
 
 CALLERS = ("function_call", "tool_call")  # roles of turns whose text is a call: of ShareGPT, and of ms-swift
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {
@@ -35,9 +34,8 @@ SPEAKERS = ROLES | {
 REASONING = ("reasoning_content", "thinking", "reasoning")
 # The keys of a message that are read here, besides those of its role and its text.
 KEYS = frozenset(("name", "tool_call_id", "tool_calls", "function_call", "train", "weight", *REASONING))
-ARGUMENTS = ("arguments", "parameters")  # the names of a call's arguments: OpenAI's, and Llama's
 # The keys of a call that are read or say nothing: its number in a list, the state of an answer.
-CALL_KEYS = frozenset(("id", "function", "type", "index", "status", "name", *ARGUMENTS))
+CALL_KEYS = frozenset(("id", "function", "type", "index", "status", "name", "arguments"))
 A_TOOL = 'an object such as {"type": "function", "function": {"name": "search", "parameters": {...}}}'
 # Space, control characters, what Unicode calls default ignorable code points, and the blank of Braille: text of nothing
 # else looks empty.
@@ -48,21 +46,22 @@ INVISIBLE = re.compile(
 Message = dict[str, Any]
 
 
-def check_text(where: str, value: Any, may_be_empty: bool = False) -> list[Problem]:
-    """The problem of a value that is no string, is blank, or cannot be encoded as UTF-8; empty if there is none.
+def check_text(where: str, value: Any, may_be_empty: bool = False) -> str:
+    """Return a value that is text. Raises ``UserError`` if it is no string, is blank, or cannot be encoded as UTF-8.
 
     ``may_be_empty``: spaces, or nothing, stand for no text. Invisible characters never do: they would be learned.
     """
     if not isinstance(value, str):
-        return [Problem(where, kind(value), "a string")]
+        raise UserError(Problem(where, kind(value), "a string"))
     if INVISIBLE.fullmatch(value) and (value.strip() or not may_be_empty):
         found = f"only invisible characters (U+{ord(value.strip()[0]):04X})" if value.strip() else "empty"
-        return [Problem(where, found, "text")]
+        raise UserError(Problem(where, found, "text"))
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        return [Problem(where, f"half of a surrogate pair at character {error.start}", "valid Unicode")]
-    return []
+        found = f"half of a surrogate pair at character {error.start}"
+        raise UserError(Problem(where, found, "valid Unicode")) from None
+    return value
 
 
 def are_messages(value: Any) -> bool:
@@ -80,24 +79,21 @@ def is_message(value: Any) -> bool:
     return isinstance(value, dict) and ("role" in value or "from" in value)
 
 
-def system_message(values: Mapping[str, Any], problems: Problems) -> list[Message]:
+def system_message(values: Mapping[str, Any]) -> list[Message]:
     """The column ``system`` as a list of one system message; an empty list if the column is blank or absent."""
     system = values.get("system")
-    if system is None or system == "":
-        return []
-    problems += check_text("system", system, may_be_empty=True)
-    return [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
+    is_given = system is not None and check_text("system", system, may_be_empty=True).strip()
+    return [{"role": "system", "content": system}] if is_given else []
 
 
 def read_messages(
     where: str,
     given: Any,
-    problems: Problems,
     roles: Mapping[str, str] = ROLES,
     may_begin: bool = True,
     needs_answer: bool = True,
 ) -> list[Message]:
-    """Convert a list of messages to our form. What is wrong is added to ``problems``; then the result is incomplete.
+    """Convert a list of messages to our form. Raises ``UserError`` with the first thing that is wrong.
 
     Args:
         where: the field that holds the messages, for messages to the user.
@@ -107,25 +103,15 @@ def read_messages(
         may_begin: the first message may be a system message.
         needs_answer: at least one message must be an assistant's.
     """
-    num_problems = len(problems)
-    with problems.caught():
-        given = parsed(where, given)
-        if not isinstance(given, list) or not given:
-            raise UserError(Problem(where, "empty" if given == [] else kind(given), "a list of messages"))
-    if len(problems) > num_problems:
-        return []
-    messages = []
-    for i, written in enumerate(given):
-        with problems.caught():
-            message = _message(f"{where}[{i}]", written, roles)
-            if message["role"] == "system" and not (may_begin and i == 0):
-                found = "another system message, or one behind others"
-                raise UserError(Problem(f"{where}[{i}].role", found, "one, first"))
-            messages.append(message)
-    if len(problems) > num_problems:
-        return []
+    given = parsed(where, given)
+    if not isinstance(given, list) or not given:
+        raise UserError(Problem(where, "empty" if given == [] else kind(given), "a list of messages"))
+    messages = [_message(f"{where}[{i}]", written, roles) for i, written in enumerate(given)]
+    for i, message in enumerate(messages):
+        if message["role"] == "system" and not (may_begin and i == 0):
+            raise UserError(Problem(f"{where}[{i}].role", "another system message, or one behind others", "one, first"))
     if needs_answer and all(message["role"] != "assistant" for message in messages):
-        problems.append(Problem(where, "no assistant turn", "at least one: nothing else is learned"))
+        raise UserError(Problem(where, "no assistant turn", "at least one: nothing else is learned"))
     is_blank_system = messages[0]["role"] == "system" and not messages[0]["content"].strip()
     return messages[1:] if is_blank_system else messages
 
@@ -135,13 +121,12 @@ def _message(at: str, written: Any, roles: Mapping[str, str]) -> Message:
     if not isinstance(written, dict):
         raise UserError(Problem(at, kind(written), "an object with role and content"))
     given = {key: value for key, value in written.items() if value is not None}
-    is_sharegpt = roles is SPEAKERS and "role" not in given
-    role_key, content_key = ("from", "value") if is_sharegpt else ("role", "content")
+    role_key, content_key = ("from", "value") if roles is SPEAKERS and "role" not in given else ("role", "content")
     content_at = f"{at}.{content_key}"
     speaker, content = given.get(role_key), given.get(content_key)
     role = roles.get(speaker) if isinstance(speaker, str) else None
     if role is None:
-        found = f"found {speaker!r}" if isinstance(speaker, str) else kind(speaker) if speaker else "missing"
+        found = f"found {speaker!r}" if isinstance(speaker, str) else kind(speaker)
         raise UserError(Problem(f"{at}.{role_key}", found, ", ".join(roles), did_you_mean(str(speaker), roles)))
     message: Message = {"role": role, "content": content}
     holders = {f"{at}.{key}": given[key] for key in ("tool_calls", "function_call") if given.get(key)}
@@ -158,15 +143,12 @@ def _message(at: str, written: Any, roles: Mapping[str, str]) -> Message:
         message["reasoning_content"] = reasoning
     for key in ("name", "tool_call_id"):
         if given.get(key):
-            raise_if(check_text(f"{at}.{key}", given[key]))
-            message[key] = given[key]
+            message[key] = check_text(f"{at}.{key}", given[key])
     has_calls = "tool_calls" in message
-    if content is None and content_key not in written and not has_calls:
-        raise UserError(Problem(content_at, "missing", "a string"))
     message["content"] = "" if content is None and has_calls else _joined(content_at, content)
     may_be_empty = role == "tool" or has_calls or speaker in CALLERS or bool(reasoning)
     may_be_empty |= role == "system" and roles is SPEAKERS
-    raise_if(check_text(content_at, message["content"], may_be_empty))
+    check_text(content_at, message["content"], may_be_empty)
     weight = _weight(at, given, role)
     if weight is not None:
         message["weight"] = weight
@@ -183,7 +165,7 @@ def _reasoning(at: str, message: Message, role: str) -> str | None:
     """Return the reasoning of an answer, under any of its names; None if it has none. Raises ``UserError``."""
     keys = [key for key in REASONING if key in message]
     for key in keys:
-        raise_if(check_text(f"{at}.{key}", message[key], may_be_empty=True))
+        check_text(f"{at}.{key}", message[key], may_be_empty=True)
     said = {message[key]: key for key in reversed(keys) if message[key].strip()}
     if len(said) > 1:
         raise UserError(Problem(f"{at}.{keys[-1]}", f"differs from {keys[0]}", "one of them"))
@@ -213,8 +195,7 @@ def _weight(at: str, message: Message, role: str) -> float | None:
     if weight is not None:
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or (weight != 0 and not 1e-30 <= weight <= 1e30):  # outside, sums of float32 overflow
-            found = f"{weight}"[:20] if is_number else kind(weight)
-            raise UserError(Problem(f"{at}.weight", found, "0, or a number from 1e-30 to 1e30"))
+            raise UserError(Problem(f"{at}.weight", repr(weight)[:80], "0, or a number from 1e-30 to 1e30"))
     if train or weight:
         _check_answers(f"{at}.{'train' if train else 'weight'}", "a weight", role)
     if role != "assistant":
@@ -236,19 +217,17 @@ def _tool_call(at: str, call: Any) -> Message:
     function = call.get("function") or call if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise UserError(Problem(at, "no call", 'an object such as {"name": "search", "arguments": {...}}'))
-    unread = [key for part in (call, function) for key in part if key not in CALL_KEYS and not is_blank(part[key])]
-    if function is not call:
-        unread += [key for key in ARGUMENTS if not is_blank(call.get(key))]
+    known = CALL_KEYS if function is call else CALL_KEYS - {"arguments"}
+    unread = [key for key in call if key not in known and not is_blank(call[key])]
+    unread += [key for key in function if key not in CALL_KEYS and not is_blank(function[key])]
     if unread:
         raise UserError(Problem(f"{at}.{unread[0]}", "a key of a call that nothing reads", "a name with arguments"))
+    given = function.get("arguments")
     # Parsed, because templates write the arguments as JSON themselves: a JSON string would be quoted a second time.
-    given = {key: parsed(f"{at}.{key}", function[key]) for key in ARGUMENTS if not is_blank(function.get(key))}
-    filled = [value for value in given.values() if not is_blank(value)]  # others are such as the string "{}"
-    if filled[1:]:
-        raise UserError(Problem(f"{at}.{ARGUMENTS[1]}", f"given beside {ARGUMENTS[0]}", "one of them"))
-    arguments = filled[0] if filled else {}
-    if not isinstance(arguments, dict):
-        raise UserError(Problem(f"{at}.{next(iter(given))}", kind(arguments), "an object"))
+    arguments = {} if is_blank(given) else parsed(f"{at}.arguments", given)
+    if not isinstance(arguments, dict) and not is_blank(arguments):
+        raise UserError(Problem(f"{at}.arguments", kind(arguments), "an object"))
+    arguments = arguments or {}
     made: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return made if is_blank(call.get("id")) else made | {"id": call["id"]}
 
@@ -271,7 +250,7 @@ def read_tools(where: str, tools: Any) -> list[Any]:
             raise UserError(Problem(f"{where}[{i}]", "no tool with a name", A_TOOL))
         if "function" not in tool:
             tool = {"function": {key: value for key, value in tool.items() if key != "type"}}
-        made.append(tool if tool.get("type") else {**{"type": "function"}, **{k: tool[k] for k in tool if k != "type"}})
+        made.append(tool if tool.get("type") else {"type": "function", **{k: tool[k] for k in tool if k != "type"}})
     return _writable(where, made)
 
 

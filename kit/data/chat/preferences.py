@@ -10,6 +10,7 @@ Promises:
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from kit.data.chat.messages import (
@@ -22,55 +23,51 @@ from kit.data.chat.messages import (
     read_messages,
     system_message,
 )
-from kit.errors import Problem, Problems, kind
+from kit.errors import Problem, UserError, kind
 
 
-def answers_to_one_prompt(
-    values: Mapping[str, Any], names: Sequence[str], problems: Problems
-) -> dict[str, str | list[Message]]:
+def answers_to_one_prompt(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return ``prompt``, and each of ``names`` as what follows it: all as lists of messages, or all as text.
 
     Args:
-        values: of the row, by our names. ``instruction`` is a prompt that makes a chat of texts, and ``input`` is more
-            text for it.
+        values: of the row, by our names. ``instruction`` is a prompt that makes a chat of texts.
         names: the answers, such as ``chosen`` and ``rejected``.
 
-    What is wrong is added to ``problems``, and then the result does not count; or it is a ``UserError``.
+    Raises ``UserError`` with the first thing that is wrong.
     """
     asked = [name for name in ("prompt", "instruction") if name in values]
     if len(asked) > 1:
-        problems.append(Problem("prompt and instruction", "two prompts", "one of them"))
-        return {}
-    system = system_message(values, problems)
-    prompt = _prompt(values, asked[0], problems) if asked else None
+        raise UserError(Problem("prompt and instruction", "two prompts", "one of them"))
+    system = system_message(values)
+    prompt = _listed(asked[0], values[asked[0]]) if asked else None
+    if asked and prompt is None:
+        raise UserError(Problem(asked[0], "null", "a prompt in every row, or in none"))
+    if asked and not isinstance(prompt, list):
+        check_text(asked[0], prompt)
     answers = {name: _listed(name, values[name]) for name in names}
     are_texts = not isinstance(answers[names[0]], list)
     if any(isinstance(answer, list) is are_texts for answer in answers.values()):
         found = ", ".join(f"{name} is {kind(answer)}" for name, answer in answers.items())
-        problems.append(Problem(names[0], found, "two strings, or two lists of messages"))
-    elif are_texts:
+        raise UserError(Problem(names[0], found, "two strings, or two lists of messages"))
+    if are_texts:
         for name, answer in answers.items():
-            problems += check_text(name, answer)
-    if problems:
-        return {}
-    if are_texts and "instruction" not in values and not isinstance(prompt, list):
-        if system:
-            problems.append(Problem("system", "given beside texts", "the question as instruction, which makes a chat"))
-        if prompt is None:
-            problems.append(Problem(" and ".join(answers), "no prompt", "a column prompt"))
-        return {"prompt": prompt, **answers}
-    conversations = {}
-    for name, answer in answers.items():
-        given = [{"role": "assistant", "content": answer}] if are_texts else answer
-        conversations[name] = read_messages(name, given, problems, SPEAKERS)
+            check_text(name, answer)
+        if "instruction" not in values and not isinstance(prompt, list):
+            if system:
+                expected = "the question as instruction, which makes a chat"
+                raise UserError(Problem("system", "given beside texts", expected))
+            if prompt is None:
+                raise UserError(Problem(" and ".join(answers), "no prompt", "a column prompt"))
+            return {"prompt": prompt, **answers}
+        answers = {name: [{"role": "assistant", "content": answer}] for name, answer in answers.items()}
+    conversations = {name: read_messages(name, answer, SPEAKERS) for name, answer in answers.items()}
     if isinstance(prompt, list):
-        prompt = read_messages(asked[0], prompt, problems, SPEAKERS, needs_answer=False)
-    if problems:
-        return {}
-    before, conversations = _apart(prompt, conversations, problems)
+        prompt = read_messages(asked[0], prompt, SPEAKERS, needs_answer=False)
+    before, conversations = _apart(prompt, conversations)
     if system and before[:1] != system:
         if before and before[0]["role"] == "system":
-            problems.append(Problem("system", "another one than the system message of the prompt", "one of them"))
+            found = "another one than the system message of the prompt"
+            raise UserError(Problem("system", found, "one of them"))
         before = system + before
     return {"prompt": before, **conversations}
 
@@ -86,23 +83,8 @@ def _listed(name: str, value: Any) -> Any:
     return [value] if is_message(value) else value
 
 
-def _prompt(values: Mapping[str, Any], name: str, problems: Problems) -> Any:
-    """The prompt, a text or a list, with the column ``input`` if that has text."""
-    prompt, more = _listed(name, values[name]), values.get("input")
-    if prompt is None:
-        problems.append(Problem(name, "null", "a prompt in every row, or in none"))
-    elif not isinstance(prompt, list):
-        problems += check_text(name, prompt)
-    if more is None or more == "":
-        return prompt
-    problems += check_text("input", more, may_be_empty=True)
-    if name != "instruction" or not isinstance(prompt, str):
-        problems.append(Problem("input", "given without an instruction", "it beside an instruction that is a string"))
-    return f"{prompt}\n\n{more}" if isinstance(more, str) and more.strip() else prompt
-
-
 def _apart(
-    prompt: list[Message] | str | None, conversations: dict[str, list[Message]], problems: Problems
+    prompt: list[Message] | str | None, conversations: dict[str, list[Message]]
 ) -> tuple[list[Message], dict[str, list[Message]]]:
     """Part conversations into the prompt and what follows it. ``prompt`` is None if it is only at their beginning."""
     first, *others = conversations.values()
@@ -112,26 +94,20 @@ def _apart(
         prompt = None if is_repeated else [{"role": "user", "content": prompt}]
     if prompt is None:
         if others:
-            num_shared = min(_num_alike(first, *others), *(len(each) - 1 for each in (first, *others)))
+            alike = takewhile(lambda pair: pair[0] == pair[1], zip(first[:-1], others[0][:-1], strict=False))
+            num_shared = len([*alike])
         else:  # of a single conversation the last answer is rated
             num_shared = max(i for i, message in enumerate(first) if message["role"] == "assistant")
         prompt = first[:num_shared]
         if not prompt or prompt[-1]["role"] == "assistant":
             expected = "conversations that begin with the same prompt, or a column prompt"
-            problems.append(Problem(" and ".join(conversations), "no prompt, or prompts that differ", expected))
-            return [], conversations
+            raise UserError(Problem(" and ".join(conversations), "no prompt, or prompts that differ", expected))
     parted = {}
     for name, messages in conversations.items():
         rest = messages[len(prompt) :] if messages[: len(prompt)] == prompt else messages
         if not rest or rest[0]["role"] != "assistant":
             found = f"a message of the {rest[0]['role']}: the prompts differ" if rest else "ends with the prompt"
             at = f"{name}[{len(messages) - len(rest)}]" if rest else name
-            problems.append(Problem(at, found, "an answer to the prompt"))
+            raise UserError(Problem(at, found, "an answer to the prompt"))
         parted[name] = rest
     return prompt, parted
-
-
-def _num_alike(first: Sequence[Any], *others: Sequence[Any]) -> int:
-    """The number of items with which all sequences begin."""
-    shortest = min(map(len, (first, *others)))
-    return next((i for i in range(shortest) if any(other[i] != first[i] for other in others)), shortest)

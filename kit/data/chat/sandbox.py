@@ -6,10 +6,10 @@ Promises:
 - It ends: its process is stopped if one rendering takes more than ``CPU_SECONDS``, and may take ``MAX_BYTES`` more
   memory (on Linux). That holds in whatever thread asks, and inside a single step of Python too.
 
-The process is forked when it is first needed, and serves one process, whose threads take turns.
+The process is forked when it is first needed, and serves one process, whose threads take turns; a fork of that one has
+its own.
 """
 
-import ctypes
 import datetime
 import json
 import os
@@ -34,11 +34,6 @@ AT_ONCE = 1 << 20  # characters that are rendered in one call
 MAX_SOURCE = 1 << 18  # characters of a template; the longest published ones have 30,000
 TODAY = datetime.datetime(2024, 7, 26)  # for every template that asks; the date of Llama 3.1 if none is given
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # around what a {% generation %} block wrote: noncharacters, in no text
-_PR_SET_PDEATHSIG = 1  # the number of this option of Linux's prctl
-
-
-class TooMuch(Exception):
-    """A template would take too much time or memory."""
 
 
 class TemplateError(Exception):
@@ -47,6 +42,10 @@ class TemplateError(Exception):
     def __init__(self, message: str, line: int = 0) -> None:
         super().__init__(message)
         self.line = line
+
+
+class TooMuch(TemplateError):
+    """A template would take too much time or memory."""
 
 
 def render(
@@ -59,7 +58,7 @@ def render(
         asked: of each beginning the number of messages, ``add_generation_prompt``, and whether it has marks: then each
             ``{% generation %}`` block writes ``OPEN`` and ``CLOSE`` around its text.
 
-    Raises ``TemplateError``, or ``TooMuch``; so does ``variables``.
+    Raises ``TemplateError``, or its kind ``TooMuch``; so does ``variables``.
     """
     return list(_call(source, "render", messages, values, asked))
 
@@ -71,16 +70,15 @@ def variables(source: str) -> frozenset[str]:
 
 
 class _Worker:
-    """The process, as the one that asks sees it."""
+    """The process, as the one that asks sees it. It ends when nobody has the other end of its pipe any more."""
 
     def __init__(self) -> None:
-        self.owner = os.getpid()
         self.connection, theirs = Pipe()
         self.pid = os.fork()
         if self.pid == 0:
             try:
                 self.connection.close()
-                _serve(theirs, self.owner)
+                _serve(theirs)
             finally:
                 os._exit(0)
         theirs.close()
@@ -90,73 +88,67 @@ class _Worker:
         self.connection.send_bytes(json.dumps(request).encode())
         return json.loads(self.connection.recv_bytes())
 
-    def end(self) -> int:
-        """End the process, unless it serves another one: this is a fork of that. Returns the signal that ended it."""
+    def end(self) -> None:
+        """End the process."""
         self.connection.close()
-        if self.owner != os.getpid():
-            return 0
         os.kill(self.pid, signal.SIGKILL)
-        return os.WTERMSIG(os.waitpid(self.pid, 0)[1])
+        os.waitpid(self.pid, 0)
 
 
 _lock = threading.RLock()
 _workers: list[_Worker] = []  # at most one
 _num_stopped: Counter[str] = Counter()  # calls of each template
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+def _forget() -> None:
+    """Leave the process to the one of which this is a fork."""
+    while _workers:
+        _workers.pop().connection.close()
+    _lock.release()
+
+
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_forget)
 
 
 def _call(source: str, *request: Any) -> Any:
-    """Let the process do something with a template, and return what it answers."""
+    """Let the process, which is started if there is none, do something with a template. Returns what it answers."""
     if len(source) > MAX_SOURCE:
         raise TooMuch(f"{len(source)} characters, expected at most {MAX_SOURCE}")
     if _num_stopped[source] >= MAX_STOPPED:
         raise TooMuch(f"it was stopped {MAX_STOPPED} times before")
     _environment()  # imported before a process is forked, and so only once
     with _lock:
-        kind, answer = _asked((source, *request))
-    if kind == "done":
-        return answer
+        if not _workers:
+            _workers.append(_Worker())
+        try:
+            kind, answer = _workers[0].ask((source, *request))
+        except (EOFError, OSError):
+            _workers.pop().end()
+            kind, answer = "much", f"it takes more than {CPU_SECONDS} seconds, or ends the process that renders it"
+        except BaseException:  # of Ctrl-C: its answer would be taken for that of the next call
+            _workers.pop().end()
+            raise
     if kind == "error":
         raise TemplateError(*answer)
-    _num_stopped[source] += 1
-    raise TooMuch(answer)
-
-
-def _asked(request: Any, may_repeat: bool = True) -> tuple[str, Any]:
-    """Ask the process, which is started if there is none."""
-    if _workers and _workers[0].owner != os.getpid():
-        _workers.pop().end()
-    if not _workers:
-        _workers.append(_Worker())
-    try:
-        kind, answer = _workers[0].ask(request)
-        return kind, answer
-    except (EOFError, OSError):
-        ended_by = _workers.pop().end()
-    except BaseException:  # of Ctrl-C: its answer would be taken for that of the next call
-        _workers.pop().end()
-        raise
-    if ended_by == signal.SIGKILL and may_repeat:  # not by the template: it ends with the thread that has started it
-        return _asked(request, may_repeat=False)
-    return "much", f"it takes more than {CPU_SECONDS} seconds, or ends the process that renders it"
+    if kind == "much":
+        _num_stopped[source] += 1
+        raise TooMuch(answer)
+    return answer
 
 
 # --- in the process
 
 
-def _serve(connection: Connection, owner: int) -> None:
-    """Answer calls until the owner has ended."""
+def _serve(connection: Connection) -> None:
+    """Answer calls until the one that asks has ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # the owner handles them, and this ends with it
+        signal.signal(number, signal.SIG_IGN)  # the one that asks handles them, and this ends with it
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != owner:
-            return
         with open("/proc/self/statm") as file:
-            num_bytes = int(file.read().split()[5]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_DATA, (num_bytes + MAX_BYTES, num_bytes + MAX_BYTES))
+            most = int(file.read().split()[5]) * resource.getpagesize() + MAX_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     while True:
         try:
             source, name, *arguments = json.loads(connection.recv_bytes())
@@ -168,7 +160,7 @@ def _serve(connection: Connection, owner: int) -> None:
         except (MemoryError, RecursionError, SyntaxError):  # SyntaxError: Python's limits on nested blocks and brackets
             answer = ["much", f"it takes more than {MAX_BYTES >> 30} GiB of memory, or is nested too deeply"]
         except jinja2.TemplateSyntaxError as error:
-            answer = ["error", [str(error.message), error.lineno]]
+            answer = ["error", [f"line {error.lineno}: {error.message}", error.lineno]]
         except Exception as error:  # a template is a program: it may fail in any way
             answer = ["error", [str(error)]]
         connection.send_bytes(json.dumps(answer).encode())

@@ -16,12 +16,12 @@ _OPENING_TAG, _CLOSING_TAG = r"(?:<[^<>\s/]*think[^<>\s/]*>|\[THINK\])", r"(?:</
 _BEGINS_WITH_THOUGHT = re.compile(rf"\s*({_OPENING_TAG})(.*?){_CLOSING_TAG}(.*)", re.IGNORECASE | re.DOTALL)
 _ENDS_WITH_THOUGHT = re.compile(rf"{_CLOSING_TAG}\s*$", re.IGNORECASE)
 # What a template does with a message, for reports.
-_TEXT = "leaves its text out, or changes it"
+_TEXT = "leaves its text out or changes it, or leaves out a call before it"
 _PART = "leaves part of the answer out, or changes it"
 _NO_REASONING = "leaves the reasoning of the answer out"
 WITH_TOOLS = "give a template that writes tools and calls as --chat_template; of the kit's own chatml and llama3 do"
 AS_SCHEMA = 'write the parameters of tools as JSON schemas: {"type": "object", "properties": {...}}'
-_STEPS = {_NO_REASONING: f"{AS_CONTENT}; or learn the answers where they stand: --train_on assistant"}
+_FOR_REASONING = f"{AS_CONTENT}; or learn the answers where they stand: --train_on assistant"
 
 
 def reads(template: Template, name: str) -> bool:
@@ -63,18 +63,11 @@ def check_shown(
                 if parameter not in text and not any(form in text for form in _json_forms(parameter)):
                     found = f"the template leaves out the parameter {parameter!r} of the tool {name!r}"
                     raise template.refusal(found, AS_SCHEMA)
-    missing = _first_missing(text, messages, learned)
-    if missing is None:
-        return
-    i, found = missing
-    if found in (_TEXT, _PART):
-        contents = [{"role": message["role"], "content": message["content"]} for message in messages]
-        missing_content = _first_missing(text, contents, frozenset())
-        if missing_content is None or missing_content[0] > i:
-            # The content is there. What is not is a call or reasoning of an earlier answer: one like it stands later.
-            extras = ((k, _extra(messages[k], k in learned)) for k in range(i - 1, -1, -1))
-            i, found = next(((k, extra) for k, extra in extras if extra), missing)
-    raise template.refusal(f"messages[{i}]: the template {found}", _STEPS.get(found, OTHER_TEMPLATE))
+    at = 0
+    for i, message in enumerate(messages):
+        is_system = message["role"] == "system"  # some templates put it after other messages
+        end = _end_of(template, text, 0 if is_system else at, message, i, i in learned)
+        at = at if is_system else end
 
 
 def parameters(function: dict[str, Any]) -> list[str]:
@@ -90,26 +83,21 @@ def check_answer(template: Template, text: str, message: dict[str, Any], i: int)
 
     ``i`` is the number of ``message`` in the conversation.
     """
-    _, found = _place(text, 0, message, True)
-    if found:
-        raise template.refusal(f"messages[{i}]: the template {found}", _STEPS.get(found, OTHER_TEMPLATE))
+    _end_of(template, text, 0, message, i, True)
 
 
-def check_thought(template: Template, text: str, moved_text: str, message: dict[str, Any], i: int) -> None:
+def check_thought(template: Template, text: str, moved_text: str, content: str, tag: str, thought: str, i: int) -> None:
     """Raise ``UserError`` if the content of an answer begins with a thought that the model would not write there.
 
     That is so if the template writes a thought of its own before it, or reasoning in another form.
 
     Args:
-        text: the rendering up to ``message``, the answer with the number ``i``.
+        text: the rendering up to the answer with the number ``i``.
         moved_text: the same with the thought given as reasoning; empty if the template does not take it.
+        content: of the answer. It begins with ``tag`` and ``thought``.
     """
-    parts = thought_of(message)
-    if not parts:
-        return
-    tag, thought, _ = parts
     at = len(text)
-    for _ in range(message["content"].count(tag)):
+    for _ in range(content.count(tag)):
         at = max(text.rfind(tag, 0, at), 0)
     if _ENDS_WITH_THOUGHT.search(text[:at]):
         found = f"messages[{i}]: the template writes a thought of its own before the thought in the content"
@@ -133,16 +121,13 @@ def keeps_reasoning(text: str, message: dict[str, Any]) -> bool:
     return all(thought.strip() in text for thought in [message.get("reasoning_content") or "", *thoughts])
 
 
-def _first_missing(text: str, messages: Messages, learned: Container[int]) -> tuple[int, str] | None:
-    """The number of the first message that ``text`` lacks, and what the template does with it; None if it has all."""
-    at = 0
-    for i, message in enumerate(messages):
-        is_system = message["role"] == "system"  # some templates put it after other messages
-        end, found = _place(text, 0 if is_system else at, message, i in learned)
-        if found:
-            return i, found
-        at = at if is_system else end
-    return None
+def _end_of(template: Template, text: str, start: int, message: dict[str, Any], i: int, is_learned: bool) -> int:
+    """Where message number ``i`` ends in ``text[start:]``. Raises ``UserError`` if it is not there; see ``_place``."""
+    end, found = _place(text, start, message, is_learned)
+    if found:
+        fix = _FOR_REASONING if found == _NO_REASONING else OTHER_TEMPLATE
+        raise template.refusal(f"messages[{i}]: the template {found}", fix)
+    return end
 
 
 def _place(text: str, start: int, message: dict[str, Any], is_learned: bool) -> tuple[int, str]:
@@ -175,20 +160,8 @@ def _place(text: str, start: int, message: dict[str, Any], is_learned: bool) -> 
             return start, f"does not write the arguments of {name!r} as JSON"
         leaves = [[arguments]] if isinstance(arguments, str) else map(_forms, _leaves(arguments))
         if at < len(name) or not all(any(text.find(form, start) >= 0 for form in forms) for forms in leaves):
-            return start, _no_call(name)
+            return start, f"leaves out the call of {name!r}, or part of it"
     return max(end, at), ""
-
-
-def _extra(message: dict[str, Any], is_learned: bool) -> str:
-    """For a report that a call of ``message``, or else its reasoning, is left out; empty if it has neither."""
-    calls = message.get("tool_calls") or []
-    if calls:
-        return _no_call(calls[0]["function"]["name"])
-    return _NO_REASONING if is_learned and not keeps_reasoning("", message) else ""
-
-
-def _no_call(name: str) -> str:
-    return f"leaves out the call of {name!r}, or part of it"
 
 
 def _leaves(arguments: Any) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any
 
-from kit.data.chat.sandbox import CLOSE, OPEN, TODAY, TemplateError, TooMuch, render, variables
+from kit.data.chat.sandbox import CLOSE, OPEN, TODAY, TemplateError, render, variables
 from kit.data.chat.shipped import SHIPPED, is_one_token, without_header
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
@@ -57,15 +57,14 @@ def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[s
         fix = "leave it out, or give the file of a template that reads these variables"
         raise UserError(Problem("chat_template_kwargs", "there is no chat template", fix=fix))
     named = source if isinstance(source, dict) else {"": source}
-    read: dict[str, Set[str]] = {}
-    for name, text in named.items():
-        try:
-            read[name] = variables(text)
-        except (TemplateError, TooMuch):  # reported when it is rendered
-            read[name] = set(kwargs)
+    read = {name: Template(text, tokenizer).variables for name, text in named.items()}
     # What the tokenizer gives, such as bos_token, would win over a default.
     check_kwargs(kwargs, set().union(*read.values()) - set(tokenizer.special_tokens_map))
-    named = {name: _with_defaults(text, kwargs, read[name]) for name, text in named.items()}
+    for name, text in named.items():
+        # Statements that give variables values where they have none, as Python writes them: Jinja has no null. The line
+        # break after a statement is not rendered.
+        values = ((key, value) for key, value in kwargs.items() if key in read[name])
+        named[name] = "".join(f"{{%- set {key} = {key} | default({value!r}) %}}\n" for key, value in values) + text
     return named if isinstance(source, dict) else named[""]
 
 
@@ -78,18 +77,6 @@ def check_kwargs(kwargs: Mapping[str, Any], variables: Set[str]) -> None:
         found = f"the chat template reads no {key!r}, so it would change nothing"
         expected = "one of " + ", ".join(free) if free else "none"
         raise UserError(Problem("chat_template_kwargs", found, expected, did_you_mean(key, free)))
-
-
-def _with_defaults(source: str, kwargs: Mapping[str, Any], read: Set[str]) -> str:
-    """Put statements before ``source`` that give its variables values where they have none.
-
-    The line break after a statement is not rendered.
-    """
-    statements = ""  # with values as Python writes them: Jinja has no null
-    for key, value in kwargs.items():
-        if key in read:
-            statements += f"{{%- set {key} = {key} | default({value!r}) %}}\n"
-    return statements + source
 
 
 def _find_template(tokenizer: Any, name_or_file: str | None) -> Jinja:
@@ -130,9 +117,8 @@ def _template_in_file(path: str) -> str:
         text = read_small(path)
         variables(text)
     except TemplateError as error:
-        raise UserError(Problem(f"{path}:{error.line}", f"not a Jinja template ({error})")) from None
-    except TooMuch as error:
-        raise UserError(Problem(path, f"not a Jinja template ({error})")) from None
+        where = f"{path}:{error.line}" if error.line else path
+        raise UserError(Problem(where, f"not a Jinja template ({error})")) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(Problem(path, f"cannot be read ({error})", "a UTF-8 text file")) from None
     return without_header(text)  # so that a template of the kit is the same by its name and by its file
@@ -154,8 +140,6 @@ class Template:
         try:
             self.variables = variables(source)  # that it reads, such as messages and enable_thinking
         except TemplateError as error:
-            raise self.refusal(f"not a Jinja template (line {error.line}: {error})") from None
-        except TooMuch as error:
             raise self.refusal(f"not a Jinja template ({error})") from None
 
     def with_values(self, kwargs: Mapping[str, Any]) -> "Template":
@@ -218,7 +202,7 @@ class Template:
         """Return texts of beginnings, see ``sandbox.render``. Raises ``UserError`` if one of them fails."""
         try:
             return render(self.source, self._as_read(messages), self._given(tools), asked)
-        except (TemplateError, TooMuch) as error:
+        except TemplateError as error:
             raise self.refusal(f"the template fails ({error})") from None
 
     def _as_read(self, messages: Messages) -> Messages:
@@ -240,7 +224,7 @@ class Template:
             try:
                 given = [{"role": "user", "content": content}]
                 return _PROBE in render(self.source, given, self._given(None), [(1, False, False)])[0]
-            except (TemplateError, TooMuch):
+            except TemplateError:
                 return False
 
         return not shows(_PROBE) and shows([{"type": "text", "text": _PROBE}])

@@ -65,25 +65,10 @@ class Encoded:
     remarks: tuple[str, ...] = ()  # for the user; if a conversation became several samples, the first has them
 
 
-def encode(
-    sample: Mapping[str, Any],
-    tokenizer: Any,
-    template: Jinja,
-    prompts_as_chat: bool = False,
-    train_on: TrainOn = "assistant",
-) -> list[Encoded]:
-    """Encode one sample, see ``encode_all``. Raises ``UserError`` if it must be refused."""
-    result = encode_all([sample], tokenizer, template, prompts_as_chat, train_on)[0]
-    if isinstance(result, Problem):
-        raise UserError(result)
-    return result
-
-
 def encode_all(
     samples: Sequence[Mapping[str, Any]],
     tokenizer: Any,
     template: Jinja,
-    prompts_as_chat: bool = False,
     train_on: TrainOn = "assistant",
 ) -> list[list[Encoded] | Problem]:
     """Encode samples in the kit's form (``formats.to_sample``); many at a time is faster than one by one.
@@ -95,8 +80,7 @@ def encode_all(
     - ``prompt`` and ``completion``: as lists of messages only the completion's assistant turns are supervised. As
       texts: BOS + prompt + completion + EOS, completion and EOS supervised. The texts are not changed, with one
       exception: if there is no whitespace on either side of the border, the *completion* gets a leading newline. The
-      model learns to write it, so at inference the prompt is exactly the user's text. With ``prompts_as_chat`` the two
-      texts become a user and an assistant message instead.
+      model learns to write it, so at inference the prompt is exactly the user's text.
     - ``text``: BOS + text + EOS, all supervised.
     - ``input_ids``: taken as they are; supervised are all or, if there are ``labels``, those whose label is not -100.
 
@@ -107,15 +91,14 @@ def encode_all(
     """
     if not tokenizer.is_fast:
         raise UserError(Problem("model_name_or_path", "its tokenizer is a slow one", "one with a tokenizer.json"))
-    return _Encoder(tokenizer, template, prompts_as_chat, train_on).encode_all(samples)
+    return _Encoder(tokenizer, template, train_on).encode_all(samples)
 
 
 class _Encoder:
     """Encodes samples with one tokenizer and template. What is the same for all samples is computed once."""
 
-    def __init__(self, tokenizer: Any, source: Jinja, prompts_as_chat: bool, train_on: TrainOn) -> None:
+    def __init__(self, tokenizer: Any, source: Jinja, train_on: TrainOn) -> None:
         self.tokenizer = tokenizer
-        self.prompts_as_chat = prompts_as_chat
         self.train_on = train_on
         self.drafters = Drafters(source, tokenizer, train_on)
         self.backend = tokenizer.backend_tokenizer
@@ -136,9 +119,8 @@ class _Encoder:
         """Encode samples, see the function ``encode_all``."""
         results: list[list[Encoded] | Problem] = [[] for _ in samples]
         encodings = [self.encode(sample) for sample in samples]
-        replies: dict[int, Any] = dict.fromkeys(
-            range(len(samples))
-        )  # by number of the sample; None starts its encoding
+        # By number of the sample; None starts its encoding.
+        replies: dict[int, Any] = dict.fromkeys(range(len(samples)))
         while replies:
             requests: dict[int, list[str]] = {}
             for number, reply in replies.items():
@@ -177,9 +159,6 @@ class _Encoder:
         prompt, completion = sample["prompt"], sample["completion"]
         if isinstance(prompt, list):
             return (yield from self.encode_chat([*prompt, *completion], len(prompt), tools, kwargs))
-        if self.prompts_as_chat:
-            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-            return (yield from self.encode_chat(messages, 0, tools, kwargs))
         if tools or kwargs:
             key = "tools" if tools else "chat_template_kwargs"
             fix = "give a template as --chat_template, which makes messages of prompt and completion"

@@ -12,7 +12,8 @@ Promises:
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 from kit.data.chat.answers import AnswerFinder, RenderedAnswer
@@ -50,14 +51,6 @@ class Draft:
     remarks: tuple[str, ...] = ()  # for the user
 
 
-@dataclass(slots=True)
-class _Text:
-    """A rendering that answers have in common, each up to its end: a copy for each would grow with their square."""
-
-    text: str
-    end: int  # of the last of these answers
-
-
 class Drafter:
     """Makes drafts of conversations with one template.
 
@@ -78,62 +71,43 @@ class Drafter:
 
         Raises ``UserError`` if the template does not fit the conversation.
         """
-        weights = {i: _weight(message) for i, message in enumerate(messages) if message["role"] == "assistant"}
+        answers = {i: message for i, message in enumerate(messages) if message["role"] == "assistant"}
+        weights = {i: 1.0 if answer.get("weight") is None else answer["weight"] for i, answer in answers.items()}
         learned = [i for i in weights if i >= first or self._train_on == "all"]
         if self._train_on == "last":
             learned = learned[-1:]
         learned = [i for i in learned if weights[i]]
         messages = [self._prepared(message) for message in messages]
         check_extras(self._template, messages, tools, learned)
-        conversation = self._conversation(messages, learned, tools)
-        for i in learned:
-            self._check_thought(conversation, i)
         try:
-            return self._drafts(messages, conversation, learned, weights)
+            return self._drafts(messages, learned, weights, tools)
         except UserError:
             if any(message.get("tool_calls") for message in messages):
-                messages = [_with_json_arguments(message) for message in messages]
                 with suppress(UserError):
-                    conversation = self._conversation(messages, learned, tools)
-                    return self._drafts(messages, conversation, learned, weights)
+                    return self._drafts(
+                        [_with_json_arguments(message) for message in messages], learned, weights, tools
+                    )
             raise
 
-    def _conversation(self, messages: Messages, learned: list[int], tools: Tools) -> Conversation:
-        """The part of ``messages`` up to the last answer that is learned."""
-        return Conversation(self._template, messages[: learned[-1] + 1] if learned else messages, tools, learned)
-
-    def _drafts(
-        self, messages: Messages, conversation: Conversation, learned: list[int], weights: dict[int, float]
-    ) -> list[Draft]:
+    def _drafts(self, messages: Messages, learned: list[int], weights: dict[int, float], tools: Tools) -> list[Draft]:
         """The drafts of ``messages``, of which the answers with the numbers ``learned`` have a weight."""
-        tools = conversation.tools
+        needed = messages[: learned[-1] + 1] if learned else messages
+        conversation = Conversation(self._template, needed, tools, learned)
+        for i in learned:
+            self._check_thought(conversation, i)
         if self._train_on == "all":
             return [self._whole(messages, weights, tools)]
-        find = self._finder.find_marked if self._template.marks_answers else self._finder.find
-        answers: dict[int, RenderedAnswer] = {}  # without their texts
-        texts: dict[int, _Text] = {}
-        text_of_last = _Text("", 0)
-        num_characters = 0  # of different texts
-        for i in learned:
-            found = find(conversation, i)
-            if found.text.startswith(text_of_last.text[: text_of_last.end]) and found.end >= text_of_last.end:
-                text_of_last.text, text_of_last.end = found.text, found.end
-            else:
-                num_characters += len(text_of_last.text)
-                text_of_last = _Text(found.text, found.end)
-            if num_characters + len(found.text) > MAX_CHARACTERS:
-                raise self._template.too_long(MAX_CHARACTERS)
-            answers[i], texts[i] = replace(found, text=""), text_of_last
+        answers = {i: self._finder.find(conversation, i, self._template.marks_answers) for i in learned}
         if not answers:
             # A conversation with nothing to learn from is still a draft: the caller counts it as dropped.
             return [Draft(self._template.render(messages, tools), [])]
         drafts: list[Draft] = []
         while answers:
             last = next(reversed(answers))
-            last_answer = self._finder.closed(replace(answers[last], text=texts[last].text), conversation, last)
+            last_answer = self._finder.closed(answers[last], conversation, last)
             text = last_answer.text
             check_shown(self._template, text, messages[: last + 1], tools)
-            covered = [i for i, answer in answers.items() if i == last or text.startswith(texts[i].text[: answer.end])]
+            covered = [i for i, answer in answers.items() if i == last or text.startswith(answer.text[: answer.end])]
             spans: list[tuple[int, int, float]] = []
             have_ends = True
             remarks = dict.fromkeys(last_answer.remarks)
@@ -145,22 +119,25 @@ class Drafter:
                 have_ends &= self._stops.ends_turn(text, answer.spans[0][0], end)
                 spans += [(left, right, weights[i]) for left, right in [*earlier_spans, (start, end)]]
             read = [messages[i] for i in weights if i < last and i not in learned]
-            drafts.append(Draft(text, spans, remarks=(*remarks, *_unended(have_ends), *_forgotten(text, read))))
+            remarks |= {} if have_ends else {NO_END_OF_TURN: None}
+            remarks |= {} if all(keeps_reasoning(text, answer) for answer in read) else {FORGOTTEN: None}
+            drafts.append(Draft(text, spans, remarks=tuple(remarks)))
+            if sum(len(draft.text) for draft in drafts) > MAX_CHARACTERS:
+                raise self._template.too_long(MAX_CHARACTERS)
         return drafts[::-1]
 
     def _check_thought(self, conversation: Conversation, i: int) -> None:
         """Raise ``UserError`` if the content of answer ``i`` has a thought that the template writes otherwise."""
         messages = conversation.messages
-        parts = thought_of(messages[i])
-        if parts:
-            _, thought, rest = parts
+        if parts := thought_of(messages[i]):
+            tag, thought, rest = parts
             moved = self._prepared(messages[i] | {"reasoning_content": thought.strip(), "content": rest.strip()})
             text = moved_text = ""
             with suppress(UserError):
                 text = conversation.render(i + 1)
                 if self._names:
                     moved_text = self._template.render([*messages[:i], moved], conversation.tools)
-            check_thought(self._template, text, moved_text, messages[i], i)
+            check_thought(self._template, text, moved_text, messages[i]["content"], tag, thought, i)
 
     def _whole(self, messages: Messages, weights: dict[int, float], tools: Tools) -> Draft:
         """The draft for ``train_on="all"``: weight 1 everywhere."""
@@ -184,7 +161,7 @@ class Drafter:
             given = RenderedAnswer(text, [(start, end)])
             last = self._finder.closed(given, conversation, len(messages) - 1)
             text = text if last is given else last.text
-            remarks = (*last.remarks, *_unended(self._stops.ends_turn(text, start, last.end)))
+            remarks = last.remarks if self._stops.ends_turn(text, start, last.end) else (*last.remarks, NO_END_OF_TURN)
         return Draft(text, [], 1.0, remarks)
 
     def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -201,15 +178,11 @@ class Drafters:
     """The drafters of a tokenizer's templates, each made when it is first needed."""
 
     def __init__(self, source: Jinja, tokenizer: Any, train_on: TrainOn) -> None:
-        self._named: dict[str, str] = {}
-        if isinstance(source, dict):
-            self._named = source
-        elif source is not None:
-            self._named = {"default": source}
-        self._tokenizer = tokenizer
+        self._named = source if isinstance(source, dict) else {"default": source} if source is not None else {}
         self._train_on = train_on
         self._stops = Stops(tokenizer)
-        self._made: dict[str, tuple[Template, Drafter]] = {}
+        self._template = cache(lambda name: Template(self._named[name], tokenizer))
+        self._with_values = lru_cache(MAX_DRAFTERS)(self._make)
 
     def of(self, has_tools: bool, kwargs: Mapping[str, Any]) -> tuple[Template, Drafter]:
         """Return the template that ``apply_chat_template`` would take, given ``kwargs``, and its drafter.
@@ -220,37 +193,17 @@ class Drafters:
             found = "the tokenizer has no chat template of its own"
             raise UserError(Problem("chat_template", found, fix=NAMES))
         name = "tool_use" if has_tools and "tool_use" in self._named else "default"
-        key = name + (json.dumps(kwargs, sort_keys=True) if kwargs else "")
-        if key not in self._made:
-            if kwargs:
-                template = _with_values(self.of(has_tools, {})[0], kwargs)
-            else:
-                template = Template(self._named[name], self._tokenizer)
-            if len(self._made) > MAX_DRAFTERS:
-                self._made.clear()
-            self._made[key] = template, Drafter(template, self._stops, self._train_on)
-        return self._made[key]
+        return self._with_values(name, json.dumps(kwargs))
 
-
-def _with_values(template: Template, kwargs: Mapping[str, Any]) -> Template:
-    """Return ``template`` with the values of a row. Raises ``UserError`` if it never reads one that is not empty."""
-    # Columns of tables give every row all keys, with empty values where a row has none.
-    values = {key: value for key, value in kwargs.items() if value not in ("", [], {}) or key in template.variables}
-    return template.with_values(values)
-
-
-def _weight(message: dict[str, Any]) -> float:
-    weight = message.get("weight")
-    return 1.0 if weight is None else float(weight)
-
-
-def _unended(have_ends: bool) -> tuple[str, ...]:
-    return () if have_ends else (NO_END_OF_TURN,)
-
-
-def _forgotten(text: str, read: list[dict[str, Any]]) -> tuple[str, ...]:
-    """A remark if ``text`` lacks the reasoning of an answer in ``read``, those that are only read."""
-    return () if all(keeps_reasoning(text, answer) for answer in read) else (FORGOTTEN,)
+    def _make(self, name: str, kwargs: str) -> tuple[Template, Drafter]:
+        """Make them for the values of a row, given as JSON. Values that are empty may be of unknown variables."""
+        template = self._template(name)
+        # Columns of tables give every row all keys, with empty values where a row has none.
+        given = json.loads(kwargs).items()
+        values = {key: value for key, value in given if value not in ("", [], {}) or key in template.variables}
+        if values:
+            template = template.with_values(values)
+        return template, Drafter(template, self._stops, self._train_on)
 
 
 def _with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -101,32 +101,29 @@ class Unused:
         first = format.columns[0]
         self._ignored = frozenset(ignored)
         self._read = frozenset(fields.values())
-        of_messages = frozenset(COLUMNS.values()) - {_TURN, _PACKED}
-        self._harmful = {"text": _OF_TEXT, "input_ids": _OF_IDS}.get(first, of_messages)
-        if first in ("messages", "conversations"):
-            self._harmful -= {_CONTEXT}
-        if format.rows != "answers":
-            self._harmful -= {_LABEL}
+        harmless = {_TURN, _PACKED} | ({_CONTEXT} if first in ("messages", "conversations") else set())
+        harmless |= {_LABEL} if format.rows != "answers" else set()
+        self._harmful = {"text": _OF_TEXT, "input_ids": _OF_IDS}.get(first, frozenset(COLUMNS.values()) - harmless)
         self.counts: Counter[str] = Counter()  # rows in which a column or key has a value
 
     def check(self, row: Mapping[str, Any]) -> list[Problem]:
         """Count what is not used of a row. Returns a problem for each part that would change what is learned."""
-        harmful: dict[str, str] = {}  # what each column or key means
-        unread = [column for column in sorted(row.keys() - self._read) if not is_empty(row[column])]
-        self.counts.update(unread)
-        for column in unread:
-            meaning = COLUMNS.get(column, "")
-            if meaning in self._harmful and _changes(meaning, column, row[column]):
-                harmful[column] = meaning
-        keys: set[str] = set()
-        for column in self._read & row.keys():
-            for message in _messages(row[column]):
+        meanings: dict[str, str] = {}  # of each column or key; empty if it changes nothing
+        for column, value in row.items():
+            if column not in self._read:
+                if not is_empty(value):
+                    meaning = COLUMNS.get(column, "")
+                    changes = meaning in self._harmful and _changes(meaning, column, value)
+                    meanings[column] = meaning if changes else ""
+                continue
+            for message in _messages(value):
                 for key, meaning in _unused_keys(message):
-                    keys.add(f"{column}.{key}")
-                    if meaning:
-                        harmful[f"{column}.{key}"] = meaning
-        self.counts.update(keys)
-        return [_problem(name, meaning) for name, meaning in sorted(harmful.items()) if name not in self._ignored]
+                    name = f"{column}.{key}"
+                    meanings[name] = meaning or meanings.get(name, "")
+        self.counts.update(meanings.keys())
+        return [
+            _problem(name, meanings[name]) for name in sorted(meanings) if meanings[name] and name not in self._ignored
+        ]
 
 
 def _problem(name: str, meaning: str) -> Problem:

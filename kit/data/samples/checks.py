@@ -9,7 +9,7 @@ from kit.data.chat.formats import Sample, format_of
 from kit.data.chat.messages import check_text
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import Dataset
-from kit.data.samples.rows import Encoder, with_system
+from kit.data.samples.rows import Encoder, as_chat, with_system
 from kit.errors import Problem, Problems
 
 
@@ -23,7 +23,8 @@ def check_datasets(datasets: Sequence[Dataset], encoder: Encoder, generates: boo
     problems = Problems()
     formats = {dataset.entry.prompt_format for dataset in datasets if not dataset.is_evaluation} - {None}
     if encoder.system_prompt:
-        problems += check_text("system_prompt", encoder.system_prompt)
+        with problems.caught():
+            check_text("system_prompt", encoder.system_prompt)
     for dataset in datasets:
         name, fields = dataset.source.name, dataset.fields
         if dataset.is_evaluation and formats and "instruction" in fields and dataset.entry.prompt_format is None:
@@ -46,7 +47,8 @@ def check_datasets(datasets: Sequence[Dataset], encoder: Encoder, generates: boo
 def _takes_system(dataset: Dataset, encoder: Encoder) -> bool:
     """Whether the first sample has messages, before which a system message can stand; true if there is no sample."""
     sample = first_sample(dataset)
-    with_message = with_system(sample | {"completion": ""}, str(encoder.system_prompt), encoder.prompts_as_chat)
+    asked = sample | {"completion": ""}
+    with_message = with_system(as_chat(asked) if encoder.prompts_as_chat else asked, str(encoder.system_prompt))
     return not sample or any(isinstance(with_message.get(name), list) for name in ("messages", "prompt"))
 
 

@@ -206,9 +206,11 @@ class Encoder:
         """Encode samples, each to what it became: of a pair both halves, of any other sample the one that it has."""
         parts = [parts_to_encode(sample, self.wanted) for sample in samples]
         every_part = list(chain.from_iterable(parts))
+        if self.prompts_as_chat:
+            every_part = list(map(as_chat, every_part))
         if self.system_prompt:
-            every_part = [with_system(part, self.system_prompt, self.prompts_as_chat) for part in every_part]
-        results = encode_all(every_part, self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
+            every_part = [with_system(part, self.system_prompt) for part in every_part]
+        results = encode_all(every_part, self.tokenizer, self.template, self.train_on)
         if self.wanted == "answers":
             return [each if isinstance(each, Problem) else [(encoded,) for encoded in each] for each in results]
         left = iter(results)
@@ -255,15 +257,16 @@ class Encoder:
         return supervised
 
 
-def with_system(sample: Sample, text: str, prompts_as_chat: bool) -> Sample:
-    """Return a sample with ``text`` as its system message, if it is a conversation that has none.
+def as_chat(sample: Sample) -> Sample:
+    """Return a prompt and a completion that are strings as messages of a user and an assistant; all else as it is."""
+    if not isinstance(sample.get("prompt"), str):
+        return sample
+    prompt = [{"role": "user", "content": sample["prompt"]}]
+    return {**sample, "prompt": prompt, "completion": [{"role": "assistant", "content": sample["completion"]}]}
 
-    With ``prompts_as_chat`` a prompt and a completion that are strings are a conversation too.
-    """
-    if prompts_as_chat and isinstance(sample.get("prompt"), str):
-        prompt = [{"role": "user", "content": sample["prompt"]}]
-        completion = [{"role": "assistant", "content": sample["completion"]}]
-        sample = {**sample, "prompt": prompt, "completion": completion}
+
+def with_system(sample: Sample, text: str) -> Sample:
+    """Return a sample with ``text`` as its system message, if it is a conversation that has none."""
     name = "messages" if "messages" in sample else "prompt"
     messages = sample.get(name)
     if not isinstance(messages, list) or (messages and messages[0]["role"] == "system"):

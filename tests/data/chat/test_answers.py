@@ -1,11 +1,11 @@
 """Where an answer stands: after the prompt at inference, to where generation would stop."""
 
 import pytest
-from data_helpers import CALL, HEADER, PROMPT, SIMPLE, byte_level_tokenizer, chat, marked, with_keys
+from data_helpers import CALL, HEADER, PROMPT, SIMPLE, byte_level_tokenizer, chat, encode, marked, with_keys
 
 from kit.data.chat.answers import CLOSED, MOVED
 from kit.data.chat.template import AS_CONTENT
-from kit.data.chat.tokens import UNROLLED, encode
+from kit.data.chat.tokens import UNROLLED
 from kit.data.chat.turns import NO_END_OF_TURN
 from kit.errors import UserError
 

@@ -37,11 +37,9 @@ def said(speaker, value):
         IN_MESSAGES,
         WHOLE,
         {"prompt": " Hi\n", **WHOLE},  # as UltraFeedback, where the prompt is there twice
-        {"prompt": [USER], **WHOLE},
         {"prompt": [USER], **TEXTS},
         {"prompt": "Hi", **ANSWERS},
         {"instruction": "Hi", "input": "", "system": None, **TEXTS},
-        {"instruction": "Hi", **WHOLE},
         {"prompt": [said("human", "Hi")], "chosen": said("gpt", "Hello"), "rejected": said("gpt", "Go away")},
     ],
 )
@@ -59,10 +57,6 @@ def test_of_several_turns_all_that_both_have_in_common_is_the_prompt():
     # An answer may have turns of its own, and a prompt that is given is not made longer.
     row = {"chosen": [USER, ANSWER, MORE, LAST], "rejected": [USER, OTHER]}
     assert sample_of(row) == {"prompt": [USER], "chosen": [ANSWER, MORE, LAST], "rejected": [OTHER]}
-    row = {"prompt": [USER], "chosen": [ANSWER, MORE, LAST], "rejected": [ANSWER, MORE, WORSE_LAST]}
-    assert sample_of(row) == row
-    row = {"chosen": [USER, ANSWER], "rejected": [USER, ANSWER, MORE, LAST]}
-    assert sample_of(row) == {"prompt": [USER], "chosen": [ANSWER], "rejected": [ANSWER, MORE, LAST]}
 
 
 def test_columns_beside_the_question_are_part_of_the_prompt():
@@ -85,7 +79,6 @@ def test_a_rated_answer_has_the_prompt_that_is_given_or_stands_before_it():
     for row in (
         rated,
         {"prompt": "Hi", "completion": [USER, ANSWER], "label": True},
-        {"instruction": "Hi", "completion": "Hello", "label": True},
         {"completion": json.dumps([USER, ANSWER]), "label": "true"},
         {"completion": [said("human", "Hi"), said("gpt", "Hello")], "label": "True "},
     ):
@@ -100,7 +93,6 @@ def test_a_rated_answer_has_the_prompt_that_is_given_or_stands_before_it():
 
 def test_a_row_that_cannot_be_used_is_a_problem_of_its_field():
     for row, problem in (
-        ({"prompt": "Hi", "chosen": "Hello", "rejected": None}, "rejected: null; expected a string"),
         ({"prompt": None, **TEXTS}, "prompt: null; expected a prompt in every row, or in none"),
         ({"prompt": "Hi", "chosen": [ANSWER], "rejected": "b"}, "chosen: chosen is a list, rejected is a string"),
         (
@@ -117,7 +109,6 @@ def test_a_row_that_cannot_be_used_is_a_problem_of_its_field():
         assert sample_of(row).startswith(problem), row
     for row, problem in (
         ({"completion": "Hello", "label": True}, "completion: no prompt; expected"),
-        ({"completion": [ANSWER], "label": True}, "completion: no prompt, or prompts that differ"),
         ({"prompt": [USER], "completion": [MORE, ANSWER], "label": True}, "completion[0]: a message of the user"),
     ):
         assert sample_of(row, "rated").startswith(problem)

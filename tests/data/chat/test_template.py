@@ -38,7 +38,7 @@ def test_several_templates_are_kept_if_one_is_the_default():
 SWITCH = "{% macro m() %}{{ mode }}{% endmacro %}\n{{ enable_thinking is not defined or enable_thinking }} {{ m() }}"
 
 
-@pytest.mark.parametrize("value", [False, 3, 0.5, "high", "é\"'\\ %} {{ \n", [1, "a"], {"a": {"b": True}}])
+@pytest.mark.parametrize("value", [False, 0.5, "é\"'\\ %} {{ \n", {"a": {"b": [True]}}])
 def test_kwargs_become_defaults_of_the_template_itself(value, tokenizer, tmp_path):
     (tmp_path / "own.jinja").write_text(SWITCH)
     name, kwargs = str(tmp_path / "own.jinja"), {"enable_thinking": value, "mode": value}
@@ -62,8 +62,6 @@ def test_kwargs_that_a_template_never_reads_are_refused(tokenizer, tmp_path):
         resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"modes": 1})
     with pytest.raises(UserError, match="reads no 'messages'"):
         resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"messages": []})
-    with pytest.raises(UserError, match=r"reads no 'a', .* expected none"):
-        Template("{{ messages }}", tokenizer).with_values({"a": 1})
     with pytest.raises(UserError, match="chat_template_kwargs: there is no chat template"):
         resolve_template(byte_level_tokenizer(), None, {"mode": 1})
 

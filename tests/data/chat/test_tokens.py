@@ -9,6 +9,7 @@ from data_helpers import (
     TEXTS,
     byte_level_tokenizer,
     chat,
+    encode,
     marked,
     sentencepiece_tokenizer,
     template_of,
@@ -17,7 +18,8 @@ from tokenizers import AddedToken, processors
 
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import Template, resolve_template
-from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, Encoded, encode, encode_all
+from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, Encoded, encode_all
+from kit.data.samples.rows import as_chat
 from kit.errors import Problem, UserError
 
 
@@ -27,7 +29,7 @@ def test_token_ids_are_taken_as_they_are(tokenizer):
     assert encode(labelled, tokenizer, None, train_on="all") == [Encoded([5, 6, 7], [0.0, 1.0, 0.0])]
 
 
-@pytest.mark.parametrize("shape", ["alpaca", "llama2", "tulu", "vicuna", "zephyr"])
+@pytest.mark.parametrize("shape", ["alpaca", "llama2", "zephyr"])
 def test_the_prompt_is_tokenised_as_at_inference_by_sentencepiece_too(shape, sentencepiece):
     template = resolve_template(sentencepiece, shape)
     for text in TEXTS:
@@ -43,7 +45,7 @@ def test_the_prompt_is_tokenised_as_at_inference_by_sentencepiece_too(shape, sen
 def test_prompt_and_completion_become_messages_with_chat_template(tokenizer):
     template = resolve_template(tokenizer, "chatml")
     pair = {"prompt": "Hi", "completion": "Hello"}
-    assert encode(pair, tokenizer, template, prompts_as_chat=True) == encode(chat("Hi", "Hello"), tokenizer, template)
+    assert encode(as_chat(pair), tokenizer, template) == encode(chat("Hi", "Hello"), tokenizer, template)
     assert marked(encode(pair, tokenizer, template), tokenizer) == "Hi[[\nHello<|endoftext|>]]"
 
 
@@ -103,22 +105,18 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize(("prompt", "completion", "expected"), PLAIN)
-def test_prompt_and_completion_are_kept_as_they_are(prompt, completion, expected, tokenizer):
-    [encoded] = encode({"prompt": prompt, "completion": completion}, tokenizer, None)
-    assert marked(encoded, tokenizer) == expected
-    assert encoded.remarks == ((NEWLINE_ADDED,) if completion == "Hello" and prompt == "Hi?" else ())
-    alone = tokenizer(prompt, add_special_tokens=False).input_ids
-    assert encoded.input_ids[: len(alone)] == alone
-
-
-@pytest.mark.parametrize(("prompt", "completion", "expected"), PLAIN)
-def test_sentencepiece_gets_one_bos_and_no_spurious_spaces(prompt, completion, expected, sentencepiece):
-    [encoded] = encode({"prompt": prompt, "completion": completion}, sentencepiece, None)
-    expected = "<s> " + expected.replace("<|endoftext|>", "</s>")
-    assert marked(encoded, sentencepiece) == expected
-    alone = sentencepiece(prompt, add_special_tokens=False).input_ids
-    assert encoded.input_ids[1 : len(alone) + 1] == alone
+def test_prompt_and_completion_are_kept_as_they_are(tokenizer, sentencepiece):
+    """Also with SentencePiece, which gets one BOS and no spurious spaces."""
+    for prompt, completion, expected in PLAIN:
+        for one, bos, text in (
+            (tokenizer, 0, expected),
+            (sentencepiece, 1, "<s> " + expected.replace("<|endoftext|>", "</s>")),
+        ):
+            [encoded] = encode({"prompt": prompt, "completion": completion}, one, None)
+            assert marked(encoded, one) == text
+            assert encoded.remarks == ((NEWLINE_ADDED,) if (prompt, completion) == ("Hi?", "Hello") else ())
+            alone = one(prompt, add_special_tokens=False).input_ids
+            assert encoded.input_ids[bos : bos + len(alone)] == alone
 
 
 def test_a_token_is_cut_where_it_would_straddle_the_border(sentencepiece):

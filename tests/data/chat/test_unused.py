@@ -35,9 +35,6 @@ def answer(**keys):
 # Rows, and the column or key in each that must not be ignored unseen.
 HARMFUL = [
     (PAIR | {"images": ["a.png"]}, "images"),
-    (ALPACA | {"tools": [{"name": "add"}]}, "tools"),
-    (PAIR | {"context": "Once"}, "context"),
-    (CHAT | {"enable_thinking": False}, "enable_thinking"),
     (PAIR | {"label": False}, "label"),
     (ALPACA | {"weight": 0.5}, "weight"),
     (CHAT | {"loss_mask": "[0, 1]"}, "loss_mask"),
@@ -51,8 +48,6 @@ HARMFUL = [
     ({"messages": [USER | {"loss": True}, ANSWER]}, "messages.loss"),
 ]
 OF_PAIRS = [
-    (PREFERRED | {"functions": [{"name": "add"}]}, "functions"),
-    (PREFERRED | {"chosen": [ANSWER | {"image": "a"}]}, "chosen.image"),
     (PREFERRED | {"rejected": ANSWER | {"loss": 0}}, "rejected.loss"),
 ]
 
@@ -75,24 +70,15 @@ def test_what_changes_nothing_is_not_refused():
         IDS | {"attention_mask": "[1, 1]", "label": 0},
         answer(reasoning="Hm", reasoning_details=[{"text": "Hm"}], stop_reason="end", image_url=""),
         answer(loss=True, loss_mask=1, train=False, weight=0, name="Ann"),
-        {"messages": [USER | {"loss_mask": 0, "thought": "Hm", "loss_weight": 0}, ANSWER]},
         ALPACA | {"history": [["a", "b"]], "system": "Be kind"},
     ):
         assert looked(row)[0] == "", row
-    assert looked(PREFERRED | {"score_chosen": 1, "label": False}, wanted="pairs")[0] == ""
-
-
-def test_json_in_a_string_that_is_no_message_has_no_keys_that_could_be_read():
-    records = json.dumps([{"id": 1, "label": False, "image": "a.png"}])
-    assert looked({"prompt": "a", "completion": records}) == looked({"instruction": "a", "output": records}) == ("", {})
 
 
 def test_what_is_not_used_is_counted_once_a_row():
     row = {"messages": [USER | {"id": 1}, ANSWER | {"id": 2, "model": None}], "source": "web", "url": "", "score": 0}
     assert looked(row)[1] == {"source": 1, "score": 1, "messages.id": 1}
     assert looked(row | {"messages": json.dumps(row["messages"])})[1] == looked(row)[1]  # as in a table of cells
-    sharegpt = {"conversations": [{"from": role, "value": "a", "markdown": "x"} for role in ("human", "gpt")]}
-    assert looked(sharegpt)[1] == {"conversations.markdown": 1}
 
 
 def test_a_key_of_messages_that_is_read_can_be_ignored_on_purpose(tmp_path, tokenizer):

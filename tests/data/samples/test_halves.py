@@ -6,13 +6,14 @@ from data_helpers import (
     GOLDEN,
     byte_level_tokenizer,
     chat,
+    encode,
     marked,
     open_all,
     template_of,
     write,
 )
 
-from kit.data.chat.tokens import Encoded, encode
+from kit.data.chat.tokens import Encoded
 from kit.data.samples.halves import first_target
 from kit.errors import UserError
 
