@@ -116,22 +116,23 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
     where = {key: f"{shown}:{line} {key}" for key, line in lines.items()}
     parts, more = _parts(values, where)
     problems += more
-    values = dict(parts.pop(()))
+    values = parts.pop("")
     method = str(method or of_name or values.get("method") or Recipe.model_fields["method"].default)
     own = str(values.get("objective") or Recipe.model_fields["objective"].default)
 
-    def put(*place: str) -> bool:
+    def put(place: str) -> bool:
         """Let a section override what is there. Returns whether it has a learning rate."""
         chosen = parts.get(place, {})
         values.update(chosen)
-        where.update({key: where[".".join((*place, key))] for key in chosen})
+        where.update({key: where[place + key] for key in chosen})
         return "learning_rate" in chosen
 
-    put(BY_METHOD, method)
+    put(f"{BY_METHOD}.{method}.")
     if depends and method in METHODS:
         values["method"] = method
     objective = str(objective or values.get("objective") or own)
-    has_rate = put(BY_OBJECTIVE, objective), put(BY_METHOD, method, BY_OBJECTIVE, objective)
+    of_objective = f"{BY_OBJECTIVE}.{objective}."
+    has_rate = put(of_objective), put(f"{BY_METHOD}.{method}.{of_objective}")
     problems += _own_metrics(values, where)
     rate_note = ""
     if not any(has_rate) and {own, objective} <= set(OBJECTIVES):
@@ -157,40 +158,35 @@ def _own_metrics(values: dict[str, Any], where: dict[str, str]) -> list[Problem]
 
 
 def _parts(
-    values: dict[str, Any], where: dict[str, str], place: tuple[str, ...] = ()
-) -> tuple[dict[tuple[str, ...], dict[str, Any]], list[Problem]]:
+    values: dict[str, Any], where: dict[str, str], place: str = ""
+) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
     """Return the settings of a file and of each section, by the keys that lead there; and a problem of each mistake.
 
     Args:
-        place: the keys that lead to ``values``: nothing, or ``("by_method", "lora")``.
+        place: the keys that lead to ``values``: nothing, or ``by_method.lora.``.
     """
-    kinds = (
-        (BY_METHOD, BY_OBJECTIVE) if not place else (BY_OBJECTIVE,) if len(place) == 2 and place[0] == BY_METHOD else ()
-    )
+    kinds = [kind for kind in NAMES if kind not in place and BY_OBJECTIVE not in place]
     settings = {key: None if value in ("", "~", "null") else value for key, value in values.items() if key not in kinds}
-    parts = {place: settings}
-    problems = []
+    parts, problems = {place: settings}, []
     allowed = set(Recipe.model_fields) - ({"method", "objective"} if BY_OBJECTIVE in place else {"method"})
-    for key in [key for key in settings if place and key not in allowed]:  # at the top validation looks
+    for key in [key for key in settings if place and key not in allowed]:  # at the top, validation looks
         del settings[key]
-        hint = did_you_mean(key, allowed)
-        problems.append(Problem(where[".".join((*place, key))], "not a setting that can be here", fix=hint))
+        problems.append(Problem(where[place + key], "not a setting that can be here", fix=did_you_mean(key, allowed)))
     for kind in (each for each in kinds if each in values):
-        expected = f"{', '.join(NAMES[kind])}, each with key: value lines"
         sections = values[kind]
+        expected = f"{', '.join(NAMES[kind])}, each with key: value lines"
         if not isinstance(sections, dict):
-            problems.append(Problem(where[".".join((*place, kind))], f"found {sections!r}", expected))
-            continue
+            problems.append(Problem(where[place + kind], f"found {sections!r}", expected))
+            sections = {}
         for name, section in sections.items():
-            inner = (*place, kind, name)
+            inner = f"{place}{kind}.{name}"
             if name in NAMES[kind] and isinstance(section, dict):
-                of_section, more = _parts(section, where, inner)
+                of_section, more = _parts(section, where, f"{inner}.")
                 parts |= of_section
                 problems += more
             else:
                 found = f"found {section!r}" if name in NAMES[kind] else "not its name"
-                hint = did_you_mean(name, NAMES[kind])
-                problems.append(Problem(where.get(".".join(inner), kind), found, expected, hint))
+                problems.append(Problem(where[inner], found, expected, did_you_mean(name, NAMES[kind])))
     return parts, problems
 
 
@@ -240,7 +236,7 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
             where, found = f"{shown}:{alias.start_mark.line + 1}", f"an alias, *{alias.anchor}"
             raise UserError(Problem(where, found, "each value written out"))
         values = {key.value: loader.construct_object(value, deep=True) for key, value in node.value}
-        return values, _lines(node), _duplicates(node, shown)
+        return values, *_lines(node, shown)
     # PyYAML does not catch what date() raises for 2024-13-45, int() for !!int x, or dict() for a list as a key.
     except (OSError, yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -249,34 +245,23 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
         raise UserError(Problem(where, f"cannot be read as YAML ({reason})", "key: value lines")) from None
 
 
-def _lines(node: yaml.MappingNode, prefix: str = "") -> dict[str, int]:
-    """The line of each key; of those in sections as ``by_method.lora.by_objective.dpo.learning_rate``."""
-    lines = {}
-    for key, value in reversed(node.value):
-        name = f"{prefix}{key.value}"
-        lines[name] = key.start_mark.line + 1
-        if isinstance(value, yaml.MappingNode):
-            lines |= _lines(value, f"{name}.")
-    return lines
-
-
-def _duplicates(node: yaml.Node, shown: str) -> list[Problem]:
+def _lines(node: yaml.Node, shown: str, name: str = "") -> tuple[dict[str, int], list[Problem]]:
+    """The line of each key under ``name``, as ``by_method.lora.seed``, and a problem for each that is given twice."""
+    lines: dict[str, int] = {}
     problems = []
-    nodes = [node]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, yaml.SequenceNode):
-            nodes += node.value
-        elif isinstance(node, yaml.MappingNode):
-            nodes += [value for _, value in node.value]
-            lines: dict[str, int] = {}
-            for key, _ in node.value:
-                line = key.start_mark.line + 1
-                if key.value in lines:
-                    fix = f"keep one: the first is in line {lines[key.value]}"
-                    problems.append(Problem(f"{shown}:{line} {key.value}", "given a second time", fix=fix))
-                lines.setdefault(key.value, line)
-    return problems
+    inner = [(name, each) for each in node.value] if isinstance(node, yaml.SequenceNode) else []
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        full, line = f"{name}.{key.value}".lstrip("."), key.start_mark.line + 1
+        if full in lines:
+            fix = f"keep one: the first is in line {lines[full]}"
+            problems.append(Problem(f"{shown}:{line} {key.value}", "given a second time", fix=fix))
+        lines.setdefault(full, line)
+        inner.append((full, value))
+    for full, each in inner:
+        more, wrong = _lines(each, shown, full)
+        lines |= more
+        problems += wrong
+    return lines, problems
 
 
 def _shown_path(path: Path) -> str:
