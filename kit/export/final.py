@@ -240,8 +240,6 @@ def _names_of_parameters(model: Any) -> Iterable[list[str]]:
 def check_learned(state: dict[str, torch.Tensor]) -> None:
     """Name the modules whose adapters are as they began: the matrix that starts at zero (lora_B) is still zero.
 
-    With ``init_lora_weights: orthogonal`` no matrix starts at zero, and none is named.
-
     Raises:
         TrainingError: all of them are, so nothing was trained or gathered.
     """
