@@ -216,7 +216,8 @@ def _table(state: LoopState) -> list[str]:
 
 def _code(text: str) -> str:
     """Text of strangers as a code span of Markdown, on one line: nothing in it is a mark or HTML."""
-    return f"`{one_line(text).replace('`', "'")}`"
+    text = one_line(text).replace("`", "'")
+    return f"`{text}`"
 
 
 def _code_to_use(
@@ -244,7 +245,9 @@ def _code_to_use(
             lines += [f"model.resize_token_embeddings({rows})  # for the new tokens"]
         lines += ["model = PeftModel.from_pretrained(model, folder)"]
         if has_stops:  # PEFT opens the base's generation_config.json, not the adapter's
-            lines += ["model.generation_config = transformers.GenerationConfig.from_pretrained(folder)  # where it stops"]
+            lines += [
+                "model.generation_config = transformers.GenerationConfig.from_pretrained(folder)  # where it stops"
+            ]
     if has_chat_template:
         system = settings.system_prompt if isinstance(settings, Recipe) else None
         messages = [{"role": "system", "content": system}] if system else []

@@ -99,7 +99,10 @@ def test_the_code_opens_what_was_trained():
         assert about(card).base_model == "some/base"
         assert bool(merged) == ("the adapter is merged into its base, in bfloat16" in card)
         opened = "base" if is_adapter else "folder"
-        assert f"model = transformers.AutoModelForImageTextToText.from_pretrained({opened}, " in card and "CausalLM" not in card
+        assert (
+            f"model = transformers.AutoModelForImageTextToText.from_pretrained({opened}, " in card
+            and "CausalLM" not in card
+        )
         assert ("model = PeftModel.from_pretrained(model, folder)" in card) == is_adapter
         assert ("quantization_config=transformers.FineGrainedFP8Config(dequantize=True))" in card) == is_adapter
         assert ("GenerationConfig.from_pretrained" in card) == is_adapter

@@ -96,7 +96,7 @@ def test_a_run_is_uploaded_in_one_private_commit_once_and_only_its_model_with_a_
     card = found.files["README.md"].decode()
     about = ModelCard(card).data
     assert (about.base_model, about.license) == ("some/base", "apache-2.0")
-    for line in ("- licence of the base: `apache-2.0`", "- data: `d`", "| eval_loss | 1.5 |", "vllm serve me/my-run"):
+    for line in ("- licence of the base: `apache-2.0`", "- data: `d`", "| `eval_loss` | 1.5 |", "vllm serve me/my-run"):
         assert f"\n{line}\n" in card
     assert 'folder = "me/my-run"' in card and "path/to" not in card
     assert Path("my run/final/README.md").read_text() == before
