@@ -83,11 +83,6 @@ def test_names_of_strangers_are_only_names_in_a_card():
         assert not re.search(r"[<>\[\]{!`\\]", outside), name
 
 
-def test_a_card_holds_no_credential(monkeypatch):
-    monkeypatch.setenv("MY_API_KEY", "0123456789abcdef")
-    assert "0123456789abcdef" not in card_of(dataset=[{"path": "d.jsonl", "name": "0123456789abcdef"}])
-
-
 def test_the_code_opens_what_was_trained():
     """By its own class, on the base as it was trained on, and with the tokens that end answers."""
     of_run = (STRATEGY, state(), True, {"<|im_end|>": 2}, "AutoModelForImageTextToText", "FineGrainedFP8Config")
@@ -119,12 +114,3 @@ def test_the_card_of_other_files_says_how_they_were_compared():
     assert "Written by a program:\n\n- equal at 100 %" in card and "| `eval_loss` | 1 |" in card
     rounded = converted_card(plain, "torchao", "Rounded:", ["x"])
     assert "```python" in rounded and "vllm" not in rounded
-
-
-def test_another_objective_is_named_with_its_settings_and_reference():
-    card = card_of(objective="dpo", global_batch_size=32)
-    assert "\n# `base-1.5B_v2`, fine-tuned (dpo, lora)\n" in card and "- 160 steps of 32 samples\n" in card
-    assert "- objective: dpo, beta 0.1, dpo_loss sigmoid\n" in card
-    assert about(card).tags == ["dpo"]
-    assert "objective: sft, label_smoothing_factor 0.1\n" in card_of(label_smoothing_factor=0.1)
-    assert "objective" not in card_of() and about(card_of()).tags is None
