@@ -1,4 +1,4 @@
-"""qat computes what torchao's own fake quantisation and its quantised model do; weights and names stay plain."""
+"""qat computes what torchao's own fake quantisation does."""
 
 import pytest
 import torch
@@ -19,16 +19,16 @@ def recipe(**values):
     return Recipe(**defaults | {"qat": "int4_weight_only"} | values)
 
 
-def theirs(settings, step="prepare", dtype=torch.float32):
-    """The plain model, as torchao alone prepares it, or quantises it."""
+def theirs(settings):
+    """The plain model, as torchao alone prepares it."""
     from torchao.quantization import quantize_
     from torchao.quantization.qat import QATConfig
 
-    model = LlamaForCausalLM.from_pretrained(TINY, dtype=dtype)
+    model = LlamaForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     config = qat.quantised_as(settings)
     names = set(qat.layers(model))
     assert len(names) == 7 * model.config.num_hidden_layers
-    quantize_(model, QATConfig(config, step=step) if step else config, filter_fn=lambda _, name: name in names)
+    quantize_(model, QATConfig(config, step="prepare"), filter_fn=lambda _, name: name in names)
     return model.train()
 
 
