@@ -160,7 +160,6 @@ def test_an_adapter_names_its_base_by_id(hub, make, capsys):
     assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == "some/base"
     card = files["README.md"].decode()
     assert "\n- base: `some/base`\n" in card
-    assert "vllm serve some/base --enable-lora --lora-modules run=me/run --max-lora-rank 64" in card
 
 
 def test_what_the_hub_would_refuse_is_said_before_anything_is_uploaded(hub, make, capsys, monkeypatch):
