@@ -9,12 +9,11 @@ import torch
 from accelerate.commands.config import load_config_from_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kit.config.command_line import read_command_line
+from kit.config.command_line import read_command_line, read_recipe
 from kit.config.hints import recipe_names
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES
 from kit.config.recipe_file import read_yaml
 from kit.config.settings.objective import DECLARED
-from kit.config.validation import load_recipe
 
 FILES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 NAMES = recipe_names()
@@ -48,7 +47,7 @@ def test_the_header_of_a_recipe_names_a_command_that_runs_it():
         words = re.search(r"^# Launch: +accelerate launch recipes/finetune\.py(.*)$", text, re.M)[1].split()
         request = read_command_line(words)
         assert request.problems == [], name
-        assert request.recipe == load_recipe(name) and request.recipe_name in (
+        assert request.recipe == read_recipe(["--recipe", name]) and request.recipe_name in (
             name,
             f"{name}-{request.recipe.method}",
         ), name
@@ -67,12 +66,12 @@ def test_no_preference_objective_runs_with_the_rate_of_fine_tuning():
             has_own = recipe.learning_rate is not None
             assert has_own or "is for sft" in "".join(request.notes), case
             # whoever has its rate has data for it too
-            assert has_own == (recipe.dataset != load_recipe(name).dataset), case
+            assert has_own == (recipe.dataset != read_recipe(["--recipe", name]).dataset), case
 
 
 @pytest.mark.parametrize("name", sorted(EMBEDDED))
 def test_an_embedded_recipe_brings_all_it_needs(name):
-    recipe = load_recipe(name)
+    recipe = read_recipe(["--recipe", name])
     for path in (recipe.model_name_or_path, recipe.dataset, recipe.eval_dataset, recipe.adapter_name_or_path):
         assert path is None or os.path.exists(path), path
     with torch.device("meta"):
