@@ -103,7 +103,7 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
         of_name = last if path else None
     path = path or find_file(name, RECIPES, "recipe")
     values, lines, problems = _parse_yaml(path, yaml.BaseLoader)
-    if {"compute_environment", "distributed_type"} & set(values):
+    if {"compute_environment", "fsdp_config", "deepspeed_config"} & set(values):
         fix = f"--config {shlex.quote(str(path))} instead of --recipe"
         raise UserError(Problem("--recipe", f"{path} is an Accelerate config", "a recipe", fix))
     if kit := kit_of(values, {*Recipe.model_fields, *NAMES}, least=3):

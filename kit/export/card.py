@@ -30,6 +30,7 @@ from kit.visible import one_line
 
 NO_STOPS: Mapping[str, int] = {}
 PLACEHOLDER = "path/to/this/folder"
+LICENCE_OF_BASE = "- licence of the base: look it up before you publish"
 _IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")  # a folder of the hub's cache
 _CODE = re.compile(r"\n```(?:python|bash)\n.*", re.DOTALL)  # how to use the model: the end of a card
 _LICENCE = re.compile(r"[\w.+-]{1,80}")
@@ -60,7 +61,7 @@ def model_card(
     is_plain = settings.method == "full" or bool(merged)  # a model that needs no other
     base = _base_id(settings.model_name_or_path)
     base_name = (base or Path(os.path.expanduser(settings.model_name_or_path)).name).rpartition("/")[2]
-    title, of_run = f"{_code(base_name)}, fine-tuned", ["- data and training: not known"]
+    title, of_run = f"{as_code(base_name)}, fine-tuned", ["- data and training: not known"]
     more: dict[str, Any] = {}
     table: list[str] = []
     if isinstance(settings, Recipe) and strategy is not None:
@@ -80,10 +81,10 @@ def model_card(
         **more,
     )
     lines = ["---", *about.to_yaml().splitlines(), "---", "", f"# {title}", ""]
-    lines += [f"- base: {_code(base)}" if base else f"- base: a folder named {_code(base_name)}, not from the Hub"]
-    lines += [licence_line("base", {}), *of_run]
+    lines += [f"- base: {as_code(base)}" if base else f"- base: a folder named {as_code(base_name)}, not from the Hub"]
+    lines += [LICENCE_OF_BASE, *of_run]
     if stops:
-        lines += [f"- answers end with {' or '.join(map(_code, stops))}"]
+        lines += [f"- answers end with {' or '.join(map(as_code, stops))}"]
     if merged:
         lines += [f"- the adapter is merged into its base, in {merged}: the model needs nothing else"]
         lines += ["- the evaluation is that of the adapter on its base, before the merge"] * bool(table)
@@ -134,8 +135,8 @@ def _data_lines(settings: DataSettings) -> list[str]:
     lines = []
     for entry in settings.dataset_entries:
         found = _data_id(entry)
-        known = f", {_code(found)}" if found and found != entry.name else ""
-        lines += [f"- data: {_code(entry.name)}{known}", licence_line("data", {})]
+        known = f", {as_code(found)}" if found and found != entry.name else ""
+        lines += [f"- data: {as_code(entry.name)}{known}", LICENCE_OF_BASE.replace("base", "data")]
     return lines
 
 
@@ -154,7 +155,7 @@ def _training_lines(recipe: Recipe, strategy: ActualStrategy, state: LoopState) 
         rounded = f"- trained for weights that torchao rounds to {recipe.qat}"
         lines += [f"{rounded}; the evaluation is that of rounded weights"]
     if recipe.system_prompt:
-        lines += [f"- system message of conversations that had none: {_code(recipe.system_prompt)}"]
+        lines += [f"- system message of conversations that had none: {as_code(recipe.system_prompt)}"]
     return lines
 
 
@@ -183,20 +184,10 @@ def _valid_id(name: str) -> str | None:
     return name
 
 
-def licence_in(about: Mapping[str, Any]) -> dict[str, Any]:
+def licence_in(about: Mapping[str, Any]) -> dict[str, str]:
     """Return what the metadata of a card say of the licence; empty if that is nothing, or in an unknown form."""
-    found = {key: about[key] for key in ("license", "license_name", "license_link") if key in about}
-    is_usual = all(isinstance(value, str) for value in found.values())
-    return found if is_usual and _LICENCE.fullmatch(found.get("license", "")) else {}
-
-
-def licence_line(what: str, licence: Mapping[str, str]) -> str:
-    """Return the line of the card that names ``licence``, see ``licence_in``, or says that it is not known here."""
-    if not licence:
-        return f"- licence of the {what}: look it up before you publish"
-    name = licence.get("license_name", licence["license"])
-    link = f", {_code(licence['license_link'])}" if "license_link" in licence else ""
-    return f"- licence of the {what}: {_code(name)}{link}"
+    found = {key: about[key] for key in ("license", "license_name", "license_link") if isinstance(about.get(key), str)}
+    return found if _LICENCE.fullmatch(found.get("license", "")) else {}
 
 
 def _table(state: LoopState) -> list[str]:
@@ -210,11 +201,11 @@ def _table(state: LoopState) -> list[str]:
     lines = [f"| | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     for name in (name for name in last if not name.startswith(OF_THE_DATA)):
         values = (f"{each[name]:.5g}" if name in each else "" for each in columns.values())
-        lines.append(f"| {_code(name)} | {' | '.join(values)} |")
+        lines.append(f"| {as_code(name)} | {' | '.join(values)} |")
     return [*lines, ""]
 
 
-def _code(text: str) -> str:
+def as_code(text: str) -> str:
     """Text of strangers as a code span of Markdown, on one line: nothing in it is a mark or HTML."""
     text = one_line(text).replace("`", "'")
     return f"`{text}`"
