@@ -35,7 +35,6 @@ LEVERS: dict[str, dict[str, Any]] = {
 # Of some runs only. What is not installed, or has no hardware here, is skipped with the run's own reason.
 OTHER_LEVERS: dict[str, dict[str, Any]] = {
     "offload": {"gradient_checkpointing": "true", "activation_offload": "true"},
-    "fa3": {"gradient_checkpointing": "false", "attn_implementation": "flash_attention_3"},
 }
 # These change what is learned, so their losses are not compared.
 LOSSY: dict[str, dict[str, Any]] = {
@@ -64,7 +63,7 @@ class Case:
 def cases() -> list[Case]:
     """All runs: each lever alone for adapters on the large model, and without and with all of them elsewhere."""
     found = [Case("8b", "lora", kind, lever) for kind in ("packed", "padded") for lever in LEVERS]
-    found += [Case("8b", "lora", "packed", lever) for lever in ("offload", "fa3", "fp8")]
+    found += [Case("8b", "lora", "packed", lever) for lever in ("offload", "fp8")]
     found += [Case("3b", "full", "packed", lever) for lever in ("fp8", "bf16-weights")]
     found += [
         Case(size, method, kind, lever)

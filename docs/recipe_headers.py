@@ -13,9 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from kit.config.command_line import read_recipe
 from kit.config.hints import recipe_names
 from kit.config.recipe import DEFAULT_RECIPE, RECIPES, Recipe
-from kit.config.validation import load_recipe
 from kit.memory.shape import Shape
 from kit.memory.workload import Workload
 from kit.tools.plan.hardware import GPUS, Gpu
@@ -141,7 +141,7 @@ def _rounded(number: float) -> str:
 
 def recipes() -> dict[str, tuple[Recipe, Shape]]:
     """All recipes for a size of model, by name, with the shape of their model."""
-    loaded = {name: load_recipe(name) for name in recipe_names() if not name.startswith(DEFAULT_RECIPE)}
+    loaded = {name: read_recipe(["--recipe", name]) for name in recipe_names() if not name.startswith(DEFAULT_RECIPE)}
     return {name: (recipe, find_shape(recipe.model_name_or_path)) for name, recipe in loaded.items()}
 
 
@@ -152,7 +152,7 @@ def pages() -> dict[Path, str]:
     for path in sorted({RECIPES / f"{name.rpartition('-')[0]}.yaml" for name in known}):
         rows = [row(*known[name]) for name in known if name.rpartition("-")[0] == path.stem]
         text = path.read_text(encoding="utf-8")
-        found[path] = renewed(text, load_recipe(path.stem).method, [each for each in rows if each])
+        found[path] = renewed(text, read_recipe(["--recipe", path.stem]).method, [each for each in rows if each])
     before, begin, rest = QUESTIONS.read_text(encoding="utf-8").partition("<!-- table -->\n")
     _, end, after = rest.partition("<!-- end -->\n")
     found[QUESTIONS] = before + begin + "\n".join(["", *largest(known, MACHINES), "", ""]) + end + after

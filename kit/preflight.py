@@ -26,7 +26,7 @@ from kit.model.dequantise import describe_dequantised
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
 from kit.model.locate import open_adapter
 from kit.model.parts import aux_loss_coef
-from kit.model.token_rows import describe_new_rows, num_rows
+from kit.model.token_rows import num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
 from kit.own_metric import is_own
@@ -174,7 +174,6 @@ def check(
             )
             if data.evaluation is not None:
                 try_metrics(recipe, recipe.train_on, data.evaluation, tokenizer)
-            notes += describe_new_rows(recipe, tokenizer, config.get_text_config().vocab_size)
             if recipe_name is not None:
                 if not problems:  # it needs a model and adapters that are right
                     ids = sorted(stop_ids(data, tokenizer))

@@ -1,6 +1,5 @@
 """What pip installs without a clone: the scripts, recipes and configs are in the wheel, and the commands find them."""
 
-import json
 import os
 import re
 import shutil
@@ -81,13 +80,9 @@ def test_the_metadata_name_the_licence_the_command_and_bounds_of_the_libraries(i
     assert "kit = kit.cli.main:main" in (folder / "entry_points.txt").read_text()
 
 
-def test_the_recipes_of_a_wheel_are_listed_and_planned(call, installed):
+def test_the_recipes_of_a_wheel_are_listed_and_planned(call):
     assert {"tiny", "llama-8b-qlora"} <= {line.split(" ")[0] for line in call("recipes").splitlines()}
-    assert json.loads(call("recipes", "--schema")) == json.loads((ROOT / "recipes/recipe.schema.json").read_text())
     assert "--recipe llama-8b-qlora" in call("plan", "--recipe", "llama-8b-qlora", "--gpu", "rtx4090")
-    for recipe in (installed / "kit/shipped/recipes").glob("*.yaml"):
-        (schema,) = re.findall(r"\$schema=(\S+)", recipe.read_text())
-        assert (recipe.parent / schema).is_file()
 
 
 def test_the_first_command_runs_from_a_wheel(call, tmp_path):

@@ -1,9 +1,7 @@
 """``kit recipes``: list the shipped recipes, from the comments at the top of their files."""
 
-import json
 import re
 
-from kit.config.json_schema import json_schema
 from kit.config.recipe import RECIPES
 from kit.config.scripts import command_of
 from kit.console import Parser, show
@@ -19,12 +17,8 @@ _COLUMNS = ("recipe", "model", "parameters", "config", "GPUs", "GiB of a GPU", "
 
 
 def run(argv: list[str]) -> int:
-    """Print a table of all recipes, the smallest model first; or the schema of a recipe."""
-    parser = Parser(prog="kit recipes", description=HELP)
-    parser.add_argument("--schema", action="store_true", help="print the JSON schema of a recipe, for editors")
-    if parser.parse_args(argv).schema:
-        show(json.dumps(json_schema(), indent=1))
-        return 0
+    """Print a table of all recipes, the smallest model first."""
+    Parser(prog="kit recipes", description=HELP).parse_args(argv)
     rows, open_models = [], {}
     for path in sorted(RECIPES.glob("*.yaml"), key=lambda path: path.stem):
         text = path.read_text(encoding="utf-8")

@@ -42,7 +42,7 @@ def fill_in_base(values: dict[str, Any], where: dict[str, str]) -> list[Problem]
         return []
     base = adapter_config(adapter).get("base_model_name_or_path")
     base = base if isinstance(base, str) else ""
-    if base and (not _is_folder_name(base) or os.path.isdir(os.path.expanduser(base))):
+    if base and (not is_local(base) or os.path.isdir(os.path.expanduser(base))):
         values[_MODEL] = base
         return []
     values[_MODEL] = "?"  # there, so that its absence is no second problem
@@ -60,35 +60,23 @@ def saved_adapter_type(name: str) -> str:
 
 def adapter_config(name: str) -> dict[str, Any]:
     """Return what the ``adapter_config.json`` of a folder, or of a hub id in the cache, says; empty if nothing does."""
-    path = _config_file(name)
+    path: Any = Path(os.path.expanduser(name), ADAPTER_CONFIG)
     try:
-        values = json.loads(read_small(path)) if path else {}
+        if not path.is_file() and not is_local(name):
+            from huggingface_hub import try_to_load_from_cache
+
+            path = try_to_load_from_cache(name, ADAPTER_CONFIG)
+        values = json.loads(read_small(path)) if isinstance(path, Path | str) else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
 
 
+def is_local(name: str) -> bool:
+    """Return whether ``name`` is a folder, there or not, and no hub id."""
+    return os.path.exists(name) or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
 def _is_adapter(name: str) -> bool:
     folder = Path(os.path.expanduser(name))
     return os.path.isfile(folder / ADAPTER_CONFIG) and not os.path.isfile(folder / "config.json")
-
-
-def _config_file(name: str) -> Path | None:
-    """The ``adapter_config.json`` of a folder, or of a hub id in the cache; None without."""
-    path = Path(os.path.expanduser(name), ADAPTER_CONFIG)
-    if path.is_file():
-        return path
-    if _is_folder_name(name):
-        return None
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        cached = try_to_load_from_cache(name, ADAPTER_CONFIG)
-    except HFValidationError:
-        return None
-    return Path(cached) if isinstance(cached, str) else None
-
-
-def _is_folder_name(name: str) -> bool:
-    return os.path.exists(name) or name.startswith((".", "/", "~")) or name.count("/") != 1

@@ -1,5 +1,6 @@
 """One entry of a list of data sets in a recipe. Plain Python, PyYAML and pydantic."""
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -80,21 +81,11 @@ def without_point(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-class _OneLine(yaml.SafeDumper):
-    """Writes a string with line breaks in double quotes, with ``\\n``."""
-
-
-def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\n" in text else None)
-
-
-_OneLine.add_representer(str, _quoted)
-
-
 def in_one_line(value: Any) -> str:
     """Return a value as YAML in a single line of any length: a line break would end a recipe's line."""
-    text = yaml.dump(value, None, _OneLine, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
-    return text.strip().removesuffix("\n...").strip()
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
+    text = text.removesuffix("...\n").strip()
+    return json.dumps(value, ensure_ascii=False) if "\n" in text else text
 
 
 def with_own_names(entries: Sequence[DatasetEntry]) -> list[DatasetEntry]:

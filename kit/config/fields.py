@@ -59,16 +59,16 @@ def column_mapping(value: Any) -> Any:
 
     A string of any other form is returned as it is, and validation then refuses it.
     """
-    if not isinstance(value, str):
-        return value
-    if value.lstrip().startswith("{"):  # for names with a comma or an equals sign
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    pairs = [tuple(part.strip() for part in pair.split("=")) for pair in value.split(",")]
-    columns = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
-    return columns if len(columns) == len(pairs) else value
+    return _pairs(value) if isinstance(value, str) else value
+
+
+def _pairs(text: str) -> Any:
+    """Parse a JSON object, or ``name=value,name=value`` where each value is JSON or a string; else return ``text``."""
+    if text.lstrip().startswith("{"):  # also for names with a comma or an equals sign
+        return json_or_string(text)
+    pairs = [[part.strip() for part in pair.split("=", 1)] for pair in text.split(",")]
+    found = {pair[0]: json_or_string(pair[1]) for pair in pairs if len(pair) == 2}
+    return found if len(found) == len(pairs) else text
 
 
 TEMPLATE_KWARGS = "name=value, separated by commas, or a JSON object"
@@ -81,13 +81,7 @@ def template_kwargs(value: Any) -> Any:
 
     What is neither, or has a name that no template can read, is returned as a string, which validation then refuses.
     """
-    given = value
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        given = json_or_string(value)
-    elif isinstance(value, str):
-        pairs = [[part.strip() for part in pair.split("=", 1)] for pair in value.split(",")]
-        names = {pair[0]: json_or_string(pair[1]) for pair in pairs if len(pair) == 2}
-        given = names if len(names) == len(pairs) else value
+    given = _pairs(value) if isinstance(value, str) else value
     if given is None:
         return None
     fits = isinstance(given, dict) and all(name.isidentifier() and item is not None for name, item in given.items())

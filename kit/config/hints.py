@@ -1,21 +1,15 @@
 """What the user may have meant by a word that is wrong where it stands."""
 
 import re
-import shlex
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from kit.config.adapter_types import ADAPTER_TYPES
 from kit.config.fields import choices
 from kit.config.optimisers import OTHER_NAMES
 from kit.config.other_kits import hint_for_other_value, meaning, other_kits_word
 from kit.config.recipe import RECIPES, Recipe
-from kit.errors import Problem
 
 METHODS = choices(Recipe.model_fields["method"].annotation)
 OBJECTIVES = choices(Recipe.model_fields["objective"].annotation)
-_OF_CONFIGS = ("mixed_precision", "compute_environment", "num_machines", "use_cpu", "fsdp_config", "deepspeed_config")
 
 
 def hint_for_value(name: str, value: str) -> str:
@@ -31,22 +25,6 @@ def hint_for_value(name: str, value: str) -> str:
         known = meaning("loss_type", lower)
         return other_kits_word("loss_type", lower) if known and known.kind != "learns" else ""
     return hint_for_other_value(name, value)
-
-
-def other_kind(values: Mapping[str, Any], flag: str, path: Path) -> Problem | None:
-    """Return a problem if ``--recipe`` was given an Accelerate config, or ``--config`` a recipe.
-
-    Args:
-        values: of the file.
-    """
-    of_config, of_recipe = set(values) & set(_OF_CONFIGS), set(values) & set(Recipe.model_fields)
-    if flag == "recipe" and of_config and not of_recipe:
-        fix = f"--config {shlex.quote(str(path))} instead of --recipe"
-        return Problem("--recipe", f"{path} is an Accelerate config", "a recipe", fix)
-    if flag == "config" and of_recipe and not of_config:
-        fix = f"--recipe {shlex.quote(str(path))} instead of --config"
-        return Problem("--config", f"{path} is a recipe", "an Accelerate config", fix)
-    return None
 
 
 def recipe_names() -> list[str]:

@@ -23,12 +23,8 @@ def checked_format(text: str) -> str:
             if is_optional is (part == "["):
                 raise ValueError(f"a single {part}")
             is_optional = part == "["
-        elif part in ("{", "}"):
-            raise ValueError(f"a single {part}")
-        elif part.startswith("{") and part not in _DOUBLED:
-            if part not in ("{instruction}", "{input}"):
-                raise ValueError(f"the unknown placeholder {part}")
-            if is_optional is (part == "{instruction}"):
+        elif part[0] in "{}" and part not in _DOUBLED:
+            if part != ("{input}" if is_optional else "{instruction}"):
                 raise ValueError(f"{part} {'within' if is_optional else 'outside'} square brackets")
             names.add(part)
     if is_optional:

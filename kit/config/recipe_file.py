@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from kit.config.fields import comma_separated, json_or_string
-from kit.config.hints import METHODS, OBJECTIVES, other_kind, recipe_names
+from kit.config.hints import METHODS, OBJECTIVES, recipe_names
 from kit.config.other_kits import kit_of
 from kit.config.recipe import RECIPES, Recipe
 from kit.config.settings.objective import DECLARED, show_rate
@@ -103,48 +103,47 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
         of_name = last if path else None
     path = path or find_file(name, RECIPES, "recipe")
     values, lines, problems = _parse_yaml(path, yaml.BaseLoader)
-    if problem := other_kind(values, "recipe", path):
-        raise UserError(problem)
+    if {"compute_environment", "fsdp_config", "deepspeed_config"} & set(values):
+        fix = f"--config {shlex.quote(str(path))} instead of --recipe"
+        raise UserError(Problem("--recipe", f"{path} is an Accelerate config", "a recipe", fix))
     if kit := kit_of(values, {*Recipe.model_fields, *NAMES}, least=3):
         fix = f"kit convert {shlex.quote(str(path))} --out my.yaml"
         raise UserError(Problem("--recipe", f"{path} is a file of {kit}", "a recipe of this kit", fix))
-    shown = _shown_path(path)
-    where = {key: f"{shown}:{line} {key}" for key, line in lines.items()}
-    values = _without_nulls(values)
-    method = str(method or of_name or values.get("method") or Recipe.model_fields["method"].default)
-    own = str(values.get("objective") or Recipe.model_fields["objective"].default)
     depends = BY_METHOD in values
     if of_name and not depends:
         find_file(name, RECIPES, "recipe")  # raises: the file does not depend on the method
-    by_objective, more = _sections(BY_OBJECTIVE, values.pop(BY_OBJECTIVE, {}), where)
-    by_method, others = _sections(BY_METHOD, values.pop(BY_METHOD, {}), where)
-    problems += more + others
+    shown = _shown_path(path)
+    where = {key: f"{shown}:{line} {key}" for key, line in lines.items()}
+    parts, more = _parts(values, where)
+    problems += more
+    values = parts.pop("")
+    method = str(method or of_name or values.get("method") or Recipe.model_fields["method"].default)
+    own = str(values.get("objective") or Recipe.model_fields["objective"].default)
 
-    def put(place: str, chosen: dict[str, Any]) -> None:
+    def put(place: str) -> bool:
+        """Let a section override what is there. Returns whether it has a learning rate."""
+        chosen = parts.get(place, {})
         values.update(chosen)
-        where.update({key: where[f"{place}.{key}"] for key in chosen})
+        where.update({key: where[place + key] for key in chosen})
+        return "learning_rate" in chosen
 
-    chosen = by_method.get(method, {})
-    by_both = chosen.pop(BY_OBJECTIVE, {})
-    put(f"{BY_METHOD}.{method}", chosen)
+    put(f"{BY_METHOD}.{method}.")
     if depends and method in METHODS:
         values["method"] = method
     objective = str(objective or values.get("objective") or own)
-    rate_of_own = where.get("learning_rate")
-    put(f"{BY_OBJECTIVE}.{objective}", by_objective.get(objective, {}))
-    put(f"{BY_METHOD}.{method}.{BY_OBJECTIVE}.{objective}", by_both.get(objective, {}))
+    of_objective = f"{BY_OBJECTIVE}.{objective}."
+    has_rate = put(of_objective), put(f"{BY_METHOD}.{method}.{of_objective}")
     problems += _own_metrics(values, where)
     rate_note = ""
-    if where.get("learning_rate") == rate_of_own and {own, objective} <= set(OBJECTIVES):
+    if not any(has_rate) and {own, objective} <= set(OBJECTIVES):
         rate_note = _leave_out_rate(values, where, method, own, objective)
-    recipe_name = f"{path.stem}-{method}" if depends else path.stem
     given = values.get("chat_template_kwargs")
     if isinstance(given, dict):  # to a template, false and "false" are different
         values["chat_template_kwargs"] = json_or_string(given)
     for key in PATHS:
         if key in values:
             values[key] = _relative_to(path.parent, values[key])
-    return RecipeFile(recipe_name, values, where, problems, rate_note)
+    return RecipeFile(f"{path.stem}-{method}" if depends else path.stem, values, where, problems, rate_note)
 
 
 def _own_metrics(values: dict[str, Any], where: dict[str, str]) -> list[Problem]:
@@ -158,40 +157,37 @@ def _own_metrics(values: dict[str, Any], where: dict[str, str]) -> list[Problem]
     return [Problem(where["metrics"], found, fix=f"take the line out, and type --metrics {shlex.quote(typed)}")]
 
 
-def _sections(place: str, sections: Any, where: dict[str, str]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-    """Return the settings of each section without those that cannot be there, and a problem for each of these.
+def _parts(
+    values: dict[str, Any], where: dict[str, str], place: str = ""
+) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
+    """Return the settings of a file and of each section, by the keys that lead there; and a problem of each mistake.
 
     Args:
-        place: the keys that lead to ``sections``: by_method, by_objective, or by_method.lora.by_objective.
+        place: the keys that lead to ``values``: nothing, or ``by_method.lora.``.
     """
-    kind = place.rpartition(".")[2]
-    expected = f"{', '.join(NAMES[kind])}, each with key: value lines"
-    allowed = set(Recipe.model_fields) - ({"method", "objective"} if kind == BY_OBJECTIVE else {"method"})
-    if not isinstance(sections, dict):
-        return {}, [Problem(where[place], f"found {sections!r}", expected)]
-    right: dict[str, dict[str, Any]] = {}
-    problems = []
-    for name, settings in sections.items():
-        key = f"{place}.{name}"
-        if name not in NAMES[kind] or not isinstance(settings, dict):
-            found = f"found {settings!r}" if name in NAMES[kind] else "not its name"
-            problems.append(Problem(where.get(key, place), found, expected, did_you_mean(name, NAMES[kind])))
-            continue
-        right[name] = _without_nulls({each: value for each, value in settings.items() if each in allowed})
-        if kind == BY_METHOD and BY_OBJECTIVE in settings:
-            right[name][BY_OBJECTIVE], more = _sections(f"{key}.{BY_OBJECTIVE}", settings.pop(BY_OBJECTIVE), where)
-            problems += more
-        problems += [
-            Problem(where[f"{key}.{each}"], "not a setting that can be here", fix=did_you_mean(each, allowed))
-            for each in settings
-            if each not in allowed
-        ]
-    return right, problems
-
-
-def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with None where YAML has a null."""
-    return {key: None if value in ("", "~", "null") else value for key, value in values.items()}
+    kinds = [kind for kind in NAMES if kind not in place and BY_OBJECTIVE not in place]
+    settings = {key: None if value in ("", "~", "null") else value for key, value in values.items() if key not in kinds}
+    parts, problems = {place: settings}, []
+    allowed = set(Recipe.model_fields) - ({"method", "objective"} if BY_OBJECTIVE in place else {"method"})
+    for key in [key for key in settings if place and key not in allowed]:  # at the top, validation looks
+        del settings[key]
+        problems.append(Problem(where[place + key], "not a setting that can be here", fix=did_you_mean(key, allowed)))
+    for kind in (each for each in kinds if each in values):
+        sections = values[kind]
+        expected = f"{', '.join(NAMES[kind])}, each with key: value lines"
+        if not isinstance(sections, dict):
+            problems.append(Problem(where[place + kind], f"found {sections!r}", expected))
+            sections = {}
+        for name, section in sections.items():
+            inner = f"{place}{kind}.{name}"
+            if name in NAMES[kind] and isinstance(section, dict):
+                of_section, more = _parts(section, where, f"{inner}.")
+                parts |= of_section
+                problems += more
+            else:
+                found = f"found {section!r}" if name in NAMES[kind] else "not its name"
+                problems.append(Problem(where[inner], found, expected, did_you_mean(name, NAMES[kind])))
+    return parts, problems
 
 
 def _leave_out_rate(values: dict[str, Any], where: dict[str, str], method: str, own: str, objective: str) -> str:
@@ -240,7 +236,7 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
             where, found = f"{shown}:{alias.start_mark.line + 1}", f"an alias, *{alias.anchor}"
             raise UserError(Problem(where, found, "each value written out"))
         values = {key.value: loader.construct_object(value, deep=True) for key, value in node.value}
-        return values, _lines(node), _duplicates(node, shown)
+        return values, *_lines(node, shown)
     # PyYAML does not catch what date() raises for 2024-13-45, int() for !!int x, or dict() for a list as a key.
     except (OSError, yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -249,34 +245,23 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
         raise UserError(Problem(where, f"cannot be read as YAML ({reason})", "key: value lines")) from None
 
 
-def _lines(node: yaml.MappingNode, prefix: str = "") -> dict[str, int]:
-    """The line of each key; of those in sections as ``by_method.lora.by_objective.dpo.learning_rate``."""
-    lines = {}
-    for key, value in reversed(node.value):
-        name = f"{prefix}{key.value}"
-        lines[name] = key.start_mark.line + 1
-        if isinstance(value, yaml.MappingNode):
-            lines |= _lines(value, f"{name}.")
-    return lines
-
-
-def _duplicates(node: yaml.Node, shown: str) -> list[Problem]:
+def _lines(node: yaml.Node, shown: str, name: str = "") -> tuple[dict[str, int], list[Problem]]:
+    """The line of each key under ``name``, as ``by_method.lora.seed``, and a problem for each that is given twice."""
+    lines: dict[str, int] = {}
     problems = []
-    nodes = [node]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, yaml.SequenceNode):
-            nodes += node.value
-        elif isinstance(node, yaml.MappingNode):
-            nodes += [value for _, value in node.value]
-            lines: dict[str, int] = {}
-            for key, _ in node.value:
-                line = key.start_mark.line + 1
-                if key.value in lines:
-                    fix = f"keep one: the first is in line {lines[key.value]}"
-                    problems.append(Problem(f"{shown}:{line} {key.value}", "given a second time", fix=fix))
-                lines.setdefault(key.value, line)
-    return problems
+    inner = [(name, each) for each in node.value] if isinstance(node, yaml.SequenceNode) else []
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        full, line = f"{name}.{key.value}".lstrip("."), key.start_mark.line + 1
+        if full in lines:
+            fix = f"keep one: the first is in line {lines[full]}"
+            problems.append(Problem(f"{shown}:{line} {key.value}", "given a second time", fix=fix))
+        lines.setdefault(full, line)
+        inner.append((full, value))
+    for full, each in inner:
+        more, wrong = _lines(each, shown, full)
+        lines |= more
+        problems += wrong
+    return lines, problems
 
 
 def _shown_path(path: Path) -> str:

@@ -23,3 +23,26 @@ class Rule(NamedTuple):
 def is_given(recipe: Any, name: str) -> bool:
     """Return whether the setting has another value than its default."""
     return bool(getattr(recipe, name) != type(recipe).model_fields[name].default)
+
+
+def steps_rules(what: str) -> tuple[Rule, ...]:
+    """Return the rules between ``eval_strategy`` and ``eval_steps``, or those of saves."""
+    keys = f"{what}_strategy {what}_steps"
+
+    def values(recipe: Any) -> tuple[Any, Any]:
+        return getattr(recipe, f"{what}_strategy"), getattr(recipe, f"{what}_steps")
+
+    return (
+        Rule(
+            keys,
+            lambda r: values(r)[0] == "steps" and not values(r)[1],
+            f"steps without {what}_steps",
+            f"--{what}_steps 100, or another number",
+        ),
+        Rule(
+            keys,
+            lambda r: values(r)[0] in ("no", "epoch") and values(r)[1],
+            f"{{r.{what}_strategy}}, with {what}_steps {{it:g}}",
+            f"--{what}_steps 0; or --{what}_strategy steps",
+        ),
+    )

@@ -16,8 +16,7 @@ from kit.config.hints import hint_for_value
 from kit.config.launch_flags import Launch
 from kit.config.other_kits import other_kits_word
 from kit.config.recipe import Recipe
-from kit.config.recipe_file import read_recipe_file
-from kit.errors import Problem, did_you_mean, raise_if
+from kit.errors import Problem, did_you_mean
 from kit.secrets import redacted
 
 FLAGS = Launch.model_fields | Recipe.model_fields
@@ -29,15 +28,6 @@ _short.maxlevel = 2
 _short.maxstring = 80
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-def load_recipe(name: str) -> Recipe:
-    """Read and validate a recipe file, by name in ``recipes/`` or by path. Raises ``UserError`` with all problems."""
-    file = read_recipe_file(name)
-    recipe, more = check_recipe(file.values, file.where)
-    raise_if(file.problems + more)
-    assert recipe is not None
-    return recipe
 
 
 def check_recipe(

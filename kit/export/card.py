@@ -30,6 +30,7 @@ from kit.visible import one_line
 
 NO_STOPS: Mapping[str, int] = {}
 PLACEHOLDER = "path/to/this/folder"
+LICENCE_OF_BASE = "- licence of the base: look it up before you publish"
 _IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")  # a folder of the hub's cache
 _CODE = re.compile(r"\n```(?:python|bash)\n.*", re.DOTALL)  # how to use the model: the end of a card
 _LICENCE = re.compile(r"[\w.+-]{1,80}")
@@ -60,13 +61,13 @@ def model_card(
     is_plain = settings.method == "full" or bool(merged)  # a model that needs no other
     base = _base_id(settings.model_name_or_path)
     base_name = (base or Path(os.path.expanduser(settings.model_name_or_path)).name).rpartition("/")[2]
-    title, of_run = f"{base_name}, fine-tuned", ["- data and training: not known"]
+    title, of_run = f"{as_code(base_name)}, fine-tuned", ["- data and training: not known"]
     more: dict[str, Any] = {}
-    evaluations: dict[str, dict[str, float]] = {}
+    table: list[str] = []
     if isinstance(settings, Recipe) and strategy is not None:
         how = settings.method if settings.objective == "sft" else f"{settings.objective}, {settings.method}"
         title = f"{title} ({how})"
-        evaluations = _evaluations(state)
+        table = _table(state)
         of_run = [*_data_lines(settings), *_training_lines(settings, strategy, state)]
         more = {
             "datasets": list(dict.fromkeys(filter(None, map(_data_id, settings.dataset_entries)))) or None,
@@ -79,15 +80,15 @@ def model_card(
         base_model=base,
         **more,
     )
-    lines = ["---", *about.to_yaml().splitlines(), "---", "", f"# {_plain(title)}", ""]
-    lines += [f"- base: {_code(base)}" if base else f"- base: a folder named {_code(base_name)}, not from the Hub"]
-    lines += [licence_line("base", {}), *of_run]
+    lines = ["---", *about.to_yaml().splitlines(), "---", "", f"# {title}", ""]
+    lines += [f"- base: {as_code(base)}" if base else f"- base: a folder named {as_code(base_name)}, not from the Hub"]
+    lines += [LICENCE_OF_BASE, *of_run]
     if stops:
-        lines += [f"- answers end with {' or '.join(map(_code, stops))}"]
+        lines += [f"- answers end with {' or '.join(map(as_code, stops))}"]
     if merged:
         lines += [f"- the adapter is merged into its base, in {merged}: the model needs nothing else"]
-        lines += ["- the evaluation is that of the adapter on its base, before the merge"] * bool(evaluations)
-    lines += ["", *_table(evaluations), *([""] if evaluations else [])]
+        lines += ["- the evaluation is that of the adapter on its base, before the merge"] * bool(table)
+    lines += ["", *table]
     code = _code_to_use(settings, is_plain, has_chat_template, bool(stops), loader, dequantised_by)
     return redacted("\n".join([*lines, "```python", *code, "```", ""]))
 
@@ -107,7 +108,7 @@ def converted_card(card: str, tag: str, made: str, lines: Sequence[str], code: s
     about["tags"] = [*(about.get("tags") or []), tag]
     end = _CODE.search(model.text)
     text = model.text[: end.start()] if end else model.text
-    listed = "\n".join(f"- {_plain(line.strip())}" for line in lines)
+    listed = "\n".join(f"- {line.strip()}" for line in lines)
     use = code or (end[0].split(_SERVING)[0] if end else "")
     return f"---\n{ModelCardData(**about).to_yaml()}\n---\n{text.rstrip()}\n\n{made}\n\n{listed}\n{use}"
 
@@ -134,8 +135,8 @@ def _data_lines(settings: DataSettings) -> list[str]:
     lines = []
     for entry in settings.dataset_entries:
         found = _data_id(entry)
-        known = f", {_code(found)}" if found and found != entry.name else ""
-        lines += [f"- data: {_code(entry.name)}{known}", licence_line("data", {})]
+        known = f", {as_code(found)}" if found and found != entry.name else ""
+        lines += [f"- data: {as_code(entry.name)}{known}", LICENCE_OF_BASE.replace("base", "data")]
     return lines
 
 
@@ -154,7 +155,7 @@ def _training_lines(recipe: Recipe, strategy: ActualStrategy, state: LoopState) 
         rounded = f"- trained for weights that torchao rounds to {recipe.qat}"
         lines += [f"{rounded}; the evaluation is that of rounded weights"]
     if recipe.system_prompt:
-        lines += [f"- system message of conversations that had none: {_code(recipe.system_prompt)}"]
+        lines += [f"- system message of conversations that had none: {as_code(recipe.system_prompt)}"]
     return lines
 
 
@@ -183,58 +184,31 @@ def _valid_id(name: str) -> str | None:
     return name
 
 
-def licence_in(about: Mapping[str, Any]) -> dict[str, Any]:
+def licence_in(about: Mapping[str, Any]) -> dict[str, str]:
     """Return what the metadata of a card say of the licence; empty if that is nothing, or in an unknown form."""
-    found = {key: about[key] for key in ("license", "license_name", "license_link") if key in about}
-    is_usual = all(isinstance(value, str) for value in found.values())
-    return found if is_usual and _LICENCE.fullmatch(found.get("license", "")) else {}
+    found = {key: about[key] for key in ("license", "license_name", "license_link") if isinstance(about.get(key), str)}
+    return found if _LICENCE.fullmatch(found.get("license", "")) else {}
 
 
-def licence_line(what: str, licence: Mapping[str, str]) -> str:
-    """Return the line of the card that names ``licence``, see ``licence_in``, or says that it is not known here."""
-    if not licence:
-        return f"- licence of the {what}: look it up before you publish"
-    name = licence.get("license_name", licence["license"])
-    link = f", {_code(licence['license_link'])}" if "license_link" in licence else ""
-    return f"- licence of the {what}: {_code(name)}{link}"
-
-
-def _evaluations(state: LoopState) -> dict[str, dict[str, float]]:
-    """The metrics of the first and the last evaluation, by when they were; empty if the last step had none."""
-    if not state.current_evaluation:
-        return {}
-    found = {f"after step {state.step}": state.current_evaluation}
-    first = state.first_evaluated_step
-    if first < state.step and state.first_evaluation:
-        found = {"before training" if first == 0 else f"after step {first}": state.first_evaluation, **found}
-    return {
-        when: {name: value for name, value in metrics.items() if not name.startswith(OF_THE_DATA)}
-        for when, metrics in found.items()
-    }
-
-
-def _table(evaluations: Mapping[str, Mapping[str, float]]) -> list[str]:
-    if not evaluations:
+def _table(state: LoopState) -> list[str]:
+    """The metrics after the last step beside those of the first evaluation; nothing if it was not evaluated."""
+    last, first, since = state.current_evaluation, state.first_evaluation, state.first_evaluated_step
+    if not last:
         return []
-    *_, last = evaluations.values()
-    lines = [f"| | {' | '.join(evaluations)} |", "|---" * (1 + len(evaluations)) + "|"]
-    for name in last:
-        values = (f"{each[name]:.5g}" if name in each else "" for each in evaluations.values())
-        lines.append(f"| {_plain(name)} | {' | '.join(values)} |")
-    return lines
+    columns = {f"after step {state.step}": last}
+    if first and since < state.step:
+        columns = {f"after step {since}" if since else "before training": first, **columns}
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    for name in (name for name in last if not name.startswith(OF_THE_DATA)):
+        values = (f"{each[name]:.5g}" if name in each else "" for each in columns.values())
+        lines.append(f"| {as_code(name)} | {' | '.join(values)} |")
+    return [*lines, ""]
 
 
-def _code(text: str) -> str:
+def as_code(text: str) -> str:
     """Text of strangers as a code span of Markdown, on one line: nothing in it is a mark or HTML."""
-    text = one_line(text)
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    space = " " if longest else ""  # else a mark at the end would belong to the fence
-    return f"{'`' * (longest + 1)}{space}{text}{space}{'`' * (longest + 1)}"
-
-
-def _plain(name: str) -> str:
-    """A name for running text of Markdown; as code if it has other characters than names usually have."""
-    return name if re.fullmatch(r"[\w./(), -]+", name) else _code(name)
+    text = one_line(text).replace("`", "'")
+    return f"`{text}`"
 
 
 def _code_to_use(
@@ -246,27 +220,25 @@ def _code_to_use(
     dequantised_by: str,
 ) -> list[str]:
     """Lines of Python that open the model of a card, and generate. The arguments are those of ``model_card``."""
-    classes = [loader, "AutoTokenizer"]
-    if not is_plain:
-        classes += [dequantised_by] * bool(dequantised_by) + ["GenerationConfig"] * has_stops
-    lines = [f"from transformers import {', '.join(sorted(classes))}", ""]
     more = ", trust_remote_code=True" if settings.trust_remote_code else ""
-    lines += [f'folder = "{PLACEHOLDER}"', f"tokenizer = AutoTokenizer.from_pretrained(folder{more})"]
     options = f'dtype="auto", device_map="auto"{more}'
+    lines = ["import transformers"] if is_plain else ["import transformers", "from peft import PeftConfig, PeftModel"]
+    lines += ["", f'folder = "{PLACEHOLDER}"', f"tokenizer = transformers.AutoTokenizer.from_pretrained(folder{more})"]
     if is_plain:
-        lines += [f"model = {loader}.from_pretrained(folder, {options})"]
+        lines += [f"model = transformers.{loader}.from_pretrained(folder, {options})"]
     else:
         if dequantised_by:
-            options += f", quantization_config={dequantised_by}(dequantize=True)"
-        lines = ["from peft import PeftConfig, PeftModel", *lines]
+            options += f", quantization_config=transformers.{dequantised_by}(dequantize=True)"
         lines += ["base = PeftConfig.from_pretrained(folder).base_model_name_or_path"]
-        lines += [f"model = {loader}.from_pretrained(base, {options})"]
+        lines += [f"model = transformers.{loader}.from_pretrained(base, {options})"]
         if settings.new_tokens:
             rows = "max(len(tokenizer), model.get_input_embeddings().num_embeddings)"
             lines += [f"model.resize_token_embeddings({rows})  # for the new tokens"]
         lines += ["model = PeftModel.from_pretrained(model, folder)"]
         if has_stops:  # PEFT opens the base's generation_config.json, not the adapter's
-            lines += ["model.generation_config = GenerationConfig.from_pretrained(folder)  # where it stops"]
+            lines += [
+                "model.generation_config = transformers.GenerationConfig.from_pretrained(folder)  # where it stops"
+            ]
     if has_chat_template:
         system = settings.system_prompt if isinstance(settings, Recipe) else None
         messages = [{"role": "system", "content": system}] if system else []

@@ -25,7 +25,7 @@ from kit.errors import TrainingError, listed
 from kit.export.card import NO_STOPS, PLACEHOLDER, serving_section
 from kit.export.stops import describe_stops, write_stops
 from kit.export.transformers4 import write_for_transformers_4
-from kit.model.serving import VLLM_BASES, merge_command, serve_command, vllm_command, why_not_served
+from kit.model.serving import merge_command, serve_command, why_not_served
 from kit.strategy.weights import gather_tensor, gather_trainable, plain_name, rank_and_world, whole_state
 
 if TYPE_CHECKING:
@@ -163,24 +163,16 @@ def finish_folder(folder: Path, model: Any, tokenizer: Any, card: str, stops: Ma
 
 
 def describe_serving(model: Any, folder: Path) -> list[str]:
-    """Return what is known of how servers take the adapter of ``model``, written to ``folder``; else nothing."""
-    if not hasattr(model, "peft_config"):
-        return []
-    config = model.peft_config["default"]
-    command = vllm_command(config, config.base_model_name_or_path, str(folder))
-    is_known = bool(command) and (model.config.architectures or [""])[0] in VLLM_BASES
-    lines = [f"vLLM takes it as it is: {command}"] if is_known else []
-    if reason := why_not_served(config):
-        lines += [f"{reason}. Merged, it is a model like any other: {merge_command(folder)}"]
-    return lines
+    """Return a line if servers do not take the adapter of ``model``, written to ``folder``, as it is; else nothing."""
+    reason = why_not_served(model.peft_config["default"]) if hasattr(model, "peft_config") else ""
+    return [f"{reason}. Merged, it is a model like any other: {merge_command(folder)}"] if reason else []
 
 
 def card_for_servers(model: Any) -> str:
-    """The end of a model card that says how to serve or merge; ``kit push`` adds how an adapter is served as it is."""
+    """The end of a model card that says how to serve a model, or to merge an adapter that servers do not take."""
     if not hasattr(model, "peft_config"):
         return serving_section(serve_command(PLACEHOLDER))
-    config = model.peft_config["default"]
-    reason = why_not_served(config)
+    reason = why_not_served(model.peft_config["default"])
     if not reason:
         return ""
     return f"\n{reason}. Merged, it is a model like any other:\n\n```bash\n{merge_command(PLACEHOLDER)}\n```\n"
@@ -239,8 +231,6 @@ def _names_of_parameters(model: Any) -> Iterable[list[str]]:
 
 def check_learned(state: dict[str, torch.Tensor]) -> None:
     """Name the modules whose adapters are as they began: the matrix that starts at zero (lora_B) is still zero.
-
-    With ``init_lora_weights: orthogonal`` no matrix starts at zero, and none is named.
 
     Raises:
         TrainingError: all of them are, so nothing was trained or gathered.

@@ -235,6 +235,6 @@ def check_gguf(tools: Tools, file: Path, rows: Rows, tokenizer: Any, reference: 
     wanted = without_marks(template.source) if template else None
     if written != wanted:
         raise TrainingError(f"{file.name} has another chat template than the model; nothing was kept")
-    scores = Scores(np.array(answer["logprobs"]), np.array(answer["top"]))
-    lines += [check_change(f"{file.name} against transformers", change_between(reference, scores), bound)]
+    change = change_between(reference, np.array(answer["logprobs"]))
+    lines += [check_change(f"{file.name} against transformers", change, bound)]
     return [*lines, f"    compared on {rows.origin}"]

@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def measure(llama_cpp: Any, path: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """Return ids of texts, and log-probability and likeliest token at the positions asked for.
+    """Return ids of texts, and the log-probability of each token at the positions asked for.
 
     Keys and values are kept in float32: a server may keep them in float16, which is no property of the file.
     """
@@ -34,7 +34,7 @@ def measure(llama_cpp: Any, path: str, asked: dict[str, Any]) -> dict[str, Any]:
     length = max(map(len, asked["ids"]))
     kept = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
     model = llama_cpp.Llama(path, n_ctx=length + 1, n_batch=length + 1, logits_all=True, verbose=False, **kept)
-    logprobs, top = [], []
+    logprobs = []
     for ids, learned in zip(asked["ids"], asked["learned"], strict=True):
         model.reset()
         model.eval(ids)
@@ -42,12 +42,10 @@ def measure(llama_cpp: Any, path: str, asked: dict[str, Any]) -> dict[str, Any]:
             logits = np.asarray(model.scores[at - 1], np.float64)  # [V]
             largest = logits.max()
             logprobs.append(float(logits[ids[at]] - largest - np.log(np.exp(logits - largest).sum())))
-            top.append(int(logits.argmax()))
     return {
         "version": llama_cpp.__version__,
         "text_ids": [_tokens(model, text) for text in asked["texts"]],
         "logprobs": logprobs,
-        "top": top,
         "metadata": {key: value for key, value in model.metadata.items() if key == "tokenizer.chat_template"},
     }
 

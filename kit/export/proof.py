@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,8 @@ class Rows:
         return sum(map(len, self.learned))
 
 
-@dataclass(frozen=True)
-class Scores:
-    """What a model makes of ``Rows``: for each of the N compared tokens, in order."""
-
-    logprobs: np.ndarray  # float64 [N], of the token itself
-    top: np.ndarray  # int64 [N], the id of the likeliest token
+# What a model makes of ``Rows``: float64 [N], the log-probability of each of the N compared tokens, in order.
+Scores = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -71,13 +67,12 @@ class Change:
 
     mean: float  # of the absolute changes of log-probabilities, nats per token
     largest: float
-    agreement: float  # share of tokens for which the likeliest one is the same
     num_tokens: int
 
     def __str__(self) -> str:
         return (
-            f"likeliest token equal at {self.agreement:.2%} of {self.num_tokens} tokens; log-probabilities differ by "
-            f"{self.mean:.2g} nats per token, at most {self.largest:.2g}"
+            f"log-probabilities of {self.num_tokens} tokens differ by {self.mean:.2g} nats per token, "
+            f"at most {self.largest:.2g}"
         )
 
 
@@ -179,7 +174,7 @@ def score(model: Any, rows: Rows, as_stored: bool = False) -> Scores:
         as_stored: compute in the dtype of the weights, as torchao's can only; else in float32.
     """
     model.eval()
-    logprobs, top = [], []
+    logprobs: list[float] = []
     with nullcontext() if as_stored else _in_float32(model):
         for ids, learned in zip(rows.ids, rows.learned, strict=True):
             logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]  # [T, V]
@@ -187,8 +182,7 @@ def score(model: Any, rows: Rows, as_stored: bool = False) -> Scores:
             chosen = logits[before].float().log_softmax(-1)  # [n, V]
             targets = torch.tensor(ids)[learned]
             logprobs += chosen.gather(1, targets[:, None])[:, 0].tolist()
-            top += chosen.argmax(-1).tolist()
-    return Scores(np.array(logprobs), np.array(top))
+    return np.array(logprobs)
 
 
 @contextmanager
@@ -228,10 +222,10 @@ def _in_float32(model: Any) -> Iterator[None]:
 
 def change_between(one: Scores, other: Scores) -> Change:
     """Compare the scores of two models on the same rows."""
-    differences = np.abs(one.logprobs - other.logprobs)
+    differences = np.abs(one - other)
     # A probability of zero, or a result that is no number, is no rounding.
     mean, largest = (float(f(differences)) if np.isfinite(differences).all() else math.inf for f in (np.mean, np.max))
-    return Change(mean, largest, float((one.top == other.top).mean()), len(differences))
+    return Change(mean, largest, len(differences))
 
 
 def check_change(what: str, change: Change, bound: float, learned: float | None = None, fix: str = "") -> str:
@@ -265,8 +259,7 @@ def check_ids(what: str, expected: Sequence[tuple[str, list[int]]], ids: Sequenc
     """
     for (text, wanted), found in zip(expected, ids, strict=True):
         if list(found) != wanted:
-            pairs = enumerate(zip(wanted, found, strict=False))
-            at = next((i for i, (one, other) in pairs if one != other), min(len(wanted), len(found)))
+            at = next(i for i, (one, other) in enumerate(zip_longest(wanted, found)) if one != other)
             raise TrainingError(
                 f"{what}: of {text[:60]!r} token {at} is {list(found)[at : at + 3]}, and the model was trained on "
                 f"{wanted[at : at + 3]}; nothing was kept"

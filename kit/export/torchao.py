@@ -37,7 +37,7 @@ def write(
     how = TorchAoConfig(quantised_as(settings), modules_to_not_convert=kept)
     quantised = opener.from_pretrained(plain, dtype=model.dtype, quantization_config=how)
     quantised.save_pretrained(folder)
-    losses = [-scores.logprobs.mean() for scores in (before, expected)]
+    losses = [-scores.mean() for scores in (before, expected)]
     sizes = [sum(path.stat().st_size for path in each.glob("*.safetensors")) for each in (plain, folder)]
     return expected, [
         f"{settings.qat} in {len(names)} layers: {sizes[0] / 1e6:,.1f} MB of weights become {sizes[1] / 1e6:,.1f} MB",

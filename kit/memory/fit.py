@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from kit.config.recipe import Recipe
-from kit.config.settings.method import MethodSettings
 from kit.errors import Problem, UserError
 from kit.memory.families import shape_of
 from kit.memory.formulas import predict
@@ -44,7 +43,7 @@ def resolve_auto(recipe: Recipe, topology: Topology, config: Any) -> tuple[Recip
     if rows is not None and checkpointing is not None:
         return recipe, []
     total = gpu_memory(topology)
-    workload = planned_workload(recipe, topology, config)
+    workload, unknown = _described(recipe, topology, config)
     if total is not None and workload is not None:
         best = choose(workload, lambda way: fits(way, total), recipe.global_batch_size, checkpointing, rows)
         if best is not None:
@@ -55,7 +54,6 @@ def resolve_auto(recipe: Recipe, topology: Topology, config: Any) -> tuple[Recip
     if checkpointing is None:
         taken["gradient_checkpointing"] = topology.device_type != "cpu"
         words.append(f"gradient checkpointing {checkpointing_word(taken['gradient_checkpointing'])}")
-    unknown = _not_described(recipe, topology, config)
     why = f"no plan for {unknown}" if unknown else "nothing fits by the plan"
     return recipe.model_copy(update=taken), [f"auto: {why}: {', '.join(words)}"] if total is not None else []
 
@@ -103,29 +101,26 @@ def planned_workload(recipe: Recipe, topology: Topology, config: Any) -> Workloa
     Args:
         config: the model's config, as transformers opened it.
     """
-    if _not_described(recipe, topology, config):
-        return None
-    shape = shape_of(config.to_dict(), recipe.model_name_or_path)
-    num_gpus, num_replicas = topology.num_processes, topology.num_replicas
-    workload = Workload.of(recipe, shape, topology.strategy, num_gpus, num_replicas=num_replicas)
-    return replace(workload, bf16=topology.mixed_precision == "bf16", device_memory=gpu_memory(topology))
+    return _described(recipe, topology, config)[0]
 
 
-def _not_described(settings: MethodSettings, topology: Topology, config: Any) -> str:
-    """What of the run the formulas do not describe; empty if they describe all of it."""
+def _described(recipe: Recipe, topology: Topology, config: Any) -> tuple[Workload | None, str]:
+    """What the run does, as a workload; or None, and what of it the formulas do not describe."""
     found: list[str] = []
     if topology.strategy.name == "fsdp1":
         found.append(topology.strategy.name)
     elif not topology.reshard_after_forward:
         found.append("weights that stay gathered")
-    if topology.strategy.shards and settings.method == "qlora" and not topology.load_on_rank0:
+    if topology.strategy.shards and recipe.method == "qlora" and not topology.load_on_rank0:
         found.append("a whole model in 4 bits on each GPU while it is loaded")
     try:
-        shape = shape_of(config.to_dict(), settings.model_name_or_path)
-        found += [f"--{key}" for key in uncovered(settings, shape)]
+        shape = shape_of(config.to_dict(), recipe.model_name_or_path)
     except UserError:
-        found.append(f"a model of type {config.to_dict().get('model_type')!r}")
-    return ", ".join(found)
+        return None, ", ".join([*found, f"a model of type {config.to_dict().get('model_type')!r}"])
+    if found := [*found, *(f"--{key}" for key in uncovered(recipe, shape))]:
+        return None, ", ".join(found)
+    of = Workload.of(recipe, shape, topology.strategy, topology.num_processes, num_replicas=topology.num_replicas)
+    return replace(of, bf16=topology.mixed_precision == "bf16", device_memory=gpu_memory(topology)), ""
 
 
 def plan_record(workload: Workload | None, topology: Topology) -> dict[str, Any]:

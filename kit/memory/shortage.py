@@ -1,14 +1,14 @@
-"""Out of memory: which part of the run met it, what fills the memory beside what was planned, and settings that help.
+"""Out of memory: which phase of the run met it, what fills the memory beside what was planned, and settings that help.
 
-Promises: every tensor on the device that ran out counts once, in one component; of a sharded tensor only this rank's
-shard counts. Measuring allocates almost nothing, and needs no other rank. The cheapest setting comes first, and the
-message says with which the same run goes on.
+Promises: every weight, gradient and state on the device that ran out counts once, in one component; of a sharded tensor
+only this rank's shard counts. Measuring allocates almost nothing, and needs no other rank. The cheapest setting comes
+first, and the message says with which the same run goes on.
 """
 
 import re
 import resource
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from traceback import walk_tb
 from typing import TYPE_CHECKING
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from kit.config.recipe import Recipe
     from kit.strategy.topology import Topology
 
-# Modules of these packages are not named in messages: a model has hundreds of `Linear`, but the class that contains it
-# says which one it is.
-_ANONYMOUS = ("torch.nn.", "peft.", "bitsandbytes.")
 _OF_CPU = re.compile("DefaultCPUAllocator|bad_alloc|annot allocate|PyObject")  # in messages of RuntimeError
 COMPONENTS = (FROZEN, TRAINABLE, GRADIENTS, OPTIMISER, GATHERED)
 # What may help, the cheapest first: key, value, cost.
@@ -69,7 +66,6 @@ def explain(
     cause = out_of_memory(error)
     if cause is None:
         return None
-    phase, module = _phase_and_module(error)
     rank = _rank(error)
     on_cpu = not isinstance(cause, RuntimeError) or bool(_OF_CPU.search(str(cause)))
     planned = None
@@ -77,7 +73,7 @@ def explain(
         workload = planned_workload(recipe, topology, config)
         planned = predict(workload) if workload else None
     lines = [
-        f"{f'rank {rank}: ' if rank is not None else ''}in {phase.noun}{f' ({module})' if module else ''}",
+        f"{f'rank {rank}: ' if rank is not None else ''}in {_phase(error).noun}",
         first_line(cause),
         *_table(components(model, optimizer, on_cpu), _peak(on_cpu), planned),
     ]
@@ -87,22 +83,18 @@ def explain(
     return UserError(Problem("out of memory", joined(lines, "\n    "), fix=_advice(recipe, trains)))
 
 
-def _phase_and_module(error: BaseException) -> tuple[Phase, str]:
-    """The phase of the run, and the class of the module that was running: ``(BACKWARD, "LlamaMLP")``."""
+def _phase(error: BaseException) -> Phase:
+    """The phase of the run, by the innermost function of one that the traceback has."""
     phase: Phase | None = None
-    module = ""
     for cause in causes(error):
         for frame, _ in walk_tb(cause.__traceback__):
-            owner, name = frame.f_locals.get("self"), f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
-            # The innermost one counts. But an evaluation compares with the reference too, and has other batches.
-            if name in BY_FUNCTION and not (BY_FUNCTION[name] is COMPARING and phase is EVALUATING):
-                phase, module = BY_FUNCTION[name], ""
-            if name in ("kit.model.loss_head.chunk_loss", "kit.model.loss_head._loss_and_gradient"):
-                module = "logits"
-            elif name.endswith(".forward") and isinstance(owner, torch.nn.Module):
-                is_named = not type(owner).__module__.startswith(_ANONYMOUS)
-                module = type(owner).__name__.removeprefix("FSDP") if is_named else module
-    return phase or (FORWARD if module else TRAINING), module
+            found = BY_FUNCTION.get(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}")
+            # An evaluation compares with the reference too, and has other batches.
+            if found and not (found is COMPARING and phase is EVALUATING):
+                phase = found
+            elif phase is None and isinstance(frame.f_locals.get("self"), torch.nn.Module):
+                phase = FORWARD
+    return phase or TRAINING
 
 
 def _rank(error: BaseException) -> int | None:
@@ -133,7 +125,7 @@ def components(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer |
 
     @torch.no_grad()
     def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
-        once = {id(tensor): tensor for tensor in tensors}  # quantisation tables may be shared between weights
+        once = {id(tensor): tensor for tensor in tensors}  # states in 8 bits share their tables
         own = [own_part(tensor) for tensor in once.values()]
         here = [tensor for tensor in own if (tensor.device.type == "cpu") == on_cpu and not tensor.is_meta]
         return sum(tensor.numel() * tensor.element_size() for tensor in here)
@@ -145,23 +137,12 @@ def components(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer |
     graded = trainable if keeps_gradients(model) else [p for p in trainable if p.grad is not None]
     states = optimizer.state if optimizer is not None else {}
     return {
-        FROZEN: num_bytes([*(p for p in parameters if not p.requires_grad), *_quantisation(model)]),
+        FROZEN: num_bytes(p for p in parameters if not p.requires_grad),
         TRAINABLE: num_bytes(trainable),
         GRADIENTS: num_bytes(p if p.grad is None else p.grad for p in graded),
         OPTIMISER: num_bytes(each for state in states.values() for each in state.values() if torch.is_tensor(each)),
         GATHERED: gathered,
     }
-
-
-def _quantisation(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """The scales and tables of all 4-bit weights. The scales may themselves be quantised, with scales of their own."""
-    states = [module.quant_state for module in model.modules() if getattr(module, "quant_state", None) is not None]
-    for state in states:
-        for value in vars(state).values():
-            if torch.is_tensor(value):
-                yield value
-            elif hasattr(value, "absmax"):
-                states.append(value)
 
 
 def _table(held: dict[str, int], peak: int, planned: Memory | None) -> list[str]:
@@ -178,18 +159,14 @@ def _table(held: dict[str, int], peak: int, planned: Memory | None) -> list[str]
 
 
 def _advice(recipe: "Recipe", trains: bool) -> str:
-    """Settings that may help and are not set already, the cheapest first; of training in two groups."""
-    lines = [
-        (key in IDENTITY, f"   {f'--{key} {value}':34}  {cost}")
-        for key, value, cost in (*_SETTINGS, ("max_length", str(recipe.max_length // 2), "longer samples"))
-        if str(getattr(recipe, key, "")).lower() != value and (trains or key in _OF_SCORING)
-    ]
-    if not trains:
-        return Layout(joined(["one of these may help, the cheapest first", *(line for _, line in lines)], "\n    "))
-    groups = [
-        "the same command with one of these goes on from the last checkpoint; cheapest first, at the cost of",
-        *(line for is_other, line in lines if not is_other),
-        "-> these make it another run, with an --output_dir of its own",
-        *(line for is_other, line in lines if is_other),
-    ]
-    return Layout(joined(groups, "\n    "))
+    """Settings that may help and are not set already, the cheapest first."""
+    lines = ["one of these may help, the cheapest first"]
+    if trains:
+        lines = [
+            "cheapest first; the same command with one of these goes on from the last checkpoint, but * is another run"
+        ]
+    for key, value, cost in (*_SETTINGS, ("max_length", str(recipe.max_length // 2), "longer samples")):
+        if str(getattr(recipe, key, "")).lower() != value and (trains or key in _OF_SCORING):
+            mark = "*" if trains and key in IDENTITY else " "
+            lines.append(f"  {mark} {f'--{key} {value}':34}  {cost}")
+    return Layout(joined(lines, "\n    "))

@@ -17,7 +17,7 @@ Promises:
 - On a CPU, in float32, and on GPUs before Ampere a loop over the samples gives the same result. It is not compiled.
 - Where sdpa has no kernel on a GPU that takes keys of fewer heads than queries, it gets each head of keys once for each
   head of queries, so that it need not hold scores [H, T, T].
-- On a GPU the kernel is the one in torch, FlashAttention 2, or after ``use_flash_attention_3`` that of its package.
+- On a GPU the kernel is the one in torch, FlashAttention 2.
 """
 
 from collections.abc import Iterator
@@ -27,14 +27,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, activate_flash_attention_impl, sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations import sdpa_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward, use_gqa_in_sdpa
 from transformers.masking_utils import sdpa_mask
 
-from kit.errors import Problem, UserError, first_line
 from kit.model.classes import model_class
 
 # The name must contain "sdpa": then transformers applies its checks for sdpa, and refuses a model without support.
@@ -55,21 +54,6 @@ def register_varlen() -> None:
     AttentionInterface.register(VARLEN, varlen_attention)
     AttentionMaskInterface.register(VARLEN, LazyMask)
     sdpa_attention.use_gqa_in_sdpa = _gives_groups
-
-
-def use_flash_attention_3() -> None:
-    """Let the FlashAttention 3 of its package compute what FlashAttention 2 of torch would, in this process.
-
-    That is packed attention, and sdpa where it takes a flash kernel. Results differ by rounding.
-
-    Raises:
-        UserError: the package cannot be imported, or has not the kernels that torch looks for.
-    """
-    try:
-        activate_flash_attention_impl("FA3")
-    except (ImportError, OSError, RuntimeError) as error:  # a library of another CUDA or torch raises each of them
-        found = f"flash_attn_interface is installed but broken ({first_line(error)})"
-        raise UserError(Problem("attn_implementation", found, fix="--attn_implementation auto")) from None
 
 
 def needs_mask(config: Any) -> bool:

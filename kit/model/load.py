@@ -56,7 +56,6 @@ from kit.model.tiled_mlp import check_tiled_mlp, install_tiled_mlp
 from kit.model.token_rows import add_rows
 from kit.model.trained_linear import install_shared_casts, install_trained_linear
 
-_VARLEN_NAMES = ("varlen", "flash_attention_3")  # of ``attn_implementation``
 _FINGERPRINT_BYTES = 1 << 20  # read at the beginning and at the end of each weight file
 
 
@@ -145,14 +144,13 @@ def attention_of(settings: ModelSettings, config: Any, packing: bool) -> str:
 
     Args:
         packing: whether batches are packed; then ``auto`` is ``VARLEN`` where the model can use it.
-            ``flash_attention_3`` is ``VARLEN`` by another kernel.
     """
     register_varlen()
     if settings.attn_implementation == "auto":
         if not supports_sdpa(config):
             return "eager"
         return VARLEN if packing and not why_not_varlen(config) else "sdpa"
-    return VARLEN if settings.attn_implementation in _VARLEN_NAMES else settings.attn_implementation
+    return VARLEN if settings.attn_implementation == "varlen" else settings.attn_implementation
 
 
 def _on_meta(settings: ModelSettings, config: Any, attention: str) -> Any:
@@ -196,10 +194,8 @@ def check_model(
         how = quantised.get("quant_method") if isinstance(quantised, dict) else ""
         fix = "give the model that it was made from: --method qlora quantises that"
         problems.append(Problem("model_name_or_path", f"a quantised checkpoint ({how})", "plain weights", fix))
-    reason = why_not_varlen(config) if settings.attn_implementation in _VARLEN_NAMES else ""
-    if reason:
-        found = f"{settings.attn_implementation}, but {reason}"
-        problems.append(Problem("attn_implementation", found, "auto or sdpa"))
+    if settings.attn_implementation == "varlen" and (reason := why_not_varlen(config)):
+        problems.append(Problem("attn_implementation", f"varlen, but {reason}", "auto or sdpa"))
     positions = num_positions(config)
     if positions and max_length is not None and max_length > positions:
         found = f"{max_length} tokens, the model has {positions} positions"

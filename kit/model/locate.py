@@ -13,7 +13,7 @@ import huggingface_hub  # loads its parts, which are slow to import, when they a
 from huggingface_hub import constants
 
 from kit import hub
-from kit.config.adapter_base import adapter_config
+from kit.config.adapter_base import adapter_config, is_local
 from kit.config.other_kits import GGUF
 from kit.config.scripts import command_of
 from kit.config.settings.method import MethodSettings
@@ -49,7 +49,7 @@ def locate_model(name: str, revision: str | None) -> str:
     expected = "a folder with config.json, or a hub id"
     if os.path.isfile(folder):
         raise UserError(Problem(_MODEL, f"{name} is a file", expected))
-    if not _is_local(name):
+    if not is_local(name):
         _check_hub_has(name, revision, _MODEL, "config.json")
         if isinstance(config := huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
             check_config(Path(config))
@@ -72,7 +72,7 @@ def commit_of(name: str, revision: str | None) -> str | None:
     It is read from the hub's cache, where files lie in folders named after their commit: transformers no longer
     returns it.
     """
-    if _is_local(name):
+    if is_local(name):
         return None
     path = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
     return Path(path).parent.name if isinstance(path, str) else revision or "main"
@@ -82,7 +82,7 @@ def has_weights(settings: ModelSettings) -> bool:
     """Return whether the model's folder, or the hub's cache, holds weights of the model in safetensors."""
     name = settings.model_name_or_path
     config: Any = os.path.join(os.path.expanduser(name), "config.json")
-    if not _is_local(name):
+    if not is_local(name):
         config = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=settings.model_revision)
     return isinstance(config, str) and any(Path(config).parent.glob("*.safetensors"))
 
@@ -112,11 +112,11 @@ def folder_problems(settings: MethodSettings, needs_weights: bool) -> list[Probl
     problems = Problems()
     name, adapter = settings.model_name_or_path, settings.adapter_name_or_path
     with problems.caught():
-        if _is_local(name) or name.endswith(".gguf"):
+        if is_local(name) or name.endswith(".gguf"):
             locate_model(name, settings.model_revision)
             problems += check_weight_files(settings, needs_weights)
     with problems.caught():
-        if adapter and _is_local(adapter):
+        if adapter and is_local(adapter):
             open_adapter(adapter)
     return problems
 
@@ -135,7 +135,7 @@ def open_adapter(name: str) -> Path:
     Raises:
         UserError: a file is missing, or the hub id cannot be opened.
     """
-    folder = Path(os.path.expanduser(name)) if _is_local(name) else _download_adapter(name)
+    folder = Path(os.path.expanduser(name)) if is_local(name) else _download_adapter(name)
     if not os.path.isdir(folder):
         raise UserError(Problem(_ADAPTER, f"{name}: no such folder", "a folder with adapter_config.json, or a hub id"))
     is_pickled = os.path.isfile(folder / "adapter_model.bin")
@@ -191,10 +191,6 @@ def check_base(where: str, base: str, revision: str | None, fix: str) -> None:
     except UserError as error:
         found = f"names a base that cannot be opened: {error.problems[0].found}"
         raise UserError(Problem(where, found, fix=fix)) from None
-
-
-def _is_local(name: str) -> bool:
-    return os.path.exists(name) or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def _check_hub_has(name: str, revision: str | None, field: str, *files: str) -> None:

@@ -9,10 +9,7 @@ from typing import Any
 
 from kit.config.scripts import command_of
 
-_VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)  # that vLLM's --max-lora-rank takes; the first is its default
-# Its table of models says of these that it takes their adapters, and these layers are what was tried.
-VLLM_BASES = tuple(f"{name}ForCausalLM" for name in "Llama Mistral Qwen2 Qwen3 Gemma Gemma2 Gemma3".split())
-_VLLM_LAYERS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+_VLLM_RANK = 512  # the largest of vLLM's --max-lora-rank
 
 
 def merge_command(adapter: str | Path) -> str:
@@ -42,31 +39,6 @@ def why_not_served(config: Any) -> str:
     found = [kind for kind, has_it in kinds.items() if has_it]
     if found:
         return f"vLLM and llama.cpp take no adapter with {' and '.join(found)}"
-    if _rank_of(config) > _VLLM_RANKS[-1]:
-        return f"vLLM takes no adapter of a rank above {_VLLM_RANKS[-1]}"
+    if max([config.r, *(config.rank_pattern or {}).values()]) > _VLLM_RANK:
+        return f"vLLM takes no adapter of a rank above {_VLLM_RANK}"
     return "llama.cpp, SGLang and LMDeploy do not know the scale of use_rslora" if config.use_rslora else ""
-
-
-def vllm_command(config: Any, base: str | None, adapter: str, name: str = "mine") -> str:
-    """Return the command by which vLLM serves an adapter as it is; empty if it does not take it, or nobody knows.
-
-    Whether it takes adapters of the base is another question: ``VLLM_BASES``.
-
-    Args:
-        config: its ``LoraConfig``.
-        base: name or folder of its base; None: not known.
-        adapter: its folder, or its id on the hub.
-        name: what requests call it.
-    """
-    targets = config.target_modules or ()
-    names = {targets} if isinstance(targets, str) else {name.rpartition(".")[2] for name in targets}
-    if "vLLM" in why_not_served(config) or config.target_parameters or not names <= _VLLM_LAYERS:
-        return ""
-    limit = next(rank for rank in _VLLM_RANKS if _rank_of(config) <= rank)
-    words = ["vllm", "serve", base or "BASE", "--enable-lora", "--lora-modules", f"{name}={adapter}"]
-    return shlex.join([*words, *(["--max-lora-rank", str(limit)] if limit > _VLLM_RANKS[0] else [])])
-
-
-def _rank_of(config: Any) -> int:
-    """The largest rank of its matrices."""
-    return max([config.r, *(config.rank_pattern or {}).values()])

@@ -16,8 +16,7 @@ import torch
 from kit.config.adapter_base import adapter_config
 from kit.config.expressions import matches
 from kit.config.settings.method import MethodSettings
-from kit.config.settings.model import ModelSettings
-from kit.errors import Problem, UserError, did_you_mean, listed
+from kit.errors import Problem, UserError, did_you_mean
 from kit.model.locate import open_adapter
 from kit.model.targets import last_part
 from kit.model.tokenizer import ids_of, open_tokenizer
@@ -62,23 +61,6 @@ def _trains_rows(adapter: str) -> bool:
     except UserError:  # ``check_adapter`` reports it
         return False
     return bool(config.get("trainable_token_indices") or config.get("modules_to_save"))
-
-
-def describe_new_rows(settings: ModelSettings, tokenizer: Any, rows_before: int) -> list[str]:
-    """Say which ids the new tokens have and where their rows come from, as lines for the user.
-
-    Args:
-        rows_before: of the model as it lies on disk.
-    """
-    tokens = settings.new_tokens or []
-    if not tokens:
-        return []
-    ids = ids_of(tokenizer, tokens)
-    named = [f"{token} ({id_})" for token, id_ in zip(tokens, ids, strict=True)]
-    rows = f"embeddings grow from {rows_before} to {max(ids) + 1} rows"
-    if max(ids) < rows_before:
-        rows = "all in free rows of the padded vocabulary"
-    return [f"new tokens: {listed(named)}; {rows}; they start as the mean of the others"]
 
 
 def rows_and_modules_options(model: Any, settings: MethodSettings) -> dict[str, Any]:

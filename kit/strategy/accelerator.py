@@ -103,10 +103,6 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
                 os.environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
         join_group(topology.backend, recipe.ddp_timeout, facts)
-    if recipe.attn_implementation == "flash_attention_3":
-        from kit.model.attention import use_flash_attention_3
-
-        use_flash_attention_3()
     plugin = fsdp_plugin(topology) if topology.strategy.shards else None
     groups = replica_groups(topology)
     # Unless FSDP reduces gradients after each micro-batch, every rank holds the float32 gradients of the whole model,

@@ -25,8 +25,8 @@ from kit.checkpoint.manifest import MANIFEST
 from kit.console import show
 from kit.durable import read_small
 from kit.errors import Problem, UserError, first_line, listed, raise_if
-from kit.export.card import PLACEHOLDER, licence_in, licence_line, serving_section
-from kit.model.serving import serve_command, vllm_command
+from kit.export.card import LICENCE_OF_BASE, PLACEHOLDER, as_code, licence_in, serving_section
+from kit.model.serving import serve_command
 from kit.run.record import RUN_FILE
 from kit.secrets import secret_spans
 from kit.upload import KINDS, Unreachable, answers, find_repository, is_id, url_of
@@ -215,8 +215,8 @@ def finished_card(model: Model, repo: str, licence: dict[str, Any]) -> str:
     if licence:
         for key, value in licence.items():
             card.data[key] = value
-        line = licence_line("base", licence)
-        text = re.sub(r"(?m)^- licence of the base: .*$", lambda _: line, text, count=1)
+        name = as_code(licence.get("license_name", licence["license"]))
+        text = text.replace(LICENCE_OF_BASE, f"- licence of the base: {name}")
     text = text.replace(json.dumps(PLACEHOLDER), json.dumps(repo))
     text = text.replace(serve_command(PLACEHOLDER), serve_command(repo))
     fetched = f"hf download {repo} --local-dir adapter\nkit export adapter "
@@ -233,11 +233,7 @@ def _serve_command(model: Model, repo: str) -> str:
     gguf = next((name for name in model.files if name.endswith(".gguf")), None)
     if gguf:  # the hub finds the file by its type
         return f"llama-server --jinja -hf {repo}:{gguf.removesuffix('.gguf').rpartition('-')[2]}"
-    if model.adapter is None:
-        return ""
-    from peft import PeftConfig
-
-    return vllm_command(PeftConfig.from_pretrained(str(model.folder)), model.base, repo, repo.rpartition("/")[2])
+    return ""
 
 
 # --- the hub

@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from kit.cli.main import main
-from kit.config.command_line import read_command_line
+from kit.config.command_line import read_command_line, read_recipe
 from kit.config.recipe_file import read_recipe_file
-from kit.config.validation import load_recipe
 from kit.errors import UserError
 
 THEIRS = {
@@ -39,7 +38,7 @@ def theirs(tmp_path, monkeypatch):
 def test_the_recipe_is_written_and_the_command_that_trains_it_is_printed(theirs, capsys):
     assert main(["convert", theirs(), "--out", "ours.yaml", "--num_processes", "2", "--seed", "1"]) == 0
     out = capsys.readouterr().out
-    recipe = load_recipe("ours.yaml")
+    recipe = read_recipe(["--recipe", "ours.yaml"])
     assert (recipe.model_name_or_path, recipe.dataset, recipe.global_batch_size) == ("model", "chats.jsonl", 4)
     assert recipe.seed == 1
     words = shlex.split(out.splitlines()[-1])
@@ -48,7 +47,7 @@ def test_the_recipe_is_written_and_the_command_that_trains_it_is_printed(theirs,
     assert request.recipe == recipe
     assert main(["convert", "theirs.yml"]) == 0  # without --out the recipe is printed
     Path("printed.yaml").write_text(capsys.readouterr().out)
-    assert load_recipe("printed.yaml").max_length == 256
+    assert read_recipe(["--recipe", "printed.yaml"]).max_length == 256
     assert "changes only speed or memory:\n  flash_attention: True" in out and "wandb_project" not in out
 
 
@@ -96,4 +95,4 @@ def test_a_file_of_another_kit_as_recipe_is_named_in_one_line_with_the_command_t
     (problem,) = refused.value.problems
     assert problem.found == "theirs.yml is a file of axolotl"
     assert main(shlex.split(problem.fix)[1:]) == 0
-    assert load_recipe("my.yaml").max_length == 256
+    assert read_recipe(["--recipe", "my.yaml"]).max_length == 256

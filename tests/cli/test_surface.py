@@ -30,7 +30,7 @@ FILES = {
     "list.yaml": "- model_name_or_path\n- dataset\n",
     "conflicts.yaml": "model_name_or_path: model\ndataset: chats.jsonl\nglobal_batch_size: 10\n"
     "per_device_train_batch_size: 4\neval_dataset: chats.jsonl\neval_split_size: 5\n",
-    "deepspeed.yaml": "distributed_type: DEEPSPEED\nmixed_precision: bf16\n",
+    "deepspeed.yaml": "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: bf16\n",
     "parallel.yaml": "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\nparallelism_config:\n"
     "  parallelism_config_dp_replicate: 2\n  parallelism_config_tp_size: 2\n  parallelism_config_cp_size: 2\n",
     "hybrid_ddp.yaml": "distributed_type: MULTI_GPU\nparallelism_config:\n  parallelism_config_dp_replicate_size: 2\n",

@@ -13,8 +13,6 @@ def test_settings_that_contradict_each_other_are_named():
         ({"eval_steps": 5}, {"eval_steps"}),
         ({"method": "full", "adapter_name_or_path": "a"}, {"adapter_name_or_path"}),
         ({"method": "qlora", "use_dora": True}, {"use_dora"}),
-        ({"init_lora_weights": "orthogonal", "lora_r": 3}, {"init_lora_weights"}),
-        ({"init_lora_weights": "orthogonal", "objective": "dpo"}, {"init_lora_weights"}),
         ({"save_strategy": "steps"}, {"save_strategy"}),
         ({"eval_strategy": "no", "eval_steps": 5, "eval_dataset": "e"}, {"eval_strategy"}),
         ({"streaming": True, "max_steps": 3, "save_strategy": "epoch"}, {"streaming"}),

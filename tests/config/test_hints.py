@@ -1,8 +1,6 @@
 """A value in the wrong place is answered by what it means: another setting, or what other kits call it."""
 
-from helpers import ROOT
-
-from kit.config.hints import hint_for_value, other_kind
+from kit.config.hints import hint_for_value
 
 
 def test_a_value_that_another_setting_or_another_program_has_is_answered():
@@ -17,14 +15,3 @@ def test_a_value_that_another_setting_or_another_program_has_is_answered():
         assert hint in hint_for_value(setting, value), (setting, value, hint)
     for setting, value in (("objective", "dop"), ("optim", "dpo"), ("attn_implementation", "flex"), ("report_to", "x")):
         assert hint_for_value(setting, value) == ""  # a slip, which the spelling answers
-
-
-def test_recipes_and_configs_are_not_taken_for_each_other(tmp_path):
-    recipe, config = ROOT / "recipes/tiny.yaml", tmp_path / "a; touch it.yaml"
-    problem = other_kind({"dataset": "d"}, "config", recipe)
-    assert str(problem).startswith(f"--config: {recipe} is a recipe; expected an Accelerate config\n")
-    assert problem.fix == f"--recipe {recipe} instead of --config"
-    # A name in a command is one word of the shell.
-    assert other_kind({"fsdp_config": {}}, "recipe", config).fix == f"--config '{config}' instead of --recipe"
-    assert other_kind({"dataset": "d"}, "recipe", recipe) is None
-    assert other_kind({"mixed_precision": "no"}, "config", config) is None

@@ -32,12 +32,12 @@ def test_what_cannot_be_a_format_is_refused_with_the_reason():
         ("{{instruction}}", "no {instruction}"),
         ("{instruction} {input}", "{input} outside square brackets"),
         ("[{instruction}]", "{instruction} within square brackets"),
-        ("{instruction}[ {output}]", "the unknown placeholder {output}"),
-        ("{instruction}{}", "the unknown placeholder {}"),
+        ("{instruction}[ {output}]", "{output} within square brackets"),
+        ("{instruction}{}", "{} outside square brackets"),
         ("{instruction}[", "a single ["),
         ("{instruction}]", "a single ]"),
         ("{instruction}[a[b]]", "a single ["),
-        ("{instruction} {", "a single {"),
+        ("{instruction} {", "{ outside square brackets"),
         ("{instruction}[\\n{input}]", r"\n as two characters"),
     ]
     for text, reason in cases:

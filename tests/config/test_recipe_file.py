@@ -83,6 +83,12 @@ def test_a_path_that_is_no_recipe_is_refused(name, monkeypatch):
     assert list(problems(["--recipe", name])) == ["--recipe"]
 
 
+def test_an_accelerate_config_is_no_recipe_and_its_name_is_one_word(tmp_path):
+    (tmp_path / "a; touch it.yaml").write_text("compute_environment: LOCAL_MACHINE\n")
+    text = problems(["--recipe", str(tmp_path / "a; touch it.yaml")])["--recipe"]
+    assert "an Accelerate config" in text and f"--config '{tmp_path}/a; touch it.yaml' instead of --recipe" in text
+
+
 def test_files_are_found_by_path_name_and_stem(recipe_file, tmp_path):
     recipe_file("")
     assert find_file("tiny", RECIPES, "recipe") == find_file("tiny.yaml", RECIPES, "recipe")
@@ -166,21 +172,6 @@ def test_the_objective_in_use_may_stand_in_the_file_and_a_flag_wins(recipe_file,
     assert (accepted(argv).objective, accepted(argv).beta) == ("dpo", 0.3)
     assert accepted([*argv, "--objective", "simpo"]).beta == 3
     assert accepted([*argv, "--objective", "sft"]).beta is None
-
-
-def test_a_rate_for_another_objective_is_left_out_and_a_note_says_so(recipe_file):
-    cases = [
-        ("sft", 2e-4, ""),
-        ("dpo", 5e-6, ""),
-        ("orpo", 5e-5, "by_method.lora.learning_rate: 2e-4 is for sft; orpo takes its default of 5e-5"),
-    ]
-    for case in cases:
-        objective, rate, note = case
-        argv = recipe_file(BY_OBJECTIVE)
-        request = read_command_line([*argv, "--objective", objective])
-        assert request.recipe.peak_learning_rate == rate, case
-        assert note in "".join(request.notes) and bool(note) == bool(request.notes), case
-        assert read_command_line([*argv, "--objective", objective, "--learning_rate", "1e-3"]).notes == [], case
 
 
 def test_a_rate_is_for_the_objective_that_the_file_names(recipe_file):

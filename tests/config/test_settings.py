@@ -1,4 +1,4 @@
-"""A function that needs some settings takes their part, which can be made without the others."""
+"""What follows from settings: what each objective declares, rates, references, and what identifies a run."""
 
 import re
 
@@ -6,30 +6,9 @@ from helpers import ROOT
 
 from kit.config.fields import choices
 from kit.config.recipe import IDENTITY, Recipe
-from kit.config.settings.data import DataSettings
-from kit.config.settings.evaluation import EvalSettings
-from kit.config.settings.method import MethodSettings
 from kit.config.settings.objective import DECLARED, ObjectiveSettings
-from kit.config.settings.optimisation import OptimSettings
-from kit.config.settings.output import OutputSettings
-from kit.config.settings.process import ProcessSettings
 
 PAGE = ROOT / "docs/objectives.md"
-PARTS = [
-    MethodSettings,
-    DataSettings,
-    ObjectiveSettings,
-    OptimSettings,
-    EvalSettings,
-    OutputSettings,
-    ProcessSettings,
-]
-
-
-def test_a_recipe_has_each_setting_of_its_parts_once_and_no_other():
-    names = [name for part in PARTS for name in part.model_fields]
-    assert sorted(names) == sorted(set(names)) == sorted(Recipe.model_fields)
-    assert list(Recipe.model_fields) == names, "the order of --help and of the schema"
 
 
 def recipe(**settings):

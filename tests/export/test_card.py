@@ -42,7 +42,7 @@ def test_metrics_before_and_after_are_in_the_card():
     first = {"eval_loss": 2.5, "eval_exact_match": 0.0, "eval_tokens": 90}
     last = {"eval_loss": 0.125, "eval_exact_match": 0.75, "eval_tokens": 90}
     card = card_of(loop=state(last, first))
-    assert "| | before training | after step 160 |\n|---|---|---|\n| eval_loss | 2.5 | 0.125 |" in card
+    assert "| | before training | after step 160 |\n|---|---|---|\n| `eval_loss` | 2.5 | 0.125 |" in card
     assert "eval_tokens" not in card
     assert "| |" not in card_of()
 
@@ -82,11 +82,6 @@ def test_names_of_strangers_are_only_names_in_a_card():
         assert not re.search(r"[<>\[\]{!`\\]", outside), name
 
 
-def test_a_card_holds_no_credential(monkeypatch):
-    monkeypatch.setenv("MY_API_KEY", "0123456789abcdef")
-    assert "0123456789abcdef" not in card_of(dataset=[{"path": "d.jsonl", "name": "0123456789abcdef"}])
-
-
 def test_the_code_opens_what_was_trained():
     """By its own class, on the base as it was trained on, and with the tokens that end answers."""
     of_run = (STRATEGY, state(), True, {"<|im_end|>": 2}, "AutoModelForImageTextToText", "FineGrainedFP8Config")
@@ -98,9 +93,12 @@ def test_the_code_opens_what_was_trained():
         assert about(card).base_model == "some/base"
         assert bool(merged) == ("the adapter is merged into its base, in bfloat16" in card)
         opened = "base" if is_adapter else "folder"
-        assert f"model = AutoModelForImageTextToText.from_pretrained({opened}, " in card and "CausalLM" not in card
+        assert (
+            f"model = transformers.AutoModelForImageTextToText.from_pretrained({opened}, " in card
+            and "CausalLM" not in card
+        )
         assert ("model = PeftModel.from_pretrained(model, folder)" in card) == is_adapter
-        assert ("quantization_config=FineGrainedFP8Config(dequantize=True))" in card) == is_adapter
+        assert ("quantization_config=transformers.FineGrainedFP8Config(dequantize=True))" in card) == is_adapter
         assert ("GenerationConfig.from_pretrained" in card) == is_adapter
         assert "answers end with `<|im_end|>`" in card
     unknown = model_card(MethodSettings(model_name_or_path="some/base"), None, LoopState(), False)
@@ -112,15 +110,6 @@ def test_the_card_of_other_files_says_how_they_were_compared():
     card = converted_card(plain, "gguf", "Written by a program:", ["equal at 100 %"], "\n```bash\nserve a.gguf\n```\n")
     assert about(card).tags == ["gguf"] and about(card).base_model == "some/base-1.5B_v2"
     assert "```python" not in card and "vllm" not in card and card.endswith("```bash\nserve a.gguf\n```\n")
-    assert "Written by a program:\n\n- `equal at 100 %`" in card and "| eval_loss | 1 |" in card
+    assert "Written by a program:\n\n- equal at 100 %" in card and "| `eval_loss` | 1 |" in card
     rounded = converted_card(plain, "torchao", "Rounded:", ["x"])
     assert "```python" in rounded and "vllm" not in rounded
-
-
-def test_another_objective_is_named_with_its_settings_and_reference():
-    card = card_of(objective="dpo", global_batch_size=32)
-    assert "\n# base-1.5B_v2, fine-tuned (dpo, lora)\n" in card and "- 160 steps of 32 samples\n" in card
-    assert "- objective: dpo, beta 0.1, dpo_loss sigmoid\n" in card
-    assert about(card).tags == ["dpo"]
-    assert "objective: sft, label_smoothing_factor 0.1\n" in card_of(label_smoothing_factor=0.1)
-    assert "objective" not in card_of() and about(card_of()).tags is None

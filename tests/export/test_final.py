@@ -18,11 +18,6 @@ def test_an_adapter_that_servers_take_only_merged_says_so_with_the_command(model
     write_model(tmp_path, model, state, open_tokenizer(settings), "the card\n", None)
     card = (tmp_path / "README.md").read_text()
     assert card.startswith("the card\n") and bool(changes) == ("recipes/export.py path/to/this/folder" in card)
-    (line,) = describe_serving(model, tmp_path / "final")
-    model.config.architectures = ["GPT2LMHeadModel"]  # vLLM takes no adapters of it
-    assert describe_serving(model, tmp_path / "final") == ([line] if changes else [])
-    if changes:
-        assert line.endswith(f"python recipes/export.py {tmp_path}/final --output_dir merged")
-    else:
-        command = f"vllm serve {model_folder} --enable-lora --lora-modules mine={tmp_path}/final"
-        assert line == f"vLLM takes it as it is: {command}"
+    lines = describe_serving(model, tmp_path / "final")
+    assert bool(lines) == bool(changes)
+    assert all(line.endswith(f"python recipes/export.py {tmp_path}/final --output_dir merged") for line in lines)

@@ -13,7 +13,6 @@ from helpers import FAKE_CONVERTER, ROOT
 from kit.config.settings.method import MethodSettings
 from kit.errors import TrainingError, UserError
 from kit.export import gguf
-from kit.export.proof import Rows, Scores
 from kit.model.load import open_config
 from kit.model.tokenizer import open_tokenizer
 
@@ -87,10 +86,3 @@ def test_bos_is_added_by_servers_only_where_training_had_it(tmp_path):
         assert json.loads((tmp_path / "tokenizer_config.json").read_text()).get("add_bos_token") is expected
         written = tmp_path / "chat_template.jinja"
         assert written.is_file() == bool(template) and (template is None or "generation" not in written.read_text())
-
-
-def test_without_the_package_a_line_says_that_nothing_was_compared(llama_cpp, tmp_path):
-    tools = gguf.find_tools(str(llama_cpp), ["f16"], None)
-    (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    (line,) = gguf.check_gguf(tools, tmp_path / "a.gguf", Rows([], [], ""), None, Scores(None, None), 0.1)
-    assert "was written and NOT compared: pip install llama-cpp-python" in line

@@ -12,7 +12,6 @@ from kit.export.proof import (
     NUM_ROWS,
     TEXTS,
     Rows,
-    Scores,
     change_between,
     check_change,
     check_ids,
@@ -24,20 +23,16 @@ from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
 
 
-def scores(logprobs, top):
-    return Scores(np.array(logprobs), np.array(top))
-
-
-def test_the_change_is_the_mean_of_absolute_differences_the_largest_and_the_share_of_equal_tokens():
-    change = change_between(scores([-1.0, -2.0, -3.0, -4.0], [1, 2, 3, 4]), scores([-1.5, -1.5, -3, -4], [1, 2, 3, 9]))
-    assert (change.mean, change.largest, change.agreement, change.num_tokens) == (0.25, 0.5, 0.75, 4)
+def test_the_change_is_the_mean_of_absolute_differences_and_the_largest():
+    change = change_between(np.array([-1.0, -2.0, -3.0, -4.0]), np.array([-1.5, -1.5, -3, -4]))
+    assert (change.mean, change.largest, change.num_tokens) == (0.25, 0.5, 4)
     for value in (math.nan, -math.inf):  # is beyond any bound
         with pytest.raises(TrainingError, match="nothing was kept"):
-            check_change("model", change_between(scores([-1.0], [1]), scores([value], [1])), 1e9)
+            check_change("model", change_between(np.array([-1.0]), np.array([value])), 1e9)
 
 
 def test_a_change_beyond_the_bound_is_an_error_that_names_the_bound_to_type():
-    change = change_between(scores([-1.0], [1]), scores([-1.5], [1]))
+    change = change_between(np.array([-1.0]), np.array([-1.5]))
     assert "(bound 0.5)" in check_change("model", change, 0.5)
     with pytest.raises(TrainingError, match=r"\(bound 0.4\): too far, so nothing was kept. --max_change 0.5 would"):
         check_change("model", change, 0.4)
@@ -77,6 +72,6 @@ def test_scores_are_those_of_the_next_token(opened):
     recipe = opened[0].model_copy(update={"method": "full"})
     model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
     found = score(model, Rows([[1, 5, 6], [1, 7]], [[1, 2], [1]], ""))
-    assert found.logprobs.shape == (3,) and (found.logprobs < 0).all()
+    assert found.shape == (3,) and (found < 0).all()
     again = score(model, Rows([[1, 5, 6]], [[2]], ""))
-    assert found.logprobs[1] == pytest.approx(again.logprobs[0], abs=1e-6)
+    assert found[1] == pytest.approx(again[0], abs=1e-6)

@@ -2,31 +2,10 @@
 
 import re
 import shutil
-from types import SimpleNamespace
 
 import pytest
 from helpers import export, make_model
 from transformers import AutoTokenizer, GenerationConfig
-
-from kit.export.stops import new_stops, read_stops, write_stops
-
-IM_END = {"<|im_end|>": 2}
-
-
-def model(eos_token_id):
-    return SimpleNamespace(generation_config=GenerationConfig(eos_token_id=eos_token_id))
-
-
-def test_a_token_at_which_generation_does_not_stop_yet_is_added(tmp_path, model_folder):
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    for eos, then in (([0, 7], [0, 7, 2]), (None, [2])):
-        assert new_stops(model(eos), IM_END) == IM_END
-        write_stops(tmp_path, model(eos), IM_END)
-        assert GenerationConfig.from_pretrained(tmp_path).eos_token_id == then
-        assert "<|im_end|>" in read_stops(tmp_path, tokenizer)
-    for damaged in ("{", '{"eos_token_id": [-9]}'):
-        (tmp_path / "generation_config.json").write_text(damaged)
-        assert read_stops(tmp_path, tokenizer) == {}
 
 
 @pytest.fixture(scope="module")

@@ -86,8 +86,8 @@ def test_the_script_ends_with_the_message_and_the_same_command_with_the_flag_goe
     run_ranks(str(tmp_path / "short"), [*words, f"--output_dir={tmp_path / 'run'}"], 1, log := tmp_path / "log.txt")
     text = log.read_text()
     assert log.with_suffix(".status").read_text() == "2" and "Traceback" not in text, text
-    assert "\nerror: out of memory: in the forward pass (LlamaMLP)\n" in text
+    assert "\nerror: out of memory: in the forward pass\n" in text
     assert re.search(r"^ +trainable weights +[1-9]", text, re.M) and re.search(r"^ +optimiser +[1-9]", text, re.M)
-    assert "--per_device_train_batch_size 1 " in text.split("these make it another run")[0]
+    assert "\n        --per_device_train_batch_size 1 " in text
     went_on = finetune.ok("run", **flags | {"per_device_train_batch_size": 1})
     assert "continuing after step 2 of 6" in went_on.output

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kit.config.validation import load_recipe
+from kit.config.command_line import read_recipe
 from kit.memory.fit import memory_problems, plan_record, planned_workload, resolve_auto
 from kit.memory.formulas import predict
 from kit.strategy.strategies import FSDP1, FSDP2, SINGLE
@@ -14,7 +14,7 @@ from kit.strategy.topology import Topology
 from kit.tools.plan.models import SHAPES
 
 GPU = Topology(strategy=FSDP2, config_name="fsdp", num_processes=8, mixed_precision="bf16", device_type="cuda")
-RECIPE = load_recipe("llama-8b-full")
+RECIPE = read_recipe(["--recipe", "llama-8b-full"])
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_a_run_is_refused_only_if_its_tensors_do_not_fit(config, gpus):
 )
 def test_auto_takes_what_is_best_on_the_gpus_of_the_machine(config, gpus, gib, rows, checkpointing):
     auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto", "max_length": 4096}
-    recipe = load_recipe("llama-8b-lora").model_copy(update=auto)
+    recipe = read_recipe(["--recipe", "llama-8b-lora"]).model_copy(update=auto)
     alone = replace(GPU, strategy=SINGLE, num_processes=1)
     gpus(gib)
     resolved, _ = resolve_auto(recipe, alone, config)
@@ -82,7 +82,7 @@ def test_a_run_says_what_auto_took_without_a_plan_and_why(config, gpus):
     alone = replace(GPU, strategy=SINGLE, num_processes=1)
 
     def lines_of(topology=alone, **keys):
-        recipe = load_recipe("llama-8b-lora").model_copy(update=auto | keys)
+        recipe = read_recipe(["--recipe", "llama-8b-lora"]).model_copy(update=auto | keys)
         return resolve_auto(recipe, topology, config)[1]
 
     taken = "micro-batch 1, gradient checkpointing on"

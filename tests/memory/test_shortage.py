@@ -3,7 +3,6 @@
 import errno
 import json
 import re
-import tracemalloc
 from unittest.mock import Mock
 
 import pytest
@@ -75,10 +74,10 @@ def test_weights_that_do_not_fit_are_no_mistake_in_the_models_name(model_folder,
 # --- where it happened
 
 
-def test_the_module_and_the_pass_are_named(build):
+def test_the_pass_is_named(build):
     model, _ = build()
     model.model.layers[1].mlp.gate_proj.register_forward_pre_hook(fail)
-    assert "in the forward pass (LlamaMLP)\n" in message_of(raised(backward, model))
+    assert "in the forward pass\n" in message_of(raised(backward, model))
     model, _ = build()
     model.model.layers[1].mlp.register_full_backward_hook(fail)
     assert "in the backward pass\n" in message_of(raised(backward, model))
@@ -107,21 +106,12 @@ def test_the_rank_is_the_one_that_failed(monkeypatch):
 # --- what it is full of
 
 
-@pytest.mark.parametrize(
-    ("method", "compute_dtype", "optim"),
-    [("full", "float32", "adamw_torch"), ("qlora", "bfloat16", "adamw_torch"), ("lora", "bfloat16", "adamw_8bit")],
-)
-def test_components_are_what_the_model_really_holds(build, method, compute_dtype, optim):
-    model, optimizer = build(method, optim, compute_dtype, lora_r=64)
+@pytest.mark.parametrize(("method", "optim"), [("full", "adamw_torch"), ("lora", "adamw_8bit")])
+def test_components_are_what_the_model_really_holds(build, method, optim):
+    model, optimizer = build(method, optim, "float32" if method == "full" else "bfloat16", lora_r=64)
     weights = list(model.named_parameters())
     num_trainable = sum(p.numel() for _, p in weights if p.requires_grad)
     frozen = sum(p.numel() * p.element_size() for _, p in weights if not p.requires_grad)
-    if method == "qlora":
-        for _, p in weights:
-            if state := getattr(p, "quant_state", None):
-                num = state.shape.numel()  # half a byte each, one per 64 of them, 4 per 256 of those, and two tables
-                assert p.numel() * p.element_size() == num // 2
-                frozen += num // 64 + -(-num // 64 // 256) * 4 + 16 * 4 + 256 * 4 + 4
     assert list(components(model, optimizer, True).values()) == [frozen, 4 * num_trainable, 0, 0, 0]
     backward(model)
     assert components(model, optimizer, True)[GRADIENTS] == 4 * num_trainable
@@ -154,23 +144,17 @@ def test_what_was_taken_stands_beside_what_was_planned():
 
 
 @pytest.mark.slow
-def test_a_report_allocates_almost_nothing(build):
+def test_a_report_makes_no_tensor(build):
     model, optimizer = build("qlora", compute_dtype="bfloat16")
     backward(model)
     optimizer.step()
-    error = RuntimeError(ON_CPU)
-    message_of(error, model, optimizer)  # regular expressions are compiled once
 
     class NoTensors(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             raise AssertionError(f"{function} makes a tensor")
 
-    tracemalloc.start()
     with NoTensors():
-        message_of(error, model, optimizer)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 200_000
+        message_of(RuntimeError(ON_CPU), model, optimizer)
 
 
 PROBE = """
@@ -209,7 +193,7 @@ def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, build
     flags = {**finetune.defaults, "config": fp32[config], "method": method, "output_dir": tmp_path / "run"}
     log = tmp_path / "log.txt"
     run_ranks(str(tmp_path / "probe"), [f"--{name}={value}" for name, value in flags.items()], 2, log)
-    assert re.search(r"error: out of memory: rank [01]: in the forward pass \(LlamaMLP\)", log.read_text())
+    assert re.search(r"error: out of memory: rank [01]: in the forward pass$", log.read_text(), re.M)
     ranks = [json.loads((tmp_path / f"held-{rank}").read_text()) for rank in range(2)]
     whole = components(*build(method, lora_r=finetune.defaults.get("lora_r", 16)), True)
     assert sum(each[TRAINABLE] for each in ranks) == whole[TRAINABLE]
@@ -218,7 +202,7 @@ def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, build
         assert held[GRADIENTS] == 0 and (config == "fsdp1" or 0 < held[GATHERED] < sum(whole.values()))
         assert 0 <= held[OPTIMISER] - 2 * held[TRAINABLE] <= 4 * 100  # and a counter for each tensor
     frozen = sum(each[FROZEN] for each in ranks)
-    assert frozen == whole[FROZEN] if method != "qlora" else whole[FROZEN] < frozen  # every rank has all scales
+    assert frozen == whole[FROZEN]
     assert max(each[FROZEN] for each in ranks) < whole[FROZEN]
 
 
@@ -226,20 +210,19 @@ def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, build
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_run_continues_with_the_first_group_only_and_every_change_is_allowed(method):
+def test_a_run_continues_with_what_has_no_mark_and_every_change_is_allowed(method):
     """As the output folder, the recipe and the launch decide it."""
     recipe = make(method=method, eval_split_size=2, predict_with_generate=True)
     text = str(explain(torch.OutOfMemoryError(ON_GPU), None, None, recipe, placed(device_type="cuda")))
-    keys = re.findall(r"^ +--(\w+)", text, re.M)
-    assert keys[0] == "per_device_eval_batch_size" and keys[-1] == "max_length" and "config" in keys
-    for is_other, part in enumerate(text.split("-> these make it another run")):
-        for key, value in re.findall(r"^ +--(\w+) (\S+)", part, re.M):
-            if key != "config":
-                more = {"gradient_checkpointing": True} if key == "activation_offload" else {}
-                changed = Recipe(**recipe.model_dump() | more | {key: value})
-                assert changed != recipe and not find_conflicts(changed, {}, set()), key
-                assert not launch._batch_problems(changed, 1), key
-                assert (identity(changed, "x", "base") != identity(recipe, "x", "base")) == is_other, key
+    lines = re.findall(r"^ +(\*?) ?--(\w+) (\S+)", text, re.M)
+    assert lines[0][1] == "per_device_eval_batch_size" and lines[-1][1] == "max_length"
+    for mark, key, value in lines:
+        if key != "config":
+            more = {"gradient_checkpointing": True} if key == "activation_offload" else {}
+            changed = Recipe(**recipe.model_dump() | more | {key: value})
+            assert changed != recipe and not find_conflicts(changed, {}, set()), key
+            assert not launch._batch_problems(changed, 1), key
+            assert (identity(changed, "x", "base") != identity(recipe, "x", "base")) == bool(mark), key
 
 
 def test_a_command_that_trains_nothing_gets_no_setting_of_training():

@@ -10,18 +10,6 @@ from kit.config.settings.output import OutputSettings
 from kit.memory.sizes import num_checkpoints
 
 
-def test_the_checkpoint_that_is_being_written_counts_too():
-    cases = [
-        ({"save_steps": 0}, 1),
-        ({"save_steps": 10, "save_strategy": "no"}, 1),
-        ({"save_steps": 10, "save_total_limit": 2}, 3),
-        ({"save_steps": 10, "save_total_limit": 2, "keep_best": True}, 4),
-        ({"save_steps": 10, "save_total_limit": 0}, None),
-    ]
-    for settings, number in cases:
-        assert num_checkpoints(OutputSettings(**settings)) == number, settings
-
-
 @pytest.mark.parametrize(("limit", "keep_best"), [(0, False), (1, False), (2, False), (1, True)])
 def test_a_saver_never_has_more_on_the_disk_than_is_counted(limit, keep_best, tmp_path, monkeypatch):
     """The most are there before an older one is deleted. The first checkpoint is the best one."""

@@ -1,6 +1,6 @@
 """A workload is what a recipe would run."""
 
-from kit.config.validation import load_recipe
+from kit.config.command_line import read_recipe
 from kit.memory.workload import Workload, uncovered
 from kit.tools.plan.models import find_shape
 
@@ -14,7 +14,9 @@ def test_a_pair_is_two_rows_or_a_pack_of_twice_the_length():
     assert pairs.tokens == packed.tokens == 2 * answers.tokens == 2 * 3 * 1024
     assert (answers.width, pairs.width, packed.width) == (1024, 1024, 2048)
     assert with_objective("kto").tokens == answers.tokens
-    recipe = load_recipe("llama-8b-lora").model_copy(update={"objective": "dpo", "precompute_reference": True})
+    recipe = read_recipe(["--recipe", "llama-8b-lora"]).model_copy(
+        update={"objective": "dpo", "precompute_reference": True}
+    )
     own = Workload.of(recipe, find_shape("llama-8b"))
     assert own.sequences == 2 and own.precomputes_reference
 
@@ -35,7 +37,7 @@ def test_passes_without_gradients_are_in_each_step_or_before_the_first():
 
 
 def test_settings_that_no_formula_describes_are_named():
-    recipe = load_recipe("llama-8b-lora")
+    recipe = read_recipe(["--recipe", "llama-8b-lora"])
     shape = find_shape("llama-8b")
     assert uncovered(recipe, shape) == []
     changed = recipe.model_copy(update={"use_dora": True, "new_tokens": ["<a>"]})
@@ -54,7 +56,7 @@ def test_targets_are_planned_if_they_are_the_same_in_every_layer():
     ]
     for case in cases:
         targets, names = case
-        recipe = load_recipe("llama-8b-lora").model_copy(update={"lora_target_modules": targets})
+        recipe = read_recipe(["--recipe", "llama-8b-lora"]).model_copy(update={"lora_target_modules": targets})
         shape = find_shape("llama-8b")
         if names is None:
             assert uncovered(recipe, shape) == ["lora_target_modules"], case

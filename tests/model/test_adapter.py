@@ -133,13 +133,6 @@ def test_kinds_and_options_that_do_not_fit_are_named(recipe, adapter):
     assert "experts.gate_up_proj: only LoRA adapts fused experts" in problem.found
 
 
-def test_options_of_a_lora_are_those_of_peft(recipe):
-    model = build(recipe(adapter_options='{"rank_pattern": {"q_proj": 3}, "layers_to_transform": [1]}'), FP32)
-    layers = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
-    assert len(layers) == 7 and all(".layers.1." in name for name in layers)
-    assert {layer.r["default"] for name, layer in layers.items() if name.endswith("q_proj")} == {3}
-
-
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_a_model_with_its_adapters_off_answers_as_its_base_does(recipe, model_folder, tied, is_tied):
     """Exactly, whatever trains beside the adapters; and afterwards everything is as it was."""

@@ -3,9 +3,8 @@
 from copy import deepcopy
 
 import torch
-from model_helpers import BF16, FP32, build, hidden_and_gradients, learned, small_llama
+from model_helpers import hidden_and_gradients, small_llama
 
-from kit.config.recipe import Recipe
 from kit.model.fp8_linear import fp8_layers, install_fp8_linear, product
 
 TINY = "recipes/tiny/model"
@@ -70,22 +69,3 @@ def test_sizes_that_do_not_fit_the_head_and_what_selects_experts_stay_in_bf16():
         takes
     ) == 8
     assert len(stays) == 8 and "lm_head" in stays and "model.layers.1.mlp.gate" in stays
-
-
-def with_adapters(plan, fp8):
-    """A model whose adapters are not zero, with dropout, for which peft's forward calls the frozen layer."""
-    recipe = Recipe(model_name_or_path=TINY, dataset="x.jsonl", method="lora", lora_dropout=0.05, fp8=fp8)
-    model = build(recipe, plan)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data = random(*parameter.shape).float() / 100
-    return model
-
-
-def test_a_frozen_base_has_them_too_and_adapters_learn_about_the_same():
-    model = with_adapters(BF16, True)
-    exact, found = learned(with_adapters(FP32, False)), learned(model, autocast=True)
-    errors = {name: error(each, exact[name]) for name, each in found.items()}
-    assert 1e-3 < errors["losses"] < 0.05 and max(errors.values()) < 0.3 and found.keys() == exact.keys()
-    own = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "is_fp8")}
-    assert own == {"base_layer"}

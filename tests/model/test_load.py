@@ -35,15 +35,6 @@ def test_what_trains_is_in_float32_and_a_frozen_base_in_the_compute_dtype(recipe
 # What a user can get wrong
 
 
-def test_a_config_that_is_no_json_or_of_no_known_type_is_a_users_mistake(recipe, changed):
-    folder = changed(model_type="lama")
-    with pytest.raises(UserError, match="lama"):
-        open_config(recipe(folder))
-    (folder / "config.json").write_text("{")
-    with pytest.raises(UserError, match="model_name_or_path"):
-        open_config(recipe(folder))
-
-
 @pytest.mark.parametrize("config", [T5Config(), BertConfig(), XLNetConfig()])
 def test_an_encoder_is_no_causal_language_model(recipe, changed, config):
     with pytest.raises(UserError, match="not a causal language model"):

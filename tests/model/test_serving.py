@@ -4,7 +4,7 @@ from peft import get_peft_model_state_dict
 
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, open_config
-from kit.model.serving import vllm_command, why_not_served
+from kit.model.serving import why_not_served
 
 # For each setting that changes what an adapter is, a value other than its default.
 CHANGES = {
@@ -37,8 +37,3 @@ def test_an_adapter_that_holds_more_than_two_matrices_a_module_is_named(recipe):
         assert (reason == "llama.cpp, SGLang and LMDeploy do not know the scale of use_rslora") == (
             setting == "use_rslora"
         ), setting
-        command = vllm_command(model.peft_config["default"], "some/base", "final")
-        rank = " --max-lora-rank 64" if setting == "lora_r" else ""
-        usual = f"vllm serve some/base --enable-lora --lora-modules mine=final{rank}"
-        # of a head nothing is known
-        assert command == ("" if others or setting == "lora_target_modules" else usual), setting

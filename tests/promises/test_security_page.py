@@ -65,7 +65,7 @@ TESTS = {
         "test_a_page_is_whole_and_holds_no_credential",
     },
     "A command that a message proposes": {
-        "tests/config/test_hints.py": "test_recipes_and_configs_are_not_taken_for_each_other",
+        "tests/config/test_recipe_file.py": "test_an_accelerate_config_is_no_recipe_and_its_name_is_one_word",
         "tests/data/chat/test_columns.py": "test_a_mapping_is_one_word_of_the_shell",
     },
     "A run writes to": {"tests/promises/test_security_page.py": "test_a_run_writes_nowhere_else"},

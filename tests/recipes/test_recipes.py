@@ -8,12 +8,11 @@ import torch
 from accelerate.commands.config import load_config_from_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kit.config.command_line import read_command_line
+from kit.config.command_line import read_command_line, read_recipe
 from kit.config.hints import recipe_names
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES
 from kit.config.recipe_file import read_yaml
 from kit.config.settings.objective import DECLARED
-from kit.config.validation import load_recipe
 
 FILES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 NAMES = recipe_names()
@@ -41,7 +40,7 @@ def test_the_header_of_a_recipe_names_a_command_that_runs_it():
         words = re.search(r"^# Launch: +accelerate launch recipes/finetune\.py(.*)$", text, re.M)[1].split()
         request = read_command_line(words)
         assert request.problems == [], name
-        assert request.recipe == load_recipe(name) and request.recipe_name in (
+        assert request.recipe == read_recipe(["--recipe", name]) and request.recipe_name in (
             name,
             f"{name}-{request.recipe.method}",
         ), name
@@ -60,7 +59,7 @@ def test_no_preference_objective_runs_with_the_rate_of_fine_tuning():
             has_own = recipe.learning_rate is not None
             assert has_own or "is for sft" in "".join(request.notes), case
             # whoever has its rate has data for it too
-            assert has_own == (recipe.dataset != load_recipe(name).dataset), case
+            assert has_own == (recipe.dataset != read_recipe(["--recipe", name]).dataset), case
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ def test_a_run_is_uploaded_in_one_private_commit_once_and_only_its_model_with_a_
     card = found.files["README.md"].decode()
     about = ModelCard(card).data
     assert (about.base_model, about.license) == ("some/base", "apache-2.0")
-    for line in ("- licence of the base: `apache-2.0`", "- data: `d`", "| eval_loss | 1.5 |", "vllm serve me/my-run"):
+    for line in ("- licence of the base: `apache-2.0`", "- data: `d`", "| `eval_loss` | 1.5 |", "vllm serve me/my-run"):
         assert f"\n{line}\n" in card
     assert 'folder = "me/my-run"' in card and "path/to" not in card
     assert Path("my run/final/README.md").read_text() == before
@@ -159,7 +159,6 @@ def test_an_adapter_names_its_base_by_id(hub, make, capsys):
     assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == "some/base"
     card = files["README.md"].decode()
     assert "\n- base: `some/base`\n" in card
-    assert "vllm serve some/base --enable-lora --lora-modules run=me/run --max-lora-rank 64" in card
 
 
 def test_what_the_hub_would_refuse_is_said_before_anything_is_uploaded(hub, make, capsys, monkeypatch):

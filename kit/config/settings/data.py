@@ -172,8 +172,8 @@ RULES = (
     ),
     Rule(
         "attn_implementation packing",
-        lambda r: r.attn_implementation in ("varlen", "flash_attention_3") and not r.packing,
-        "{r.attn_implementation} without packing",
+        lambda r: r.attn_implementation == "varlen" and not r.packing,
+        "varlen without packing",
         "--attn_implementation auto; or --packing true, which makes batches of other samples",
     ),
     Rule(

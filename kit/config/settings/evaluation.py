@@ -1,7 +1,7 @@
 """Settings of the evaluation."""
 
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
@@ -12,7 +12,7 @@ from kit.config.fields import (
     option,
     share_or_count,
 )
-from kit.config.rules import Rule, is_given
+from kit.config.rules import Rule, is_given, steps_rules
 from kit.config.settings.data import ENTRIES, Entries
 from kit.own_metric import PATTERN, is_own, key_of
 
@@ -117,6 +117,16 @@ def _repeated_key(settings: EvalSettings) -> str | None:
     return next((name for name in settings.metrics if is_own(name) and keys.count(key_of(name)) > 1), None)
 
 
+def _not_computed(recipe: Any) -> str:
+    """The results that can be followed, if the one that is to be is none of them."""
+    known = ["eval_loss"]
+    if recipe.train_on != "all":  # else nothing is asked
+        known += recipe.results_of_answers
+    if recipe.declared.rows != "answers":
+        known += ["eval_rewards/margins", *(["eval_rewards/accuracies"] if recipe.declared.rows == "pairs" else [])]
+    return "" if recipe.metric_for_best_model in known else ", ".join(known)
+
+
 RULES = (
     Rule(
         "eval_split_size eval_dataset",
@@ -134,18 +144,7 @@ RULES = (
         for name in """
         eval_steps eval_strategy eval_on_start predict_with_generate early_stopping_patience keep_best""".split()
     ),
-    Rule(
-        "eval_strategy eval_steps",
-        lambda r: r.eval_strategy == "steps" and not r.eval_steps,
-        "steps without eval_steps",
-        "--eval_steps 100, or another number",
-    ),
-    Rule(
-        "eval_strategy eval_steps",
-        lambda r: r.eval_strategy in ("no", "epoch") and r.eval_steps,
-        "{r.eval_strategy}, with eval_steps {r.eval_steps:g}",
-        "--eval_steps 0; or --eval_strategy steps",
-    ),
+    *steps_rules("eval"),
     Rule(
         "early_stopping_patience eval_steps eval_strategy",
         lambda r: r.early_stopping_patience and not r.eval_steps and r.eval_strategy != "epoch",
@@ -168,28 +167,9 @@ RULES = (
         for name in ("top_p", "num_return_sequences")
     ),
     Rule(
-        "metric_for_best_model predict_with_generate metrics num_return_sequences train_on",
-        lambda r: (
-            r.metric_for_best_model not in ("eval_loss", *r.results_of_answers)
-            and not r.metric_for_best_model.startswith("eval_rewards/")
-        ),
-        "{r.metric_for_best_model}, which these evaluations do not compute",
+        "metric_for_best_model predict_with_generate metrics num_return_sequences train_on objective",
+        _not_computed,
+        "{r.metric_for_best_model}, which these evaluations do not compute: they have {it}",
         "--metric_for_best_model eval_loss; or --predict_with_generate true, and its name in --metrics",
-    ),
-    Rule(
-        "metric_for_best_model train_on",
-        lambda r: r.metric_for_best_model in r.results_of_answers and r.train_on == "all",
-        "{r.metric_for_best_model}: with train_on all nothing is asked",
-        "--metric_for_best_model eval_loss",
-    ),
-    Rule(
-        "metric_for_best_model objective",
-        lambda r: (
-            r.metric_for_best_model.startswith("eval_rewards/")
-            and r.declared.rows != "pairs"
-            and (r.objective, r.metric_for_best_model) != ("kto", "eval_rewards/margins")
-        ),
-        "{r.metric_for_best_model}, which objective {r.objective} does not have",
-        "--metric_for_best_model eval_loss",
     ),
 )

@@ -78,8 +78,8 @@ class MethodSettings(ModelSettings):
     trainable_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _identity(
         None, "tokens that exist, whose rows of embedding and head train beside the adapters", expected=TOKENS
     )
-    init_lora_weights: Literal["default", "gaussian", "orthogonal"] = _of_adapters(
-        "default", "how adapters begin: default and gaussian with B = 0, orthogonal with B A = 0"
+    init_lora_weights: Literal["default", "gaussian"] = _of_adapters(
+        "default", "how the matrices A of adapters begin, as peft makes them; B begins as 0"
     )
     use_rslora: bool = _of_adapters(False, "rank-stabilised scaling")
     use_dora: bool = _of_adapters(False, "weight-decomposed adapters")
@@ -130,12 +130,6 @@ RULES = (
         lambda r: r.use_dora and r.method == "qlora",
         "given with method qlora",
         "--method lora; or --use_dora false",
-    ),
-    Rule(
-        "init_lora_weights lora_r",
-        lambda r: r.init_lora_weights == "orthogonal" and r.lora_r % 2 and r.method != "full",
-        "orthogonal with lora_r {r.lora_r}, which is odd: half of the rank is orthogonal to the other",
-        "an even --lora_r; or --init_lora_weights default",
     ),
     Rule(
         "fp8 method",

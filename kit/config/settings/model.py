@@ -23,7 +23,7 @@ class ModelSettings(BaseModel):
     new_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _identity(
         None, "special tokens to add: separated by commas, or a file with one a line", expected=TOKENS
     )
-    attn_implementation: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2", "flash_attention_3"] = _option(
+    attn_implementation: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = _option(
         "auto", "attention kernel; auto: varlen for packed data where the model supports it, else sdpa, else eager"
     )
     gradient_checkpointing: bool | Literal["selective", "auto"] = _option(

@@ -184,17 +184,6 @@ RULES = (
         "--label_smoothing 0.1, the share of pairs that are the wrong way round; or --dpo_loss sigmoid",
     ),
     Rule(
-        "init_lora_weights objective method adapter_name_or_path",
-        lambda r: (
-            r.init_lora_weights == "orthogonal"
-            and r.declared.has_reference
-            and r.method != "full"
-            and not r.adapter_name_or_path
-        ),
-        "orthogonal, with objective {r.objective}: B A is 0 only up to rounding, and the reference is the base",
-        "--init_lora_weights default",
-    ),
-    Rule(
         "train_on objective",
         lambda r: r.declared.rows != "answers" and r.train_on == "all",
         "all, with objective {r.objective}, which compares answers",

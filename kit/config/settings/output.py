@@ -12,7 +12,7 @@ from kit.config.fields import (
     option,
     share_or_count,
 )
-from kit.config.rules import Rule
+from kit.config.rules import steps_rules
 
 _option = partial(option, "Output and checkpoints")
 
@@ -57,17 +57,4 @@ class OutputSettings(BaseModel):
     project: str = _option("kit", "project of the run in trackers", needs="report_to")
 
 
-RULES = (
-    Rule(
-        "save_strategy save_steps",
-        lambda r: r.save_strategy == "steps" and not r.save_steps,
-        "steps without save_steps",
-        "--save_steps 100, or another number",
-    ),
-    Rule(
-        "save_strategy save_steps",
-        lambda r: r.save_strategy in ("no", "epoch") and r.save_steps,
-        "{r.save_strategy}, with save_steps {r.save_steps:g}",
-        "--save_steps 0; or --save_strategy steps",
-    ),
-)
+RULES = steps_rules("save")

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from kit.config.validation import load_recipe
+from kit.config.command_line import read_recipe
 from kit.tools.convert.convert import convert
 from kit.tools.convert.write import recipe_text
 
@@ -20,6 +20,6 @@ def converted(tmp_path, monkeypatch):
         result = convert(path, num_processes, drop, flags)
         recipe = tmp_path / "ours.yaml"
         recipe.write_text(recipe_text(result, ["made by a test"]))
-        return result, load_recipe(str(recipe))
+        return result, read_recipe(["--recipe", str(recipe)])
 
     return converted

@@ -7,8 +7,8 @@ import pytest
 from preflight_helpers import ONE_PROCESS, wrong
 
 from kit import preflight
+from kit.config.command_line import read_recipe
 from kit.config.launch_flags import Launch
-from kit.config.validation import load_recipe
 from kit.memory.fit import planned_workload
 from kit.memory.formulas import predict
 from kit.strategy.strategies import FSDP2
@@ -19,7 +19,7 @@ from kit.tools.plan.hardware import GPUS, Gpu
 from kit.tools.plan.models import SHAPES
 
 GPU = Topology(strategy=FSDP2, config_name="fsdp", num_processes=8, mixed_precision="bf16", device_type="cuda")
-RECIPE = load_recipe("llama-8b-full")
+RECIPE = read_recipe(["--recipe", "llama-8b-full"])
 
 
 @pytest.fixture(scope="module")
