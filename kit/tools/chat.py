@@ -5,7 +5,7 @@ is the one that ``kit score`` generates. A damaged checkpoint is refused. Runs i
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -102,43 +102,43 @@ def talk(request: Request, with_base: bool, is_plain: bool) -> None:
     models = [tuned, base_of(tuned)] if with_base else [tuned]
     system = tuned.recipe.system_prompt
     beginning = [{"role": "system", "content": system}] if system else []
-    if sys.stdin.isatty():
-        _in_terminal(models, beginning)
-    else:
-        for line in sys.stdin:
-            if question := line.rstrip("\n"):
-                _ask(models, [[*beginning, _user(question)] for _ in models])
+    in_terminal = sys.stdin.isatty()
+    conversations = [beginning] * len(models)
+    for question in _typed() if in_terminal else (line.rstrip("\n") for line in sys.stdin):
+        is_new = question.strip() == "/new"
+        if is_new or not in_terminal:
+            conversations = [beginning] * len(models)
+        if is_new or not question.strip():
+            continue
+        asked = [[*conversation, {"role": "user", "content": question}] for conversation in conversations]
+        try:
+            answers = _ask(models, asked)
+        except UserError as error:
+            if not in_terminal:
+                raise
+            show(str(error))
+        except KeyboardInterrupt:
+            if not in_terminal:
+                raise
+            show("\n(ended)")
+        else:
+            conversations = [
+                [*conversation, {"role": "assistant", "content": text}]
+                for conversation, text in zip(asked, answers, strict=True)
+            ]
 
 
-def _in_terminal(models: list[Opened], beginning: list[Message]) -> None:
+def _typed() -> Iterator[str]:
+    """What is typed in the terminal."""
     with suppress(ImportError):
         import readline  # noqa: F401  arrow keys and history in ``input``
 
     say(HELP)
-    conversations = [list(beginning) for _ in models]
-    while True:
-        try:
-            question = input("> ")
-        except (EOFError, KeyboardInterrupt):
-            show("")
-            return
-        if question.strip() == "/exit":
-            return
-        if question.strip() == "/new":
-            conversations = [list(beginning) for _ in models]
-        elif question.strip():
-            asked = [[*conversation, _user(question)] for conversation in conversations]
-            try:
-                answers = _ask(models, asked)
-            except UserError as error:
-                show(str(error))
-            except KeyboardInterrupt:
-                show("\n(ended)")
-            else:
-                conversations = [
-                    [*conversation, {"role": "assistant", "content": text}]
-                    for conversation, text in zip(asked, answers, strict=True)
-                ]
+    with suppress(EOFError, KeyboardInterrupt):
+        while (question := input("> ")).strip() != "/exit":
+            yield question
+        return
+    show("")
 
 
 def _ask(models: list[Opened], conversations: list[list[Message]]) -> list[str]:
@@ -150,7 +150,3 @@ def _ask(models: list[Opened], conversations: list[list[Message]]) -> list[str]:
         answers.append(answer(model, conversation, lambda text: show(text, end="")))
         show("")
     return answers
-
-
-def _user(text: str) -> Message:
-    return {"role": "user", "content": text}

@@ -29,7 +29,7 @@ from kit.export.card import PLACEHOLDER, licence_in, licence_line, serving_secti
 from kit.model.serving import serve_command, vllm_command
 from kit.run.record import RUN_FILE
 from kit.secrets import secret_spans
-from kit.upload import KINDS, Unreachable, answers, find_repository, is_id, url_of
+from kit.upload import KINDS, answers, find_repository, is_id, url_of
 
 # Of a folder that ``from_pretrained`` opens.
 _WEIGHTS = (
@@ -67,13 +67,7 @@ def push(source: str, name: str | None, public: bool, base_model: str | None, dr
     model = open_model(Path(source).expanduser(), base_model)
     name = name or _usual_name(model.folder)
     show(_summary(model, name if "/" in name else f"YOU/{name}", public))
-    try:
-        _upload(HfApi(), model, name, public, dry_run)
-    except Unreachable as error:
-        raise UserError(error.problem) from None
-
-
-def _upload(api: HfApi, model: Model, name: str, public: bool, dry_run: bool) -> None:
+    api = HfApi()
     repo, old = find_repository(api, name, model.adapter is not None, public, "NAME")
     card = finished_card(model, repo, _licence_on_hub(api, model))
     if public and not getattr(model.card.data, "license", None):
