@@ -17,7 +17,7 @@ from kit.config.command_line import read_command_line, read_flags
 from kit.config.recipe import Recipe
 from kit.console import Parser, show, show_error
 from kit.errors import Problem, UserError, raise_if
-from kit.run.record import read_metrics, read_run
+from kit.run.record import read_run
 from kit.visible import joined
 
 HELP = "kill a short run with your flags, continue it, and compare bit for bit"
@@ -124,11 +124,10 @@ def _verify(options: Options, folder: Path) -> int:
     else:
         found = f"{options.steps} are done before the run can be killed, {ATTEMPTS} times in a row"
         raise UserError(Problem("--steps", found, "more steps", "more --steps"))
-    before_kill = read_metrics(continued)
 
     show("3 of 3: the command of the killed run again")
     run_script(again, folder)
-    comparison = compare_runs(whole, continued, before_kill)
+    comparison = compare_runs(whole, continued)
     show(joined(["", *comparison.table, "", *comparison.verdict.splitlines()]))
     nondeterministic = strategy.device != "cpu" and not recipe.deterministic
     if comparison.result == "differs" and nondeterministic:

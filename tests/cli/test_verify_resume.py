@@ -20,8 +20,8 @@ strategy = {"type": "single", "num_processes": 1, "mixed_precision": "no", "devi
 strategy |= {"sharded_layers": None, "trainable_parameters": 1, "config": "single"}
 strategy |= {"offload": False, "num_threads": 1}
 recipe = {"model_name_or_path": "m", "dataset": "d", "gradient_checkpointing": "selective"}
-(folder / "run.json").write_text(json.dumps({"strategy": strategy, "recipe": recipe}))
 first = max([0, *(int(path.name[5:]) for path in folder.glob("checkpoints/step-*"))]) if CONTINUES else 0
+(folder / "run.json").write_text(json.dumps({"strategy": strategy, "recipe": recipe, "starts": [{"step": first}]}))
 kept = (folder / "metrics.jsonl").read_text().splitlines(True)[:first] if first else []
 with open(folder / "metrics.jsonl", "w", 1) as metrics:
     metrics.writelines(kept)
