@@ -74,20 +74,6 @@ def test_what_changes_what_is_learned_is_listed_at_once_with_a_flag_that_works(t
     assert "min_sample_len: 5" in (tmp_path / "ours.yaml").read_text()
 
 
-def test_what_is_wrong_is_said_with_status_2(theirs, capsys):
-    theirs()
-    for words, says in (
-        (["nowhere.yaml"], "nowhere.yaml"),
-        (["theirs.yml", "--sequence_len", "5"], "--sequence_len: unknown flag"),
-        (["theirs.yml", "--num_processes", "0"], "expected whole number from 1"),
-        (["theirs.yml", "--max_length", "3"], "max_length"),
-        (["theirs.yml", "--out", "."], "--out my.yaml"),
-    ):
-        assert main(["convert", *words]) == 2
-        err = capsys.readouterr().err
-        assert says in err and "Traceback" not in err
-
-
 def test_a_file_of_another_kit_as_recipe_is_named_in_one_line_with_the_command_that_converts_it(theirs):
     with pytest.raises(UserError) as refused:
         read_recipe_file(theirs())

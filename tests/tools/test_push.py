@@ -163,34 +163,26 @@ def test_an_adapter_names_its_base_by_id(hub, make, capsys):
     assert "vllm serve some/base --enable-lora --lora-modules run=me/run --max-lora-rank 64" in card
 
 
-def test_what_the_hub_would_refuse_is_said_before_anything_is_uploaded(hub, make, capsys, monkeypatch):
+def test_what_the_hub_would_refuse_is_said_before_anything_is_uploaded(hub, make, capsys):
     """Names and tokens: tests/test_upload.py."""
     make()
     hub.repositories["model", "me/open"] = Repository(False)
     hub.repositories["model", "me/closed"] = Repository(True)
     known = dict(hub.repositories)
     for words, says in [
-        (["a b"], "'a b' is no hub id"),
-        (["me/open"], "me/open is public"),
         (["me/closed", "--public"], "me/closed is private, and stays so"),
         (["--base_model", "some/bsae"], "shows you no model some/bsae"),
-        (["--base_model", "./base"], "'./base' is no hub id"),
     ]:
         status, text = push(capsys, "run", *words)
         assert status == 2 and says in text and "Traceback" not in text
     assert hub.uploads == [] and hub.repositories == known
     assert push(capsys, "run", "me/open", "--public")[0] == 0
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    status, text = push(capsys, "run")
-    assert status == 2 and SHARDS[1] in text and "cannot be reached (HF_HUB_OFFLINE is set)" in text
 
 
 def test_half_a_model_or_a_credential_is_refused_before_the_hub_is_asked(hub, make, capsys):
     for number, (change, says) in enumerate([
         (lambda final: (final / SHARDS[0]).unlink(), f"half a model: no {SHARDS[0]}"),
         (lambda final: os.truncate(final / SHARDS[1], 100), f"half a model: {SHARDS[1]} is damaged"),
-        (lambda final: (final / SHARDS[1]).write_bytes(b""), f"half a model: {SHARDS[1]} is damaged"),
-        (lambda final: (final / "README.md").unlink(), "no model card"),
         (lambda final: (final / "config.json").unlink(), "holds no model"),
         (lambda final: (final / "config.json").write_text('{"a": "hf_' + "a" * 34 + '"}'), "json:1: a credential"),
         (lambda final: final.rename(final.with_name(".final.partial")), "has no final/ yet"),

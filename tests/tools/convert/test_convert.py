@@ -24,17 +24,6 @@ def test_a_file_that_cannot_be_converted_is_refused_with_what_is_wrong(converted
         convert(tmp_path / "nowhere.yaml")
 
 
-def test_all_that_the_user_must_decide_is_said_in_one_answer(converted):
-    given = {"base_model": "m", "sequence_len": 3, "min_sample_len": 5, "optimizer": "rmsprop"}
-    data = [{"path": "rows.jsonl", "type": "oasst"}]
-    with pytest.raises(UserError) as refused:
-        converted(given | {"datasets": data})
-    text = str(refused.value)
-    assert "datasets[0].type" in text and "dataset: missing" not in text
-    dropped = text.split("--drop ")[1].split(" leaves them out")[0]
-    assert set(dropped.split(",")) == {"min_sample_len", "sequence_len", "optimizer"}
-
-
 def test_each_setting_that_a_table_names_exists_and_takes_what_the_table_gives_it():
     for stem in ("common", *KITS.values()):
         table = table_of(stem)

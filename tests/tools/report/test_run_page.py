@@ -38,19 +38,11 @@ def test_the_page_shows_what_the_run_left(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "report.html", "run.json"]
 
 
-def test_of_many_data_sets_the_largest_have_a_curve(tmp_path):
-    named = {f"loss/set{i}": 2.0 for i in range(20)} | {f"supervised_tokens/set{i}": i for i in range(20)}
-    page = report_page([opened(tmp_path, [step_row(1, **named)])])
-    drawn = page.partition("<figcaption>training loss by data set")[2].partition("<svg")[0]
-    assert re.findall(r"</i>(\w+) <b>", drawn) == [f"set{19 - i}" for i in range(8)]
-
-
 def test_a_run_that_had_no_step_yet_and_one_of_many_odd_steps(tmp_path):
     (make_run(tmp_path) / "metrics.jsonl").unlink()
     assert "0 of 9 steps" in report_page([read_reported_run(tmp_path)])
-    page = report_page(
-        [opened(tmp_path, [step_row(i, loss_spike=3.0, samples=[f"s{i}."]) for i in range(1, MOST_ODD + 9)])]
-    )
+    odd = [step_row(i, loss_spike=3.0, samples=[f"s{i}."]) for i in range(1, MOST_ODD + 9)]
+    page = report_page([opened(tmp_path, odd)])
     assert "s100." in page and "s101." not in page and f"{MOST_ODD + 8}, the first is 1" in page
 
 

@@ -42,8 +42,6 @@ def test_the_texts_of_the_tokens_add_up_to_the_sample_whatever_its_characters(to
     assert "".join(token.text for token in tokens) == text
     assert [token.text for token in tokens if token.is_special] == ["<|im_start|>"]
     assert [token.weight for token in tokens] == list(range(len(ids)))  # one for each id
-    in_two = ids[:-1]  # cut within the last character
-    assert "".join(token.text for token in tokens_of(in_two, in_two, tokenizer)) == text[:-1] + "\ufffd"
 
 
 def test_what_is_learned_is_marked_and_nothing_else(tmp_path, tokenizer):
@@ -116,10 +114,9 @@ def test_data_cannot_drive_a_terminal_nor_a_browser(tmp_path, tokenizer):
     for shown in (as_text(gathered, colour=False), as_page(gathered)):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
         assert r"\x1b[31mred\x07\x9b2J\x7f" in plain(shown.replace("<script>", "")) and "a\\r\n\tb" in plain(shown)
-    text, page = as_text(gathered, colour=True), as_page(gathered)
+    text = as_text(gathered, colour=True)
     assert set(re.findall(r"\x1b.{0,4}?[a-zA-Z]", text)) == {"\x1b[32m", "\x1b[0m"}
     assert r"a\x1b.jsonl:1" in text
-    assert page.count("<script") == 1 and not re.search(r"(src|href)=['\"]?(https?:)?//", page)
 
 
 def test_checks_find_common_mistakes(tmp_path, tokenizer):
