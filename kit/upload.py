@@ -167,10 +167,8 @@ def answers(name: str) -> Iterator[None]:
         found = next((each for each in causes(error) if isinstance(each, HfHubHTTPError)), None)
         reason = first_line(causes(error)[1] if isinstance(error, RuntimeError) and error.__cause__ else error)
         status = getattr(getattr(found, "response", None), "status_code", None)
-        if status == 401:
-            raise UserError(Problem("the hub", "it refuses your token", _RIGHTS)) from None
-        if status == 403:
-            raise UserError(Problem("the hub", f"your token may not write {name}", _RIGHTS)) from None
+        if status in (401, 403):
+            raise UserError(Problem("the hub", f"it refuses your token for {name} ({reason})", _RIGHTS)) from None
         if found is not None or isinstance(error, ValueError):
             raise UserError(Problem("the hub", f"it refuses {name} ({reason})", fix=again)) from None
         offline = "HF_HUB_OFFLINE is set" if isinstance(error, OfflineModeIsEnabled) else reason

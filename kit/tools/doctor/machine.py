@@ -160,20 +160,17 @@ def check_memory(workload: Workload, topology: Topology) -> str:
 
 
 def check_disk(output_dir: str | None, workload: Workload) -> str:
-    """Fail if the disk of ``output_dir`` has no room for the final model and one checkpoint; warn if not for all."""
+    """Fail if the disk of ``output_dir`` has no room for the final model and the checkpoints that are there at once."""
     folder = Path(os.path.expanduser(output_dir or ".")).absolute()
     folder = next(path for path in (folder, *folder.parents) if path.is_dir())
     if not os.access(folder, os.W_OK):
         raise UserError(Problem("output_dir", f"{folder} cannot be written to", fix="another folder"))
     free, disk = shutil.disk_usage(folder).free, predict(workload).disk
-    final, number = disk["final model"], workload.num_checkpoints or 1
-    checkpoints = sum(size for name, size in disk.items() if "checkpoint" in name)
-    found = f"{format_bytes(free)} free in {folder}, {format_bytes(checkpoints + final)} needed: {number} x "
-    found += f"checkpoint of {format_bytes(checkpoints // number)}, and final/ of {format_bytes(final)}"
-    found += "" if workload.num_checkpoints else "; all checkpoints are kept, and one is counted"
-    fix = "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_only_model"
-    if free < checkpoints // number + final:
+    disk = {name: size for name, size in disk.items() if name == "final model" or "checkpoint" in name}
+    wanted = sum(disk.values())
+    shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in disk.items())
+    found = f"{format_bytes(free)} free in {folder}, {format_bytes(wanted)} needed ({shown})"
+    if free < wanted:
+        fix = "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_only_model"
         raise UserError(Problem("output_dir", found, fix=fix))
-    if free < checkpoints + final:
-        raise Doubt(found, fix)
     return found

@@ -135,12 +135,12 @@ def time_lines(
     # Before the first step the reference reads each sample once.
     share = forward_operations_per_token(own) / operations_per_token(own) / max(1.0, lengths.epochs if lengths else 1.0)
     before = own.first_passes * share * num_steps
-    first, hours = ([number * each / 3600 for each in (fast, slow)] for number in (before, num_steps + before))
+    hours = [(num_steps + before) * each / 3600 for each in (fast, slow)]
     of_gpus = [own.num_gpus * each for each in hours]
     text = f"{num_steps:,} step{'s' if num_steps > 1 else ''}: {_range(hours, 3)} hours"
     text += f", {_range(of_gpus, 3)} GPU-hours" if own.num_gpus > 1 else ""
     text += f", cost {price * of_gpus[0]:,.2f} to {price * of_gpus[1]:,.2f}" if price is not None else ""
-    text += f"; of it {_range(first)} hours for the reference before the first step" if before else ""
+    text += ", with the reference before the first step" if before else ""
     text += "" if lengths else f" (if every row is full, {own.width:,} tokens, and all are learned from)"
     return [*lines, text]
 
