@@ -5,7 +5,7 @@ is the one that ``kit score`` generates. A damaged checkpoint is refused. Runs i
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -47,15 +47,10 @@ def prompt_ids(model: Opened, messages: list[Message]) -> list[int]:
     return ids
 
 
-def answer(model: Opened, messages: list[Message], write: Callable[[str], None]) -> str:
-    """Return the answer to ``messages``; ``write`` gets its text as it is generated, without special tokens."""
+def answer(model: Opened, messages: list[Message]) -> str:
+    """Show the answer to ``messages`` as it is generated, and return its text, without special tokens."""
     ids, recipe = prompt_ids(model, messages), model.recipe
-    written: list[str] = []
-
-    def keep(text: str) -> None:
-        written.append(text)
-        write(text)
-
+    streamer = _Streamer(model.tokenizer)
     room = recipe.max_new_tokens if model.positions is None else model.positions - len(ids)
     # As in an evaluation, each answer has numbers of its own to be drawn with: here the messages before it.
     numbers = [(len(messages), len(ids))]
@@ -73,22 +68,23 @@ def answer(model: Opened, messages: list[Message], write: Callable[[str], None])
             use_cache=True,
             pad_token_id=pad_id(model.tokenizer),
             eos_token_id=model.stops or None,
-            streamer=_Streamer(model.tokenizer, keep),
+            streamer=streamer,
             max_new_tokens=min(room, recipe.max_new_tokens),
             **how_to_generate(recipe.temperature, recipe.top_p, recipe.seed, numbers, len(ids)),
         )
-    return "".join(written)
+    return streamer.text
 
 
 class _Streamer(TextStreamer):
-    """Gives the text of an answer to a function, word by word."""
+    """Shows an answer word by word."""
 
-    def __init__(self, tokenizer: Any, write: Callable[[str], None]) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._write = write
+        self.text = ""
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        self._write(text)
+        self.text += text
+        show(text, end="")
 
 
 def talk(request: Request, with_base: bool, is_plain: bool) -> None:
@@ -147,6 +143,6 @@ def _ask(models: list[Opened], conversations: list[list[Message]]) -> list[str]:
     for name, model, conversation in zip(("tuned", "base"), models, conversations, strict=False):
         if len(models) > 1:
             show(f"{name}: ", end="")
-        answers.append(answer(model, conversation, lambda text: show(text, end="")))
+        answers.append(answer(model, conversation))
         show("")
     return answers

@@ -25,8 +25,8 @@ from kit.checkpoint.manifest import MANIFEST
 from kit.console import show
 from kit.durable import read_small
 from kit.errors import Problem, UserError, first_line, listed, raise_if
-from kit.export.card import PLACEHOLDER, licence_in, licence_line, serving_section
-from kit.model.serving import serve_command, vllm_command
+from kit.export.card import PLACEHOLDER, licence_in, licence_line
+from kit.model.serving import serve_command
 from kit.run.record import RUN_FILE
 from kit.secrets import secret_spans
 from kit.upload import KINDS, answers, find_repository, is_id, url_of
@@ -215,23 +215,8 @@ def finished_card(model: Model, repo: str, licence: dict[str, Any]) -> str:
     text = text.replace(serve_command(PLACEHOLDER), serve_command(repo))
     fetched = f"hf download {repo} --local-dir adapter\nkit export adapter "
     text = re.sub(rf"(?m)^(?:python recipes/export\.py|kit export) {re.escape(PLACEHOLDER)} ", fetched, text)
-    command = _serve_command(model, repo)
-    if command and "vllm serve" not in text:
-        text = f"{text.rstrip()}\n{serving_section(command)}"
     card.text = text
     return f"---\n{card.data.to_yaml()}\n---\n{text}"
-
-
-def _serve_command(model: Model, repo: str) -> str:
-    """The command that serves it from the hub, where the card has none; empty if no server is known to take it."""
-    gguf = next((name for name in model.files if name.endswith(".gguf")), None)
-    if gguf:  # the hub finds the file by its type
-        return f"llama-server --jinja -hf {repo}:{gguf.removesuffix('.gguf').rpartition('-')[2]}"
-    if model.adapter is None:
-        return ""
-    from peft import PeftConfig
-
-    return vllm_command(PeftConfig.from_pretrained(str(model.folder)), model.base, repo, repo.rpartition("/")[2])
 
 
 # --- the hub

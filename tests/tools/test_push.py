@@ -114,7 +114,6 @@ def test_gguf_files_are_uploaded_with_their_card(hub, make, capsys):
     assert push(capsys, "gguf", "lab/mine")[0] == 0
     found = hub.repositories["model", "lab/mine"].files
     assert set(found) == {"README.md", "run-Q8_0.gguf"}
-    assert "llama-server --jinja -hf lab/mine:Q8_0\n" in found["README.md"].decode()
 
 
 @pytest.mark.slow
@@ -160,7 +159,6 @@ def test_an_adapter_names_its_base_by_id(hub, make, capsys):
     assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == "some/base"
     card = files["README.md"].decode()
     assert "\n- base: `some/base`\n" in card
-    assert "vllm serve some/base --enable-lora --lora-modules run=me/run --max-lora-rank 64" in card
 
 
 def test_what_the_hub_would_refuse_is_said_before_anything_is_uploaded(hub, make, capsys):
