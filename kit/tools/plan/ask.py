@@ -31,7 +31,7 @@ class Ask:
     recipe_name: str | None  # None: no recipe file, so that commands need the flags
     shape: Shape
     only: str | None  # ``--config``
-    typed: tuple[str, ...]  # the recipe's keys that were given as flags
+    has_data: bool  # whether the data were given as a flag
     gpu: Gpu
     num_gpus: int
     gpus_per_machine: int
@@ -69,14 +69,13 @@ def read_ask(argv: list[str]) -> Ask:
     recipe = request.recipe
     assert recipe is not None
     shape = find_shape(model or recipe.model_name_or_path, "--model" if model else MODEL)
-    names |= {MODEL} if model and "recipe" in names else set()
     config = request.launch.config
     ask = Ask(
         recipe=recipe,
         recipe_name=request.launch.recipe,
         shape=shape,
         only=config.removesuffix(".yaml") if config else None,
-        typed=tuple(key for key in Recipe.model_fields if key in names),
+        has_data="dataset" in names,
         gpu=gpu,
         num_gpus=num,
         gpus_per_machine=per_machine,

@@ -2,9 +2,10 @@
 
 import shlex
 from collections.abc import Iterable
-from typing import Any
 
+from kit.config.recipe import Recipe
 from kit.config.scripts import command_of
+from kit.config.validation import load_recipe
 from kit.memory.activations import offloaded
 from kit.memory.fit import MARGIN, checkpointing_word
 from kit.memory.formulas import Memory
@@ -67,27 +68,30 @@ def parts(memory: Memory) -> list[str]:
 
 def command(option: Option, ask: Ask) -> str:
     """The command that runs ``option``."""
-    own, recipe = option.workload, ask.recipe
+    own = option.workload
     words = command_of("finetune.py").split()
     if own.bf16 or own.num_gpus > 1:
         words += ["--config", own.config if own.bf16 and own.num_machines == 1 else f"my-{own.config}.yaml"]
     elif len(words) > 2:  # in float32 one process needs no config, and no shipped one will do
         words = [*words[:2], "--mixed_precision", "no", "--num_processes", "1", *words[2:]]
-    values: dict[str, Any] = recipe.model_dump(mode="json", exclude_none=True)
     if ask.recipe_name:
         words += ["--recipe", ask.recipe_name]
-        words += ["--dataset", typed("dataset", values["dataset"])] if "dataset" in ask.typed else []
-    else:
-        words += ["--model_name_or_path", recipe.model_name_or_path, "--dataset", typed("dataset", values["dataset"])]
-    if not ask.recipe_name or own.method != recipe.method:
-        words += ["--method", own.method]
     if own.num_gpus > 1:
         words += ["--num_processes", str(own.num_gpus)]
-    changed = _changes(option, ask)
-    values = recipe.model_copy(update=changed).model_dump(mode="json", exclude_none=True)
-    for key in changed:
-        if f"--{key}" not in words:
-            words += [f"--{key}", typed(key, values.get(key))]
+    chosen = {
+        "method": own.method,
+        "optim": own.optim,
+        "per_device_train_batch_size": own.rows,
+        "gradient_checkpointing": own.gradient_checkpointing,
+        "activation_offload": own.activation_offload,
+    }
+    taken = ask.recipe.model_copy(update=chosen).model_dump(mode="json", exclude_none=True)
+    base = {key: info.get_default(call_default_factory=True) for key, info in Recipe.model_fields.items()}
+    if ask.recipe_name:
+        base = load_recipe(ask.recipe_name).model_dump(mode="json", exclude_none=True)
+    for key in Recipe.model_fields:
+        if taken.get(key) != base.get(key):
+            words += [f"--{key}", typed(key, taken.get(key))]
     return shlex.join(words)
 
 
@@ -97,19 +101,6 @@ def own_config(own: Workload) -> str:
     if own.num_machines > 1:
         return f"on each of the {own.num_machines} machines, with {copied} (docs/multi-node.md)"
     return "" if own.bf16 or own.num_gpus == 1 else f"with {copied} that says mixed_precision: no"
-
-
-def _changes(option: Option, ask: Ask) -> dict[str, str | int | bool]:
-    """The keys of the recipe, but for the method, that ``option`` sets otherwise, or that no recipe file sets."""
-    own, recipe = option.workload, ask.recipe
-    typed = {key: getattr(recipe, key) for key in ask.typed if key not in ("method", "dataset")}
-    chosen = {
-        "optim": own.optim,
-        "per_device_train_batch_size": own.rows,
-        "gradient_checkpointing": own.gradient_checkpointing,
-        "activation_offload": own.activation_offload,
-    }
-    return typed | {key: value for key, value in chosen.items() if key in typed or value != getattr(recipe, key)}
 
 
 def time_lines(
