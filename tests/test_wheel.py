@@ -1,6 +1,5 @@
 """What pip installs without a clone: the scripts, recipes and configs are in the wheel, and the commands find them."""
 
-import json
 import os
 import re
 import shutil
@@ -73,16 +72,8 @@ def test_the_pages_that_messages_name_are_found(call, installed):
     assert len(named) > 5 and all((installed / "kit/shipped" / page).is_file() for page in named)
 
 
-def test_the_recipes_of_a_wheel_are_listed_and_planned(call, installed):
-    assert {"tiny", "llama-8b-qlora"} <= {line.split(" ")[0] for line in call("recipes").splitlines()}
-    assert json.loads(call("recipes", "--schema")) == json.loads((ROOT / "recipes/recipe.schema.json").read_text())
+def test_the_first_commands_run_from_a_wheel(call, tmp_path):
     assert "--recipe llama-8b-qlora" in call("plan", "--recipe", "llama-8b-qlora", "--gpu", "rtx4090")
-    for recipe in (installed / "kit/shipped/recipes").glob("*.yaml"):
-        (schema,) = re.findall(r"\$schema=(\S+)", recipe.read_text())
-        assert (recipe.parent / schema).is_file()
-
-
-def test_the_first_command_runs_from_a_wheel(call, tmp_path):
     call("train", "--config", "single", "--max_steps", "2", "--max_eval_samples", "2")
     assert (tmp_path / "runs/tiny-single/final/model.safetensors").is_file()
     assert (tmp_path / "runs/tiny-single/report.html").is_file()

@@ -58,7 +58,7 @@ class Model:
     base: str | None  # hub id; None: not known, of a full model that was made from a folder
 
 
-def push(source: str, name: str | None, public: bool, base_model: str | None, dry_run: bool) -> None:
+def push(source: str, name: str | None, public: bool, base_model: str | None) -> None:
     """Check the model, the name and the rights, say what is uploaded, and upload it. The arguments are as typed.
 
     Raises:
@@ -72,10 +72,6 @@ def push(source: str, name: str | None, public: bool, base_model: str | None, dr
     card = finished_card(model, repo, _licence_on_hub(api, model))
     if public and not getattr(model.card.data, "license", None):
         show("warning: the card names no licence; the base's card has none")
-    if dry_run:
-        what = "a commit to the repository that is there" if old else "a new repository"
-        show(f"checked; without --dry_run this makes {what}: {url_of(repo)}")
-        return
     if not sys.stderr.isatty():
         disable_progress_bars()
     message = f"kit push: {KINDS[model.adapter is not None]}"
@@ -92,7 +88,7 @@ def _usual_name(folder: Path) -> str:
     """The name of the run, or of the folder, in the characters that the hub takes."""
     path = Path(os.path.realpath(folder))
     name = path.parent.name if path.name == "final" else path.name
-    return re.sub(r"[^\w.]+|\.\.+", "-", name, flags=re.ASCII).strip("-.")[:96] or "model"
+    return re.sub(r"[^\w.]+", "-", name, flags=re.ASCII)
 
 
 def _summary(model: Model, repo: str, public: bool) -> str:

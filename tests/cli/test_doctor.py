@@ -17,7 +17,8 @@ def test_without_arguments_it_checks_this_machine_for_the_recipe_tiny(capsys, mo
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("ok    launch ") and lines[-1].endswith(" 0 fail")
-    assert any(line.startswith("ok    disk ") for line in lines)
+    names = [line.split()[1] for line in lines[:-1]]
+    assert names == ["launch", "driver", "bf16", "model", "data", "GPUs", "memory", "disk"]
     assert list(tmp_path.iterdir()) == []
 
 

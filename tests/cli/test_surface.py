@@ -108,9 +108,3 @@ def test_help_of_kit_and_of_each_of_its_commands_says_what_it_is_for(typed):
         status, text, _ = typed(f"kit {name} --help")
         assert status == 0 and text.startswith(f"usage: kit {name} ")
         assert meanings()[name].lower() in " ".join(text.split()).lower() or name == "verify-resume"  # which says more
-
-
-def test_the_file_has_a_wrong_command_for_every_script_and_command():
-    commands = [command for command, _ in wrong_commands()]
-    for name in (*SCRIPTS, *(f"kit {name}" for name in COMMANDS)):
-        assert [command for command in commands if f"{command} ".startswith(f"{name} ")], name

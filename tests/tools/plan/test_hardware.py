@@ -35,11 +35,10 @@ def test_this_machines_gpus_are_those_of_its_driver(monkeypatch):
     gpu, count = driver("NVIDIA H100 80GB HBM3, 81559, 9.0\nNVIDIA H100 80GB HBM3, 81559, 9.0\n")
     assert gpu.host == host_memory()[0] and math.isinf(GPUS["h100"].host)
     assert (count, gpu.memory, gpu.tflops) == (2, 81559 * 2**20, GPUS["h100"].tflops)
-    assert driver("NVIDIA A100-SXM4-40GB, 40960, 8.0\n")[0].bandwidth == GPUS["a100-40"].bandwidth
     gpu, _ = driver("NVIDIA GeForce RTX 4090, 24564, 8.9\nNVIDIA RTX 1, 8000, 8.9\n")
     assert not gpu.is_known and gpu.memory == 8000 * 2**20  # all ranks need what the smallest one has
     assert not driver("NVIDIA RTX 1, 8000, 8.6\nTesla T4, 15360, 7.5\n")[0].bf16  # the smaller one has it
-    assert driver("") is None and driver("NVIDIA X, [N/A], 8.0\n") is None
+    assert driver("NVIDIA X, [N/A], 8.0\n") is None
     monkeypatch.undo()
     monkeypatch.setenv("PATH", "")
     assert this_machine() is None
