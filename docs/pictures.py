@@ -55,7 +55,7 @@ PICTURES = {
         "--eval_dataset eval.jsonl --max_length 96 -n 2 --html look.html",
         "look.html",
         1280,
-        1300,
+        730,
     ),
     "model-card": Picture(
         f"(echo '{PLAIN}'; {FRONT} runs/tiny-single/final/README.md | "

@@ -31,11 +31,8 @@ _AFTERWARDS = "leave it out, and after the run `kit push"
 _RIGHTS = "a token with write access: `hf auth login`, or HF_TOKEN"
 
 
-class Unreachable(Exception):
+class Unreachable(UserError):
     """There is no network, or nobody is logged in."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
 
 
 def check_upload(name: str, base: str, is_adapter: bool) -> None:
@@ -58,8 +55,9 @@ def check_upload(name: str, base: str, is_adapter: bool) -> None:
         try:
             find_repository(huggingface_hub.HfApi(), name, is_adapter, False, _SETTING)
         except Unreachable as error:
-            found = f"whether you may write {name} cannot be checked: {error.problem.found}"
-            raise UserError(Problem(_SETTING, found, fix=f"{error.problem.fix}; or {_AFTERWARDS}`")) from None
+            (problem,) = error.problems
+            found = f"whether you may write {name} cannot be checked: {problem.found}"
+            raise UserError(Problem(_SETTING, found, fix=f"{problem.fix}; or {_AFTERWARDS}`")) from None
     problems.raise_if_any()
 
 
@@ -163,16 +161,14 @@ def answers(name: str) -> Iterator[None]:
     again = "the same command again uploads only what is missing"
     try:
         yield
-    except (UserError, Unreachable):
+    except UserError:
         raise
     except Exception as error:  # connection errors, whose classes depend on the HTTP library in use
         found = next((each for each in causes(error) if isinstance(each, HfHubHTTPError)), None)
         reason = first_line(causes(error)[1] if isinstance(error, RuntimeError) and error.__cause__ else error)
         status = getattr(getattr(found, "response", None), "status_code", None)
-        if status == 401:
-            raise UserError(Problem("the hub", "it refuses your token", _RIGHTS)) from None
-        if status == 403:
-            raise UserError(Problem("the hub", f"your token may not write {name}", _RIGHTS)) from None
+        if status in (401, 403):
+            raise UserError(Problem("the hub", f"it refuses your token for {name} ({reason})", _RIGHTS)) from None
         if found is not None or isinstance(error, ValueError):
             raise UserError(Problem("the hub", f"it refuses {name} ({reason})", fix=again)) from None
         offline = "HF_HUB_OFFLINE is set" if isinstance(error, OfflineModeIsEnabled) else reason

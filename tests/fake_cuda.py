@@ -65,53 +65,36 @@ def stub_runtime(waited: Callable[[str], None], pinned: Callable[[int], None]) -
     """
     import torch
 
-    class Event:
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            pass
+    class Quiet:
+        """A stream or an event, of which there is one."""
 
-        def record(self, *args: Any) -> "Event":
-            return self
-
-        def wait(self, *args: Any) -> None:
-            pass
-
-        def synchronize(self) -> None:
-            waited("Event.synchronize")
-
-        def query(self) -> bool:
-            return True
-
-        def elapsed_time(self, end: "Event") -> float:
-            return 0.0
-
-    class Stream:
         stream_id = device_index = 0
         device_type = 1
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self.device = torch.device("cuda", 0)
 
-        def is_capturing(self) -> bool:
-            return False
+        def _done(self, *args: Any) -> Any:
+            return self
 
-        def wait_stream(self, other: Any) -> None:
-            pass
-
-        def wait_event(self, event: Any) -> None:
-            pass
-
-        def record_event(self, event: Any = None) -> Event:
-            return event or Event()
-
-        def synchronize(self) -> None:
-            waited("Stream.synchronize")
+        record = record_event = wait = wait_event = wait_stream = __enter__ = __exit__ = _done
 
         def query(self) -> bool:
             return True
 
-        def __enter__(self) -> "Stream":
-            return self
+        def is_capturing(self) -> bool:
+            return False
 
+        def synchronize(self) -> None:
+            waited(f"{type(self).__name__}.synchronize")
+
+        def elapsed_time(self, end: Any) -> float:
+            return 0.0
+
+    class Event(Quiet):
+        pass
+
+    class Stream(Quiet):
         def __exit__(self, *args: Any) -> None:
             pass
 

@@ -58,11 +58,6 @@ def test_the_flags_and_the_config_of_each_exist():
         assert (ACCELERATE_CONFIGS / f"{config}.yaml").is_file(), name
 
 
-def test_the_shell_parts_are_bash():
-    for text in (text_of("slurm.sh"), skypilot()["run"], skypilot()["setup"]):
-        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-
-
 def test_skypilot_starts_the_run_again_after_a_stop_by_signal():
     from kit.failures.exits import STOPPED
 

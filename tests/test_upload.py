@@ -1,6 +1,7 @@
 """``--push_to_hub`` refuses at the start what the hub would at the end; a push that fails does not fail the run."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,27 +62,20 @@ def test_a_name_that_cannot_be_written_is_refused(hub):
         assert says in refusal(name)
 
 
-@pytest.mark.parametrize(
-    ("token", "says"),
-    [
-        ("", ["whether you may write me/mine cannot be checked: no token", "`hf auth login`, or HF_TOKEN", AFTERWARDS]),
-        ("wrong", ["it refuses your token", "`hf auth login`"]),
-        ("read", ["the token of me may only read", "a token with write access"]),
-    ],
-)
-def test_a_token_without_the_rights_is_refused(hub, monkeypatch, tmp_path, token, says):
+def test_a_token_without_the_rights_is_refused(hub, monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-    monkeypatch.setenv("HF_TOKEN", token)
-    said = refusal()
-    assert all(each in said for each in says), said
+    for token, says in (
+        ("", f"whether you may write me/mine cannot be checked: no token .*HF_TOKEN.*{AFTERWARDS}"),
+        ("wrong", "it refuses your token for me/mine .*`hf auth login`"),
+        ("read", "the token of me may only read; expected a token with write access"),
+    ):
+        monkeypatch.setenv("HF_TOKEN", token)
+        assert re.search(says, refusal(), re.DOTALL), refusal()
 
 
 def test_where_the_hub_is_out_of_reach_the_way_to_upload_afterwards_is_said(hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "cannot be reached (HF_HUB_OFFLINE is set)" in refusal() and f"; or {AFTERWARDS}" in refusal()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert "http://127.0.0.1:9 cannot be reached" in refusal() and f"; or {AFTERWARDS}" in refusal()
 
 
 def test_a_base_in_a_folder_is_said_with_what_else_is_wrong(hub, model_folder):

@@ -4,9 +4,8 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kit.console import Parser, show
 from kit.errors import Problem, UserError
@@ -23,7 +22,11 @@ class Entry:
     folder: Path
     num_bytes: int
     used: float  # when a run opened it last, in seconds since the epoch
-    about: dict[str, Any] = field(default_factory=dict)  # empty if it is damaged, or was never finished
+    about: str
+
+    def __str__(self) -> str:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.used))
+        return f"{self.folder.name[:12]:<12}  used {used}  {self.num_bytes / 1e6:>12,.1f} MB  {self.about}"
 
 
 def run(argv: list[str]) -> int:
@@ -41,26 +44,26 @@ def run(argv: list[str]) -> int:
     from kit.cache import cache_folder, delete_old, is_whole
 
     cache = cache_folder()
+    damaged = 0
     try:
         entries = sorted(_entries(cache), key=lambda entry: entry.used)
-        lines = [*_table(entries), f"{cache}: {_total(entries)}"]
-        damaged = []
+        end = f"{cache}: {_total(entries)}"
         if options.action == "verify":
             finished = [entry for entry in entries if not entry.folder.name.startswith(".")]  # others a kill left
-            damaged = [entry for entry in finished if not is_whole(entry.folder)]
-            lines = [*_table(damaged), f"{cache}: {len(finished)} entries read, {len(damaged)} damaged"]
-        if options.action == "prune":
-            seconds = 86400.0 * days
-            old = [entry for entry in entries if time.time() - entry.used > seconds]
-            for entry in old:
+            entries = [entry for entry in finished if not is_whole(entry.folder)]
+            damaged = len(entries)
+            end = f"{cache}: {len(finished)} entries read, {damaged} damaged"
+        elif days is not None:
+            entries = [entry for entry in entries if time.time() - entry.used > 86400.0 * days]
+            for entry in entries:
                 shutil.rmtree(entry.folder)
             for folder in (cache / name for name in (*_FOLDERS, "digests")):  # also locks and stored hashes
                 if folder.is_dir():
-                    delete_old(folder, seconds)
-            lines = [*_table(old), f"removed: {_total(old)}"]
+                    delete_old(folder, 86400.0 * days)
+            end = f"removed: {_total(entries)}"
     except OSError as error:
         raise UserError(Problem("cache", f"{error.filename or cache}: {error.strerror or error}")) from None
-    show(joined(lines))
+    show(joined([*map(str, entries), end]))
     return int(bool(damaged))
 
 
@@ -72,20 +75,10 @@ def _entries(cache: Path) -> Iterator[Entry]:
         status = folder.stat()
         num_bytes = sum(path.stat().st_size for path in folder.iterdir())
         try:
-            about = dict(read_entry(folder)["info"]["about"])
+            about = json.dumps(read_entry(folder)["info"]["about"], ensure_ascii=False)
         except (OSError, ValueError, KeyError, TypeError):
-            about = {}
+            about = "(damaged or unfinished)"
         yield Entry(folder, num_bytes, status.st_mtime, about)
-
-
-def _table(entries: list[Entry]) -> list[str]:
-    """A line for each entry, the one used last at the end."""
-    lines = []
-    for each in entries:
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used))
-        about = json.dumps(each.about, ensure_ascii=False) if each.about else "(damaged or unfinished)"
-        lines.append(f"{each.folder.name[:12]:<12}  used {used}  {each.num_bytes / 1e6:>12,.1f} MB  {about}")
-    return lines
 
 
 def _total(entries: list[Entry]) -> str:

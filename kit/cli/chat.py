@@ -41,8 +41,6 @@ def run(argv: list[str]) -> int:
     stands_for = {"model_name_or_path": "dataset"}  # no data are read
     request = read_command_line(words, stands_for, in_order=("model_name_or_path",), trains=False)
     problems, recipe = request.problems, request.recipe
-    if recipe and recipe.num_return_sequences != 1:
-        problems.append(Problem("--num_return_sequences", "in a conversation", "one answer", "leave it out"))
     if recipe and recipe.system_prompt and own.plain:
         found = "with --plain: no messages are rendered"
         problems.append(Problem("--system_prompt", found, fix="leave out one of the two"))

@@ -1,12 +1,14 @@
 """Compare two finished runs bit for bit, from their output folders."""
 
 import filecmp
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from kit.durable import read_small
 from kit.errors import Problem, UserError
-from kit.run.record import METRICS_FILE, read_metrics
+from kit.run.record import METRICS_FILE, RUN_FILE, read_metrics
 from kit.tools.text_table import text_table
 
 COMPARED_KEYS = ("loss", "grad_norm", "learning_rate", "eval_loss")
@@ -23,22 +25,14 @@ class Comparison:
     verdict: str  # the result in words, for the user
 
 
-def compare_runs(whole: Path, continued: Path, before_kill: list[Row]) -> Comparison:
-    """Compare a run without interruption with one that was killed and continued.
-
-    Args:
-        whole: output folder of the uninterrupted run.
-        continued: output folder of the other run.
-        before_kill: the metrics of ``continued`` at the time of the kill.
+def compare_runs(whole: Path, continued: Path) -> Comparison:
+    """Compare the output folders of a run without interruption and of one that was killed and continued.
 
     Raises:
         UserError: no step is logged.
     """
-    rows = read_metrics(continued)
-    # A repeated step has other timings. So a row that is the same as before belongs to a step that was not repeated.
-    before = {row["step"]: row for row in before_kill if "loss" in row}
-    kept = max((row["step"] for row in rows if "loss" in row and row == before.get(row["step"])), default=0)
-    of_whole, of_continued = _values(read_metrics(whole)), _values(rows)
+    kept = json.loads(read_small(continued / RUN_FILE))["starts"][-1]["step"]
+    of_whole, of_continued = _values(read_metrics(whole)), _values(read_metrics(continued))
     if not of_whole:
         raise UserError(Problem(str(whole / METRICS_FILE), "no step is logged", "the metrics of a run"))
     differing, rows_shown = [], []

@@ -9,18 +9,16 @@ from kit.config.scripts import command_of
 from kit.console import Parser, show
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 from kit.tools.convert.convert import convert
-from kit.tools.convert.draft import Draft, Group, shown
 from kit.tools.convert.write import recipe_text
-from kit.visible import one_line
 
 HELP = "make a recipe of a file of axolotl, LLaMA-Factory, TRL, alignment-handbook or ms-swift"
 
 
 def run(argv: list[str]) -> int:
-    """Convert a file and print the recipe, or write it and print what became of the keys. Raises ``UserError``."""
+    """Convert a file, write the recipe if asked to, and print it. Raises ``UserError``."""
     parser = Parser(prog="kit convert", description=HELP, epilog="Any flag of a recipe wins: --max_length 4096")
     parser.add_argument("file", help="a YAML or JSON file of that kit", type=Path)
-    parser.add_argument("--out", help="write the recipe to this file, which must not exist", type=Path)
+    parser.add_argument("--out", help="write the recipe to this file too, which must not exist", type=Path)
     parser.add_argument("--num_processes", help="processes of the run there; the global batch depends on it", type=int)
     parser.add_argument("--drop", help="keys, separated by commas, to leave out although that changes what is learned")
     given, rest = parser.parse_known_args(argv)
@@ -41,28 +39,15 @@ def run(argv: list[str]) -> int:
     command = f"{command_of('finetune.py')} --config {draft.config} --recipe {recipe}"
     if draft.config != "single":  # by itself it would take all GPUs, which the global batch was not made for
         command += f" --num_processes {draft.num_processes}"
-    text = recipe_text(
-        draft, [f"Made by kit convert of {given.file.name}, a file of {draft.kit}.", f"Launch: {command}"]
-    )
-    if given.out is None:
-        show(text.rstrip("\n"))
-        return 0
-    try:
-        given.out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(Problem("--out", f"{given.out}: {error.strerror}", "a file that can be written")) from None
-    show("\n".join(_report(draft, given.out, command)))
-    return 0
-
-
-def _report(draft: Draft, out: Path, command: str) -> list[str]:
-    """What became of the keys, and the command that trains."""
-    lines = [f"wrote {out}: {len(draft.values)} settings, from a file of {draft.kit}"]
-    for group in Group:
-        left_out = [each for each in draft.left_out if each.group is group]
-        lines += [f"left out, {group.value}:"] if left_out else []
-        lines += [one_line(f"  {each.key}: {shown(each.value)}  ({each.reason})") for each in left_out]
+    header = [f"Made by kit convert of {given.file.name}, a file of {draft.kit}.", f"Launch: {command}"]
     if draft.num_processes == 1:
-        sharded = "the weights were sharded" if draft.config.startswith("fsdp") else "one process"
-        lines.append(f"{sharded}: give --num_processes N if it ran on more, since the global batch depends on it")
-    return [*lines, "", command]
+        sharded = "The weights were sharded" if draft.config.startswith("fsdp") else "One process"
+        header.append(f"{sharded}: give --num_processes N if it ran on more, since the global batch depends on it.")
+    text = recipe_text(draft, header)
+    if given.out is not None:
+        try:
+            given.out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(Problem("--out", f"{given.out}: {error.strerror}", "a file that can be written")) from None
+    show(text.rstrip("\n"))
+    return 0

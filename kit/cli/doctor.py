@@ -8,14 +8,14 @@ import socket
 
 from kit import interrupt
 from kit.config.command_line import Request, read_command_line
-from kit.console import Parser, is_main, show, show_error
+from kit.console import Parser, is_main, show
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.strategy.launch import plan_launch, resolve_config
 from kit.strategy.launcher import LaunchedRank, launched_rank
 from kit.strategy.strategies import SINGLE
 from kit.strategy.torchrun import torchrun_command
-from kit.tools.doctor.result import FAILED, Report, Result
+from kit.tools.doctor.result import Report
 
 HELP = "check this machine, and a run planned on it, before it costs anything"
 TIMEOUT_SECONDS = 60.0
@@ -44,19 +44,15 @@ def run(argv: list[str]) -> int:
         show(USAGE)
         return 0
     parser = Parser(prog="kit doctor", add_help=False, allow_abbrev=False)
-    parser.add_argument("--timeout", default=TIMEOUT_SECONDS)
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS)
     own, words = parser.parse_known_args(argv)
     request = read_command_line(words)
-    try:
-        timeout_seconds = float(own.timeout)
-    except ValueError:
-        timeout_seconds = 0.0
-    if not 1 <= timeout_seconds < 86400:
-        raise UserError(Problem("--timeout", f"found {own.timeout!r}", "seconds from 1"), *request.problems)
+    if not 1 <= own.timeout < 86400:
+        raise UserError(Problem("--timeout", f"found {own.timeout:g}", "seconds from 1"), *request.problems)
     launched = launched_rank()
     if launched and launched.world > 1:
         with exits.reporting_errors():
-            exits.leave(_run_as_rank(request, launched, timeout_seconds))
+            exits.leave(_run_as_rank(request, launched, own.timeout))
     resolve_config(request, checks_batch=False)  # mistyped flags are reported before torch is imported
     planned = plan_launch(request)
     interrupt.raise_on_ctrl_c()
@@ -68,7 +64,7 @@ def run(argv: list[str]) -> int:
         interrupt.become(*torchrun_command(words, num_processes, _SHUTDOWN_SECONDS, keep_environment=keeps))
     from kit.tools.doctor.machine import check_machine
 
-    report = Report(lambda result: show(str(result)))
+    report = Report()
     check_machine(report, planned, None)
     return report.end()
 
@@ -76,7 +72,7 @@ def run(argv: list[str]) -> int:
 def _run_as_rank(request: Request, launched: LaunchedRank, timeout_seconds: float) -> int:
     """Make the checks of this rank. Returns the exit status, equal on all ranks.
 
-    The first rank of a machine prints what it finds there; rank 0 also prints what all ranks find together.
+    The first rank of a machine prints what it finds there; rank 0 also prints what all ranks find together, and counts.
     """
     resolve_config(request, checks_batch=False)
     from kit.tools.doctor.machine import check_machine
@@ -84,13 +80,8 @@ def _run_as_rank(request: Request, launched: LaunchedRank, timeout_seconds: floa
 
     interrupt.raise_on_ctrl_c()
 
-    def report_result(result: Result) -> None:
-        if result.status == "fail" and not is_main():
-            show_error(str(result))
-        elif launched.local_rank == 0:
-            show(str(result))
-
-    report = Report(report_result, socket.gethostname() if launched.several_machines else "")
+    host = socket.gethostname() if launched.several_machines else ""
+    report = Report(host, shows=launched.local_rank == 0)
     planned = plan_launch(request)
     raise_if(planned.problems)
     if launched.local_rank == 0:
@@ -99,12 +90,5 @@ def _run_as_rank(request: Request, launched: LaunchedRank, timeout_seconds: floa
     def end() -> int:
         return report.end() if is_main() else report.exit_status
 
-    everyones = check_ranks(report, planned, timeout_seconds, end, 0 if is_main() else _LATE_SECONDS)
-    if is_main():
-        for result in (result for results in everyones[1:] for result in results):
-            report.results.append(result)
-            if result.status != "ok" and result.host != socket.gethostname():
-                show(str(result))
-    status = end()
-    any_failed = any(result.status == "fail" for results in everyones for result in results)
-    return FAILED if any_failed else status
+    check_ranks(report, planned, timeout_seconds, end, 0 if is_main() else _LATE_SECONDS)
+    return end()

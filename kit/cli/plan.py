@@ -50,7 +50,7 @@ def _plan(ask: Ask) -> list[str]:
 
 def _lengths(ask: Ask, option: Option) -> Lengths | None:
     """Count the tokens of the data that were given as a flag, as rows of ``option``; None without the flag."""
-    if "dataset" not in ask.typed:
+    if not ask.has_data:
         return None
     announce_wait(f"counting the tokens of {ask.recipe.dataset}")
     data = read_training_data(ask.recipe, ask.shape.vocab_size)

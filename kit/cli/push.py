@@ -4,7 +4,7 @@ from kit.console import Parser
 
 HELP = "upload the model of a run to the hub, private unless you say otherwise"
 _ABOUT = f"""{HELP.capitalize()}: a model repository, with its card complete: base, licence,
-data, recipe, metrics, and how to load and serve it. One commit: the repository never holds half a model. The same
+data, recipe, metrics, and how to load it. One commit: the repository never holds half a model. The same
 command again uploads only what is missing. Nothing but the files of the model is uploaded."""
 
 
@@ -16,7 +16,6 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--public", action="store_true", help="for everyone; default: a new repository is private")
     base = "hub id of the base, where the run had it from a folder"
     parser.add_argument("--base_model", metavar="ID", help=base)
-    parser.add_argument("--dry_run", action="store_true", help="check, and say what would be uploaded; change nothing")
     asked = parser.parse_args(argv)
     from kit.tools.push import push
 

@@ -6,20 +6,19 @@ process is left behind, not even after Ctrl-C.
 """
 
 import json
-import math
 import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit import interrupt
-from kit.cli.starts import ScriptFailed, ScriptRunner, workplace
-from kit.config.command_line import Request, read_command_line, read_flags
-from kit.console import announce_wait, show, show_error
+from kit.cli.starts import SET, ScriptFailed, run_script, workplace
+from kit.config.command_line import read_command_line, read_flags
+from kit.console import Parser, announce_wait, show, show_error
 from kit.durable import read_small, write_text
 from kit.errors import Problem, UserError, raise_if
 from kit.run.record import RUN_FILE, read_metrics
-from kit.visible import joined, one_line
+from kit.visible import joined
 
 if TYPE_CHECKING:
     from kit.preflight import Preflight
@@ -53,13 +52,17 @@ def run(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
         show(USAGE)
         return 0
-    words, problems, notes = read_flags(argv)
-    asked_rates, asked_steps = words.pop("rates", None), words.pop("sweep_steps", None)
+    parser = Parser(prog="kit rates", add_help=False, allow_abbrev=False)
+    parser.add_argument("--rates", type=numbers)
+    parser.add_argument("--sweep_steps", "--sweep-steps", type=int)
+    own, rest = parser.parse_known_args(argv)
+    words, problems, notes = read_flags(rest)
     request = read_command_line([f"--{name}={value}" for name, value in words.items()])
     problems += request.problems
-    rates = _rates(asked_rates, request, problems)
-    if asked_steps is not None and not (asked_steps.isdecimal() and int(asked_steps) > 1):
-        problems.append(Problem("--sweep_steps", f"found {asked_steps!r}", "a whole number from 2"))
+    if own.rates and not 0 < own.rates[0] <= own.rates[-1] <= 1:
+        problems.append(Problem("--rates", f"found {own.rates}", "rates above 0, at most 1: --rates 1e-5,3e-5,1e-4"))
+    if own.sweep_steps is not None and own.sweep_steps < 2:
+        problems.append(Problem("--sweep_steps", f"found {own.sweep_steps}", "a whole number from 2"))
     raise_if(problems)
     if notes:
         show(joined(notes))
@@ -67,33 +70,29 @@ def run(argv: list[str]) -> int:
     from kit.strategy.launch import resolve_config
 
     recipe = resolve_config(request)[0]
+    of_run = (float(f"{recipe.peak_learning_rate * factor:.2g}") for factor in FACTORS)
+    rates = own.rates or [rate for rate in of_run if rate <= 1]
     announce_wait(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
     from kit import preflight
 
     interrupt.raise_on_ctrl_c()
     checked = preflight.check(recipe)
-    steps, warmup = _length(checked, asked_steps)
-    flags = _flags(words, request, checked, steps, warmup)
+    steps, warmup = _length(checked, own.sweep_steps)
+    flags = _flags(words, checked, steps, warmup)
     folder = Path(f"{recipe.output_dir}-rates")
     known = _open(folder, flags, checked)
     done = {rate: folder / f"{rate:g}" for rate in {*known, *rates} if _is_done(folder / f"{rate:g}", steps)}
     missing = [rate for rate in rates if rate not in done]
-    shape = "its own schedule, whole" if steps == checked.total_steps else f"warm-up of {warmup}, then constant"
-    about = [
-        f"{len(missing)} x {steps} steps of {recipe.global_batch_size} samples = {len(missing) * steps:,} steps; the "
-        f"run itself has {checked.total_steps:,}",
-        f"schedule: {shape}; the same batches for each rate; folder {folder}",
-    ]
     show(f"rates: {', '.join(f'{rate:g}' for rate in missing) or 'all are done'}")
-    show(joined([f"    {line}" for line in (about if missing else about[1:])]))
+    show(f"    {steps} steps of {recipe.global_batch_size} samples, {warmup} of them warm-up, on the same batches")
+    show(joined([f"    the run itself has {checked.total_steps:,} steps; folder {folder}"]))
     with workplace() as temporary:
-        runner = ScriptRunner(flags, folder, temporary, len(missing))
-        for rate in missing:
+        for number, rate in enumerate(missing, 1):
             target = folder / f"{rate:g}"
-            if target.exists():  # it was stopped
-                shutil.rmtree(target)
+            shutil.rmtree(target, ignore_errors=True)  # it was stopped
+            show(f"{number} of {len(missing)}: learning rate {rate:g}")
             try:
-                runner.run(f"learning rate {rate:g}", target, learning_rate=f"{rate!r}")
+                run_script({**flags, "output_dir": str(target), "learning_rate": repr(rate)}, temporary)
             except ScriptFailed as error:
                 if not _has_diverged(target):
                     show_error(f"\n{error}")
@@ -111,50 +110,34 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _rates(text: str | None, request: Request, problems: list[Problem]) -> list[float]:
-    """The rates to try, the lowest first."""
-    if text is None:
-        peak = request.recipe.peak_learning_rate if request.recipe else 1e-4
-        return [rate for rate in (float(f"{peak * factor:.2g}") for factor in FACTORS) if rate <= 1]
-    found = []
-    for word in text.split(","):
-        try:
-            found.append(float(word))
-        except ValueError:
-            found.append(math.nan)
-        if not 0 < found[-1] <= 1:
-            problems.append(Problem("--rates", f"found {word!r}", "rates above 0, at most 1: --rates 1e-5,3e-5,1e-4"))
-    return sorted(set(found))
+def numbers(text: str) -> list[float]:
+    """Read ``--rates``, the lowest first."""
+    return sorted({float(rate) for rate in text.split(",")})
 
 
-def _length(checked: "Preflight", asked: str | None) -> tuple[int, int]:
+def _length(checked: "Preflight", asked: int | None) -> tuple[int, int]:
     """The steps of a trial, and those of them that are warm-up."""
     from kit.train.schedule import count_steps
 
     total = checked.total_steps
     warmup = count_steps(checked.recipe.warmup_steps, total)
-    steps = min(total, int(asked) if asked else max(FEWEST_STEPS, WARMUPS * warmup))
+    steps = min(total, asked or max(FEWEST_STEPS, WARMUPS * warmup))
     if steps <= warmup and steps < total:
         found = f"{steps}, of which all are warm-up: no trial would reach its rate"
         raise UserError(Problem("--sweep_steps", found, f"more than {warmup}"))
     return steps, warmup
 
 
-def _flags(words: dict[str, str], request: Request, checked: "Preflight", steps: int, warmup: int) -> dict[str, str]:
+def _flags(words: dict[str, str], checked: "Preflight", steps: int, warmup: int) -> dict[str, str]:
     """The flags of each trial, without rate and folder."""
     recipe = checked.recipe
-    own = {
+    own = SET | {
         "max_steps": str(steps),
-        "logging_steps": "1",
         "save_strategy": "no",
         "save_steps": "0",
         "save_only_model": "true",
         "keep_best": "false",
         "max_nonfinite_steps": "0",
-        "report_to": "none",
-        "push_to_hub": "none",
-        "resume_from_checkpoint": "auto",
-        "overwrite_output_dir": "false",
     }
     if steps < checked.total_steps:
         own |= {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": str(warmup)}
@@ -165,7 +148,6 @@ def _flags(words: dict[str, str], request: Request, checked: "Preflight", steps:
             "eval_strategy": "no",
             "eval_steps": "0",
             "eval_on_start": "false",
-            "predict_with_generate": "false",
             "early_stopping_patience": "none",
             "max_eval_samples": str(min(recipe.max_eval_samples or MOST_EVAL_SAMPLES, MOST_EVAL_SAMPLES)),
         }
@@ -177,21 +159,19 @@ def _open(folder: Path, flags: dict[str, str], checked: "Preflight") -> list[flo
     """Create the folder of the sweep, or check that it holds this one. Returns the rates that were begun in it."""
     about = {**flags, "the data": str(getattr(checked.data, "fingerprint", ""))}
     path = folder / SWEEP_FILE
-    if begun := [each for each in folder.glob("*/") if (each / RUN_FILE).is_file()]:
-        before = json.loads(read_small(path)) if path.exists() else {}
-        if other := [key for key in {**before, **about} if before.get(key) != about.get(key)]:
-            raise UserError(_taken(f"{folder} holds runs with other values of {', '.join(other)}"))
-        return [float(each.name) for each in begun]
-    if folder.exists() and not path.exists() and any(folder.iterdir()):
-        raise UserError(_taken(f"{folder} exists and holds no sweep"))
+    before = json.loads(read_small(path)) if path.exists() else {}
+    begun = [file.parent.name for file in folder.glob(f"*/{RUN_FILE}")]
+    found = ""
+    if begun and (other := [key for key in {**before, **about} if before.get(key) != about.get(key)]):
+        found = f"{folder} holds runs with other values of {', '.join(other)}"
+    elif not before and folder.exists() and any(folder.iterdir()):
+        found = f"{folder} exists and holds no sweep"
+    if found:
+        raise UserError(Problem("output_dir", found, "the folder of this sweep, or none", "another --output_dir"))
     # Also over what a first trial that was refused left: it binds no next command.
     folder.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(about, indent=1) + "\n")
-    return []
-
-
-def _taken(found: str) -> Problem:
-    return Problem("output_dir", one_line(found), "the folder of this sweep, or none", "another --output_dir")
+    return [float(name) for name in begun]
 
 
 def _is_done(folder: Path, steps: int) -> bool:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,70 +31,54 @@ class ScriptFailed(Exception):
         super().__init__(text)
 
 
-class ScriptRunner:
-    """Runs the script several times with the same flags, one run after the other."""
-
-    def __init__(self, flags: dict[str, str], folder: Path, temporary: Path, num_titles: int = 3) -> None:
-        """
-        Args:
-            flags: flags of the script, without ``output_dir``.
-            folder: for the logs.
-            temporary: the ``TMPDIR`` of all processes. ``kill_all`` finds them by it.
-            num_titles: how many different titles there will be.
-        """
-        self.flags, self.folder, self.temporary = flags, folder, temporary
-        self.num_titles = num_titles
-        self.titles: list[str] = []  # printed so far
-
-    def run(self, title: str, output_dir: Path, until: Callable[[], bool] | None = None, **flags: str) -> bool:
-        """Start the script and wait for its end, or kill all its processes as soon as ``until`` returns true.
-
-        Args:
-            title: printed before the first run with this title.
-            flags: of this run, besides those of all.
-
-        Returns:
-            Whether the script was killed.
-
-        Raises:
-            ScriptFailed: the script ended by itself with an exit status other than 0.
-        """
-        if title not in self.titles:
-            self.titles.append(title)
-            show(f"{len(self.titles)} of {self.num_titles}: {title}")
-        words = [f"--{name}={value}" for name, value in {**self.flags, **flags, "output_dir": str(output_dir)}.items()]
-        log = self.folder / f"{len(self.titles)}.log"
-        began = time.monotonic()
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), *words],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C must reach only this process, which then kills the others
-                env={**os.environ, "TMPDIR": str(self.temporary)},
-            )
-        is_due = False
-        while (status := process.poll()) is None and not is_due:
-            is_due = until is not None and until()
-            time.sleep(POLL_SECONDS)
-        kill_all(self.temporary)
-        process.wait()
-        if status:
-            raise _failure(
-                f"{len(self.titles)} of {self.num_titles}", status, log.read_text(encoding="utf-8", errors="replace")
-            )
-        show(f"    {'killed' if is_due else 'done'} after {time.monotonic() - began:.0f} s")
-        return is_due
+# What a command that starts the script sets, whatever the user's recipe says: a run for itself, every step logged.
+SET = {
+    "logging_steps": "1",
+    "predict_with_generate": "false",
+    "report_to": "none",
+    "push_to_hub": "none",
+    "resume_from_checkpoint": "auto",
+    "overwrite_output_dir": "false",
+}
 
 
-def _failure(number: str, status: int, text: str) -> ScriptFailed:
-    """The error message of the script, found in the log. A launcher adds lines, and turns exit status 2 into 1."""
-    block = re.search(r"^error: (rank \d)?.*(\n[ \t]+\S.*)*", text, re.MULTILINE)
-    if block:
-        return ScriptFailed(max(status, 1) if block[1] else 2, block[0])
-    end = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    return ScriptFailed(max(status, 1), "\n".join([*text.splitlines()[-60:], f"error: run {number} {end}"]))
+def run_script(flags: Mapping[str, str], temporary: Path, until: Callable[[], bool] = lambda: False) -> bool:
+    """Start the script and wait for its end, or kill all its processes as soon as ``until`` returns true.
+
+    Args:
+        flags: of the script.
+        temporary: for its output; the ``TMPDIR`` of all processes, by which ``kill_all`` finds them.
+
+    Returns:
+        Whether the script was killed.
+
+    Raises:
+        ScriptFailed: the script ended by itself with an exit status other than 0.
+    """
+    log = temporary / "log"
+    began = time.monotonic()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), *(f"--{name}={value}" for name, value in flags.items())],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C must reach only this process, which then kills the others
+            env={**os.environ, "TMPDIR": str(temporary)},
+        )
+    is_due = False
+    while (status := process.poll()) is None and not is_due:
+        is_due = until()
+        time.sleep(POLL_SECONDS)
+    kill_all(temporary)
+    process.wait()
+    if status:
+        text = log.read_text(encoding="utf-8", errors="replace")
+        error = re.search(r"^error: .*(\n[ \t]+\S.*)*", text, re.MULTILINE)  # without the lines of a launcher
+        end = "\n".join([*text.splitlines()[-60:], f"error: the run ended with status {status}"])
+        raise ScriptFailed(max(status, 1), error[0] if error else end)
+    show(f"    {'killed' if is_due else 'done'} after {time.monotonic() - began:.0f} s")
+    return is_due
 
 
 @contextmanager

@@ -7,18 +7,17 @@ Promises: the result is "exact" only if steps were done after a checkpoint was l
 and no temporary file is left behind, not even after Ctrl-C.
 """
 
-import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from kit.cli.compare_runs import compare_runs
-from kit.cli.starts import ScriptFailed, ScriptRunner, workplace
+from kit.cli.starts import SET, ScriptFailed, run_script, workplace
 from kit.config.command_line import read_command_line, read_flags
 from kit.config.recipe import Recipe
-from kit.console import show, show_error
+from kit.console import Parser, show, show_error
 from kit.errors import Problem, UserError, raise_if
-from kit.run.record import read_metrics, read_run
+from kit.run.record import read_run
 from kit.visible import joined
 
 HELP = "kill a short run with your flags, continue it, and compare bit for bit"
@@ -75,34 +74,17 @@ def run(argv: list[str]) -> int:
 
 def read_options(argv: list[str]) -> Options:
     """Parse the flags of this command and of the script. Raises ``UserError`` with all problems; writes nothing."""
-    flags, problems, _ = read_flags(argv)
-    given = dict(flags)
-
-    def number(name: str, default: int, least: int, most: float) -> int:
-        text = flags.pop(name, str(default))
-        if text.isdecimal() and least <= int(text) <= most:
-            return int(text)
-        found = f"found {text!r}" if text else "no value"
-        expected = f"whole number from {least}" + (f" to {most}" if most < math.inf else "")
-        problems.append(Problem(f"--{name}", found, expected))
-        return default
-
-    steps = number("steps", DEFAULT_STEPS, 2, math.inf)
-    kill_after = number("kill_after", steps // 2, 1, steps - 1)
-    if flags.pop("dry_run", "false") != "false":
-        problems.append(Problem("--dry_run", "a dry run has no steps to verify", fix="leave it out"))
-    flags.pop("output_dir", None)
-    flags |= {
-        "max_steps": str(steps),
-        "save_strategy": "steps",
-        "save_steps": str(kill_after),
-        "logging_steps": "1",
-        "predict_with_generate": "false",
-        "report_to": "none",
-        "push_to_hub": "none",
-        "resume_from_checkpoint": "auto",
-        "overwrite_output_dir": "false",
-    }
+    parser = Parser(prog="kit verify-resume", add_help=False, allow_abbrev=False)
+    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS)
+    parser.add_argument("--kill_after", "--kill-after", type=int)
+    own, words = parser.parse_known_args(argv)
+    given, problems, _ = read_flags(words)
+    kill_after = own.steps // 2 if own.kill_after is None else own.kill_after
+    if not 0 < kill_after < own.steps:
+        problems.append(Problem("--kill_after", f"step {kill_after} of {own.steps}", "a step before the last"))
+    of_steps = {"max_steps": str(own.steps), "save_strategy": "steps", "save_steps": str(kill_after)}
+    left_out = ("output_dir", "dry_run")
+    flags = {name: value for name, value in given.items() if name not in left_out} | SET | of_steps
     words = [f"--{name}={value}" for name, value in flags.items()]
     request = read_command_line(words)
     raise_if([*problems, *request.problems])
@@ -119,22 +101,22 @@ def read_options(argv: list[str]) -> Options:
             "max_eval_samples": str(min(recipe.max_eval_samples or MAX_EVAL_SAMPLES, MAX_EVAL_SAMPLES)),
         }
     overridden = [name for name, value in given.items() if name in Recipe.model_fields and flags.get(name) != value]
-    return Options(steps, kill_after, flags, overridden)
+    return Options(own.steps, kill_after, flags, overridden)
 
 
 def _verify(options: Options, folder: Path) -> int:
     whole, continued = folder / "uninterrupted", folder / "continued"
     checkpoints = continued / "checkpoints"
-    starts = ScriptRunner(options.flags, folder, folder)
-
-    starts.run(f"{options.steps} steps without interruption", whole)
+    show(f"1 of 3: {options.steps} steps without interruption")
+    run_script({**options.flags, "output_dir": str(whole)}, folder)
     recipe, strategy = read_run(whole / "run.json")  # what the run took, of which some settings were auto
     show(f"    {strategy.describe(recipe, recipe)}")
     shutil.rmtree(whole / "checkpoints")  # no longer needed, and large
 
-    title = f"the same, killed when the checkpoint of step {options.kill_after} is complete"
+    show(f"2 of 3: the same, killed when the checkpoint of step {options.kill_after} is complete")
+    again = {**options.flags, "output_dir": str(continued)}
     for _ in range(ATTEMPTS):
-        was_killed = starts.run(title, continued, until=_manifest(checkpoints, options.kill_after).is_file)
+        was_killed = run_script(again, folder, until=_manifest(checkpoints, options.kill_after).is_file)
         if was_killed and not _manifest(checkpoints, options.steps).is_file():
             break
         show("    all steps were done before it could be killed: trying again")
@@ -142,10 +124,10 @@ def _verify(options: Options, folder: Path) -> int:
     else:
         found = f"{options.steps} are done before the run can be killed, {ATTEMPTS} times in a row"
         raise UserError(Problem("--steps", found, "more steps", "more --steps"))
-    before_kill = read_metrics(continued)
 
-    starts.run("the command of the killed run again", continued)
-    comparison = compare_runs(whole, continued, before_kill)
+    show("3 of 3: the command of the killed run again")
+    run_script(again, folder)
+    comparison = compare_runs(whole, continued)
     show(joined(["", *comparison.table, "", *comparison.verdict.splitlines()]))
     nondeterministic = strategy.device != "cpu" and not recipe.deterministic
     if comparison.result == "differs" and nondeterministic:

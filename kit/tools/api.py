@@ -22,6 +22,7 @@ from kit.console import show
 from kit.durable import read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.failures.exits import STOPPED
+from kit.run.record import RUN_FILE, read_metrics, read_run
 from kit.tools.typed import typed
 
 __all__ = ["Recipe", "Run", "RunFailed", "UserError", "finetune", "open_run", "read_recipe"]
@@ -47,8 +48,6 @@ class Run:
         Raises:
             UserError: the folder holds no run.
         """
-        from kit.run.record import RUN_FILE, read_run
-
         self.folder = Path(folder)
         read_run(self.folder / RUN_FILE)  # raises if there is no run
 
@@ -59,20 +58,16 @@ class Run:
     @property
     def recipe(self) -> Recipe:
         """The recipe of the run, with all defaults filled in."""
-        from kit.run.record import RUN_FILE, read_run
-
         return read_run(self.folder / RUN_FILE)[0]
 
     @property
     def finished_steps(self) -> int:
         """The number of steps after which the run finished; 0 if it did not."""
-        return int(json.loads(read_small(self.folder / "run.json"))["finished_steps"])
+        return int(json.loads(read_small(self.folder / RUN_FILE))["finished_steps"])
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.jsonl``; those of training have ``loss``, those of evaluation ``eval_loss``."""
-        from kit.run.record import read_metrics
-
         return read_metrics(self.folder)
 
     @property

@@ -5,7 +5,7 @@ is the one that ``kit score`` generates. A damaged checkpoint is refused. Runs i
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -47,15 +47,10 @@ def prompt_ids(model: Opened, messages: list[Message]) -> list[int]:
     return ids
 
 
-def answer(model: Opened, messages: list[Message], write: Callable[[str], None]) -> str:
-    """Return the answer to ``messages``; ``write`` gets its text as it is generated, without special tokens."""
+def answer(model: Opened, messages: list[Message]) -> str:
+    """Show the answer to ``messages`` as it is generated, and return its text, without special tokens."""
     ids, recipe = prompt_ids(model, messages), model.recipe
-    written: list[str] = []
-
-    def keep(text: str) -> None:
-        written.append(text)
-        write(text)
-
+    streamer = _Streamer(model.tokenizer)
     room = recipe.max_new_tokens if model.positions is None else model.positions - len(ids)
     # As in an evaluation, each answer has numbers of its own to be drawn with: here the messages before it.
     numbers = [(len(messages), len(ids))]
@@ -73,22 +68,23 @@ def answer(model: Opened, messages: list[Message], write: Callable[[str], None])
             use_cache=True,
             pad_token_id=pad_id(model.tokenizer),
             eos_token_id=model.stops or None,
-            streamer=_Streamer(model.tokenizer, keep),
+            streamer=streamer,
             max_new_tokens=min(room, recipe.max_new_tokens),
             **how_to_generate(recipe.temperature, recipe.top_p, recipe.seed, numbers, len(ids)),
         )
-    return "".join(written)
+    return streamer.text
 
 
 class _Streamer(TextStreamer):
-    """Gives the text of an answer to a function, word by word."""
+    """Shows an answer word by word."""
 
-    def __init__(self, tokenizer: Any, write: Callable[[str], None]) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._write = write
+        self.text = ""
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        self._write(text)
+        self.text += text
+        show(text, end="")
 
 
 def talk(request: Request, with_base: bool, is_plain: bool) -> None:
@@ -102,43 +98,43 @@ def talk(request: Request, with_base: bool, is_plain: bool) -> None:
     models = [tuned, base_of(tuned)] if with_base else [tuned]
     system = tuned.recipe.system_prompt
     beginning = [{"role": "system", "content": system}] if system else []
-    if sys.stdin.isatty():
-        _in_terminal(models, beginning)
-    else:
-        for line in sys.stdin:
-            if question := line.rstrip("\n"):
-                _ask(models, [[*beginning, _user(question)] for _ in models])
+    in_terminal = sys.stdin.isatty()
+    conversations = [beginning] * len(models)
+    for question in _typed() if in_terminal else (line.rstrip("\n") for line in sys.stdin):
+        is_new = question.strip() == "/new"
+        if is_new or not in_terminal:
+            conversations = [beginning] * len(models)
+        if is_new or not question.strip():
+            continue
+        asked = [[*conversation, {"role": "user", "content": question}] for conversation in conversations]
+        try:
+            answers = _ask(models, asked)
+        except UserError as error:
+            if not in_terminal:
+                raise
+            show(str(error))
+        except KeyboardInterrupt:
+            if not in_terminal:
+                raise
+            show("\n(ended)")
+        else:
+            conversations = [
+                [*conversation, {"role": "assistant", "content": text}]
+                for conversation, text in zip(asked, answers, strict=True)
+            ]
 
 
-def _in_terminal(models: list[Opened], beginning: list[Message]) -> None:
+def _typed() -> Iterator[str]:
+    """What is typed in the terminal."""
     with suppress(ImportError):
         import readline  # noqa: F401  arrow keys and history in ``input``
 
     say(HELP)
-    conversations = [list(beginning) for _ in models]
-    while True:
-        try:
-            question = input("> ")
-        except (EOFError, KeyboardInterrupt):
-            show("")
-            return
-        if question.strip() == "/exit":
-            return
-        if question.strip() == "/new":
-            conversations = [list(beginning) for _ in models]
-        elif question.strip():
-            asked = [[*conversation, _user(question)] for conversation in conversations]
-            try:
-                answers = _ask(models, asked)
-            except UserError as error:
-                show(str(error))
-            except KeyboardInterrupt:
-                show("\n(ended)")
-            else:
-                conversations = [
-                    [*conversation, {"role": "assistant", "content": text}]
-                    for conversation, text in zip(asked, answers, strict=True)
-                ]
+    with suppress(EOFError, KeyboardInterrupt):
+        while (question := input("> ")).strip() != "/exit":
+            yield question
+        return
+    show("")
 
 
 def _ask(models: list[Opened], conversations: list[list[Message]]) -> list[str]:
@@ -147,10 +143,6 @@ def _ask(models: list[Opened], conversations: list[list[Message]]) -> list[str]:
     for name, model, conversation in zip(("tuned", "base"), models, conversations, strict=False):
         if len(models) > 1:
             show(f"{name}: ", end="")
-        answers.append(answer(model, conversation, lambda text: show(text, end="")))
+        answers.append(answer(model, conversation))
         show("")
     return answers
-
-
-def _user(text: str) -> Message:
-    return {"role": "user", "content": text}

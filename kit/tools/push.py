@@ -25,11 +25,11 @@ from kit.checkpoint.manifest import MANIFEST
 from kit.console import show
 from kit.durable import read_small
 from kit.errors import Problem, UserError, first_line, listed, raise_if
-from kit.export.card import LICENCE_OF_BASE, PLACEHOLDER, as_code, licence_in, serving_section
+from kit.export.card import LICENCE_OF_BASE, PLACEHOLDER, as_code, licence_in
 from kit.model.serving import serve_command
 from kit.run.record import RUN_FILE
 from kit.secrets import secret_spans
-from kit.upload import KINDS, Unreachable, answers, find_repository, is_id, url_of
+from kit.upload import KINDS, answers, find_repository, is_id, url_of
 
 # Of a folder that ``from_pretrained`` opens.
 _WEIGHTS = (
@@ -58,7 +58,7 @@ class Model:
     base: str | None  # hub id; None: not known, of a full model that was made from a folder
 
 
-def push(source: str, name: str | None, public: bool, base_model: str | None, dry_run: bool) -> None:
+def push(source: str, name: str | None, public: bool, base_model: str | None) -> None:
     """Check the model, the name and the rights, say what is uploaded, and upload it. The arguments are as typed.
 
     Raises:
@@ -67,21 +67,11 @@ def push(source: str, name: str | None, public: bool, base_model: str | None, dr
     model = open_model(Path(source).expanduser(), base_model)
     name = name or _usual_name(model.folder)
     show(_summary(model, name if "/" in name else f"YOU/{name}", public))
-    try:
-        _upload(HfApi(), model, name, public, dry_run)
-    except Unreachable as error:
-        raise UserError(error.problem) from None
-
-
-def _upload(api: HfApi, model: Model, name: str, public: bool, dry_run: bool) -> None:
+    api = HfApi()
     repo, old = find_repository(api, name, model.adapter is not None, public, "NAME")
     card = finished_card(model, repo, _licence_on_hub(api, model))
     if public and not getattr(model.card.data, "license", None):
         show("warning: the card names no licence; the base's card has none")
-    if dry_run:
-        what = "a commit to the repository that is there" if old else "a new repository"
-        show(f"checked; without --dry_run this makes {what}: {url_of(repo)}")
-        return
     if not sys.stderr.isatty():
         disable_progress_bars()
     message = f"kit push: {KINDS[model.adapter is not None]}"
@@ -98,7 +88,7 @@ def _usual_name(folder: Path) -> str:
     """The name of the run, or of the folder, in the characters that the hub takes."""
     path = Path(os.path.realpath(folder))
     name = path.parent.name if path.name == "final" else path.name
-    return re.sub(r"[^\w.]+|\.\.+", "-", name, flags=re.ASCII).strip("-.")[:96] or "model"
+    return re.sub(r"[^\w.]+", "-", name, flags=re.ASCII)
 
 
 def _summary(model: Model, repo: str, public: bool) -> str:
@@ -221,19 +211,8 @@ def finished_card(model: Model, repo: str, licence: dict[str, Any]) -> str:
     text = text.replace(serve_command(PLACEHOLDER), serve_command(repo))
     fetched = f"hf download {repo} --local-dir adapter\nkit export adapter "
     text = re.sub(rf"(?m)^(?:python recipes/export\.py|kit export) {re.escape(PLACEHOLDER)} ", fetched, text)
-    command = _serve_command(model, repo)
-    if command and "vllm serve" not in text:
-        text = f"{text.rstrip()}\n{serving_section(command)}"
     card.text = text
     return f"---\n{card.data.to_yaml()}\n---\n{text}"
-
-
-def _serve_command(model: Model, repo: str) -> str:
-    """The command that serves it from the hub, where the card has none; empty if no server is known to take it."""
-    gguf = next((name for name in model.files if name.endswith(".gguf")), None)
-    if gguf:  # the hub finds the file by its type
-        return f"llama-server --jinja -hf {repo}:{gguf.removesuffix('.gguf').rpartition('-')[2]}"
-    return ""
 
 
 # --- the hub

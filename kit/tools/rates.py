@@ -20,7 +20,7 @@ _TAIL = 0.25  # share of the steps at the end whose losses are averaged
 _OF_FALL, _OF_LOSS = 0.03, 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trial:
     """The first steps of a run with one learning rate."""
 
@@ -57,23 +57,19 @@ class Sweep:
     num_steps: int
 
     @property
-    def measure(self) -> str:
-        """What is compared: the evaluation loss if each trial has one, else the training loss of the last steps."""
-        ended = [trial for trial in self.trials if not trial.stopped_at]
-        has_evaluation = bool(ended) and all(math.isfinite(trial.eval_loss) for trial in ended)
-        return "evaluation loss" if has_evaluation else "training loss"
+    def is_evaluated(self) -> bool:
+        """Whether each trial that ended has an evaluation loss, which is compared then."""
+        ended = [trial.eval_loss for trial in self.trials if not trial.stopped_at]
+        return bool(ended) and all(map(math.isfinite, ended))
 
     def score(self, trial: Trial) -> float:
         """The loss by which ``trial`` is compared; infinite if it stopped."""
-        if trial.stopped_at:
-            return math.inf
-        return trial.eval_loss if self.measure == "evaluation loss" else trial.final_loss
+        return trial.eval_loss if self.is_evaluated and not trial.stopped_at else trial.final_loss
 
     def went_up(self, trial: Trial) -> bool:
         """Whether the loss rose: it is not finite, or above that of the first step and of the lowest rate."""
-        if math.isinf(trial.final_loss):
-            return True
-        return trial.final_loss > max(trial.losses[0], self.trials[0].final_loss)
+        end = trial.final_loss
+        return math.isinf(end) or end > max(trial.losses[0], self.trials[0].final_loss)
 
     @property
     def best(self) -> Trial | None:
@@ -81,47 +77,50 @@ class Sweep:
         good = [trial for trial in self.trials if not self.went_up(trial)]
         return min(good, key=self.score, default=None)
 
-    def is_as_good(self, trial: Trial) -> bool:
-        """Whether it is the best trial, or the difference to it is small, or within the noise of the last steps."""
-        best = self.best
-        if best is None or self.went_up(trial):
-            return False
+    def is_as_good(self, trial: Trial, best: Trial) -> bool:
+        """Whether the difference to the best trial is small, or within the noise of the last steps."""
         differences = trial.tail - best.tail  # of the same batches
         noise = 2 * float(differences.std()) / math.sqrt(len(differences))
-        fall = float(best.losses[0]) - self.score(best)
-        return self.score(trial) - self.score(best) <= max(noise, min(_OF_FALL * fall, _OF_LOSS * self.score(best)))
+        score = self.score(best)
+        small = min(_OF_FALL * (float(best.losses[0]) - score), _OF_LOSS * score)
+        return self.score(trial) - score <= max(noise, small)
 
     @property
     def range(self) -> list[Trial]:
         """The best trial and those that are as good, the lowest rate first; empty if all went up."""
-        return [trial for trial in self.trials if self.is_as_good(trial)]
+        best = self.best
+        if best is None:
+            return []
+        return [trial for trial in self.trials if not self.went_up(trial) and self.is_as_good(trial, best)]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the table: a row for each rate."""
-        rows = []
+        rows, good = [], self.range
         for trial in self.trials:
-            remark = "lowest" if trial is self.best else "as good" if self.is_as_good(trial) else ""
-            if trial.stopped_at:
-                remark = f"not finite at step {trial.stopped_at}"
-            elif self.went_up(trial):
-                remark = "went up"
             row = {"learning rate": f"{trial.rate:g}", f"training loss, last {_TAIL:.0%}": _text(trial.final_loss)}
-            if self.measure == "evaluation loss":
+            if self.is_evaluated:
                 row["evaluation loss"] = _text(self.score(trial))
-            rows.append({**row, "": remark})
+            if trial.stopped_at:
+                row[""] = f"not finite at step {trial.stopped_at}"
+            elif self.went_up(trial):
+                row[""] = "went up"
+            else:
+                row[""] = "lowest" if trial is self.best else "as good" if trial in good else ""
+            rows.append(row)
         return rows
 
     def suggestion(self) -> list[str]:
         """Return lines for the user: which rates to take, which to try, and what the sweep cannot show."""
-        if self.best is None:
-            return ["the loss went up with every rate: try --rates that are lower"]
         rates = [f"{trial.rate:g}" for trial in self.range]
+        if not rates:
+            return ["the loss went up with every rate: try --rates that are lower"]
+        measure = "evaluation" if self.is_evaluated else "training"
         found = f"{rates[0]} to {rates[-1]}" if len(rates) > 1 else rates[0]
-        lines = [f"after {self.num_steps} steps the {self.measure} is lowest with {found}"]
-        if self.best is self.trials[0] and len(self.trials) > 1:
-            lines.append("    the lowest rate that was tried: add lower --rates")
-        elif self.best is self.trials[-1]:
+        lines = [f"after {self.num_steps} steps the {measure} loss is lowest with {found}"]
+        if self.best is self.trials[-1]:
             lines.append("    the highest rate that was tried: add higher --rates")
+        elif self.best is self.trials[0]:
+            lines.append("    the lowest rate that was tried: add lower --rates")
         lower = "begin at the lower end" if len(rates) > 1 else "try the next lower one too"
         lines.append(f"    short runs favour rates that are too high for a long run: {lower} (docs/rates.md)")
         return lines

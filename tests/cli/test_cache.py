@@ -47,14 +47,6 @@ def test_what_no_run_has_opened_for_long_is_removed_and_nothing_else(samples, ca
     assert cache.open_entry(samples / ("b" * 32)) and cache.open_entry(samples / ("a" * 32)) is None
 
 
-def test_an_empty_cache_is_listed_and_wrong_words_are_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "none"))
-    typed(capsys), typed(capsys, "prune", "--older_than", "1")
-    assert not (tmp_path / "none").exists()
-    with pytest.raises(SystemExit, match="2"):
-        main(["cache", "prune", "--older_than", "0"])
-
-
 def test_verify_reads_every_byte_and_a_damaged_entry_is_not_opened_again(samples, capsys, monkeypatch):
     assert typed(capsys, "verify")[-1].endswith("2 entries read, 0 damaged")
     file = samples / ("a" * 32) / "input_ids.bin"

@@ -11,20 +11,17 @@ from kit.cli.compare_runs import compare_runs
 
 @pytest.fixture
 def folders(tmp_path):
-    """Two finished runs of 4 steps that are equal, and what the second had logged when it was killed after step 3."""
-
-    def rows(seconds):
-        for step in range(1, 5):
-            yield {"step": step, "loss": 1 / step, "grad_norm": 0.1, "learning_rate": 0.1, "seconds": step + seconds}
-            yield {"step": step, "eval_loss": 2 / step}
-
-    whole, killed = list(rows(0.0)), list(rows(0.5))
-    continued = killed[:4] + list(rows(0.25))[4:]  # it goes on after step 2
-    for name, lines in (("whole", whole), ("continued", continued)):
+    """Two finished runs of 4 steps that are equal; the second was continued after step 2."""
+    for name in ("whole", "continued"):
         (tmp_path / name / "final").mkdir(parents=True)
-        write_rows(tmp_path / name, lines)
+        rows = []
+        for step in range(1, 5):
+            rows.append({"step": step, "loss": 1 / step, "grad_norm": 0.1, "learning_rate": 0.1})
+            rows.append({"step": step, "eval_loss": 2 / step})
+        write_rows(tmp_path / name, rows)
+        (tmp_path / name / "run.json").write_text('{"starts": [{"step": 0}, {"step": 2}]}')
         save_file({"a": torch.ones(3), "b": torch.ones(2)}, tmp_path / name / "final/model.safetensors")
-    return tmp_path / "whole", tmp_path / "continued", killed[:6]
+    return tmp_path / "whole", tmp_path / "continued"
 
 
 def write_rows(folder, rows):
@@ -44,7 +41,7 @@ def test_one_bit_in_one_measure_is_a_difference(folders):
         row = next(row for row in rows if row["step"] == step and name in row)
         row[name] *= 1 + 2.0**-52
         write_rows(folders[1], rows)
-        comparison = compare_runs(*folders[:2], rows[:4] + folders[2][4:])
+        comparison = compare_runs(*folders)
         assert comparison.result == "differs" and comparison.verdict.startswith(f"differs from step {step} on")
         assert any(line.startswith(f"{step} ") and line.endswith(name) for line in comparison.table)
         assert ("before the kill" in comparison.verdict) == (step == 2)
@@ -60,7 +57,7 @@ def test_one_bit_in_the_final_weights_is_a_difference(folders):
     assert compare_runs(*folders).result == "differs"
 
 
-def test_a_run_with_no_step_left_after_the_kill_proves_nothing(folders):
-    rows = [json.loads(line) for line in (folders[1] / "metrics.jsonl").read_text().splitlines()]
-    comparison = compare_runs(*folders[:2], rows)
-    assert comparison.result == "not continued"
+def test_a_run_that_began_again_or_had_no_step_left_proves_nothing(folders):
+    for step in (0, 4):
+        (folders[1] / "run.json").write_text(json.dumps({"starts": [{"step": step}]}))
+        assert compare_runs(*folders).result == "not continued"

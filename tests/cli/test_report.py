@@ -63,15 +63,6 @@ def test_a_folder_of_runs_is_a_comparison_of_them_each_once(folder, tmp_path, ca
         assert "<title>2 runs: runs/a, runs/b</title>" in (tmp_path / "runs/comparison.html").read_text()
 
 
-def test_what_is_no_run_is_refused_all_at_once_and_stays_as_it_was(folder, tmp_path, capsys):
-    assert "runs/run.json: no record of a run" in refused(capsys)
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    text = refused(capsys, folder, "one", "two")
-    assert text.startswith("error: 2 problems") and "one/run.json: no record of a run" in text
-    assert list((tmp_path / "one").iterdir()) == []
-
-
 def test_a_file_that_is_no_report_is_not_overwritten(folder, tmp_path, capsys):
     (tmp_path / "thesis.html").write_text("mine")
     for path in ("thesis.html", str(folder)):

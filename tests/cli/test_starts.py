@@ -15,13 +15,13 @@ from kit.cli.main import main
 def test_the_error_of_a_failed_run_is_reported_without_the_lines_of_its_launcher(temporary, script, capsys):
     for end, status, message in (
         (
-            "print('error: seed: of no use\\n    -> another\\n'); sys.exit(1)",
+            "print('error: seed: of no use\\n    -> another\\n'); sys.exit(2)",
             2,
             "error: seed: of no use\n    -> another\n",
         ),
         ("print('error: rank 0: step 3: loss nan\\nTraceback'); sys.exit(1)", 1, "error: rank 0: step 3: loss nan\n"),
-        ("os.kill(os.getpid(), 9)", 1, "error: run 1 of 3 was ended by signal 9\n"),
-        ("1 / 0", 1, "ZeroDivisionError: division by zero\nerror: run 1 of 3 ended with status 1\n"),
+        ("os.kill(os.getpid(), 9)", 1, "error: the run ended with status -9\n"),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero\nerror: the run ended with status 1\n"),
     ):
         script(f"import os, sys\nprint('loading', flush=True)\n{end}\n")
         assert main(["verify-resume"]) == status

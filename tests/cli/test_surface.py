@@ -99,13 +99,6 @@ def test_help_of_a_script_lists_every_flag(script, typed):
         assert f"\n  --{name} <" in text and f"\n      {info.description}\n" in f"{text}\n"
 
 
-def test_help_of_score_begins_with_what_it_does_and_with_the_flags_that_matter(typed):
-    _, text, _ = typed("recipes/score.py --help")
-    assert text.splitlines()[2].startswith("Score a base model") and "Fine-tune" not in text
-    assert "    accelerate launch recipes/score.py --model_name_or_path" in text
-    assert text.index("--eval_dataset <") < text.index("--max_new_tokens <") < text.index("--learning_rate <")
-
-
 def test_help_of_kit_and_of_each_of_its_commands_says_what_it_is_for(typed):
     assert typed("kit --version")[:2] == (0, f"kit {__version__}")
     status, text, _ = typed("kit --help")
@@ -115,9 +108,3 @@ def test_help_of_kit_and_of_each_of_its_commands_says_what_it_is_for(typed):
         status, text, _ = typed(f"kit {name} --help")
         assert status == 0 and text.startswith(f"usage: kit {name} ")
         assert meanings()[name].lower() in " ".join(text.split()).lower() or name == "verify-resume"  # which says more
-
-
-def test_the_file_has_a_wrong_command_for_every_script_and_command():
-    commands = [command for command, _ in wrong_commands()]
-    for name in (*SCRIPTS, *(f"kit {name}" for name in COMMANDS)):
-        assert [command for command in commands if f"{command} ".startswith(f"{name} ")], name

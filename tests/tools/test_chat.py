@@ -54,7 +54,6 @@ def test_a_model_without_a_template_takes_plain_text(model_folder, tmp_path):
 
     status, _, said = talk()
     assert status == 2 and "--plain, and what you type is the prompt" in said
-    assert talk("--plain")[0] == 0
     assert talk("--plain", "--temperature", "1", "--top_p", "0.9")[0] == 0
     for words, says in ((["--config", "ddp"], "--config single"), (["--base"], "--base: this is a whole model")):
         status, _, said = talk("--plain", *words)

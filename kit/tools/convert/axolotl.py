@@ -4,8 +4,7 @@ import os
 from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
-from kit.tools.convert.common import take_batch, take_evaluation, take_template, take_training
-from kit.tools.convert.data import entry, put_data
+from kit.tools.convert.common import entry, put_data, take_batch, take_evaluation, take_template, take_training
 from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, is_true
 
 _NAMES = {

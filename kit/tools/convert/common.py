@@ -5,7 +5,9 @@ Defaults are those of transformers 5.23 (``training_args.py``), unless a kit has
 
 import math
 import re
+from typing import Any
 
+from kit.config.dataset_entry import DatasetEntry, with_own_names
 from kit.config.optimisers import OTHER_NAMES
 from kit.config.other_kits import KITS, table_of
 from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, number, shown
@@ -69,10 +71,11 @@ def _take_config(draft: Draft) -> None:
         draft.config = "ddp" if stage and stage[1] in "01" else "fsdp"
     elif any(not is_nothing(each) for each in fsdp):
         draft.config = "fsdp"
+    if "offload" in text:
+        reason = "--config fsdp_offload keeps parameters in CPU memory"
+        draft.leave("offloading of fsdp or deepspeed", True, Group.SPEED, reason)
     if "activation_checkpointing:true" in text:
         draft.put("gradient_checkpointing", True, "activation_checkpointing of fsdp_config")
-    if re.search(r"(?<!activation_cpu_)offload(\w*:(true|\{[^}]*device:(cpu|nvme))|\w*(?![\w:]))", text):
-        draft.config = draft.config and "fsdp_offload"
 
 
 def take_template(draft: Draft, key: str) -> None:
@@ -131,3 +134,31 @@ def _put_share(draft: Draft, kind: str, per_epoch: float) -> None:
         draft.put(f"{kind}_strategy", "epoch")
     elif per_epoch * epochs > 1:
         draft.put(f"{kind}_steps", math.floor(1e6 / per_epoch / epochs) / 1e6, note)  # steps are rounded up
+
+
+# --- data
+
+
+def entry(path: Any, columns: dict[str, str] | None = None, split: Any = None, **more: Any) -> DatasetEntry:
+    """One data set. ``columns`` maps a column to the kit's field; one that has the field's name is left out."""
+    columns = {theirs: ours for theirs, ours in (columns or {}).items() if theirs != ours}
+    return DatasetEntry(path=str(path), columns=columns or None, split=None if split == "train" else split, **more)
+
+
+def put_data(draft: Draft, name: str, entries: list[DatasetEntry]) -> None:
+    """Set ``dataset`` or ``eval_dataset``: by single settings if it is one, else as a list."""
+    if not entries:
+        return
+    first = entries[0]
+    if name == "eval_dataset" and len(entries) == 1 and first.split is None:
+        first = first.model_copy(update={"split": "train"})  # the default of eval_dataset_split is test
+    needs_list = first.prompt_format is not None or first.max_samples is not None
+    if len(entries) > 1 or needs_list or (name == "eval_dataset" and first.columns):
+        draft.put(name, [each.as_written() for each in with_own_names([first, *entries[1:]])])
+        return
+    draft.put(name, first.path)
+    for key in ("config", "split", "revision"):
+        if value := getattr(first, key):
+            draft.put(f"{name}_{key}", value)
+    if first.columns:
+        draft.put("dataset_columns", first.columns)

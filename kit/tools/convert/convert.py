@@ -13,15 +13,14 @@ from typing import Any
 import yaml
 
 from kit.config.fields import expected, is_switch
-from kit.config.hints import hint_for_value
 from kit.config.other_kits import kit_of
 from kit.config.recipe import Recipe
 from kit.config.recipe_file import read_yaml
-from kit.config.validation import check_recipe, problems_with_secrets, validate
+from kit.config.validation import check_recipe, problems_with_secrets
 from kit.errors import Problem, UserError, first_line, raise_if
 from kit.tools.convert import axolotl, llama_factory, ms_swift, trl
-from kit.tools.convert.draft import Draft, Group, is_nothing, is_true, number, shown
-from kit.tools.convert.write import lines_of, recipe_text
+from kit.tools.convert.draft import Draft, Group, as_list, is_nothing, is_true, number, shown
+from kit.tools.convert.write import recipe_text
 
 KITS: dict[str, Callable[[Draft], None]] = {
     "axolotl": axolotl.convert,
@@ -69,7 +68,6 @@ def convert(
         raise UserError(*draft.refused, Problem(str(path), found, f"the file as {kit} takes it")) from None
     draft.put_defaults()
     _leave_what_nothing_reads(draft)
-    _leave_what_does_not_fit(draft)
     for name, value in draft.typed.items():
         draft.put(name, value, "typed")
     raise_if(draft.refused)  # alone: what else is in the way does not matter
@@ -103,24 +101,6 @@ def _leave_what_nothing_reads(draft: Draft) -> None:
         draft.leave(draft.sources.get(name, name), draft.values.pop(name), Group.NEEDLESS, reasons[name])
 
 
-def _leave_what_does_not_fit(draft: Draft) -> None:
-    """Leave out each value that our setting does not take, by the schema: ``true`` is no list of tokens."""
-    for name, value in list(draft.values.items()):
-        if name not in draft.typed and not fits(name, value):
-            reason = hint_for_value(name, str(value)) or f"{name} takes {expected(Recipe.model_fields[name])}"
-            key = draft.sources.get(name, name)
-            draft.leave(key, draft.values.pop(name), Group.LEARNS, f"{reason}; with --drop, its default")
-
-
-def fits(name: str, value: Any) -> bool:
-    """Whether a setting of ours takes a value. A switch of YAML is no text: it fits only what may be true or false."""
-    values = value if isinstance(value, list) else [value]
-    if any(isinstance(each, bool) for each in values) and not is_switch(Recipe.model_fields[name]):
-        return False
-    as_read = yaml.load("\n".join(lines_of(name, value)), yaml.BaseLoader)
-    return not validate(Recipe, as_read, {}, Recipe.model_fields)[2] & {name}
-
-
 def _not_dropped(draft: Draft, path: Path, lines: Mapping[str, int], drop: Collection[str]) -> list[Problem]:
     """A problem for each key that changes what is learned, unless it may be left out. The last one has the fix."""
     learns = [each for each in draft.left_out if each.group is Group.LEARNS]
@@ -137,9 +117,14 @@ def _not_dropped(draft: Draft, path: Path, lines: Mapping[str, int], drop: Colle
 
 
 def _invalid(draft: Draft) -> list[Problem]:
-    """What a run would say of the recipe."""
+    """What a run would say of the recipe, by the keys of the file. A switch of YAML is a word in a recipe."""
     values = yaml.load(recipe_text(draft, []), yaml.BaseLoader) or {}
-    _, problems = check_recipe(values, {key: key for key in values})
-    problems += problems_with_secrets(draft.values, {})
+    where = {name: draft.sources.get(name, name) for name in values}
+    problems = []
+    for name, value in draft.values.items():
+        info = Recipe.model_fields[name]
+        if any(isinstance(each, bool) for each in as_list(value)) and not is_switch(info):
+            problems.append(Problem(where[name], f"found {shown(value)}", expected(info)))
+    problems += check_recipe(values, where)[1] + problems_with_secrets(draft.values, {})
     # Of a data set that was refused, nobody has to be told that it is missing.
     return [each for each in problems if not (draft.problems and each.found == "missing")]

@@ -6,8 +6,7 @@ Its hub is ModelScope: ids may have another name at Hugging Face's.
 import math
 
 from kit.config.dataset_entry import DatasetEntry
-from kit.tools.convert.common import take_batch, take_evaluation, take_template, take_training
-from kit.tools.convert.data import entry, put_data
+from kit.tools.convert.common import entry, put_data, take_batch, take_evaluation, take_template, take_training
 from kit.tools.convert.draft import Draft, Group, as_list, number
 
 _FAR = 8192  # tokens; without max_length ms-swift takes what the model can

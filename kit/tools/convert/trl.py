@@ -6,8 +6,7 @@ The file does not say which script reads it. Keys that only some have say it, or
 from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
-from kit.tools.convert.common import take_batch, take_evaluation, take_template, take_training
-from kit.tools.convert.data import entry, put_data
+from kit.tools.convert.common import entry, put_data, take_batch, take_evaluation, take_template, take_training
 from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_true, number
 
 _OF_PAIRS = {"beta", "max_prompt_length", "precompute_ref_log_probs"}

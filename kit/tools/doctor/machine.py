@@ -5,7 +5,6 @@ Promises: what cannot be checked, because the model could not be opened or the p
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ import psutil
 import torch
 from huggingface_hub import constants
 
-from kit.config.dataset_entry import DatasetEntry
+from kit.config.recipe import Recipe
 from kit.config.settings.model import ModelSettings
 from kit.console import silence_libraries
 from kit.data.read.hub import ask_hub
 from kit.data.read.sources import hub_id
-from kit.errors import Problem, Problems, UserError, first_line
+from kit.errors import Problem, Problems, UserError, first_line, raise_if
 from kit.hub import cached, not_cached
 from kit.memory.fit import memory_problems, planned_workload, resolve_auto
 from kit.memory.formulas import predict
@@ -30,7 +29,7 @@ from kit.strategy.launch import LaunchPlan
 from kit.strategy.launcher import LaunchedRank
 from kit.strategy.precision import check_precision, describe_precision
 from kit.strategy.topology import Topology, gpu_memory
-from kit.tools.doctor.result import Report, Result, of_problems, ok
+from kit.tools.doctor.result import Doubt, Report
 from kit.tools.plan.hardware import host_memory
 
 _NVIDIA = "/proc/driver/nvidia/version"
@@ -44,106 +43,103 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
     """
     silence_libraries()
     recipe, topology, config = planned.recipe, planned.topology, planned.config
-    local_world = launched.local_world if launched else -(-topology.num_processes // config.num_machines)
-    report.run("launch", lambda: _check_launch(planned, launched))
-    report.run("driver", lambda: check_driver(topology))
-    report.run("bf16", lambda: check_bf16(topology, planned.config_file))
+    report.check("launch", lambda: _check_launch(planned, launched))
+    report.check("driver", lambda: check_driver(topology))
+    report.check("bf16", lambda: check_bf16(topology, planned.config_file))
     opened: list[Any] = []
-    report.run("model", lambda: _check_model(recipe, opened))
-    entries = {"dataset": recipe.dataset_entries, "eval_dataset": recipe.eval_dataset_entries}
-    report.run("data", lambda: check_data(entries))
-    resolved = resolve_auto(recipe, topology, opened[0])[0] if opened else recipe
-    workload = planned_workload(resolved, topology, opened[0]) if opened else None
-    report.run("GPUs", lambda: check_gpus(topology, workload))
+    report.check("model", lambda: _check_model(recipe, opened))
+    report.check("data", lambda: check_data(recipe))
+    workload = None
+    if opened:
+        workload = planned_workload(resolve_auto(recipe, topology, opened[0])[0], topology, opened[0])
+    report.check("GPUs", lambda: check_gpus(topology, workload))
     if workload is None:
         found = "not checked: the plan does not describe this run" if opened else "not checked: there is no model"
-        report.add(Result("memory and disk", "warn", found))
+        report.add("memory and disk", "warn", found)
         return
+    local_world = launched.local_world if launched else -(-topology.num_processes // config.num_machines)
     here = replace(workload, gpus_per_machine=local_world)
-    report.run("memory", lambda: check_memory(here, topology))
-    report.run("disk", lambda: check_disk(recipe.output_dir, here))
+    report.check("memory", lambda: check_memory(here, topology))
+    report.check("disk", lambda: check_disk(recipe.output_dir, here))
 
 
-def _check_launch(planned: LaunchPlan, launched: LaunchedRank | None) -> Result:
+def _check_launch(planned: LaunchPlan, launched: LaunchedRank | None) -> str:
     topology, machines = planned.topology, planned.config.num_machines
     found = f"{topology.strategy.title}, {topology.num_processes} processes, config {topology.config_name}"
     problems = [*planned.problems, *planned.batch_problems]
     if launched is None and machines > 1:  # no launcher here, which some of these ask for
-        problems = [problem for problem in problems if problem.where == "main_process_ip"]
-        if not problems:
-            fix = "docs/doctor.md says how to start it on all"
-            return Result("launch", "warn", f"{found}; of {machines} machines only this one is checked", fix)
-    return of_problems("launch", problems, found)
+        raise_if(problem for problem in problems if problem.where == "main_process_ip")
+        found = f"{found}; of {machines} machines only this one is checked"
+        raise Doubt(found, "docs/doctor.md says how to start it on all")
+    raise_if(problems)
+    return found
 
 
-def check_driver(topology: Topology) -> Result:
+def check_driver(topology: Topology) -> str:
     """Fail if this machine has NVIDIA GPUs that torch cannot use."""
     build = f"torch {torch.__version__}"
     if topology.device_type != "cpu":
-        return ok("driver", f"{build} reaches {torch.accelerator.device_count()} GPUs")
+        return f"{build} reaches {torch.accelerator.device_count()} GPUs"
     if not os.path.exists(_NVIDIA) or torch.cuda.is_available():
-        return ok("driver", f"{build}: runs on the CPU")
+        return f"{build}: runs on the CPU"
     try:
         torch.cuda.init()
         found = "no GPU is visible"
     except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
         found = first_line(error)
     fix = "`nvidia-smi` must list them, CUDA_VISIBLE_DEVICES not hide them, and the driver know torch's CUDA"
-    return Result("driver", "fail", f"{build}: {found}", fix)
+    raise UserError(Problem(build, found, fix=fix))
 
 
-def check_bf16(topology: Topology, config: str | None) -> Result:
+def check_bf16(topology: Topology, config: str | None) -> str:
     """Fail if the config asks for bf16 and a GPU has none; warn of float32 on a GPU.
 
     Args:
         config: as the command names it; None without one.
     """
     if lines := describe_precision(topology, config):
-        return Result("bf16", "warn", "; ".join(lines))
-    return of_problems("bf16", check_precision(topology), f"mixed_precision: {topology.mixed_precision}")
+        raise Doubt("; ".join(lines))
+    raise_if(check_precision(topology))
+    return f"mixed_precision: {topology.mixed_precision}"
 
 
-def _check_model(settings: ModelSettings, opened: list[Any]) -> Result:
+def _check_model(settings: ModelSettings, opened: list[Any]) -> str:
     """Open the model's config, at the hub where it is there, into ``opened``."""
     opened.append(open_config(settings))
-    return ok("model", f"{settings.model_name_or_path}: {type(opened[0]).__name__}")
+    return f"{settings.model_name_or_path}: {type(opened[0]).__name__}"
 
 
-def check_data(asked: Mapping[str, Sequence[DatasetEntry]]) -> Result:
-    """Fail if a data set is not found, or the hub refuses it; offline, if it is not in the cache. Reads no row.
-
-    Args:
-        asked: the setting that names each data set.
-    """
-    problems = Problems()
-    found = []
-    for flag, entries in asked.items():
-        for entry in entries:
-            with problems.caught():
-                name = hub_id(entry.path, entry.split or "", flag)
-                if name is not None and not constants.HF_HUB_OFFLINE:
-                    ask_hub(name, flag, entry.revision)
-                elif name is not None and name not in cached("dataset"):
-                    raise UserError(not_cached(f"no file or folder {name!r}", name, "dataset", flag))
-                found.append(entry.path if name is None else f"{entry.path} from {constants.ENDPOINT}")
-    return of_problems("data", problems, ", ".join(dict.fromkeys(found)))
+def check_data(recipe: Recipe) -> str:
+    """Fail if a data set is not found, or the hub refuses it; offline, if it is not in the cache. Reads no row."""
+    asked = [("dataset", entry) for entry in recipe.dataset_entries]
+    asked += [("eval_dataset", entry) for entry in recipe.eval_dataset_entries]
+    problems, found = Problems(), {}
+    for flag, entry in asked:
+        with problems.caught():
+            name = hub_id(entry.path, entry.split or "", flag)
+            if name is not None and not constants.HF_HUB_OFFLINE:
+                ask_hub(name, flag, entry.revision)
+            elif name is not None and name not in cached("dataset"):
+                raise UserError(not_cached(f"no file or folder {name!r}", name, "dataset", flag))
+            found[entry.path if name is None else f"{entry.path} from {constants.ENDPOINT}"] = flag
+    problems.raise_if_any()
+    return ", ".join(found)
 
 
-def check_gpus(topology: Topology, workload: Workload | None) -> Result:
+def check_gpus(topology: Topology, workload: Workload | None) -> str:
     """Fail if the plan says that the run cannot fit a GPU; warn if a run meant for GPUs has none."""
+    if topology.rehearsal:
+        raise Doubt(f"none: {topology.config_name} runs on the CPU", "train on a machine with GPUs")
     if topology.device_type == "cpu":
-        if topology.rehearsal:
-            fix = "this rehearses the run; train on a machine with GPUs"
-            return Result("GPUs", "warn", f"none: {topology.config_name} runs on the CPU", fix)
-        return ok("GPUs", "none: the run takes the CPU")
-    total = gpu_memory(topology)
+        return "none: the run takes the CPU"
+    raise_if(memory_problems(workload, topology))
     needed = f"; the plan: {format_bytes(predict(workload).peak)} of each" if workload else ""
+    total = gpu_memory(topology)
     size = f" of {format_bytes(total)}" if total else ""
-    found = f"{torch.accelerator.device_count()}{size}{needed}"
-    return of_problems("GPUs", memory_problems(workload, topology), found)
+    return f"{torch.accelerator.device_count()}{size}{needed}"
 
 
-def check_memory(workload: Workload, topology: Topology) -> Result:
+def check_memory(workload: Workload, topology: Topology) -> str:
     """Fail if host memory is too small for loading, or for what training and saving keep there.
 
     Each rank also needs what this process holds by now: Python and the libraries. On a CPU its tensors are there too.
@@ -156,23 +152,24 @@ def check_memory(workload: Workload, topology: Topology) -> Result:
     free, wanted = host_memory()[1], sum(parts.values())
     shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
     found = f"{format_bytes(free)} free, {format_bytes(wanted)} needed ({shown})"
-    fix = "end other programs, take a larger machine or more of them; --async_save false keeps no copy"
-    return Result("memory", "fail", found, fix) if free < wanted else ok("memory", found)
+    if free < wanted:
+        fix = "end other programs, take a larger machine or more of them; --async_save false keeps no copy"
+        raise UserError(Problem("this machine", found, fix=fix))
+    return found
 
 
-def check_disk(output_dir: str | None, workload: Workload) -> Result:
-    """Fail if the disk of ``output_dir`` has no room for the final model and one checkpoint; warn if not for all."""
+def check_disk(output_dir: str | None, workload: Workload) -> str:
+    """Fail if the disk of ``output_dir`` has no room for the final model and the checkpoints that are there at once."""
     folder = Path(os.path.expanduser(output_dir or ".")).absolute()
     folder = next(path for path in (folder, *folder.parents) if path.is_dir())
     if not os.access(folder, os.W_OK):
-        return of_problems("disk", [Problem("output_dir", f"{folder} cannot be written to", fix="another folder")], "")
+        raise UserError(Problem("output_dir", f"{folder} cannot be written to", fix="another folder"))
     free, disk = shutil.disk_usage(folder).free, predict(workload).disk
-    final, number = disk["final model"], workload.num_checkpoints or 1
-    checkpoints = sum(size for name, size in disk.items() if "checkpoint" in name)
-    found = f"{format_bytes(free)} free in {folder}, {format_bytes(checkpoints + final)} needed: {number} x "
-    found += f"checkpoint of {format_bytes(checkpoints // number)}, and final/ of {format_bytes(final)}"
-    found += "" if workload.num_checkpoints else "; all checkpoints are kept, and one is counted"
-    fix = "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_only_model"
-    if free >= checkpoints + final:
-        return ok("disk", found)
-    return Result("disk", "fail" if free < checkpoints // number + final else "warn", found, fix)
+    disk = {name: size for name, size in disk.items() if name == "final model" or "checkpoint" in name}
+    wanted = sum(disk.values())
+    shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in disk.items())
+    found = f"{format_bytes(free)} free in {folder}, {format_bytes(wanted)} needed ({shown})"
+    if free < wanted:
+        fix = "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_only_model"
+        raise UserError(Problem("output_dir", found, fix=fix))
+    return found

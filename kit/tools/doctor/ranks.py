@@ -4,14 +4,15 @@ Promises: a rank that does not answer within the time-out is named.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kit.console import is_main, rank
-from kit.errors import TrainingError, UserError
+from kit.errors import Problem, TrainingError, UserError
 from kit.phases import Phase
 from kit.strategy.launch import LaunchPlan, forget_launcher
-from kit.tools.doctor.result import Report, Result, of_problems, ok
+from kit.tools.doctor.result import Report
 
 if TYPE_CHECKING:
     import torch
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
 # What a rank other than 0 waits before it reports that ranks did not join: rank 0, which knows which, reports first.
 _REPORT_DELAY_SECONDS = 3.0
 NO_ANSWER_FIX = "see what that rank printed, and whether its machine runs and is reached; --timeout waits longer"
-ALL_REDUCE = "all-reduce"
+WRONG_SUM_FIX = "try NCCL_P2P_DISABLE=1, then another GPU, cable or driver"
 NUM_VALUES = 1 << 23  # float32, 32 MiB: more than DDP's bucket of 25 MB
 _REPEATS = 3  # of which the fastest counts: the first one opens connections
 
 
 def check_ranks(
     report: Report, planned: LaunchPlan, timeout_seconds: float, end: Callable[[], int], late_seconds: float = 0
-) -> list[list[Result]]:
-    """Make all checks that need every rank. Called by all ranks.
+) -> None:
+    """Make all checks that need every rank, and add up the results of all in ``report``. Called by all ranks.
 
     If a rank does not answer, ``report`` gets a failed result that names it. This process then ends, if it cannot
     return from a collective.
@@ -37,9 +38,6 @@ def check_ranks(
         timeout_seconds: how long to wait for a rank that does not answer.
         end: called before this process ends by itself; returns the exit status.
         late_seconds: how much longer to wait until all have joined.
-
-    Returns:
-        The results of each rank; empty if a rank did not answer.
     """
     from accelerate.utils import gather_object
 
@@ -50,7 +48,7 @@ def check_ranks(
 
     def fail(message: str) -> None:
         found = message.replace("--ddp_timeout", "--timeout")
-        report.add(Result(stage, "fail", f"rank {rank()}: {found}", NO_ANSWER_FIX))
+        report.add(stage, "fail", str(Problem(f"rank {rank()}", found, fix=NO_ANSWER_FIX)))
 
     def leave(message: str) -> int:
         fail(message)
@@ -66,31 +64,31 @@ def check_ranks(
         accelerator, _ = start(recipe, topology, compared_facts(settings, topology, {}))
     except UserError as error:  # ranks that differ, or an address
         if is_main():
-            report.add(of_problems(stage, error.problems, ""))
-        return []
+            report.add(stage, "fail", "\n".join(map(str, error.problems)))
+        return
     except TrainingError as error:
         time.sleep(0 if is_main() else _REPORT_DELAY_SECONDS)
         fail(str(error))
-        return []
+        return
     watch = Watch(accelerator, open_store(), timeout_seconds, trains=False, report=leave)
     if is_main():
         found = f"{accelerator.num_processes} joined in {time.monotonic() - began:.1f} s, with the same code and recipe"
-        report.add(ok(stage, found))
-    stage = ALL_REDUCE
+        report.add(stage, "ok", found)
+    stage = "all-reduce"
     watch.enter(Phase("in all-reduce"))
-    results: list[list[Result]] = []
     try:
-        result = check_all_reduce(accelerator.device)
-        if is_main() or result.status != "ok":
-            report.add(result)
-        results = gather_object([report.results])
+        found, is_right = check_all_reduce(accelerator.device)
+        if not is_right:
+            report.add(stage, "fail", str(Problem(f"rank {rank()}", found, fix=WRONG_SUM_FIX)))
+        elif is_main():
+            report.add(stage, "ok", found)
+        report.counts = sum(gather_object([report.counts]), Counter())
     except (RuntimeError, TrainingError) as error:
         fail(str(watch.explain(error) or error).splitlines()[0])
-    return results
 
 
-def check_all_reduce(device: "torch.device") -> Result:
-    """Add up values of all ranks; fail if a sum is wrong. Called by all ranks."""
+def check_all_reduce(device: "torch.device") -> tuple[str, bool]:
+    """Add up values of all ranks. Returns how fast, or what is wrong; and whether it is right. Called by all ranks."""
     import torch
     from torch import distributed
 
@@ -103,8 +101,7 @@ def check_all_reduce(device: "torch.device") -> Result:
         wrong = int((values != world * (world - 1) / 2).sum())  # waits for the device
         fastest = min(fastest, time.perf_counter() - began)
         if wrong:
-            found = f"rank {own}: {wrong:,} of {NUM_VALUES:,} sums are wrong"
-            return Result(ALL_REDUCE, "fail", found, "try NCCL_P2P_DISABLE=1, then another GPU, cable or driver")
+            return f"{wrong:,} of {NUM_VALUES:,} sums are wrong", False
     # As nccl-tests count the bandwidth of the bus.
     rate = 4 * NUM_VALUES * 2 * (world - 1) / world / fastest
-    return ok(ALL_REDUCE, f"{4 * NUM_VALUES >> 20} MiB in {1e3 * fastest:.2f} ms: {rate / 1e9:.2f} GB/s")
+    return f"{4 * NUM_VALUES >> 20} MiB in {1e3 * fastest:.2f} ms: {rate / 1e9:.2f} GB/s", True

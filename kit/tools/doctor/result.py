@@ -1,97 +1,67 @@
-"""The result of a check, and the list of results that is printed while it grows.
+"""What checks found: a line each, shown when its check ends, and a count at the end.
 
-Plain Python. Promises: each result is printed when its check ends. A check that raises is a failed check, not a
-traceback.
+Plain Python. Promise: a check that raises is a failed check, not a traceback.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable
 
-from kit.console import show
-from kit.errors import Problem, UserError
-from kit.secrets import redacted
+from kit.console import show, show_error
+from kit.errors import UserError, first_line
 from kit.visible import one_line
 
-Status = Literal["ok", "warn", "fail"]
 FAILED = 2  # exit status: a check failed
 
 
-@dataclass(frozen=True)
-class Result:
-    """What one check found."""
+class Doubt(Exception):
+    """What a check found that stops no run, and what to do."""
 
-    name: str
-    status: Status
-    found: str
-    fix: str = ""  # what to do; empty if there is nothing to do
-    host: str = ""  # the machine, if several take part
-
-    def __str__(self) -> str:
-        host = f"{one_line(self.host)}: " if self.host else ""
-        text = f"{self.status:<5} {host}{self.name:<17} {one_line(self.found)}"
-        return f"{text}\n      -> {one_line(self.fix)}" if self.fix else text
-
-
-def ok(name: str, found: str) -> Result:
-    """Return the result of a check that found nothing wrong."""
-    return Result(name, "ok", found)
-
-
-def of_problems(name: str, problems: Iterable[Problem], found: str) -> Result:
-    """Return a failed result with all ``problems``; if there are none, one that is ok and says ``found``."""
-    descriptions = []
-    fixes = []
-    for problem in problems:
-        expected = f"; expected {problem.expected}" if problem.expected else ""
-        descriptions.append(f"{problem.where}: {problem.found}{expected}")
-        if problem.fix and problem.fix not in fixes:
-            fixes.append(problem.fix)
-    if not descriptions:
-        return ok(name, found)
-    return Result(name, "fail", "; ".join(descriptions), "; ".join(fixes))
+    def __init__(self, found: str, fix: str = "") -> None:
+        super().__init__(one_line(found) + (f"\n    -> {one_line(fix)}" if fix else ""))
 
 
 class Report:
-    """All results so far. Each one is passed to ``on_result`` as soon as it is added."""
+    """The results so far."""
 
-    def __init__(self, on_result: Callable[[Result], None], host: str = "") -> None:
-        """``host``: put into each result."""
-        self.results: list[Result] = []
-        self._on_result = on_result
-        self._host = host
+    def __init__(self, host: str = "", shows: bool = True) -> None:
+        """
+        Args:
+            host: this machine, if several take part.
+            shows: whether all results are shown; else failures alone.
+        """
+        self.counts: Counter[str] = Counter()  # ok, warn, fail
+        self._host = f"{one_line(host)}: " if host else ""
+        self._shows = shows
         self._began = time.monotonic()
 
-    def run(self, name: str, check: Callable[[], Result]) -> Result:
-        """Call ``check``, and add its result. An exception becomes a failed result called ``name``."""
+    def check(self, name: str, check: Callable[[], str]) -> None:
+        """Call ``check``, and show what it returns, or raises: a ``Doubt`` is a warning, all else a failure."""
         try:
-            result = check()
+            self.add(name, "ok", one_line(check()))
+        except Doubt as doubt:
+            self.add(name, "warn", str(doubt))
         except UserError as error:
-            result = of_problems(name, error.problems, "")
+            self.add(name, "fail", "\n".join(map(str, error.problems)))
         except Exception as error:  # a driver or library that is broken raises anything
-            reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
-            result = Result(name, "fail", f"{type(error).__name__}: {reason}", "correct what the message names")
-        self.add(result)
-        return result
+            self.add(name, "fail", one_line(f"{type(error).__name__}: {first_line(error)}"))
 
-    def add(self, result: Result) -> None:
-        """Add one result without credentials, and pass it to ``on_result``."""
-        found, fix = redacted(result.found), redacted(result.fix)
-        self.results.append(replace(result, found=found, fix=fix, host=result.host or self._host))
-        self._on_result(self.results[-1])
+    def add(self, name: str, status: str, text: str) -> None:
+        """Count and show one result."""
+        self.counts[status] += 1
+        line = f"{status:<5} {self._host}{name:<17} {text}"
+        if self._shows:
+            show(line)
+        elif status == "fail":
+            show_error(line)
 
     @property
     def exit_status(self) -> int:
         """0, or ``FAILED`` if a check failed."""
-        return FAILED if any(result.status == "fail" for result in self.results) else 0
+        return FAILED if self.counts["fail"] else 0
 
     def end(self) -> int:
-        """Print the summary. Returns the exit status."""
-        counts = Counter(result.status for result in self.results)
-        show(
-            f"{len(self.results)} checks in {time.monotonic() - self._began:.0f} s: "
-            f"{counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail"
-        )
+        """Show the count. Returns the exit status."""
+        counts = ", ".join(f"{self.counts[status]} {status}" for status in ("ok", "warn", "fail"))
+        show(f"{self.counts.total()} checks in {time.monotonic() - self._began:.0f} s: {counts}")
         return self.exit_status

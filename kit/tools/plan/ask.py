@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
 from kit.console import Parser
-from kit.errors import Problem, Problems, UserError
+from kit.errors import Problem, UserError, raise_if
 from kit.memory.shape import Shape
 from kit.memory.workload import Workload, uncovered
 from kit.tools.plan.hardware import Gpu, parse_gpu, parse_gpus, this_machine
@@ -31,7 +31,7 @@ class Ask:
     recipe_name: str | None  # None: no recipe file, so that commands need the flags
     shape: Shape
     only: str | None  # ``--config``
-    typed: tuple[str, ...]  # the recipe's keys that were given as flags
+    has_data: bool  # whether the data were given as a flag
     gpu: Gpu
     num_gpus: int
     gpus_per_machine: int
@@ -44,54 +44,44 @@ class Ask:
 
 
 def read_ask(argv: list[str]) -> Ask:
-    """Parse the words after ``kit plan``. Raises ``UserError`` with all problems."""
+    """Parse the words after ``kit plan``. Raises ``UserError``."""
     parser = Parser(prog="kit plan", add_help=False, allow_abbrev=False)
-    for name in OWN:  # the flags of a run are those of its plan
-        kind = float if name == "price" else str
-        parser.add_argument(f"--{name}", *(["--num_processes"] if name == "gpus" else []), type=kind)
+    parser.add_argument("--model")
+    parser.add_argument("--gpu", type=parse_gpu)
+    parser.add_argument("--gpus", "--num_processes", type=parse_gpus)
+    parser.add_argument("--price", type=float)
     own, rest = parser.parse_known_args(argv)
     names = {word[2:].partition("=")[0].replace("-", "_") for word in rest if word.startswith("--")}
     if own.model is None and not names & {"recipe", MODEL}:
         fix = "add --recipe llama-8b-lora, or --model meta-llama/Llama-3.1-8B; `kit recipes` lists the recipes"
         raise UserError(Problem("--recipe", "for which model? none is named", fix=fix))
-    problems = Problems()
-    gpu, num = (this_machine() if own.gpu is None else None) or (None, 1)
-    per_machine = num
-    with problems.caught():
-        gpu = parse_gpu(own.gpu) if own.gpu is not None else gpu
-    if own.gpu is None and gpu is None:
-        problems.append(Problem("--gpu", "none is named, and this machine has none", "as --gpu rtx4090"))
-    with problems.caught():
-        if own.gpus is not None:
-            num, per_machine = parse_gpus(own.gpus)
+    gpu, num = (own.gpu, 1) if own.gpu else this_machine() or (None, 1)
+    if gpu is None:
+        raise UserError(Problem("--gpu", "none is named, and this machine has none", "as --gpu rtx4090"))
+    num, per_machine = own.gpus or (num, num)
     model, words = own.model, rest
     if model is not None:
         words = [*words, "--model_name_or_path", shipped_id(model) or model]
     if not names & {"recipe", "dataset"}:
         words = [*words, "--dataset", "my.jsonl"]
     request = read_command_line(words)
-    problems += request.problems
-    recipe, shape = request.recipe, None
-    if recipe is not None:
-        with problems.caught():
-            shape = find_shape(model or recipe.model_name_or_path, "--model" if model else MODEL)
-    problems.raise_if_any()
-    assert recipe is not None and shape is not None and gpu is not None
-    names |= {MODEL} if model and "recipe" in names else set()
+    raise_if(request.problems)
+    recipe = request.recipe
+    assert recipe is not None
+    shape = find_shape(model or recipe.model_name_or_path, "--model" if model else MODEL)
     config = request.launch.config
     ask = Ask(
         recipe=recipe,
         recipe_name=request.launch.recipe,
         shape=shape,
         only=config.removesuffix(".yaml") if config else None,
-        typed=tuple(key for key in Recipe.model_fields if key in names),
+        has_data="dataset" in names,
         gpu=gpu,
         num_gpus=num,
         gpus_per_machine=per_machine,
         price=own.price,
     )
-    problems += _refused(ask)
-    problems.raise_if_any()
+    raise_if(_refused(ask))
     return ask
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kit.config.recipe import Recipe
-from kit.errors import Problems
 from kit.memory.workload import Workload
 from kit.tools.plan.hardware import Gpu
 from kit.tools.plan.speed import Step, step
@@ -62,16 +61,9 @@ def read_training_data(recipe: Recipe, vocab_size: int) -> "Data":
 
     silence_libraries()
     recipe = recipe.model_copy(update={"eval_dataset": None})
-    problems = Problems()
-    datasets = []
-    tokenizer = None
-    with problems.caught():
-        datasets = open_datasets(
-            recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming, recipe.declared.rows
-        )
-    with problems.caught():
-        tokenizer = open_tokenizer(recipe)
-    problems.raise_if_any()
+    entries = recipe.dataset_entries, recipe.eval_dataset_entries
+    datasets = open_datasets(*entries, recipe.streaming, recipe.declared.rows)
+    tokenizer = open_tokenizer(recipe)
     data = open_data(
         recipe.model_copy(update={"streaming": False}),
         datasets,

@@ -2,8 +2,9 @@
 
 import shlex
 from collections.abc import Iterable
-from typing import Any
 
+from kit.config.command_line import read_recipe
+from kit.config.recipe import Recipe
 from kit.config.scripts import command_of
 from kit.memory.activations import offloaded
 from kit.memory.fit import MARGIN, checkpointing_word
@@ -74,27 +75,33 @@ def parts(memory: Memory) -> list[str]:
 
 def command(option: Option, ask: Ask) -> str:
     """The command that runs ``option``."""
-    own, recipe = option.workload, ask.recipe
+    own = option.workload
     words = command_of("finetune.py").split()
     if own.bf16 or own.num_gpus > 1:
         words += ["--config", own.config if own.bf16 and own.num_machines == 1 else f"my-{own.config}.yaml"]
     elif len(words) > 2:  # in float32 one process needs no config, and no shipped one will do
         words = [*words[:2], "--mixed_precision", "no", "--num_processes", "1", *words[2:]]
-    values: dict[str, Any] = recipe.model_dump(mode="json", exclude_none=True)
     if ask.recipe_name:
         words += ["--recipe", ask.recipe_name]
-        words += ["--dataset", typed("dataset", values["dataset"])] if "dataset" in ask.typed else []
-    else:
-        words += ["--model_name_or_path", recipe.model_name_or_path, "--dataset", typed("dataset", values["dataset"])]
-    if not ask.recipe_name or own.method != recipe.method:
-        words += ["--method", own.method]
     if own.num_gpus > 1:
         words += ["--num_processes", str(own.num_gpus)]
-    changed = _changes(option, ask)
-    values = recipe.model_copy(update=changed).model_dump(mode="json", exclude_none=True)
-    for key in changed:
-        if f"--{key}" not in words:
-            words += [f"--{key}", typed(key, values.get(key))]
+    chosen = {
+        "method": own.method,
+        "optim": own.optim,
+        "per_device_train_batch_size": own.rows,
+        "gradient_checkpointing": own.gradient_checkpointing,
+        "activation_offload": own.activation_offload,
+        "tiled_mlp": own.tiled_mlp,
+    }
+    if own.tiled_mlp:
+        chosen["torch_compile"] = False
+    taken = ask.recipe.model_copy(update=chosen).model_dump(mode="json", exclude_none=True)
+    base = {key: info.get_default(call_default_factory=True) for key, info in Recipe.model_fields.items()}
+    if ask.recipe_name:
+        base = read_recipe(["--recipe", ask.recipe_name]).model_dump(mode="json", exclude_none=True)
+    for key in Recipe.model_fields:
+        if taken.get(key) != base.get(key):
+            words += [f"--{key}", typed(key, taken.get(key))]
     return shlex.join(words)
 
 
@@ -104,22 +111,6 @@ def own_config(own: Workload) -> str:
     if own.num_machines > 1:
         return f"on each of the {own.num_machines} machines, with {copied} (docs/multi-node.md)"
     return "" if own.bf16 or own.num_gpus == 1 else f"with {copied} that says mixed_precision: no"
-
-
-def _changes(option: Option, ask: Ask) -> dict[str, str | int | bool]:
-    """The keys of the recipe, but for the method, that ``option`` sets otherwise, or that no recipe file sets."""
-    own, recipe = option.workload, ask.recipe
-    typed = {key: getattr(recipe, key) for key in ask.typed if key not in ("method", "dataset")}
-    chosen = {
-        "optim": own.optim,
-        "per_device_train_batch_size": own.rows,
-        "gradient_checkpointing": own.gradient_checkpointing,
-        "activation_offload": own.activation_offload,
-        "tiled_mlp": own.tiled_mlp,
-    }
-    if own.tiled_mlp:
-        chosen["torch_compile"] = False
-    return typed | {key: value for key, value in chosen.items() if key in typed or value != getattr(recipe, key)}
 
 
 def time_lines(
@@ -145,12 +136,12 @@ def time_lines(
     # Before the first step the reference reads each sample once.
     share = forward_operations_per_token(own) / operations_per_token(own) / max(1.0, lengths.epochs if lengths else 1.0)
     before = own.first_passes * share * num_steps
-    first, hours = ([number * each / 3600 for each in (fast, slow)] for number in (before, num_steps + before))
+    hours = [(num_steps + before) * each / 3600 for each in (fast, slow)]
     of_gpus = [own.num_gpus * each for each in hours]
     text = f"{num_steps:,} step{'s' if num_steps > 1 else ''}: {_range(hours, 3)} hours"
     text += f", {_range(of_gpus, 3)} GPU-hours" if own.num_gpus > 1 else ""
     text += f", cost {price * of_gpus[0]:,.2f} to {price * of_gpus[1]:,.2f}" if price is not None else ""
-    text += f"; of it {_range(first)} hours for the reference before the first step" if before else ""
+    text += ", with the reference before the first step" if before else ""
     text += "" if lengths else f" (if every row is full, {own.width:,} tokens, and all are learned from)"
     return [*lines, text]
 

@@ -80,14 +80,9 @@ def _repeats(train: Samples) -> Finding:
 
 
 def _preferences(train: Samples) -> Iterator[Finding]:
-    """What lengths and labels give away, so that an objective may learn little else."""
-    if train.preferences is None or train.labels is None:
-        return
-    if train.are_rated:
-        share = train.labels.mean()
-        yield Finding(0.1 <= share <= 0.9, f"{share:.1%} of the answers have the label true")
-        return
-    good, bad = train.sequence_lengths.T  # after the same prompt
-    share = (good > bad).mean()
-    text = f"the chosen answer is the longer one in {share:.1%} of the pairs"
-    yield Finding(0.2 <= share <= 0.8 or len(train) < 20, text)
+    """What lengths give away, so that an objective may learn little else."""
+    if train.preferences is not None and not train.are_rated:
+        good, bad = train.sequence_lengths.T  # after the same prompt
+        share = (good > bad).mean()
+        text = f"the chosen answer is the longer one in {share:.1%} of the pairs"
+        yield Finding(0.2 <= share <= 0.8 or len(train) < 20, text)

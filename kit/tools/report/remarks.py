@@ -43,7 +43,7 @@ def _end(run: ReportedRun) -> Iterator[str]:
 
 
 def _losses(run: ReportedRun) -> Iterator[str]:
-    losses, evaluations = run.training.values("loss"), run.evaluations.values("eval_loss")
+    losses, evaluations = run.values("loss"), run.values("eval_loss")
     tenth = max(len(losses) // 10, 5)
     if len(losses) >= FEWEST_STEPS and losses[-tenth:].mean() >= losses[:tenth].mean():
         yield (
@@ -59,13 +59,13 @@ def _losses(run: ReportedRun) -> Iterator[str]:
 
 
 def _preferences(run: ReportedRun) -> Iterator[str]:
-    accuracies = run.evaluations.values(ACCURACY)
+    accuracies = run.values(ACCURACY)
     if run.steps_done >= FEWEST_STEPS and len(accuracies) and accuracies[-1] <= 0.5:
         yield (
             f"The accuracy is not above chance: {accuracies[-1]:.1%} of the evaluation pairs. Try another "
             "learning_rate, and see in `kit inspect` whether chosen and rejected are the right way round."
         )
-    logps, lengths = (run.evaluations.values(f"eval_{key}/chosen") for key in ("logps", "lengths"))
+    logps, lengths = (run.values(f"eval_{key}/chosen") for key in ("logps", "lengths"))
     if len(logps) > 1 and len(lengths) and logps[0] - logps[-1] > FALLEN * lengths[-1] > 0:
         yield (
             f"The chosen answers became less likely: log-probability {logps[0]:,.1f} → {logps[-1]:,.1f}. Only "
@@ -84,7 +84,7 @@ def _answers(run: ReportedRun) -> Iterator[str]:
 
 def _waste(run: ReportedRun) -> Iterator[str]:
     for key, much, text in _WASTE:
-        shares = run.training.values(key)[1:]  # the first step is slow
+        shares = run.values(key)[1:]  # the first step is slow
         if len(shares) and shares.mean() > much:
             yield f"{shares.mean():.0%} {text}."
 

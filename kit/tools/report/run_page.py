@@ -94,7 +94,7 @@ def _results(run: ReportedRun) -> dict[str, str]:
     """What a run reached, from the first value to the last: texts by what it is."""
     found = {}
     for key in ("eval_loss", ACCURACY, _MARGIN, *run.answer_metrics, "loss"):
-        values = (run.training if key == "loss" else run.evaluations).values(key)
+        values = run.values(key)
         if len(values):
             found[_name(key)] = " → ".join(_measured(key, value) for value in values[[0, -1][: len(values)]])
     return found
@@ -144,15 +144,15 @@ def _charts(runs: Sequence[ReportedRun], labels: Sequence[str]) -> Iterator[str]
                 colour, is_dashed = i, False
                 if len(runs) > 1:  # each run has its colour
                     name, colour, is_dashed = label if name == "last" else f"{label}, {name}", at, i > 0
-                points = run.rows_of(key).points(key) * (1.0, curve.scale)
+                points = run.points(key) * (1.0, curve.scale)
                 lines.append(Line(name, points, colour, is_dashed))
         yield draw(curve.title, lines, marks, curve.is_fitted)
 
 
 def _by_data_set(run: ReportedRun, prefix: str, kind: str) -> _Curve:
     """The losses of the data sets of which most is learned."""
-    names = [key.removeprefix(prefix) for key in run.rows_of(prefix).keys if key.startswith(prefix)]
-    names.sort(key=lambda name: -run.training.values(f"supervised_tokens/{name}").sum())
+    names = [key.removeprefix(prefix) for key in run.numbers if key.startswith(prefix)]
+    names.sort(key=lambda name: -run.values(f"supervised_tokens/{name}").sum())
     names = names[:_MOST_DATA_SETS]
     return _Curve(f"{kind} loss by data set", [prefix + name for name in names], 1, True, names)
 
@@ -227,7 +227,7 @@ def _facts(run: ReportedRun) -> dict[str, str]:
 
 def _speed(run: ReportedRun) -> dict[str, str]:
     """The median speed without the first logged step, the time, and the memory."""
-    speeds, peaks = run.training.values("tokens_per_second"), run.training.values("peak_memory_bytes")
+    speeds, peaks = run.values("tokens_per_second"), run.values("peak_memory_bytes")
     found = {}
     if len(speeds):
         found["tokens per second"] = cell(round(float(np.median(speeds[1:] if len(speeds) > 1 else speeds))))

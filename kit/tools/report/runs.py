@@ -6,7 +6,6 @@ number, as of a damaged file, is left out.
 
 import json
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,32 +25,6 @@ ACCURACY = "eval_rewards/accuracies"  # share of the pairs
 _LEAST, _MOST = 1e-150, 1e150  # of a number that a run writes
 
 
-class Columns:
-    """The numbers of rows: for each key the steps that have it, and the values."""
-
-    def __init__(self) -> None:
-        self._points: dict[str, array[float]] = {}  # step, value, step, value, ...
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Append the numbers of a row; other values are left out."""
-        for key, value in row.items():
-            if (number := finite_number(value)) is not None:
-                self._points.setdefault(key, array("d")).extend((row["step"], number))
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys that a row has, in the order of their first rows."""
-        return list(self._points)
-
-    def points(self, key: str) -> np.ndarray:
-        """Return the steps that have a value, with it. [N, 2], float64"""
-        return np.array(self._points.get(key, ()), np.float64).reshape(-1, 2)
-
-    def values(self, key: str) -> np.ndarray:
-        """Return the values alone. [N]"""
-        return self.points(key)[:, 1]
-
-
 @dataclass
 class ReportedRun:
     """A run with its record and its metrics, as they were when they were read.
@@ -64,8 +37,8 @@ class ReportedRun:
     strategy: ActualStrategy
     record: dict[str, Any]  # run.json
     is_at_work: bool  # whether a process trains it now
-    training: Columns = field(default_factory=Columns)
-    evaluations: Columns = field(default_factory=Columns)
+    # The numbers of metrics.jsonl by key: step, value, step, value, ... Keys of evaluations begin with ``eval_``.
+    numbers: dict[str, "array[float]"] = field(default_factory=dict)
     answered: list[Row] = field(default_factory=list)  # the evaluations with generated answers
     answer_metrics: list[str] = field(default_factory=list)  # keys of the metrics of answers
     odd_steps: list[Row] = field(default_factory=list)  # skipped, or their loss was a spike; MOST_ODD with samples
@@ -79,14 +52,14 @@ class ReportedRun:
         if "eval_loss" in row:
             if self.recipe.declared.has_reference and not row["step"]:
                 row = {**row, ACCURACY: None}  # the model equals its reference: all rewards are 0 but for rounding
-            self.evaluations.append(row)
             if isinstance(intervals := row.get("intervals"), dict):
                 self.answer_metrics = list(dict.fromkeys([*self.answer_metrics, *intervals]))
             answers = row.get("answers")
             if answers and isinstance(answers, list) and all(isinstance(each, dict) for each in answers):
                 self.answered = [*self.answered[:1], row]
-        else:
-            self.training.append(row)
+        for key, value in row.items():
+            if (number := finite_number(value)) is not None:
+                self.numbers.setdefault(key, array("d")).extend((row["step"], number))
         if "nonfinite" in row or "loss_spike" in row:
             has_room = len(self.odd_steps) < MOST_ODD
             self.odd_steps.append(row if has_room else {key: each for key, each in row.items() if key != "samples"})
@@ -96,9 +69,13 @@ class ReportedRun:
         """The name of its folder."""
         return self.folder.absolute().name
 
-    def rows_of(self, key: str) -> Columns:
-        """The rows that have ``key``, or keys that begin with it."""
-        return self.evaluations if key.startswith("eval_") else self.training
+    def points(self, key: str) -> np.ndarray:
+        """Return the steps that have a value, with it. [N, 2], float64"""
+        return np.array(self.numbers.get(key, ()), np.float64).reshape(-1, 2)
+
+    def values(self, key: str) -> np.ndarray:
+        """Return the values alone. [N]"""
+        return self.points(key)[:, 1]
 
     @property
     def status(self) -> str:
@@ -114,7 +91,7 @@ class ReportedRun:
 
     def best(self, key: str) -> tuple[int, float] | None:
         """The step of the best evaluation and its value; None without any. Less is better of a loss, else more."""
-        points = self.evaluations.points(key)
+        points = self.points(key)
         if not len(points):
             return None
         step, value = points[points[:, 1].argmin() if key == "eval_loss" else points[:, 1].argmax()]

@@ -13,11 +13,10 @@ import numpy as np
 from kit.config.recipe import Recipe
 from kit.data.feed.ranks import Ranks
 from kit.data.open import Data
-from kit.data.samples.samples import NOT_USED, Samples
+from kit.data.samples.samples import NOT_USED
 from kit.tools.report.data_checks import LEAK, Finding, check
-from kit.tools.report.page import escaped, page, section, table
+from kit.tools.report.page import escaped, page
 from kit.tools.report.shown_samples import Part, ShownSample, Token, shown_samples
-from kit.tools.text_table import text_table
 from kit.visible import one_line
 
 
@@ -27,7 +26,6 @@ class GatheredSamples:
 
     title: str
     notes: list[str]
-    datasets: list[dict[str, Any]]  # the table of the data sets, a row for each
     checks: list[Finding]
     samples: list[ShownSample]
 
@@ -45,48 +43,27 @@ def gather_samples(
     train = data.train
     feed = data.open_feed(recipe, Ranks(), 0, {})
     lines = [note for note in notes if LEAK not in note and NOT_USED not in note]  # these are shown as a whole
-    for store in train.stores:
+    for number, store in enumerate(train.stores):
+        lengths = train.row_lengths[train.dataset_ids == number]  # of a pair that of its longer half
+        about = f"{len(lengths):,} samples, half of them of at most {int(np.median(lengths)):,} tokens"
+        lines.append(f"{store.name}: {about}, the longest {lengths.max():,}")
         unused = ", ".join(f"{name} ({share:.1%} of the rows)" for name, share in store.unused.items())
         lines += [f"{store.name}{NOT_USED}{unused}"] if unused else []
     lines += [*feed.notes(), f"{data.total_steps(recipe):,} steps of {recipe.global_batch_size:,}"]
     findings = check(train, data.evaluation, tokenizer, recipe)
-    samples = shown_samples(train, tokenizer, num_samples)
-    title = ", ".join(train.dataset_names)
-    return GatheredSamples(title, lines, _datasets_table(train), findings, samples)
-
-
-def _datasets_table(train: Samples) -> list[dict[str, Any]]:
-    """Return the table of the data sets. The length of a pair is that of its longer half."""
-    rows = []
-    for number, store in enumerate(train.stores):
-        own, counts = train.dataset_ids == number, store.report
-        lengths = train.row_lengths[own]
-        rows.append(
-            {
-                "data set": store.name,
-                "rows": counts["num_rows"],
-                "samples": len(lengths),
-                "left out": counts["num_dropped_long"] + counts["num_dropped_unsupervised"],
-                "cut": counts["num_truncated"] + counts["num_split"],
-                "skipped": counts["num_skipped"],
-                "tokens": int(train.lengths[own].sum(dtype=np.int64)),
-                "learned": f"{train.num_targets[own].sum() / train.lengths[own].sum():.1%}",
-                "median length": int(np.median(lengths)),
-                "longest": int(lengths.max()),
-            }
-        )
-    return rows
+    return GatheredSamples(
+        ", ".join(train.dataset_names), lines, findings, shown_samples(train, tokenizer, num_samples)
+    )
 
 
 def as_text(gathered: GatheredSamples, colour: bool) -> str:
     """Return the text for a terminal.
 
     Supervised tokens are green, or in ``[[ ]]`` without ``colour``; red in an answer that is to become less likely.
-    Special tokens are dim.
     """
     lines = [gathered.title, *(f"  {note}" for note in gathered.notes), ""]
     lines += [f"  {'ok  ' if is_ok else 'LOOK'}  {text}" for is_ok, text in gathered.checks]
-    lines = [*map(one_line, lines), "", *text_table(gathered.datasets, gathered.datasets[0])]
+    lines = [*map(one_line, lines)]
     for sample in gathered.samples:
         lines += ["", f"--- {one_line(sample.origin)}: {one_line(sample.about)}"]
         for part in sample.parts:
@@ -105,13 +82,12 @@ def _weight(token: Token) -> str:
 
 
 def _text_of(run: list[Token], part: Part, colour: bool) -> str:
-    first, text = run[0], ""
-    for token in run:
-        text += f"\033[2m{token.text}\033[22m" if colour and token.is_special else token.text
-    if colour:
-        start = f"\033[{31 if part.is_bad else 32}m" if first.weight else ""
-        return f"{start}{text}{_weight(first)}\033[0m"
-    return f"[[{text}]]{_weight(first)}" if first.weight else text
+    text, weight = "".join(token.text for token in run), run[0].weight
+    if not weight:
+        return text
+    return (
+        f"\033[{31 if part.is_bad else 32}m{text}{_weight(run[0])}\033[0m" if colour else f"[[{text}]]{_weight(run[0])}"
+    )
 
 
 def as_page(gathered: GatheredSamples) -> str:
@@ -125,7 +101,6 @@ def as_page(gathered: GatheredSamples) -> str:
         f"<h1>{escaped(gathered.title)}</h1>",
         *(f"<p class=line>{escaped(note)}</p>" for note in gathered.notes),
         f"<h2>Checks</h2><ul class=checks>{''.join(checks)}</ul>",
-        section("Data sets", table(gathered.datasets)),
         f"<h2>Samples</h2>{legend}",
         *map(_page_sample, gathered.samples),
     ]

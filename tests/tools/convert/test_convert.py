@@ -1,11 +1,14 @@
 """A file is recognised, or the message says what it is; a value of a wrong kind is a message, not a traceback."""
 
 import pytest
+import yaml
 
 from kit.config.other_kits import KITS, table_of
 from kit.config.recipe import Recipe
+from kit.config.validation import validate
 from kit.errors import UserError
-from kit.tools.convert.convert import convert, fits
+from kit.tools.convert.convert import convert
+from kit.tools.convert.write import lines_of
 
 
 def test_a_file_that_cannot_be_converted_is_refused_with_what_is_wrong(converted, tmp_path):
@@ -24,15 +27,10 @@ def test_a_file_that_cannot_be_converted_is_refused_with_what_is_wrong(converted
         convert(tmp_path / "nowhere.yaml")
 
 
-def test_all_that_the_user_must_decide_is_said_in_one_answer(converted):
-    given = {"base_model": "m", "sequence_len": 3, "min_sample_len": 5, "optimizer": "rmsprop"}
-    data = [{"path": "rows.jsonl", "type": "oasst"}]
-    with pytest.raises(UserError) as refused:
-        converted(given | {"datasets": data})
-    text = str(refused.value)
-    assert "datasets[0].type" in text and "dataset: missing" not in text
-    dropped = text.split("--drop ")[1].split(" leaves them out")[0]
-    assert set(dropped.split(",")) == {"min_sample_len", "sequence_len", "optimizer"}
+def fits(name, value):
+    """Whether a setting of ours takes a value of a table."""
+    as_read = yaml.load("\n".join(lines_of(name, value)), yaml.BaseLoader)
+    return not validate(Recipe, as_read, {}, Recipe.model_fields)[2] & {name}
 
 
 def test_each_setting_that_a_table_names_exists_and_takes_what_the_table_gives_it():

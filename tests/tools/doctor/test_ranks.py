@@ -50,8 +50,8 @@ def adds_up_wrongly(rank):
 
 
 def has_another_version(rank):
-    own = facts.machine_versions()
-    facts.machine_versions = lambda: own | ({"peft": "0.1"} if rank == 1 else {})
+    own = facts.versions()
+    facts.versions = lambda: own | ({"peft": "0.1"} if rank == 1 else {})
 
 
 def visit(tmp_path, fault):

@@ -29,15 +29,6 @@ def test_a_folder_a_hub_id_and_a_shipped_name_give_the_same_numbers(tmp_path):
         assert find_shape(f"meta-llama/{variant}").num_parameters == own.num_parameters
 
 
-def test_variants_of_a_public_model_have_its_shape():
-    for variant, name in (
-        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-8b"),
-        ("meta-llama/Llama-2-13b-chat-hf", "llama-2-13b"),
-        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),
-    ):
-        assert find_shape(variant).name == name
-
-
 def test_a_config_without_sizes_or_of_another_family_or_damaged_is_reported(tmp_path):
     text = refused(folder_with(tmp_path, hidden_size="absent", vocab_size=0))
     assert "has no hidden_size; expected a number" in text and "vocab_size is 0" in text
@@ -48,6 +39,5 @@ def test_a_config_without_sizes_or_of_another_family_or_damaged_is_reported(tmp_
 
 
 def test_an_unknown_model_is_reported():
-    assert "its config.json is not in the cache" in refused("nobody/nothing")
     assert "did you mean 'llama-8b'?" in refused("lama-8b")
     assert "no such folder" in refused("./none") and "no such folder" in refused("a/b/c")

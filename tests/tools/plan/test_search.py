@@ -1,23 +1,16 @@
 """What fits, and what is recommended."""
 
-import math
 from dataclasses import replace
 
-from kit.memory.fit import ENOUGH_TOKENS, MARGIN
+from kit.memory.fit import ENOUGH_TOKENS
 from kit.memory.workload import Workload
 from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD
 from kit.tools.plan.hardware import GPUS, parse_gpu
 from kit.tools.plan.models import find_shape
-from kit.tools.plan.search import options, recommend, strategies, try_out
+from kit.tools.plan.search import options, recommend, strategies
 
 BASE = Workload(shape=find_shape("llama-8b"), method="lora", length=2048, gradient_checkpointing=True)
 GPU = parse_gpu("24GiB")
-
-
-def test_a_run_fits_to_the_byte_beside_the_margin():
-    least = math.ceil(try_out(BASE, GPU).memory.peak / (1 - MARGIN))
-    exact, short = (try_out(BASE, replace(GPU, memory=memory)) for memory in (least, least - 2))
-    assert (exact.fits, exact.spare, short.fits) == (True, 0, False) and short.spare < 0
 
 
 def test_only_ways_that_make_sense_are_tried():
@@ -30,9 +23,8 @@ def test_only_ways_that_make_sense_are_tried():
     assert configs(method="full", num_gpus=8, optim="adamw_8bit") == ["ddp"]
     found = [(o.workload.method, o.workload.strategy) for o in options(replace(BASE, num_gpus=8), GPU, 32)]
     assert found[:4] == [("full", DDP), ("full", FSDP2), ("full", OFFLOAD), ("lora", DDP)]
-    for num_gpus, here, replicas in ((16, 8, [2]), (12, 4, [3]), (12, 8, []), (8, 8, [])):
-        ways = strategies(replace(BASE, num_gpus=num_gpus, gpus_per_machine=here))
-        assert [way.num_replicas for way in ways if way.strategy == HYBRID] == replicas
+    (hybrid,) = [way for way in strategies(replace(BASE, num_gpus=12, gpus_per_machine=4)) if way.strategy == HYBRID]
+    assert hybrid.num_replicas == 3
 
 
 def test_the_recommended_way_is_the_simplest_of_the_fastest():

