@@ -45,11 +45,6 @@ def test_every_sample_is_in_one_pack_and_packs_are_no_more_than_first_fit_decrea
         assert len(packs) <= first_fit_decreasing(lengths.tolist(), CAPACITY)
 
 
-def test_a_pair_that_fills_the_pack_goes_before_the_longest_that_fits():
-    # The longest that fits would give 5 + 4, and 3 + 2 beside it.
-    assert packs_of(pack([5, 4, 3, 2], 10)) == [[0, 2, 3], [1]]
-
-
 def waiting(costs, dealt):
     """What a step takes on top of what it would with equal shares, as a share. Places without a pack cost nothing."""
     per_rank = np.where(dealt >= 0, np.append(costs, 0)[dealt], 0).sum(axis=2)
