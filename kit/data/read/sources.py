@@ -25,10 +25,19 @@ from kit.cache import file_digest, file_stamp
 from kit.data.read.cells import DELIMITERS
 from kit.data.read.compressed import DECOMPRESSORS, split_name
 from kit.data.read.hub import Found, is_saved, leaves, open_hub, open_saved
-from kit.data.read.parts import JSON_SUFFIXES, Block, CellFile, JsonFile, Part, TextFile, begins_array, origin
+from kit.data.read.parts import (
+    JSON_SUFFIXES,
+    ArrayFile,
+    Block,
+    CellFile,
+    JsonFile,
+    Part,
+    TextFile,
+    begins_array,
+    origin,
+)
 from kit.data.read.remote import fetch
 from kit.data.read.tables import TableFile
-from kit.data.read.text import Ending
 from kit.errors import Problem, Problems, UserError, did_you_mean, did_you_mean_path
 from kit.stores import is_address
 
@@ -38,10 +47,8 @@ KNOWN = f"{', '.join(SUFFIXES)}; text may be compressed ({', '.join(DECOMPRESSOR
 NOT_DATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-ROW = re.compile(r"(:| row )\d+\b")  # matches Problem.where of a row, but not of a whole file
 FIX_ROWS = "fix or remove such rows"
 FIX = f"{FIX_ROWS}, or leave them out with --on_bad_row skip"
-FIX_FILE = "correct the file there, or copy it again: what follows cannot be read"
 # A tenth: single damaged rows are far fewer, and what a mapping or a format does not fit is usually far more.
 MAX_SKIPPED_SHARE = 0.1
 ARCHIVES = (".zip", ".tar", ".tgz", ".rar", ".7z")
@@ -276,7 +283,7 @@ def _part(name: str, path: Path, flag: str) -> Part:
     """The part for a file. Raises ``UserError`` if its suffix is not known."""
     suffix, ending = split_name(path.name)[0], path.suffix.lower()
     if suffix in JSON_SUFFIXES:
-        return JsonFile(name, str(path), begins_array(str(path)))
+        return ArrayFile(name, str(path)) if begins_array(str(path)) else JsonFile(name, str(path))
     if suffix in DELIMITERS:
         return CellFile(name, str(path), DELIMITERS[suffix])
     if suffix == ".txt":
@@ -324,18 +331,13 @@ def shown(problems: Sequence[Problem], name: str, fix: str) -> list[Problem]:
 
     Args:
         name: the source's.
-        fix: the advice for bad rows, which is given only once.
+        fix: the advice for bad rows, which is given only once: to the last of the problems without advice of its own.
     """
     first = list(problems[:NUM_SHOWN])
-    num_more = len(problems) - len(first)
-    for i, problem in enumerate(first):
-        if isinstance(problem, Ending) and not problem.fix:
-            first[i] = replace(problem, fix=FIX_FILE)
-    of_rows = [i for i, problem in enumerate(first) if ROW.search(problem.where) and not problem.fix]
-    if num_more:
+    without = [i for i, problem in enumerate(first) if not problem.fix]
+    if num_more := len(problems) - len(first):
         text = f"... and {num_more} more problem{'s' if num_more > 1 else ''}"
-        first.append(Problem(name, text, fix=fix if of_rows else "", num_others=num_more))
-    elif of_rows:
-        last = of_rows[-1]
-        first[last] = replace(first[last], fix=fix)
+        first.append(Problem(name, text, fix=fix if without else "", num_others=num_more))
+    elif without:
+        first[without[-1]] = replace(first[without[-1]], fix=fix)
     return first

@@ -206,8 +206,7 @@ def test_skipped_rows_in_the_cache_stop_a_run_that_does_not_skip(tmp_path, token
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('[{"text": "a"}, {"text": "b"}, x]', "train.json:1: not JSON"),
-        ('[{"text": "a"}', "train.json:1: the file ends inside a JSON array"),
+        ('[{"text": "a"}', "train.json:1: not JSON at column 15"),
         ('text\na\nb\n"c\n', "train.csv:4: not a row of cells (unexpected end of data)"),
     ],
 )
