@@ -73,7 +73,7 @@ class Data:
 
     def skipped_rows(self) -> list[dict[str, Any]]:
         """Return the rows that were left out because they cannot be used, with what is wrong with each."""
-        return [row for store in self._stores() for row in store.skipped.listed()]
+        return [row for store in self._stores() for row in store.skipped]
 
     def open_feed(
         self,

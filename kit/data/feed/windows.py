@@ -14,11 +14,10 @@ from kit.config.settings.data import DataSettings
 from kit.data.feed.order import PACKS, PARTS, WINDOW, permutation
 from kit.data.feed.packing import pack
 from kit.data.read.sources import FIX, shown
-from kit.data.samples.bad_rows import BadRow, BadRows, num_distinct
+from kit.data.samples.bad_rows import LOSSES, BadRow, check_share, num_distinct, problems_of
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
-from kit.data.samples.samples import LOSSES
-from kit.errors import TrainingError, UserError
+from kit.errors import TrainingError, raise_if
 
 NUM_JUDGED = 1000  # rows that are read before it is judged whether too many of them cannot be used
 
@@ -53,9 +52,7 @@ class Windows:
         self._encoder = encoder
         self._settings = settings
         self._seed = seed
-        self._counts: Counter[str] = Counter()
-        self._bad = BadRows(keeps_all=False)  # of this start
-        self._num_good = 0  # rows of this start that can be used
+        self._counts: Counter[str] = Counter()  # of this start
 
     def items(self, cursor: Cursor) -> Iterator[Element]:
         """Yield the items after ``cursor``. Raises ``UserError`` for rows that cannot be used and must not be skipped.
@@ -82,19 +79,18 @@ class Windows:
 
     def _check(self, piece: Piece) -> list[BadRow]:
         """Count what became of the rows of a window, and return those that are skipped."""
-        source = self._dataset.source
         # Besides rows, what is wrong with more than one, such as the rest of a damaged file.
         bad = piece.bad + [
             BadRow(-1, i, problem.where, replace(problem, where=""), is_common=False)
             for i, problem in enumerate(piece.problems)
         ]
-        if self._settings.on_bad_row == "error" and bad:
-            raise UserError(*shown(BadRows(bad).problems(), source.name, FIX))
+        name = self._dataset.source.name
+        if self._settings.on_bad_row == "error":
+            raise_if(shown(problems_of(bad), name, FIX))
         self._counts += piece.counts + Counter(skipped_rows=num_distinct(bad))
-        self._bad.add(bad)
-        self._num_good += piece.counts["num_rows"]
-        if self._num_good + self._bad.num_rows >= NUM_JUDGED:
-            self._bad.raise_if_too_many(source.name, self._num_good)
+        num_bad, num_good = self._counts["skipped_rows"], self._counts["num_rows"]
+        if num_good + num_bad >= NUM_JUDGED:
+            check_share(name, bad, num_bad, num_good)
         return bad
 
     def _order(self, piece: Piece, epoch: int, window: int) -> Iterator[list[int]]:

@@ -4,7 +4,6 @@ Every row is counted, and problems name their row. Nothing here depends on other
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -22,7 +21,7 @@ from kit.data.chat.tokens import Encoded, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
 from kit.data.read.parts import Block
 from kit.data.read.text import Ending
-from kit.data.samples.bad_rows import BadRow
+from kit.data.samples.bad_rows import BadRow, Tally
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.halves import (
     ANSWERS,
@@ -37,25 +36,20 @@ from kit.data.samples.table import PREFERENCE, SAMPLE
 from kit.errors import Problem
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
-CODE_VERSION = 8
+CODE_VERSION = 9
 AFTER_ANSWERS = "turns after the last answer are left out"
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
 
 
 @dataclass
-class Piece:
+class Piece(Tally):
     """What a block of rows became: N samples with T tokens in all, as arrays for the cache, and messages."""
 
     samples: np.ndarray = field(default_factory=lambda: np.empty(0, SAMPLE))  # [N], `start` within this piece
     input_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))  # [T]
     weights: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))  # [T]
     preferences: np.ndarray | None = None  # PREFERENCE [N]; None: the rows hold answers alone
-    bad: list[BadRow] = field(default_factory=list)  # in the order of the rows; a row may be there more than once
-    problems: list[Problem] = field(default_factory=list)  # others, for which no row can be skipped
-    unused: Counter[str] = field(default_factory=Counter)  # rows for each column, or key of messages, not used
-    counts: Counter[str] = field(default_factory=Counter)  # what became of the rows
-    remarks: Counter[str] = field(default_factory=Counter)  # rows for each remark
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -64,6 +58,11 @@ class Piece:
         """``(input_ids int32 [T], weights float32 [T])`` of sample ``i``."""
         start, length = self.samples["start"][i], self.samples["length"][i]
         return self.input_ids[start : start + length], self.weights[start : start + length]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All arrays by name, as a cache entry has them."""
+        arrays = {"samples": self.samples, "input_ids": self.input_ids, "weights": self.weights}
+        return arrays if self.preferences is None else arrays | {"preferences": self.preferences}
 
 
 class _Kept(NamedTuple):

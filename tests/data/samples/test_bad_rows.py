@@ -4,27 +4,23 @@ import json
 
 import pytest
 
-from kit.data.samples.bad_rows import BadRow, BadRows, SkippedFile
+from kit.data.samples.bad_rows import BadRow, SkippedFile, check_share
 from kit.errors import Problem, UserError
 
 
-def bad(number, found="empty", field="prompt", is_common=False):
-    return BadRow(0, number, f"train.jsonl:{number}", Problem(field, found, "text"), is_common)
+def bad(number):
+    return BadRow(0, number, f"train.jsonl:{number}", Problem("prompt", "empty", "text"), is_common=False)
 
 
-@pytest.mark.parametrize(
-    ("num_bad", "num_good", "is_allowed"), [(1, 1, True), (2, 8, False), (2, 18, True), (10, 90, True), (11, 89, False)]
-)
-def test_at_most_a_tenth_may_be_skipped_but_always_one(num_bad, num_good, is_allowed):
-    rows = BadRows(bad(i) for i in range(num_bad))
-    if is_allowed:
-        rows.raise_if_too_many("train.jsonl", num_good)
-        return
-    with pytest.raises(UserError) as caught:
-        rows.raise_if_too_many("train.jsonl", num_good)
-    assert f"train.jsonl: {num_bad} of {num_bad + num_good} rows (" in str(caught.value)
-    assert "cannot be used; expected at most 10% to skip" in str(caught.value)
-    assert "train.jsonl:0 prompt: empty" in str(caught.value)
+def test_at_most_a_tenth_may_be_skipped_but_always_one():
+    for num_bad, num_good in ((1, 1), (2, 18), (10, 90)):
+        check_share("train.jsonl", [], num_bad, num_good)
+    for num_bad, num_good in ((2, 8), (11, 89)):
+        with pytest.raises(UserError) as caught:
+            check_share("train.jsonl", [bad(0)], num_bad, num_good)
+        assert f"train.jsonl: {num_bad} of {num_bad + num_good} rows (" in str(caught.value)
+        assert "cannot be used; expected at most 10% to skip" in str(caught.value)
+        assert "train.jsonl:0 prompt: empty" in str(caught.value)
 
 
 def test_a_stream_lists_each_row_once_also_after_a_resume(tmp_path):
