@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from kit.errors import Problem, UserError, causes, did_you_mean, did_you_mean_path, first_line
+from kit.errors import Problem, UserError, causes, did_you_mean_path, first_line
 
 T = TypeVar("T")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -51,11 +51,9 @@ def open_filesystem(address: str, field: str) -> tuple[Any, str]:
         fix = f'pip install "accelerate-recipes[{extra}]"' if extra else f"install it ({first_line(error)})"
         found = f"{address!r} needs a package that is not installed"
         raise UserError(Problem(field, found, fix=fix)) from None
+    except ValueError as error:
+        raise UserError(Problem(field, f"{address!r}: {first_line(error)}", "s3://, gs://, hf://, ...")) from None
     except Exception as error:  # each library has its own
-        if isinstance(error, ValueError) and "rotocol not known" in str(error):
-            known = [f"{name}://{address.partition('://')[2]}" for name in ("s3", "gs", "hf", "https", "abfs", "file")]
-            fix = did_you_mean(address, known)
-            raise UserError(Problem(field, f"{address!r}: no such kind of address", "s3://, gs://, ...", fix)) from None
         raise UserError(problem_of(error, address, field)) from None
     return filesystem, str(path).rstrip("/") or str(path)
 

@@ -151,7 +151,6 @@ def open_data(
     encoder = Encoder.of(settings, tokenizer, vocab_size, wanted)
     holds_out = bool(eval_settings.eval_split_size)
     problems = check_datasets(datasets, encoder, eval_settings.predict_with_generate, holds_out)
-    problems += _check_pad_id(tokenizer, vocab_size)
     notes = exposure()
     train_stores: list[Store] = []
     eval_stores: list[Store] = []
@@ -203,14 +202,6 @@ def open_data(
     return Data(settings, train, evaluation, order, train_datasets, encoder, seed, tuple(notes))
 
 
-def _check_pad_id(tokenizer: Any, vocab_size: int) -> list[Problem]:
-    if pad_id(tokenizer) < vocab_size:
-        return []
-    found = f"its pad token has id {pad_id(tokenizer)}, but the model has {vocab_size} embeddings"
-    fix = "take pad_token out of tokenizer_config.json: padding is masked, so any id is right"
-    return [Problem("model_name_or_path", found, fix=fix)]
-
-
 def _tokenised(dataset: Dataset, encoder: Encoder, settings: DataSettings) -> Store:
     """The samples of a data set. Raises ``UserError`` if they cannot be learned from as they are."""
     name = dataset.source.name
@@ -247,11 +238,8 @@ def _summary(train: Samples) -> list[str]:
 
 
 def pad_id(tokenizer: Any) -> int:
-    """Return the id to pad with. Any id works, because padding is masked by position."""
-    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token_id is not None:
-            return int(token_id)
-    return 0
+    """Return the id to pad with: that of EOS. Any id of the model works, because padding is masked by position."""
+    return int(tokenizer.eos_token_id or 0)
 
 
 def stop_ids(data: Data | Stream, tokenizer: Any) -> set[int]:

@@ -29,7 +29,7 @@ from kit.data.feed.order import MIX, uniform
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.windows import COUNTS, Cursor, Element, Windows
 from kit.data.read.sources import read_blocks
-from kit.data.samples.bad_rows import LOSSES, SKIPPED_FILE, BadRow, SkippedFile, notes_of
+from kit.data.samples.bad_rows import LOSSES, SKIPPED_FILE, BadRow, append_listed, notes_of
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import Samples
@@ -161,7 +161,7 @@ class StreamFeed:
             for i, (dataset, cursor) in enumerate(zip(stream.datasets, self._cursors, strict=True))
         ]
         self._counts: list[Mapping[str, int]] = [{}] * len(weights)  # of each data set
-        self._skipped_file = SkippedFile(skipped_file)
+        self._skipped_file = skipped_file
         self._first_skipped = ""
         self._ahead = Ahead(self._read, stream.total_steps(settings))
 
@@ -184,7 +184,7 @@ class StreamFeed:
             self._counts[element.dataset_id] = element.counts
             skipped += element.skipped
         if skipped and self._ranks.index == 0:  # the other ranks skip the same rows
-            self._skipped_file.append(skipped)
+            append_listed(self._skipped_file, skipped)
         if skipped and not self._first_skipped:
             self._first_skipped = str(skipped[0].problem_with_origin)
         return replace(

@@ -179,23 +179,15 @@ def write_listed(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     durable.write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-class SkippedFile:
-    """The list of skipped rows that a stream extends while it is read. Several ranks may write to it."""
+def append_listed(path: Path, rows: Iterable[BadRow]) -> None:
+    """Append rows to a ``SKIPPED_FILE``, without those that are in it: a stream skips a row again in each epoch.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._known: set[str] = set()  # the lines in it
-
-    def append(self, rows: Sequence[BadRow]) -> None:
-        """Append rows, without those that are in it: a resume, and each epoch, skip the same rows again."""
-        if not rows:
-            return
-        try:
-            if not self._known and self._path.exists():
-                self._known = set(self._path.read_text(encoding="utf-8").splitlines())
-            lines = [line for line in map(json.dumps, listed(rows)) if line not in self._known]
-            self._known.update(lines)
-            with durable.open_to_append(self._path) as file:
-                file.write("".join(f"{line}\n" for line in lines))
-        except OSError as error:  # the rows are counted in the metrics nevertheless
-            say(f"warning: {self._path} cannot be written ({error.strerror or error})")
+    Several ranks may write to it.
+    """
+    try:
+        known = set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
+        lines = [line for line in map(json.dumps, listed(rows)) if line not in known]
+        with durable.open_to_append(path) as file:
+            file.write("".join(f"{line}\n" for line in lines))
+    except OSError as error:  # the rows are counted in the metrics nevertheless
+        say(f"warning: {path} cannot be written ({error.strerror or error})")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kit.data.samples.bad_rows import BadRow, SkippedFile, check_share
+from kit.data.samples.bad_rows import BadRow, append_listed, check_share
 from kit.errors import Problem, UserError
 
 
@@ -24,11 +24,8 @@ def test_at_most_a_tenth_may_be_skipped_but_always_one():
 
 
 def test_a_stream_lists_each_row_once_also_after_a_resume(tmp_path):
-    first = SkippedFile(tmp_path / "skipped.jsonl")
-    first.append([])
-    assert not list(tmp_path.iterdir())
-    first.append([bad(2), bad(3)])
-    first.append([bad(2)])
-    SkippedFile(tmp_path / "skipped.jsonl").append([bad(3), bad(5)])
-    rows = [json.loads(line)["row"] for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
+    file = tmp_path / "skipped.jsonl"
+    for rows in ([bad(2), bad(3)], [bad(2)], [bad(3), bad(5)]):
+        append_listed(file, rows)
+    rows = [json.loads(line)["row"] for line in file.read_text().splitlines()]
     assert rows == ["train.jsonl:2", "train.jsonl:3", "train.jsonl:5"]
