@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
@@ -160,28 +160,25 @@ class Writer:
             shutil.rmtree(left, ignore_errors=True)
         self._temporary = folder.parent / f".{folder.name}.{os.getpid()}"
         self._temporary.mkdir()
-        self._files: dict[str, Any] = {}
-        self._states: dict[str, Any] = {}
-        self._types: dict[str, np.dtype[Any]] = {}
+        self._arrays: dict[str, tuple[BinaryIO, Any, np.dtype[Any]]] = {}  # file, state of the hash, type of each
 
     def append(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Append a one-dimensional piece to each named array. The first piece of an array sets its dtype."""
         for name, array in arrays.items():
-            if name not in self._files:
-                self._files[name] = (self._temporary / f"{name}.bin").open("wb")
-                self._states[name], self._types[name] = xxhash.xxh3_128(), array.dtype
-            assert array.dtype == self._types[name]
+            if name not in self._arrays:
+                opened = (self._temporary / f"{name}.bin").open("wb")
+                self._arrays[name] = opened, xxhash.xxh3_128(), array.dtype
+            file, state, dtype = self._arrays[name]
+            assert array.dtype == dtype
             data = np.ascontiguousarray(array).view(np.uint8).data
-            self._files[name].write(data)
-            self._states[name].update(data)
+            file.write(data)
+            state.update(data)
 
     def finish(self, info: Mapping[str, Any]) -> None:
         """Complete the entry and move it to its folder. ``info`` is stored as JSON beside the arrays."""
-        arrays = {
-            name: {"dtype": self._types[name].descr, "bytes": file.tell(), "digest": self._states[name].hexdigest()}
-            for name, file in self._files.items()
-        }
-        for file in self._files.values():
+        arrays = {}
+        for name, (file, state, dtype) in self._arrays.items():
+            arrays[name] = {"dtype": dtype.descr, "bytes": file.tell(), "digest": state.hexdigest()}
             file.close()
         _write_checked(self._temporary / ENTRY, {"arrays": arrays, "info": info})
         if self._folder.exists():  # damaged, or written by another machine on a shared disk without working locks
@@ -193,7 +190,7 @@ class Writer:
 
     def discard(self) -> None:
         """Delete what was written so far."""
-        for file in self._files.values():
+        for file, _, _ in self._arrays.values():
             with suppress(OSError):  # closing writes buffered bytes, and the disk may be full
                 file.close()
         shutil.rmtree(self._temporary, ignore_errors=True)

@@ -7,12 +7,11 @@ shuffled, and packed, among themselves. In each epoch the files come in another 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 from kit.config.settings.data import DataSettings
-from kit.data.feed.order import PACKS, PARTS, WINDOW, permutation
-from kit.data.feed.packing import pack
+from kit.data.feed.order import PARTS, WINDOW, packed, permutation
 from kit.data.read.sources import FIX, shown
 from kit.data.samples.bad_rows import LOSSES, BadRow, check_share, num_distinct, problems_of
 from kit.data.samples.dataset import Dataset
@@ -100,9 +99,9 @@ class Windows:
         if not self._settings.packing:
             yield from ([i] for i in order.tolist())
             return
-        packs = pack(piece.samples["length"][order], self._encoder.pack_length)
-        for p in permutation(len(packs), self._seed, PACKS, number, self._id):
-            yield order[packs.members[packs.starts[p] : packs.starts[p + 1]]].tolist()
+        packs = packed(order, piece.samples["length"], self._encoder.pack_length, self._seed, number, self._id)
+        for start, end in pairwise(packs.starts):
+            yield packs.members[start:end].tolist()
 
     def _read(self, epoch: int, window: int) -> Iterator[tuple[int, int, list[tuple[int, int, Any]]]]:
         """Yield (epoch, window, rows) without end, beginning with ``window`` of ``epoch``.

@@ -91,10 +91,7 @@ def open_hub(
     if not newest and constants.HF_HUB_OFFLINE:
         raise UserError(_other_commit(name, flag, revision, None))
     num_shards = dataset.num_shards
-    if num_shards == 1:
-        parts = [Shard(shown, dataset)]
-    else:
-        parts = [Shard(f"{shown} shard {i}", dataset.shard(num_shards, i)) for i in range(num_shards)]
+    parts = [Shard(f"{shown} shard {i}", dataset.shard(num_shards, i)) for i in range(num_shards)]
     asked = None if constants.HF_HUB_OFFLINE else commit
     return Found(shown, parts, [], [asked or name, config, split], asked)
 

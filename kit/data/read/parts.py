@@ -47,6 +47,10 @@ class Part:
     has_lines: ClassVar[bool] = True
     name: str
 
+    def origin(self, number: int) -> str:
+        """Name a line or row so that a user can find it: ``train.jsonl:17``, ``train.parquet row 17``."""
+        return f"{self.name}:{number}" if self.has_lines else f"{self.name} row {number}"
+
     def blocks(self, columns: list[str] | None = None) -> Iterator[Block]:
         """Read and decompress the part, and cut it into blocks; parsing is left to ``rows`` where possible.
 
@@ -72,11 +76,6 @@ class Part:
     def _parse(self, payload: bytes, first: int) -> Iterator[Row]:
         """Parse the bytes of a block that begins with number ``first``."""
         raise NotImplementedError
-
-
-def origin(part: Part, number: int) -> str:
-    """Name a line or row so that a user can find it: ``train.jsonl:17``, ``train.parquet row 17``."""
-    return f"{part.name}:{number}" if part.has_lines else f"{part.name} row {number}"
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from kit.data.read.parts import (
     Part,
     TextFile,
     begins_array,
-    origin,
 )
 from kit.data.read.remote import fetch
 from kit.data.read.tables import TableFile
@@ -79,7 +78,7 @@ class Source:
 
     def origin(self, part: int, number: int) -> str:
         """Name line or row ``number`` of part number ``part``: ``train.jsonl:17``, ``train.parquet row 17``."""
-        return origin(self.parts[part], number)
+        return self.parts[part].origin(number)
 
 
 def open_source(

@@ -12,8 +12,6 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from typing import Any, BinaryIO
 
 from kit.data.strict_json import RepeatedKey, decode, parse
@@ -23,7 +21,6 @@ Row = tuple[int, Any]  # the number of the line or row, from 1; its content: a d
 
 MAX_LINE_BYTES = 1 << 24
 MAX_ARRAY_BYTES = 1 << 30
-READ_BYTES = 1 << 18
 MARK = re.compile(r"[ \t\r\n]*(.?)[ \t\r\n]*", re.DOTALL)  # between the elements of an array
 OBJECTS = "one JSON object a line, or all in a JSON array"
 
@@ -100,7 +97,7 @@ def array_rows(file: BinaryIO, name: str) -> Iterator[Row]:
 
     The text is in memory as a whole: an array of more than ``MAX_ARRAY_BYTES`` is refused.
     """
-    data = b"".join(islice(iter(partial(file.read, READ_BYTES), b""), MAX_ARRAY_BYTES // READ_BYTES + 1))
+    data = file.read(MAX_ARRAY_BYTES + 1)
     number = 1
     if len(data) > MAX_ARRAY_BYTES:
         found = f"a JSON array of more than {MAX_ARRAY_BYTES >> 30} GiB"

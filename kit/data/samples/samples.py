@@ -63,7 +63,7 @@ class Samples(Table):
 
     def __init__(self, stores: Sequence[Store], fingerprint: str = "", index: np.ndarray | None = None) -> None:
         self.stores = list(stores)
-        self.fingerprint = fingerprint or _joint_fingerprint(stores)
+        self.fingerprint = fingerprint or digest(*(store.fingerprint for store in stores))
         sizes = [len(store.arrays["samples"]) for store in stores]
         self._firsts = np.cumsum([0, *sizes])
         self._index = index  # int [N], the chosen samples among those of all stores; None: all of them
@@ -144,12 +144,6 @@ class Samples(Table):
             "num_tokens": int(self.lengths.sum(dtype=np.int64)),
             "num_supervised_tokens": int(self.num_targets.sum(dtype=np.int64)),
         }
-
-
-def _joint_fingerprint(stores: Sequence[Store]) -> str:
-    if len(stores) == 1:
-        return stores[0].fingerprint
-    return digest(*(store.fingerprint for store in stores))
 
 
 def duplicates(evaluation: Samples, train: Samples) -> int:

@@ -102,22 +102,14 @@ def _encoded(dataset: Dataset, encoder: Encoder, num_processes: int | None) -> I
     blocks = read_blocks(dataset.source.parts, dataset.columns)
     first_two = list(islice(blocks, 2))
     blocks = chain(first_two, blocks)
-    if num_processes is None:
-        num_processes = _num_cores()
     # A daemon may not have children.
-    can_fork = sys.platform.startswith("linux") and not multiprocessing.current_process().daemon
-    if num_processes > 1 and len(first_two) > 1 and can_fork:
-        yield from _encoded_by_workers(blocks, dataset, encoder, num_processes)
-        return
+    if sys.platform.startswith("linux") and not multiprocessing.current_process().daemon and len(first_two) > 1:
+        num_processes = num_processes or len(os.sched_getaffinity(0))
+        if num_processes > 1:
+            yield from _encoded_by_workers(blocks, dataset, encoder, num_processes)
+            return
     for part, block in blocks:
         yield block.num_rows, encoder.encode_block(dataset, part, block)
-
-
-def _num_cores() -> int:
-    """The number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _encoded_by_workers(
