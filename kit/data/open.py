@@ -20,7 +20,7 @@ from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.objective import Rows
 from kit.config.settings.optimisation import OptimSettings
 from kit.data.chat.formats import format_of
-from kit.data.chat.template import Jinja
+from kit.data.chat.template import Jinja, resolve_template
 from kit.data.feed.feed import Feed
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
@@ -148,7 +148,8 @@ def open_data(
     Raises:
         UserError: with all problems of all data sets.
     """
-    encoder = Encoder.of(settings, tokenizer, vocab_size, wanted)
+    template = resolve_template(tokenizer, settings.chat_template, settings.chat_template_kwargs)
+    encoder = Encoder(tokenizer, template, settings, vocab_size, wanted)
     holds_out = bool(eval_settings.eval_split_size)
     problems = check_datasets(datasets, encoder, eval_settings.predict_with_generate, holds_out)
     notes = exposure()

@@ -22,20 +22,20 @@ def check_datasets(datasets: Sequence[Dataset], encoder: Encoder, generates: boo
     """
     problems = Problems()
     formats = {dataset.entry.prompt_format for dataset in datasets if not dataset.is_evaluation} - {None}
-    if encoder.system_prompt:
-        problems += check_text("system_prompt", encoder.system_prompt)
+    if encoder.settings.system_prompt:
+        problems += check_text("system_prompt", encoder.settings.system_prompt)
     for dataset in datasets:
         name, fields = dataset.source.name, dataset.fields
         if dataset.is_evaluation and formats and "instruction" in fields and dataset.entry.prompt_format is None:
             found = "instructions without a prompt_format, while the training data have one"
             problems.append(Problem(name, found, "the same wording", "give its entry the same prompt_format"))
-        if encoder.system_prompt and not dataset.is_evaluation and not _takes_system(dataset, encoder):
+        if encoder.settings.system_prompt and not dataset.is_evaluation and not _takes_system(dataset, encoder):
             found = f"given, but {name} holds {format_of(fields)}, where no message can stand"
             problems.append(Problem("system_prompt", found, "conversations", "leave out --system_prompt"))
         if generates and (dataset.is_evaluation or holds_out) and ("text" in fields or "input_ids" in fields):
             found = f"{name} is {'plain text' if 'text' in fields else 'token ids'}, which asks nothing"
             problems.append(Problem("predict_with_generate", found, "messages, or prompt and completion"))
-        splits = encoder.excess_length_strategy == "split"
+        splits = encoder.settings.excess_length_strategy == "split"
         if splits and "text" not in fields and format_of(fields).rows == "answers":
             found = f"split, but {name} holds {format_of(fields)}, and conversations cannot be cut in pieces"
             fix = "--excess_length_strategy drop leaves longer ones out; or --excess_length_strategy truncate cuts them"
@@ -46,7 +46,9 @@ def check_datasets(datasets: Sequence[Dataset], encoder: Encoder, generates: boo
 def _takes_system(dataset: Dataset, encoder: Encoder) -> bool:
     """Whether the first sample has messages, before which a system message can stand; true if there is no sample."""
     sample = first_sample(dataset)
-    with_message = with_system(sample | {"completion": ""}, str(encoder.system_prompt), encoder.prompts_as_chat)
+    with_message = with_system(
+        sample | {"completion": ""}, str(encoder.settings.system_prompt), encoder.prompts_as_chat
+    )
     return not sample or any(isinstance(with_message.get(name), list) for name in ("messages", "prompt"))
 
 
