@@ -118,10 +118,9 @@ class Data:
 
     def _stores(self) -> list[Store]:
         """The stores of the training and the evaluation data, each once."""
-        stores = list(self.train.stores)
-        if self.evaluation is not None:  # what is held out has the stores of the training data
-            stores += [store for store in self.evaluation.stores if not any(store is other for other in stores)]
-        return stores
+        every = [self.train] if self.evaluation is None else [self.train, self.evaluation]
+        # What is held out has the stores of the training data.
+        return list({id(store): store for samples in every for store in samples.stores}.values())
 
 
 def open_data(
