@@ -75,13 +75,3 @@ def test_the_ranks_together_have_the_global_batch(num_ranks, micro_batch_size, p
             assert all(len(batch.labels) % 2 == 0 for share in shares for batch in share.micro_batches)
             chosen = sum(float(b.weights[b.sequence_ids % 2 == 0].sum()) for b in whole.micro_batches)
             assert whole.chosen_weight == chosen < whole.target_weights.sum()
-
-
-def test_a_pack_of_pairs_has_room_for_the_longest_pair(tmp_path, tokenizer):
-    pair = {"prompt": "a ", "chosen": "b " * 20 + "c", "rejected": "b " * 20 + "d"}
-    write(tmp_path / "a.jsonl", *preference_pairs(20), pair)
-    longest = int(open_all(tokenizer, dataset="a.jsonl", objective="dpo").train.row_lengths.max())
-    [feed] = feeds(tokenizer, 1, 1, dataset="a.jsonl", objective="dpo", packing=True, max_length=longest)
-    rows = [batch.input_ids.shape[1] for step in range(4) for batch in feed.take(step).micro_batches]
-    assert longest < max(rows) <= 2 * longest
-    assert f"packs of {2 * longest} tokens" in "\n".join(feed.notes())

