@@ -83,14 +83,10 @@ def test_turns_of_weight_zero_that_both_have_are_read_and_not_compared(tmp_path,
     [
         ({"rejected": [HELLO]}, " rejected: the same tokens as chosen; expected another answer"),
         ({"chosen": [HELLO | {"weight": 0}]}, " chosen: nothing of it is supervised"),
-        ({"rejected": None}, " chosen: chosen is a list, rejected is null"),
-        ({"rejected": [{"role": "user", "content": "Bye"}, AWAY]}, " rejected[0]: a message of the user: the prompts"),
-        ({}, ": no 'rejected' (it has prompt, chosen)"),
     ],
 )
 def test_a_pair_that_cannot_be_compared_is_refused(changes, reported, tmp_path, tokenizer):
-    bad = {**PAIR, **changes} if changes else {"prompt": [USER], "chosen": [HELLO]}
-    assert f"train.jsonl:2{reported}" in problem(tmp_path, tokenizer, PAIR, bad)
+    assert f"train.jsonl:2{reported}" in problem(tmp_path, tokenizer, PAIR, {**PAIR, **changes})
 
 
 # Cutting
