@@ -142,13 +142,7 @@ class Feed:
 
     def notes(self) -> list[str]:
         """Lines for the user: how full packs are, and how often each data set is used in an epoch."""
-        lines = []
-        if not self._settings.shuffle:
-            packs = ", and packs hold neighbours, so they are less full" if self._settings.packing else ""
-            lines.append(f"shuffle false: every epoch has the samples in the order of the data{packs}")
-        if self._settings.packing:
-            lines.append(self._packing_note())
-        return lines + self._mixing_notes()
+        return ([self._packing_note()] if self._settings.packing else []) + self._mixing_notes()
 
     def _packing_note(self) -> str:
         epoch = self._order.epoch(0)

@@ -82,24 +82,18 @@ def open_hub(
         found = f"{tried}, and split {split!r} of hub id {name!r} cannot be loaded: {type_and_message(error)}"
         raise UserError(Problem(flag, found)) from None
     shown = f"{name}[{split}]" if config is None else f"{name}[{config}, {split}]"
-    if not streaming:
-        loaded = _loaded(shown, dataset)
-        # Offline, and where the hub refuses a file, the library opens the newest copy in its cache.
-        if not newest and loaded.commit != commit:
-            raise UserError(_other_commit(name, flag, revision, loaded.commit))
+    loaded = None if streaming else _loaded(shown, dataset)
+    found_commit = loaded.commit if loaded else None if constants.HF_HUB_OFFLINE else commit
+    # Offline, and where the hub refuses a file, the library opens the newest copy in its cache.
+    if not newest and found_commit != commit:
+        what = f"the copy of {name} in the cache is of commit {found_commit or 'unknown'}"
+        fix = "download it once without HF_HUB_OFFLINE, or name the commit of that copy"
+        raise UserError(Problem(f"{flag}_revision", what, f"that of {revision!r}", fix))
+    if loaded:
         return loaded
-    if not newest and constants.HF_HUB_OFFLINE:
-        raise UserError(_other_commit(name, flag, revision, None))
     num_shards = dataset.num_shards
     parts = [Shard(f"{shown} shard {i}", dataset.shard(num_shards, i)) for i in range(num_shards)]
-    asked = None if constants.HF_HUB_OFFLINE else commit
-    return Found(shown, parts, [], [asked or name, config, split], asked)
-
-
-def _other_commit(name: str, flag: str, revision: str | None, found: str | None) -> Problem:
-    what = f"the copy of {name} in the cache is of commit {found or 'unknown'}"
-    fix = "download it once without HF_HUB_OFFLINE, or name the commit of that copy"
-    return Problem(f"{flag}_revision", what, f"that of {revision!r}", fix)
+    return Found(shown, parts, [], [found_commit or name, config, split], found_commit)
 
 
 def _choice(message: str, name: str, flag: str) -> Problem | None:

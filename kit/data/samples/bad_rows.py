@@ -142,8 +142,8 @@ def notes_of(name: str, record: Mapping[str, Any], max_length: int) -> list[str]
     if skipped:
         share = f"{len(skipped)} of {num_all} rows ({len(skipped) / num_all:.1%})"
         first = f"{skipped[0]['row']} {skipped[0]['problems'][0]}"
-        lines.append(f"warning: {name}: {share} cannot be used and are skipped, first {first}")
-        lines.append(f"{name}: a run lists them in {SKIPPED_FILE} in its output_dir")
+        where = f"a run lists them in {SKIPPED_FILE} in its output_dir"
+        lines.append(f"warning: {name}: {share} cannot be used and are skipped ({where}), first {first}")
     if unused := unused_shares(record):
         first_unused = [f"{key} ({share:.1%} of the rows)" for key, share in list(unused.items())[:MAX_UNUSED]]
         num_more = len(unused) - len(first_unused)

@@ -54,15 +54,13 @@ def _takes_system(dataset: Dataset, encoder: Encoder) -> bool:
 
 def reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
     """Say how the rows of a data set are read, where that may not be what the user expects."""
-    notes = []
     is_text = isinstance(first_sample(dataset).get("prompt"), str)
-    if is_text and encoder.template is not None and not encoder.prompts_as_chat:
-        what = "prompt and completion" if encoder.wanted == "answers" else "prompt and answers"
-        found = f"{what} are learned as plain text, although the tokenizer has a chat template"
-        notes.append(
-            f"{dataset.source.name}: {found}; --chat_template with the template's file or name makes a chat of each row"
-        )
-    return notes
+    if not is_text or encoder.template is None or encoder.prompts_as_chat:
+        return []
+    what = "prompt and completion" if encoder.wanted == "answers" else "prompt and answers"
+    found = f"{what} are learned as plain text, although the tokenizer has a chat template"
+    fix = "--chat_template with the template's file or name makes a chat of each row"
+    return [f"{dataset.source.name}: {found}; {fix}"]
 
 
 def first_sample(dataset: Dataset) -> Sample:

@@ -112,7 +112,6 @@ class Encoder:
         """What ``kit cache`` shows of this encoder."""
         return {
             "tokenizer": self.tokenizer.name_or_path,
-            "template": digest(self.template)[:8] if self.template else "",
             "max_length": self.max_length,
         }
 
