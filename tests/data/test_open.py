@@ -56,7 +56,6 @@ def test_the_first_training_samples_are_taken_after_a_split_and_of_every_data_se
     opened = open_all(tokenizer, dataset="a.jsonl", max_train_samples=7)
     assert [opened.train.origin(i) for i in range(len(opened.train))] == [f"a.jsonl:{i}" for i in range(1, 8)]
     assert "training on the first 7 of 20 samples" in opened.notes and opened.order.num_items(0) == 7
-    assert opened.fingerprint != open_all(tokenizer, dataset="a.jsonl").fingerprint
     both = [open_all(tokenizer, dataset="a.jsonl", eval_split_size=5, max_train_samples=num) for num in (None, 7)]
     assert both[0].evaluation.fingerprint == both[1].evaluation.fingerprint and len(both[1].train) == 7
     mixed = open_all(tokenizer, dataset="a.jsonl,b.jsonl", max_train_samples=4)
@@ -88,8 +87,6 @@ def test_evaluation_samples_that_are_in_the_training_data_are_counted(tmp_path, 
     write(tmp_path / "eval.jsonl", rows[1], rows[2], {"prompt": "Question 99? ", "completion": "Answer 99"})
     notes = open_all(tokenizer, eval_dataset="eval.jsonl").notes
     assert "warning: 2 of 3 evaluation samples are in the training data" in notes
-    write(tmp_path / "train.jsonl", *rows, *rows)
-    assert any("warning" in note for note in open_all(tokenizer, eval_split_size=10).notes)
 
 
 # Preferences

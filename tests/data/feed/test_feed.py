@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from data_helpers import open_all, pairs, preference_pairs, rated_answers, recipe, write
+from data_helpers import ROWS, open_all, recipe, write
 
 from kit.data.feed.feed import Ahead
 from kit.data.feed.ranks import Ranks
@@ -46,9 +46,6 @@ def test_what_the_next_step_needs_is_made_while_a_step_runs():
     assert made[1].wait(5)
     assert ahead.take(1) == 10
     assert not made[2].wait(0.05)  # there are two steps
-
-
-ROWS = {"sft": pairs, "dpo": preference_pairs, "kto": rated_answers}
 
 
 @pytest.mark.parametrize("objective", ROWS)

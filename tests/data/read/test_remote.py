@@ -2,7 +2,7 @@
 
 import fsspec
 import pytest
-from data_helpers import contents, json_lines, refused, rows_of, source_of, text_rows
+from data_helpers import contents, json_lines, refused, source_of, text_rows
 from fsspec.implementations.memory import MemoryFile
 
 
@@ -42,9 +42,7 @@ def test_folders_patterns_and_splits(store):
     ]
     assert source.notes == ("memory://bucket/d: 1 files are not read: .md (1)",)
     assert [part.name for part in source_of("memory://bucket/d", "test").parts] == ["memory://bucket/d/test.jsonl"]
-    assert len(rows_of(source_of("memory://bucket/e/*.jsonl"))) == 4
     assert [part.name for part in source_of("memory://bucket/**/b.jsonl").parts] == ["memory://bucket/e/b.jsonl"]
-    assert "did you mean 'test'?" in refused("memory://bucket/d", "tets")
 
 
 def test_a_name_that_leads_out_of_the_cache_is_refused(store, tmp_path):

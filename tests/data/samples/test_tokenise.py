@@ -216,8 +216,11 @@ def test_a_file_that_cannot_be_read_to_its_end_is_never_taken_for_a_shorter_one(
     assert message in str(caught.value)
 
 
-def test_too_many_bad_rows_are_not_skipped(tmp_path, tokenizer, cache):
+def test_at_most_a_tenth_of_the_rows_is_skipped_but_always_one(tmp_path, tokenizer, cache):
     write(tmp_path / "train.jsonl", *pairs(8), {}, {})
     with pytest.raises(UserError, match=r"train.jsonl: 2 of 10 rows \(20.0%\) cannot be used; expected at most 10%"):
         open_all(tokenizer, on_bad_row="skip")
     assert not list(cache.glob("*/entry.json"))
+    for num_good, num_bad in ((1, 1), (18, 2)):
+        write(tmp_path / "train.jsonl", *pairs(num_good), *[{}] * num_bad)
+        assert len(open_all(tokenizer, on_bad_row="skip").train) == num_good
