@@ -14,14 +14,13 @@ Promises:
 import errno
 import json
 import os
-import resource
 import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
@@ -35,8 +34,6 @@ MAX_ENTRY_BYTES = 1 << 32  # it lists every skipped row
 # A file that changes twice within one tick of the file system's clock keeps its times, so the digest of a file that
 # changed this recently is not stored.
 YOUNG_SECONDS = 2.0
-MANY_FILES = 1 << 16  # far more than any run has arrays
-TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 def cache_folder() -> Path:
@@ -163,46 +160,37 @@ class Writer:
             shutil.rmtree(left, ignore_errors=True)
         self._temporary = folder.parent / f".{folder.name}.{os.getpid()}"
         self._temporary.mkdir()
-        self._files: dict[str, Any] = {}
-        self._states: dict[str, Any] = {}
-        self._types: dict[str, np.dtype[Any]] = {}
+        self._arrays: dict[str, tuple[BinaryIO, Any, np.dtype[Any]]] = {}  # file, state of the hash, type of each
 
     def append(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Append a one-dimensional piece to each named array. The first piece of an array sets its dtype."""
         for name, array in arrays.items():
-            if name not in self._files:
-                self._files[name] = (self._temporary / f"{name}.bin").open("wb")
-                self._states[name], self._types[name] = xxhash.xxh3_128(), array.dtype
-            assert array.dtype == self._types[name]
+            if name not in self._arrays:
+                opened = (self._temporary / f"{name}.bin").open("wb")
+                self._arrays[name] = opened, xxhash.xxh3_128(), array.dtype
+            file, state, dtype = self._arrays[name]
+            assert array.dtype == dtype
             data = np.ascontiguousarray(array).view(np.uint8).data
-            self._files[name].write(data)
-            self._states[name].update(data)
+            file.write(data)
+            state.update(data)
 
     def finish(self, info: Mapping[str, Any]) -> None:
         """Complete the entry and move it to its folder. ``info`` is stored as JSON beside the arrays."""
-        arrays = {
-            name: {"dtype": self._types[name].descr, "bytes": file.tell(), "digest": self._states[name].hexdigest()}
-            for name, file in self._files.items()
-        }
-        for file in self._files.values():
+        arrays = {}
+        for name, (file, state, dtype) in self._arrays.items():
+            arrays[name] = {"dtype": dtype.descr, "bytes": file.tell(), "digest": state.hexdigest()}
             file.close()
         _write_checked(self._temporary / ENTRY, {"arrays": arrays, "info": info})
         if self._folder.exists():  # damaged, or written by another machine on a shared disk without working locks
             shutil.rmtree(self._folder, ignore_errors=True)
-        try:
-            self._temporary.rename(self._folder)
-        except OSError:
-            if not (self._folder / ENTRY).is_file():
-                raise
-            self.discard()  # the other machine finished first, with the same content
-            return
+        self._temporary.rename(self._folder)
         for name, array in arrays.items():
             path = self._folder.resolve() / f"{name}.bin"
             _store_digest(path, file_stamp(path), array["digest"])
 
     def discard(self) -> None:
         """Delete what was written so far."""
-        for file in self._files.values():
+        for file, _, _ in self._arrays.values():
             with suppress(OSError):  # closing writes buffered bytes, and the disk may be full
                 file.close()
         shutil.rmtree(self._temporary, ignore_errors=True)
@@ -221,7 +209,6 @@ def read_entry(folder: Path) -> dict[str, Any]:
 
 def open_entry(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
     """Return the arrays of an entry (read-only memory maps) and its ``info``; None if it is absent or damaged."""
-    _allow_open_files()
     try:
         entry = read_entry(folder)
         arrays = {}
@@ -238,7 +225,7 @@ def open_entry(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | N
             os.utime(folder)  # when it was last used
         return arrays, entry["info"]
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
             raise _not_writable(folder, error) from None
         return None
 
@@ -252,14 +239,6 @@ def is_whole(folder: Path) -> bool:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-
-
-def _allow_open_files() -> None:
-    """Let this process keep ``MANY_FILES`` open, or as many as the machine allows: each array keeps one open."""
-    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MANY_FILES if most == resource.RLIM_INFINITY else min(MANY_FILES, most)
-    if allowed != resource.RLIM_INFINITY and allowed < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def delete_old(folder: Path, seconds: float = 86400.0) -> None:
@@ -297,6 +276,6 @@ def cannot_write(folder: Path) -> Iterator[None]:
 
 def _not_writable(folder: Path, error: OSError) -> UserError:
     fix = "set KIT_CACHE to a folder with room"
-    if error.errno in TOO_MANY_FILES:
-        fix = "raise the limit of open files: ulimit -n"
+    if error.errno == errno.EMFILE:
+        fix = "raise the limit of open files (ulimit -n): each data set keeps some open"
     return UserError(Problem("cache", f"{folder} cannot be written or opened ({error.strerror or error})", fix=fix))

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from kit.errors import Problem, UserError, causes, did_you_mean, did_you_mean_path, first_line
+from kit.errors import Problem, UserError, causes, did_you_mean_path, first_line
 
 T = TypeVar("T")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}  # of this package, by the beginning of an address
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError")
-_REFUSED = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, UserError)
-FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 PAUSES_SECONDS = (1.0, 2.0, 4.0)  # between the attempts of a request; libraries make some of their own
 CONNECT_SECONDS = 10  # botocore would wait for a minute, several times
 
@@ -32,7 +31,6 @@ def open_filesystem(address: str, field: str) -> tuple[Any, str]:
     """Return the file system of an address, and the path in it, without a slash at its end.
 
     Args:
-        address: may also be a path of this machine.
         field: the setting that names it, for messages.
 
     Raises:
@@ -40,7 +38,7 @@ def open_filesystem(address: str, field: str) -> tuple[Any, str]:
     """
     import fsspec
 
-    protocol = address.partition("://")[0] if is_address(address) else "file"
+    protocol = address.partition("://")[0]
     options: dict[str, Any] = {}
     if _EXTRAS.get(protocol) == "s3" and "config_kwargs" not in fsspec.config.conf.get(protocol, {}):
         options["config_kwargs"] = {"connect_timeout": CONNECT_SECONDS}
@@ -51,24 +49,19 @@ def open_filesystem(address: str, field: str) -> tuple[Any, str]:
         fix = f'pip install "accelerate-recipes[{extra}]"' if extra else f"install it ({first_line(error)})"
         found = f"{address!r} needs a package that is not installed"
         raise UserError(Problem(field, found, fix=fix)) from None
+    except ValueError as error:
+        raise UserError(Problem(field, f"{address!r}: {first_line(error)}", "s3://, gs://, hf://, ...")) from None
     except Exception as error:  # each library has its own
-        if isinstance(error, ValueError) and "rotocol not known" in str(error):
-            known = [f"{name}://{address.partition('://')[2]}" for name in ("s3", "gs", "hf", "https", "abfs", "file")]
-            fix = did_you_mean(address, known)
-            raise UserError(Problem(field, f"{address!r}: no such kind of address", "s3://, gs://, ...", fix)) from None
         raise UserError(problem_of(error, address, field)) from None
     return filesystem, str(path).rstrip("/") or str(path)
 
 
-def retried(work: Callable[[], T], pauses_seconds: tuple[float, ...] | None = None) -> T:
+def retried(work: Callable[[], T], pauses_seconds: tuple[float, ...] = PAUSES_SECONDS) -> T:
     """Return what ``work`` returns. If it fails, call it again after each pause, unless that cannot help.
-
-    Args:
-        pauses_seconds: None: ``PAUSES_SECONDS``.
 
     Raises what the last call raises.
     """
-    for pause in PAUSES_SECONDS if pauses_seconds is None else pauses_seconds:
+    for pause in pauses_seconds:
         try:
             return work()
         except Exception as error:
@@ -80,8 +73,12 @@ def retried(work: Callable[[], T], pauses_seconds: tuple[float, ...] | None = No
 
 def is_final(error: BaseException) -> bool:
     """Return whether the same request would fail again: nothing there, no right, no credentials, a full disk."""
-    full = isinstance(error, OSError) and error.errno in FULL
-    return isinstance(error, _REFUSED) or full or any(type(each).__name__ in _NO_CREDENTIALS for each in causes(error))
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, _REFUSED) or is_full or _has_no_credentials(error)
+
+
+def _has_no_credentials(error: BaseException) -> bool:
+    return any(type(each).__name__ in _NO_CREDENTIALS for each in causes(error))
 
 
 def problem_of(error: BaseException, address: str, field: str, filesystem: Any = None, path: str = "") -> Problem:
@@ -90,10 +87,8 @@ def problem_of(error: BaseException, address: str, field: str, filesystem: Any =
     Args:
         filesystem: is asked for similar names beside ``path``, if nothing is there.
     """
-    if isinstance(error, UserError):
-        return error.problems[0]
     reason = first_line(error)
-    if any(type(each).__name__ in _NO_CREDENTIALS for each in causes(error)):
+    if _has_no_credentials(error):
         fix = "log in as for the store's own programs (`aws configure`, AWS_PROFILE; `gcloud auth application-default "
         fix += "login`); for what everyone may read, FSSPEC_S3_ANON=true or FSSPEC_GS_TOKEN=anon"
         return Problem(field, f"{address!r}: no credentials ({reason})", fix=fix)
@@ -105,8 +100,6 @@ def problem_of(error: BaseException, address: str, field: str, filesystem: Any =
     if isinstance(error, PermissionError):
         fix = "give the account that right, or use another one: its own programs (`aws s3 ls`) show what it may do"
         return Problem(field, f"{address!r}: not allowed ({reason})", fix=fix)
-    if isinstance(error, OSError) and error.errno in FULL:
-        return Problem(field, f"{address!r}: no room left ({error.strerror})", fix="make room, and run it again")
     own = "; a store of your own: AWS_ENDPOINT_URL" if _EXTRAS.get(address.partition("://")[0]) == "s3" else ""
     fix = f"check the network, then type the same command again{own}"
     return Problem(field, f"{address!r} cannot be reached ({type(error).__name__}: {reason})", fix=fix)

@@ -141,6 +141,9 @@ def rated_answers(num):
     ]
 
 
+ROWS = {"sft": pairs, "dpo": preference_pairs, "kto": rated_answers}  # by objective
+
+
 def source_of(name, split="train", **options):
     """The data set called ``name``, opened."""
     return open_source(str(name), split, "dataset", **options)

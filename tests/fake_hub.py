@@ -12,36 +12,33 @@ import hashlib
 import json
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import yaml
 
 
-@dataclass
 class Repository:
     """A repository, with what it holds now."""
 
-    is_private: bool
-    files: dict[str, bytes] = field(default_factory=dict)
-    commits: list[str] = field(default_factory=list)  # the message of each
+    def __init__(self, is_private, files=()):
+        self.is_private, self.files = is_private, dict(files)
+        self.commits = []  # the message of each
 
 
-@dataclass
 class FakeHub:
     """What the server holds, and what happened to it."""
 
-    endpoint: str = ""
-    repositories: dict[tuple[str, str], Repository] = field(default_factory=dict)  # by kind and id
-    cards: dict[str, dict[str, Any]] = field(default_factory=dict)  # metadata of the card, by id
-    objects: dict[str, bytes] = field(default_factory=dict)  # large files, by SHA-256
-    uploads: list[str] = field(default_factory=list)  # SHA-256 of each large file, as often as it was sent
-    requests: list[str] = field(default_factory=list)
-    fails_at: dict[int, int] = field(default_factory=dict)  # number of a large file from 0: the status for it, once
-    holds_at: int | None = None  # number of the large file that is never answered
-    is_held: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, endpoint):
+        self.endpoint = endpoint
+        self.repositories = {}  # by kind and id
+        self.cards = {}  # metadata of the card, by id
+        self.objects = {}  # large files, by SHA-256
+        self.uploads = []  # SHA-256 of each large file, as often as it was sent
+        self.requests = []
+        self.fails_at = {}  # number of a large file from 0: the status for it, once
+        self.holds_at = None  # number of the large file that is never answered
+        self.is_held = threading.Event()
+        self.lock = threading.Lock()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -49,23 +46,23 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = 65536  # one packet for an answer; of two, the second would wait for a delayed acknowledgement
     disable_nagle_algorithm = True
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         pass
 
-    def _answer(self, status: int, values: Any, **headers: str) -> None:
-        body = json.dumps(values).encode()
+    def _answer(self, status, values, **headers):
+        body = values if isinstance(values, bytes) else json.dumps(values).encode()
         self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _refuse(self, status: int, code: str = "") -> None:
-        self._answer(status, {"error": code or "no"}, **({"X-Error-Code": code} if code else {}))
+    def _refuse(self, status, code=""):
+        self._answer(status, {"error": code or "no"}, **({"X_Error_Code": code} if code else {}))
 
-    def _handle(self) -> None:
-        hub: FakeHub = self.server.hub  # type: ignore[attr-defined]
+    def _handle(self):
+        hub = self.server.hub
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         path = self.path.partition("?")[0].strip("/")
         role = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
@@ -100,32 +97,22 @@ class _Handler(BaseHTTPRequestHandler):
         if words[4:5] == ["tree"]:
             if words[6:]:
                 return self._refuse(404, "EntryNotFound")  # no repository has folders
-            sizes = {file: len(body) for file, body in found.files.items()}
-            return self._answer(
-                200, [{"type": "file", "path": file, "size": sizes[file], "oid": file} for file in sizes]
-            )
+            files = found.files.items()
+            return self._answer(200, [{"type": "file", "path": f, "size": len(b), "oid": f} for f, b in files])
         siblings = [{"rfilename": each} for each in found.files]
-        about = {"id": name, "private": found.is_private, "sha": f"{len(found.commits):040}", "siblings": siblings}
+        about = {"id": name, "private": found.is_private, "sha": _commit_of(found), "siblings": siblings}
         return self._answer(200, about | ({"cardData": hub.cards[name]} if name in hub.cards else {}))
 
     do_GET = do_HEAD = do_POST = do_PUT = _handle
 
-    def _give(self, found: Repository | None, name: str) -> None:
+    def _give(self, found, name):
         body = found.files.get(name) if found else None
-        if found is None or body is None:
+        if body is None:
             return self._refuse(404, "EntryNotFound" if found else "RepoNotFound")
-        self.send_response(200)
-        for header, value in {
-            "Content-Length": str(len(body)),
-            "ETag": f'"{hashlib.sha256(body).hexdigest()}"',
-            "X-Repo-Commit": f"{len(found.commits):040}",
-        }.items():
-            self.send_header(header, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        etag = f'"{hashlib.sha256(body).hexdigest()}"'
+        return self._answer(200, body, ETag=etag, X_Repo_Commit=_commit_of(found))
 
-    def _create(self, hub: FakeHub, asked: dict[str, Any]) -> None:
+    def _create(self, hub, asked):
         name = f"{asked['organization'] or 'me'}/{asked['name']}"
         if name.partition("/")[0] not in ("me", "lab"):
             return self._refuse(403)
@@ -135,14 +122,14 @@ class _Handler(BaseHTTPRequestHandler):
             hub.repositories["model", name] = Repository(asked.get("visibility") == "private" or asked.get("private"))
         return self._answer(200, {"url": f"{hub.endpoint}/{name}", "name": name})
 
-    def _batch(self, hub: FakeHub, asked: dict[str, Any]) -> None:
+    def _batch(self, hub, asked):
         objects = []
         for each in asked["objects"]:
             href = {"href": f"{hub.endpoint}/lfs/{each['oid']}"}
             objects.append(each if each["oid"] in hub.objects else each | {"actions": {"upload": href}})
         self._answer(200, {"transfer": "basic", "objects": objects})
 
-    def _take(self, hub: FakeHub, oid: str, body: bytes) -> None:
+    def _take(self, hub, oid, body):
         with hub.lock:
             number = len(hub.uploads)
             hub.uploads.append(oid)
@@ -156,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub.objects[oid] = body
         return self._answer(200, {})
 
-    def _commit(self, hub: FakeHub, name: str, found: Repository, lines: list[dict[str, Any]]) -> None:
+    def _commit(self, hub, name, found, lines):
         files = dict(found.files)
         for line in lines:
             key, value = line["key"], line["value"]
@@ -169,11 +156,15 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 found.commits.append(value["summary"])
         found.files = files
-        oid = f"{len(found.commits):040}"
+        oid = _commit_of(found)
         self._answer(200, {"commitUrl": f"{hub.endpoint}/{name}/commit/{oid}", "commitOid": oid})
 
 
-def _mode(file: dict[str, Any], found: Repository) -> dict[str, Any]:
+def _commit_of(found):
+    return f"{len(found.commits):040}"
+
+
+def _mode(file, found):
     """Whether a file is large, and the id of the one that the repository has at its path."""
     is_large = file["path"].endswith(".safetensors")
     mode = {"path": file["path"], "uploadMode": "lfs" if is_large else "regular", "shouldIgnore": False}
@@ -190,11 +181,11 @@ def served():
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     server.block_on_close = False
-    server.hub = FakeHub(endpoint=f"http://127.0.0.1:{server.server_port}")  # type: ignore[attr-defined]
+    server.hub = FakeHub(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
-        yield server.hub  # type: ignore[attr-defined]
+        yield server.hub
     finally:
         server.shutdown()
         server.server_close()

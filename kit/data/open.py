@@ -20,7 +20,7 @@ from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.objective import Rows
 from kit.config.settings.optimisation import OptimSettings
 from kit.data.chat.formats import format_of
-from kit.data.chat.template import Jinja
+from kit.data.chat.template import Jinja, resolve_template
 from kit.data.feed.feed import Feed
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
@@ -73,7 +73,7 @@ class Data:
 
     def skipped_rows(self) -> list[dict[str, Any]]:
         """Return the rows that were left out because they cannot be used, with what is wrong with each."""
-        return [row for store in self._stores() for row in store.skipped.listed()]
+        return [row for store in self._stores() for row in store.skipped]
 
     def open_feed(
         self,
@@ -118,10 +118,9 @@ class Data:
 
     def _stores(self) -> list[Store]:
         """The stores of the training and the evaluation data, each once."""
-        stores = list(self.train.stores)
-        if self.evaluation is not None:  # what is held out has the stores of the training data
-            stores += [store for store in self.evaluation.stores if not any(store is other for other in stores)]
-        return stores
+        every = [self.train] if self.evaluation is None else [self.train, self.evaluation]
+        # What is held out has the stores of the training data.
+        return list({id(store): store for samples in every for store in samples.stores}.values())
 
 
 def open_data(
@@ -148,10 +147,10 @@ def open_data(
     Raises:
         UserError: with all problems of all data sets.
     """
-    encoder = Encoder.of(settings, tokenizer, vocab_size, wanted)
+    template = resolve_template(tokenizer, settings.chat_template, settings.chat_template_kwargs)
+    encoder = Encoder(tokenizer, template, settings, vocab_size, wanted)
     holds_out = bool(eval_settings.eval_split_size)
     problems = check_datasets(datasets, encoder, eval_settings.predict_with_generate, holds_out)
-    problems += _check_pad_id(tokenizer, vocab_size)
     notes = exposure()
     train_stores: list[Store] = []
     eval_stores: list[Store] = []
@@ -203,14 +202,6 @@ def open_data(
     return Data(settings, train, evaluation, order, train_datasets, encoder, seed, tuple(notes))
 
 
-def _check_pad_id(tokenizer: Any, vocab_size: int) -> list[Problem]:
-    if pad_id(tokenizer) < vocab_size:
-        return []
-    found = f"its pad token has id {pad_id(tokenizer)}, but the model has {vocab_size} embeddings"
-    fix = "take pad_token out of tokenizer_config.json: padding is masked, so any id is right"
-    return [Problem("model_name_or_path", found, fix=fix)]
-
-
 def _tokenised(dataset: Dataset, encoder: Encoder, settings: DataSettings) -> Store:
     """The samples of a data set. Raises ``UserError`` if they cannot be learned from as they are."""
     name = dataset.source.name
@@ -247,11 +238,8 @@ def _summary(train: Samples) -> list[str]:
 
 
 def pad_id(tokenizer: Any) -> int:
-    """Return the id to pad with. Any id works, because padding is masked by position."""
-    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token_id is not None:
-            return int(token_id)
-    return 0
+    """Return the id to pad with: that of EOS. Any id of the model works, because padding is masked by position."""
+    return int(tokenizer.eos_token_id or 0)
 
 
 def stop_ids(data: Data | Stream, tokenizer: Any) -> set[int]:

@@ -100,16 +100,9 @@ def find_rows(run: Recipe | None, tokenizer: Any, vocab_size: int) -> Rows:
 
 def _read(run: DataSettings, rows: RowKind, entries: Sequence[DatasetEntry], tokenizer: Any, origin: str) -> Rows:
     (dataset,) = open_datasets(entries, [], run.streaming, rows)
-    encoder = Encoder(
-        tokenizer,
-        resolve_template(tokenizer, None),
-        prompts_as_chat=run.chat_template is not None,
-        train_on=run.train_on,
-        max_length=min(run.max_length, MAX_TOKENS),
-        excess_length_strategy="keep_end" if run.excess_length_strategy == "keep_end" else "truncate",
-        wanted=rows,
-        system_prompt=run.system_prompt,
-    )
+    strategy = "keep_end" if run.excess_length_strategy == "keep_end" else "truncate"
+    changes = {"max_length": min(run.max_length, MAX_TOKENS), "excess_length_strategy": strategy}
+    encoder = Encoder(tokenizer, resolve_template(tokenizer, None), run.model_copy(update=changes), wanted=rows)
     piece = encoder.encode(dataset, islice(read_rows(dataset.source.parts, dataset.columns), NUM_ROWS))
     ids, learned = [], []
     for i in range(len(piece)):

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 from data_helpers import (
-    chat,
     open_all,
     pairs,
-    preference_pairs,
     rated_answers,
     write,
 )
@@ -58,11 +56,8 @@ def test_the_first_training_samples_are_taken_after_a_split_and_of_every_data_se
     opened = open_all(tokenizer, dataset="a.jsonl", max_train_samples=7)
     assert [opened.train.origin(i) for i in range(len(opened.train))] == [f"a.jsonl:{i}" for i in range(1, 8)]
     assert "training on the first 7 of 20 samples" in opened.notes and opened.order.num_items(0) == 7
-    assert opened.fingerprint != open_all(tokenizer, dataset="a.jsonl").fingerprint
     both = [open_all(tokenizer, dataset="a.jsonl", eval_split_size=5, max_train_samples=num) for num in (None, 7)]
     assert both[0].evaluation.fingerprint == both[1].evaluation.fingerprint and len(both[1].train) == 7
-    for i in range(7):  # a choice of a choice
-        assert both[1].train.origin(i) == both[0].train.origin(i) and (both[1].train[i][0] == both[0].train[i][0]).all()
     mixed = open_all(tokenizer, dataset="a.jsonl,b.jsonl", max_train_samples=4)
     assert mixed.train.dataset_ids.tolist() == [0, 0, 1, 1]
 
@@ -92,16 +87,6 @@ def test_evaluation_samples_that_are_in_the_training_data_are_counted(tmp_path, 
     write(tmp_path / "eval.jsonl", rows[1], rows[2], {"prompt": "Question 99? ", "completion": "Answer 99"})
     notes = open_all(tokenizer, eval_dataset="eval.jsonl").notes
     assert "warning: 2 of 3 evaluation samples are in the training data" in notes
-    write(tmp_path / "train.jsonl", *rows, *rows)
-    assert any("warning" in note for note in open_all(tokenizer, eval_split_size=10).notes)
-
-
-def test_prompt_and_reference_part_at_the_last_answer(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", chat("Hi", "Hello", "Bye", "Bye now"))
-    train = open_all(tokenizer, chat_template="chatml").train
-    prompt, reference = prompt_and_reference(train, 0)
-    assert tokenizer.decode(prompt).endswith("Bye<|im_end|>\n<|im_start|>assistant\n")
-    assert tokenizer.decode(reference) == "Bye now<|im_end|>"
 
 
 # Preferences
@@ -121,11 +106,6 @@ def test_good_and_bad_answers_are_counted_and_a_single_one_is_refused(tmp_path, 
     write(tmp_path / "train.jsonl", RATED[0])
     with pytest.raises(UserError, match=r"train.jsonl: a single sample; expected at least two"):
         open_all(tokenizer, objective="kto")
-    write(tmp_path / "train.jsonl", *preference_pairs(1))
-    assert len(open_all(tokenizer, objective="dpo").train) == 1
-    write(tmp_path / "train.jsonl", *RATED)
-    with pytest.raises(UserError, match="a single sample"):
-        open_all(tokenizer, objective="kto", eval_split_size=1)
 
 
 def test_from_a_pair_the_chosen_answer_is_generated_and_answers_end_with_their_stop_token(tmp_path, tokenizer):
@@ -135,10 +115,6 @@ def test_from_a_pair_the_chosen_answer_is_generated_and_answers_end_with_their_s
     assert tokenizer.decode(prompt) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.decode(reference) == "Hello<|im_end|>"
     assert data.stop_ids(opened, tokenizer) == {tokenizer.convert_tokens_to_ids("<|im_end|>")}
-    write(tmp_path / "train.jsonl", *[{"prompt": [USER], "chosen": [HELLO], "rejected": [AWAY]}] * 3)
-    assert open_all(
-        tokenizer, objective="dpo", chat_template="chatml", eval_split_size=1, predict_with_generate=True
-    ).evaluation
 
 
 def test_a_system_prompt_stands_before_conversations_that_have_none(tmp_path, tokenizer):

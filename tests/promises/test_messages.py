@@ -56,7 +56,7 @@ MESSAGES = {
     f"{OURS} --dataset silent.jsonl": ["silent.jsonl:2 messages: no assistant turn"],
     f"{OURS} --dataset muted.jsonl": ["muted.jsonl: nothing in 1 samples is supervised", "kit inspect"],
     f"{OURS} --dataset long.jsonl": ["long.jsonl:2: a line of more than 16 MiB", "split it into several samples"],
-    f"{OURS} --dataset short.jsonl.gz": ["short.jsonl.gz: cut short after line 0"],
+    f"{OURS} --dataset short.jsonl.gz": ["short.jsonl.gz: damaged or cut short (EOFError"],
     f"{OURS} --dataset pairs.jsonl": ["pairs.jsonl: columns prompt, chosen, rejected", "--objective dpo"],
     # data sets
     f"{OURS} --dataset data.pkl": ["'data.pkl' ends in '.pkl'; expected .jsonl"],

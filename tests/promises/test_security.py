@@ -7,6 +7,7 @@ import pickle
 import re
 import shutil
 import time
+from functools import partial
 
 import pyarrow
 import pytest
@@ -262,8 +263,12 @@ def test_a_pickle_in_a_saved_data_set_is_refused(name, bomb, tmp_path):
 
     Dataset.from_list(pairs(3)).save_to_disk(str(tmp_path / "saved"))
     put(tmp_path / "saved", bomb, name)
+    read = partial(open_all, byte_level_tokenizer(), dataset=str(tmp_path / "saved"), dataset_num_proc=1)
+    if name.endswith(".json"):  # nothing reads it
+        assert len(read().train) == 3
+        return
     with pytest.raises(UserError, match="saved"):
-        open_all(byte_level_tokenizer(), dataset=str(tmp_path / "saved"), dataset_num_proc=1)
+        read()
 
 
 @pytest.mark.parametrize("suffix", ["arrow", "parquet"])

@@ -65,17 +65,11 @@ def counted(table: Table, indices: np.ndarray, num_datasets: int) -> GlobalBatch
 
 def by_file(origins: Iterable[str]) -> str:
     """Write several origins ``file:line`` in short form: ``a.jsonl:3,17 b.jsonl:4``."""
-    lines: dict[str, list[str]] = {}  # of each file; under "" the origins that have no line
+    numbers: dict[str, list[str]] = {}  # of each file
     for origin in origins:
-        file, _, line = origin.rpartition(":")
-        if line.isdigit():
-            lines.setdefault(file, []).append(line)
-        else:
-            lines.setdefault("", []).append(origin)
-    texts = []
-    for file, numbers in lines.items():
-        texts.append(f"{file}:{','.join(numbers)}" if file else ", ".join(numbers))
-    return one_line(" ".join(texts))
+        file = origin.rstrip("0123456789")
+        numbers.setdefault(file, []).append(origin.removeprefix(file))
+    return one_line(" ".join(file + ",".join(of_file) for file, of_file in numbers.items()))
 
 
 T = TypeVar("T")
@@ -148,13 +142,7 @@ class Feed:
 
     def notes(self) -> list[str]:
         """Lines for the user: how full packs are, and how often each data set is used in an epoch."""
-        lines = []
-        if not self._settings.shuffle:
-            packs = ", and packs hold neighbours, so they are less full" if self._settings.packing else ""
-            lines.append(f"shuffle false: every epoch has the samples in the order of the data{packs}")
-        if self._settings.packing:
-            lines.append(self._packing_note())
-        return lines + self._mixing_notes()
+        return ([self._packing_note()] if self._settings.packing else []) + self._mixing_notes()
 
     def _packing_note(self) -> str:
         epoch = self._order.epoch(0)

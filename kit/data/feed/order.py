@@ -48,6 +48,17 @@ def _words(num: int, seed: int, kind: int, number: int, dataset_id: int) -> np.n
     return np.random.Philox(key=key, counter=counter).random_raw(num)
 
 
+def packed(
+    samples: np.ndarray, lengths: np.ndarray, capacity: int, seed: int, number: int, dataset_id: int = 0
+) -> Packs:
+    """Pack ``samples`` [N], indices into ``lengths``. The packs come in random order; see ``permutation``."""
+    packs = pack(lengths[samples], capacity)
+    order = permutation(len(packs), seed, PACKS, number, dataset_id)
+    sizes = np.diff(packs.starts)
+    slots = np.argsort(np.repeat(np.argsort(order), sizes), kind="stable")  # by the new place of their pack
+    return Packs(samples[packs.members[slots]], np.concatenate([[0], np.cumsum(sizes[order])]))
+
+
 class Order:
     """The endless sequence of a run's items. An item is a sample, or with a ``capacity`` a pack of samples.
 
@@ -127,15 +138,7 @@ class Order:
             return Packs(small, range(len(samples) + 1))
         if not self._shuffle:
             return pack_in_order(self._lengths, self._capacity)
-        packs = pack(self._lengths[samples], self._capacity)
-        order = permutation(len(packs), self._seed, PACKS, number)
-        old_starts = np.asarray(packs.starts)
-        sizes = np.diff(old_starts)[order]
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        # For each slot of the shuffled packs, its position in its pack, and the slot from which its sample comes.
-        positions = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
-        old_slots = np.repeat(old_starts[:-1][order], sizes) + positions
-        return Packs(samples[packs.members[old_slots]], starts)
+        return packed(samples, self._lengths, self._capacity, self._seed, number)
 
     def num_items(self, epoch: int) -> int:
         """Return the number of items in ``epoch``."""

@@ -36,9 +36,7 @@ class Packs:
 def pack(lengths: ArrayLike, capacity: int) -> Packs:
     """Put samples of ``lengths`` [N] tokens into few packs of at most ``capacity`` tokens.
 
-    The method is first-fit decreasing (fill one pack after another with the longest sample that still fits), with one
-    change: a pair of samples that fills the pack exactly is preferred. If that needs more packs, which can happen
-    without short samples, the result is that of plain first-fit decreasing.
+    The method is first-fit decreasing: fill one pack after another with the longest sample that still fits.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -48,11 +46,7 @@ def pack(lengths: ArrayLike, capacity: int) -> Packs:
         return Packs(np.empty(0, np.int64), np.zeros(1, np.int64))
     if lengths.min() < 1 or lengths.max() > capacity:
         raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} tokens; expected 1 to {capacity}")
-    counts = np.bincount(lengths).tolist()
-    patterns = list(_patterns(counts, capacity, exact_pairs=True))
-    plain = list(_patterns(counts, capacity, exact_pairs=False))
-    if _num_packs(plain) < _num_packs(patterns):
-        patterns = plain
+    patterns = list(_patterns(np.bincount(lengths).tolist(), capacity))
     slots = np.concatenate([np.tile(pattern, count) for pattern, count in patterns])  # [N], the length each slot takes
     sizes = np.repeat([len(pattern) for pattern, _ in patterns], [count for _, count in patterns])  # [P]
     members = np.empty(len(lengths), np.int64)
@@ -78,11 +72,7 @@ def pack_in_order(lengths: ArrayLike, capacity: int) -> Packs:
     return Packs(np.arange(len(ends)), np.array(starts))
 
 
-def _num_packs(patterns: list[tuple[list[int], int]]) -> int:
-    return sum(count for _, count in patterns)
-
-
-def _patterns(counts: list[int], capacity: int, exact_pairs: bool) -> Iterator[tuple[list[int], int]]:
+def _patterns(counts: list[int], capacity: int) -> Iterator[tuple[list[int], int]]:
     """Yield patterns until all samples are used: the lengths in a pack, and how many packs have these lengths.
 
     A set of lengths is stored as the bits of one integer, so the longest that fits is found without a search. A
@@ -90,54 +80,29 @@ def _patterns(counts: list[int], capacity: int, exact_pairs: bool) -> Iterator[t
 
     Args:
         counts: ``counts[length]`` is the number of samples of that length.
-        exact_pairs: prefer a pair that fills the rest of the pack exactly.
     """
     left = Counter({length: count for length, count in enumerate(counts) if count})
     bits = sum(1 << length for length in left)  # bit l is set: a sample of length l is left
-    mirrored = sum(1 << (capacity - length) for length in left)  # bit capacity - l is set: a sample of length l is left
 
     def take(length: int, count: int) -> None:
-        nonlocal bits, mirrored
+        nonlocal bits
         left[length] -= count
         if not left[length]:
-            bits &= ~(1 << length)
-            mirrored &= ~(1 << (capacity - length))
+            bits ^= 1 << length
 
     while bits:
-        pattern: list[int] = []
+        pattern: Counter[int] = Counter()
         space = capacity
-        fitting = bits & ((2 << space) - 1)  # the lengths up to the space that is left
-        while fitting:
+        while fitting := bits & ((2 << space) - 1):  # the lengths up to the space that is left
             length = fitting.bit_length() - 1
-            if exact_pairs and length < space:
-                halves = bits & (mirrored >> (capacity - space))
-                length = _longer_of_exact_pair(halves, space, left) or length
-            pattern.append(length)
+            pattern[length] += 1
             space -= length
             take(length, 1)
-            fitting = bits & ((2 << space) - 1)
-        num_repeats = min(left[length] // times for length, times in Counter(pattern).items())
-        for length in pattern:
-            take(length, num_repeats)
-        yield pattern, num_repeats + 1
-
-
-def _longer_of_exact_pair(halves: int, space: int, left: Counter[int]) -> int:
-    """The longer length of the most even pair that adds up to ``space``; 0 if there is no pair.
-
-    An uneven pair would use up short samples, which are needed to fill the last gaps.
-
-    Args:
-        halves: bit l is set if samples of length l and of length ``space - l`` are left.
-    """
-    if space % 2 == 0 and left[space // 2] == 1:
-        halves &= ~(1 << space // 2)  # one sample is no pair
-    half = math.ceil(space / 2)
-    longer = halves >> half << half  # without the lengths below half of the space
-    if not longer:
-        return 0
-    lowest_bit = longer & -longer
-    return lowest_bit.bit_length() - 1
+        num_repeats = min(left[length] // times for length, times in pattern.items())
+        for length, times in pattern.items():
+            if num_repeats:
+                take(length, times * num_repeats)
+        yield list(pattern.elements()), num_repeats + 1
 
 
 def balance(costs: ArrayLike, num_ranks: int, micro_batch_size: int) -> NDArray[np.int64]:

@@ -28,13 +28,13 @@ from kit.data.feed.feed import Ahead, GlobalBatch, counted
 from kit.data.feed.order import MIX, uniform
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.windows import COUNTS, Cursor, Element, Windows
-from kit.data.read.sources import read_blocks, shown
-from kit.data.samples.bad_rows import SKIPPED_FILE, BadRow, BadRows, SkippedFile
+from kit.data.read.sources import read_blocks
+from kit.data.samples.bad_rows import LOSSES, SKIPPED_FILE, BadRow, append_listed, notes_of
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
-from kit.data.samples.samples import LOSSES, MAX_UNUSED, Samples
+from kit.data.samples.samples import Samples
 from kit.data.samples.table import Table
-from kit.errors import Problem, UserError, raise_if
+from kit.errors import Problem, UserError
 
 
 @dataclass(frozen=True)
@@ -124,23 +124,9 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> list[str
     Raises:
         UserError: the block has no rows, rows that cannot be used, or nothing to learn from.
     """
-    name = dataset.source.name
-    piece = first_piece(dataset, encoder)
-    bad = BadRows(piece.bad)
-    num_good = piece.counts["num_rows"]
-    raise_if(shown(piece.problems, name, "") if skips else bad.shown(name, num_good, piece.problems))
-    bad.raise_if_too_many(name, num_good)
-    if not len(piece):
-        found = "nothing to learn from in its first rows"
-        if num_long := piece.counts["num_dropped_long"]:
-            found += f": {num_long} of {num_good} are longer than max_length and dropped"
-        raise UserError(Problem(name, found, "at least one sample"), *bad.problems())
-    lines = [f"{name}: {text}" for text in piece.remarks]
-    num_rows = num_good + bad.num_rows
-    unused = [f"{key} ({count / num_rows:.1%})" for key, count in piece.unused.most_common(MAX_UNUSED)]
-    if unused:
-        lines.append(f"{name}: not used in its first rows: {', '.join(unused)}")
-    return lines
+    piece, name = first_piece(dataset, encoder), f"{dataset.source.name} (first rows)"
+    piece.check(name, skips, len(piece))
+    return notes_of(name, piece.record(), encoder.max_length)
 
 
 def first_piece(dataset: Dataset, encoder: Encoder) -> Piece:
@@ -175,7 +161,7 @@ class StreamFeed:
             for i, (dataset, cursor) in enumerate(zip(stream.datasets, self._cursors, strict=True))
         ]
         self._counts: list[Mapping[str, int]] = [{}] * len(weights)  # of each data set
-        self._skipped_file = SkippedFile(skipped_file)
+        self._skipped_file = skipped_file
         self._first_skipped = ""
         self._ahead = Ahead(self._read, stream.total_steps(settings))
 
@@ -198,7 +184,7 @@ class StreamFeed:
             self._counts[element.dataset_id] = element.counts
             skipped += element.skipped
         if skipped and self._ranks.index == 0:  # the other ranks skip the same rows
-            self._skipped_file.append(skipped)
+            append_listed(self._skipped_file, skipped)
         if skipped and not self._first_skipped:
             self._first_skipped = str(skipped[0].problem_with_origin)
         return replace(

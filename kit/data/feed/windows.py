@@ -7,18 +7,16 @@ shuffled, and packed, among themselves. In each epoch the files come in another 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 from kit.config.settings.data import DataSettings
-from kit.data.feed.order import PACKS, PARTS, WINDOW, permutation
-from kit.data.feed.packing import pack
+from kit.data.feed.order import PARTS, WINDOW, packed, permutation
 from kit.data.read.sources import FIX, shown
-from kit.data.samples.bad_rows import BadRow, BadRows, num_distinct
+from kit.data.samples.bad_rows import LOSSES, BadRow, check_share, num_distinct, problems_of
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
-from kit.data.samples.samples import LOSSES
-from kit.errors import TrainingError, UserError
+from kit.errors import TrainingError, raise_if
 
 NUM_JUDGED = 1000  # rows that are read before it is judged whether too many of them cannot be used
 
@@ -53,9 +51,7 @@ class Windows:
         self._encoder = encoder
         self._settings = settings
         self._seed = seed
-        self._counts: Counter[str] = Counter()
-        self._bad = BadRows(keeps_all=False)  # of this start
-        self._num_good = 0  # rows of this start that can be used
+        self._counts: Counter[str] = Counter()  # of this start
 
     def items(self, cursor: Cursor) -> Iterator[Element]:
         """Yield the items after ``cursor``. Raises ``UserError`` for rows that cannot be used and must not be skipped.
@@ -82,19 +78,18 @@ class Windows:
 
     def _check(self, piece: Piece) -> list[BadRow]:
         """Count what became of the rows of a window, and return those that are skipped."""
-        source = self._dataset.source
         # Besides rows, what is wrong with more than one, such as the rest of a damaged file.
         bad = piece.bad + [
             BadRow(-1, i, problem.where, replace(problem, where=""), is_common=False)
             for i, problem in enumerate(piece.problems)
         ]
-        if self._settings.on_bad_row == "error" and bad:
-            raise UserError(*shown(BadRows(bad).problems(), source.name, FIX))
+        name = self._dataset.source.name
+        if self._settings.on_bad_row == "error":
+            raise_if(shown(problems_of(bad), name, FIX))
         self._counts += piece.counts + Counter(skipped_rows=num_distinct(bad))
-        self._bad.add(bad)
-        self._num_good += piece.counts["num_rows"]
-        if self._num_good + self._bad.num_rows >= NUM_JUDGED:
-            self._bad.raise_if_too_many(source.name, self._num_good)
+        num_bad, num_good = self._counts["skipped_rows"], self._counts["num_rows"]
+        if num_good + num_bad >= NUM_JUDGED:
+            check_share(name, bad, num_bad, num_good)
         return bad
 
     def _order(self, piece: Piece, epoch: int, window: int) -> Iterator[list[int]]:
@@ -104,9 +99,9 @@ class Windows:
         if not self._settings.packing:
             yield from ([i] for i in order.tolist())
             return
-        packs = pack(piece.samples["length"][order], self._encoder.pack_length)
-        for p in permutation(len(packs), self._seed, PACKS, number, self._id):
-            yield order[packs.members[packs.starts[p] : packs.starts[p + 1]]].tolist()
+        packs = packed(order, piece.samples["length"], self._encoder.pack_length, self._seed, number, self._id)
+        for start, end in pairwise(packs.starts):
+            yield packs.members[start:end].tolist()
 
     def _read(self, epoch: int, window: int) -> Iterator[tuple[int, int, list[tuple[int, int, Any]]]]:
         """Yield (epoch, window, rows) without end, beginning with ``window`` of ``epoch``.

@@ -1,10 +1,9 @@
-"""Data sets of the ``datasets`` library: folders written by ``save_to_disk``, and the hub.
+"""Data sets of the hub.
 
 Promises: if the library or the hub refuses a data set, the message lists its splits or configs; an unreachable hub is
 reported after one short request, not after long retries.
 """
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from kit.data.read.compressed import type_and_message
 from kit.data.read.parts import Part
 from kit.data.read.tables import Shard
-from kit.errors import Problem, UserError, did_you_mean
+from kit.errors import Problem, UserError
 from kit.hub import check_access, not_cached, refusal
 
 COMMIT = re.compile("[0-9a-f]{40}")
@@ -32,58 +31,13 @@ class Found:
     commit: str | None = None  # of a data set of the hub
 
 
-def is_saved(path: Path) -> bool:
-    """Whether ``path`` is a folder written by ``save_to_disk``."""
-    return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
-
-
-def leaves(file: Path, folder: Path) -> bool:
-    """Whether a file in a folder is a link, or behind one, to what is not in it. Those in the hub's cache are not."""
-    folder = Path(os.path.realpath(folder))  # it may be a link into the hub's cache
-    inside = [str(folder)]
-    # The hub's cache: datasets--owner--name/snapshots/COMMIT has links to datasets--owner--name/blobs.
-    inside += [str(parent.parent / "blobs") for parent in folder.parents if parent.name == "snapshots"]
-    target = os.path.realpath(file)
-    return not any(target.startswith(f"{root.rstrip('/')}/") for root in inside)
-
-
-def open_saved(name: str, path: Path, split: str, flag: str) -> Found:
-    """Open a folder written by ``save_to_disk``; if it holds several splits, the one called ``split``.
-
-    ``name`` is how the user wrote the path, ``flag`` the recipe's key for it, for messages. Raises ``UserError`` if
-    there is no such split, or the folder is damaged.
-    """
-    import datasets
-
-    try:
-        saved = datasets.load_from_disk(str(path))
-        if isinstance(saved, datasets.DatasetDict):
-            if split not in saved:
-                hint = did_you_mean(split, saved)
-                raise UserError(Problem(f"{flag}_split", f"{name} has no split {split!r}", ", ".join(saved), hint))
-            saved, path = saved[split], path / split
-        opened = _loaded(name, saved)
-    except UserError:
-        raise
-    except Exception as error:  # a damaged folder can make the library raise anything
-        raise UserError(Problem(flag, f"{name!r} cannot be opened ({type_and_message(error)})")) from None
-    if outside := [file for file in opened.files if leaves(file, path)]:
-        raise UserError(Problem(flag, f"{name!r} names {outside[0]}", "files in its folder"))
-    return opened
-
-
 def _loaded(name: str, dataset: Any) -> Found:
-    """A data set that is on disk."""
+    """A data set that the library has put on disk."""
     # The library's own fingerprint depends on paths and times, so it differs between machines: used only without files.
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
     marks = [str(dataset.split), len(dataset), *([] if files else [dataset._fingerprint])]
-    return Found(name, [Shard(name, dataset)], files, marks, _commit_of(files))
-
-
-def _commit_of(files: Sequence[Path]) -> str | None:
-    """The commit of a data set of the hub. The library's cache keeps its files in a folder with that name."""
-    folder = files[0].parent.name if files else ""
-    return folder if COMMIT.fullmatch(folder) else None
+    folder = files[0].parent.name if files else ""  # the library names it after the commit
+    return Found(name, [Shard(name, dataset)], files, marks, folder if COMMIT.fullmatch(folder) else None)
 
 
 def ask_hub(name: str, flag: str, revision: str | None = None) -> str | None:
@@ -115,7 +69,7 @@ def open_hub(
     tried = f"no file or folder {name!r}"
     # One short request first: load_dataset retries for half a minute when the hub cannot be reached.
     newest = revision in (None, "main")
-    commit = _commit_in_cache(name, revision) if constants.HF_HUB_OFFLINE else ask_hub(name, flag, revision)
+    commit = revision if constants.HF_HUB_OFFLINE else ask_hub(name, flag, revision)
     # The newest is not named: then the library takes types of columns from the hub, if the hub has some.
     named = {} if newest else {"revision": commit or revision}
     try:
@@ -128,40 +82,18 @@ def open_hub(
         found = f"{tried}, and split {split!r} of hub id {name!r} cannot be loaded: {type_and_message(error)}"
         raise UserError(Problem(flag, found)) from None
     shown = f"{name}[{split}]" if config is None else f"{name}[{config}, {split}]"
-    if not streaming:
-        loaded = _loaded(shown, dataset)
-        # Offline, and where the hub refuses a file, the library opens the newest copy in its cache.
-        if not newest and loaded.commit != commit:
-            raise UserError(_other_commit(name, flag, revision, loaded.commit))
+    loaded = None if streaming else _loaded(shown, dataset)
+    found_commit = loaded.commit if loaded else None if constants.HF_HUB_OFFLINE else commit
+    # Offline, and where the hub refuses a file, the library opens the newest copy in its cache.
+    if not newest and found_commit != commit:
+        what = f"the copy of {name} in the cache is of commit {found_commit or 'unknown'}"
+        fix = "download it once without HF_HUB_OFFLINE, or name the commit of that copy"
+        raise UserError(Problem(f"{flag}_revision", what, f"that of {revision!r}", fix))
+    if loaded:
         return loaded
-    if not newest and constants.HF_HUB_OFFLINE:
-        raise UserError(_other_commit(name, flag, revision, None))
     num_shards = dataset.num_shards
-    if num_shards == 1:
-        parts = [Shard(shown, dataset)]
-    else:
-        parts = [Shard(f"{shown} shard {i}", dataset.shard(num_shards, i)) for i in range(num_shards)]
-    asked = None if constants.HF_HUB_OFFLINE else commit
-    return Found(shown, parts, [], [asked or name, config, split], asked)
-
-
-def _commit_in_cache(name: str, revision: str | None) -> str | None:
-    """The commit that a branch or a tag was when it was last asked for; a commit itself; None if that is not known."""
-    from huggingface_hub import constants
-
-    if revision is None or COMMIT.fullmatch(revision):
-        return revision
-    folder = Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
-    try:
-        return (folder / "refs" / revision).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return None
-
-
-def _other_commit(name: str, flag: str, revision: str | None, found: str | None) -> Problem:
-    what = f"the copy of {name} in the cache is of commit {found or 'unknown'}"
-    fix = f"download it once without HF_HUB_OFFLINE, or take that copy: leave {flag}_revision out"
-    return Problem(f"{flag}_revision", what, f"that of {revision!r}", fix)
+    parts = [Shard(f"{shown} shard {i}", dataset.shard(num_shards, i)) for i in range(num_shards)]
+    return Found(shown, parts, [], [found_commit or name, config, split], found_commit)
 
 
 def _choice(message: str, name: str, flag: str) -> Problem | None:

@@ -14,7 +14,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from os.path import commonpath
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,19 @@ from kit.cache import digest as digest_of
 from kit.cache import file_digest, file_stamp
 from kit.data.read.cells import DELIMITERS
 from kit.data.read.compressed import DECOMPRESSORS, split_name
-from kit.data.read.hub import Found, is_saved, leaves, open_hub, open_saved
-from kit.data.read.parts import JSON_SUFFIXES, Block, CellFile, JsonFile, Part, TextFile, begins_array, origin
+from kit.data.read.hub import Found, open_hub
+from kit.data.read.parts import (
+    JSON_SUFFIXES,
+    ArrayFile,
+    Block,
+    CellFile,
+    JsonFile,
+    Part,
+    TextFile,
+    begins_array,
+)
 from kit.data.read.remote import fetch
 from kit.data.read.tables import TableFile
-from kit.data.read.text import Ending
 from kit.errors import Problem, Problems, UserError, did_you_mean, did_you_mean_path
 from kit.stores import is_address
 
@@ -38,13 +45,15 @@ KNOWN = f"{', '.join(SUFFIXES)}; text may be compressed ({', '.join(DECOMPRESSOR
 NOT_DATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-ROW = re.compile(r"(:| row )\d+\b")  # matches Problem.where of a row, but not of a whole file
 FIX_ROWS = "fix or remove such rows"
 FIX = f"{FIX_ROWS}, or leave them out with --on_bad_row skip"
-FIX_FILE = "correct the file there, or copy it again: what follows cannot be read"
 # A tenth: single damaged rows are far fewer, and what a mapping or a format does not fit is usually far more.
 MAX_SKIPPED_SHARE = 0.1
 ARCHIVES = (".zip", ".tar", ".tgz", ".rar", ".7z")
+NOT_OF_HUB = {
+    "split": "give a whole split: --max_train_samples takes the first rows, max_samples in an entry draws some",
+    "revision": "leave it out: in a list of data sets, `revision` may stand in the entry of a hub id",
+}
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # bad rows before the first good one that end the search for it
 SAMPLED_BYTES = 1 << 14  # of each piece that ``_sampled_digest`` reads
@@ -69,7 +78,7 @@ class Source:
 
     def origin(self, part: int, number: int) -> str:
         """Name line or row ``number`` of part number ``part``: ``train.jsonl:17``, ``train.parquet row 17``."""
-        return origin(self.parts[part], number)
+        return self.parts[part].origin(number)
 
 
 def open_source(
@@ -83,10 +92,9 @@ def open_source(
     """Open the data set that ``name`` stands for, which may be
 
     - a file with a known suffix;
-    - a folder written by ``save_to_disk``; if it has several splits, ``split`` is taken;
-    - any other folder: all files with a known suffix in and below it. If every file, or its folder, is named after a
-      split (``train/0.jsonl``, ``data/train-00000.parquet``), only those of ``split``. If only some are, the folder is
-      refused;
+    - a folder: all files with a known suffix in and below it; of one that ``save_to_disk`` wrote with several splits,
+      those of ``split``. If every file, or its folder, is named after a split (``train/0.jsonl``,
+      ``data/train-00000.parquet``), only those of ``split``. If only some are, the folder is refused;
     - a pattern such as ``data/*.jsonl``, with ``**`` for any folders: the files that match it;
     - an address that fsspec can open (``s3://bucket/data/*.jsonl``), of any of these: it is copied to the cache first;
     - a hub id, with its ``config``. ``revision`` is its branch, tag or commit.
@@ -99,44 +107,34 @@ def open_source(
 
     Raises ``UserError`` if nothing is found, or if what is found cannot be read or has no usable row.
     """
-    path = Path(os.path.expanduser(name))
-    whole_split = split.partition("[")[0]
-    files: dict[str, Path] = {}
-    if is_address(name):
-        fetched = fetch(name, flag)
-        path, files = (fetched, files) if isinstance(fetched, Path) else (path, fetched)
+    notes: list[str] = []
     by_sample = streaming and not is_address(name)  # what was just copied is hashed in no time
     try:
-        saved = not files and is_saved(path)
-        notes: tuple[str, ...] = ()
-        if not saved and not files:
-            files = _find_files(name, path, whole_split, flag)
-            if files and path.is_dir() and (others := _data_files(path)[1]):
-                notes = (f"{name}: {len(others)} files are not read: {_endings(others)}",)
-        if "[" in split and (saved or files):
-            fix = "--max_train_samples takes the first rows, max_samples in an entry draws some"
-            raise UserError(Problem(f"{flag}_split", f"{split!r}, but {name!r} is no hub id", "a whole split", fix))
-        if revision and (saved or files):
-            fix = "leave it out: in a list of data sets, `revision` may stand in the entry of a hub id"
-            raise UserError(Problem(f"{flag}_revision", f"{revision!r}, but {name!r} is no hub id", fix=fix))
-        if saved:
-            found = open_saved(name, path, whole_split, flag)
-        elif files:
-            found = _open_files(name, files, flag, by_sample)
+        found_at = fetch(name, flag) if is_address(name) else Path(os.path.expanduser(name))
+        if isinstance(found_at, Path):
+            files = _find_files(name, found_at, split.partition("[")[0], flag, notes)
         else:
-            found = open_hub(name, split, flag, config, streaming, revision)
-        stamps = tuple((file, file_stamp(file)) for file in found.files)
+            files = found_at
+        if files and (option := "split" if "[" in split else "revision" if revision else ""):
+            value = split if option == "split" else revision
+            raise UserError(
+                Problem(f"{flag}_{option}", f"{value!r}, but {name!r} is no hub id", fix=NOT_OF_HUB[option])
+            )
+        if files:
+            opened = Found(name, *_parts(files, flag))
+        else:
+            opened = open_hub(name, split, flag, config, streaming, revision)
+        stamps = tuple((file, file_stamp(file)) for file in opened.files)
         if by_sample:
-            num_pieces = max(2, NUM_PIECES // max(1, len(found.files)))
-            contents = [_sampled_digest(file, num_pieces) for file in found.files]
+            num_pieces = max(2, NUM_PIECES // max(1, len(opened.files)))
+            contents = [_sampled_digest(file, num_pieces) for file in opened.files]
         else:
-            contents = [file_digest(file) for file in found.files]
+            contents = [file_digest(file) for file in opened.files]
     except OSError as error:
         raise UserError(Problem(flag, f"{name!r} cannot be read ({error.strerror or error})")) from None
-    columns = _columns(found.name, found.parts)
-    return Source(
-        found.name, digest_of(contents, found.marks), columns, tuple(found.parts), stamps, notes, found.commit
-    )
+    digest = digest_of(contents, opened.marks)
+    columns = _columns(opened.name, opened.parts)
+    return Source(opened.name, digest, columns, tuple(opened.parts), stamps, tuple(notes), opened.commit)
 
 
 def _sampled_digest(path: Path, num_pieces: int) -> str:
@@ -155,24 +153,19 @@ def hub_id(name: str, split: str, flag: str) -> str | None:
 
     Raises ``UserError`` if ``name`` is neither. ``flag`` is the recipe's key, for messages.
     """
-    path = Path(os.path.expanduser(name))
-    if is_address(name) or is_saved(path):
-        return None
-    return None if _find_files(name, path, split, flag) else name
+    is_found = is_address(name) or _find_files(name, Path(os.path.expanduser(name)), split, flag, [])
+    return None if is_found else name
 
 
-def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
+def _find_files(name: str, path: Path, split: str, flag: str, notes: list[str]) -> dict[str, Path]:
     """The files that ``name`` stands for, each under the name to show. Empty if ``name`` can only be a hub id.
 
-    Raises ``UserError`` if there are no such files.
+    Adds to ``notes`` what of a folder is not read. Raises ``UserError`` if there are no such files.
     """
     if path.is_file():
         return {name: path}
     if path.is_dir():
-        files, others = _data_files(path)
-        chosen = _in_folder(name, files, others, split, flag)
-        _check_links(name, flag, path, files, chosen)
-        return {f"{name.rstrip('/')}/{relative.as_posix()}": files[relative] for relative in chosen}
+        return _in_folder(name.rstrip("/"), path, split, flag, notes)
     if path.exists():
         raise UserError(Problem(flag, f"{name!r} is neither a file nor a folder", "a file that can be read twice"))
     if re.search(r"[*?\[]", name):
@@ -190,16 +183,20 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
     raise UserError(Problem(flag, found, expected, fix))
 
 
-def _in_folder(name: str, files: dict[Path, Path], others: list[Path], split: str, flag: str) -> list[Path]:
-    """The data files in and below a folder, by their path in it; only those of ``split`` if all name one."""
+def _in_folder(name: str, path: Path, split: str, flag: str, notes: list[str]) -> dict[str, Path]:
+    """The data files in and below a folder, each under the name to show; only those of ``split`` if all name one."""
+    files, others = _data_files(path)
     if not files:
-        expected = f"a folder written by datasets' save_to_disk, or with files that end in {KNOWN}"
-        found = f"{name!r} is a folder without data files"
-        raise UserError(Problem(flag, found + (f" ({_endings(others)})" if others else ""), expected))
-    name = name.rstrip("/")
-    words = re.compile(rf"(?<![a-z])({'|'.join(map(re.escape, (split.lower(), *SPLITS)))})(?![a-z])")
-    matches = {relative: words.search(relative.as_posix().lower()) for relative in files}
-    split_of = {relative: match[1] for relative, match in matches.items() if match}
+        found = f"{name!r} is a folder without data files" + (f" ({_endings(others)})" if others else "")
+        raise UserError(Problem(flag, found, f"a folder with files that end in {KNOWN}"))
+    if others:
+        notes.append(f"{name}: {len(others)} files are not read: {_endings(others)}")
+    if (path / "dataset_dict.json").is_file():  # save_to_disk writes each split into a folder
+        split_of = {relative: relative.parts[0].lower() for relative in files}
+    else:
+        words = re.compile(rf"(?<![a-z])({'|'.join(map(re.escape, (split.lower(), *SPLITS)))})(?![a-z])")
+        matches = {relative: words.search(relative.as_posix().lower()) for relative in files}
+        split_of = {relative: match[1] for relative, match in matches.items() if match}
     unnamed = [relative for relative in files if relative not in split_of]
     if split_of and unnamed:
         found = f"{name!r} has files named after a split ({next(iter(split_of))}, ...) and others ({unnamed[0]}, ...)"
@@ -207,20 +204,25 @@ def _in_folder(name: str, files: dict[Path, Path], others: list[Path], split: st
         raise UserError(Problem(flag, found, "all of them named so, or none", fix))
     chosen = unnamed or [relative for relative, word in split_of.items() if word == split.lower()]
     if not chosen:
-        splits = [word for word in SPLITS if word in split_of.values()]
-        found, hint = f"{name} has no file of split {split!r}", did_you_mean(split, splits)
+        splits = list(dict.fromkeys(split_of.values()))
+        found, hint = f"{name} has no split {split!r}", did_you_mean(split, splits)
         raise UserError(Problem(f"{flag}_split", found, ", ".join(splits), hint))
-    return chosen
+    for relative in chosen:
+        if _leaves(files[relative], path):
+            found = f"{name}/{relative} is a link to {os.path.realpath(files[relative])}, which is not in this folder"
+            fix = "name the files by a pattern, which follows links, if you know what is there; or put copies in place"
+            raise UserError(Problem(flag, found, "files in it; nothing else of this machine is learned unseen", fix))
+    return {f"{name}/{relative.as_posix()}": files[relative] for relative in chosen}
 
 
-def _check_links(name: str, flag: str, path: Path, files: dict[Path, Path], chosen: list[Path]) -> None:
-    """Raise ``UserError`` if one of the ``chosen`` files of a folder is a link out of it."""
-    name = name.rstrip("/")
-    if leaving := [relative for relative in chosen if leaves(files[relative], path)]:
-        first = leaving[0]
-        found = f"{name}/{first} is a link to {os.path.realpath(files[first])}, which is not in this folder"
-        fix = "name the files by a pattern, which follows links, if you know what is there; or put copies in place"
-        raise UserError(Problem(flag, found, "files in it; nothing else of this machine is learned unseen", fix))
+def _leaves(file: Path, folder: Path) -> bool:
+    """Whether a file in a folder is a link, or behind one, to what is not in it. Those in the hub's cache are not."""
+    folder = Path(os.path.realpath(folder))  # it may be a link into the hub's cache
+    inside = [str(folder)]
+    # The hub's cache: datasets--owner--name/snapshots/COMMIT has links to datasets--owner--name/blobs.
+    inside += [str(parent.parent / "blobs") for parent in folder.parents if parent.name == "snapshots"]
+    target = os.path.realpath(file)
+    return not any(target.startswith(f"{root.rstrip('/')}/") for root in inside)
 
 
 def _data_files(path: Path) -> tuple[dict[Path, Path], list[Path]]:
@@ -231,7 +233,8 @@ def _data_files(path: Path) -> tuple[dict[Path, Path], list[Path]]:
         relative = file.relative_to(path)
         if relative.name in NOT_DATA or any(part.startswith(".") for part in relative.parts):
             continue
-        if split_name(relative.name)[0] in SUFFIXES and file.is_file():  # it may be a link to nothing
+        is_kept_result = re.fullmatch(r"cache-.*\.arrow", relative.name)  # of a function that ``datasets`` has mapped
+        if split_name(relative.name)[0] in SUFFIXES and file.is_file() and not is_kept_result:  # or a link to nothing
             files[relative] = file
         else:
             others.append(relative)
@@ -258,7 +261,8 @@ def _walk(path: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in names)
 
 
-def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool) -> Found:
+def _parts(files: dict[str, Path], flag: str) -> tuple[list[Part], list[Path], list[Any]]:
+    """The part for each file; the files; and what else of them goes into the digest."""
     problems = Problems()
     parts: list[Part] = []
     for shown_name, path in files.items():
@@ -266,17 +270,18 @@ def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool) -
             parts.append(_part(shown_name, path, flag))
     problems.raise_if_any()
     paths = list(files.values())
-    base = commonpath([path.absolute().parent for path in paths])
-    # The same bytes give other rows under another suffix. If the content is not hashed, the whole name counts.
-    marks = [str(path.absolute().relative_to(base)) if streaming else split_name(path.name) for path in paths]
-    return Found(name, parts, paths, marks)
+    return (
+        parts,
+        paths,
+        [split_name(path.name) for path in paths],
+    )  # the same bytes give other rows under other suffixes
 
 
 def _part(name: str, path: Path, flag: str) -> Part:
     """The part for a file. Raises ``UserError`` if its suffix is not known."""
     suffix, ending = split_name(path.name)[0], path.suffix.lower()
     if suffix in JSON_SUFFIXES:
-        return JsonFile(name, str(path), begins_array(str(path)))
+        return ArrayFile(name, str(path)) if begins_array(str(path)) else JsonFile(name, str(path))
     if suffix in DELIMITERS:
         return CellFile(name, str(path), DELIMITERS[suffix])
     if suffix == ".txt":
@@ -324,18 +329,13 @@ def shown(problems: Sequence[Problem], name: str, fix: str) -> list[Problem]:
 
     Args:
         name: the source's.
-        fix: the advice for bad rows, which is given only once.
+        fix: the advice for bad rows, which is given only once: to the last of the problems without advice of its own.
     """
     first = list(problems[:NUM_SHOWN])
-    num_more = len(problems) - len(first)
-    for i, problem in enumerate(first):
-        if isinstance(problem, Ending) and not problem.fix:
-            first[i] = replace(problem, fix=FIX_FILE)
-    of_rows = [i for i, problem in enumerate(first) if ROW.search(problem.where) and not problem.fix]
-    if num_more:
+    without = [i for i, problem in enumerate(first) if not problem.fix]
+    if num_more := len(problems) - len(first):
         text = f"... and {num_more} more problem{'s' if num_more > 1 else ''}"
-        first.append(Problem(name, text, fix=fix if of_rows else "", num_others=num_more))
-    elif of_rows:
-        last = of_rows[-1]
-        first[last] = replace(first[last], fix=fix)
+        first.append(Problem(name, text, fix=fix if without else "", num_others=num_more))
+    elif without:
+        first[without[-1]] = replace(first[without[-1]], fix=fix)
     return first

@@ -19,6 +19,7 @@ MAX_BLOCK_BYTES = 1 << 28  # of a block in memory; ordinary ones have some megab
 @dataclass(frozen=True)
 class _Table(Part):
     has_schema: ClassVar[bool] = True
+    has_lines: ClassVar[bool] = False
 
     def _read(self, columns: list[str] | None) -> Iterator[Block]:
         first = 1

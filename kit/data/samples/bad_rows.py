@@ -1,17 +1,27 @@
-"""Rows that cannot be used: how they are reported, and whether they may be skipped."""
+"""What becomes of rows: counts, remarks, and those that cannot be used; how these are reported, and may be skipped."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kit import durable
 from kit.console import say
 from kit.data.read.sources import FIX, FIX_ROWS, MAX_SKIPPED_SHARE, shown
-from kit.errors import Problem, UserError
+from kit.errors import Problem, UserError, raise_if
 
 SKIPPED_FILE = "skipped_rows.jsonl"
+# What may happen to samples, in words that take max_length.
+LOSSES = {
+    "num_truncated": "cut at {} tokens",
+    "num_split": "cut in pieces of {} tokens",
+    "num_dropped_long": "left out: longer than {} tokens",
+    "num_dropped_unsupervised": "dropped: nothing supervised left",
+}
+MAX_UNUSED = 10  # columns in a note
+NOT_USED = ": not used: "  # in the note that lists them
 
 
 class BadRow(NamedTuple):
@@ -29,78 +39,125 @@ class BadRow(NamedTuple):
         return replace(self.problem, where=f"{self.origin} {self.problem.where}".rstrip())
 
 
-class BadRows:
-    """The rows of a source that cannot be used."""
+@dataclass
+class Tally:
+    """What became of rows."""
 
-    def __init__(self, rows: Iterable[BadRow] = (), keeps_all: bool = True) -> None:
-        """
-        Args:
-            keeps_all: keep every row, to list it. If not, only what ``problems`` returns is kept: less memory.
-        """
-        self.rows: list[BadRow] = []
-        self.num_rows = 0
-        self._keeps_all = keeps_all
-        self._single: list[Problem] = []
-        self._common: dict[Problem, tuple[str, int]] = {}  # origin of the first such row, and how many there are
-        self.add(rows)
+    bad: list[BadRow] = field(default_factory=list)  # in the order of the rows; a row may be there more than once
+    problems: list[Problem] = field(default_factory=list)  # others, for which no row can be skipped
+    unused: Counter[str] = field(default_factory=Counter)  # rows for each column, or key of messages, not used
+    counts: Counter[str] = field(default_factory=Counter)  # what became of the rows
+    remarks: Counter[str] = field(default_factory=Counter)  # rows for each remark
 
-    def add(self, rows: Iterable[BadRow]) -> None:
-        """Add rows. All that is wrong with one row must come in the same call."""
-        rows = list(rows)
-        self.num_rows += num_distinct(rows)
-        if self._keeps_all:
-            self.rows += rows
-        for row in rows:
-            if row.is_common:
-                first, count = self._common.get(row.problem, (row.origin, 0))
-                self._common[row.problem] = (first, count + 1)
-            else:
-                self._single.append(row.problem_with_origin)
+    def add(self, other: "Tally") -> None:
+        """Add what became of other rows."""
+        self.bad += other.bad
+        self.problems += other.problems
+        self.unused += other.unused
+        self.counts += other.counts
+        self.remarks += other.remarks
 
-    def problems(self) -> list[Problem]:
-        """All problems; one that many rows have is reported once, with the first of these rows."""
-        common = []
-        for problem, (first, count) in self._common.items():
-            more = f" and {count - 1} more" if count > 1 else ""
-            common.append(replace(problem, found=f"{problem.found} (at {first}{more})"))
-        return self._single + common
-
-    def shown(self, name: str, num_good: int, others: Sequence[Problem] = ()) -> list[Problem]:
-        """The first of ``others`` and of these problems. The arguments are as below."""
-        fix = FIX_ROWS if self._are_too_many(num_good) else FIX
-        return shown([*others, *self.problems()], name, fix)
-
-    def _are_too_many(self, num_good: int) -> bool:
-        """Whether these rows are too many to skip. One row always may be skipped."""
-        return self.num_rows > max(1, MAX_SKIPPED_SHARE * (self.num_rows + num_good))
-
-    def raise_if_too_many(self, name: str, num_good: int) -> None:
-        """Raise ``UserError`` if these rows of the source ``name`` are too many to skip.
+    def check(self, name: str, skips: bool, num_left: int) -> None:
+        """Raise ``UserError`` if the data set ``name`` cannot be used: because of its rows, or because none is left.
 
         Args:
-            num_good: rows of the source that can be used.
+            skips: rows that cannot be used may be skipped, unless there are too many.
+            num_left: samples, or tokens, to learn from.
         """
-        if self._are_too_many(num_good):
-            num = self.num_rows + num_good
-            found = f"{self.num_rows} of {num} rows ({self.num_rows / num:.1%}) cannot be used"
-            problem = Problem(name, found, f"at most {MAX_SKIPPED_SHARE:.0%} to skip: more have a common cause")
-            raise UserError(problem, *shown(self.problems(), name, FIX_ROWS))
+        num_bad, num_rows = num_distinct(self.bad), self.counts["num_rows"]
+        fix = FIX_ROWS if _are_too_many(num_bad, num_rows) else FIX
+        raise_if(shown([*self.problems, *(() if skips else problems_of(self.bad))], name, fix))
+        check_share(name, self.bad, num_bad, num_rows)
+        if num_left:
+            return
+        found, fix = "no rows", ""
+        if self.counts["num_truncated"] or self.counts["num_dropped_long"]:
+            found = f"none of {num_rows} samples has something to learn within max_length"
+            fix = "raise --max_length"
+        elif num_rows:
+            found = f"nothing in {num_rows} samples is supervised"
+            fix = "`kit inspect` shows what of them would be learned"
+        raise UserError(Problem(name, found, "at least one", fix), *problems_of(self.bad))
 
-    def record(self) -> list[list[Any]]:
-        """The rows as JSON values."""
-        return [[row.part, row.number, row.origin, astuple(row.problem), row.is_common] for row in self.rows]
+    def record(self) -> dict[str, Any]:
+        """What a cache entry holds of it, as JSON values."""
+        return {
+            "counts": dict(self.counts),
+            "remarks": dict(self.remarks),
+            "unused": dict(self.unused),
+            "skipped": listed(self.bad),
+        }
 
-    @classmethod
-    def from_record(cls, record: Sequence[Sequence[Any]]) -> "BadRows":
-        """The rows that ``record`` returned."""
-        return cls(
-            BadRow(part, number, origin, Problem(*problem), is_common)
-            for part, number, origin, problem, is_common in record
-        )
 
-    def listed(self) -> list[dict[str, Any]]:
-        """Each row once with all that is wrong with it, see ``listed``."""
-        return listed(self.rows)
+def _are_too_many(num_bad: int, num_good: int) -> bool:
+    """Whether these rows are too many to skip. One row always may be skipped."""
+    return num_bad > max(1, MAX_SKIPPED_SHARE * (num_bad + num_good))
+
+
+def check_share(name: str, bad: Sequence[BadRow], num_bad: int, num_good: int) -> None:
+    """Raise ``UserError`` if the rows of the source ``name`` that cannot be used are too many to skip.
+
+    Args:
+        bad: some of them, to be shown.
+        num_good: rows that can be used.
+    """
+    if _are_too_many(num_bad, num_good):
+        num = num_bad + num_good
+        found = f"{num_bad} of {num} rows ({num_bad / num:.1%}) cannot be used"
+        problem = Problem(name, found, f"at most {MAX_SKIPPED_SHARE:.0%} to skip: more have a common cause")
+        raise UserError(problem, *shown(problems_of(bad), name, FIX_ROWS))
+
+
+def problems_of(bad: Iterable[BadRow]) -> list[Problem]:
+    """All problems; one that many rows have is reported once, with the first of these rows."""
+    single: list[Problem] = []
+    common: dict[Problem, list[str]] = {}  # the origins of such rows
+    for row in bad:
+        if row.is_common:
+            common.setdefault(row.problem, []).append(row.origin)
+        else:
+            single.append(row.problem_with_origin)
+    for problem, (first, *others) in common.items():
+        more = f" and {len(others)} more" if others else ""
+        single.append(replace(problem, found=f"{problem.found} (at {first}{more})"))
+    return single
+
+
+def notes_of(name: str, record: Mapping[str, Any], max_length: int) -> list[str]:
+    """Return what a user should know of the rows of the source ``name``, one line for each fact.
+
+    Args:
+        record: what ``Tally.record`` returned.
+    """
+    counts, skipped = record["counts"], record["skipped"]
+    num_rows, num_samples = counts.get("num_rows", 0), counts.get("num_encoded", 0)
+    num_all = num_rows + len(skipped)
+    lines = [
+        f"{name}: {counts[key]} of {num_samples} samples {text.format(max_length)}"
+        for key, text in LOSSES.items()
+        if counts.get(key)
+    ]
+    if counts.get("num_blank_lines"):
+        lines.append(f"{name}: {counts['num_blank_lines']} blank lines skipped")
+    if skipped:
+        share = f"{len(skipped)} of {num_all} rows ({len(skipped) / num_all:.1%})"
+        first = f"{skipped[0]['row']} {skipped[0]['problems'][0]}"
+        where = f"a run lists them in {SKIPPED_FILE} in its output_dir"
+        lines.append(f"warning: {name}: {share} cannot be used and are skipped ({where}), first {first}")
+    if unused := unused_shares(record):
+        first_unused = [f"{key} ({share:.1%} of the rows)" for key, share in list(unused.items())[:MAX_UNUSED]]
+        num_more = len(unused) - len(first_unused)
+        more = f" and {num_more} more (`kit inspect`)" if num_more else ""
+        lines.append(f"{name}{NOT_USED}{', '.join(first_unused)}{more}")
+    items = "samples" if num_samples == num_rows else "conversations"
+    return lines + [f"{name}: {count} of {num_rows} {items}: {text}" for text, count in record["remarks"].items()]
+
+
+def unused_shares(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the columns, and keys of messages, that nothing reads, with the share of the rows that have a value."""
+    num_rows = record["counts"].get("num_rows", 0) + len(record["skipped"])
+    ordered = sorted(record["unused"].items(), key=lambda item: (-item[1], item[0]))
+    return {name: count / num_rows for name, count in ordered}
 
 
 def num_distinct(rows: Iterable[BadRow]) -> int:
@@ -122,23 +179,15 @@ def write_listed(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     durable.write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-class SkippedFile:
-    """The list of skipped rows that a stream extends while it is read. Several ranks may write to it."""
+def append_listed(path: Path, rows: Iterable[BadRow]) -> None:
+    """Append rows to a ``SKIPPED_FILE``, without those that are in it: a stream skips a row again in each epoch.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._known: set[str] = set()  # the lines in it
-
-    def append(self, rows: Sequence[BadRow]) -> None:
-        """Append rows, without those that are in it: a resume, and each epoch, skip the same rows again."""
-        if not rows:
-            return
-        try:
-            if not self._known and self._path.exists():
-                self._known = set(self._path.read_text(encoding="utf-8").splitlines())
-            lines = [line for line in map(json.dumps, listed(rows)) if line not in self._known]
-            self._known.update(lines)
-            with durable.open_to_append(self._path) as file:
-                file.write("".join(f"{line}\n" for line in lines))
-        except OSError as error:  # the rows are counted in the metrics nevertheless
-            say(f"warning: {self._path} cannot be written ({error.strerror or error})")
+    Several ranks may write to it.
+    """
+    try:
+        known = set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
+        lines = [line for line in map(json.dumps, listed(rows)) if line not in known]
+        with durable.open_to_append(path) as file:
+            file.write("".join(f"{line}\n" for line in lines))
+    except OSError as error:  # the rows are counted in the metrics nevertheless
+        say(f"warning: {path} cannot be written ({error.strerror or error})")

@@ -22,21 +22,21 @@ def check_datasets(datasets: Sequence[Dataset], encoder: Encoder, generates: boo
     """
     problems = Problems()
     formats = {dataset.entry.prompt_format for dataset in datasets if not dataset.is_evaluation} - {None}
-    if encoder.system_prompt:
+    if encoder.settings.system_prompt:
         with problems.caught():
-            check_text("system_prompt", encoder.system_prompt)
+            check_text("system_prompt", encoder.settings.system_prompt)
     for dataset in datasets:
         name, fields = dataset.source.name, dataset.fields
         if dataset.is_evaluation and formats and "instruction" in fields and dataset.entry.prompt_format is None:
             found = "instructions without a prompt_format, while the training data have one"
             problems.append(Problem(name, found, "the same wording", "give its entry the same prompt_format"))
-        if encoder.system_prompt and not dataset.is_evaluation and not _takes_system(dataset, encoder):
+        if encoder.settings.system_prompt and not dataset.is_evaluation and not _takes_system(dataset, encoder):
             found = f"given, but {name} holds {format_of(fields)}, where no message can stand"
             problems.append(Problem("system_prompt", found, "conversations", "leave out --system_prompt"))
         if generates and (dataset.is_evaluation or holds_out) and ("text" in fields or "input_ids" in fields):
             found = f"{name} is {'plain text' if 'text' in fields else 'token ids'}, which asks nothing"
             problems.append(Problem("predict_with_generate", found, "messages, or prompt and completion"))
-        splits = encoder.excess_length_strategy == "split"
+        splits = encoder.settings.excess_length_strategy == "split"
         if splits and "text" not in fields and format_of(fields).rows == "answers":
             found = f"split, but {name} holds {format_of(fields)}, and conversations cannot be cut in pieces"
             fix = "--excess_length_strategy drop leaves longer ones out; or --excess_length_strategy truncate cuts them"
@@ -48,21 +48,20 @@ def _takes_system(dataset: Dataset, encoder: Encoder) -> bool:
     """Whether the first sample has messages, before which a system message can stand; true if there is no sample."""
     sample = first_sample(dataset)
     asked = sample | {"completion": ""}
-    with_message = with_system(as_chat(asked) if encoder.prompts_as_chat else asked, str(encoder.system_prompt))
+    system = str(encoder.settings.system_prompt)
+    with_message = with_system(as_chat(asked) if encoder.prompts_as_chat else asked, system)
     return not sample or any(isinstance(with_message.get(name), list) for name in ("messages", "prompt"))
 
 
 def reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
     """Say how the rows of a data set are read, where that may not be what the user expects."""
-    notes = []
     is_text = isinstance(first_sample(dataset).get("prompt"), str)
-    if is_text and encoder.template is not None and not encoder.prompts_as_chat:
-        what = "prompt and completion" if encoder.wanted == "answers" else "prompt and answers"
-        found = f"{what} are learned as plain text, although the tokenizer has a chat template"
-        notes.append(
-            f"{dataset.source.name}: {found}; --chat_template with the template's file or name makes a chat of each row"
-        )
-    return notes
+    if not is_text or encoder.template is None or encoder.prompts_as_chat:
+        return []
+    what = "prompt and completion" if encoder.wanted == "answers" else "prompt and answers"
+    found = f"{what} are learned as plain text, although the tokenizer has a chat template"
+    fix = "--chat_template with the template's file or name makes a chat of each row"
+    return [f"{dataset.source.name}: {found}; {fix}"]
 
 
 def first_sample(dataset: Dataset) -> Sample:

@@ -4,11 +4,10 @@ Every row is counted, and problems name their row. Nothing here depends on other
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -17,12 +16,12 @@ from kit.cache import digest
 from kit.config.settings.data import DataSettings
 from kit.config.settings.objective import Rows
 from kit.data.chat.formats import MAX_ID, Sample
-from kit.data.chat.template import Jinja, resolve_template
+from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import Encoded, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
 from kit.data.read.parts import Block
 from kit.data.read.text import Ending
-from kit.data.samples.bad_rows import BadRow
+from kit.data.samples.bad_rows import BadRow, Tally
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.halves import (
     ANSWERS,
@@ -37,25 +36,20 @@ from kit.data.samples.table import PREFERENCE, SAMPLE
 from kit.errors import Problem
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
-CODE_VERSION = 8
+CODE_VERSION = 9
 AFTER_ANSWERS = "turns after the last answer are left out"
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
 
 
 @dataclass
-class Piece:
+class Piece(Tally):
     """What a block of rows became: N samples with T tokens in all, as arrays for the cache, and messages."""
 
     samples: np.ndarray = field(default_factory=lambda: np.empty(0, SAMPLE))  # [N], `start` within this piece
     input_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))  # [T]
     weights: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))  # [T]
     preferences: np.ndarray | None = None  # PREFERENCE [N]; None: the rows hold answers alone
-    bad: list[BadRow] = field(default_factory=list)  # in the order of the rows; a row may be there more than once
-    problems: list[Problem] = field(default_factory=list)  # others, for which no row can be skipped
-    unused: Counter[str] = field(default_factory=Counter)  # rows for each column, or key of messages, not used
-    counts: Counter[str] = field(default_factory=Counter)  # what became of the rows
-    remarks: Counter[str] = field(default_factory=Counter)  # rows for each remark
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -65,15 +59,19 @@ class Piece:
         start, length = self.samples["start"][i], self.samples["length"][i]
         return self.input_ids[start : start + length], self.weights[start : start + length]
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All arrays by name, as a cache entry has them."""
+        arrays = {"samples": self.samples, "input_ids": self.input_ids, "weights": self.weights}
+        return arrays if self.preferences is None else arrays | {"preferences": self.preferences}
+
 
 class _Kept(NamedTuple):
     """A sample to write into a piece."""
 
     part: int
     number: int  # of its row in that part
-    encoded: Encoded
-    first_length: int = 0  # see ``PREFERENCE``
-    label: bool = True
+    halves: Halves
+    label: bool
 
 
 @dataclass(frozen=True)
@@ -82,28 +80,19 @@ class Encoder:
 
     tokenizer: Any
     template: Jinja  # Jinja text of the chat template
-    prompts_as_chat: bool  # prompt and completion as texts become a user and an assistant message
-    train_on: Literal["assistant", "last", "all"]
-    max_length: int  # tokens; of a pair, of each of its halves
-    excess_length_strategy: str
+    settings: DataSettings
     vocab_size: int = MAX_ID  # rows of the model's embedding
     wanted: Rows = "answers"  # what the rows hold
-    system_prompt: str | None = None  # the system message of conversations that have none
 
-    @classmethod
-    def of(cls, settings: DataSettings, tokenizer: Any, vocab_size: int, wanted: Rows) -> "Encoder":
-        """Return the encoder that the settings ask for. Raises ``UserError`` if the chat template cannot be used."""
-        return cls(
-            tokenizer,
-            resolve_template(tokenizer, settings.chat_template, settings.chat_template_kwargs),
-            prompts_as_chat=settings.chat_template is not None,
-            train_on=settings.train_on,
-            max_length=settings.max_length,
-            excess_length_strategy=settings.excess_length_strategy,
-            vocab_size=vocab_size,
-            wanted=wanted,
-            system_prompt=settings.system_prompt,
-        )
+    @property
+    def max_length(self) -> int:
+        """The tokens that a sample may have; of a pair, each of its halves."""
+        return self.settings.max_length
+
+    @property
+    def prompts_as_chat(self) -> bool:
+        """Whether prompt and completion as texts become a user and an assistant message."""
+        return self.settings.chat_template is not None
 
     @property
     def pack_length(self) -> int:
@@ -114,16 +103,15 @@ class Encoder:
         """What identifies this encoder in the key of a cache entry."""
         state = json.loads(self.tokenizer.backend_tokenizer.to_str())
         del state["truncation"], state["padding"]  # earlier calls may have set these; they have no effect here
-        settings = (self.template, self.prompts_as_chat, self.train_on, self.max_length, self.excess_length_strategy)
-        key: list[Any] = [CODE_VERSION, *settings, self.vocab_size, digest(state, self.tokenizer.special_tokens_map)]
-        key += [("system_prompt", self.system_prompt)] if self.system_prompt else []
-        return key if self.wanted == "answers" else [*key, self.wanted]
+        asked = self.settings
+        key = [CODE_VERSION, self.template, self.prompts_as_chat, asked.train_on, asked.max_length, self.wanted]
+        key += [asked.excess_length_strategy, asked.system_prompt, self.vocab_size]
+        return [*key, digest(state, self.tokenizer.special_tokens_map)]
 
     def about(self) -> dict[str, Any]:
         """What ``kit cache`` shows of this encoder."""
         return {
             "tokenizer": self.tokenizer.name_or_path,
-            "template": digest(self.template)[:8] if self.template else "",
             "max_length": self.max_length,
         }
 
@@ -142,62 +130,57 @@ class Encoder:
         unused = Unused(dataset.fields, dataset.ignored)
         ignored_keys = read_keys(dataset.ignored)
         unread = set(source.columns) - set(dataset.columns)
-        origins: list[tuple[int, int]] = []  # of each sample: part, number of its row
-        samples = []
+        places: list[tuple[int, int]] = []  # of each sample: part, number of its row
+        samples: list[Sample] = []
 
-        def refuse(part: int, number: int, problems: Iterable[Problem], is_common: bool = False) -> None:
-            origin = source.origin(part, number)
-            piece.bad += [BadRow(part, number, origin, problem, is_common) for problem in problems]
+        def refuse(place: tuple[int, int], problems: Iterable[Problem], is_common: bool = False) -> None:
+            piece.bad += [BadRow(*place, source.origin(*place), problem, is_common) for problem in problems]
 
         for part, number, row in rows:
+            place = part, number
             if row is None:
                 piece.counts["num_blank_lines"] += 1
-                continue
-            if isinstance(row, Ending):
+            elif isinstance(row, Ending):
                 piece.problems.append(row)
-                continue
-            if isinstance(row, Problem):
-                field = row.where.removeprefix(source.origin(part, number)).strip()
-                refuse(part, number, [replace(row, where=field)])
-                continue
-            row = without_keys(row, ignored_keys)
-            unused_problems = unused.check(row)
-            if source.parts[part].has_schema:  # then only some columns were read
-                unused.counts.update(unread)
-            sample = dataset.sample(row)
-            if isinstance(sample, list):
-                refuse(part, number, sample)
-            elif unused_problems:
-                refuse(part, number, unused_problems, is_common=True)
+            elif isinstance(row, Problem):
+                refuse(place, [replace(row, where=row.where.removeprefix(source.origin(*place)).strip())])
             else:
-                origins.append((part, number))
-                samples.append(sample)
+                row = without_keys(row, ignored_keys)
+                unused_problems = unused.check(row)
+                if source.parts[part].has_schema:  # then only some columns were read
+                    unused.counts.update(unread)
+                sample = dataset.sample(row)
+                if isinstance(sample, list):
+                    refuse(place, sample)
+                elif unused_problems:
+                    refuse(place, unused_problems, is_common=True)
+                else:
+                    places.append(place)
+                    samples.append(sample)
         piece.unused = unused.counts
         kept: list[_Kept] = []
-        for origin, sample, result in zip(origins, samples, self._encode_all(samples), strict=True):
+        for place, sample, result in zip(places, samples, self._encode_all(samples), strict=True):
             if isinstance(result, Problem):  # usually about the template, so many rows have the same one
-                is_common = result.where not in ANSWERS
-                refuse(*origin, [result], is_common)
+                refuse(place, [result], is_common=result.where not in ANSWERS)
                 continue
-            if max(id_ for halves in result for encoded in halves for id_ in encoded.input_ids) >= self.vocab_size:
+            every = list(chain.from_iterable(result))
+            if max(chain.from_iterable(encoded.input_ids for encoded in every)) >= self.vocab_size:
                 found = f"a token id for which the model, of {self.vocab_size} embeddings, has none"
-                refuse(*origin, [Problem("tokens", found, fix=FIX_IDS)], is_common=True)
+                refuse(place, [Problem("tokens", found, fix=FIX_IDS)], is_common=True)
                 continue
             piece.counts["num_rows"] += 1
             piece.counts["num_encoded"] += len(result)  # more than rows where a template rewrites earlier turns
-            piece.remarks.update({remark for halves in result for encoded in halves for remark in encoded.remarks})
-            if self.train_on != "all" and _ends_without_answer(sample):
+            piece.remarks.update(set(chain.from_iterable(encoded.remarks for encoded in every)))
+            if self.settings.train_on != "all" and _ends_without_answer(sample):
                 piece.remarks[AFTER_ANSWERS] += 1
             for halves in result:
                 num_tokens = max(len(encoded.input_ids) for encoded in halves)
-                if num_tokens > self.max_length and self.excess_length_strategy == "error":
+                if num_tokens > self.max_length and self.settings.excess_length_strategy == "error":
                     fix = "raise --max_length; or --excess_length_strategy truncate cuts it"
-                    where = source.origin(*origin)
-                    piece.problems.append(Problem(where, f"{num_tokens} tokens", f"at most {self.max_length}", fix))
+                    found, expected = f"{num_tokens} tokens", f"at most {self.max_length}"
+                    piece.problems.append(Problem(source.origin(*place), found, expected, fix))
                     continue
-                for cut in self._cut(halves, piece):
-                    first_length = len(cut[0].input_ids)
-                    kept.append(_Kept(*origin, in_a_row(cut), first_length, sample.get("label", True)))
+                kept += [_Kept(*place, cut, sample.get("label", True)) for cut in self._cut(halves, piece)]
         piece.bad.sort(key=lambda row: (row.part, row.number))
         _fill(piece, kept, self.wanted)
         return piece
@@ -208,9 +191,9 @@ class Encoder:
         every_part = list(chain.from_iterable(parts))
         if self.prompts_as_chat:
             every_part = list(map(as_chat, every_part))
-        if self.system_prompt:
-            every_part = [with_system(part, self.system_prompt) for part in every_part]
-        results = encode_all(every_part, self.tokenizer, self.template, self.train_on)
+        if system := self.settings.system_prompt:
+            every_part = [with_system(part, system) for part in every_part]
+        results = encode_all(every_part, self.tokenizer, self.template, self.settings.train_on)
         if self.wanted == "answers":
             return [each if isinstance(each, Problem) else [(encoded,) for encoded in each] for each in results]
         left = iter(results)
@@ -221,12 +204,13 @@ class Encoder:
     def pieces(self, ids: Sequence[int]) -> list[list[slice]]:
         """Return what of a sample longer than ``max_length`` is kept: for each piece, the slices that it joins."""
         limit = self.max_length
-        if self.excess_length_strategy == "drop":
+        strategy = self.settings.excess_length_strategy
+        if strategy == "drop":
             return []
-        if self.excess_length_strategy == "split":
+        if strategy == "split":
             # Neighbouring pieces share a token, so that every token except the very first is a target once.
             return [[slice(i, i + limit)] for i in range(0, len(ids) - 1, limit - 1)]
-        if self.excess_length_strategy == "keep_end":
+        if strategy == "keep_end":
             num_first = 1 if ids[0] == self.tokenizer.bos_token_id else 0  # tokens kept of the start: BOS stays first
             return [[slice(0, num_first), slice(len(ids) - limit + num_first, len(ids))]]
         return [[slice(0, limit)]]
@@ -236,7 +220,7 @@ class Encoder:
 
         Of answers with a prompt in common only the prompt is cut.
         """
-        strategy, cut = self.excess_length_strategy, [halves]
+        strategy, cut = self.settings.excess_length_strategy, [halves]
         if max(len(half.input_ids) for half in halves) > self.max_length:
             if self.wanted == "answers":
                 ids, weights = halves[0].input_ids, halves[0].weights
@@ -282,20 +266,21 @@ def _ends_without_answer(sample: Sample) -> bool:
 
 def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:
     """Write the samples into the arrays of ``piece``."""
-    encoded = [sample.encoded for sample in kept]
+    encoded = [in_a_row(sample.halves) for sample in kept]
     num_tokens = sum(len(each.input_ids) for each in encoded)
     piece.input_ids = np.fromiter(chain.from_iterable(each.input_ids for each in encoded), np.int32, num_tokens)
     piece.weights = np.fromiter(chain.from_iterable(each.weights for each in encoded), np.float32, num_tokens)
     samples, preferences = [], []
     end = 0
     for sample in kept:
-        start, end = end, end + len(sample.encoded.input_ids)
+        start, end = end, end + sum(len(half.input_ids) for half in sample.halves)
         targets = piece.weights[start + 1 : end]  # nothing predicts a first token
         ids_hash = xxhash.xxh3_64_intdigest(piece.input_ids[start:end].data)
         counts = np.count_nonzero(targets), targets.sum(dtype=np.float64)
         samples.append((start, end - start, sample.part, sample.number, *counts, ids_hash))
-        first = targets[: sample.first_length - 1]
-        of_first = np.flatnonzero(first)[0] + 1, sample.first_length, first.sum(dtype=np.float64)
+        first_length = len(sample.halves[0].input_ids)
+        first = targets[: first_length - 1]
+        of_first = np.flatnonzero(first)[0] + 1, first_length, first.sum(dtype=np.float64)
         preferences.append((*of_first, sample.label))
     piece.samples = np.array(samples, SAMPLE)
     if wanted != "answers":

@@ -2,25 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from kit.cache import digest
 from kit.data.read.sources import Source, read_rows
-from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
+from kit.data.samples.bad_rows import LOSSES, notes_of, unused_shares
 from kit.data.samples.table import Table
-
-# What may happen to samples, in words that take max_length.
-LOSSES = {
-    "num_truncated": "cut at {} tokens",
-    "num_split": "cut in pieces of {} tokens",
-    "num_dropped_long": "left out: longer than {} tokens",
-    "num_dropped_unsupervised": "dropped: nothing supervised left",
-}
-MAX_UNUSED = 10  # columns in a note
-NOT_USED = ": not used: "  # in the note that lists them
 
 
 @dataclass(frozen=True)
@@ -44,49 +33,24 @@ class Store:
             "num_rows": 0,
             **dict.fromkeys((*LOSSES, "num_blank_lines"), 0),
             **self.info["counts"],
-            "num_skipped": self.skipped.num_rows,
+            "num_skipped": len(self.skipped),
             **({"commit": self.source.commit} if self.source.commit else {}),
         }
 
-    @cached_property
-    def skipped(self) -> BadRows:
-        """The rows that were left out because they cannot be used."""
-        return BadRows.from_record(self.info["skipped"])
+    @property
+    def skipped(self) -> list[dict[str, Any]]:
+        """The rows that were left out because they cannot be used, see ``bad_rows.listed``."""
+        skipped: list[dict[str, Any]] = self.info["skipped"]
+        return skipped
 
     @property
     def unused(self) -> dict[str, float]:
-        """The columns, and keys of messages, that nothing reads, with the share of the rows that have a value there."""
-        num_rows = self.info["counts"]["num_rows"] + self.skipped.num_rows
-        ordered = sorted(self.info["unused"].items(), key=lambda item: (-item[1], item[0]))
-        return {name: count / num_rows for name, count in ordered}
+        """See ``unused_shares``."""
+        return unused_shares(self.info)
 
     def notes(self, max_length: int) -> list[str]:
-        """What a user should know about the rows of the data set, one line for each fact."""
-        name, counts, skipped = self.source.name, self.info["counts"], self.skipped.listed()
-        num_rows, num_samples = counts["num_rows"], counts["num_encoded"]
-        lines = [
-            f"{name}: {counts[key]} of {num_samples} samples {text.format(max_length)}"
-            for key, text in LOSSES.items()
-            if counts.get(key)
-        ]
-        if counts.get("num_blank_lines"):
-            lines.append(f"{name}: {counts['num_blank_lines']} blank lines skipped")
-        if skipped:
-            first = f"{skipped[0]['row']} {skipped[0]['problems'][0]}"
-            num_all = len(skipped) + num_rows
-            share = f"{len(skipped)} of {num_all} rows ({len(skipped) / num_all:.1%})"
-            lines.append(f"warning: {name}: {share} cannot be used and are skipped, first {first}")
-            lines.append(f"{name}: a run lists them in {SKIPPED_FILE} in its output_dir")
-        if self.unused:
-            first_unused = list(self.unused.items())[:MAX_UNUSED]
-            listed = ", ".join(f"{key} ({share:.1%} of the rows)" for key, share in first_unused)
-            num_more = len(self.unused) - len(first_unused)
-            more = f" and {num_more} more (`kit inspect`)" if num_more else ""
-            lines.append(f"{name}{NOT_USED}{listed}{more}")
-        items = "samples" if num_samples == num_rows else "conversations"
-        for text, count in self.info["remarks"].items():
-            lines.append(f"{name}: {count} of {num_rows} {items}: {text}")
-        return lines
+        """See ``notes_of``."""
+        return notes_of(self.source.name, self.info, max_length)
 
 
 class Samples(Table):
@@ -99,7 +63,7 @@ class Samples(Table):
 
     def __init__(self, stores: Sequence[Store], fingerprint: str = "", index: np.ndarray | None = None) -> None:
         self.stores = list(stores)
-        self.fingerprint = fingerprint or _joint_fingerprint(stores)
+        self.fingerprint = fingerprint or digest(*(store.fingerprint for store in stores))
         sizes = [len(store.arrays["samples"]) for store in stores]
         self._firsts = np.cumsum([0, *sizes])
         self._index = index  # int [N], the chosen samples among those of all stores; None: all of them
@@ -180,12 +144,6 @@ class Samples(Table):
             "num_tokens": int(self.lengths.sum(dtype=np.int64)),
             "num_supervised_tokens": int(self.num_targets.sum(dtype=np.int64)),
         }
-
-
-def _joint_fingerprint(stores: Sequence[Store]) -> str:
-    if len(stores) == 1:
-        return stores[0].fingerprint
-    return digest(*(store.fingerprint for store in stores))
 
 
 def duplicates(evaluation: Samples, train: Samples) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from kit.config.recipe import Recipe
 from kit.data.feed.ranks import Ranks
 from kit.data.open import Data
-from kit.data.samples.samples import NOT_USED
+from kit.data.samples.bad_rows import NOT_USED
 from kit.tools.report.data_checks import LEAK, Finding, check
 from kit.tools.report.page import escaped, page
 from kit.tools.report.shown_samples import Part, ShownSample, Token, shown_samples

@@ -62,8 +62,8 @@ def shown_samples(train: Samples, tokenizer: Any, num: int) -> list[ShownSample]
         about = _counted(sequences) + ("" if label is None else f", label {str(label).lower()}")
         samples.append(ShownSample(train.origin(i), about, _parts(sequences, tokenizer, label is False)))
     for store in train.stores:
-        skipped = store.skipped.rows[:MAX_SKIPPED]
-        samples += [ShownSample(row.origin, f"skipped: {row.problem}".partition("\n")[0]) for row in skipped]
+        skipped = store.skipped[:MAX_SKIPPED]
+        samples += [ShownSample(row["row"], f"skipped: {row['problems'][0]}") for row in skipped]
     return samples
 
 

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from data_helpers import open_all, pairs, preference_pairs, rated_answers, write
+from data_helpers import ROWS, open_all, write
 
 from kit.data.feed.batches import Collator, evaluation_batches, padded_length
 from kit.data.feed.ranks import Ranks
 
 PAD = 7
-ROWS = {"sft": pairs, "dpo": preference_pairs, "kto": rated_answers}
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from data_helpers import open_all, pairs, preference_pairs, rated_answers, recipe, write
+from data_helpers import ROWS, open_all, recipe, write
 
 from kit.data.feed.feed import Ahead
 from kit.data.feed.ranks import Ranks
@@ -48,9 +48,6 @@ def test_what_the_next_step_needs_is_made_while_a_step_runs():
     assert not made[2].wait(0.05)  # there are two steps
 
 
-ROWS = {"sft": pairs, "dpo": preference_pairs, "kto": rated_answers}
-
-
 @pytest.mark.parametrize("objective", ROWS)
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize(("num_ranks", "micro_batch_size"), [(2, 2), (3, 1)])
@@ -75,13 +72,3 @@ def test_the_ranks_together_have_the_global_batch(num_ranks, micro_batch_size, p
             assert all(len(batch.labels) % 2 == 0 for share in shares for batch in share.micro_batches)
             chosen = sum(float(b.weights[b.sequence_ids % 2 == 0].sum()) for b in whole.micro_batches)
             assert whole.chosen_weight == chosen < whole.target_weights.sum()
-
-
-def test_a_pack_of_pairs_has_room_for_the_longest_pair(tmp_path, tokenizer):
-    pair = {"prompt": "a ", "chosen": "b " * 20 + "c", "rejected": "b " * 20 + "d"}
-    write(tmp_path / "a.jsonl", *preference_pairs(20), pair)
-    longest = int(open_all(tokenizer, dataset="a.jsonl", objective="dpo").train.row_lengths.max())
-    [feed] = feeds(tokenizer, 1, 1, dataset="a.jsonl", objective="dpo", packing=True, max_length=longest)
-    rows = [batch.input_ids.shape[1] for step in range(4) for batch in feed.take(step).micro_batches]
-    assert longest < max(rows) <= 2 * longest
-    assert f"packs of {2 * longest} tokens" in "\n".join(feed.notes())

@@ -7,10 +7,6 @@ from data_helpers import open_all, rated_answers, write
 from kit.data.feed.mismatched import Mismatched
 
 
-def opened(tokenizer, **changes):
-    return open_all(tokenizer, **{"objective": "kto", "max_length": 128, **changes})
-
-
 def parts(samples, i):
     """The prompt and the answer of sample ``i``, as lists of ids."""
     ids, num = samples[i][0].tolist(), int(samples.preferences["prompt_length"][i])
@@ -20,7 +16,7 @@ def parts(samples, i):
 @pytest.mark.parametrize("num", [2, 3, 20])
 def test_each_prompt_gets_the_answer_to_another_and_each_answer_is_used_once(num, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *rated_answers(num))
-    train = opened(tokenizer).train
+    train = open_all(tokenizer, objective="kto", max_length=128).train
     mismatched = Mismatched(train, seed=1, max_length=128)
     assert sorted(mismatched.partners.tolist()) == list(range(num))
     assert not (mismatched.partners == np.arange(num)).any()

