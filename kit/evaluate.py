@@ -195,7 +195,9 @@ def _measured(
     parts, numbers = [], []  # of each micro-batch: what the objective adds up, and the numbers of its samples
     with torch.no_grad():
         for micro_batch in on_device(batches(samples, "evaluation loss"), prepared.accelerator.device):
-            one = replace(whole, micro_batches=[replace(micro_batch, kl=kl)])
+            if kl is not None:
+                micro_batch = micro_batch.with_per_sequence(kl=kl.expand(len(micro_batch.segments)))
+            one = replace(whole, micro_batches=[micro_batch])
             (batch,) = objective.begin_step(prepared, one).micro_batches
             parts.append(objective.terms(prepared.model(**batch.model_inputs()), batch)[1])
             numbers.append([number for *_, number in batch.segments])

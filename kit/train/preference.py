@@ -45,7 +45,7 @@ class Pairs(NamedTuple):
     def of(cls, losses: torch.Tensor, micro_batch: "MicroBatch") -> "Pairs":
         """Add up the losses of the targets, float32 [S], by answer."""
         logps = sequence_logps(losses, micro_batch).reshape(-1, 2)
-        references = micro_batch.references
+        references = micro_batch.per_sequence.get("references")
         known = torch.zeros_like(logps) if references is None else in_float64(references).to(logps).reshape(-1, 2)
         return cls(logps, sequence_weights(micro_batch).reshape(-1, 2), known)
 
@@ -229,9 +229,9 @@ class KahnemanTversky:
     def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
         """Return the batch with the reference's log-probabilities, and with z unless its micro-batches have it."""
         micro_batches = with_references(prepared, batch.micro_batches)
-        if any(micro_batch.kl is None for micro_batch in micro_batches):
+        if any("kl" not in micro_batch.per_sequence for micro_batch in micro_batches):
             kl = self.estimate_kl(prepared, batch.mismatched, batch.num_samples)
-            micro_batches = [replace(micro_batch, kl=kl) for micro_batch in micro_batches]
+            micro_batches = [each.with_per_sequence(kl=kl.expand(len(each.segments))) for each in micro_batches]
         return replace(batch, micro_batches=micro_batches)
 
     def estimate_kl(self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int) -> torch.Tensor:
@@ -241,8 +241,7 @@ class KahnemanTversky:
             (known,) = with_references(prepared, [micro_batch])
             with without_gradients(prepared):
                 logps = sequence_logps(prepared.model(**known.model_inputs()), known)
-            assert known.references is not None
-            sums.append((logps - in_float64(known.references).to(logps)).sum())
+            sums.append((logps - in_float64(known.per_sequence["references"]).to(logps)).sum())
         return (prepared.ranks.sum(torch.stack(sums).sum()) / num_samples).clamp(min=0)
 
     def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
@@ -251,17 +250,18 @@ class KahnemanTversky:
 
     def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
         """Return the sum of the losses of the answers; then the sums of the metrics."""
-        assert micro_batch.references is not None and micro_batch.labels is not None and micro_batch.kl is not None
         beta, settings = self.settings.reward_scale, self.settings
         logps = sequence_logps(losses, micro_batch)  # [n]
-        ratios = logps - in_float64(micro_batch.references).to(logps)
-        kl, good = in_float64(micro_batch.kl).to(logps), in_float64(micro_batch.labels).to(logps)
+        references, kl, good = (
+            in_float64(micro_batch.per_sequence[name]).to(logps) for name in ("references", "kl", "labels")
+        )
+        ratios = logps - references
         signs = 2 * good - 1
         weights = torch.where(good > 0, settings.desirable_weight, settings.undesirable_weight)
         term = (weights * torch.sigmoid(-beta * signs * (ratios - kl))).sum()  # 1 - s(z) is s(-z)
         with torch.no_grad():
             of_answers = torch.stack([torch.ones_like(logps), beta * ratios, logps, sequence_weights(micro_batch)])
-            numbers = [term[None], kl[None] * len(logps), (of_answers @ good), of_answers @ (1 - good)]
+            numbers = [term[None], kl.sum()[None], (of_answers @ good), of_answers @ (1 - good)]
             return [term], torch.cat([each.detach() for each in numbers])
 
     def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:

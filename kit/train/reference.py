@@ -6,7 +6,6 @@ off. Where the weights change, its log-probabilities are computed before the fir
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,8 +39,8 @@ def sequence_weights(micro_batch: "MicroBatch") -> torch.Tensor:
 
 def _by_sequence(values: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
     """Add up values of the targets, float64 [S], by sequence. A product, because its sums have one order on a GPU."""
-    assert micro_batch.sequence_ids is not None and micro_batch.labels is not None
-    num_sequences = len(micro_batch.labels)
+    assert micro_batch.sequence_ids is not None
+    num_sequences = len(micro_batch.segments)
     # Without sequences, as on a rank without pairs, there is still a graph for the backward pass.
     belongs = F.one_hot(micro_batch.sequence_ids, max(1, num_sequences))
     return (in_float64(belongs).to(values).T @ values)[:num_sequences]
@@ -64,11 +63,11 @@ def with_references(prepared: "Prepared", micro_batches: Sequence["MicroBatch"])
 
     All ranks must give the same number of micro-batches, and either all of them know their reference or none.
     """
-    if all(micro_batch.references is not None for micro_batch in micro_batches):
+    if all("references" in micro_batch.per_sequence for micro_batch in micro_batches):
         return list(micro_batches)
     known = []
     with adapters_off(prepared.model), without_gradients(prepared):
         for micro_batch in on_device(micro_batches, prepared.accelerator.device):
             losses = prepared.model(**micro_batch.model_inputs())
-            known.append(replace(micro_batch, references=sequence_logps(losses, micro_batch)))
+            known.append(micro_batch.with_per_sequence(references=sequence_logps(losses, micro_batch)))
     return known

@@ -33,7 +33,6 @@ class Samples:
         self.ids = [rng.integers(1, 64, length) for length in LENGTHS]
         self.lengths = self.row_lengths = np.array(LENGTHS)
         self.dataset_ids = np.zeros(len(LENGTHS), np.int64)
-        self.labels = self.references = None
 
     def sequences(self, i):
         return [(self.ids[i], np.ones(len(self.ids[i])))]

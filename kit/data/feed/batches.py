@@ -13,7 +13,7 @@ Promises:
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Protocol
 
@@ -31,16 +31,14 @@ class Rows(Protocol):
 
     dataset_ids: np.ndarray  # [N], the index of the data set of each sample
 
-    @property
-    def labels(self) -> np.ndarray | None:
-        """See ``Samples``."""
-
-    @property
-    def references(self) -> np.ndarray | None:
-        """See ``Samples``."""
-
     def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return ids and weights of each sequence of sample ``i``."""
+
+    def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what an objective needs of sequences, by name: of each of ``members`` the one with its number."""
+
+    def per_token(self, i: int) -> dict[str, np.ndarray]:
+        """Return what an objective needs of the tokens of sample ``i``, which then is one sequence, by name."""
 
 
 class SizedRows(Rows, Protocol):
@@ -73,12 +71,13 @@ class MicroBatch:
     squared_lengths: int = 0  # the sum over the sequences: what attention's cost grows with
     # Of each sequence: its first position b * T + t, its tokens, and the number of its sample, equal on every topology.
     segments: tuple[tuple[int, int, int], ...] = ()
-    # Set if the samples are pairs or answers with a label. There are n sequences; of pair k, sequence 2 k is the chosen
-    # one and 2 k + 1 the rejected one.
-    sequence_ids: torch.Tensor | None = None  # int64 [S]: the sequence of each target
-    labels: torch.Tensor | None = None  # bool [n]: whether the answer is a good one; of pairs true
-    references: torch.Tensor | None = None  # float64 [n]: the reference's log-probability of each; None: not known yet
-    kl: torch.Tensor | None = None  # float64 []: of kto, an estimate over the global batch
+    # What an objective needs besides, by name. There are n sequences; of pair k, sequence 2 k is the chosen one and
+    # 2 k + 1 the rejected one. Of pairs and answers with a label: ``labels``, bool [n], whether the answer is a good
+    # one, of pairs true; ``references``, float64 [n], the reference's log-probability, once it is known; and of kto
+    # ``kl``, float64 [n], an estimate over the global batch.
+    per_sequence: dict[str, torch.Tensor] = field(default_factory=dict)
+    per_target: dict[str, torch.Tensor] = field(default_factory=dict)  # [S] each
+    sequence_ids: torch.Tensor | None = None  # int64 [S]: the sequence of each target, if an objective needs it
 
     @property
     def max_seq_len(self) -> int | None:
@@ -100,12 +99,22 @@ class MicroBatch:
         """Return a copy with all tensors of the host in pinned memory, from which a GPU copies without the host."""
         return self._with(lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return all tensors by name."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all tensors."""
+        own = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
+        return [*own, *self.per_sequence.values(), *self.per_target.values()]
+
+    def with_per_sequence(self, **values: torch.Tensor) -> "MicroBatch":
+        """Return a copy with more ``per_sequence``."""
+        return replace(self, per_sequence={**self.per_sequence, **values})
 
     def _with(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "MicroBatch":
-        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors().items()}
+        changed: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                changed[name] = change(value)
+            elif isinstance(value, dict):
+                changed[name] = {key: change(tensor) for key, tensor in value.items()}
         return replace(self, **changed)
 
     def model_inputs(self) -> dict[str, Any]:
@@ -210,6 +219,7 @@ class Collator:
         input_ids = np.full(shape[0] * length, self.pad_token_id, np.int64)
         weights = np.zeros(len(input_ids), np.float32)
         sequence_ids = np.zeros(len(input_ids), np.int64)
+        of_tokens: dict[str, np.ndarray] = {}
         segments: list[tuple[int, int, int]] = []
         numbers: list[int] = []
         bounds = [0]  # also of what is padding
@@ -220,6 +230,8 @@ class Collator:
                 input_ids[start:end] = ids
                 weights[start + 1 : end] = its_weights[1:]  # no token before the first one predicts it
                 sequence_ids[start:end] = len(segments)
+                for name, values in samples.per_token(i).items():
+                    of_tokens.setdefault(name, np.zeros(len(input_ids), values.dtype))[start:end] = values
                 segments.append((start, len(ids), i))
                 numbers.append(k)
                 bounds.append(end)
@@ -239,11 +251,10 @@ class Collator:
                 "segment_lengths": tuple(sizes.tolist()),
                 "token_mask": mask,
             }
-        if samples.labels is not None:
-            known = samples.references
+        if of_sequences := samples.per_sequence(members, np.array(numbers, np.int64)):
             own["sequence_ids"] = torch.from_numpy(sequence_ids[at])
-            own["labels"] = torch.from_numpy(samples.labels[members])
-            own["references"] = None if known is None else torch.from_numpy(known[members, numbers])
+            own["per_sequence"] = {name: torch.from_numpy(values) for name, values in of_sequences.items()}
+            own["per_target"] = {name: torch.from_numpy(values[at]) for name, values in of_tokens.items()}
         return MicroBatch(
             input_ids=torch.from_numpy(input_ids.reshape(shape)),
             target_positions=torch.from_numpy(at - 1),
@@ -325,7 +336,7 @@ def on_device(micro_batches: Iterable[MicroBatch], device: torch.device) -> Iter
     while ahead is not None:
         computing = torch.cuda.current_stream(device)
         computing.wait_stream(stream)
-        for tensor in ahead.tensors().values():
+        for tensor in ahead.tensors():
             tensor.record_stream(computing)  # its memory was allocated on the other stream
         current, ahead = ahead, copy_next()
         yield current

@@ -28,12 +28,14 @@ class Mismatched:
         self.lengths = np.minimum(self._prompt_lengths + answers[self.partners], max_length)
         self.row_lengths = self.lengths
         self.dataset_ids = samples.dataset_ids
-        self.labels = samples.labels
 
-    @property
-    def references(self) -> np.ndarray | None:
-        """See ``Samples.references``."""
-        return None if self._samples.references is None else self._samples.references[:, 1:]
+    def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """Those of the samples; the reference's log-probabilities are those of the other answers."""
+        return self._samples.per_sequence(members, numbers + 1)
+
+    def per_token(self, i: int) -> dict[str, np.ndarray]:
+        """Nothing."""
+        return {}
 
     def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Ids and weights of the one sequence of sample ``i``."""

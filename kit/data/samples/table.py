@@ -81,6 +81,17 @@ class Table:
         """Whether the samples are answers with a label."""
         return self.preferences is not None and self.sequence_lengths.shape[1] == 1
 
+    def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """See ``kit.data.feed.batches.Rows``."""
+        if self.labels is None:
+            return {}
+        known = {} if self.references is None else {"references": self.references[members, numbers]}
+        return {"labels": self.labels[members], **known}
+
+    def per_token(self, i: int) -> dict[str, np.ndarray]:
+        """See ``kit.data.feed.batches.Rows``: nothing."""
+        return {}
+
     def __len__(self) -> int:
         return len(self.lengths)
 
