@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from accelerate.utils import gather_object
-from torch.nn.utils.rnn import pad_sequence
 
 from kit.answers import Metric, exact_match
 from kit.console import is_main, progress
@@ -21,17 +20,18 @@ from kit.data.open import pad_id, prompt_and_reference, reference_span
 from kit.data.samples.samples import Samples
 from kit.errors import Problem
 from kit.model.attention import without_cudnn_attention
-from kit.model.sampling import how_to_generate
 from kit.own_metric import MetricError, is_own
 from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
+from kit.train.generation import generate_answers
 from kit.train.objective import SupervisedLoss
 
 if TYPE_CHECKING:
     from kit.config.settings.evaluation import EvalSettings
     from kit.data.feed.mismatched import Mismatched
     from kit.strategy.accelerator import Prepared
-    from kit.train.objective import Objective
+    from kit.train.generation import generate_answers
+from kit.train.objective import Objective
 
 NUM_SHOWN = 3
 # Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
@@ -269,9 +269,21 @@ def _answers(
             pairs = [prompt_and_reference(samples, i) for i in ids or [0]]
             prompts = [prompt for prompt, _ in pairs]
             numbers = [(i, draw) for i in ids or [0]]
-            texts, ended = _generate(generate, prompts, stops, settings, seed, numbers, tokenizer, accelerator.device)
-            for i, (prompt, reference), text, ends in zip(ids, pairs, texts, ended, strict=False):
-                answer = Answer(tokenizer.decode(prompt), tokenizer.decode(reference, skip_special_tokens=True), text)
+            completions = generate_answers(
+                generate,
+                prompts,
+                stops=stops,
+                pad_token_id=pad_id(tokenizer),
+                max_new_tokens=settings.max_new_tokens,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                seed=seed,
+                numbers=numbers,
+                device=accelerator.device,
+            )
+            for i, (prompt, reference), (written, ends) in zip(ids, pairs, completions, strict=False):
+                texts = (tokenizer.decode(each, skip_special_tokens=True) for each in (reference, written))
+                answer = Answer(tokenizer.decode(prompt), *texts)
                 try:
                     given = answer.reference, answer.text, data_rows.get(i), samples.origin(i)
                     values[i, draw] = [value for metric in metrics for value in metric.values(*given)]
@@ -302,32 +314,3 @@ def _references(samples: Samples, train_on: str) -> tuple[np.ndarray, set[int]]:
             asked.append(i)
             ends.add(int(ids[end - 1]))
     return np.array(asked, np.int64), ends
-
-
-def _generate(
-    generate: Any,
-    prompts: list[Any],
-    stops: set[int],
-    settings: "EvalSettings",
-    seed: int,
-    numbers: list[tuple[int, int]],
-    tokenizer: Any,
-    device: Any,
-) -> tuple[list[str], list[bool]]:
-    """Return the text of each answer, and whether it ended with one of ``stops``. ``numbers`` identify the answers."""
-    rows = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
-    input_ids = pad_sequence(rows, True, pad_id(tokenizer), "left")  # [B, T]
-    mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
-    length = input_ids.shape[1]
-    output = generate(
-        input_ids=input_ids.to(device),
-        attention_mask=mask.to(device),
-        max_new_tokens=settings.max_new_tokens,
-        use_cache=True,
-        pad_token_id=pad_id(tokenizer),
-        eos_token_id=sorted(stops) or None,
-        **how_to_generate(settings.temperature, settings.top_p, seed, numbers, length),
-    )
-    written = output[:, length:]
-    ended = torch.isin(written, torch.tensor(sorted(stops), dtype=written.dtype, device=written.device)).any(dim=1)
-    return tokenizer.batch_decode(written, skip_special_tokens=True), ended.tolist()

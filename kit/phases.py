@@ -28,6 +28,7 @@ LOADING = Phase(
 )
 REFERENCE = Phase("computing the reference", "the reference's forward passes", ("kit.train.precompute.add_references",))
 READING = Phase("reading data", "reading data", ("kit.data.feed.feed.take", "kit.data.feed.stream.take"))
+ROLLING_OUT = Phase("rolling out", "a rollout", ("kit.train.rollouts.take",))
 TRAINING = Phase("training", "training")
 FORWARD = Phase("training", "the forward pass")
 COMPARING = Phase(
@@ -40,5 +41,17 @@ GENERATING = Phase("evaluating", "generation", ("transformers.generation.utils.g
 SAVING = Phase("saving", "saving", ("kit.checkpoint.save.save", "kit.checkpoint.save.wait"))
 WRITING_FINAL = Phase("writing the final model", "writing the final model", ("kit.export.final.save_final",))
 
-_TRACED = (LOADING, REFERENCE, READING, COMPARING, BACKWARD, UPDATING, EVALUATING, GENERATING, SAVING, WRITING_FINAL)
+_TRACED = (
+    LOADING,
+    REFERENCE,
+    READING,
+    ROLLING_OUT,
+    COMPARING,
+    BACKWARD,
+    UPDATING,
+    EVALUATING,
+    GENERATING,
+    SAVING,
+    WRITING_FINAL,
+)
 BY_FUNCTION = {name: phase for phase in _TRACED for name in phase.functions}

@@ -75,8 +75,9 @@ class Preflight:
         content: dict[str, Any] = {"model_name_or_path": fingerprint(recipe), "dataset": data.fingerprint}
         content["eval_dataset"] = data.evaluation and data.evaluation.fingerprint
         content["chat_template"] = str(data.chat_template)
-        files = [Path(name.rpartition(":")[0]).expanduser() for name in recipe.metrics if is_own(name)]
-        content["metrics"] = [*recipe.metrics, *map(file_digest, files)]
+        for key, names in (("metrics", recipe.metrics), ("rewards", recipe.rewards)):
+            files = [Path(name.rpartition(":")[0]).expanduser() for name in names if is_own(name)]
+            content[key] = [*names, *map(file_digest, files)]
         if recipe.adapter_name_or_path:
             adapter = open_adapter(recipe.adapter_name_or_path)
             content["adapter_name_or_path"] = folder_fingerprint(adapter, "adapter_config.json")
@@ -169,8 +170,9 @@ def check(
                 num_rows(meta_model),
                 eval_settings=recipe,
                 seed=recipe.seed,
-                global_batch_size=recipe.global_batch_size,
+                global_batch_size=recipe.global_batch_size // recipe.answers_per_prompt,
                 wanted=recipe.declared.rows,
+                rollout_steps=recipe.num_iterations if recipe.rolls_out else 0,
             )
             if data.evaluation is not None:
                 try_metrics(recipe, recipe.train_on, data.evaluation, tokenizer)

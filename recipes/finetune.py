@@ -38,6 +38,7 @@ def main() -> None:
     from kit import phases, preflight
     from kit.checkpoint.load import load_checkpoint
     from kit.checkpoint.save import Saver
+    from kit.data.feed.feed import BatchSource
     from kit.data.open import pad_id
     from kit.evaluate import evaluate
     from kit.export.card import model_card
@@ -64,6 +65,7 @@ def main() -> None:
     from kit.train.optim import build_optimizer, keep_rate_factors
     from kit.train.precompute import add_references
     from kit.train.replicas import compare_replicas, describe_check
+    from kit.train.rollouts import Rollouts
     from kit.train.schedule import evaluation_is_due, learning_rate, save_is_due
     from kit.train.step import nonfinite_error, rebuild_gradient_buckets, seed_everything, train_step
 
@@ -150,20 +152,24 @@ def main() -> None:
         timeout_seconds=recipe.ddp_timeout,
     )
     exits.finish_first(saver.finish)
-    feed = data.open_feed(recipe, prepared.ranks, pad_id(tokenizer), state.feed, recipe.output_dir)
+    stop = StopRequest(accelerator)
+    progress = stop.interruptible(guard.progress)
+    feed: BatchSource = (
+        Rollouts(prepared, recipe, data, tokenizer, checked.stop_tokens.values(), state.feed, progress)
+        if recipe.rolls_out
+        else data.open_feed(recipe, prepared.ranks, pad_id(tokenizer), state.feed, recipe.output_dir)
+    )
     about = prepared.strategy.describe(recipe, recipe)
     say(about, *parts, *rates, *checked.notes, *feed.notes(), *describe_check(prepared, recipe.check_replicas))
 
     # --- train: a step depends only on the seed and its number, not on the topology
     objective = build_objective(recipe, data.dataset_names)
-    stop = StopRequest(accelerator)
 
     def evaluate_if_due(done: int) -> EvaluationOutcome:
         """Evaluate after ``done`` steps, if the recipe says so."""
         if data.evaluation is None or not evaluation_is_due(recipe, data, total_steps, done):
             return EvaluationOutcome()
         guard.enter(phases.EVALUATING, done)
-        progress = stop.interruptible(guard.progress)
         try:
             evaluation = evaluate(
                 prepared,
@@ -184,16 +190,29 @@ def main() -> None:
         is_best = state.end_evaluation(done, evaluation.metrics, recipe.metric_for_best_model)
         return EvaluationOutcome(is_best=is_best)
 
+    def save(weights_only: bool = False) -> None:
+        guard.enter(phases.SAVING, state.step)
+        state.feed = feed.state()
+        saver.save(prepared.model, prepared.optimizer, state.record(), weights_only)
+
     first_step = state.step
     is_stopped = False  # by a signal
+    is_saved = True  # whether a checkpoint has all steps so far
     if state.evaluated_step != first_step:  # eval_on_start, or a signal stopped the last step's evaluation
         is_stopped = evaluate_if_due(first_step).was_stopped
     for step in range(first_step, total_steps):
         if is_stopped or state.early_stop_reason(recipe, total_steps):
             break
         done = step + 1  # steps, when this one is done
-        guard.enter(phases.READING, done)
-        batch = feed.take(step)
+        guard.enter(phases.ROLLING_OUT if recipe.rolls_out else phases.READING, done)
+        try:
+            batch = feed.take(step)
+        except CAUSES as cause:  # of a rollout
+            stop.because(cause)
+            is_stopped = True
+            if not is_saved:
+                save()
+            break
         guard.enter(phases.TRAINING, done)
         if step == first_step:
             rebuild_gradient_buckets(prepared, batch)
@@ -225,11 +244,9 @@ def main() -> None:
             is_stopped = outcome.was_stopped
         is_last = done == total_steps or bool(state.early_stop_reason(recipe, total_steps))
         keep_as_best = outcome.is_best and recipe.keep_best
-        if is_last or is_stopped or keep_as_best or save_is_due(recipe, data, total_steps, done):
-            guard.enter(phases.SAVING, done)
-            state.feed = feed.state()
-            weights_only = recipe.save_only_model and not is_stopped  # a stopped run must be able to continue
-            saver.save(prepared.model, prepared.optimizer, state.record(), weights_only)
+        is_saved = is_last or is_stopped or keep_as_best or save_is_due(recipe, data, total_steps, done)
+        if is_saved:
+            save(weights_only=recipe.save_only_model and not is_stopped)  # a stopped run must be able to continue
 
     # --- end: write the final model; after a signal there is the checkpoint, from which the same command continues
     saver.wait()

@@ -52,6 +52,16 @@ class Recipe(
         return self.declared.has_reference and (self.precompute_reference or weights_change)
 
     @property
+    def rolls_out(self) -> bool:
+        """Whether the model learns from its own answers."""
+        return self.declared.rolls_out
+
+    @property
+    def answers_per_prompt(self) -> int:
+        """Of a step, in which ``global_batch_size`` counts the answers of rollouts; else 1."""
+        return self.num_generations if self.rolls_out else 1
+
+    @property
     def num_rows(self) -> int:
         """The number of rows of a micro-batch: a pack is one, and else each sequence of a sample."""
         return self.micro_batch_size * (1 if self.packing else self.declared.sequences_per_sample)

@@ -133,7 +133,7 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
     objective = str(objective or values.get("objective") or own)
     of_objective = f"{BY_OBJECTIVE}.{objective}."
     has_rate = put(of_objective), put(f"{BY_METHOD}.{method}.{of_objective}")
-    problems += _own_metrics(values, where)
+    problems += _own_functions(values, where)
     rate_note = ""
     if not any(has_rate) and {own, objective} <= set(OBJECTIVES):
         rate_note = _leave_out_rate(values, where, method, own, objective)
@@ -146,15 +146,17 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
     return RecipeFile(f"{path.stem}-{method}" if depends else path.stem, values, where, problems, rate_note)
 
 
-def _own_metrics(values: dict[str, Any], where: dict[str, str]) -> list[Problem]:
-    """The problem of a recipe with a metric of the user's, which is code; it is then left out of ``values``."""
-    metrics = comma_separated(values.get("metrics"))
-    if not isinstance(metrics, list) or not any(isinstance(name, str) and is_own(name) for name in metrics):
-        return []
-    del values["metrics"]
-    typed = ",".join(map(str, metrics))
-    found = f"{typed}: code, which only the command line may name: a recipe is data, and may come from anyone"
-    return [Problem(where["metrics"], found, fix=f"take the line out, and type --metrics {shlex.quote(typed)}")]
+def _own_functions(values: dict[str, Any], where: dict[str, str]) -> list[Problem]:
+    """A problem for each key of a recipe with a function of the user's, which is code; it is left out of ``values``."""
+    problems = []
+    for key in ("metrics", "rewards"):
+        names = comma_separated(values.get(key))
+        if isinstance(names, list) and any(isinstance(name, str) and is_own(name) for name in names):
+            del values[key]
+            typed = ",".join(map(str, names))
+            found = f"{typed}: code, which only the command line may name: a recipe is data, and may come from anyone"
+            problems.append(Problem(where[key], found, fix=f"take the line out, and type --{key} {shlex.quote(typed)}"))
+    return problems
 
 
 def _parts(

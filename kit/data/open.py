@@ -47,6 +47,7 @@ class Data:
     encoder: Encoder
     seed: int
     notes: tuple[str, ...] = ()  # lines for the user
+    steps_per_batch: int = 1  # that learn from one batch of ``order``
 
     @property
     def chat_template(self) -> Jinja:
@@ -65,11 +66,11 @@ class Data:
 
     def whole_epochs_after(self, num_steps: int) -> int:
         """Return how many epochs the first ``num_steps`` steps complete."""
-        return self.order.whole_epochs_after(num_steps)
+        return self.order.whole_epochs_after(num_steps // self.steps_per_batch)
 
     def total_steps(self, settings: OptimSettings) -> int:
         """Return the optimiser steps of the whole run: ``max_steps``, or those of ``num_train_epochs`` rounded up."""
-        return settings.max_steps or self.order.total_steps(settings.num_train_epochs)
+        return settings.max_steps or self.order.total_steps(settings.num_train_epochs) * self.steps_per_batch
 
     def skipped_rows(self) -> list[dict[str, Any]]:
         """Return the rows that were left out because they cannot be used, with what is wrong with each."""
@@ -133,6 +134,7 @@ def open_data(
     seed: int,
     global_batch_size: int,
     wanted: Rows = "answers",
+    rollout_steps: int = 0,
 ) -> Data | Stream:
     """Read, validate and tokenise ``datasets``, or take the result from the cache.
 
@@ -143,6 +145,7 @@ def open_data(
         vocab_size: rows of the model's embedding.
         global_batch_size: samples, or packs, of one step.
         wanted: what the rows hold, as the objective asks for it.
+        rollout_steps: steps that learn from the model's own answers to one batch of prompts; 0: from those of the data.
 
     Raises:
         UserError: with all problems of all data sets.
@@ -182,6 +185,8 @@ def open_data(
     if settings.streaming:
         return Stream(settings, seed, train_datasets, encoder, evaluation, tuple(notes))
     _check_rated(train)
+    if rollout_steps:
+        train = _with_room(train, settings.max_length, eval_settings.max_new_tokens, notes)
     notes += leak_notes(train, evaluation)
 
     weights = [dataset.entry.weight for dataset in train_datasets]  # all of them are set, or none
@@ -191,15 +196,30 @@ def open_data(
         seed,
         global_batch_size,
         weights=None if weights[0] is None else [weight or 0.0 for weight in weights],
-        capacity=encoder.pack_length if settings.packing else None,
+        capacity=encoder.pack_length if settings.packing and not rollout_steps else None,
         shuffle=settings.shuffle,
     )
     notes = [*_summary(train), *notes]
     if (num := order.num_items(0)) < global_batch_size:
-        items = "packs" if settings.packing else "samples"
-        few = f"{num} {items} are fewer than global_batch_size {global_batch_size}"
+        items = "packs" if settings.packing and not rollout_steps else "samples"
+        few = f"{num} {items} are fewer than the {global_batch_size} of a step"
         notes.append(f"{few}: every step sees some of them more than once")
-    return Data(settings, train, evaluation, order, train_datasets, encoder, seed, tuple(notes))
+    steps = max(1, rollout_steps)
+    return Data(settings, train, evaluation, order, train_datasets, encoder, seed, tuple(notes), steps)
+
+
+def _with_room(train: Samples, max_length: int, max_new_tokens: int, notes: list[str]) -> Samples:
+    """The samples with a prompt behind which an answer has room. Raises ``UserError`` if there is none."""
+    starts = np.array([reference_span(train[i][1])[0] for i in range(len(train))])
+    chosen = np.flatnonzero((starts > 0) & (starts + max_new_tokens <= max_length))
+    found = f"{len(train) - len(chosen)} of {len(train)} samples have no prompt, or one of more than "
+    found += f"{max_length - max_new_tokens} tokens, which leaves less than max_new_tokens of max_length"
+    if not len(chosen):
+        raise UserError(Problem("max_length", found, fix="raise --max_length, or lower --max_new_tokens"))
+    if len(chosen) == len(train):
+        return train
+    notes.append(f"{found}: left out")
+    return train.select(chosen, "prompts with room")
 
 
 def _tokenised(dataset: Dataset, encoder: Encoder, settings: DataSettings) -> Store:

@@ -13,14 +13,14 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 
 
 def how_to_generate(
-    temperature: float | None, top_p: float | None, seed: int, numbers: Sequence[tuple[int, int]], prompt_length: int
+    temperature: float | None, top_p: float | None, seed: int, numbers: Sequence[tuple[int, ...]], prompt_length: int
 ) -> dict[str, Any]:
     """Return the arguments of ``generate`` that choose the tokens.
 
     Args:
         temperature: None: the likeliest token, always.
         top_p: draw from the likeliest tokens that together have this probability; None: from all.
-        numbers: of each row of the call two numbers that identify the answer, such as sample and draw.
+        numbers: of each row of the call the numbers that identify the answer, such as sample and draw.
         prompt_length: tokens in front of the first generated one, padding included.
     """
     if temperature is None:
@@ -35,7 +35,7 @@ def how_to_generate(
 class Drawing(LogitsProcessor):
     """Draws a token of each row from its probabilities, by one number of a generator of that row and position."""
 
-    def __init__(self, seed: int, numbers: Sequence[tuple[int, int]], prompt_length: int) -> None:
+    def __init__(self, seed: int, numbers: Sequence[tuple[int, ...]], prompt_length: int) -> None:
         """See ``how_to_generate``."""
         self._keys = [(seed, *pair) for pair in numbers]
         self._prompt_length = prompt_length

@@ -15,7 +15,8 @@ def identity(recipe: Recipe, data_fingerprint: str, model_fingerprint: str) -> d
     columns = {theirs: ours for theirs, ours in recipe.dataset_columns.items() if ours not in (theirs, "ignore")}
     values["dataset_columns"] = columns
     fingerprints = {"model_fingerprint": model_fingerprint, "data_fingerprint": data_fingerprint}
-    return {**{key: values[key] for key in IDENTITY}, **fingerprints}
+    of_rollouts = {"max_new_tokens": recipe.max_new_tokens} if recipe.rolls_out else {}
+    return {**{key: values[key] for key in IDENTITY}, **of_rollouts, **fingerprints}
 
 
 # Settings with which the same steps round differently, so that a resume with others is no exact one.

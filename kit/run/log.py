@@ -39,6 +39,7 @@ SUPERVISED_LOSS = "SupervisedLoss"  # the objective whose loss is of the same ki
 # What a line about a step, and one about an evaluation, shows of the metrics.
 _SHOWN = (
     ("loss", "loss", ".4f"),
+    ("reward", "reward", ".3f"),
     ("perplexity", "perplexity", ".3f"),
     ("rewards/accuracies", "accuracy", ".1%"),
     ("rewards/margins", "margin", "z.4f"),  # z: no -0.0000
@@ -129,7 +130,12 @@ class Log:
         row |= {"tokens_seen": self.state.tokens_seen, "seconds": self.state.elapsed_seconds}
         if result.objective != SUPERVISED_LOSS:
             row["objective"] = result.objective
-        row |= {name: count for name, count in batch.counts.items() if count}
+        row |= batch.metrics
+        if batch.answers:
+            row["rollout"] = [
+                {name: redacted(value) if isinstance(value, str) else value for name, value in answer.items()}
+                for answer in batch.answers
+            ]
         if spike:
             row["samples"] = [redacted(origin) for origin in batch.origins]
         row |= result.metrics

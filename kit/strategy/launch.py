@@ -153,12 +153,12 @@ def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe,
     wanted = request.launch.num_processes or (config.num_processes if config else None)
     if request.recipe:
         asked = request.recipe
-        problems += _package_problems(asked, asked.optim, list(asked.metrics), list(asked.report_to))
-        own_metrics = Problems()
-        for name in filter(own_metric.is_own, request.recipe.metrics):  # their files are run: the command named them
-            with own_metrics.caught():
+        problems += _package_problems(asked, asked.optim, asked, list(asked.report_to))
+        own_functions = Problems()
+        for name in filter(own_metric.is_own, [*asked.metrics, *asked.rewards]):  # the command named their files
+            with own_functions.caught():
                 own_metric.load(name)
-        problems += own_metrics
+        problems += own_functions
     if request.recipe and config:
         problems += _method_problems(request.recipe, request.recipe.optim, config)
         if wanted and checks_batch:
@@ -244,10 +244,11 @@ def _method_problems(settings: MethodSettings, optim: str, config: AccelerateCon
     return problems
 
 
-def _package_problems(method: MethodSettings, optim: str, metrics: list[str], report_to: list[str]) -> list[Problem]:
+def _package_problems(method: MethodSettings, optim: str, asked: Recipe, report_to: list[str]) -> list[Problem]:
     """Problems with optional packages that the settings need and that are not installed."""
     needed = [("report_to", package, "") for package in report_to]
-    needed += [("metrics", METRIC_PACKAGES[name], "") for name in metrics if name in METRIC_PACKAGES]
+    named = [("metrics", name) for name in asked.metrics] + [("rewards", name) for name in asked.rewards]
+    needed += [(key, METRIC_PACKAGES[name], "") for key, name in named if name in METRIC_PACKAGES]
     if method.attn_implementation == "flash_attention_2":
         needed += [("attn_implementation", "flash_attn", "--attn_implementation auto")]
     if method.method == "qlora":

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from kit.config.settings.objective import ObjectiveSettings
 from kit.strategy.float64 import in_float64
+from kit.train.policy_loss import PolicyLoss
 from kit.train.preference import (
     ContrastivePreference,
     DirectPreference,
@@ -53,7 +54,7 @@ class Objective(Protocol):
     def estimate_kl(
         self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int
     ) -> torch.Tensor | None:
-        """Return ``MicroBatch.kl`` for an evaluation over answers with a label; None for any other objective."""
+        """Return ``kl``, float64 [], for an evaluation over answers with a label; None for any other objective."""
 
     @property
     def target_values(self) -> Callable[..., torch.Tensor] | None:
@@ -205,6 +206,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "simpo": SimplePreference,
     "cpo": ContrastivePreference,
     "kto": KahnemanTversky,
+    "grpo": PolicyLoss,
 }
 
 

@@ -29,16 +29,18 @@ def sequence_logps(losses: torch.Tensor, micro_batch: "MicroBatch") -> torch.Ten
     Args:
         losses: float32 [S], the cross-entropy of each target in nats.
     """
-    return _by_sequence(-in_float64(losses) * in_float64(micro_batch.weights), micro_batch)
+    return by_sequence(-in_float64(losses) * in_float64(micro_batch.weights), micro_batch)
 
 
 def sequence_weights(micro_batch: "MicroBatch") -> torch.Tensor:
     """Return the sum of the weights of each sequence's targets, float64 [n]: usually their number."""
-    return _by_sequence(in_float64(micro_batch.weights), micro_batch)
+    return by_sequence(in_float64(micro_batch.weights), micro_batch)
 
 
-def _by_sequence(values: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
-    """Add up values of the targets, float64 [S], by sequence. A product, because its sums have one order on a GPU."""
+def by_sequence(values: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
+    """Return the sums of values of the targets, float64 [S], over each sequence, float64 [n].
+
+    A product, because its sums have one order on a GPU."""
     assert micro_batch.sequence_ids is not None
     num_sequences = len(micro_batch.segments)
     # Without sequences, as on a rank without pairs, there is still a graph for the backward pass.

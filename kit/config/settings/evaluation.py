@@ -17,8 +17,8 @@ from kit.config.settings.data import ENTRIES, Entries
 from kit.own_metric import PATTERN, is_own, key_of
 
 _option = partial(option, "Evaluation")
-# What one of ``metrics`` needs.
-METRIC_PACKAGES = {"bleu": "sacrebleu", "chrf": "sacrebleu", "rouge_l": "rouge_score"}
+# What one of ``metrics`` or ``rewards`` needs.
+METRIC_PACKAGES = {"math": "math_verify", "bleu": "sacrebleu", "chrf": "sacrebleu", "rouge_l": "rouge_score"}
 MetricName = Literal["exact_match", "number", "token_f1", "bleu", "chrf", "rouge_l"]
 OwnMetric = Annotated[str, Field(pattern=f"^{PATTERN}$")]  # code, so the command line only: kit/config/recipe_file.py
 # Also of an own metric, and of several answers to each prompt.
@@ -49,7 +49,7 @@ class EvalSettings(BaseModel):
         "samples per evaluation micro-batch; default: per_device_train_batch_size",
         "samples",
         ge=1,
-        needs="eval_dataset or eval_split_size or precomputes_reference",
+        needs="eval_dataset or eval_split_size or precomputes_reference or rolls_out",
     )
     eval_strategy: Literal["no", "steps", "epoch"] | None = _option(
         None, "when to evaluate before the end: every eval_steps, after each epoch, or not; default: follows eval_steps"
@@ -80,7 +80,9 @@ class EvalSettings(BaseModel):
         expected="names of exact_match, number, token_f1, bleu, chrf, rouge_l, and FILE.py:FUNCTION,",
         needs="predict_with_generate",
     )
-    max_new_tokens: int = _option(128, "longest generated answer", "tokens", ge=1, needs="predict_with_generate")
+    max_new_tokens: int = _option(
+        128, "longest generated answer", "tokens", ge=1, needs="predict_with_generate or rolls_out"
+    )
     temperature: float | None = _option(
         None,
         "draw answers from probabilities of this temperature; default: greedy",

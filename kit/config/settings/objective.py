@@ -3,12 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator, Field
 
-from kit.config.fields import STRICT, option
+from kit.config.fields import STRICT, comma_separated, option
 from kit.config.rules import Rule, is_given
+from kit.own_metric import PATTERN
+
+OwnMetric = Annotated[str, Field(pattern=f"^{PATTERN}$")]  # code, so the command line only: kit/config/recipe_file.py
+RewardName = Annotated[
+    str,
+    Field(pattern=r"^(exact_match|number|token_f1|chrf|rouge_l|math|json|regex:(?s:.+)|overlong:[1-9]\d*)$"),
+]
 
 _option = partial(option, "Objective")
 _identity = partial(option, "Objective", identity=True)
@@ -27,6 +34,7 @@ class Declared:
         settings: the settings of ``ObjectiveSettings`` that it reads; with any other objective they have no effect.
         beta: the default of ``beta``; None: it has none.
         has_reference: it compares the model with a reference, the model as it was at the start.
+        rolls_out: it learns from answers that the model writes to the prompts of the data.
         learning_rates: the default peak rate for full training, and for adapters.
     """
 
@@ -35,6 +43,7 @@ class Declared:
     beta: float | None = None
     has_reference: bool = False
     learning_rates: tuple[float, float] = (2e-5, 2e-4)
+    rolls_out: bool = False
 
     @property
     def sequences_per_sample(self) -> int:
@@ -53,6 +62,7 @@ class Declared:
 # - cpo: TRL's CPOConfig; the LoRA script of its authors (github.com/fe1ixxu/ALMA), also for beta.
 # - kto: TRL's script, and its documentation names 5e-7 to 5e-6 as the range; LLaMA-Factory's LoRA example, also for
 #   beta.
+# - grpo: TRL's GRPOConfig, also for clipping and a beta of 0; for adapters ten times its rate.
 DECLARED: Mapping[str, Declared] = {
     "sft": Declared(settings=("label_smoothing_factor", "z_loss_coef", "neftune_noise_alpha")),
     "dft": Declared(settings=("neftune_noise_alpha",)),
@@ -67,6 +77,14 @@ DECLARED: Mapping[str, Declared] = {
         0.1,
         True,
         (5e-7, 5e-6),
+    ),
+    "grpo": Declared(
+        settings=(
+            *("rewards", "reward_weights", "reward_timeout", "num_generations", "num_iterations", "policy_loss"),
+            *("epsilon", "epsilon_high", "beta", "kl_estimator", "mask_truncated_completions", "dynamic_sampling"),
+        ),
+        learning_rates=(1e-6, 1e-5),
+        rolls_out=True,
     ),
 }
 
@@ -89,11 +107,13 @@ class ObjectiveSettings(BaseModel):
 
     objective: ObjectiveName = _identity(
         "sft",
-        "cross-entropy: sft, dft by probability, eaft by entropy; pairs: dpo, orpo, simpo, cpo; rated answers: kto",
+        "cross-entropy: sft, dft by probability, eaft by entropy; pairs: dpo, orpo, simpo, cpo; rated answers: kto; "
+        "rewards of its own answers: grpo",
     )
     beta: float | None = _identity(
         None,
-        "scale of the rewards; in orpo the weight of the odds ratio; default: 0.1, with simpo 2",
+        "scale of the rewards; in orpo the weight of the odds ratio, in grpo of the distance to the reference; "
+        "default: 0.1, with simpo 2, with grpo none",
         gt=0,
     )
     dpo_loss: Literal["sigmoid", "ipo", "hinge", "robust", "sigmoid_norm"] = _identity(
@@ -124,6 +144,32 @@ class ObjectiveSettings(BaseModel):
     cpo_alpha: float = _identity(1.0, "of cpo: the weight of the cross-entropy of the chosen answers", ge=0)
     desirable_weight: float = _identity(1.0, "of kto: the weight of answers with the label true", gt=0)
     undesirable_weight: float = _identity(1.0, "of kto: the weight of answers with the label false", gt=0)
+    rewards: Annotated[list[RewardName | OwnMetric], BeforeValidator(comma_separated)] = _identity(
+        [],
+        "of grpo: what answers are worth, separated by commas; as a flag also your own function(expected, answer, row)",
+        expected="names of exact_match, number, token_f1, chrf, rouge_l, math, json, regex:PATTERN, overlong:N, and "
+        "FILE.py:FUNCTION,",
+    )
+    reward_weights: Annotated[list[float] | None, BeforeValidator(comma_separated)] = _identity(
+        None, "of grpo: the weight of each of rewards in their sum; default: 1"
+    )
+    reward_timeout: float = _option(
+        10.0, "of grpo: for the rewards of one answer, which then has none", "seconds", gt=0
+    )
+    num_generations: int = _identity(8, "of grpo: answers to each prompt, which are compared", "answers", ge=2)
+    num_iterations: int = _identity(1, "of grpo: steps that learn from the same answers", "steps", ge=1)
+    policy_loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo"] = _identity(
+        "dapo", "of grpo: the loss of a token or an answer, and what its sum is divided by"
+    )
+    epsilon: float = _identity(0.2, "of grpo: how far a probability may fall or rise in num_iterations", gt=0)
+    epsilon_high: float | None = _identity(None, "of grpo: how far it may rise; default: epsilon", gt=0)
+    kl_estimator: Literal["k1", "k2", "k3"] = _identity("k3", "of grpo with beta: of the distance to the reference")
+    mask_truncated_completions: bool = _identity(
+        False, "of grpo: learn nothing from answers that max_new_tokens cut off"
+    )
+    dynamic_sampling: bool = _identity(
+        False, "of grpo: take other prompts in place of those whose answers all have the same reward"
+    )
     precompute_reference: bool = _option(
         False,
         "of dpo and kto: compute the reference before the first step; full and adapter_name_or_path always do",
@@ -148,6 +194,11 @@ class ObjectiveSettings(BaseModel):
     def reward_scale(self) -> float:
         """``beta``, or its default for the objective."""
         return self.beta or self.declared.beta or 0.0
+
+    @property
+    def upper_epsilon(self) -> float:
+        """``epsilon_high``, or its default."""
+        return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
     @property
     def objective_settings(self) -> dict[str, float | str]:
@@ -182,6 +233,55 @@ RULES = (
         lambda r: r.objective == "dpo" and r.dpo_loss == "robust" and not r.label_smoothing,
         "robust without label_smoothing",
         "--label_smoothing 0.1, the share of pairs that are the wrong way round; or --dpo_loss sigmoid",
+    ),
+    Rule("rewards objective", lambda r: r.objective == "grpo" and not r.rewards, "none given", "--rewards number"),
+    Rule(
+        "reward_weights rewards",
+        lambda r: r.reward_weights is not None and len(r.reward_weights) != len(r.rewards),
+        "{r.reward_weights}, for rewards {r.rewards}",
+        "give one number for each of rewards",
+    ),
+    Rule(
+        "global_batch_size num_generations",
+        lambda r: r.declared.rolls_out and r.global_batch_size % r.num_generations,
+        "{r.global_batch_size} answers a step, in groups of num_generations {r.num_generations}",
+        "make it a multiple of num_generations",
+    ),
+    Rule(
+        "beta objective method adapter_name_or_path",
+        lambda r: r.declared.rolls_out and r.beta and (r.method == "full" or r.adapter_name_or_path),
+        "{r.beta:g} with objective {r.objective}: the reference, which is the start, would be a second model in memory",
+        "leave it out, as most do; or new adapters, --method lora",
+    ),
+    Rule(
+        "excess_length_strategy objective",
+        lambda r: r.declared.rolls_out and r.excess_length_strategy not in ("drop", "error"),
+        "{r.excess_length_strategy} with objective {r.objective}: a row that is cut has no expected answer",
+        "--excess_length_strategy drop",
+    ),
+    Rule(
+        "save_only_model objective",
+        lambda r: r.declared.rolls_out and r.save_only_model,
+        "true with objective {r.objective}: a run that is stopped in a rollout continues from its last checkpoint",
+        "--save_only_model false",
+    ),
+    Rule(
+        "max_length max_new_tokens objective",
+        lambda r: r.declared.rolls_out and r.max_new_tokens >= r.max_length,
+        "{r.max_length} tokens of prompt and answer, with max_new_tokens {r.max_new_tokens}",
+        "--max_length of the longest prompt and max_new_tokens together",
+    ),
+    Rule(
+        "train_on objective",
+        lambda r: r.declared.rolls_out and r.train_on == "all",
+        "all, with objective {r.objective}, which answers the prompts of the data",
+        "--train_on assistant",
+    ),
+    Rule(
+        "streaming objective",
+        lambda r: r.streaming and r.declared.rolls_out,
+        "with objective {r.objective}, whose prompts are read before the first step",
+        "--streaming false",
     ),
     Rule(
         "train_on objective",

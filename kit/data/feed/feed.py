@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -40,8 +39,27 @@ class GlobalBatch:
     num_samples: int = 0  # over all ranks; of pairs the number of pairs
     chosen_weight: float = 0.0  # over all ranks, of pairs: the sum of the weights of targets in chosen answers
     mismatched: list[MicroBatch] = field(default_factory=list)  # of this rank: those of ``Mismatched``, for kto
-    counts: Mapping[str, int] = field(default_factory=dict)  # of a stream: rows skipped, cut and left out so far
+    most_targets: int = 0  # over all ranks, of rollouts: the tokens that the model might have written
+    # For ``metrics.jsonl``: of a stream rows skipped, cut and left out so far; of rollouts their rewards.
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    answers: list[dict[str, Any]] = field(default_factory=list)  # of rollouts: some, to be shown
     waited_seconds: float = 0.0  # how long this rank waited until its data were ready
+
+
+class BatchSource(Protocol):
+    """Where the global batches come from: ``Feed``, ``kit.data.feed.stream.StreamFeed`` or ``kit.train.rollouts``."""
+
+    def take(self, step: int) -> GlobalBatch:
+        """Return the global batch of ``step``, counted from 0. Called by all ranks, for one step after another."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must store, as JSON values, so that a later start gives the same batches."""
+
+    def notes(self) -> list[str]:
+        """Return lines for the user before the first step."""
+
+    def closing_notes(self) -> list[str]:
+        """Return lines for the user at the end of the run."""
 
 
 def counted(table: Table, indices: np.ndarray, num_datasets: int) -> GlobalBatch:
@@ -184,5 +202,5 @@ class Feed:
         items = list(indices[:, None])
         if self._settings.packing:  # of other lengths than the samples, so in packs of their own
             packs = pack(self._mismatched.lengths[indices], self._settings.max_length)
-            items = [indices[packs.members[start:end]] for start, end in pairwise(packs.starts)]
+            items = [indices[members] for members in packs.items()]
         return self._collator.micro_batches(self._mismatched, items, self._ranks)

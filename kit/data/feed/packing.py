@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,10 @@ class Packs:
 
     def __len__(self) -> int:
         return len(self.starts) - 1
+
+    def items(self) -> list[np.ndarray]:
+        """Return the samples of each pack."""
+        return [self.members[start:end] for start, end in pairwise(self.starts)]
 
 
 def pack(lengths: ArrayLike, capacity: int) -> Packs:

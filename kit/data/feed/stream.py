@@ -190,7 +190,7 @@ class StreamFeed:
         return replace(
             batch,
             epoch=float(np.mean([epoch for epoch, _, _ in self._cursors])),
-            counts={name: sum(counts.get(name, 0) for counts in self._counts) for name in COUNTS},
+            metrics={name: count for name in COUNTS if (count := sum(each.get(name, 0) for each in self._counts))},
             waited_seconds=self._ahead.waited_seconds,
         )
 

@@ -1,0 +1,170 @@
+"""Rewards of answers that the model wrote: numbers by rules, or by a function of the user.
+
+Promises: they are computed in processes of their own, so that one which hangs, ends its process, prints or starts
+others costs the run nothing but its time. What fails is no number but a line that says why.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from kit import own_metric
+from kit.answers import METRICS
+
+_START_SECONDS = 120  # in which a process must have imported the user's files
+
+
+class Asked(NamedTuple):
+    """One answer of the model, and what it is judged by."""
+
+    expected: str
+    answer: str
+    row: Any  # of the data set; None if no reward of the user reads it
+    origin: str  # ``train.jsonl:17``
+    num_tokens: int  # of the answer
+    max_new_tokens: int
+
+
+def key_of(name: str) -> str:
+    """Return the name of a reward in metrics: that of the function, or what stands before a colon."""
+    return own_metric.key_of(name) if own_metric.is_own(name) else name.partition(":")[0]
+
+
+def reward(name: str, asked: Asked) -> float:
+    """Return one reward of an answer; raises what a function of the user raises, see ``own_metric.score``.
+
+    - the names of ``kit.answers.METRICS``, from 0 to 1;
+    - ``math``: 1 if the answer is the expected one as mathematics, by math-verify;
+    - ``json``: 1 if the answer is JSON;
+    - ``regex:PATTERN``: 1 if the pattern is found in the answer;
+    - ``overlong:N``: 0, and down to -1 over the last N of ``max_new_tokens``: https://arxiv.org/abs/2503.14476,
+      equation 13.
+    """
+    kind, _, value = name.partition(":")
+    if own_metric.is_own(name):
+        return own_metric.score(name, asked.expected, asked.answer, asked.row, asked.origin)
+    if kind == "math":
+        from math_verify import parse, verify
+
+        return float(verify(parse(asked.expected), parse(asked.answer)))
+    if kind == "json":
+        try:
+            json.loads(asked.answer)
+        except (ValueError, RecursionError):
+            return 0.0
+        return 1.0
+    if kind == "regex":
+        return float(re.search(value, asked.answer, re.DOTALL) is not None)
+    if kind == "overlong":
+        return min(0.0, (asked.max_new_tokens - asked.num_tokens) / int(value) - 1)
+    return METRICS[name](asked.answer, asked.expected)
+
+
+class Scorer:
+    """Computes the rewards of answers, several at a time. Its processes end with the one that made it."""
+
+    def __init__(self, names: Sequence[str], timeout_seconds: float, num_workers: int) -> None:
+        """
+        Args:
+            timeout_seconds: for all rewards of one answer.
+        """
+        self._names = tuple(names)
+        self._timeout = timeout_seconds
+        self._threads = ThreadPoolExecutor(num_workers)
+        self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
+        for _ in range(num_workers):
+            self._idle.put(None)
+
+    def __call__(self, asked: Sequence[Asked]) -> list[list[float | str]]:
+        """Return of each answer its rewards, in the order of the names; in place of one that failed, why."""
+        return list(self._threads.map(self._score, asked))
+
+    def _score(self, asked: Asked) -> list[float | str]:
+        worker = self._idle.get()
+        try:
+            worker = worker or _Worker(self._names, self._timeout)
+            answer = worker.ask(asked, self._timeout)
+            if answer is not None:
+                return answer
+            why = f"took more than {self._timeout:g} s (row {asked.origin})"
+        except (EOFError, OSError):
+            why = f"ended its process (row {asked.origin})"
+        finally:
+            if worker is not None and not worker.is_idle:
+                worker.end()
+                worker = None
+            self._idle.put(worker)
+        return [why] * len(self._names)
+
+
+class _Worker:
+    """A process that computes rewards. It has a session of its own, so that what it starts ends with it."""
+
+    def __init__(self, names: tuple[str, ...], timeout: float) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would have the run's threads and its GPU
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, names, timeout), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.is_idle = False
+        if not self._connection.poll(_START_SECONDS):
+            raise OSError
+        self._connection.recv()
+        self.is_idle = True
+
+    def ask(self, asked: Asked, timeout: float) -> list[float | str] | None:
+        """Return the rewards; None if they took too long. Raises ``EOFError`` or ``OSError`` if the process ended."""
+        self.is_idle = False
+        self._connection.send(asked)
+        if not self._connection.poll(timeout):
+            return None
+        answer: list[float | str] = self._connection.recv()
+        self.is_idle = True
+        return answer
+
+    def end(self) -> None:
+        """End the process and those that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid or 0, signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
+
+
+def _serve(connection: Any, names: tuple[str, ...], timeout: float) -> None:
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # the run handles them, and ends this
+    sys.stdin.close()
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+        for name in filter(own_metric.is_own, names):
+            own_metric.load(name)
+        connection.send("ready")
+        while True:
+            try:
+                asked = connection.recv()
+            except EOFError:
+                os._exit(0)
+            signal.alarm(int(timeout) + 30)  # if the run was killed meanwhile
+            connection.send([_number_or_why(name, asked) for name in names])
+            signal.alarm(0)
+
+
+def _number_or_why(name: str, asked: Asked) -> float | str:
+    try:
+        return reward(name, asked)
+    except own_metric.MetricError as error:
+        (problem,) = error.problems
+        return f"{problem.where}: {problem.found}"
+    except Exception as error:  # of a library, given any text
+        return f"{key_of(name)}: {type(error).__name__}: {error} (row {asked.origin})"

@@ -1,0 +1,146 @@
+"""Policy gradients over groups of answers: GRPO and its family.
+
+In the equations o_i is answer i to a prompt, of G, with |o_i| tokens and the advantage A_i (``advantages``), and
+r_it = pi(o_it) / old(o_it), where old is the model that drew the answers.
+
+Each term is a sum over the targets of the global batch, divided by a number that is known before the step. So it does
+not depend on how the batch is cut up.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+
+from kit.config.settings.objective import ObjectiveSettings
+from kit.strategy.float64 import in_float64
+from kit.train.reference import by_sequence, sequence_weights
+
+if TYPE_CHECKING:
+    from kit.data.feed.batches import MicroBatch
+    from kit.data.feed.feed import GlobalBatch
+    from kit.strategy.accelerator import Prepared
+
+_STD_FLOOR = 1e-4  # added to a standard deviation, which may be 0
+
+
+def advantages(rewards: np.ndarray, policy_loss: str) -> np.ndarray:
+    """Return the advantage of each answer in its group, float64 [P, G], from rewards [P, G]; NaN: it has none.
+
+    - rloo: A_i = r_i - mean of the others. Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740, section 3.3.
+    - dr_grpo: A_i = r_i - mean. Liu et al. 2025, https://arxiv.org/abs/2503.20783, section 3.2.
+    - else A_i = (r_i - mean) / std. Shao et al. 2024, https://arxiv.org/abs/2402.03300, section 4.1.2.
+
+    An answer without a reward takes no part in its group, and its advantage is 0.
+    """
+    known = np.isfinite(rewards)
+    count = np.maximum(known.sum(axis=1, keepdims=True), 1)
+    centred = np.where(known, rewards, 0.0)
+    centred = np.where(known, centred - centred.sum(axis=1, keepdims=True) / count, 0.0)
+    if policy_loss == "rloo":
+        return centred * count / np.maximum(count - 1, 1)
+    if policy_loss == "dr_grpo":
+        return centred
+    variance = np.square(centred).sum(axis=1, keepdims=True) / np.maximum(count - 1, 1)
+    return centred / (np.sqrt(variance) + _STD_FLOOR)
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """Learn from the model's own answers by their advantages.
+
+    ``policy_loss``, with e_low = ``epsilon`` and e_high = ``epsilon_high``, and the surrogate of a ratio
+    s(r, A) = min(r A, clip(r, 1 - e_low, 1 + e_high) A):
+
+    - grpo: the mean over answers of 1/|o_i| sum_t -s(r_it, A_i). https://arxiv.org/abs/2402.03300, equation 3.
+    - dapo: the mean over tokens of -s(r_it, A_i). Yu et al. 2025, https://arxiv.org/abs/2503.14476, equation 8.
+    - dr_grpo: the mean over answers of sum_t -s(r_it, A_i) / ``max_new_tokens``. https://arxiv.org/abs/2503.20783.
+    - gspo: the mean over answers of -s(r_i, A_i), log r_i = 1/|o_i| sum_t log r_it. Zheng et al. 2025,
+      https://arxiv.org/abs/2507.18071, equations 5 and 7.
+    - cispo: the mean over tokens of -sg(min(r_it, 1 + e_high)) A_i log pi(o_it). MiniMax 2025,
+      https://arxiv.org/abs/2506.13585, equation 4.
+    - rloo: the mean over answers of -s(r_i, A_i), log r_i = sum_t log r_it. https://arxiv.org/abs/2402.14740.
+
+    With ``beta``, beta times an estimate of KL(pi || reference) is added to each token's loss: of d = log reference -
+    log pi, k1 is -d, k2 is d^2 / 2, k3 is exp(d) - d - 1. http://joschu.net/blog/kl-approx.html.
+    """
+
+    target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
+    dataset_names: Sequence[str]
+    settings: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+
+    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
+        """Return ``batch``, which has all that is needed (``kit.train.rollouts``)."""
+        return batch
+
+    def estimate_kl(self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int) -> None:
+        """Return None: there is none."""
+
+    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
+        """Return the number of answers, of tokens, or of tokens that there may be."""
+        if self.settings.policy_loss in ("dapo", "cispo"):
+            return [max(1.0, batch.target_weights.sum())]
+        return [max(1, batch.most_targets if self.settings.policy_loss == "dr_grpo" else batch.num_samples)]
+
+    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """Return the sum of the losses of the tokens or answers; then the sums of the metrics, over tokens."""
+        kind, low, high = self.settings.policy_loss, 1 - self.settings.epsilon, 1 + self.settings.upper_epsilon
+        assert micro_batch.sequence_ids is not None
+        logps = -in_float64(losses)  # [S]
+        old = micro_batch.per_target.get("old_logps")
+        log_ratios = logps - (logps.detach() if old is None else in_float64(old).to(logps))
+        of_answers = in_float64(micro_batch.per_sequence["advantages"]).to(logps)  # [n]
+        gains = of_answers[micro_batch.sequence_ids.to(logps.device)]  # [S]
+        lengths = sequence_weights(micro_batch).to(logps)  # [n]
+        shares = 1 / lengths[micro_batch.sequence_ids.to(logps.device)] if kind in ("grpo", "gspo", "rloo") else None
+
+        def total(values: torch.Tensor) -> torch.Tensor:
+            return (values if shares is None else values * shares).sum()
+
+        if kind in ("gspo", "rloo"):
+            of_sequences = by_sequence(log_ratios, micro_batch)
+            ratios = (of_sequences / lengths.clamp(min=1) if kind == "gspo" else of_sequences).exp()
+            # An answer of which nothing is learned has no loss.
+            term = (_surrogate(ratios, of_answers, low, high) * (lengths > 0)).sum()
+            ratios = ratios[micro_batch.sequence_ids.to(logps.device)]
+        else:
+            ratios = log_ratios.exp()
+            if kind == "cispo":
+                term = total(-ratios.detach().clamp(max=high) * gains * logps)
+            else:
+                term = total(_surrogate(ratios, gains, low, high))
+        reference = micro_batch.per_target.get("reference_logps")
+        kl = torch.zeros_like(logps)
+        if reference is not None:
+            difference = in_float64(reference).to(logps) - logps
+            kl = {
+                "k1": lambda: -difference,
+                "k2": lambda: difference**2 / 2,
+                "k3": lambda: difference.exp() - difference - 1,
+            }[self.settings.kl_estimator]()
+            term = term + self.settings.reward_scale * total(kl)
+        with torch.no_grad():
+            clipped = [(ratios < low) & (gains < 0), (ratios > high) & (gains > 0)]
+            sums = [-logps, kl, log_ratios.abs(), *(each.to(logps) for each in clipped)]
+            return [term], torch.stack([term.detach(), *(each.detach().sum() for each in sums)])
+
+    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+        """Return ``loss``, and means over the tokens.
+
+        ``entropy`` is that of the model, estimated by the tokens that it drew; ``kl`` that to the reference;
+        ``log_ratio`` how far the model has moved since it drew them; ``clip_ratio/low`` and ``high`` the shares of
+        tokens whose ratio is cut, so that nothing is learned from them.
+        """
+        (divisor,) = self.divisors(batch)
+        num_tokens = max(1.0, batch.target_weights.sum())
+        names = ("entropy", "kl", "log_ratio", "clip_ratio/low", "clip_ratio/high")
+        means = dict(zip(names, (value / num_tokens for value in sums[1:]), strict=True))
+        if not self.settings.beta:
+            del means["kl"]
+        return {"loss": sums[0] / divisor, **means}
+
+
+def _surrogate(ratios: torch.Tensor, gains: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    return -torch.min(ratios * gains, ratios.clamp(low, high) * gains)

@@ -1,0 +1,336 @@
+"""Rollouts: the model answers the prompts of the data, rewards say what its answers are worth, and a step learns.
+
+Promises:
+
+- A rollout is a function of the seed, its number and the weights: an answer is drawn by (seed, rollout, sample, number
+  of the answer, position), from the model's own probabilities, whatever else is generated beside it or on which rank.
+- What was drawn is what is trained on: ids, never text that was encoded again.
+- A checkpoint between two steps of one rollout has its answers, so a resume learns from the same ones.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+
+from kit.console import say
+from kit.data.feed.batches import Collator, on_device
+from kit.data.feed.feed import GlobalBatch, counted
+from kit.data.feed.packing import pack
+from kit.data.open import Data, pad_id, prompt_and_reference
+from kit.data.samples.table import Table
+from kit.errors import Problem
+from kit.model.adapter import adapters_off
+from kit.model.attention import without_cudnn_attention
+from kit.own_metric import MetricError, is_own
+from kit.rewards import Asked, Scorer, key_of
+from kit.strategy.weights import generating
+from kit.train.generation import generate_answers
+from kit.train.policy_loss import advantages
+from kit.train.reference import without_gradients
+
+if TYPE_CHECKING:
+    from kit.config.recipe import Recipe
+    from kit.data.feed.stream import Stream
+    from kit.strategy.accelerator import Prepared
+
+MAX_REFILLS = 3  # times that dynamic_sampling draws as many prompts again for one step
+MAX_WORKERS = 8  # processes of a rank that compute rewards
+NUM_SHOWN = 4  # answers of a rollout in ``metrics.jsonl``
+# Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
+Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
+
+
+@dataclass
+class Answer:
+    """One answer to one prompt. A checkpoint holds it as JSON."""
+
+    sample: int  # index of the prompt's sample
+    ids: list[int]  # of prompt and answer
+    prompt_length: int
+    ended: bool
+    rewards: list[float | str]  # in place of one that failed, why
+    advantage: float = 0.0
+    logps: dict[str, list[float]] = field(default_factory=dict)  # by old_logps and reference_logps, of its tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens of the answer."""
+        return len(self.ids) - self.prompt_length
+
+    def reward(self, weights: Sequence[float]) -> float:
+        """The weighted sum of its rewards; NaN if one failed."""
+        return sum(
+            weight * each if isinstance(each, float) else np.nan
+            for weight, each in zip(weights, self.rewards, strict=True)
+        )
+
+
+class Answers(Table):
+    """The answers of a rollout as samples."""
+
+    def __init__(self, answers: Sequence[Answer], dataset_ids: np.ndarray, masks_cut: bool) -> None:
+        """``masks_cut``: nothing is learned from an answer that did not end."""
+        self._answers = answers
+        self._is_learned = [answer.ended or not masks_cut for answer in answers]
+        counts = np.array([each.length * is_on for each, is_on in zip(answers, self._is_learned, strict=True)])
+        records: dict[str, np.ndarray] = {
+            "length": np.array([len(answer.ids) for answer in answers], np.int32),
+            "num_targets": counts.astype(np.int32),
+            "target_weight": counts.astype(np.float64),
+        }
+        super().__init__(records, None, dataset_ids[[answer.sample for answer in answers]])
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        ids = np.array(self._answers[i].ids, np.int64)
+        return ids, self._of_tokens(i, np.full(self._answers[i].length, self._is_learned[i], np.float32))
+
+    def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """See ``kit.data.feed.batches.Rows``."""
+        return {"advantages": np.array([self._answers[i].advantage for i in members.tolist()], np.float64)}
+
+    def per_token(self, i: int) -> dict[str, np.ndarray]:
+        """See ``kit.data.feed.batches.Rows``."""
+        known = {name: np.array(values, np.float32) for name, values in self._answers[i].logps.items()}
+        return {name: self._of_tokens(i, values) for name, values in known.items() if len(values)}
+
+    def _of_tokens(self, i: int, of_answer: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.zeros(self._answers[i].prompt_length, of_answer.dtype), of_answer])
+
+
+class Rollouts:
+    """The global batches of answers. It has the methods of ``kit.data.feed.feed.Feed``."""
+
+    def __init__(
+        self,
+        prepared: "Prepared",
+        recipe: "Recipe",
+        data: "Data | Stream",
+        tokenizer: Any,
+        stops: Iterable[int],
+        state: Mapping[str, Any],
+        progress: Progress,
+    ) -> None:
+        """
+        Args:
+            stops: ids that end an answer, beside that of EOS.
+            state: what ``state`` returned; empty at the beginning of a run.
+            progress: wraps each loop over calls. It may raise an exception to end it, if it does so on all ranks at the
+                same call.
+        """
+        assert isinstance(data, Data), "a recipe that streams is refused"
+        self._prepared, self._recipe, self._data, self._tokenizer = prepared, recipe, data, tokenizer
+        self._stops, self._progress = {tokenizer.eos_token_id, *stops} - {None}, progress
+        self._num_taken = int(state.get("num_taken", 0))  # batches of the data's order
+        self._answers = [Answer(**each) for each in state.get("answers", [])]
+        self._weights = recipe.reward_weights or [1.0] * len(recipe.rewards)
+        workers = min(MAX_WORKERS, max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        self._scorer = Scorer(recipe.rewards, recipe.reward_timeout, workers)
+        self._rows: Mapping[int, Any] = {}
+        if any(map(is_own, recipe.rewards)):
+            self._rows = data.train.data_rows(range(len(data.train)))
+        pad = pad_id(tokenizer)
+        self._collator = Collator(recipe.micro_batch_size, pad, recipe.packing, recipe.max_length)
+        self._failures: Counter[str] = Counter()  # by reward
+        self._metrics: dict[str, float] = {}
+
+    def take(self, step: int) -> GlobalBatch:
+        """Return the global batch of ``step``, counted from 0. Called by all ranks.
+
+        Raises:
+            MetricError: on all ranks, if no answer has a reward.
+        """
+        recipe = self._recipe
+        is_first = not step % recipe.num_iterations
+        if is_first:
+            self._answers = self._roll_out()
+            if recipe.num_iterations > 1:
+                self._add_logps("old_logps")
+            if recipe.beta:
+                self._add_logps("reference_logps")
+        samples = self._samples()
+        origins = dict.fromkeys(self._data.train.origin(answer.sample) for answer in self._answers)
+        return replace(
+            counted(samples, np.arange(len(samples)), len(self._data.train.stores)),
+            micro_batches=self._collator.micro_batches(samples, self._items(samples), self._prepared.ranks),
+            epoch=self._data.order.epochs_after(self._num_taken),
+            origins=list(origins),
+            most_targets=len(samples) * recipe.max_new_tokens,
+            metrics=self._metrics if is_first else {},
+            answers=[self._shown(answer) for answer in self._answers[:NUM_SHOWN]] if is_first else [],
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must store: how many prompts were asked, and answers that are learned from again."""
+        answers = [asdict(answer) for answer in self._answers] if self._recipe.num_iterations > 1 else []
+        return {"num_taken": self._num_taken, "answers": answers}
+
+    def notes(self) -> list[str]:
+        """A line for the user about a step."""
+        recipe = self._recipe
+        num_prompts = recipe.global_batch_size // recipe.num_generations
+        again = f", {recipe.num_iterations} steps each" if recipe.num_iterations > 1 else ""
+        rewards = ", ".join(map(key_of, recipe.rewards))
+        return [f"rollouts: {num_prompts} prompts x {recipe.num_generations} answers{again}; rewards: {rewards}"]
+
+    def closing_notes(self) -> list[str]:
+        """A line for each reward that failed."""
+        return [f"warning: reward {name} failed {count} times" for name, count in self._failures.items()]
+
+    def _samples(self) -> Answers:
+        return Answers(self._answers, self._data.train.dataset_ids, self._recipe.mask_truncated_completions)
+
+    def _items(self, samples: Answers) -> list[np.ndarray]:
+        if self._recipe.packing:
+            return pack(samples.lengths, self._recipe.max_length).items()
+        return list(np.arange(len(samples))[:, None])
+
+    def _roll_out(self) -> list[Answer]:
+        """Return the answers of the next prompts, with their advantages, and set ``_metrics``."""
+        recipe = self._recipe
+        wanted = recipe.global_batch_size // recipe.num_generations
+        groups: list[list[Answer]] = []
+        even: list[list[Answer]] = []  # groups whose answers all have the same reward
+        asked: list[Answer] = []
+        num_taken = self._num_taken
+        for _ in range(1 + (MAX_REFILLS if recipe.dynamic_sampling else 0)):
+            drawn = self._draw(num_taken)
+            num_taken += 1
+            asked += drawn
+            rewards = np.array([answer.reward(self._weights) for answer in drawn]).reshape(-1, recipe.num_generations)
+            of_answers = advantages(rewards, recipe.policy_loss)
+            for i, gains in enumerate(of_answers.tolist()):
+                group = drawn[i * recipe.num_generations : (i + 1) * recipe.num_generations]
+                for answer, gain in zip(group, gains, strict=True):
+                    answer.advantage = gain
+                (groups if any(gains) else even).append(group)
+            if len(groups) >= wanted:
+                break
+        self._say_failures(asked)
+        self._num_taken = num_taken  # only now: a rollout that is interrupted begins again
+        groups = groups[:wanted]
+        self._metrics = self._measured(asked, len(even))
+        # Groups without a lesson count in the divisors, as in the papers; with dynamic sampling there should be none.
+        groups += even[: wanted - len(groups)] if not recipe.dynamic_sampling or not groups else []
+        answers = [answer for group in groups for answer in group]
+        return [answer for answer in answers if np.isfinite(answer.reward(self._weights))]
+
+    def _draw(self, number: int) -> list[Answer]:
+        """Return the answers to the prompts of a batch of the data's order, those to one prompt one after another."""
+        recipe, ranks, train = self._recipe, self._prepared.ranks, self._data.train
+        indices = np.concatenate(self._data.order.batch(number)).tolist()
+        tasks = [(i, k) for i in indices for k in range(recipe.num_generations)]
+        mine = list(range(ranks.index, len(tasks), ranks.count))
+        size = recipe.eval_batch_size
+        num_calls = -(-len(tasks) // (ranks.count * size))
+        device, model = self._prepared.accelerator.device, self._prepared.model
+        was_training = model.training
+        model.eval()
+        found: list[tuple[int, Answer]] = []
+        with torch.no_grad(), without_cudnn_attention(), generating(self._prepared.accelerator, model) as generate:
+            for call in self._progress(range(num_calls), "rollout", num_calls):
+                places = mine[call * size : (call + 1) * size]
+                # A rank without a task left generates for the first one, and nobody reads that answer.
+                here = [tasks[place] for place in places] or tasks[:1]
+                pairs = [prompt_and_reference(train, i) for i, _ in here]
+                completions = generate_answers(
+                    generate,
+                    [prompt for prompt, _ in pairs],
+                    stops=self._stops,
+                    pad_token_id=pad_id(self._tokenizer),
+                    max_new_tokens=recipe.max_new_tokens,
+                    temperature=1.0,
+                    top_p=None,
+                    seed=recipe.seed,
+                    numbers=[(number, *task) for task in here],
+                    device=device,
+                )
+                asked = [
+                    Asked(
+                        self._text(reference),
+                        self._text(completion.ids),
+                        self._rows.get(i),
+                        train.origin(i),
+                        len(completion.ids),
+                        recipe.max_new_tokens,
+                    )
+                    for (i, _), (_, reference), completion in zip(here, pairs, completions, strict=True)
+                ]
+                rewards = self._scorer(asked[: len(places)])
+                for place, (prompt, _), completion, of_one in zip(places, pairs, completions, rewards, strict=False):
+                    ids = [*prompt, *completion.ids]
+                    found.append((place, Answer(tasks[place][0], ids, len(prompt), completion.ended, of_one)))
+        model.train(was_training)
+        return [answer for _, answer in sorted(gather_object(found), key=lambda pair: pair[0])]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _add_logps(self, name: str) -> None:
+        """Compute the log-probabilities of all tokens of the answers, by the model or its reference."""
+        samples = self._samples()
+        micro_batches = self._collator.micro_batches(samples, self._items(samples), self._prepared.ranks)
+        model, found = self._prepared.model, []
+        switch = adapters_off(model) if name == "reference_logps" else nullcontext()
+        with switch, without_gradients(self._prepared):
+            for micro_batch in on_device(micro_batches, self._prepared.accelerator.device):
+                assert micro_batch.sequence_ids is not None
+                logps = (-model(**micro_batch.model_inputs())).float().cpu()
+                sequence_ids = micro_batch.sequence_ids.cpu()
+                for number, (_, _, i) in enumerate(micro_batch.segments):
+                    found.append((i, logps[sequence_ids == number].tolist()))
+        for i, values in gather_object(found):
+            self._answers[i].logps[name] = values
+
+    def _say_failures(self, answers: Sequence[Answer]) -> None:
+        failed = [
+            (name, why)
+            for answer in answers
+            for name, why in zip(self._recipe.rewards, answer.rewards, strict=True)
+            if isinstance(why, str)
+        ]
+        if not failed:
+            return
+        new = {name: why for name, why in reversed(failed) if key_of(name) not in self._failures}
+        self._failures.update(key_of(name) for name, _ in failed)
+        if not any(np.isfinite(answer.reward(self._weights)) for answer in answers):
+            raise MetricError(Problem("--rewards", f"no answer of this rollout has a reward: {failed[0][1]}"))
+        say(*(f"warning: reward {key_of(name)} failed, such an answer is left out: {why}" for name, why in new.items()))
+
+    def _measured(self, answers: Sequence[Answer], num_even: int) -> dict[str, float]:
+        """The metrics of a rollout, over all answers that were drawn for it."""
+        recipe = self._recipe
+        rewards = np.array([answer.reward(self._weights) for answer in answers])
+        spreads = np.nanstd(rewards.reshape(-1, recipe.num_generations), axis=1)
+        lengths = [answer.length for answer in answers]
+        metrics = {
+            "reward": float(np.nanmean(rewards)),
+            "reward_std": float(np.nanmean(spreads)),
+            "frac_reward_zero_std": num_even * recipe.num_generations / len(answers),
+            "completions/mean_length": float(np.mean(lengths)),
+            "completions/clipped_ratio": float(np.mean([not answer.ended for answer in answers])),
+        }
+        for k, name in enumerate(recipe.rewards):
+            values = [answer.rewards[k] for answer in answers]
+            numbers = [value for value in values if isinstance(value, float)]
+            if numbers and len(recipe.rewards) > 1:
+                metrics[f"rewards/{key_of(name)}"] = float(np.mean(numbers))
+            if len(numbers) < len(values):
+                metrics[f"rewards/{key_of(name)}/failed"] = len(values) - len(numbers)
+        return metrics
+
+    def _shown(self, answer: Answer) -> dict[str, Any]:
+        """What a log and a report show of an answer."""
+        _, reference = prompt_and_reference(self._data.train, answer.sample)
+        return {
+            "prompt": self._tokenizer.decode(answer.ids[: answer.prompt_length]),
+            "reference": self._text(reference),
+            "text": self._text(answer.ids[answer.prompt_length :]),
+            "reward": answer.reward(self._weights),
+        }
