@@ -6,13 +6,15 @@ others costs the run nothing but its time. What fails is no number but a line th
 
 import contextlib
 import json
-import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -109,11 +111,19 @@ class _Worker:
     """A process that computes rewards. It has a session of its own, so that what it starts ends with it."""
 
     def __init__(self, names: tuple[str, ...], timeout: float) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would have the run's threads and its GPU
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, names, timeout), daemon=True)
-        self._process.start()
+        self._connection, theirs = Pipe()
+        code = f"import sys; sys.path = {sys.path!r}; from kit.rewards import serve; serve({theirs.fileno()})"
+        # Not a fork, which would have the run's threads and its GPU.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
         theirs.close()
+        self._connection.send((names, timeout))
         self.is_idle = False
         if not self._connection.poll(_START_SECONDS):
             raise OSError
@@ -133,31 +143,25 @@ class _Worker:
     def end(self) -> None:
         """End the process and those that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid or 0, signal.SIGKILL)
-        self._process.kill()
-        self._process.join()
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self._connection.close()
 
 
-def _serve(connection: Any, names: tuple[str, ...], timeout: float) -> None:
-    os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # the run handles them, and ends this
-    sys.stdin.close()
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
-        for name in filter(own_metric.is_own, names):
-            own_metric.load(name)
-        connection.send("ready")
+def serve(number: int) -> None:
+    """Compute rewards in this process until the one that asks has ended. ``number``: that of its end of the pipe."""
+    connection: Connection[Any, Any] = Connection(number)
+    names, timeout = connection.recv()
+    for name in filter(own_metric.is_own, names):
+        own_metric.load(name)
+    connection.send("ready")
+    with contextlib.suppress(EOFError):
         while True:
-            try:
-                asked = connection.recv()
-            except EOFError:
-                os._exit(0)
+            asked = connection.recv()
             signal.alarm(int(timeout) + 30)  # if the run was killed meanwhile
             connection.send([_number_or_why(name, asked) for name in names])
             signal.alarm(0)
+    os._exit(0)
 
 
 def _number_or_why(name: str, asked: Asked) -> float | str:

@@ -116,6 +116,11 @@ def install_loss_head(
             losses, router_loss = model_losses(self, wanted, token_mask, args, kwargs)
         return (losses, router_loss) if with_router_loss else losses
 
+    # `generate` reads it: a model that takes positions must be given those of rows that are padded on the left.
+    signature: Any = inspect.signature(plain_model_forward)
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    with_itself = signature.replace(parameters=[itself, *signature.parameters.values()])
+    model_forward.__signature__ = with_itself  # type: ignore[attr-defined]
     head.forward = MethodType(head_forward, head)
     model.forward = MethodType(model_forward, model)
 

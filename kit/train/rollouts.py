@@ -168,7 +168,9 @@ class Rollouts:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must store: how many prompts were asked, and answers that are learned from again."""
-        answers = [asdict(answer) for answer in self._answers] if self._recipe.num_iterations > 1 else []
+        repeats = self._recipe.num_iterations > 1
+        # Of numbers alone, as all that a state holds. None has a reward that failed.
+        answers = [asdict(answer) | {"ended": int(answer.ended)} for answer in self._answers if repeats]
         return {"num_taken": self._num_taken, "answers": answers}
 
     def notes(self) -> list[str]:

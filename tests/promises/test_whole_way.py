@@ -122,9 +122,37 @@ def is_allowed(row: dict[str, str]) -> bool:
     return not any(_matches(rule, row) for rule in [*NOTHING, *(rule for rule, _ in REFUSED)])
 
 
+# Rollouts have factors of their own, and not all of the others.
+ROLLOUTS = {
+    name: values.split()
+    for name, values in {
+        "family": "llama gpt2 mixtral",
+        "method": "lora full frozen dora qlora",
+        "data": "messages completion mixture",
+        "packing": "no yes",
+        "long": "drop",
+        "objective": "grpo",
+        "optim": "adamw_torch_fused muon",
+        "precision": "no bf16",
+        "topology": "single ddp fsdp fsdp1",
+        "checkpointing": "no yes",
+        "micro": "1 2",
+        "stop": "copy signal",
+        "keep": "last best",
+        "answers": "none generated",
+        "chat": "no yes",
+        "policy": "dapo grpo dr_grpo gspo cispo rloo",
+        "iterations": "1 2",
+        "kl": "0 k1 k3",
+        "groups": "all dynamic",
+    }.items()
+}
+NOTHING.append({"objective": "grpo", "method": "full|frozen", "kl": "k1|k3"})
+
 # Rows that compile take a minute each: they have only the pairs that need it, and come last.
 PLAIN = covering_rows(FACTORS | {"compile": ["no"]}, is_allowed)
 ROWS = [*PLAIN, *covering_rows(FACTORS, is_allowed, covered=PLAIN)]
+OF_ROLLOUTS = covering_rows({name: values[:1] for name, values in FACTORS.items()} | ROLLOUTS, is_allowed)
 
 
 def name_of(row: dict[str, str]) -> str:
@@ -289,6 +317,13 @@ class Way:
             "save_total_limit": 0,
             "eval_on_start": True,
         }
+        if row["objective"] == "grpo":
+            own = self.folder / "own.py"  # two answers of a random model are hardly worth the same
+            own.write_text("def letters(expected, answer, row):\n    return sum(map(ord, answer)) % 97 / 97\n")
+            flags |= {"rewards": f"{own}:letters,overlong:4", "reward_weights": "1,0.5", "num_generations": 2}
+            flags |= {"policy_loss": row["policy"], "num_iterations": row["iterations"], "max_new_tokens": 8}
+            flags |= {"max_steps": 3, "beta": 0.1, "kl_estimator": row["kl"]} if row["kl"] != "0" else {}
+            flags |= {"dynamic_sampling": True} if row["groups"] == "dynamic" else {}
         if row["family"] == "mixtral":
             flags["router_aux_loss_coef"] = 0
         if row["data"] == "mixture":
@@ -323,7 +358,9 @@ class Way:
             },
             "compile": {"yes": {"torch_compile": True}},
             "keep": {"best": {"keep_best": True, "eval_steps": 1}},
-            "answers": {"generated": {"predict_with_generate": True, "max_new_tokens": 4}},
+            "answers": {
+                "generated": {"predict_with_generate": True, "max_new_tokens": 8 if row["objective"] == "grpo" else 4}
+            },
         }
         for factor, values in given.items():
             flags |= values.get(row[factor], {})
@@ -384,13 +421,20 @@ class Way:
         one = self.start("one", "single", per_device_train_batch_size=4)
         assert one.status == 0, one.output
         assert [row["loss"] for row in run.rows if "loss" in row] == pytest.approx(
-            [row["loss"] for row in one.rows if "loss" in row], rel=self.bound
+            [row["loss"] for row in one.rows if "loss" in row],
+            rel=self.bound,
+            abs=1e-6 if self.row["objective"] == "grpo" else 0,
         ), "topology: losses"
         assert run.grad_norms == pytest.approx(one.grad_norms, rel=10 * self.bound), "topology: norms"
 
     def check_packs(self, run) -> None:
         """All samples in each step, in packs and without: the same losses."""
         if self.row["packing"] == "no" or self.row["streaming"] == "yes" or self.row["data"] == "mixture":
+            return
+        if self.row["objective"] == "grpo":
+            loose = self.start("loose", packing=False)
+            first = [next(row["loss"] for row in each.rows if "loss" in row) for each in (loose, run)]
+            assert first[0] == pytest.approx(first[1], rel=5e-6, abs=1e-6), "packs: losses"
             return
         if self.row["extra"] in ("neftune", "router"):  # noise follows the place in the row, the other the micro-batch
             return
@@ -414,7 +458,7 @@ class Way:
             self.final = self._open_adapter(run.folder / "final")
         else:
             self.final = AutoModelForCausalLM.from_pretrained(run.folder / "final", dtype=torch.float32).eval()
-        if self.row["objective"] not in ("sft", "dft", "eaft"):
+        if self.row["objective"] not in ("sft", "dft", "eaft", "grpo"):
             return
         is_rounded = self.row["precision"] != "no" or self.row["stored"] != "float32" or self.row["method"] == "qlora"
         bound = 3e-2 if is_rounded else 2e-6
@@ -508,6 +552,14 @@ _MARKS = [(), (pytest.mark.long,), (pytest.mark.release,)]  # the first 10; CI h
     [pytest.param(row, marks=_MARKS[(i >= 10) + (i >= 32)], id=name_of(row)) for i, row in enumerate(ROWS)],
 )
 def test_a_row_of_options_is_right_at_each_station(row, tmp_path, models, fp32):
+    Way(row, tmp_path, models, fp32).travel()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=_MARKS[(i >= 2) + (i >= 8)], id=name_of(row)) for i, row in enumerate(OF_ROLLOUTS)],
+)
+def test_a_row_of_options_of_rollouts_is_right_at_each_station(row, tmp_path, models, fp32):
     Way(row, tmp_path, models, fp32).travel()
 
 

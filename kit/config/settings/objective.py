@@ -207,6 +207,9 @@ class ObjectiveSettings(BaseModel):
         return {name: self.reward_scale if name == "beta" else getattr(self, name) for name in names}
 
 
+MOST_SAVED_TOKENS = 1_000_000  # of a rollout in a checkpoint
+
+
 def _takers(name: str) -> list[str]:
     return [objective for objective, declared in DECLARED.items() if name in declared.settings]
 
@@ -258,6 +261,12 @@ RULES = (
         lambda r: r.declared.rolls_out and r.excess_length_strategy not in ("drop", "error"),
         "{r.excess_length_strategy} with objective {r.objective}: a row that is cut has no expected answer",
         "--excess_length_strategy drop",
+    ),
+    Rule(
+        "num_iterations global_batch_size max_length",
+        lambda r: r.num_iterations > 1 and r.global_batch_size * r.max_length > MOST_SAVED_TOKENS,
+        "{r.num_iterations}, with {r.global_batch_size} rows of {r.max_length} tokens, which a checkpoint would hold",
+        f"--num_iterations 1; or fewer tokens in all than {MOST_SAVED_TOKENS:,}",
     ),
     Rule(
         "save_only_model objective",

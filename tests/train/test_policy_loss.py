@@ -1,0 +1,123 @@
+"""Each policy loss is the equation of its paper, written down here answer by answer, however the batch is cut up."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from kit.config.settings.objective import ObjectiveSettings
+from kit.data.feed.batches import MicroBatch
+from kit.train.policy_loss import PolicyLoss, advantages
+
+LENGTHS = [3, 1, 4, 2, 5, 2]  # of the answers to two prompts
+GAINS = [1.2, -0.7, -0.5, 0.0, 2.0, -2.0]
+MOST = 6  # tokens of an answer
+
+
+def logps(seed):
+    draw = np.random.default_rng(seed)
+    return [torch.tensor(-1.5 + draw.normal(0, 0.4, n)) for n in LENGTHS]
+
+
+NOW, OLD, REFERENCE = logps(1), logps(2), logps(3)
+
+
+def micro_batch(answers):
+    joined = {name: torch.cat([each[i] for i in answers]) for name, each in (("old", OLD), ("reference", REFERENCE))}
+    ids = torch.cat([torch.full((LENGTHS[i],), k) for k, i in enumerate(answers)])
+    return MicroBatch(
+        input_ids=ids[None],
+        target_positions=ids,
+        targets=ids,
+        weights=torch.ones(len(ids)),
+        dataset_ids=ids * 0,
+        segments=tuple((0, LENGTHS[i], i) for i in answers),
+        sequence_ids=ids,
+        per_sequence={"advantages": torch.tensor([GAINS[i] for i in answers], dtype=torch.float64)},
+        per_target={"old_logps": joined["old"], "reference_logps": joined["reference"]},
+    )
+
+
+BATCH = SimpleNamespace(
+    num_samples=len(LENGTHS), target_weights=np.array([float(sum(LENGTHS))]), most_targets=MOST * len(LENGTHS)
+)
+
+
+def by_the_paper(kind, now, epsilon, high, beta, estimator):
+    """The loss of the whole batch from the log-probabilities of each answer."""
+    answers = []
+    for new, old, reference, gain in zip(now, OLD, REFERENCE, GAINS, strict=True):
+        ratio = (new - old).exp()
+        d = reference - new
+        kl = {"k1": new - reference, "k2": d * d / 2, "k3": d.exp() - 1 - d}[estimator]
+
+        def clipped(r, gain=gain):
+            return -torch.minimum(r * gain, torch.clamp(r, 1 - epsilon, 1 + high) * gain)
+
+        if kind == "gspo":
+            losses = clipped((new - old).mean().exp()).expand(len(new))
+        elif kind == "rloo":
+            losses = clipped((new - old).sum().exp()).expand(len(new))
+        elif kind == "cispo":
+            losses = -torch.clamp(ratio, max=1 + high).detach() * gain * new
+        else:
+            losses = clipped(ratio)
+        answers.append(losses + beta * kl)
+    if kind in ("dapo", "cispo"):
+        return torch.cat(answers).mean()
+    if kind == "dr_grpo":
+        return sum(each.sum() for each in answers) / (MOST * len(answers))
+    return sum(each.mean() for each in answers) / len(answers)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo"])
+def test_loss_and_gradient_are_those_of_the_paper(kind):
+    for high, beta, estimator in ((None, 0.0, "k3"), (0.5, 0.3, "k1"), (0.28, 0.04, "k2"), (None, 0.1, "k3")):
+        settings = ObjectiveSettings(
+            objective="grpo", policy_loss=kind, epsilon_high=high, beta=beta or None, kl_estimator=estimator
+        )
+        objective = PolicyLoss(["tiny"], settings)
+        for cut in ([[0, 1, 2, 3, 4, 5]], [[0, 3], [1], [2, 5, 4]]):
+            own = [each.clone().requires_grad_() for each in NOW]
+            divisors = objective.divisors(BATCH)
+            parts = []
+            for answers in cut:
+                batch = micro_batch(answers)
+                if not beta:
+                    del batch.per_target["reference_logps"]
+                parts.append(objective.terms(-torch.cat([own[i] for i in answers]), batch))
+            found = sum(terms[0] for terms, _ in parts) / divisors[0]
+            found.backward()
+            wanted_from = [each.clone().requires_grad_() for each in NOW]
+            wanted = by_the_paper(kind, wanted_from, 0.2, high or 0.2, beta, estimator)
+            wanted.backward()
+            assert found.item() == pytest.approx(wanted.item(), rel=1e-9)
+            for one, other in zip(own, wanted_from, strict=True):
+                torch.testing.assert_close(one.grad, other.grad, rtol=1e-8, atol=1e-12)
+            metrics = objective.metrics(sum(sums for _, sums in parts).tolist(), BATCH)
+            assert metrics["loss"] == pytest.approx(wanted.item(), rel=1e-9) and ("kl" in metrics) == bool(beta)
+
+
+def test_an_answer_of_which_nothing_is_learned_counts_in_the_divisor_alone():
+    settings = ObjectiveSettings(objective="grpo", policy_loss="gspo")
+    batch = micro_batch([0, 1])
+    batch = MicroBatch(**{**vars(batch), "per_sequence": {"advantages": torch.tensor([1.2, 5.0, -1.0])}})
+    batch = MicroBatch(**{**vars(batch), "segments": (*batch.segments, (0, 4, 9))})
+    del batch.per_target["reference_logps"]
+    (term,), _ = PolicyLoss(["tiny"], settings).terms(-torch.cat(NOW[:2]), batch)
+    ratios = [(NOW[i] - OLD[i]).mean().exp() for i in (0, 1)]
+    assert term.item() == pytest.approx(
+        -sum(min(r * a, min(max(r, 0.8), 1.2) * a) for r, a in zip(ratios, (1.2, 5.0), strict=True))
+    )
+
+
+def test_advantages_are_those_of_the_papers_and_an_answer_without_reward_takes_no_part():
+    rewards = np.array([[1.0, 0.0, 0.0, 1.0], [2.0, 2.0, 2.0, 2.0], [3.0, np.nan, 0.0, 0.0]])
+    of_grpo = advantages(rewards, "grpo")
+    assert of_grpo[0] == pytest.approx((rewards[0] - 0.5) / (rewards[0].std(ddof=1) + 1e-4))
+    assert not of_grpo[1].any()
+    assert of_grpo[2] == pytest.approx(np.array([2.0, 0.0, -1.0, -1.0]) / (np.std([3.0, 0.0, 0.0], ddof=1) + 1e-4))
+    assert advantages(rewards, "dr_grpo")[0] == pytest.approx([0.5, -0.5, -0.5, 0.5])
+    assert advantages(rewards, "rloo")[0] == pytest.approx([1 - 1 / 3, -2 / 3, -2 / 3, 1 - 1 / 3])
+    assert advantages(rewards, "rloo")[2] == pytest.approx([3.0, 0.0, -1.5, -1.5])
