@@ -3,8 +3,9 @@
 They map each token by itself, so their backward pass can be made for one tile of tokens after another. Each tile keeps
 its input and computes the rest again. As in https://arxiv.org/abs/2506.13996, section 3.1.1.
 
-Promises: a value is the same sum as without tiles. The gradient of a weight adds up the tiles' parts, so its last bits
-differ. Importing this needs no torch, so that memory can be planned without it.
+Promises: a value is the same sum as without tiles; a kernel may add up a short last tile in another order. The gradient
+of a weight adds up the tiles' parts, so its last bits differ. Importing this needs no torch, so that memory can be
+planned without it.
 """
 
 from functools import partial
@@ -26,7 +27,9 @@ def check_tiled_mlp(model: Any) -> list[Problem]:
 def install_tiled_mlp(model: Any) -> None:
     """Let the MLPs of ``model``, and the norms of whole states, compute by tiles. Call it when it has its adapters."""
     hidden_size = model.config.get_text_config().hidden_size
-    norms = [each for each in model.modules() if "Norm" in type(each).__name__ and each.weight.numel() == hidden_size]
+    named = (each for each in model.modules() if "Norm" in type(each).__name__)
+    # Some norms have no weight, and norms of heads one [heads, size of a head].
+    norms = [each for each in named if getattr(getattr(each, "weight", None), "shape", None) == (hidden_size,)]
     for module in (*_mlps(model), *norms):
         module.forward = partial(_in_tiles, module.forward)
 

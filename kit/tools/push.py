@@ -88,7 +88,7 @@ def _usual_name(folder: Path) -> str:
     """The name of the run, or of the folder, in the characters that the hub takes."""
     path = Path(os.path.realpath(folder))
     name = path.parent.name if path.name == "final" else path.name
-    return re.sub(r"[^\w.]+", "-", name, flags=re.ASCII)
+    return re.sub(r"[^\w.]+|\.\.+", "-", name, flags=re.ASCII).strip("-.")
 
 
 def _summary(model: Model, repo: str, public: bool) -> str:

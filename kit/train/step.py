@@ -193,7 +193,8 @@ def _check_gradients(prepared: "Prepared") -> None:
         say(f"warning: {found}; they stay as they are until a batch reaches them")
         return
     if len(without) == len(named):  # as torch 2.11 compiles 4-bit layers
-        raise UserError(Problem("method", f"{found}: nothing would be learned", fix="--torch_compile false"))
+        fix = "--torch_compile false, if it is true; else train weights on which the loss depends"
+        raise UserError(Problem("method", f"{found}: nothing would be learned", fix=fix))
     found += "; other processes would wait for it"
     if any(plain_name(name).startswith("base_model.") for name in without):  # as peft names them
         raise UserError(Problem("lora_target_modules", found, "modules that every batch reaches"))

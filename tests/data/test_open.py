@@ -1,5 +1,7 @@
 """The data of a run: every data set checked at once, mixed as asked, held out the same way each time."""
 
+import copy
+
 import numpy as np
 import pytest
 from data_helpers import (
@@ -24,6 +26,14 @@ def test_bad_lines_of_all_data_sets_are_reported_together_up_to_a_limit(tmp_path
     assert [f"train.jsonl:{n}:" in text for n in (2, 11, 12)] == [True, True, False]
     assert "train.jsonl: ... and 5 more problems" in text
     assert "more.jsonl:2: no 'completion'" in text and "eval.jsonl:2:" in text
+
+
+def test_a_model_that_has_no_embedding_for_the_token_of_padding_is_refused(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *pairs(1))
+    other = copy.deepcopy(tokenizer)
+    other.add_special_tokens({"eos_token": "<new>"})
+    with pytest.raises(UserError, match=rf"EOS of its tokenizer has id {len(tokenizer)}, but the model has"):
+        open_all(other, vocab_size=len(tokenizer))
 
 
 # Evaluation data

@@ -42,6 +42,21 @@ def test_a_row_in_tiles_is_learned_like_the_whole_row(monkeypatch, method, plan,
         torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
 
 
+@pytest.mark.parametrize(("family", "more"), [("Olmo", {}), ("Cohere", {"use_qk_norm": True})])
+def test_norms_without_a_weight_and_norms_of_heads_are_not_tiled(monkeypatch, family, more):
+    import transformers
+
+    monkeypatch.setattr(tiled_mlp, "TILE", 8)
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = getattr(transformers, f"{family}Config")(**shape, **heads, **more)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    ids = torch.arange(60).reshape(2, 30)
+    expected = model(ids).logits
+    tiled_mlp.install_tiled_mlp(model)
+    torch.testing.assert_close(model(ids).logits, expected)
+
+
 def test_layers_without_such_an_mlp_are_refused(tmp_path):
     from transformers import GPT2Config
 

@@ -4,6 +4,7 @@ Promise: a format is chosen only by the kit's own names, or by the user's mappin
 are quoted by the message, as a mapping to type, and never guessed.
 """
 
+import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -32,8 +33,11 @@ OBJECTIVES: dict[Rows, str] = {
 
 
 def columns_flag(columns: Mapping[str, str]) -> str:
-    """Return ``--dataset_columns`` with this mapping, their column to our field."""
-    return f"--dataset_columns {shlex.quote(','.join(f'{theirs}={ours}' for theirs, ours in columns.items()))}"
+    """Return ``--dataset_columns`` with this mapping, their column to our field; as JSON if a name has separators."""
+    text = ",".join(f"{theirs}={ours}" for theirs, ours in columns.items())
+    if any("," in name or "=" in name for name in columns):
+        text = json.dumps(dict(columns), ensure_ascii=False)
+    return f"--dataset_columns {shlex.quote(text)}"
 
 
 def choose_fields(

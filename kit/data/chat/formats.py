@@ -107,7 +107,8 @@ def to_sample(
 
 def _with_question(values: Mapping[str, Any], prompt_format: str | None) -> Mapping[str, Any]:
     """The values of a row with its input put into the instruction."""
-    instruction, more = values.get("instruction"), values.get("input") or ""
+    instruction, more = values.get("instruction"), values.get("input")
+    more = "" if more is None else more  # a 0 is refused, as a 5 is
     if not check_text("input", more, may_be_empty=True).strip():
         more = ""
     if more and (instruction is None or are_messages(instruction)):

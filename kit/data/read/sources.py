@@ -207,12 +207,30 @@ def _in_folder(name: str, path: Path, split: str, flag: str, notes: list[str]) -
         splits = list(dict.fromkeys(split_of.values()))
         found, hint = f"{name} has no split {split!r}", did_you_mean(split, splits)
         raise UserError(Problem(f"{flag}_split", found, ", ".join(splits), hint))
+    _check_saved(name, chosen, flag)
     for relative in chosen:
         if _leaves(files[relative], path):
             found = f"{name}/{relative} is a link to {os.path.realpath(files[relative])}, which is not in this folder"
             fix = "name the files by a pattern, which follows links, if you know what is there; or put copies in place"
             raise UserError(Problem(flag, found, "files in it; nothing else of this machine is learned unseen", fix))
     return {f"{name}/{relative.as_posix()}": files[relative] for relative in chosen}
+
+
+def _check_saved(name: str, chosen: list[Path], flag: str) -> None:
+    """Raise ``UserError`` if some files of a save of ``datasets`` are lost, or those of an earlier save are left.
+
+    Their names say how many the save wrote. Rows would be left out, or learned twice.
+    """
+    totals: dict[str, list[int]] = {}
+    for relative in chosen:
+        if of := re.fullmatch(r"(.*-)\d{5}-of-(\d{5})\.arrow", relative.as_posix()):
+            totals.setdefault(of[1], []).append(int(of[2]))
+    for beginning, numbers in totals.items():
+        if set(numbers) != {len(numbers)}:
+            saves = " and ".join(f"a save of {number}" for number in sorted(set(numbers)))
+            found = f"{name} has {len(numbers)} files {beginning}*.arrow, of {saves}"
+            fix = "save or copy it to a new folder; or name the files that you mean by a pattern"
+            raise UserError(Problem(flag, found, "all files of one save", fix))
 
 
 def _leaves(file: Path, folder: Path) -> bool:

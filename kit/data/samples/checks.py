@@ -25,6 +25,11 @@ def check_datasets(datasets: Sequence[Dataset], encoder: Encoder, generates: boo
     if encoder.settings.system_prompt:
         with problems.caught():
             check_text("system_prompt", encoder.settings.system_prompt)
+    eos = encoder.tokenizer.eos_token_id or 0
+    if eos >= encoder.vocab_size:  # batches are padded with it
+        found = f"EOS of its tokenizer has id {eos}, but the model has {encoder.vocab_size} embeddings"
+        fix = "give the eos_token that the model knows in tokenizer_config.json"
+        problems.append(Problem("model_name_or_path", found, fix=fix))
     for dataset in datasets:
         name, fields = dataset.source.name, dataset.fields
         if dataset.is_evaluation and formats and "instruction" in fields and dataset.entry.prompt_format is None:

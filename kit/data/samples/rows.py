@@ -36,7 +36,7 @@ from kit.data.samples.table import PREFERENCE, SAMPLE
 from kit.errors import Problem
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
-CODE_VERSION = 9
+CODE_VERSION = 10
 AFTER_ANSWERS = "turns after the last answer are left out"
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 START_CUT = "their start was cut off, because excess_length_strategy is keep_end"

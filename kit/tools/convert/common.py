@@ -71,7 +71,7 @@ def _take_config(draft: Draft) -> None:
         draft.config = "ddp" if stage and stage[1] in "01" else "fsdp"
     elif any(not is_nothing(each) for each in fsdp):
         draft.config = "fsdp"
-    if "offload" in text:
+    if re.search(r"(?<!activation_cpu_)offload(\w*:(true|\{[^}]*device:(cpu|nvme))|\w*(?![\w:]))", text):
         reason = "--config fsdp_offload keeps parameters in CPU memory"
         draft.leave("offloading of fsdp or deepspeed", True, Group.SPEED, reason)
     if "activation_checkpointing:true" in text:

@@ -71,7 +71,7 @@ def convert(
     for name, value in draft.typed.items():
         draft.put(name, value, "typed")
     raise_if(draft.refused)  # alone: what else is in the way does not matter
-    raise_if(draft.problems + _not_dropped(draft, path, lines, drop) + _invalid(draft))
+    raise_if(draft.problems + _not_dropped(draft, path, lines, drop) + _invalid(draft, path, lines))
     draft.config = draft.config or ("single" if draft.num_processes == 1 else "ddp")
     return draft
 
@@ -107,8 +107,7 @@ def _not_dropped(draft: Draft, path: Path, lines: Mapping[str, int], drop: Colle
     problems = []
     for each in learns:
         if each.key not in drop:
-            top = re.split(r"[.\[]", each.key)[0]
-            where = f"{path}:{lines[top]} {each.key}" if top in lines else f"{path} {each.key}"
+            where = _place(path, lines, each.key) or f"{path} {each.key}"
             problems.append(Problem(where, f"{shown(each.value)} {Group.LEARNS.value}; {each.reason}"))
     if problems:
         keys = ",".join(dict.fromkeys(each.key for each in learns))
@@ -116,15 +115,23 @@ def _not_dropped(draft: Draft, path: Path, lines: Mapping[str, int], drop: Colle
     return problems
 
 
-def _invalid(draft: Draft) -> list[Problem]:
+def _place(path: Path, lines: Mapping[str, int], key: str) -> str:
+    """Where a key, or what is in it, stands in the file; empty if it does not."""
+    top = re.split(r"[.\[]", key)[0]
+    return f"{path}:{lines[top]} {key}" if top in lines else ""
+
+
+def _invalid(draft: Draft, path: Path, lines: Mapping[str, int]) -> list[Problem]:
     """What a run would say of the recipe, by the keys of the file. A switch of YAML is a word in a recipe."""
     values = yaml.load(recipe_text(draft, []), yaml.BaseLoader) or {}
-    where = {name: draft.sources.get(name, name) for name in values}
+    keys = {name: name if name in draft.typed else draft.sources.get(name, name) for name in values}
+    where = {name: _place(path, lines, key) or key for name, key in keys.items()}
     problems = []
     for name, value in draft.values.items():
         info = Recipe.model_fields[name]
         if any(isinstance(each, bool) for each in as_list(value)) and not is_switch(info):
-            problems.append(Problem(where[name], f"found {shown(value)}", expected(info)))
+            fix = f"--{name} with a value that it takes replaces it"
+            problems.append(Problem(where[name], f"found {shown(value)}", expected(info), fix))
     problems += check_recipe(values, where)[1] + problems_with_secrets(draft.values, {})
     # Of a data set that was refused, nobody has to be told that it is missing.
     return [each for each in problems if not (draft.problems and each.found == "missing")]

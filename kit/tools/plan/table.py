@@ -3,9 +3,10 @@
 import shlex
 from collections.abc import Iterable
 
-from kit.config.command_line import read_recipe
 from kit.config.recipe import Recipe
+from kit.config.recipe_file import read_recipe_file
 from kit.config.scripts import command_of
+from kit.config.validation import validate
 from kit.memory.activations import offloaded
 from kit.memory.fit import MARGIN, checkpointing_word
 from kit.memory.formulas import Memory
@@ -98,7 +99,8 @@ def command(option: Option, ask: Ask) -> str:
     taken = ask.recipe.model_copy(update=chosen).model_dump(mode="json", exclude_none=True)
     base = {key: info.get_default(call_default_factory=True) for key, info in Recipe.model_fields.items()}
     if ask.recipe_name:
-        base = read_recipe(["--recipe", ask.recipe_name]).model_dump(mode="json", exclude_none=True)
+        # Not as a run would take it: what it lacks, or what of it does not go together, flags may correct.
+        base = validate(Recipe, read_recipe_file(ask.recipe_name).values, {})[0].model_dump(mode="json")
     for key in Recipe.model_fields:
         if taken.get(key) != base.get(key):
             words += [f"--{key}", typed(key, taken.get(key))]

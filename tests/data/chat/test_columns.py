@@ -68,6 +68,8 @@ def test_well_known_names_are_quoted_and_not_guessed():
         assert step in refusal(columns.split(), wanted=wanted)
     message = refusal(["question", "answer", "images"], {"images": "ignore"})
     assert "question=instruction,answer=output,images=ignore" in message
+    message = refusal(["question", "answer", "a,b"], {"a,b": "ignore"})
+    assert '{"question": "instruction", "answer": "output", "a,b": "ignore"}' in message
 
 
 def test_an_evaluation_set_with_our_columns_needs_no_mapping():

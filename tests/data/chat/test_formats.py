@@ -40,6 +40,7 @@ def test_alpaca_becomes_messages():
     history = [["1?", "one"], ["2?", "two"]]
     for given in (history, json.dumps(history)):
         assert sample_of(row | {"history": given}) == {"messages": [*turns("1?", "one", "2?", "two"), USER, ANSWER]}
+    assert problems_of(row | {"input": 0}) == "input: a number; expected a string"
     reasoned = sample_of(row | {"reasoning_content": "A guest"})
     assert reasoned == {"messages": [USER, ANSWER | {"reasoning_content": "A guest"}]}
 

@@ -19,11 +19,23 @@ def planned(*words, gpu="24GiB"):
     return ask, found, recommend(found, ask.recipe.method)
 
 
-def test_the_command_is_one_that_a_run_takes_and_has_only_what_differs_from_the_recipe():
+def test_the_command_is_one_that_a_run_takes_and_has_only_what_differs_from_the_recipe(tmp_path):
+    own = tmp_path / "own.yaml"  # which no run takes without a flag
+    own.write_text("max_length: 64\neval_steps: 5\n", encoding="utf-8")
     several = '[{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1, "columns": {"q": "prompt"}}]'
     for words in (
         ["--recipe", "llama-8b-full", "--gpus", "8", "--report_to", "tensorboard", "--dataset", several],
         ["--model_name_or_path", str(SHAPES["tiny"]), "--objective", "dpo", "--method", "full", "--max_length", "64"],
+        [
+            "--recipe",
+            str(own),
+            "--model_name_or_path",
+            str(SHAPES["tiny"]),
+            "--dataset",
+            "a.jsonl",
+            "--eval_dataset",
+            "b.jsonl",
+        ],
     ):
         ask, _, option = planned(*words)
         request = read_command_line(shlex.split(command(option, ask))[3:])
