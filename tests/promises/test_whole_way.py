@@ -323,6 +323,8 @@ class Way:
             flags |= {"rewards": f"{own}:letters,overlong:4", "reward_weights": "1,0.5", "num_generations": 2}
             flags |= {"policy_loss": row["policy"], "num_iterations": row["iterations"], "max_new_tokens": 8}
             flags |= {"max_steps": 3, "beta": 0.1, "kl_estimator": row["kl"]} if row["kl"] != "0" else {}
+            if row["optim"] != "muon":
+                flags["learning_rate"] = 2e-2  # two answers to a prompt teach less than an answer of the data
             flags |= {"dynamic_sampling": True} if row["groups"] == "dynamic" else {}
         if row["family"] == "mixtral":
             flags["router_aux_loss_coef"] = 0
