@@ -83,6 +83,12 @@ class Samples:
     dataset_ids = np.zeros(len(LENGTHS), np.int64)
     labels = references = None  # they are no preferences
 
+    def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        return {}
+
+    def per_token(self, i: int) -> dict[str, np.ndarray]:
+        return {}
+
     def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """The token ids and weights of sample ``i``."""
         ids = np.random.default_rng(i).integers(3, 100, LENGTHS[i])

@@ -261,7 +261,7 @@ class Kit:
         if self.recipe.declared.has_reference:
             with torch.no_grad():
                 losses = self.model(**micro_batch.model_inputs())
-            return replace(micro_batch, references=sequence_logps(losses, micro_batch))
+            return micro_batch.with_per_sequence(references=sequence_logps(losses, micro_batch))
         return micro_batch
 
     def step(self) -> tuple[float, Gradients]:

@@ -17,7 +17,7 @@ CORE = [
     ["errors", "secrets", "durable", "phases"],
     ["console", "lock", "cache", "hub", "stores", "own_metric"],
     ["config", "answers", "upload"],
-    ["data", "model"],
+    ["data", "model", "rewards"],
     ["strategy"],
     ["memory"],
     ["train", "checkpoint", "failures"],

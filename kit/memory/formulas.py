@@ -147,6 +147,8 @@ def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
         yield "gathering", _gathering(workload)
         if workload.passes and not shape.tied:
             yield "gathering after a pass without gradients", _gathering_again(workload)
+    if workload.generated_rows:
+        yield "generation", _generation(workload)
     for parts in _loss_head(workload):
         yield "loss head", parts
     for parts in _backward(workload, to_come[GRADIENTS]):
@@ -178,6 +180,14 @@ def _gathered_layer(workload: Workload) -> float:
     if workload.method == "qlora":
         return 0.5 * shape.layer_linear_weights + plain * shape.layer_vectors + adapters
     return plain * shape.layer_parameters + adapters
+
+
+def _generation(workload: Workload) -> "Counter[str]":
+    """While answers are written: keys and values of all rows, a word's probabilities in float64, gathered weights."""
+    shape, rows = workload.shape, workload.generated_rows
+    cache = rows * workload.length * shape.num_layers * 2 * shape.kv_size * workload.compute_bytes
+    gathered = workload.compute_bytes * shape.num_parameters if workload.sharded else 0
+    return Counter({ACTIVATIONS: cache, LOGITS: (4 + 8 + 8) * rows * shape.vocab_size, GATHERED: gathered})
 
 
 def _gathering(workload: Workload) -> "Counter[str]":

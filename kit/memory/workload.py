@@ -40,6 +40,7 @@ class Workload:
     gradient_checkpointing: Checkpointing = False
     activation_offload: bool = False  # of the inputs of layers that are checkpointed, to host memory
     tiled_mlp: bool = False  # the MLPs of layers that are checkpointed, over tiles of tokens
+    generated_rows: int = 0  # answers that the model writes at once, for rollouts
     objective: ObjectiveName = "sft"
     precompute_reference: bool = False  # before the first step, where the method would allow to do it in each step
     lora_r: int = 16
@@ -96,6 +97,7 @@ class Workload:
             fuses=bool(recipe.torch_compile),  # a plan is for a GPU, where `auto` compiles
             logit_bytes=recipe.logit_bytes,
             fp8=recipe.fp8,
+            generated_rows=recipe.eval_batch_size if recipe.rolls_out else 0,
             objective=recipe.objective,
             precompute_reference=recipe.precompute_reference or bool(recipe.adapter_name_or_path),
             lora_r=recipe.lora_r,

@@ -8,7 +8,6 @@ Promises:
 - A checkpoint between two steps of one rollout has its answers, so a resume learns from the same ones.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -130,7 +129,7 @@ class Rollouts:
         self._num_taken = int(state.get("num_taken", 0))  # batches of the data's order
         self._answers = [Answer(**each) for each in state.get("answers", [])]
         self._weights = recipe.reward_weights or [1.0] * len(recipe.rewards)
-        workers = min(MAX_WORKERS, max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        workers = min(MAX_WORKERS, torch.get_num_threads())  # the cores of this rank
         self._scorer = Scorer(recipe.rewards, recipe.reward_timeout, workers)
         self._rows: Mapping[int, Any] = {}
         if any(map(is_own, recipe.rewards)):

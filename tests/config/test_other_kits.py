@@ -60,7 +60,7 @@ def test_words_of_other_kits_are_answered_as_a_flag_and_in_a_file_by_their_value
         ("custom_loss", "x", "docs/architecture.md#an-objective-or-another-loss"),
         ("assistant_only_loss", "false", "use train_on: all"),
         ("wandb_project", "", "leave it out"),
-        ("rl", "grpo", "nothing learns from rewards"),
+        ("rl", "grpo", "rewards are code"),
         ("loss_type", "apo_zero", "docs/objectives.md"),
     ]
     for word, value, answer in cases:

@@ -304,7 +304,7 @@ def test_the_reference_of_an_adapter_is_its_base(run, settings):
 
     before = logps(moved)
     trained = {name: p.requires_grad for name, p in moved.model.named_parameters()}
-    found = [each.references for each in with_references(moved.prepared, micro_batches)]
+    found = [each.per_sequence["references"] for each in with_references(moved.prepared, micro_batches)]
     assert all(map(torch.equal, found, logps(unmoved)))
     assert moved.model.training and torch.is_grad_enabled()
     assert {name: p.requires_grad for name, p in moved.model.named_parameters()} == trained

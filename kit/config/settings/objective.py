@@ -83,6 +83,7 @@ DECLARED: Mapping[str, Declared] = {
             *("rewards", "reward_weights", "reward_timeout", "num_generations", "num_iterations", "policy_loss"),
             *("epsilon", "epsilon_high", "beta", "kl_estimator", "mask_truncated_completions", "dynamic_sampling"),
         ),
+        beta=0.0,
         learning_rates=(1e-6, 1e-5),
         rolls_out=True,
     ),
@@ -107,13 +108,11 @@ class ObjectiveSettings(BaseModel):
 
     objective: ObjectiveName = _identity(
         "sft",
-        "cross-entropy: sft, dft by probability, eaft by entropy; pairs: dpo, orpo, simpo, cpo; rated answers: kto; "
-        "rewards of its own answers: grpo",
+        "cross-entropy: sft, dft, eaft; pairs: dpo, orpo, simpo, cpo; rated answers: kto; its own answers: grpo",
     )
     beta: float | None = _identity(
         None,
-        "scale of the rewards; in orpo the weight of the odds ratio, in grpo of the distance to the reference; "
-        "default: 0.1, with simpo 2, with grpo none",
+        "scale of the rewards, in grpo of the distance to the reference; default: 0.1, with simpo 2, with grpo 0",
         gt=0,
     )
     dpo_loss: Literal["sigmoid", "ipo", "hinge", "robust", "sigmoid_norm"] = _identity(

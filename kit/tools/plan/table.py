@@ -145,6 +145,7 @@ def time_lines(
     text += f", cost {price * of_gpus[0]:,.2f} to {price * of_gpus[1]:,.2f}" if price is not None else ""
     text += ", with the reference before the first step" if before else ""
     text += "" if lengths else f" (if every row is full, {own.width:,} tokens, and all are learned from)"
+    text += "; the answers of rollouts take more, which is not planned" if own.generated_rows else ""
     return [*lines, text]
 
 

@@ -55,8 +55,8 @@ def test_each_sequence_is_whole_in_its_row_and_its_targets_are_the_tokens_after_
     assert list(batch.segments) == segments
     assert batch.num_tokens == mask.sum() and batch.squared_lengths == sum(size**2 for _, size, _ in segments)
     if objective != "sft":
-        assert batch.labels.tolist() == [bool(train.labels[i]) for i, _ in sequences]
-        assert batch.references.tolist() == [float(train.references[place]) for place in sequences]
+        assert batch.per_sequence["labels"].tolist() == [bool(train.labels[i]) for i, _ in sequences]
+        assert batch.per_sequence["references"].tolist() == [float(train.references[place]) for place in sequences]
     if packing:
         assert "attention_mask" not in batch.model_inputs() and batch.cu_seq_lens.dtype == torch.int32
         sizes = list(batch.segment_lengths)  # of sequences, and of what is padding

@@ -67,8 +67,8 @@ def test_the_ranks_together_have_the_global_batch(num_ranks, micro_batch_size, p
             assert all(np.array_equal(getattr(share, name), getattr(whole, name)) for share in shares), name
         assert whole.num_samples >= BATCH if packing else whole.num_samples == BATCH
         if objective == "kto":
-            assert sum(len(batch.labels) for batch in whole.mismatched) == whole.num_samples
+            assert sum(len(batch.segments) for batch in whole.mismatched) == whole.num_samples
         if objective == "dpo":  # both halves of a pair are on the same rank
-            assert all(len(batch.labels) % 2 == 0 for share in shares for batch in share.micro_batches)
+            assert all(len(batch.segments) % 2 == 0 for share in shares for batch in share.micro_batches)
             chosen = sum(float(b.weights[b.sequence_ids % 2 == 0].sum()) for b in whole.micro_batches)
             assert whole.chosen_weight == chosen < whole.target_weights.sum()
