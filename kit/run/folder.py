@@ -217,6 +217,8 @@ class RunFolder:
                 say(f"note: changed since that checkpoint: {changed}; steps from here on round differently")
             was = self._manifest.get("total_steps", total_steps)
             say(*schedule_change(self._recipe, self._recipe.peak_learning_rate, step, was, total_steps))
+        elif before:
+            say(f"{self.path} holds this run and no checkpoint: it begins again from the first step")
         if is_main():
             for path in unfinished(self.path):
                 durable.remove(path)
