@@ -172,7 +172,7 @@ def check(
                 seed=recipe.seed,
                 global_batch_size=recipe.global_batch_size // recipe.answers_per_prompt,
                 wanted=recipe.declared.rows,
-                rollout_steps=recipe.num_iterations if recipe.rolls_out and trains else 0,
+                rollout_steps=recipe.num_iterations if recipe.rolls_out and (trains or not topology) else 0,
             )
             if data.evaluation is not None:
                 try_metrics(recipe, recipe.train_on, data.evaluation, tokenizer)

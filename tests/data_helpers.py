@@ -109,8 +109,9 @@ def open_recipe_data(settings, tokenizer, vocab_size=VOCAB_SIZE, datasets=None):
         vocab_size,
         eval_settings=settings,
         seed=settings.seed,
-        global_batch_size=settings.global_batch_size,
+        global_batch_size=settings.global_batch_size // settings.answers_per_prompt,
         wanted=settings.declared.rows,
+        rollout_steps=settings.num_iterations if settings.rolls_out else 0,
     )
 
 

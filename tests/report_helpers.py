@@ -36,6 +36,15 @@ def pair_evaluation(step, accuracy, logps=-40.0):
     return row | {"eval_logps/chosen": logps, "eval_lengths/chosen": 20.0}
 
 
+GRPO = {"objective": "grpo", "rewards": ["exact_match", "overlong:8"]}
+
+
+def rollout_row(step, **changes):
+    """A line of the metrics about a step that learned from two answers of its own."""
+    shown = [{"prompt": f"ask {step}", "reference": "<yes>", "text": text, "reward": 0.5} for text in ("no", "maybe")]
+    return step_row(step, reward=step / 100, **{"rewards/exact_match": 0.5, "rollout": shown, **changes})
+
+
 def make_run(folder, rows=None, recipe=None, **changes):
     """Writes what a run leaves; ``recipe`` are settings, ``changes`` of ``run.json``. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)

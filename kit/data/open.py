@@ -199,7 +199,7 @@ def open_data(
         capacity=encoder.pack_length if settings.packing and not rollout_steps else None,
         shuffle=settings.shuffle,
     )
-    notes = [*_summary(train), *notes]
+    notes = [*_summary(train, "in answers" if rollout_steps else "supervised"), *notes]
     if (num := order.num_items(0)) < global_batch_size:
         items = "packs" if settings.packing and not rollout_steps else "samples"
         few = f"{num} {items} are fewer than the {global_batch_size} of a step"
@@ -241,11 +241,11 @@ def _check_rated(samples: Samples) -> None:
         raise UserError(Problem(samples.stores[0].source.name, "a single sample", expected))
 
 
-def _summary(train: Samples) -> list[str]:
+def _summary(train: Samples, targets: str) -> list[str]:
     num_tokens = int(train.lengths.sum(dtype=np.int64))
     num_targets = int(train.num_targets.sum(dtype=np.int64))
     share = num_targets / num_tokens
-    line = f"training data: {len(train)} samples, {num_tokens} tokens, {num_targets} of them supervised ({share:.1%})"
+    line = f"training data: {len(train)} samples, {num_tokens} tokens, {num_targets} of them {targets} ({share:.1%})"
     if not train.are_rated or train.labels is None:
         return [line]
     num_good = int(train.labels.sum())

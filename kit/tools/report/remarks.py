@@ -6,16 +6,32 @@ Promises: a remark follows from the record or the metrics, and gives the figures
 from collections.abc import Iterator
 
 from kit.failures.exits import ERROR_FILE
+from kit.rewards import key_of
 from kit.run.answers import unasked, unended
 from kit.tools.report.runs import ACCURACY, ReportedRun, finite_number
 
 FEWEST_STEPS = 20  # for a tendency
 OVERFITTING = 1.02  # ratio of eval_loss to its lowest
 FALLEN = 0.2  # nats a token: each token of a chosen answer has lost a fifth of its probability; some loss is usual
-# Shares of the time or of the tokens, from which on there is a remark, and what to do.
+MANY_FAILED = 0.1  # share of the answers
+# The lines that count: the last five, or all but the first, which is slow. The share from which on there is a remark,
+# and what to do.
 _WASTE = (
-    ("data_wait_share", 0.1, "of the time was spent waiting for data: --streaming false prepares them before training"),
-    ("padding_share", 0.25, "of the computed tokens were padding: --packing true avoids it"),
+    (
+        "frac_reward_zero_std",
+        -5,
+        0.8,
+        "of the last prompts had answers of one and the same reward, which teach nothing: take harder or easier "
+        "prompts, or --dynamic_sampling true",
+    ),
+    ("completions/clipped_ratio", -5, 0.5, "of the last answers were cut at max_new_tokens: raise --max_new_tokens"),
+    (
+        "data_wait_share",
+        1,
+        0.1,
+        "of the time was spent waiting for data: --streaming false prepares them before training",
+    ),
+    ("padding_share", 1, 0.25, "of the computed tokens were padding: --packing true avoids it"),
 )
 _LOST = {
     "num_dropped_long": "left out, too long",
@@ -27,7 +43,7 @@ _LOST = {
 
 def remarks(run: ReportedRun) -> list[str]:
     """Return the remarks about a run, the most serious first; empty for a run without any."""
-    return [*_end(run), *_losses(run), *_preferences(run), *_answers(run), *_waste(run), *_data(run)]
+    return [*_end(run), *_losses(run), *_preferences(run), *_rewards(run), *_answers(run), *_waste(run), *_data(run)]
 
 
 def _end(run: ReportedRun) -> Iterator[str]:
@@ -43,6 +59,8 @@ def _end(run: ReportedRun) -> Iterator[str]:
 
 
 def _losses(run: ReportedRun) -> Iterator[str]:
+    if run.recipe.rolls_out:
+        return  # the loss of a step compares answers with each other, and that of an evaluation is not minimised
     losses, evaluations = run.values("loss"), run.values("eval_loss")
     tenth = max(len(losses) // 10, 5)
     if len(losses) >= FEWEST_STEPS and losses[-tenth:].mean() >= losses[:tenth].mean():
@@ -73,6 +91,13 @@ def _preferences(run: ReportedRun) -> Iterator[str]:
         )
 
 
+def _rewards(run: ReportedRun) -> Iterator[str]:
+    for name in map(key_of, run.recipe.rewards):
+        failed = run.values(f"rewards/{name}/failed").sum()
+        if failed > MANY_FAILED * run.recipe.global_batch_size * len(run.values("reward")):
+            yield f"The reward {name} failed for {failed:,.0f} answers, which were left out. The run's output says why."
+
+
 def _answers(run: ReportedRun) -> Iterator[str]:
     last = run.answered[-1] if run.answered else {}
     counts = {key: int(number) for key, value in last.items() if (number := finite_number(value)) is not None}
@@ -83,8 +108,8 @@ def _answers(run: ReportedRun) -> Iterator[str]:
 
 
 def _waste(run: ReportedRun) -> Iterator[str]:
-    for key, much, text in _WASTE:
-        shares = run.values(key)[1:]  # the first step is slow
+    for key, start, much, text in _WASTE:
+        shares = run.values(key)[start:]
         if len(shares) and shares.mean() > much:
             yield f"{shares.mean():.0%} {text}."
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from kit.answers import is_share
 from kit.console import is_main, say
+from kit.rewards import key_of
 from kit.tools.report.chart import Line, draw
 from kit.tools.report.page import cell, escaped, page, section, table, write_page
 from kit.tools.report.remarks import remarks
@@ -35,6 +36,9 @@ _CURVES = (
     _Curve("accuracy, % of the pairs", ("rewards/accuracies", ACCURACY), 100),
     _Curve("margin of the rewards", ("rewards/margins", _MARGIN)),
     _Curve("log-probability of an answer, nats", ("logps/chosen", "logps/rejected"), 1, True, ("chosen", "rejected")),
+    _Curve("prompts whose answers have one reward, %", ("frac_reward_zero_std",), 100),
+    _Curve("entropy of the answers, nats", ("entropy",)),
+    _Curve("mean length of the answers, tokens", ("completions/mean_length",)),
     _Curve("kl to the reference, nats", ("kl", "eval_kl")),
     _Curve("learning rate", ("learning_rate",)),
     _Curve("gradient norm before clipping", ("grad_norm",), 1, True),
@@ -93,7 +97,7 @@ def report_page(runs: Sequence[ReportedRun]) -> str:
 def _results(run: ReportedRun) -> dict[str, str]:
     """What a run reached, from the first value to the last: texts by what it is."""
     found = {}
-    for key in ("eval_loss", ACCURACY, _MARGIN, *run.answer_metrics, "loss"):
+    for key in ("eval_loss", ACCURACY, _MARGIN, *run.answer_metrics, "reward" if run.recipe.rolls_out else "loss"):
         values = run.values(key)
         if len(values):
             found[_name(key)] = " → ".join(_measured(key, value) for value in values[[0, -1][: len(values)]])
@@ -128,7 +132,8 @@ def results(runs: Sequence[ReportedRun]) -> list[dict[str, str]]:
 
 
 def _charts(runs: Sequence[ReportedRun], labels: Sequence[str]) -> Iterator[str]:
-    curves = [_Curve("loss", ("loss", "eval_loss"), 1, True)]
+    rewards = dict.fromkeys(f"rewards/{key_of(name)}" for run in runs for name in run.recipe.rewards)
+    curves = [*(_Curve(key, (key,)) for key in ("reward", *rewards)), _Curve("loss", ("loss", "eval_loss"), 1, True)]
     for key in dict.fromkeys(key for run in runs for key in run.answer_metrics):
         curves.append(_Curve(f"{_name(key)}, %", (key,), 100) if is_share(key) else _Curve(_name(key), (key,)))
     curves += _CURVES
@@ -174,6 +179,7 @@ def _details(run: ReportedRun) -> list[str]:
     return [
         section("Steps to look at", table(_odd_steps(run))),
         section("Answers", table(_answers(run))),
+        section("Answers that it learned from", table(_rollouts(run))),
         section("Run", _named(_facts(run))),
         section("Data", table(_data(run))),
         section(f"Recipe {name}" if name else "Recipe", _named(settings)),
@@ -208,6 +214,18 @@ def _answers(run: ReportedRun) -> list[dict[str, Any]]:
             earlier = f"after step {first['step']:,}" if first["step"] else "before"
             row[earlier] = before.get(cell(answer.get("prompt")))
         rows.append({**row, f"after step {last['step']:,}": answer.get("text"), "exact": answer.get("exact")})
+    return rows
+
+
+def _rollouts(run: ReportedRun) -> list[dict[str, Any]]:
+    """Answers with their rewards, of the first rollout that was logged and of the last one; each prompt once."""
+    rows, last = [], None
+    for row in run.rollouts:
+        for answer in row["rollout"]:
+            asked = {"step": row["step"], "asked": answer.get("prompt"), "expected": answer.get("reference")}
+            row_of = dict.fromkeys(asked) if asked == last else asked
+            rows.append(row_of | {"answered": answer.get("text"), "reward": answer.get("reward")})
+            last = asked
     return rows
 
 

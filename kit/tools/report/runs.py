@@ -39,7 +39,8 @@ class ReportedRun:
     is_at_work: bool  # whether a process trains it now
     # The numbers of metrics.jsonl by key: step, value, step, value, ... Keys of evaluations begin with ``eval_``.
     numbers: dict[str, "array[float]"] = field(default_factory=dict)
-    answered: list[Row] = field(default_factory=list)  # the evaluations with generated answers
+    answered: list[Row] = field(default_factory=list)  # the first and the last evaluation with generated answers
+    rollouts: list[Row] = field(default_factory=list)  # the first and the last step that shows answers it learned from
     answer_metrics: list[str] = field(default_factory=list)  # keys of the metrics of answers
     odd_steps: list[Row] = field(default_factory=list)  # skipped, or their loss was a spike; MOST_ODD with samples
     steps_done: int = 0
@@ -54,9 +55,10 @@ class ReportedRun:
                 row = {**row, ACCURACY: None}  # the model equals its reference: all rewards are 0 but for rounding
             if isinstance(intervals := row.get("intervals"), dict):
                 self.answer_metrics = list(dict.fromkeys([*self.answer_metrics, *intervals]))
-            answers = row.get("answers")
+        for name, kept in (("answers", self.answered), ("rollout", self.rollouts)):
+            answers = row.get(name)
             if answers and isinstance(answers, list) and all(isinstance(each, dict) for each in answers):
-                self.answered = [*self.answered[:1], row]
+                kept[1:] = [row]
         for key, value in row.items():
             if (number := finite_number(value)) is not None:
                 self.numbers.setdefault(key, array("d")).extend((row["step"], number))

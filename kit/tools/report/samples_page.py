@@ -28,6 +28,7 @@ class GatheredSamples:
     notes: list[str]
     checks: list[Finding]
     samples: list[ShownSample]
+    are_prompts: bool  # the model writes the answers, and what is marked is only expected
 
 
 def gather_samples(
@@ -41,7 +42,6 @@ def gather_samples(
         num_samples: number of samples spread evenly over the data; see ``shown_samples``.
     """
     train = data.train
-    feed = data.open_feed(recipe, Ranks(), 0, {})
     lines = [note for note in notes if LEAK not in note and NOT_USED not in note]  # these are shown as a whole
     for number, store in enumerate(train.stores):
         lengths = train.row_lengths[train.dataset_ids == number]  # of a pair that of its longer half
@@ -49,10 +49,14 @@ def gather_samples(
         lines.append(f"{store.name}: {about}, the longest {lengths.max():,}")
         unused = ", ".join(f"{name} ({share:.1%} of the rows)" for name, share in store.unused.items())
         lines += [f"{store.name}{NOT_USED}{unused}"] if unused else []
-    lines += [*feed.notes(), f"{data.total_steps(recipe):,} steps of {recipe.global_batch_size:,}"]
-    findings = check(train, data.evaluation, tokenizer, recipe)
+    lines += [] if recipe.rolls_out else data.open_feed(recipe, Ranks(), 0, {}).notes()
+    lines.append(f"{data.total_steps(recipe):,} steps of {recipe.global_batch_size // recipe.answers_per_prompt:,}")
     return GatheredSamples(
-        ", ".join(train.dataset_names), lines, findings, shown_samples(train, tokenizer, num_samples)
+        ", ".join(train.dataset_names),
+        lines,
+        check(train, data.evaluation, tokenizer, recipe),
+        shown_samples(train, tokenizer, num_samples, recipe.rolls_out),
+        recipe.rolls_out,
     )
 
 
@@ -93,8 +97,9 @@ def _text_of(run: list[Token], part: Part, colour: bool) -> str:
 def as_page(gathered: GatheredSamples) -> str:
     """Return the HTML page, in one file that needs no network."""
     checks = (f"<li class={'ok' if is_ok else 'look'}>{escaped(text)}</li>" for is_ok, text in gathered.checks)
+    mark = "expected answer" if gathered.are_prompts else "learned from"
     legend = (
-        "<p class=tokens><span class=learned>learned from</span> <span class='learned bad'>to become less likely</span>"
+        f"<p class=tokens><span class=learned>{mark}</span> <span class='learned bad'>to become less likely</span>"
         " <span>read only</span> <span class=special>special token</span></p>"
     )
     parts = [
@@ -104,7 +109,7 @@ def as_page(gathered: GatheredSamples) -> str:
         f"<h2>Samples</h2>{legend}",
         *map(_page_sample, gathered.samples),
     ]
-    return page(f"{gathered.title}: what is learned from", parts)
+    return page(f"{gathered.title}: samples", parts)
 
 
 def _page_sample(sample: ShownSample) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tokenizers.decoders import DecodeStream
 
+from kit.data.open import reference_span
 from kit.data.samples.samples import Samples
 from kit.secrets import secret_spans
 from kit.visible import visible
@@ -48,10 +49,10 @@ class ShownSample:
 Sequences = Sequence[tuple[np.ndarray, np.ndarray]]  # ids [T] and weights [T]; of a pair those of both halves
 
 
-def shown_samples(train: Samples, tokenizer: Any, num: int) -> list[ShownSample]:
+def shown_samples(train: Samples, tokenizer: Any, num: int, are_prompts: bool) -> list[ShownSample]:
     """Return ``num`` samples spread over the data, then some rows that were skipped.
 
-    With 0, none is shown.
+    With 0, none is shown. Of prompts what the model gets is shown, and the answer that is expected, which is marked.
     """
     if not num:
         return []
@@ -59,7 +60,13 @@ def shown_samples(train: Samples, tokenizer: Any, num: int) -> list[ShownSample]
     for i in _spread(train.dataset_ids, num):
         label = None if not train.are_rated or train.labels is None else bool(train.labels[i])
         sequences = train.sequences(i)
-        about = _counted(sequences) + ("" if label is None else f", label {str(label).lower()}")
+        if are_prompts:
+            ids, weights = sequences[0]
+            start, end = reference_span(weights)
+            sequences = [(ids[:end], np.arange(end) >= start)]
+        about = _counted(sequences, "expected" if are_prompts else "learned") + (
+            "" if label is None else f", label {str(label).lower()}"
+        )
         samples.append(ShownSample(train.origin(i), about, _parts(sequences, tokenizer, label is False)))
     for store in train.stores:
         skipped = store.skipped[:MAX_SKIPPED]
@@ -77,11 +84,11 @@ def _spread(dataset_ids: np.ndarray, num: int) -> list[int]:
     return chosen
 
 
-def _counted(sequences: Sequences) -> str:
+def _counted(sequences: Sequences, word: str) -> str:
     counts = []
     for ids, weights in sequences:
         learned = int((weights[1:] > 0).sum())
-        counts.append(f"{len(ids):,} tokens, {learned:,} learned ({learned / len(ids):.0%})")
+        counts.append(f"{len(ids):,} tokens, {learned:,} {word} ({learned / len(ids):.0%})")
     return counts[0] if len(counts) == 1 else f"chosen {counts[0]}; rejected {counts[1]}"
 
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from report_helpers import evaluation_row, make_run, opened, pair_evaluation, record, step_row
+from report_helpers import GRPO, evaluation_row, make_run, opened, pair_evaluation, record, rollout_row, step_row
 
 from kit import lock
 from kit.errors import UserError
@@ -88,6 +88,26 @@ def test_remarks_follow_from_the_metrics(tmp_path):
     assert not remarks(opened(tmp_path / "run", [pair_evaluation(0, 0.0), pair_evaluation(30, 0.56)], recipe=dpo))
 
 
+def test_a_run_with_rewards_shows_them_first_and_the_answers_of_its_first_and_last_rollout(tmp_path):
+    runs = [opened(tmp_path / name, map(rollout_row, MANY), recipe=GRPO) for name in "ab"]
+    for shown in map(report_page, (runs, runs[:1])):
+        assert re.findall("<figcaption>([^<]*)", shown)[:2] == ["reward", "rewards/exact_match"]
+    cells = re.findall("<td.*?>(.*?)</td>", shown.partition("Answers that it learned from")[2])
+    assert cells[:10] == ["1", "ask 1", "&lt;yes&gt;", "no", "0.5", "", "", "", "maybe", "0.5"]
+    assert cells[10] == "30" and results(runs)[1]["reward"] == "0.0100 → 0.3000"
+
+
+def test_remarks_about_rewards(tmp_path):
+    for changes, text in (
+        ({"loss": 2.0}, ""),  # that it does not fall says nothing
+        ({"frac_reward_zero_std": 0.9}, "90% of the last prompts had answers of one and the same reward"),
+        ({"completions/clipped_ratio": 0.6}, "60% of the last answers were cut at max_new_tokens: raise"),
+        ({"rewards/overlong/failed": 4}, "The reward overlong failed for 120 answers, which were left out."),
+    ):
+        found = remarks(opened(tmp_path, [rollout_row(step, **changes) for step in MANY], recipe=GRPO))
+        assert "".join(found).startswith(text) and len(found) == bool(text)
+
+
 def test_remarks_follow_from_the_record(tmp_path):
     values = record()
     values["data"]["sources"][0] |= {"num_truncated": 7, "num_skipped": 1}
@@ -120,7 +140,7 @@ def test_a_metric_that_is_no_number_is_left_out_and_text_in_it_stays_text(tmp_pa
     for odd in (None, 10**400, 1e308, "x\x1b\n<b>", [3], {"a": {"b": None}}):
         rows = [step_row(1), evaluation_row(1), step_row(2, loss=odd, grad_norm=odd, seconds=odd, loss_spike=odd)]
         rows += [
-            evaluation_row(2, eval_loss=odd, intervals=odd, answers=odd),
+            evaluation_row(2, eval_loss=odd, intervals=odd, answers=odd, rollout=odd),
             {"step": 3, "nonfinite": odd, "samples": odd},
         ]
         page = report_page([opened(tmp_path, rows)])

@@ -107,6 +107,15 @@ def test_both_answers_of_a_pair_and_the_label_of_an_answer_are_shown(tmp_path, t
     assert ", label true\n" in good and "\x1b[32mHello" in good and ", label false\n" in bad and "\x1b[31mBye" in bad
 
 
+def test_of_prompts_what_the_model_gets_is_shown_and_only_the_expected_answer_is_marked(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *[chat("Hi", "Hello", "Bye " * num, "Bye now") for num in (1, 2, 30)])
+    gathered = looked(tokenizer, objective="grpo", max_length=64, max_new_tokens=9, packing=True, **CHATML)
+    text = as_text(gathered, colour=False)
+    assert "assistant\nHello<|im_end|>\n<|im_start|>user" in text and "1 of 3 samples have no" in text
+    assert text.count("assistant\n[[Bye now<|im_end|>]]") == 2 == text.count("[[") == text.count(" expected (")
+    assert "expected answer" in as_page(gathered) and not re.search("learned|teach|packs|supervised", text)
+
+
 def test_data_cannot_drive_a_terminal_nor_a_browser(tmp_path, tokenizer):
     write(tmp_path / "a\x1b.jsonl", chat("\x1b[31mred\x07\x9b2J\x7f<script>alert(1)</script>", "a\r\n\tb"))
     gathered = looked(tokenizer, dataset="a\x1b.jsonl", **CHATML)
