@@ -232,7 +232,7 @@ def main() -> None:
             stop=stop.is_made or saver.has_failed,
             before_update=partial(compare_replicas, prepared, recipe.check_replicas, done),
         )
-        loss_spike = state.end_step(done, result, recipe.loss_spike_ratio)
+        loss_spike = state.end_step(done, result, 0 if recipe.rolls_out else recipe.loss_spike_ratio)
         log.step(batch, result, rate, loss_spike)
         if state.nonfinite_steps > recipe.max_nonfinite_steps:
             raise nonfinite_error(done, result, batch)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MAX_REFILLS = 3  # times that dynamic_sampling draws as many prompts again for one step
 MAX_WORKERS = 8  # processes of a rank that compute rewards
-NUM_SHOWN = 4  # answers of a rollout in ``metrics.jsonl``
+NUM_SHOWN = 3  # prompts of a rollout in ``metrics.jsonl``
 # Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
@@ -146,8 +146,7 @@ class Rollouts:
             MetricError: on all ranks, if no answer has a reward.
         """
         recipe = self._recipe
-        is_first = not step % recipe.num_iterations
-        if is_first:
+        if not step % recipe.num_iterations:
             self._answers = self._roll_out()
             if recipe.num_iterations > 1:
                 self._add_logps("old_logps")
@@ -161,8 +160,8 @@ class Rollouts:
             epoch=self._data.order.epochs_after(self._num_taken),
             origins=list(origins),
             most_targets=len(samples) * recipe.max_new_tokens,
-            metrics=self._metrics if is_first else {},
-            answers=[self._shown(answer) for answer in self._answers[:NUM_SHOWN]] if is_first else [],
+            metrics=self._metrics,
+            answers=self._shown(),
         )
 
     def state(self) -> dict[str, Any]:
@@ -326,12 +325,22 @@ class Rollouts:
                 metrics[f"rewards/{key_of(name)}/failed"] = len(values) - len(numbers)
         return metrics
 
-    def _shown(self, answer: Answer) -> dict[str, Any]:
-        """What a log and a report show of an answer."""
-        _, reference = prompt_and_reference(self._data.train, answer.sample)
-        return {
-            "prompt": self._tokenizer.decode(answer.ids[: answer.prompt_length]),
-            "reference": self._text(reference),
-            "text": self._text(answer.ids[answer.prompt_length :]),
-            "reward": answer.reward(self._weights),
-        }
+    def _shown(self) -> list[dict[str, Any]]:
+        """What a log and a report show: of the first prompts the best and the worst answer."""
+        groups: dict[int, list[Answer]] = {}
+        for answer in self._answers:
+            groups.setdefault(answer.sample, []).append(answer)
+        shown = []
+        for sample, group in list(groups.items())[:NUM_SHOWN]:
+            ranked = sorted(group, key=lambda answer: answer.reward(self._weights))
+            for answer in (ranked[-1], ranked[0]):
+                _, reference = prompt_and_reference(self._data.train, sample)
+                shown.append(
+                    {
+                        "prompt": self._tokenizer.decode(answer.ids[: answer.prompt_length]),
+                        "reference": self._text(reference),
+                        "text": self._text(answer.ids[answer.prompt_length :]),
+                        "reward": answer.reward(self._weights),
+                    }
+                )
+        return shown
