@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from kit.config.settings.evaluation import EvalSettings
     from kit.data.feed.mismatched import Mismatched
     from kit.strategy.accelerator import Prepared
-    from kit.train.generation import generate_answers
-from kit.train.objective import Objective
+    from kit.train.objective import Objective
 
 NUM_SHOWN = 3
 # Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.

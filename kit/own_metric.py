@@ -49,12 +49,12 @@ def load(name: str) -> Function:
     path = os.path.expanduser(path)
     if not os.path.isfile(path):
         raise UserError(
-            Problem("--metrics", f"no file {path!r}", "FILE.py:FUNCTION", "a relative path counts from here")
+            Problem(name, f"there is no file {path!r}", "FILE.py:FUNCTION", "a relative path counts from here")
         )
     module = _imported(path)
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise UserError(Problem("--metrics", f"{path} has no function {function_name!r}", SIGNATURE))
+        raise UserError(Problem(name, f"{path} has no function {function_name!r}", SIGNATURE))
     _check_parameters(path, function_name, function)
     return function
 

@@ -11,6 +11,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
@@ -123,11 +125,15 @@ class _Worker:
             start_new_session=True,
         )
         theirs.close()
-        self._connection.send((names, timeout))
         self.is_idle = False
-        if not self._connection.poll(_START_SECONDS):
-            raise OSError
-        self._connection.recv()
+        try:
+            self._connection.send((names, timeout, os.getpid()))
+            if not self._connection.poll(_START_SECONDS):
+                raise OSError
+            self._connection.recv()
+        except (EOFError, OSError):
+            self.end()
+            raise
         self.is_idle = True
 
     def ask(self, asked: Asked, timeout: float) -> list[float | str] | None:
@@ -151,17 +157,30 @@ class _Worker:
 def serve(number: int) -> None:
     """Compute rewards in this process until the one that asks has ended. ``number``: that of its end of the pipe."""
     connection: Connection[Any, Any] = Connection(number)
-    names, timeout = connection.recv()
+    names, timeout, parent = connection.recv()
+    own = os.getpid()
+    threading.Thread(target=_end_with, args=[parent], daemon=True).start()
     for name in filter(own_metric.is_own, names):
         own_metric.load(name)
     connection.send("ready")
     with contextlib.suppress(EOFError):
         while True:
             asked = connection.recv()
-            signal.alarm(int(timeout) + 30)  # if the run was killed meanwhile
-            connection.send([_number_or_why(name, asked) for name in names])
+            # If the run was killed meanwhile, and a reward does not let the thread run.
+            signal.alarm(int(timeout) + 30)
+            answer = [_number_or_why(name, asked) for name in names]
+            if os.getpid() != own:  # a reward forked; a second answer would be taken for that to the next question
+                os._exit(0)
+            connection.send(answer)
             signal.alarm(0)
-    os._exit(0)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _end_with(parent: int) -> None:
+    """End this process and those that it started once ``parent`` has ended, also in the middle of a reward."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _number_or_why(name: str, asked: Asked) -> float | str:

@@ -62,7 +62,7 @@ class StopRequest:
     @property
     def reason(self) -> str:
         """What stopped the run, in words."""
-        return "a metric that failed" if self._error else "a signal"
+        return "a metric or reward that failed" if self._error else "a signal"
 
     def leave(self) -> NoReturn:
         """End the process, after the run has saved: with status 75, or with the error of a metric."""

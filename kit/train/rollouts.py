@@ -136,7 +136,10 @@ class Rollouts:
             self._rows = data.train.data_rows(range(len(data.train)))
         pad = pad_id(tokenizer)
         self._collator = Collator(recipe.micro_batch_size, pad, recipe.packing, recipe.max_length)
+        keys = [key_of(name) for name in recipe.rewards]
+        self._keys = [f"{key}_{keys[: k + 1].count(key)}" if keys.count(key) > 1 else key for k, key in enumerate(keys)]
         self._failures: Counter[str] = Counter()  # by reward
+        self._has_warned = False  # of a rollout without a lesson
         self._metrics: dict[str, float] = {}
 
     def take(self, step: int) -> GlobalBatch:
@@ -176,7 +179,7 @@ class Rollouts:
         recipe = self._recipe
         num_prompts = recipe.global_batch_size // recipe.num_generations
         again = f", {recipe.num_iterations} steps each" if recipe.num_iterations > 1 else ""
-        rewards = ", ".join(map(key_of, recipe.rewards))
+        rewards = ", ".join(self._keys)
         return [f"rollouts: {num_prompts} prompts x {recipe.num_generations} answers{again}; rewards: {rewards}"]
 
     def closing_notes(self) -> list[str]:
@@ -196,7 +199,9 @@ class Rollouts:
         recipe = self._recipe
         wanted = recipe.global_batch_size // recipe.num_generations
         groups: list[list[Answer]] = []
-        even: list[list[Answer]] = []  # groups whose answers all have the same reward
+        even: list[
+            list[Answer]
+        ] = []  # groups whose answers all have the same reward; one without rewards is in neither
         asked: list[Answer] = []
         num_taken = self._num_taken
         for _ in range(1 + (MAX_REFILLS if recipe.dynamic_sampling else 0)):
@@ -209,11 +214,17 @@ class Rollouts:
                 group = drawn[i * recipe.num_generations : (i + 1) * recipe.num_generations]
                 for answer, gain in zip(group, gains, strict=True):
                     answer.advantage = gain
-                (groups if any(gains) else even).append(group)
+                if any(gains):
+                    groups.append(group)
+                elif any(np.isfinite(answer.reward(self._weights)) for answer in group):
+                    even.append(group)
             if len(groups) >= wanted:
                 break
         self._say_failures(asked)
         self._num_taken = num_taken  # only now: a rollout that is interrupted begins again
+        if not groups and not self._has_warned:
+            self._has_warned = True
+            say("warning: all answers to each prompt have the same reward: nothing is learned from this rollout")
         groups = groups[:wanted]
         self._metrics = self._measured(asked, len(even))
         # Groups without a lesson count in the divisors, as in the papers; with dynamic sampling there should be none.
@@ -290,39 +301,40 @@ class Rollouts:
 
     def _say_failures(self, answers: Sequence[Answer]) -> None:
         failed = [
-            (name, why)
+            (key, why)
             for answer in answers
-            for name, why in zip(self._recipe.rewards, answer.rewards, strict=True)
+            for key, why in zip(self._keys, answer.rewards, strict=True)
             if isinstance(why, str)
         ]
         if not failed:
             return
-        new = {name: why for name, why in reversed(failed) if key_of(name) not in self._failures}
-        self._failures.update(key_of(name) for name, _ in failed)
+        new = {key: why for key, why in reversed(failed) if key not in self._failures}
+        self._failures.update(key for key, _ in failed)
         if not any(np.isfinite(answer.reward(self._weights)) for answer in answers):
             raise MetricError(Problem("--rewards", f"no answer of this rollout has a reward: {failed[0][1]}"))
-        say(*(f"warning: reward {key_of(name)} failed, such an answer is left out: {why}" for name, why in new.items()))
+        say(*(f"warning: reward {key} failed, such an answer is left out: {why}" for key, why in new.items()))
 
     def _measured(self, answers: Sequence[Answer], num_even: int) -> dict[str, float]:
         """The metrics of a rollout, over all answers that were drawn for it."""
         recipe = self._recipe
         rewards = np.array([answer.reward(self._weights) for answer in answers])
-        spreads = np.nanstd(rewards.reshape(-1, recipe.num_generations), axis=1)
+        of_groups = rewards.reshape(-1, recipe.num_generations)
+        spreads = np.nanstd(of_groups[np.isfinite(of_groups).any(axis=1)], axis=1)
         lengths = [answer.length for answer in answers]
         metrics = {
             "reward": float(np.nanmean(rewards)),
-            "reward_std": float(np.nanmean(spreads)),
+            "reward_std": float(np.mean(spreads)),
             "frac_reward_zero_std": num_even * recipe.num_generations / len(answers),
             "completions/mean_length": float(np.mean(lengths)),
             "completions/clipped_ratio": float(np.mean([not answer.ended for answer in answers])),
         }
-        for k, name in enumerate(recipe.rewards):
+        for k, key in enumerate(self._keys):
             values = [answer.rewards[k] for answer in answers]
             numbers = [value for value in values if isinstance(value, float)]
             if numbers and len(recipe.rewards) > 1:
-                metrics[f"rewards/{key_of(name)}"] = float(np.mean(numbers))
+                metrics[f"rewards/{key}"] = float(np.mean(numbers))
             if len(numbers) < len(values):
-                metrics[f"rewards/{key_of(name)}/failed"] = len(values) - len(numbers)
+                metrics[f"rewards/{key}/failed"] = len(values) - len(numbers)
         return metrics
 
     def _shown(self) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Settings of the objective, and what each objective needs before torch is imported."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -213,6 +214,16 @@ def _takers(name: str) -> list[str]:
     return [objective for objective, declared in DECLARED.items() if name in declared.settings]
 
 
+def _bad_pattern(settings: ObjectiveSettings) -> str:
+    """The reward whose pattern is none, with what is wrong with it."""
+    for name in settings.rewards:
+        try:
+            re.compile(name.removeprefix("regex:") if name.startswith("regex:") else "")
+        except (re.error, OverflowError, RecursionError) as error:
+            return f"{name}: {error}"
+    return ""
+
+
 RULES = (
     *(
         Rule(
@@ -237,6 +248,7 @@ RULES = (
         "--label_smoothing 0.1, the share of pairs that are the wrong way round; or --dpo_loss sigmoid",
     ),
     Rule("rewards objective", lambda r: r.objective == "grpo" and not r.rewards, "none given", "--rewards number"),
+    Rule("rewards", _bad_pattern, "{it}", "a pattern of Python's re; with a comma in it in a recipe, as a list"),
     Rule(
         "reward_weights rewards",
         lambda r: r.reward_weights is not None and len(r.reward_weights) != len(r.rewards),
