@@ -86,7 +86,7 @@ CASES = [
     *(replace(with_beta(case), name="beta, packed", packing=True) for case in LOSSES),
     *(
         Case("dapo", name=f"beta, {each}", flags={"beta": BETA, "kl_estimator": each}, settings=None, note="TRL has k3")
-        for each in ("k1", "k2")
+        for each in ("k2",)
     ),
 ]
 # Where TRL has another loss, or a paper may be read in another way.
@@ -349,7 +349,7 @@ def by_the_paper(case: Case, answers: Sequence[Drawn]) -> tuple[float, Gradients
                 losses = token_losses(case.kind, now, old, gain, low, high)
             if beta and case.paper != "rloo_reward":
                 d = torch.tensor(each.reference, dtype=torch.float64) - now
-                kl = {"k1": -d, "k2": d**2 / 2, "k3": d.exp() - d - 1}[given["kl_estimator"]]
+                kl = {"k2": d**2 / 2, "k3": d.exp() - d - 1}[given["kl_estimator"]]
                 losses = losses + beta * kl * ((now - old).exp() if case.paper == "corrected" else 1)
             groups[-1].append(losses * (each.ended or not case.masks_cut))
     loss = torch.stack(list(means(case, groups, [each.ended or not case.masks_cut for each in answers]))).mean()

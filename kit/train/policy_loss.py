@@ -57,6 +57,8 @@ class PolicyLoss:
     ``policy_loss``, with e_low = ``epsilon`` and e_high = ``epsilon_high``, and the surrogate of a ratio
     s(r, A) = min(r A, clip(r, 1 - e_low, 1 + e_high) A):
 
+    Means are over the whole global batch, not first over the answers to one prompt.
+
     - grpo: the mean over answers of 1/|o_i| sum_t -s(r_it, A_i). https://arxiv.org/abs/2402.03300, equation 3.
     - dapo: the mean over tokens of -s(r_it, A_i). Yu et al. 2025, https://arxiv.org/abs/2503.14476, equation 8.
     - dr_grpo: the mean over answers of sum_t -s(r_it, A_i) / ``max_new_tokens``. https://arxiv.org/abs/2503.20783.
@@ -67,7 +69,8 @@ class PolicyLoss:
     - rloo: the mean over answers of -s(r_i, A_i), log r_i = sum_t log r_it. https://arxiv.org/abs/2402.14740.
 
     With ``beta``, beta times an estimate of KL(pi || reference) is added to each token's loss: of d = log reference -
-    log pi, k1 is -d, k2 is d^2 / 2, k3 is exp(d) - d - 1. http://joschu.net/blog/kl-approx.html.
+    log pi, k2 is d^2 / 2, k3 is exp(d) - d - 1. http://joschu.net/blog/kl-approx.html. k1, -d, would in a
+    loss pull towards nothing: https://arxiv.org/abs/2510.01555.
     """
 
     target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
@@ -118,11 +121,8 @@ class PolicyLoss:
         kl = torch.zeros_like(logps)
         if reference is not None:
             difference = in_float64(reference).to(logps) - logps
-            kl = {
-                "k1": lambda: -difference,
-                "k2": lambda: difference**2 / 2,
-                "k3": lambda: difference.exp() - difference - 1,
-            }[self.settings.kl_estimator]()
+            is_k2 = self.settings.kl_estimator == "k2"
+            kl = difference**2 / 2 if is_k2 else difference.exp() - difference - 1
             term = term + self.settings.reward_scale * total(kl)
         with torch.no_grad():
             clipped = [(ratios < low) & (gains < 0), (ratios > high) & (gains > 0)]

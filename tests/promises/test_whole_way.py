@@ -143,11 +143,12 @@ ROLLOUTS = {
         "chat": "no yes",
         "policy": "dapo grpo dr_grpo gspo cispo rloo",
         "iterations": "1 2",
-        "kl": "0 k1 k3",
+        "kl": "0 k2 k3",
         "groups": "all dynamic",
     }.items()
 }
-NOTHING.append({"objective": "grpo", "method": "full|frozen", "kl": "k1|k3"})
+NOTHING.append({"objective": "grpo", "method": "full|frozen", "kl": "k2|k3"})
+NOTHING.append({"policy": "rloo", "kl": "k2|k3"})
 
 # Rows that compile take a minute each: they have only the pairs that need it, and come last.
 PLAIN = covering_rows(FACTORS | {"compile": ["no"]}, is_allowed)

@@ -50,7 +50,7 @@ def by_the_paper(kind, now, epsilon, high, beta, estimator):
     for new, old, reference, gain in zip(now, OLD, REFERENCE, GAINS, strict=True):
         ratio = (new - old).exp()
         d = reference - new
-        kl = {"k1": new - reference, "k2": d * d / 2, "k3": d.exp() - 1 - d}[estimator]
+        kl = {"k2": d * d / 2, "k3": d.exp() - 1 - d}[estimator]
 
         def clipped(r, gain=gain):
             return -torch.minimum(r * gain, torch.clamp(r, 1 - epsilon, 1 + high) * gain)
@@ -73,7 +73,9 @@ def by_the_paper(kind, now, epsilon, high, beta, estimator):
 
 @pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo"])
 def test_loss_and_gradient_are_those_of_the_paper(kind):
-    for high, beta, estimator in ((None, 0.0, "k3"), (0.5, 0.3, "k1"), (0.28, 0.04, "k2"), (None, 0.1, "k3")):
+    for high, beta, estimator in ((None, 0.0, "k3"), (0.5, 0.3, "k2"), (0.28, 0.04, "k2"), (None, 0.1, "k3")):
+        if kind == "rloo" and beta:  # refused
+            continue
         settings = ObjectiveSettings(
             objective="grpo", policy_loss=kind, epsilon_high=high, beta=beta or None, kl_estimator=estimator
         )

@@ -163,7 +163,7 @@ class ObjectiveSettings(BaseModel):
     )
     epsilon: float = _identity(0.2, "of grpo: how far a probability may fall or rise in num_iterations", gt=0)
     epsilon_high: float | None = _identity(None, "of grpo: how far it may rise; default: epsilon", gt=0)
-    kl_estimator: Literal["k1", "k2", "k3"] = _identity("k3", "of grpo with beta: of the distance to the reference")
+    kl_estimator: Literal["k2", "k3"] = _identity("k3", "of grpo with beta: of the distance to the reference")
     mask_truncated_completions: bool = _identity(
         False, "of grpo: learn nothing from answers that max_new_tokens cut off"
     )
@@ -266,6 +266,12 @@ RULES = (
         lambda r: r.declared.rolls_out and r.beta and (r.method == "full" or r.adapter_name_or_path),
         "{r.beta:g} with objective {r.objective}: the reference, which is the start, would be a second model in memory",
         "leave it out, as most do; or new adapters, --method lora",
+    ),
+    Rule(
+        "beta policy_loss",
+        lambda r: r.declared.rolls_out and r.beta and r.policy_loss == "rloo",
+        "{r.beta:g} with policy_loss rloo, which takes the distance off the rewards, and this kit adds it to the loss",
+        "leave it out; or --policy_loss grpo",
     ),
     Rule(
         "excess_length_strategy objective",
