@@ -14,7 +14,7 @@ from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
 from kit.console import is_main, silence_libraries
 from kit.data.feed.stream import Stream
-from kit.data.open import Data, open_data, stop_ids
+from kit.data.open import Data, open_data, prompt_and_reference, stop_ids
 from kit.data.samples.dataset import open_datasets
 from kit.errors import Problem, Problems, first_line, raise_if
 from kit.evaluate import try_metrics
@@ -30,6 +30,7 @@ from kit.model.token_rows import num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
 from kit.own_metric import is_own
+from kit.rewards import Asked, try_rewards
 from kit.run.facts import OWN_OF_MACHINE, compared_facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
@@ -176,6 +177,11 @@ def check(
             )
             if data.evaluation is not None:
                 try_metrics(recipe, recipe.train_on, data.evaluation, tokenizer)
+            if recipe.rolls_out and trains and topology and isinstance(data, Data) and is_main():
+                text = str(tokenizer.decode(prompt_and_reference(data.train, 0)[1], skip_special_tokens=True))
+                row = data.train.data_rows([0])[0] if any(map(is_own, recipe.rewards)) else None
+                asked = Asked(text, text, row, data.train.origin(0), 1, recipe.max_new_tokens)
+                try_rewards(recipe.rewards, recipe.reward_timeout, asked)
             if recipe_name is not None:
                 if not problems:  # it needs a model and adapters that are right
                     ids = sorted(stop_ids(data, tokenizer))

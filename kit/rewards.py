@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from kit import own_metric
 from kit.answers import METRICS
+from kit.errors import Problem, UserError
 
 _START_SECONDS = 120  # in which a process must have imported the user's files
 
@@ -70,6 +71,18 @@ def reward(name: str, asked: Asked) -> float:
     if kind == "overlong":
         return min(0.0, (asked.max_new_tokens - asked.num_tokens) / int(value) - 1)
     return METRICS[name](asked.answer, asked.expected)
+
+
+def try_rewards(names: Sequence[str], timeout_seconds: float, asked: Asked) -> None:
+    """Give the user's rewards the expected answer of a row, before the model is loaded.
+
+    Raises:
+        UserError: one fails.
+    """
+    own = [name for name in names if own_metric.is_own(name)]
+    for found in Scorer(own, timeout_seconds, 1)([asked])[0] if own else ():
+        if isinstance(found, str):
+            raise UserError(Problem("--rewards", f"the expected answer of a row has no reward: {found}"))
 
 
 class Scorer:

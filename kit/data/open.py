@@ -9,7 +9,7 @@ Promises:
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import Samples, Store
 from kit.data.samples.tokenise import tokenise
 from kit.errors import Problem, UserError
+
+_LONGEST_ROW = 1 << 20  # tokens of a row of which the prompt alone is used
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,10 @@ def open_data(
         UserError: with all problems of all data sets.
     """
     template = resolve_template(tokenizer, settings.chat_template, settings.chat_template_kwargs)
-    encoder = Encoder(tokenizer, template, settings, vocab_size, wanted)
+    encoder = of_training = Encoder(tokenizer, template, settings, vocab_size, wanted)
+    if rollout_steps:  # of these rows the prompts are read, which ``_with_room`` measures
+        whole = settings.model_copy(update={"max_length": _LONGEST_ROW, "excess_length_strategy": "drop"})
+        of_training = replace(encoder, settings=whole)
     holds_out = bool(eval_settings.eval_split_size)
     problems = check_datasets(datasets, encoder, eval_settings.predict_with_generate, holds_out)
     notes = exposure()
@@ -164,7 +169,7 @@ def open_data(
             if settings.streaming and not dataset.is_evaluation:
                 notes += check_beginning(dataset, encoder, settings.on_bad_row == "skip")
             else:
-                store = _tokenised(dataset, encoder, settings)
+                store = _tokenised(dataset, encoder if dataset.is_evaluation else of_training, settings)
                 notes += store.notes(settings.max_length)
                 (eval_stores if dataset.is_evaluation else train_stores).append(store)
     problems.raise_if_any()
@@ -187,6 +192,8 @@ def open_data(
     _check_rated(train)
     if rollout_steps:
         train = _with_room(train, settings.max_length, eval_settings.max_new_tokens, notes)
+        if evaluation is not None and not eval_stores:  # held out of these rows
+            evaluation = evaluation.select(np.flatnonzero(evaluation.lengths <= settings.max_length), "not too long")
     notes += leak_notes(train, evaluation)
 
     weights = [dataset.entry.weight for dataset in train_datasets]  # all of them are set, or none

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kit.data.feed.stream import Stream
     from kit.strategy.accelerator import Prepared
 
-MAX_REFILLS = 3  # times that dynamic_sampling draws as many prompts again for one step
+MAX_REFILLS = 3  # times that other prompts are asked for one step: by dynamic_sampling, or as all rewards failed
 MAX_WORKERS = 8  # processes of a rank that compute rewards
 NUM_SHOWN = 3  # prompts of a rollout in ``metrics.jsonl``
 # Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
@@ -199,12 +199,10 @@ class Rollouts:
         recipe = self._recipe
         wanted = recipe.global_batch_size // recipe.num_generations
         groups: list[list[Answer]] = []
-        even: list[
-            list[Answer]
-        ] = []  # groups whose answers all have the same reward; one without rewards is in neither
+        even: list[list[Answer]] = []  # whose answers all have the same reward; one without rewards is in neither
         asked: list[Answer] = []
         num_taken = self._num_taken
-        for _ in range(1 + (MAX_REFILLS if recipe.dynamic_sampling else 0)):
+        for _ in range(1 + MAX_REFILLS):
             drawn = self._draw(num_taken)
             num_taken += 1
             asked += drawn
@@ -218,7 +216,7 @@ class Rollouts:
                     groups.append(group)
                 elif any(np.isfinite(answer.reward(self._weights)) for answer in group):
                     even.append(group)
-            if len(groups) >= wanted:
+            if len(groups) >= wanted or (not recipe.dynamic_sampling and groups + even):
                 break
         self._say_failures(asked)
         self._num_taken = num_taken  # only now: a rollout that is interrupted begins again

@@ -28,7 +28,6 @@ FLAGS = {
     "objective": "grpo",
     "max_length": 128,
     "max_new_tokens": 8,
-    "excess_length_strategy": "drop",
     "num_generations": 4,
     "global_batch_size": 8,
     "per_device_train_batch_size": 4,
@@ -75,7 +74,7 @@ def test_an_answer_whose_reward_fails_is_left_out_and_named_and_without_any_rewa
     assert "reward letters failed 2 times" in run.output
     row = run.rows[0]
     assert row["rewards/letters/failed"] == 2 and 0 < row["supervised_tokens"] <= 6 * 8
-    none = trained("none", fails=range(9, 99))
+    none = trained("none", fails=range(9, 999))
     assert none.status == 2 and "no answer of this rollout has a reward" in none.output, none.output
     assert (none.folder / "checkpoints/step-00000002").is_dir()
 
@@ -86,7 +85,6 @@ def test_wrong_combinations_are_refused_before_the_model_is_loaded(trained):
         ({"rewards": None}, "rewards: none given"),
         ({"beta": 0.1, "method": "full"}, "the reference, which is the start, would be a second model"),
         ({"max_new_tokens": 128}, "128 tokens of prompt and answer"),
-        ({"excess_length_strategy": "truncate"}, "a row that is cut has no expected answer"),
         ({"max_length": 110, "max_new_tokens": 100}, "leaves less than max_new_tokens of max_length"),
         ({"epsilon": 0.2, "epsilon_high": 0.3, "objective": "sft"}, "epsilon_high: objective sft does not read it"),
     ):

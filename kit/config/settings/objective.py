@@ -274,12 +274,6 @@ RULES = (
         "leave it out; or --policy_loss grpo",
     ),
     Rule(
-        "excess_length_strategy objective",
-        lambda r: r.declared.rolls_out and r.excess_length_strategy not in ("drop", "error"),
-        "{r.excess_length_strategy} with objective {r.objective}: a row that is cut has no expected answer",
-        "--excess_length_strategy drop",
-    ),
-    Rule(
         "num_iterations global_batch_size max_length",
         lambda r: r.num_iterations > 1 and r.global_batch_size * r.max_length > MOST_SAVED_TOKENS,
         "{r.num_iterations}, with {r.global_batch_size} rows of {r.max_length} tokens, which a checkpoint would hold",
