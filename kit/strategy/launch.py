@@ -153,7 +153,7 @@ def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe,
     wanted = request.launch.num_processes or (config.num_processes if config else None)
     if request.recipe:
         asked = request.recipe
-        problems += _package_problems(asked, asked.optim, asked, list(asked.report_to))
+        problems += _package_problems(asked, asked.optim, [*asked.metrics, *asked.rewards], list(asked.report_to))
         own_functions = Problems()
         for name in filter(own_metric.is_own, [*asked.metrics, *asked.rewards]):  # the command named their files
             with own_functions.caught():
@@ -244,11 +244,10 @@ def _method_problems(settings: MethodSettings, optim: str, config: AccelerateCon
     return problems
 
 
-def _package_problems(method: MethodSettings, optim: str, asked: Recipe, report_to: list[str]) -> list[Problem]:
+def _package_problems(method: MethodSettings, optim: str, judges: list[str], report_to: list[str]) -> list[Problem]:
     """Problems with optional packages that the settings need and that are not installed."""
     needed = [("report_to", package, "") for package in report_to]
-    named = [("metrics", name) for name in asked.metrics] + [("rewards", name) for name in asked.rewards]
-    needed += [(key, METRIC_PACKAGES[name], "") for key, name in named if name in METRIC_PACKAGES]
+    needed += [("metrics or rewards", METRIC_PACKAGES[name], "") for name in judges if name in METRIC_PACKAGES]
     if method.attn_implementation == "flash_attention_2":
         needed += [("attn_implementation", "flash_attn", "--attn_implementation auto")]
     if method.method == "qlora":

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kit.config.recipe import Recipe
+from kit.config.settings.data import DataSettings
 from kit.data.samples.samples import Samples, duplicates
 
 MAX_SAMPLES = 10_000  # checked token by token, spread over the data
@@ -21,17 +21,21 @@ class Finding(NamedTuple):
     text: str
 
 
-def check(train: Samples, evaluation: Samples | None, tokenizer: Any, settings: Recipe) -> list[Finding]:
+def check(
+    train: Samples, evaluation: Samples | None, tokenizer: Any, settings: DataSettings, rolls_out: bool
+) -> list[Finding]:
     """Run all checks on the training data, and compare them with the evaluation data if there are any."""
     looked_at = np.linspace(0, len(train) - 1, min(len(train), MAX_SAMPLES)).round().astype(int).tolist()
-    found = [*_tokens(train, looked_at, tokenizer, settings), _repeats(train)]
+    found = [*_tokens(train, looked_at, tokenizer, settings, rolls_out), _repeats(train)]
     if evaluation is not None:
         num = duplicates(evaluation, train)
         found.append(Finding(not num, f"{num:,} of {len(evaluation):,} {LEAK}"))
     return [*found, *_preferences(train)]
 
 
-def _tokens(train: Samples, looked_at: list[int], tokenizer: Any, settings: Recipe) -> Iterator[Finding]:
+def _tokens(
+    train: Samples, looked_at: list[int], tokenizer: Any, settings: DataSettings, rolls_out: bool
+) -> Iterator[Finding]:
     """How samples begin, what ends their answers, and what stands in the middle of these."""
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     special = set(tokenizer.added_tokens_decoder) | set(tokenizer.all_special_ids)
@@ -56,7 +60,7 @@ def _tokens(train: Samples, looked_at: list[int], tokenizer: Any, settings: Reci
         expects = tokenizer("a").input_ids[:1] == [bos]  # the tokenizer begins any other text with it
         yield _finding(train, without, f"begin without {name}", is_ok=not without or not expects)
         yield _finding(train, twice, f"begin with {name} twice")
-    if settings.rolls_out:
+    if rolls_out:
         return  # no answer of the data is learned
     is_split = any(store.info["counts"].get("num_split") for store in train.stores)
     few = len(set(endless)) <= 0.01 * len(looked_at)

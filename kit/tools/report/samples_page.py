@@ -54,7 +54,7 @@ def gather_samples(
     return GatheredSamples(
         ", ".join(train.dataset_names),
         lines,
-        check(train, data.evaluation, tokenizer, recipe),
+        check(train, data.evaluation, tokenizer, recipe, recipe.rolls_out),
         shown_samples(train, tokenizer, num_samples, recipe.rolls_out),
         recipe.rolls_out,
     )
