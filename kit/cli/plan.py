@@ -49,8 +49,11 @@ def _plan(ask: Ask) -> list[str]:
 
 
 def _lengths(ask: Ask, option: Option) -> Lengths | None:
-    """Count the tokens of the data that were given as a flag, as rows of ``option``; None without the flag."""
-    if not ask.has_data:
+    """Count the tokens of the data that were given as a flag, as rows of ``option``; None without the flag.
+
+    None also of rollouts, whose rows the model writes.
+    """
+    if "dataset" not in ask.typed or ask.recipe.rolls_out:
         return None
     announce_wait(f"counting the tokens of {ask.recipe.dataset}")
     data = read_training_data(ask.recipe, ask.shape.vocab_size)

@@ -70,6 +70,9 @@ def run(argv: list[str]) -> int:
     from kit.strategy.launch import resolve_config
 
     recipe = resolve_config(request)[0]
+    if recipe.rolls_out:
+        found = f"{recipe.objective}, whose loss says nothing about a rate"
+        raise UserError(Problem("objective", found, fix="compare the rewards of short runs: kit report RUN RUN"))
     of_run = (float(f"{recipe.peak_learning_rate * factor:.2g}") for factor in FACTORS)
     rates = own.rates or [rate for rate in of_run if rate <= 1]
     announce_wait(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")

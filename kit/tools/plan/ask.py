@@ -31,7 +31,7 @@ class Ask:
     recipe_name: str | None  # None: no recipe file, so that commands need the flags
     shape: Shape
     only: str | None  # ``--config``
-    has_data: bool  # whether the data were given as a flag
+    typed: frozenset[str]  # the keys of the recipe that were given as flags
     gpu: Gpu
     num_gpus: int
     gpus_per_machine: int
@@ -75,7 +75,7 @@ def read_ask(argv: list[str]) -> Ask:
         recipe_name=request.launch.recipe,
         shape=shape,
         only=config.removesuffix(".yaml") if config else None,
-        has_data="dataset" in names,
+        typed=frozenset([*names & set(Recipe.model_fields), *([MODEL] if model is not None else [])]),
         gpu=gpu,
         num_gpus=num,
         gpus_per_machine=per_machine,

@@ -4,9 +4,7 @@ import shlex
 from collections.abc import Iterable
 
 from kit.config.recipe import Recipe
-from kit.config.recipe_file import read_recipe_file
 from kit.config.scripts import command_of
-from kit.config.validation import validate
 from kit.memory.activations import offloaded
 from kit.memory.fit import MARGIN, checkpointing_word
 from kit.memory.formulas import Memory
@@ -99,10 +97,9 @@ def command(option: Option, ask: Ask) -> str:
     taken = ask.recipe.model_copy(update=chosen).model_dump(mode="json", exclude_none=True)
     base = {key: info.get_default(call_default_factory=True) for key, info in Recipe.model_fields.items()}
     if ask.recipe_name:
-        # Not as a run would take it: what it lacks, or what of it does not go together, flags may correct.
-        base = validate(Recipe, read_recipe_file(ask.recipe_name).values, {})[0].model_dump(mode="json")
+        base = ask.recipe.model_dump(mode="json", exclude_none=True)  # the file with what was typed
     for key in Recipe.model_fields:
-        if taken.get(key) != base.get(key):
+        if key in ask.typed or taken.get(key) != base.get(key):
             words += [f"--{key}", typed(key, taken.get(key))]
     return shlex.join(words)
 

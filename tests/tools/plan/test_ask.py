@@ -25,7 +25,7 @@ def wrong(words):
 
 def test_a_recipe_with_flags_and_a_model_without_a_recipe():
     found = ask("--recipe llama-8b-lora --gpu 24GiB --max_length 1024")
-    assert (found.recipe_name, found.recipe.max_length, found.has_data) == ("llama-8b-lora", 1024, False)
+    assert (found.recipe_name, found.recipe.max_length, "dataset" in found.typed) == ("llama-8b-lora", 1024, False)
     found = ask("--model llama-8b --method full --gpu h100")
     assert found.recipe_name is None and found.recipe.method == "full"
     assert found.recipe.model_name_or_path == "meta-llama/Llama-3.1-8B"
