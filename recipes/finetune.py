@@ -246,7 +246,7 @@ def main() -> None:
         keep_as_best = outcome.is_best and recipe.keep_best
         is_saved = is_last or is_stopped or keep_as_best or save_is_due(recipe, data, total_steps, done)
         if is_saved:
-            save(weights_only=recipe.save_only_model and not is_stopped)  # a stopped run must be able to continue
+            save(recipe.save_only_model and not is_stopped)  # weights alone, but a stopped run must be able to continue
 
     # --- end: write the final model; after a signal there is the checkpoint, from which the same command continues
     saver.wait()

@@ -46,7 +46,7 @@ def test_it_gets_the_expected_text_the_answer_and_a_copy_of_the_row(written):
         (["x = 1", "raise SystemExit(3)"], "mine.py:2", "SystemExit"),
         (["", "def f(a, b):", "    return 1"], "mine.py:2", "too many positional arguments"),
         (["def f(answer, expected, row):", "    return 1"], "mine.py:1", "answer before expected"),
-        (["def g(a, b, c):", "    return 1"], "--metrics", "no function 'f'"),
+        (["def g(a, b, c):", "    return 1"], "mine.py:f", "no function 'f'"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_its_line(written, lines, where, found):

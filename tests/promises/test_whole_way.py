@@ -533,7 +533,8 @@ class Way:
             with adapter.disable_adapter():
                 moved = (adapter(input_ids=text).logits.log_softmax(-1) - wanted).abs().mean().item()
         difference = (found - wanted).abs().mean().item()
-        bound = 1e-5 if self.row["dtype"] == "float32" else max(5e-3, moved / 3)
+        rounding = 8e-3 if self.row["objective"] == "grpo" else 5e-3  # some of its adapters hardly move
+        bound = 1e-5 if self.row["dtype"] == "float32" else max(rounding, moved / 3)
         assert difference < bound, f"merge: {difference:.2g} nats off; the adapter moved its base by {moved:.2g}"
 
     def check_chat(self, run) -> None:
