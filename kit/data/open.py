@@ -193,7 +193,10 @@ def open_data(
     if rollout_steps:
         train = _with_room(train, settings.max_length, eval_settings.max_new_tokens, notes)
         if evaluation is not None and not eval_stores:  # held out of these rows
-            evaluation = evaluation.select(np.flatnonzero(evaluation.lengths <= settings.max_length), "not too long")
+            short = np.flatnonzero(evaluation.lengths <= settings.max_length)
+            if num_long := len(evaluation) - len(short):
+                notes.append(f"{num_long} of {len(evaluation)} samples held out are longer than max_length: left out")
+            evaluation = evaluation.select(short, "not too long") if len(short) else None
     notes += leak_notes(train, evaluation)
 
     weights = [dataset.entry.weight for dataset in train_datasets]  # all of them are set, or none
