@@ -98,9 +98,10 @@ class PolicyLoss:
         old = micro_batch.per_target.get("old_logps")
         log_ratios = logps - (logps.detach() if old is None else in_float64(old).to(logps))
         of_answers = in_float64(micro_batch.per_sequence["advantages"]).to(logps)  # [n]
-        gains = of_answers[micro_batch.sequence_ids.to(logps.device)]  # [S]
+        answer_of = micro_batch.sequence_ids.to(logps.device)  # [S]
+        gains = of_answers[answer_of]  # [S]
         lengths = sequence_weights(micro_batch).to(logps)  # [n]
-        shares = 1 / lengths[micro_batch.sequence_ids.to(logps.device)] if kind in ("grpo", "gspo", "rloo") else None
+        shares = 1 / lengths[answer_of] if kind in ("grpo", "gspo", "rloo") else None
 
         def total(values: torch.Tensor) -> torch.Tensor:
             return (values if shares is None else values * shares).sum()
@@ -110,7 +111,7 @@ class PolicyLoss:
             ratios = (of_sequences / lengths.clamp(min=1) if kind == "gspo" else of_sequences).exp()
             # An answer of which nothing is learned has no loss.
             term = (_surrogate(ratios, of_answers, low, high) * (lengths > 0)).sum()
-            ratios = ratios[micro_batch.sequence_ids.to(logps.device)]
+            ratios = ratios[answer_of]
         else:
             ratios = log_ratios.exp()
             if kind == "cispo":

@@ -238,11 +238,9 @@ class Rollouts:
         mine = list(range(ranks.index, len(tasks), ranks.count))
         size = recipe.eval_batch_size
         num_calls = -(-len(tasks) // (ranks.count * size))
-        device, model = self._prepared.accelerator.device, self._prepared.model
-        was_training = model.training
-        model.eval()
+        accelerator, model = self._prepared.accelerator, self._prepared.model
         found: list[tuple[int, Answer]] = []
-        with torch.no_grad(), without_cudnn_attention(), generating(self._prepared.accelerator, model) as generate:
+        with without_gradients(self._prepared), without_cudnn_attention(), generating(accelerator, model) as generate:
             for call in self._progress(range(num_calls), "rollout", num_calls):
                 places = mine[call * size : (call + 1) * size]
                 # A rank without a task left generates for the first one, and nobody reads that answer.
@@ -258,7 +256,7 @@ class Rollouts:
                     top_p=None,
                     seed=recipe.seed,
                     numbers=[(number, *task) for task in here],
-                    device=device,
+                    device=accelerator.device,
                 )
                 asked = [
                     Asked(
@@ -275,7 +273,6 @@ class Rollouts:
                 for place, (prompt, _), completion, of_one in zip(places, pairs, completions, rewards, strict=False):
                     ids = [*prompt, *completion.ids]
                     found.append((place, Answer(tasks[place][0], ids, len(prompt), completion.ended, of_one)))
-        model.train(was_training)
         return [answer for _, answer in sorted(gather_object(found), key=lambda pair: pair[0])]
 
     def _text(self, ids: Sequence[int]) -> str:
