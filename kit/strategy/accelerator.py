@@ -49,6 +49,12 @@ class Prepared:
     strategy: ActualStrategy
 
     @property
+    def trained(self) -> "list[torch.nn.Parameter]":
+        """The weights that the optimiser trains. To find them in ``model``, the host would visit every module."""
+        assert self.optimizer is not None, "a step needs an optimiser"
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    @property
     def computes_in_float32(self) -> bool:
         """Whether all products are in float32, and none in bf16 or TF32."""
         import torch

@@ -15,43 +15,37 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-def clip_grad_norm(accelerator: "Accelerator", model: "torch.nn.Module", max_norm: float) -> "torch.Tensor":
+def clip_grad_norm(model: "torch.nn.Module", trained: "list[torch.nn.Parameter]", max_norm: float) -> "torch.Tensor":
     """Clip the gradients in place to ``max_norm``; 0 only measures. Called by all ranks.
+
+    The bits are those of torch's ``clip_grad_norm_``, but that norms of gradients in bf16 are in float32. The host
+    spends a dozen milliseconds on an operation on some hundred DTensors, and one on that on this rank's parts of them.
+
+    Args:
+        trained: all weights of ``model`` that the optimiser trains. To find them, the host would visit every module.
 
     Returns:
         The global gradient norm before clipping, shape [].
     """
     import torch
-    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp import FullyShardedDataParallel
 
-    if isinstance(model, FSDPModule) or trains_in_bf16(model):
-        with torch.no_grad():
-            return _clip_shards([p.grad for p in model.parameters() if p.grad is not None], max_norm)
-    # FSDP1 requires exactly the list of all its parameters.
-    norm = accelerator.clip_grad_norm_(model.parameters(), max_norm or float("inf"))
-    assert norm is not None
-    return norm
-
-
-def _clip_shards(gradients: "list[Any]", max_norm: float) -> "torch.Tensor":
-    """Clip gradients, those of FSDP2 too, as torch does, with every bit the same, but by this rank's shards.
-
-    torch's norms of gradients in bf16 are in bf16, these in float32.
-
-    The host spends a dozen milliseconds on an operation on some hundred DTensors, and one on that on their shards.
-    """
-    import torch
-
+    if isinstance(model, FullyShardedDataParallel):
+        return model.clip_grad_norm_(max_norm or float("inf"))
+    gradients: list[Any] = [p.grad for p in trained if p.grad is not None]
     if not gradients:
         return torch.zeros(())
-    shards = [own_part(gradient) for gradient in gradients]
-    squares = torch.stack(torch._foreach_norm(shards, dtype=torch.float32)) ** 2  # of each gradient's norm
-    for dim, placement in enumerate(getattr(gradients[0], "placements", ())):  # all have the same
-        if placement.is_shard():
-            torch.distributed.all_reduce(squares, group=gradients[0].device_mesh.get_group(dim))
-    norm = torch.linalg.vector_norm(squares**0.5)
-    if max_norm:
-        torch._foreach_mul_(shards, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    with torch.no_grad():
+        parts = [own_part(gradient) for gradient in gradients]
+        norms = torch.stack(torch._foreach_norm(parts, dtype=torch.float32))  # of each gradient
+        for dim, placement in enumerate(getattr(gradients[0], "placements", ())):  # all have the same
+            if placement.is_shard():
+                squares = norms**2
+                torch.distributed.all_reduce(squares, group=gradients[0].device_mesh.get_group(dim))
+                norms = squares**0.5
+        norm = torch.linalg.vector_norm(norms)
+        if max_norm:
+            torch._foreach_mul_(parts, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 
@@ -117,7 +111,10 @@ def _average(model: "torch.nn.Module") -> None:
 
 
 def rebuild_ddp_buckets(
-    accelerator: "Accelerator", model: "torch.nn.Module", loss: "Callable[[], torch.Tensor]", check: Callable[[], None]
+    accelerator: "Accelerator",
+    trained: "list[torch.nn.Parameter]",
+    loss: "Callable[[], torch.Tensor]",
+    check: Callable[[], None],
 ) -> None:
     """Let DDP rebuild its gradient buckets now, before the first step, and put the gradients into them.
 
@@ -131,29 +128,36 @@ def rebuild_ddp_buckets(
             is learned.
         check: called when there are gradients. DDP itself ends with a traceback where one is missing.
     """
-    if strategy_name(accelerator) != "ddp" or trains_in_bf16(model):  # whose gradients never lie in buckets
+    if not _lie_in_buckets(accelerator, trained):
         return
     for _ in range(2):  # DDP rebuilds its buckets in the second forward pass
         value = loss()
         if value.requires_grad:
             accelerator.backward(value * 0.0)
         check()
-        clear_gradients(accelerator, model)
+        clear_gradients(accelerator, trained)
 
 
-def clear_gradients(accelerator: "Accelerator", model: "torch.nn.Module") -> None:
-    """Forget the gradients of the last step.
+def clear_gradients(accelerator: "Accelerator", trained: "list[torch.nn.Parameter]") -> None:
+    """Forget the gradients of the last step, those of ``trained`` weights.
 
     Those of DDP become zero where they lie, in DDP's buckets. If they were dropped, the next step would accumulate its
     gradients beside the buckets, which takes another 4 bytes per trainable parameter.
     """
     import torch
 
-    if strategy_name(accelerator) != "ddp" or trains_in_bf16(model):
-        return model.zero_grad(set_to_none=True)
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    if gradients:
+    if not _lie_in_buckets(accelerator, trained):
+        for parameter in trained:
+            parameter.grad = None
+    elif gradients := [p.grad for p in trained if p.grad is not None]:
         torch._foreach_zero_(gradients)
+
+
+def _lie_in_buckets(accelerator: "Accelerator", trained: "list[torch.nn.Parameter]") -> bool:
+    """Whether the gradients lie in DDP's buckets. Those of weights in bf16 do not: they are held in float32."""
+    import torch
+
+    return strategy_name(accelerator) == "ddp" and trained[0].dtype != torch.bfloat16
 
 
 def drop_gradients(model: "torch.nn.Module") -> None:

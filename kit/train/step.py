@@ -113,7 +113,7 @@ def train_step(
     sums = prepared.ranks.sum(
         torch.cat([functools.reduce(torch.add, numbers), torch.stack([of_routers, stop_requested])])
     )
-    norm = clip_grad_norm(accelerator, model, max_grad_norm)
+    norm = clip_grad_norm(model, prepared.trained, max_grad_norm)
     # With offloaded weights the norm is on the CPU, and the optimiser too.
     known = torch.cat([sums, in_float64(norm).to(sums).reshape(1)])
     # The only synchronisation of the host with the device, but for ``in_float64`` on MPS.
@@ -127,7 +127,7 @@ def train_step(
         step_unless(optimizer, ~torch.isfinite(known).all())
     elif all(map(math.isfinite, read())):
         optimizer.step()
-    clear_gradients(accelerator, model)
+    clear_gradients(accelerator, prepared.trained)
     *values, router_loss, num_stop_requests, grad_norm = read()
     metrics = objective.metrics(values, batch)
     if router_parts:
@@ -180,9 +180,7 @@ def _check_gradients(prepared: "Prepared") -> None:
     assert optimizer is not None, "a step needs an optimiser"
     if prepared.ranks.count == 1 and optimizer.state:  # after the first step
         return
-    # In each step, so without the names, for which all modules would be visited.
-    trainable = [p for group in optimizer.param_groups for p in group["params"]]
-    if all(p.grad is not None or p.numel() == 0 for p in trainable):
+    if all(p.grad is not None or p.numel() == 0 for p in prepared.trained):  # in each step, so without the names
         return
     named = [(name, p) for name, p in prepared.model.named_parameters() if p.requires_grad and p.numel()]
     without = [name.removeprefix("module.") for name, p in named if p.grad is None]
@@ -257,7 +255,7 @@ def rebuild_gradient_buckets(prepared: "Prepared", batch: "GlobalBatch") -> None
         return losses.sum() if router_loss is None else losses.sum() + router_loss
 
     check = functools.partial(_check_gradients, prepared)
-    rebuild_ddp_buckets(prepared.accelerator, prepared.model, loss, check)
+    rebuild_ddp_buckets(prepared.accelerator, prepared.trained, loss, check)
 
 
 def seed_everything(seed: int, step: int, rank: int) -> None:
@@ -265,4 +263,7 @@ def seed_everything(seed: int, step: int, rank: int) -> None:
     value = int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
     random.seed(value)
     np.random.seed(value)
-    torch.manual_seed(value)
+    # Not by ``torch.manual_seed``, which turns to each kind of device that torch knows, for a millisecond.
+    torch.default_generator.manual_seed(value)
+    if torch.accelerator.is_available():
+        torch.get_device_module().manual_seed(value)

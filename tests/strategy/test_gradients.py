@@ -17,13 +17,13 @@ from kit.strategy.gradients import (
 )
 
 
-def test_the_norm_is_that_before_clipping_and_zero_only_measures(accelerator, model):
+def test_the_norm_is_that_before_clipping_and_zero_only_measures(model):
     for max_norm, after in ((0.0, 10.0), (2.0, 2.0), (100.0, 10.0)):
         gradients = [torch.zeros_like(p) for p in model.head.parameters()]
         gradients[0][0, :2] = torch.tensor([6.0, 8.0])
         for p, gradient in zip(model.head.parameters(), gradients, strict=True):
             p.grad = gradient
-        assert clip_grad_norm(accelerator, model, max_norm).item() == pytest.approx(10.0)
+        assert clip_grad_norm(model, list(model.parameters()), max_norm).item() == pytest.approx(10.0)
         assert model.head.weight.grad.norm().item() == pytest.approx(after)
 
 
@@ -62,14 +62,18 @@ def test_sharded_gradients_are_clipped_with_every_bit_of_torchs_own_way(alone_in
     names = ("replicate", "shard")[-len(shape) :]
     fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", shape, mesh_dim_names=names))
     model(torch.arange(12.0).reshape(3, 4)).square().sum().backward()
-    trained = [p for p in model.parameters() if p.requires_grad]
-    before = [p.grad.clone() for p in trained]
-    norm = clip_grad_norm(None, model, max_norm)
-    clipped = [p.grad for p in trained]
-    for p, gradient in zip(trained, before, strict=True):
+    weights = trained(model)
+    before = [p.grad.clone() for p in weights]
+    norm = clip_grad_norm(model, weights, max_norm)
+    clipped = [p.grad for p in weights]
+    for p, gradient in zip(weights, before, strict=True):
         p.grad = gradient
-    assert norm.item() == torch.nn.utils.clip_grad_norm_(trained, max_norm).full_tensor().item() > 0.5
-    assert all(torch.equal(own.to_local(), p.grad.to_local()) for own, p in zip(clipped, trained, strict=True))
+    assert norm.item() == torch.nn.utils.clip_grad_norm_(weights, max_norm).full_tensor().item() > 0.5
+    assert all(torch.equal(own.to_local(), p.grad.to_local()) for own, p in zip(clipped, weights, strict=True))
+
+
+def trained(model):
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 def in_bf16(model):
@@ -89,7 +93,7 @@ def test_micro_batches_of_weights_in_bf16_are_added_up_in_float32(accelerator, m
     """In bf16, 1 added to 256 is 256."""
     gradient = add_up(accelerator, in_bf16(model), [256, 1, 1, 1])
     assert gradient.dtype == torch.float32 and gradient.tolist() == [259.0, 259.0]
-    clear_gradients(accelerator, model)
+    clear_gradients(accelerator, trained(model))
     gradient = add_up(accelerator, model, [3])
     assert gradient.dtype == torch.bfloat16 and gradient.tolist() == [3.0, 3.0]  # of one there is nothing to add up
 
@@ -136,4 +140,4 @@ def test_a_gradient_in_float32_of_a_weight_in_bf16_is_not_rounded_in_the_first_s
             with accumulating(accelerator, model, is_last=i == num_micro_batches - 1):
                 Third.apply(model.head.bias).backward()
         assert model.head.bias.grad.tolist() == pytest.approx([num_micro_batches / 3] * 2, rel=1e-6)
-        clear_gradients(accelerator, model)
+        clear_gradients(accelerator, trained(model))
