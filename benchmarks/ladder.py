@@ -9,7 +9,7 @@ where a few hundred tokens run; their bytes are continued to the whole row, and 
 Milliseconds are a roofline's: the counts over an H100's datasheet, in the shares that ``kit plan`` takes as the best
 case. They are not measured. The first ones take products by their operations alone; the second ones take each product
 by its operations or its bytes, whichever is longer, and count the copy of the sum that cuBLAS makes where ``addmm`` is
-not in place. ``--kept METHOD`` lists what a layer keeps for its backward pass instead, plain and compiled.
+not in place.
 """
 
 import argparse
@@ -18,6 +18,8 @@ import math
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -226,7 +228,7 @@ def layer_of(method: str, in_place: bool) -> tuple[Any, Any]:
 
 
 class Graphs:
-    """What is in the graphs that inductor makes in the ``with`` block: kernels, their bytes, products."""
+    """What is in graphs that inductor makes: kernels, their bytes, products."""
 
     def __init__(self, length: int, forwards: int = 1) -> None:
         """
@@ -238,7 +240,9 @@ class Graphs:
         self.products: list[tuple[int, int]] = []
         self._length, self._forwards = length, forwards
 
-    def __enter__(self) -> "Graphs":
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the graphs that are made in the ``with`` block."""
         from torch._inductor.graph import GraphLowering
 
         make = GraphLowering.codegen
@@ -252,12 +256,8 @@ class Graphs:
                         self._count(node)
             return result
 
-        self._patch = patch.object(GraphLowering, "codegen", counting)
-        self._patch.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._patch.__exit__(*error)
+        with patch.object(GraphLowering, "codegen", counting):
+            yield
 
     def _count(self, node: Any) -> None:
         """Count a kernel. An extern one is a product, attention, or of 4-bit weights, whose bytes are not counted."""
@@ -302,7 +302,8 @@ def count_part(part: str, method: str, in_place: bool, tokens: int, length: int)
         model, run = layer_of(method, in_place)
         layers = CompiledLayers(model, ["LlamaDecoderLayer"])
         layers.is_on = True
-        with Graphs(length) as graphs:
+        graphs = Graphs(length)
+        with graphs.counted():
             run(tokens).sum().backward()
     else:
         from benchmarks.simulation.meter import Meter
@@ -316,7 +317,8 @@ def count_part(part: str, method: str, in_place: bool, tokens: int, length: int)
         def loss(function: Any) -> Any:
             return function(logits, targets).sum().backward() if trains else function(logits, targets)
 
-        with Graphs(length, forwards=2 if trains else 1) as graphs:
+        graphs = Graphs(length, forwards=2 if trains else 1)
+        with graphs.counted():
             loss(compiled(_cross_entropy if trains else _softmax_loss))
         with Meter() as meter, meter.tally() as plain:
             loss(_cross_entropy if trains else _softmax_loss)
@@ -331,7 +333,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", nargs="+", default=["lora", "qlora", "full"], choices=("lora", "qlora", "full"))
     parser.add_argument("--length", type=int, default=4096, help="tokens of the row")
-    parser.add_argument("--kept", action="store_true", help="list what a layer keeps for its backward pass, by token")
     parser.add_argument("--part", default="", help=argparse.SUPPRESS)
     parser.add_argument("--in_place", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--tokens", type=int, default=0, help=argparse.SUPPRESS)
