@@ -48,7 +48,7 @@ FIELD = "vllm_server_base_url"
 FOLDER = "published"  # in output_dir: the adapter that the server reads
 MAX_REQUESTS = 128  # prompts that are asked at once
 MAX_ATTEMPTS = 5  # at one rollout, with a server that goes again and again
-PROBE_SECONDS = 10.0  # of a call that takes no time
+PROBE_SECONDS = 30.0  # of a call that takes no time
 # The server would take what is not said from the model's generation_config.json. Beside ``stop_token_ids`` nothing ends
 # an answer.
 SAMPLING = {
@@ -79,7 +79,8 @@ class Client:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._open.add(connection)
         try:
-            connection.request("GET" if body is None else "POST", path, json.dumps(body), headers)
+            method, content = ("GET", None) if body is None else ("POST", json.dumps(body))
+            connection.request(method, path, content, headers)
             response = connection.getresponse()
             return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
