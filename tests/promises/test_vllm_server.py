@@ -89,9 +89,10 @@ def test_what_a_server_cannot_do_is_refused_before_the_model_is_loaded(trained, 
     free = f"http://127.0.0.1:{free_port()}"
     for changes, words in (
         ({}, "takes 100 tokens; expected max_length 128"),
-        ({"use_dora": True, "adapter_name_or_path": None}, "no adapter with DoRA"),
+        ({"use_dora": True, "adapter_name_or_path": None}, "what vLLM does not serve"),
         ({"vllm_server_base_url": "localhost:8000"}, "expected http://HOST:PORT"),
         ({"vllm_server_base_url": free, "vllm_server_timeout": 0.1}, "does not answer"),
+        ({"method": "full", "adapter_name_or_path": None}, "left some models wrong"),
         ({"objective": "sft"}, "objective sft does not read it"),
     ):
         run = trained("refused", server.url, **changes)

@@ -298,8 +298,18 @@ RULES = (
     Rule(
         "vllm_server_base_url method",
         lambda r: r.declared.rolls_out and r.vllm_server_base_url and r.method == "full",
-        "given with method full: vLLM 0.32 has no call that replaces all weights of a server and was right",
+        "given with method full: the call by which vLLM 0.32 replaces all weights left some models wrong",
         "--method lora; or leave it out, and the model writes its answers itself",
+    ),
+    Rule(
+        "vllm_server_base_url adapter_type use_dora trainable_tokens new_tokens lora_modules_to_save",
+        lambda r: (
+            r.declared.rolls_out
+            and r.vllm_server_base_url
+            and (r.adapter_type != "lora" or r.use_dora or r.trainable_tokens or r.new_tokens or r.lora_modules_to_save)
+        ),
+        "given with what vLLM does not serve: adapters other than LoRA, DoRA, rows of tokens, or whole modules",
+        "plain LoRA; or leave it out, and the model writes its answers itself",
     ),
     Rule(
         "save_only_model objective",
