@@ -201,7 +201,7 @@ class VllmServer:
             except LateError as error:
                 return None, error.problems
 
-        answers = None
+        answers: list[Completion] | None = None
         with closing(self._asking(number, tasks)) as asking:
             for _ in self._progress(itertools.repeat(None), "rollout", None):
                 answers, problems = from_main(ask)
@@ -209,7 +209,8 @@ class VllmServer:
                     raise LateError(*problems)
                 if answers is not None:
                     break
-        yield lambda places: [answers[place] for place in places]
+        known = answers or []
+        yield lambda places: [known[place] for place in places]
 
     def _asking(self, number: int, tasks: Sequence[tuple[int, int]]) -> Generator[list[Completion] | None]:
         """Yield None about once a second, and then the answers to ``tasks``."""
@@ -242,10 +243,8 @@ class VllmServer:
         pool = ThreadPoolExecutor(min(MAX_REQUESTS, len(samples)))
         futures = {sample: pool.submit(self._reply, number, sample) for sample in samples}
         try:
-            waiting = True
-            while waiting:
-                done, waiting = wait(futures.values(), 1.0, FIRST_EXCEPTION)
-                for future in done:
+            while not all(future.done() for future in futures.values()):
+                for future in wait(futures.values(), 1.0, FIRST_EXCEPTION).done:
                     future.result()
                 yield
         finally:
