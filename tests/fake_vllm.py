@@ -96,6 +96,7 @@ class FakeVllm:
     def _choice(self, body: dict[str, Any], k: int) -> dict[str, Any]:
         import torch
 
+        torch.set_num_threads(1)  # of this request's thread, which else would make a pool of its own
         generator = torch.Generator().manual_seed(body["seed"] + k)
         ids, logps, ended = list(body["prompt"]), [], False
         while len(logps) < body["max_tokens"] and not ended:
