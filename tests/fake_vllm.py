@@ -17,15 +17,23 @@ class FakeVllm:
     Attributes:
         requests: paths and bodies, in their order.
         loses_at: the number of the request for answers at which it ends as if it were killed, and begins again without
-            adapters; 0: never.
+            adapters after ``away_seconds``; 0: never.
         keeps_stale: an adapter is loaded under its name only if it is the first one.
     """
 
-    def __init__(self, folder: Path, loses_at: int = 0, keeps_stale: bool = False, max_model_len: int = 256) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        loses_at: int = 0,
+        away_seconds: float = 2,
+        keeps_stale: bool = False,
+        max_model_len: int = 256,
+    ) -> None:
         from transformers import AutoModelForCausalLM
 
         self.requests: list[tuple[str, dict[str, Any]]] = []
-        self.loses_at, self.keeps_stale, self.max_model_len = loses_at, keeps_stale, max_model_len
+        self.loses_at, self.away_seconds = loses_at, away_seconds
+        self.keeps_stale, self.max_model_len = keeps_stale, max_model_len
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
         self._lock, self._up_at, self._names = threading.Lock(), 0.0, set[str]()
         owner = self
@@ -51,6 +59,11 @@ class FakeVllm:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
+    @property
+    def away(self) -> bool:
+        """Whether it has ended and not begun again."""
+        return time.monotonic() < self._up_at
+
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
@@ -61,7 +74,7 @@ class FakeVllm:
 
     def reply(self, path: str, body: Any) -> tuple[int, Any]:
         with self._lock:
-            if time.monotonic() < self._up_at:
+            if self.away:
                 return (503, {}) if path == "/health" else (0, None)
             if path == "/v1/models":
                 return 200, {"data": [{"id": "base", "parent": None, "max_model_len": self.max_model_len}]}
@@ -87,7 +100,7 @@ class FakeVllm:
 
     def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
         if self.loses_at and sum(path == "/v1/completions" for path, _ in self.requests) == self.loses_at:
-            self._names, self._up_at = set(), time.monotonic() + 2
+            self._names, self._up_at = set(), time.monotonic() + self.away_seconds
             return 0, None
         if body["model"] not in self._names:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}

@@ -3,6 +3,9 @@
 The server is a stand-in (tests/fake_vllm.py) over the same weights.
 """
 
+import os
+import signal
+
 import pytest
 from fake_vllm import FakeVllm
 from helpers import ROOT, free_port
@@ -82,6 +85,18 @@ def test_a_run_stops_saved_if_an_adapter_did_not_arrive_or_the_server_is_gone(tr
     run = trained("stale", new.url)
     assert run.status == 0 and [row["step"] for row in run.rows] == [1, 2, 3, 4], run.output
     assert [name[:13] for name in new.loaded()] == ["step-00000002"]
+
+
+def test_a_run_that_waits_for_its_server_can_be_stopped(trained, served):
+    server = served(loses_at=1, away_seconds=600)
+
+    def stop(ranks):
+        if server.away:
+            os.kill(ranks[0].pid, signal.SIGTERM)
+        return server.away
+
+    run = trained("waits", server.url, vllm_server_timeout=600, meanwhile=stop)
+    assert run.status == 75 and "stopped by a signal before the first step" in run.output, run.output
 
 
 def test_what_a_server_cannot_do_is_refused_before_the_model_is_loaded(trained, served):
