@@ -267,9 +267,12 @@ class VllmServer:
         }
         content = self._client.call("/v1/completions", body, recipe.ddp_timeout, may_go=True)
         try:
+            choices = sorted(json.loads(content)["choices"], key=lambda choice: choice["index"])
+            if reasons := {choice["finish_reason"] for choice in choices} - {"stop", "length"}:
+                raise _Gone(f"answers ended by {reasons}")  # abort: it is being stopped
             found = [
                 Completion(each["token_ids"], each["finish_reason"] == "stop", each["logprobs"]["token_logprobs"])
-                for each in sorted(json.loads(content)["choices"], key=lambda choice: choice["index"])
+                for each in choices
             ]
             are_whole = all(0 < len(ids) == len(logps) and np.isfinite(logps).all() for ids, _, logps in found)
             known = range(num_rows(self._plain))
