@@ -43,7 +43,7 @@ MAX_WORKERS = 8  # processes of a rank that compute rewards
 NUM_SHOWN = 3  # prompts of a rollout in ``metrics.jsonl``
 NUM_PROVEN = 16  # answers of a rollout whose log-probabilities are compared with those of the engine
 # The largest mean over their tokens, in nats. vLLM 0.32 was off by 4e-7 in float32, an adapter of the step before by
-# 0.03 (recipes/tiny). In bf16 both sides round: by 5e-3 there, and larger models by more.
+# 0.03 (recipes/tiny). In bf16 both sides round: by up to 8e-3 there, and larger models by more.
 FARTHEST, FARTHEST_ROUNDED = 1e-3, 0.05
 # Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
 Progress = Callable[[Iterable[Any], str, int | None], Iterable[Any]]
