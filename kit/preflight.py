@@ -40,6 +40,7 @@ from kit.strategy.agreement import Fact
 from kit.strategy.kernels import check_kernels
 from kit.strategy.precision import describe_precision
 from kit.strategy.topology import Topology, check_router_loss
+from kit.train.vllm_server import check_server
 from kit.upload import check_upload
 
 
@@ -194,6 +195,8 @@ def check(
         with problems.caught():
             run_in(recipe.overwrite_output_dir, Path(recipe.output_dir or ""), recipe.inputs)
     problems.raise_if_any()
+    if recipe.vllm_server_base_url and trains and topology and is_main() and not launch.dry_run:
+        check_server(recipe)
     assert tokenizer is not None and data is not None
     tokenizer.chat_template = data.chat_template
     total_steps = data.total_steps(recipe)

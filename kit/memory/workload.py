@@ -97,7 +97,7 @@ class Workload:
             fuses=bool(recipe.torch_compile),  # a plan is for a GPU, where `auto` compiles
             logit_bytes=recipe.logit_bytes,
             fp8=recipe.fp8,
-            generated_rows=recipe.eval_batch_size if recipe.rolls_out else 0,
+            generated_rows=recipe.eval_batch_size if recipe.rolls_out and not recipe.vllm_server_base_url else 0,
             objective=recipe.objective,
             precompute_reference=recipe.precompute_reference or bool(recipe.adapter_name_or_path),
             lora_r=recipe.lora_r,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from kit.config.fields import STRICT, comma_separated, option
+from kit.config.fields import STRICT, comma_separated, is_identity, option
 from kit.config.rules import Rule, is_given
 from kit.own_metric import PATTERN
 
@@ -83,6 +83,7 @@ DECLARED: Mapping[str, Declared] = {
         settings=(
             *("rewards", "reward_weights", "reward_timeout", "num_generations", "num_iterations", "policy_loss"),
             *("epsilon", "epsilon_high", "beta", "kl_estimator", "mask_truncated_completions", "dynamic_sampling"),
+            *("vllm_server_base_url", "vllm_server_timeout", "vllm_importance_sampling_cap"),
         ),
         beta=0.0,
         learning_rates=(1e-6, 1e-5),
@@ -170,6 +171,21 @@ class ObjectiveSettings(BaseModel):
     dynamic_sampling: bool = _identity(
         False, "of grpo: take other prompts in place of those whose answers all have the same reward"
     )
+    vllm_server_base_url: str | None = _option(
+        None,
+        "of grpo: a vLLM server that writes the answers in place of the model, such as http://localhost:8000",
+        expected="http://HOST:PORT",
+        pattern=r"^https?://[^\s/@?#]+/?$",
+    )
+    vllm_server_timeout: float = _option(
+        240.0, "how long to wait for a server that does not answer", "seconds", gt=0, needs="vllm_server_base_url"
+    )
+    vllm_importance_sampling_cap: float | None = _identity(
+        None,
+        "each token's loss times its probability here / at the server, at most this, such as 2; default: not",
+        gt=0,
+        needs="vllm_server_base_url",
+    )
     precompute_reference: bool = _option(
         False,
         "of dpo and kto: compute the reference before the first step; full and adapter_name_or_path always do",
@@ -203,7 +219,7 @@ class ObjectiveSettings(BaseModel):
     @property
     def objective_settings(self) -> dict[str, float | str]:
         """The settings that say what the objective minimises, ``beta`` with its default."""
-        names = [name for name in self.declared.settings if name != "precompute_reference"]
+        names = [name for name in self.declared.settings if is_identity(type(self).model_fields[name])]
         return {name: self.reward_scale if name == "beta" else getattr(self, name) for name in names}
 
 
@@ -278,6 +294,22 @@ RULES = (
         lambda r: r.num_iterations > 1 and r.global_batch_size * r.max_length > MOST_SAVED_TOKENS,
         "{r.num_iterations}, with {r.global_batch_size} rows of {r.max_length} tokens, which a checkpoint would hold",
         f"--num_iterations 1; or fewer tokens in all than {MOST_SAVED_TOKENS:,}",
+    ),
+    Rule(
+        "vllm_server_base_url method",
+        lambda r: r.declared.rolls_out and r.vllm_server_base_url and r.method == "full",
+        "given with method full: the call by which vLLM 0.32 replaces all weights left some models wrong",
+        "--method lora; or leave it out, and the model writes its answers itself",
+    ),
+    Rule(
+        "vllm_server_base_url adapter_type use_dora trainable_tokens new_tokens lora_modules_to_save",
+        lambda r: (
+            r.declared.rolls_out
+            and r.vllm_server_base_url
+            and (r.adapter_type != "lora" or r.use_dora or r.trainable_tokens or r.new_tokens or r.lora_modules_to_save)
+        ),
+        "given with what vLLM does not serve: adapters other than LoRA, DoRA, rows of tokens, or whole modules",
+        "plain LoRA; or leave it out, and the model writes its answers itself",
     ),
     Rule(
         "save_only_model objective",
