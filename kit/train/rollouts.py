@@ -25,7 +25,7 @@ from kit.data.feed.packing import pack
 from kit.data.open import Data, pad_id, prompt_and_reference
 from kit.data.samples.table import Table
 from kit.errors import Problem
-from kit.model.adapter import adapters_off
+from kit.interrupt import Stopped
 from kit.model.attention import without_cudnn_attention
 from kit.own_metric import MetricError, is_own
 from kit.rewards import Asked, Scorer, key_of
@@ -115,6 +115,7 @@ class Rollouts:
         stops: Iterable[int],
         state: Mapping[str, Any],
         progress: Progress,
+        is_stopping: Callable[[], bool],
     ) -> None:
         """
         Args:
@@ -122,6 +123,7 @@ class Rollouts:
             state: what ``state`` returned; empty at the beginning of a run.
             progress: wraps each loop over calls. It may raise an exception to end it, if it does so on all ranks at the
                 same call.
+            is_stopping: whether this process was asked to stop.
         """
         assert isinstance(data, Data), "a recipe that streams is refused"
         self._prepared, self._recipe, self._data, self._tokenizer = prepared, recipe, data, tokenizer
@@ -130,7 +132,7 @@ class Rollouts:
         self._answers = [Answer(**each) for each in state.get("answers", [])]
         self._weights = recipe.reward_weights or [1.0] * len(recipe.rewards)
         workers = min(MAX_WORKERS, torch.get_num_threads())  # the cores of this rank
-        self._scorer = Scorer(recipe.rewards, recipe.reward_timeout, workers)
+        self._scorer = Scorer(recipe.rewards, recipe.reward_timeout, workers, is_stopping)
         self._rows: Mapping[int, Any] = {}
         if any(map(is_own, recipe.rewards)):
             self._rows = data.train.data_rows(range(len(data.train)))
@@ -147,6 +149,7 @@ class Rollouts:
 
         Raises:
             MetricError: on all ranks, if no answer has a reward.
+            Stopped: on all ranks, if one was asked to stop in a rollout.
         """
         recipe = self._recipe
         if not step % recipe.num_iterations:
@@ -273,7 +276,10 @@ class Rollouts:
                 for place, (prompt, _), completion, of_one in zip(places, pairs, completions, rewards, strict=False):
                     ids = [*prompt, *completion.ids]
                     found.append((place, Answer(tasks[place][0], ids, len(prompt), completion.ended, of_one)))
-        return [answer for _, answer in sorted(gather_object(found), key=lambda pair: pair[0])]
+        answers = [answer for _, answer in sorted(gather_object(found), key=lambda pair: pair[0])]
+        if any(len(answer.rewards) < len(recipe.rewards) for answer in answers):
+            raise Stopped
+        return answers
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
@@ -283,7 +289,7 @@ class Rollouts:
         samples = self._samples()
         micro_batches = self._collator.micro_batches(samples, self._items(samples), self._prepared.ranks)
         model, found = self._prepared.model, []
-        switch = adapters_off(model) if name == "reference_logps" else nullcontext()
+        switch = self._prepared.reference() if name == "reference_logps" else nullcontext()
         with switch, without_gradients(self._prepared):
             for micro_batch in on_device(micro_batches, self._prepared.accelerator.device):
                 assert micro_batch.sequence_ids is not None

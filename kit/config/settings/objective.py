@@ -262,12 +262,6 @@ RULES = (
         "make it a multiple of num_generations",
     ),
     Rule(
-        "beta objective method adapter_name_or_path",
-        lambda r: r.declared.rolls_out and r.beta and (r.method == "full" or r.adapter_name_or_path),
-        "{r.beta:g} with objective {r.objective}: the reference, which is the start, would be a second model in memory",
-        "leave it out, as most do; or new adapters, --method lora",
-    ),
-    Rule(
         "beta policy_loss",
         lambda r: r.declared.rolls_out and r.beta and r.policy_loss == "rloo",
         "{r.beta:g} with policy_loss rloo, which takes the distance off the rewards, and this kit adds it to the loss",
