@@ -182,12 +182,19 @@ def _gathered_layer(workload: Workload) -> float:
     return plain * shape.layer_parameters + adapters
 
 
+def cache_bytes(workload: Workload) -> int:
+    """Bytes of the keys and values of the answers that are written at once, with their prompts."""
+    per_token = 2 * workload.shape.num_layers * workload.shape.kv_size * workload.compute_bytes
+    return workload.generated_rows * workload.length * per_token
+
+
 def _generation(workload: Workload) -> "Counter[str]":
     """While answers are written: keys and values of all rows, a word's probabilities in float64, gathered weights."""
     shape, rows = workload.shape, workload.generated_rows
-    cache = rows * workload.length * shape.num_layers * 2 * shape.kv_size * workload.compute_bytes
     gathered = workload.compute_bytes * shape.num_parameters if workload.sharded else 0
-    return Counter({ACTIVATIONS: cache, LOGITS: (4 + 8 + 8) * rows * shape.vocab_size, GATHERED: gathered})
+    return Counter(
+        {ACTIVATIONS: cache_bytes(workload), LOGITS: (4 + 8 + 8) * rows * shape.vocab_size, GATHERED: gathered}
+    )
 
 
 def _gathering(workload: Workload) -> "Counter[str]":
