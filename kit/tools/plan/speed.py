@@ -106,7 +106,8 @@ def writing_seconds(workload: Workload, gpu: Gpu) -> tuple[float, float]:
     launches = shape.num_layers * LAUNCHES[workload.method][0][0]
     calls = math.ceil(workload.rows * workload.micro_batches / workload.generated_rows)
     fast, slow = (max(read / gpu.bandwidth / MEMORY_SHARE, launches * each) for each in LAUNCH_SECONDS)
-    return calls * workload.new_tokens * fast, calls * workload.new_tokens * slow
+    num_tokens = calls * workload.new_tokens / workload.rollout_steps
+    return num_tokens * fast, num_tokens * slow
 
 
 def _launches(workload: Workload) -> float:
