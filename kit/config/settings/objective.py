@@ -154,7 +154,7 @@ class ObjectiveSettings(BaseModel):
         None, "of grpo: the weight of each of rewards in their sum; default: 1"
     )
     reward_timeout: float = _option(
-        10.0, "of grpo: for the rewards of one answer, which then has none", "seconds", gt=0
+        10.0, "of grpo: for one reward of an answer, which is left out without it", "seconds", gt=0
     )
     num_generations: int = _identity(8, "of grpo: answers to each prompt, which are compared", "answers", ge=2)
     num_iterations: int = _identity(1, "of grpo: steps that learn from the same answers", "steps", ge=1)
