@@ -7,6 +7,7 @@ accelerate launch recipes/finetune.py --help                             # every
 """
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def main() -> None:
     from kit.run.shared import check_shared
     from kit.strategy.accelerator import layer_classes, prepare, start
     from kit.strategy.rendezvous import together
+    from kit.strategy.weights import StartWeights
     from kit.train.compilation import compile_first
     from kit.train.head_proof import prove_head
     from kit.train.isolation import check_isolation
@@ -138,6 +140,8 @@ def main() -> None:
             compiled=bool(recipe.torch_compile),
         )
         guard.enter(phases.LOADING)
+    if recipe.keeps_start:
+        prepared = replace(prepared, start=StartWeights(prepared.model))
     if folder.checkpoint:
         load_checkpoint(prepared.model, prepared.optimizer, folder.checkpoint)
     folder.begin(prepared.strategy, checked.describe_data(), state.step, total_steps, data.skipped_rows(), checked.plan)
@@ -155,7 +159,9 @@ def main() -> None:
     stop = StopRequest(accelerator)
     progress = stop.interruptible(guard.progress)
     feed: BatchSource = (
-        Rollouts(prepared, recipe, data, tokenizer, checked.stop_tokens.values(), state.feed, progress)
+        Rollouts(
+            prepared, recipe, data, tokenizer, checked.stop_tokens.values(), state.feed, progress, lambda: stop.is_made
+        )
         if recipe.rolls_out
         else data.open_feed(recipe, prepared.ranks, pad_id(tokenizer), state.feed, recipe.output_dir)
     )

@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 SAME_SECONDS = 1.0
 
 
-class Stopped(Exception):
-    """Ends an evaluation early, on all ranks at the same batch."""
-
-
-CAUSES = (Stopped, LateError)  # what ends an evaluation or a rollout so that the run saves and stops
+CAUSES = (interrupt.Stopped, LateError)  # what ends an evaluation or a rollout so that the run saves and stops
 
 
 class StopRequest:
@@ -71,7 +67,7 @@ class StopRequest:
         exits.leave(exits.STOPPED)
 
     def interruptible(self, progress: Callable[..., Iterable[Any]]) -> Callable[..., Iterator[Any]]:
-        """Wrap ``progress`` so that it raises ``Stopped`` once any rank was asked to stop.
+        """Wrap ``progress`` so that it raises ``interrupt.Stopped`` once any rank was asked to stop.
 
         It does so on all ranks before the same item. All ranks must take the same number of items.
         """
@@ -79,7 +75,7 @@ class StopRequest:
         def stopping(*args: Any) -> Iterator[Any]:
             for item in progress(*args):
                 if self._is_made_anywhere():
-                    raise Stopped
+                    raise interrupt.Stopped
                 yield item
 
         return stopping

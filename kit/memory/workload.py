@@ -41,6 +41,9 @@ class Workload:
     activation_offload: bool = False  # of the inputs of layers that are checkpointed, to host memory
     tiled_mlp: bool = False  # the MLPs of layers that are checkpointed, over tiles of tokens
     generated_rows: int = 0  # answers that the model writes at once, for rollouts
+    new_tokens: int = 0  # of an answer at most
+    rollout_steps: int = 1  # that learn from the same answers
+    keeps_start: bool = False  # in host memory: the weights that train, as they were
     objective: ObjectiveName = "sft"
     precompute_reference: bool = False  # before the first step, where the method would allow to do it in each step
     lora_r: int = 16
@@ -98,6 +101,9 @@ class Workload:
             logit_bytes=recipe.logit_bytes,
             fp8=recipe.fp8,
             generated_rows=recipe.eval_batch_size if recipe.rolls_out and not recipe.vllm_server_base_url else 0,
+            new_tokens=recipe.max_new_tokens,
+            rollout_steps=recipe.num_iterations,
+            keeps_start=recipe.keeps_start,
             objective=recipe.objective,
             precompute_reference=recipe.precompute_reference or bool(recipe.adapter_name_or_path),
             lora_r=recipe.lora_r,

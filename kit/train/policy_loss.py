@@ -7,21 +7,19 @@ Each term is a sum over the targets of the global batch, divided by a number tha
 not depend on how the batch is cut up.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from kit.config.settings.objective import ObjectiveSettings
 from kit.strategy.float64 import in_float64
+from kit.train.objective_base import ObjectiveBase
 from kit.train.reference import by_sequence, sequence_weights
 
 if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
-    from kit.strategy.accelerator import Prepared
 
 _STD_FLOOR = 1e-4  # added to a standard deviation, which may be 0
 
@@ -50,8 +48,7 @@ def advantages(rewards: np.ndarray, policy_loss: str) -> np.ndarray:
     return centred / (np.sqrt(variance) + _STD_FLOOR)
 
 
-@dataclass(frozen=True)
-class PolicyLoss:
+class PolicyLoss(ObjectiveBase):
     """Learn from the model's own answers by their advantages.
 
     ``policy_loss``, with e_low = ``epsilon`` and e_high = ``epsilon_high``, and the surrogate of a ratio
@@ -77,17 +74,6 @@ class PolicyLoss:
     engine(o_it), C)), in gspo and rloo that of an answer by the same of the product over its tokens. Yao et al. 2025,
     https://fengyao.notion.site/off-policy-rl.
     """
-
-    target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
-    dataset_names: Sequence[str]
-    settings: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-
-    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
-        """Return ``batch``, which has all that is needed (``kit.train.rollouts``)."""
-        return batch
-
-    def estimate_kl(self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int) -> None:
-        """Return None: there is none."""
 
     def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
         """Return the number of answers, of tokens, or of tokens that there may be."""

@@ -10,7 +10,7 @@ Promises:
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from kit.data.feed.packing import pack
 from kit.data.open import Data, pad_id, prompt_and_reference
 from kit.data.samples.table import Table
 from kit.errors import LateError, Problem
+from kit.interrupt import Stopped
 from kit.model.adapter import adapters_off
 from kit.own_metric import MetricError, is_own
 from kit.rewards import Asked, Scorer, key_of
@@ -118,6 +119,7 @@ class Rollouts:
         stops: Iterable[int],
         state: Mapping[str, Any],
         progress: Progress,
+        is_stopping: Callable[[], bool],
     ) -> None:
         """
         Args:
@@ -125,6 +127,7 @@ class Rollouts:
             state: what ``state`` returned; empty at the beginning of a run.
             progress: wraps each loop over calls. It may raise an exception to end it, if it does so on all ranks at the
                 same call.
+            is_stopping: whether this process was asked to stop.
         """
         assert isinstance(data, Data), "a recipe that streams is refused"
         self._prepared, self._recipe, self._data, self._tokenizer = prepared, recipe, data, tokenizer
@@ -133,7 +136,7 @@ class Rollouts:
         self._answers = [Answer(**each) for each in state.get("answers", [])]
         self._weights = recipe.reward_weights or [1.0] * len(recipe.rewards)
         workers = min(MAX_WORKERS, torch.get_num_threads())  # the cores of this rank
-        self._scorer = Scorer(recipe.rewards, recipe.reward_timeout, workers)
+        self._scorer = Scorer(recipe.rewards, recipe.reward_timeout, workers, is_stopping)
         self._rows: Mapping[int, Any] = {}
         if any(map(is_own, recipe.rewards)):
             self._rows = data.train.data_rows(range(len(data.train)))
@@ -156,6 +159,7 @@ class Rollouts:
 
         Raises:
             LateError: on all ranks, if no answer has a reward, or the engine fails or disagrees with the model.
+            Stopped: on all ranks, if one was asked to stop in a rollout.
         """
         recipe = self._recipe
         if not step % recipe.num_iterations:
@@ -280,25 +284,32 @@ class Rollouts:
                     if completion.logps:
                         answer.logps["engine_logps"] = list(completion.logps)
                     found.append((place, answer))
-        return [answer for _, answer in sorted(gather_object(found), key=lambda pair: pair[0])]
+        answers = [answer for _, answer in sorted(gather_object(found), key=lambda pair: pair[0])]
+        if any(len(answer.rewards) < len(recipe.rewards) for answer in answers):
+            raise Stopped
+        return answers
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def _add_logps(self, name: str) -> None:
         """Compute the log-probabilities of all tokens of the answers, by the model or its reference."""
-        for i, values in self._logps(of_reference=name == "reference_logps"):
+        of_model = self._prepared.reference() if name == "reference_logps" else nullcontext()
+        for i, values in self._logps(of_model):
             self._answers[i].logps[name] = values
 
     def _logps(
-        self, answers: Sequence[Answer] | None = None, of_reference: bool = False
+        self, of_model: AbstractContextManager[None], answers: Sequence[Answer] | None = None
     ) -> list[tuple[int, list[float]]]:
-        """The places of answers in ``_samples``, with the log-probabilities of their tokens. Called by all ranks."""
+        """The places of answers in ``_samples``, with the log-probabilities of their tokens. Called by all ranks.
+
+        Args:
+            of_model: in which the model is the one that is asked for.
+        """
         samples = self._samples(answers)
         micro_batches = self._collator.micro_batches(samples, self._items(samples), self._prepared.ranks)
         model, found = self._prepared.model, []
-        switch = adapters_off(model) if of_reference else nullcontext()
-        with switch, without_gradients(self._prepared):
+        with of_model, without_gradients(self._prepared):
             for micro_batch in on_device(micro_batches, self._prepared.accelerator.device):
                 assert micro_batch.sequence_ids is not None
                 logps = (-model(**micro_batch.model_inputs())).float().cpu()
@@ -315,11 +326,11 @@ class Rollouts:
         """
         some = self._answers[:: -(-len(self._answers) // NUM_PROVEN)]
 
-        def differences(of_reference: bool) -> np.ndarray:
-            known = self._logps(some, of_reference)
+        def differences(of_model: AbstractContextManager[None]) -> np.ndarray:
+            known = self._logps(of_model, some)
             return np.concatenate([np.abs(np.subtract(own, some[i].logps["engine_logps"])) for i, own in known])
 
-        own, of_base = differences(False), differences(True)
+        own, of_base = differences(nullcontext()), differences(adapters_off(self._prepared.model))
         mean, most = float(own.mean()), float(own.max())
         self._metrics |= {"sampling/logp_difference/mean": mean, "sampling/logp_difference/max": most}
         accelerator, model = self._prepared.accelerator, self._prepared.model

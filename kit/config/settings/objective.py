@@ -155,7 +155,7 @@ class ObjectiveSettings(BaseModel):
         None, "of grpo: the weight of each of rewards in their sum; default: 1"
     )
     reward_timeout: float = _option(
-        10.0, "of grpo: for the rewards of one answer, which then has none", "seconds", gt=0
+        10.0, "of grpo: for one reward of an answer, which is left out without it", "seconds", gt=0
     )
     num_generations: int = _identity(8, "of grpo: answers to each prompt, which are compared", "answers", ge=2)
     num_iterations: int = _identity(1, "of grpo: steps that learn from the same answers", "steps", ge=1)
@@ -276,12 +276,6 @@ RULES = (
         lambda r: r.declared.rolls_out and r.global_batch_size % r.num_generations,
         "{r.global_batch_size} answers a step, in groups of num_generations {r.num_generations}",
         "make it a multiple of num_generations",
-    ),
-    Rule(
-        "beta objective method adapter_name_or_path",
-        lambda r: r.declared.rolls_out and r.beta and (r.method == "full" or r.adapter_name_or_path),
-        "{r.beta:g} with objective {r.objective}: the reference, which is the start, would be a second model in memory",
-        "leave it out, as most do; or new adapters, --method lora",
     ),
     Rule(
         "beta policy_loss",
