@@ -67,7 +67,7 @@ def adapter(run):
 
 def die(moment, rank):
     """In a rank, before the script: SIGKILL at that moment. Two steps learn from a rollout; it has two calls."""
-    import kit.train.rollouts
+    import kit.train.engine
     import kit.train.step
 
     def dying(real, number):
@@ -83,7 +83,7 @@ def die(moment, rank):
 
     if moment == "in a rollout":
         number = 4 // int(os.environ.get("WORLD_SIZE", "1"))
-        kit.train.rollouts.generate_answers = dying(kit.train.rollouts.generate_answers, number)
+        kit.train.engine.generate_answers = dying(kit.train.engine.generate_answers, number)
     if moment == "between the steps of a rollout":
         kit.train.step.train_step = dying(kit.train.step.train_step, 4)
     if moment == "in a save" and not rank:
