@@ -26,6 +26,7 @@ from kit.model.dequantise import describe_dequantised
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
 from kit.model.locate import open_adapter
 from kit.model.parts import aux_loss_coef
+from kit.model.teacher import check_teacher, teacher_settings
 from kit.model.token_rows import num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
@@ -58,6 +59,7 @@ class Preflight:
     total_steps: int  # optimiser steps of the whole run
     workload: Workload | None  # None if the run has no topology, or the formulas do not describe it
     plan: dict[str, Any]  # the entry of ``run.json``; empty if the run has no topology, or nothing is planned
+    teacher_config: Any = None  # of a run with a teacher
 
     @property
     def vocab_size(self) -> int:
@@ -79,6 +81,8 @@ class Preflight:
         for key, names in (("metrics", recipe.metrics), ("rewards", recipe.rewards)):
             files = [Path(name.rpartition(":")[0]).expanduser() for name in names if is_own(name)]
             content[key] = [*names, *map(file_digest, files)]
+        if recipe.teacher:
+            content["teacher"] = fingerprint(teacher_settings(recipe))
         if recipe.adapter_name_or_path:
             adapter = open_adapter(recipe.adapter_name_or_path)
             content["adapter_name_or_path"] = folder_fingerprint(adapter, "adapter_config.json")
@@ -159,6 +163,11 @@ def check(
             if not recipe.packing:  # packs are refused
                 notes += describe_long_rows(config, recipe.max_length, recipe.num_rows)
             problems += check_router_loss(topology, aux_loss_coef(meta_model, recipe.router_aux_loss_coef))
+    teacher_config = None
+    if recipe.teacher and trains and topology and tokenizer:
+        with problems.caught():
+            teacher_config, of_teacher = check_teacher(recipe, tokenizer, recipe.max_length)
+            problems += check_strategy(topology, of_teacher)
     if recipe.push_to_hub and trains and is_main():
         with problems.caught():
             check_upload(recipe.push_to_hub, recipe.model_name_or_path, recipe.method != "full")
@@ -188,7 +197,10 @@ def check(
                     problems += check_stop_tokens(recipe, meta_model, tokenizer, ids, f"{recipe.output_dir}/final")
                     if any("text" not in dataset.fields for dataset in datasets):
                         stop_tokens = dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
-                run_identity = identity(recipe, data.fingerprint, fingerprint(recipe))
+                of_models = fingerprint(recipe)
+                if teacher_config:
+                    of_models += f" taught by {fingerprint(teacher_settings(recipe))}"
+                run_identity = identity(recipe, data.fingerprint, of_models)
                 folder = RunFolder(recipe, recipe_name, run_identity)
     if trains and data is None:
         with problems.caught():
@@ -209,6 +221,7 @@ def check(
         total_steps=total_steps,
         workload=workload,
         plan=plan,
+        teacher_config=teacher_config,
     )
 
 
