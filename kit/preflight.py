@@ -129,6 +129,11 @@ def check(
         )
     with problems.caught():
         tokenizer = open_tokenizer(recipe)
+    teacher_config = None
+    if recipe.teacher and trains and topology and tokenizer:
+        with problems.caught():
+            teacher_config, of_teacher = check_teacher(recipe, tokenizer)
+            problems += check_strategy(topology, of_teacher)
     with problems.caught():
         config = open_config(recipe)
         if shorten and "max_length" not in recipe.model_fields_set:
@@ -146,10 +151,10 @@ def check(
             needs_weights=not launch.dry_run,
         )
         if topology:
-            recipe, lines = resolve_auto(recipe, topology, config)
+            recipe, lines = resolve_auto(recipe, topology, config, teacher_config)
             notes += lines
             if trains:
-                workload = planned_workload(recipe, topology, config)
+                workload = planned_workload(recipe, topology, config, teacher_config)
                 problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
                 plan = plan_record(workload, topology)
             problems += check_strategy(topology, meta_model)
@@ -163,11 +168,6 @@ def check(
             if not recipe.packing:  # packs are refused
                 notes += describe_long_rows(config, recipe.max_length, recipe.num_rows)
             problems += check_router_loss(topology, aux_loss_coef(meta_model, recipe.router_aux_loss_coef))
-    teacher_config = None
-    if recipe.teacher and trains and topology and tokenizer:
-        with problems.caught():
-            teacher_config, of_teacher = check_teacher(recipe, tokenizer, recipe.max_length)
-            problems += check_strategy(topology, of_teacher)
     if recipe.push_to_hub and trains and is_main():
         with problems.caught():
             check_upload(recipe.push_to_hub, recipe.model_name_or_path, recipe.method != "full")

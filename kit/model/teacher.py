@@ -40,12 +40,11 @@ def teacher_settings(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
-def check_teacher(recipe: Recipe, tokenizer: Any, longest: int) -> tuple[Any, Any]:
+def check_teacher(recipe: Recipe, tokenizer: Any) -> tuple[Any, Any]:
     """Open the config of the teacher, and check that it can judge what the student reads.
 
     Args:
         tokenizer: the student's.
-        longest: tokens of the longest row.
 
     Returns:
         Its config, and its modules on meta.
@@ -68,9 +67,11 @@ def check_teacher(recipe: Recipe, tokenizer: Any, longest: int) -> tuple[Any, An
         found = f"{recipe.teacher}: its tokenizer gives {texts[0]!r} other ids than that of {recipe.model_name_or_path}"
         raise UserError(Problem("teacher", found, "a model with the same tokenizer, of the same family"))
     positions = num_positions(config)
-    if positions and longest > positions:
+    if positions and recipe.max_length > positions:
         raise UserError(
-            Problem("teacher", f"{recipe.teacher} has {positions} positions", f"at least max_length {longest}")
+            Problem(
+                "teacher", f"{recipe.teacher} has {positions} positions", f"at least max_length {recipe.max_length}"
+            )
         )
     install_loss_head(meta_model)
     if meta_model.uses_own_logits:
