@@ -34,7 +34,8 @@ def test_every_topology_and_micro_batch_learns_the_same(finetune, fp32, teacher,
         run = finetune.ok(name, processes, config=fp32[config], **flags | {"per_device_train_batch_size": micro_batch})
         for key in ("loss", "divergence", "cross_entropy", "entropy", "teacher_entropy"):
             ours, theirs = ([row[key] for row in each.rows if "loss" in row] for each in (run, reference))
-            assert ours == pytest.approx(theirs, rel=1e-6), (name, key)
+            # A divergence is a difference of logarithms, a hundred times as large as it is.
+            assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-7), (name, key)
         assert run.grad_norms == pytest.approx(reference.grad_norms, rel=1e-5), name
 
 

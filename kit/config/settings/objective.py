@@ -203,12 +203,12 @@ class ObjectiveSettings(BaseModel):
     def logit_bytes(self) -> int:
         """Bytes that a logit takes where autograd differentiates a loss of its own; 0: plain cross-entropy.
 
-        As fake tensors show them: in float32 its log-softmax and gradients, and log Z's of z-loss.
+        As tensors show them: in float32 its log-softmax and gradients, log Z's of z-loss, and those of a teacher.
         """
         if self.z_loss_coef:
             return 20
         if self.declared.has_teacher:
-            return 32
+            return 52 if self.divergence == "jsd" else 34
         return 12 if self.label_smoothing_factor or self.objective == "eaft" else 0
 
     @property
