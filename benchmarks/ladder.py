@@ -4,18 +4,23 @@
 
 For `lora` and `qlora` on one GPU, and `full` with FSDP2 on eight: a step without levers, with each lever alone, and
 with several. TFLOP, bytes, launches and memory are counted while the kit's own step runs on tensors without values
-(benchmarks/simulation). Graphs of compiled layers are those that inductor makes of one layer for a CPU, where a
-few hundred tokens run; their bytes are continued to the whole row, and their memory is the plan's. Milliseconds are
-a roofline's: the counts over an H100's datasheet, in the shares that ``kit plan`` takes as the best case. They are
-not measured.
+(benchmarks/simulation). Graphs of compiled layers, and of the loss of a chunk, are those that inductor makes for a CPU,
+where a few hundred tokens run; their bytes are continued to the whole row, and their memory is the plan's.
+Milliseconds are a roofline's: the counts over an H100's datasheet, in the shares that ``kit plan`` takes as the best
+case. They are not measured. The first ones take products by their operations alone; the second ones take each product
+by its operations or its bytes, whichever is longer, and count the copy of the sum that cuBLAS makes where ``addmm`` is
+not in place.
 """
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +28,7 @@ from unittest.mock import patch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from benchmarks.simulation.simulate import Simulated, simulate  # noqa: E402
-from kit.memory.formulas import predict  # noqa: E402
+from kit.memory.formulas import chunk_tokens, predict  # noqa: E402
 from kit.memory.workload import Workload  # noqa: E402
 from kit.strategy.strategies import FSDP2, SINGLE  # noqa: E402
 from kit.tools.plan import speed  # noqa: E402
@@ -33,7 +38,8 @@ from kit.tools.plan.models import read_shape  # noqa: E402
 H100 = GPUS["h100"]
 GIB = 2**30
 # What is in a layer when it is compiled: few enough for a CPU, and enough that bytes grow in proportion.
-COMPILED_LENGTHS = (128, 256)
+# Odd, since an even one that some width has too would be a constant of the graph.
+COMPILED_LENGTHS = (129, 257)
 PEFT_FORWARD = "import kit.model.lora_linear as one; one.install_lora_linear = lambda model: None"
 LAYERS = 32
 
@@ -55,12 +61,25 @@ class Counts:
     flops: float
     gigabytes: float  # read and written by all but products and attention
     launches: float
+    products: float  # seconds of products and attention, each by its operations or its bytes
+    copied: float = 0.0  # gigabytes of the sums that products copy
 
-    def milliseconds(self) -> float:
-        """By an H100's datasheet, at the shares of the plan's best case."""
-        assert H100.tflops and H100.bandwidth
-        products = self.flops / (H100.tflops * 1e12 * speed.PRODUCTS[1])
-        return 1e3 * (products + self.gigabytes * 1e9 / (H100.bandwidth * speed.MEMORY_SHARE))
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(*(mine + own for mine, own in zip(astuple(self), astuple(other), strict=True)))
+
+    def __mul__(self, times: float) -> "Counts":
+        return Counts(*(times * each for each in astuple(self)))
+
+    def milliseconds(self) -> tuple[float, float]:
+        """By an H100's datasheet, at the shares of the plan's best case: products by operations alone, and by both."""
+        alone = seconds_of(self.flops, 0) + seconds_of(0, self.gigabytes * 1e9)
+        return 1e3 * alone, 1e3 * (self.products + seconds_of(0, (self.gigabytes + self.copied) * 1e9))
+
+
+def seconds_of(flops: float, size: float) -> float:
+    """The longer of the times that operations and bytes take."""
+    assert H100.tflops and H100.bandwidth
+    return max(flops / (H100.tflops * 1e12 * speed.PRODUCTS[1]), size / (H100.bandwidth * speed.MEMORY_SHARE))
 
 
 def rungs(method: str) -> list[Rung]:
@@ -108,61 +127,75 @@ def simulated(workload: Workload, in_place: bool) -> Simulated:
         return simulate(workload)
 
 
-def compiled_layer(method: str, in_place: bool, length: int) -> Counts:
-    """A compiled layer in both passes on ``length`` tokens; products are not counted."""
-    ask = [sys.executable, __file__, "--layer", method, "--in_place", str(int(in_place))]
-    counts = []
-    for tokens in COMPILED_LENGTHS:
-        done = subprocess.run([*ask, "--length", str(tokens)], stdout=subprocess.PIPE, text=True, check=True)
-        counts.append(json.loads(done.stdout.splitlines()[-1]))
+def counts_of(seen: Simulated) -> Counts:
+    products = sum(seconds_of(*each) for each in seen.product_sizes)
+    return Counts(seen.flops, seen.elementwise_bytes / 1e9, seen.launches, products)
+
+
+def compiled_part(part: str, method: str, in_place: bool, length: int) -> Counts:
+    """A compiled layer in both passes on ``length`` tokens, or what compiling changes in the loss of so many."""
+    ask = [sys.executable, __file__, "--part", part, "--method", method, "--in_place", str(int(in_place))]
+    few, more = (
+        json.loads(
+            subprocess.run(
+                [*ask, "--length", str(length), "--tokens", str(tokens)], stdout=subprocess.PIPE, text=True, check=True
+            ).stdout.splitlines()[-1]
+        )
+        for tokens in COMPILED_LENGTHS
+    )
     short, long = COMPILED_LENGTHS
-    slope = (counts[1]["bytes"] - counts[0]["bytes"]) / (long - short)
-    size = counts[1]["bytes"] + slope * (length - long)
-    return Counts(0.0, size / 1e9, counts[1]["launches"])
+    size = more["bytes"] + (more["bytes"] - few["bytes"]) / (long - short) * (length - long)
+    flops = sum(flops for flops, _ in more["products"])
+    products = sum(seconds_of(*each) for each in more["products"])
+    return Counts(flops, size / 1e9, more["launches"], products, more["copied"] / 1e9)
 
 
 def table(method: str, length: int, folder: Path) -> None:
     """Print the rows of one method."""
-    print(f"\n| {method} | TFLOP | GB | launches | simulated GiB | plan | plan's launches | ms by the roofline |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(f"\n| {method} | TFLOP | GB | launches | plan's | simulated GiB | plan's | ms: operations | and bytes |")
+    print("|---|---|---|---|---|---|---|---|---|")
     whole = workload_of(method, length, LAYERS, folder)
     for rung in rungs(method):
         workload = replace(whole, **rung.changes)
         seen = simulated(workload, rung.in_place)
-        # Of 4-bit products torch counts nothing: they are those of lora.
-        flops = (simulated(replace(workload, method="lora"), rung.in_place) if method == "qlora" else seen).flops
-        counts = Counts(flops, seen.elementwise_bytes / 1e9, seen.launches)
+        counts = counts_of(seen)
         planned = replace(workload, fuses=rung.compiled)
         real = "not simulated" if rung.compiled else f"{seen.tensors / GIB:.2f}"
+        # Of 4-bit products torch counts nothing: they are those of lora.
+        as_lora = replace(workload, method="lora") if method == "qlora" else workload
+        if method == "qlora":
+            other = counts_of(simulated(as_lora, rung.in_place))
+            counts = replace(counts, flops=other.flops, products=other.products)
         if rung.compiled:  # the layers' own counts are replaced by those of their graphs
             few, more = (
-                simulated(replace(workload_of(method, length, layers, folder), **rung.changes), rung.in_place)
+                counts_of(
+                    simulated(replace(workload_of(method, length, layers, folder), **rung.changes), rung.in_place)
+                )
                 for layers in (2, 4)
             )
-            layer = compiled_layer(method, rung.in_place, length)
-            counts = Counts(
-                counts.flops,
-                counts.gigabytes - LAYERS * ((more.elementwise_bytes - few.elementwise_bytes) / 2e9 - layer.gigabytes),
-                counts.launches - LAYERS * ((more.launches - few.launches) / 2 - layer.launches),
-            )
+            layer = compiled_part("layer", method, rung.in_place, length)
+            plain = (more + few * -1) * 0.5
+            if method == "qlora":
+                layer, plain = (replace(each, flops=0.0, products=0.0) for each in (layer, plain))
+            counts += (layer + plain * -1) * LAYERS
+            tokens = min(chunk_tokens(workload), length)
+            counts += compiled_part("loss", method, rung.in_place, tokens) * (length / tokens)
         step = speed.step(planned, H100)
         assert step
-        cells = [rung.name, f"{counts.flops / 1e12:.1f}", f"{counts.gigabytes:.1f}", f"{counts.launches:,.0f}", real]
-        cells += [f"{predict(planned).tensors / GIB:.2f}", f"{step.launches:,.0f}", f"{counts.milliseconds():.0f}"]
+        cells = [rung.name, f"{counts.flops / 1e12:.1f}", f"{counts.gigabytes + counts.copied:.1f}"]
+        cells += [f"{counts.launches:,.0f}", f"{step.launches:,.0f}", real, f"{predict(planned).tensors / GIB:.2f}"]
+        cells += [f"{each:.0f}" for each in counts.milliseconds()]
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def count_layer(method: str, in_place: bool, length: int) -> None:
-    """Compile one layer of the 8B shape and run both passes; print the kernels of its graphs and their bytes."""
+def layer_of(method: str, in_place: bool) -> tuple[Any, Any]:
+    """A model with one layer of the 8B shape, and a function that runs the layer on a number of tokens."""
     import torch
     from peft import LoraConfig, get_peft_model
-    from torch._inductor.graph import GraphLowering
     from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
-    from kit.model.compile import CompiledLayers
     from kit.model.lora_linear import install_lora_linear
 
-    torch._inductor.config.force_disable_caches = True
     values = json.loads((ROOT / "recipes/shapes/llama-8b/config.json").read_text())
     config = LlamaConfig(**(values | {"num_hidden_layers": 1, "vocab_size": 256, "dtype": "bfloat16"}))
     torch.set_default_dtype(torch.bfloat16)
@@ -183,40 +216,130 @@ def count_layer(method: str, in_place: bool, length: int) -> None:
                 parameter.data = parameter.data.float()
         if in_place:
             install_lora_linear(model)
-    layers = CompiledLayers(model, ["LlamaDecoderLayer"])
-    layers.is_on = True
-    counted = {"launches": 0, "bytes": 0}
-    make = GraphLowering.codegen
-
-    def counting(graph: Any) -> Any:
-        result = make(graph)
-        for node in graph.scheduler.nodes:
-            kind = type(getattr(node, "node", None)).__name__
-            if kind != "MultiOutput" and "Nop" not in type(node).__name__:
-                counted["launches"] += 1
-                # An extern kernel is a product, attention, or the conversion of 4-bit weights.
-                counted["bytes"] += 0 if node.is_extern() else node.get_read_write_buffers_sizes()
-        return result
-
-    x = torch.randn(1, length, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     found = {type(module).__name__: module for module in model.modules()}
-    angles = found["LlamaRotaryEmbedding"](x, torch.arange(length)[None])
-    with patch.object(GraphLowering, "codegen", counting):
+
+    def run(tokens: int) -> torch.Tensor:
+        x = torch.randn(1, tokens, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+        angles = found["LlamaRotaryEmbedding"](x, torch.arange(tokens)[None])
         with torch.autocast("cpu", torch.bfloat16, enabled=method != "full"):  # FSDP2 casts by itself
-            y = found["LlamaDecoderLayer"](x, attention_mask=None, position_embeddings=angles)
-        y.sum().backward()
-    print(json.dumps(counted))
+            return found["LlamaDecoderLayer"](x, attention_mask=None, position_embeddings=angles)
+
+    return model, run
+
+
+class Graphs:
+    """What is in graphs that inductor makes: kernels, their bytes, products."""
+
+    def __init__(self, length: int, forwards: int = 1) -> None:
+        """
+        Args:
+            length: tokens for which products are counted, whatever number runs.
+            forwards: how often a forward graph runs.
+        """
+        self.launches = self.bytes = self.copied = 0
+        self.products: list[tuple[int, int]] = []
+        self._length, self._forwards = length, forwards
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the graphs that are made in the ``with`` block."""
+        from torch._inductor.graph import GraphLowering
+
+        make = GraphLowering.codegen
+
+        def counting(graph: Any) -> Any:
+            result = make(graph)
+            for node in graph.scheduler.nodes:
+                kind = type(getattr(node, "node", None)).__name__
+                if kind != "MultiOutput" and "Nop" not in type(node).__name__:
+                    for _ in range(1 if graph.is_backward else self._forwards):
+                        self._count(node)
+            return result
+
+        with patch.object(GraphLowering, "codegen", counting):
+            yield
+
+    def _count(self, node: Any) -> None:
+        """Count a kernel. An extern one is a product, attention, or of 4-bit weights, whose bytes are not counted."""
+        from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+
+        self.launches += 1
+        if not node.is_extern():
+            self.bytes += node.get_read_write_buffers_sizes()
+            return
+        name, inputs = node.node.python_kernel_name, node.node.inputs
+        if "scaled_dot_product" in name:
+            is_backward = "backward" in name
+            shapes = [self._numbers(each.get_size()) for each in inputs[: 4 if is_backward else 3]]
+            flops = (sdpa_backward_flop_count if is_backward else sdpa_flop_count)(*shapes)
+            self.products.append((flops, 2 * sum(map(math.prod, shapes))))
+        elif name.endswith(("mm", "add_product_.default")):
+            shapes = [self._numbers(each.get_size()) for each in inputs]
+            left, right = shapes[-2:]
+            out = [*left[:-1], right[-1]]
+            adds = len(shapes) == 3 and node.node.kwargs.get("beta") != 0
+            size = 2 * sum(map(math.prod, (left, right, out, *([out] if adds else []))))
+            self.products.append((2 * math.prod(left) * right[-1], size))
+            if adds and name.endswith("addmm"):
+                self.launches += 1
+                self.copied += 4 * math.prod(out)
+
+    def _numbers(self, shape: Any) -> list[int]:
+        from sympy import sympify
+
+        sizes = map(sympify, shape)
+        return [int(each.subs(dict.fromkeys(each.free_symbols, self._length))) for each in sizes]
+
+
+def count_part(part: str, method: str, in_place: bool, tokens: int, length: int) -> dict[str, Any]:
+    """Count what is in the graphs of a layer in both passes, or of the loss of a chunk less what it has uncompiled."""
+    import torch
+
+    torch._inductor.config.force_disable_caches = True
+    if part == "layer":
+        from kit.model.compile import CompiledLayers
+
+        model, run = layer_of(method, in_place)
+        layers = CompiledLayers(model, ["LlamaDecoderLayer"])
+        layers.is_on = True
+        graphs = Graphs(length)
+        with graphs.counted():
+            run(tokens).sum().backward()
+    else:
+        from benchmarks.simulation.meter import Meter
+        from kit.model.compile import compiled
+        from kit.model.loss_head import _cross_entropy, _softmax_loss
+
+        trains = method == "full"  # then the backward pass computes the losses again
+        logits = torch.randn(tokens, 128_256, dtype=torch.bfloat16, requires_grad=trains)
+        targets = torch.arange(tokens)
+
+        def loss(function: Any) -> Any:
+            return function(logits, targets).sum().backward() if trains else function(logits, targets)
+
+        graphs = Graphs(length, forwards=2 if trains else 1)
+        with graphs.counted():
+            loss(compiled(_cross_entropy if trains else _softmax_loss))
+        with Meter() as meter, meter.tally() as plain:
+            loss(_cross_entropy if trains else _softmax_loss)
+            if trains:
+                _cross_entropy(logits, targets)
+        graphs.launches -= plain.launches
+        graphs.bytes -= plain.elementwise_bytes
+    return {name: getattr(graphs, name) for name in ("launches", "bytes", "copied", "products")}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", nargs="+", default=["lora", "qlora", "full"], choices=("lora", "qlora", "full"))
     parser.add_argument("--length", type=int, default=4096, help="tokens of the row")
-    parser.add_argument("--layer", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--part", default="", help=argparse.SUPPRESS)
     parser.add_argument("--in_place", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--tokens", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.layer:
-        count_layer(options.layer, bool(options.in_place), options.length)
+    if options.part:
+        counted = count_part(options.part, options.method[0], bool(options.in_place), options.tokens, options.length)
+        print(json.dumps(counted))
         return
     with tempfile.TemporaryDirectory() as folder:
         for method in options.method:

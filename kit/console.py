@@ -115,12 +115,12 @@ def _discard_output() -> None:
     os.close(null)
 
 
-def progress(items: Iterable[Any], name: str, total: int) -> Iterable[Any]:
+def progress(items: Iterable[Any], name: str, total: int | None) -> Iterable[Any]:
     """Return ``items`` with a progress bar, shown by the main process if standard error is a terminal.
 
     Args:
         name: the text beside the bar.
-        total: the number of items.
+        total: the number of items; None if it is not known.
     """
     visible_here = is_main() and sys.stderr.isatty()
     return tqdm(items, desc=one_line(name), total=total, leave=False, dynamic_ncols=True, disable=not visible_here)

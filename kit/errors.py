@@ -55,6 +55,10 @@ class UserError(Exception):
         return "\n".join([first, *(f"  - {problem}" for problem in self.problems)])
 
 
+class LateError(UserError):
+    """An error in the middle of a run, raised on all ranks at the same call: the run saves, and ends with it."""
+
+
 class TrainingError(Exception):
     """The run cannot continue, for a reason other than a wrong setting: a non-finite loss, a lost rank.
 

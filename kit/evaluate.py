@@ -280,7 +280,7 @@ def _answers(
                 numbers=numbers,
                 device=accelerator.device,
             )
-            for i, (prompt, reference), (written, ends) in zip(ids, pairs, completions, strict=False):
+            for i, (prompt, reference), (written, ends, _) in zip(ids, pairs, completions, strict=False):
                 texts = (tokenizer.decode(each, skip_special_tokens=True) for each in (reference, written))
                 answer = Answer(tokenizer.decode(prompt), *texts)
                 try:

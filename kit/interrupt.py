@@ -18,6 +18,10 @@ SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "S
 OWN_TORCHRUN = "KIT_TORCHRUN"
 
 
+class Stopped(Exception):
+    """Ends an evaluation or a rollout early, on all ranks at the same place."""
+
+
 def leave_on_ctrl_c() -> None:
     """Let Ctrl-C end this process at once. Call it first, where nothing has been begun that must be ended."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the command ignores it, as `nohup` may

@@ -17,14 +17,14 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from kit.errors import Problem, UserError, first_line
+from kit.errors import LateError, Problem, UserError, first_line
 
 Function = Callable[[str, str, Any], Any]
 SIGNATURE = "function(expected, answer, row) -> float"
 PATTERN = r".+\.py:[A-Za-z_]\w*"  # of a name in ``metrics``
 
 
-class MetricError(UserError):
+class MetricError(LateError):
     """The function of the user raised an error, or returned no number."""
 
 

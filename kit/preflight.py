@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.cache import file_digest
 from kit.checkpoint.manifest import digest_of, read_manifest
 from kit.config.launch_flags import Launch
 from kit.config.optimisers import OPTIMISERS
@@ -36,11 +35,13 @@ from kit.run.facts import OWN_OF_MACHINE, compared_facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.run.output_dir import run_in
+from kit.run.record import own_code
 from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
 from kit.strategy.agreement import Fact
 from kit.strategy.kernels import check_kernels
 from kit.strategy.precision import describe_precision
 from kit.strategy.topology import Topology, check_router_loss
+from kit.train.vllm_server import check_server
 from kit.upload import check_upload
 
 
@@ -79,8 +80,7 @@ class Preflight:
         content["eval_dataset"] = data.evaluation and data.evaluation.fingerprint
         content["chat_template"] = str(data.chat_template)
         for key, names in (("metrics", recipe.metrics), ("rewards", recipe.rewards)):
-            files = [Path(name.rpartition(":")[0]).expanduser() for name in names if is_own(name)]
-            content[key] = [*names, *map(file_digest, files)]
+            content[key] = [*names, *own_code(names).values()]
         if recipe.teacher:
             content["teacher"] = fingerprint(teacher_settings(recipe))
         if recipe.adapter_name_or_path:
@@ -125,7 +125,11 @@ def check(
     stop_tokens: dict[str, int] = {}
     with problems.caught():
         datasets = open_datasets(
-            recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming, recipe.declared.rows
+            recipe.dataset_entries,
+            recipe.eval_dataset_entries,
+            recipe.streaming,
+            recipe.declared.rows,
+            scores=bool(topology) and not trains,
         )
     with problems.caught():
         tokenizer = open_tokenizer(recipe)
@@ -206,6 +210,8 @@ def check(
         with problems.caught():
             run_in(recipe.overwrite_output_dir, Path(recipe.output_dir or ""), recipe.inputs)
     problems.raise_if_any()
+    if recipe.vllm_server_base_url and trains and topology and is_main() and not launch.dry_run:
+        check_server(recipe)
     assert tokenizer is not None and data is not None
     tokenizer.chat_template = data.chat_template
     total_steps = data.total_steps(recipe)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -25,6 +25,7 @@ from kit.answers import METRICS
 from kit.errors import Problem, UserError
 
 _START_SECONDS = 120  # in which a process must have imported the user's files
+_LOOK_SECONDS = 0.5  # between two looks at whether the run stops
 
 
 class Asked(NamedTuple):
@@ -88,44 +89,61 @@ def try_rewards(names: Sequence[str], timeout_seconds: float, asked: Asked) -> N
 class Scorer:
     """Computes the rewards of answers, several at a time. Its processes end with the one that made it."""
 
-    def __init__(self, names: Sequence[str], timeout_seconds: float, num_workers: int) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        timeout_seconds: float,
+        num_workers: int,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         """
         Args:
-            timeout_seconds: for all rewards of one answer.
+            timeout_seconds: for one reward of an answer.
+            is_stopping: whether the run was asked to stop, which does not wait for rewards.
         """
         self._names = tuple(names)
         self._timeout = timeout_seconds
+        self._is_stopping = is_stopping
         self._threads = ThreadPoolExecutor(num_workers)
         self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
         for _ in range(num_workers):
             self._idle.put(None)
 
     def __call__(self, asked: Sequence[Asked]) -> list[list[float | str]]:
-        """Return of each answer its rewards, in the order of the names; in place of one that failed, why."""
+        """Return of each answer its rewards, in the order of the names; in place of one that failed, why.
+
+        A stop leaves out those that were not computed by then.
+        """
         return list(self._threads.map(self._score, asked))
 
     def _score(self, asked: Asked) -> list[float | str]:
         worker = self._idle.get()
+        found: list[float | str] = []
         try:
-            worker = worker or _Worker(self._names, self._timeout)
-            answer = worker.ask(asked, self._timeout)
-            if answer is not None:
-                return answer
-            why = f"took more than {self._timeout:g} s (row {asked.origin})"
-        except (EOFError, OSError):
-            why = f"ended its process (row {asked.origin})"
+            for k in range(len(self._names)):
+                if self._is_stopping():
+                    break
+                answer, why = None, f"took more than {self._timeout:g} s (row {asked.origin})"
+                try:
+                    worker = worker or _Worker(self._names, self._timeout, self._is_stopping)
+                    answer = worker.ask(k, asked)
+                except (EOFError, OSError):
+                    why = f"ended its process (row {asked.origin})"
+                if answer is None and worker is not None:
+                    worker.end()
+                    worker = None
+                if answer is not None or not self._is_stopping():
+                    found.append(why if answer is None else answer)
         finally:
-            if worker is not None and not worker.is_idle:
-                worker.end()
-                worker = None
             self._idle.put(worker)
-        return [why] * len(self._names)
+        return found
 
 
 class _Worker:
     """A process that computes rewards. It has a session of its own, so that what it starts ends with it."""
 
-    def __init__(self, names: tuple[str, ...], timeout: float) -> None:
+    def __init__(self, names: tuple[str, ...], timeout: float, is_stopping: Callable[[], bool]) -> None:
+        self._timeout, self._is_stopping = timeout, is_stopping
         self._connection, theirs = Pipe()
         code = f"import sys; sys.path = {sys.path!r}; from kit.rewards import serve; serve({theirs.fileno()})"
         # Not a fork, which would have the run's threads and its GPU.
@@ -138,26 +156,32 @@ class _Worker:
             start_new_session=True,
         )
         theirs.close()
-        self.is_idle = False
         try:
             self._connection.send((names, timeout, os.getpid()))
-            if not self._connection.poll(_START_SECONDS):
+            if not self._has_answered(_START_SECONDS):
                 raise OSError
             self._connection.recv()
         except (EOFError, OSError):
             self.end()
             raise
-        self.is_idle = True
 
-    def ask(self, asked: Asked, timeout: float) -> list[float | str] | None:
-        """Return the rewards; None if they took too long. Raises ``EOFError`` or ``OSError`` if the process ended."""
-        self.is_idle = False
-        self._connection.send(asked)
-        if not self._connection.poll(timeout):
+    def ask(self, number: int, asked: Asked) -> float | str | None:
+        """Return one of the rewards, by its place among the names; None if it took too long, or the run stops.
+
+        Raises ``EOFError`` or ``OSError`` if the process ended.
+        """
+        self._connection.send((number, asked))
+        if not self._has_answered(self._timeout):
             return None
-        answer: list[float | str] = self._connection.recv()
-        self.is_idle = True
+        answer: float | str = self._connection.recv()
         return answer
+
+    def _has_answered(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not self._connection.poll(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
+            if self._is_stopping() or time.monotonic() >= end:
+                return False
+        return True
 
     def end(self) -> None:
         """End the process and those that it started."""
@@ -178,10 +202,10 @@ def serve(number: int) -> None:
     connection.send("ready")
     with contextlib.suppress(EOFError):
         while True:
-            asked = connection.recv()
+            number, asked = connection.recv()
             # If the run was killed meanwhile, and a reward does not let the thread run.
             signal.alarm(int(timeout) + 30)
-            answer = [_number_or_why(name, asked) for name in names]
+            answer = _number_or_why(names[number], asked)
             if os.getpid() != own:  # a reward forked; a second answer would be taken for that to the next question
                 os._exit(0)
             connection.send(answer)

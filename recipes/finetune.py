@@ -7,6 +7,7 @@ accelerate launch recipes/finetune.py --help                             # every
 """
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def main() -> None:
     from kit.run.shared import check_shared
     from kit.strategy.accelerator import layer_classes, prepare, start
     from kit.strategy.rendezvous import together
+    from kit.strategy.weights import StartWeights
     from kit.train.compilation import compile_first
     from kit.train.distil import Teacher
     from kit.train.head_proof import prove_head
@@ -131,6 +133,7 @@ def main() -> None:
         with together(accelerator):
             frozen = build_teacher(teacher_settings(recipe), checked.teacher_config, load_plan, recipe.packing)
         teacher = Teacher(prepare(accelerator, topology, frozen))
+        parts.append(teacher.description)
     if recipe.precomputes_reference:  # with the weights from which the run begins
         guard.enter(phases.REFERENCE)
         add_references(
@@ -145,6 +148,8 @@ def main() -> None:
             compiled=bool(recipe.torch_compile),
         )
         guard.enter(phases.LOADING)
+    if recipe.keeps_start:
+        prepared = replace(prepared, start=StartWeights(prepared.model))
     if folder.checkpoint:
         load_checkpoint(prepared.model, prepared.optimizer, folder.checkpoint)
     folder.begin(prepared.strategy, checked.describe_data(), state.step, total_steps, data.skipped_rows(), checked.plan)
@@ -162,7 +167,9 @@ def main() -> None:
     stop = StopRequest(accelerator)
     progress = stop.interruptible(guard.progress)
     feed: BatchSource = (
-        Rollouts(prepared, recipe, data, tokenizer, checked.stop_tokens.values(), state.feed, progress)
+        Rollouts(
+            prepared, recipe, data, tokenizer, checked.stop_tokens.values(), state.feed, progress, lambda: stop.is_made
+        )
         if recipe.rolls_out
         else data.open_feed(recipe, prepared.ranks, pad_id(tokenizer), state.feed, recipe.output_dir)
     )

@@ -15,6 +15,7 @@ def right(expected, answer, row):
 
 def bad(expected, answer, row):
     if answer == "hangs":
+        open("hangs", "w").close()
         time.sleep(600)
     if answer == "raises":
         raise ValueError("no such thing")
@@ -70,18 +71,26 @@ def test_a_reward_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch
     assert time.monotonic() - began < 60
     assert found["fine"] == [0.5, 1.0] and found["prints"] == [0.0, 1.0]
     for kind, words in {
-        "raises": "own.py:11: ValueError: no such thing (row train.jsonl:3",
+        "raises": "own.py:12: ValueError: no such thing (row train.jsonl:3",
         "none": "returned None",
         "nan": "returned nan",
         "text": "returned '1'",
         "leaves": "SystemExit: away",
     }.items():
         assert found[kind][0] == 0.0 and words in found[kind][1], kind
-    assert found["ends"] == ["ended its process (row train.jsonl:3)"] * 2
-    assert found["hangs"] == found["forks"] == ["took more than 3 s (row train.jsonl:3)"] * 2
+    assert found["ends"] == [0.0, "ended its process (row train.jsonl:3)"]
+    assert found["hangs"] == found["forks"] == [0.0, "took more than 3 s (row train.jsonl:3)"]
     forked = int((tmp_path / "forked").read_text())
     status = Path(f"/proc/{forked}/stat")
     deadline = time.monotonic() + 10
     while status.exists() and status.read_text().split()[2] != "Z":
         assert time.monotonic() < deadline, "what a reward had started lives on"
         time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_stop_does_not_wait_for_rewards(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    scorer = Scorer(["own.py:right", "own.py:bad"], 300.0, 1, is_stopping=(tmp_path / "hangs").exists)
+    assert scorer([asked("hangs"), asked("fine")]) == [[0.0], []]

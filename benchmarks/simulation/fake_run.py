@@ -28,6 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import kit.checkpoint.save
 import kit.data.feed.feed
+import kit.model.lora_linear
 import kit.strategy.accelerator
 from benchmarks.simulation.fake_tensors import (
     keep_inputs_on_host,
@@ -37,7 +38,7 @@ from benchmarks.simulation.fake_tensors import (
 )
 from benchmarks.simulation.gradients import all_gradients
 from benchmarks.simulation.labels import label_storages
-from benchmarks.simulation.meter import Meter, Tally
+from benchmarks.simulation.meter import FLOPS, Meter, Tally
 from benchmarks.simulation.simulate import set_rank_0_variables
 from benchmarks.simulation.storages import GRADIENTS
 from kit.config.recipe import Recipe
@@ -230,6 +231,7 @@ def main() -> None:
     topology = Topology(**values | own)
     if topology.strategy != SINGLE:
         set_rank_0_variables(topology.num_processes, request["gpus_per_machine"])
+    FLOPS[torch.ops.kit.add_product_] = lambda sums, left, right, *_, **__: 2 * left.numel() * right.shape[-1]
     meter = Meter(open_config(recipe).get_text_config().vocab_size)
     teach_fake_tensors(meter)
     take_kernels_of_cuda()

@@ -32,7 +32,7 @@ _NO_LAUNCH = {
     "set_",
 }
 # torch has no formulas for a product that is added in place, and for attention on a CPU.
-_FLOPS = {
+FLOPS = {
     **flop_registry,
     torch.ops.aten.addmm_: flop_registry[torch.ops.aten.addmm],
     **{
@@ -68,6 +68,7 @@ class Tally:
     flops: int = 0  # of matrix products and attention; attention without regard to its mask, as torch counts
     launches: int = 0  # of kernels, one for each operation that computes or copies something
     elementwise_bytes: int = 0  # that these read and write, but for those that ``flops`` counts
+    product_sizes: list[tuple[int, int]] = field(default_factory=list)  # flops and bytes of each of the latter
     peaks: dict[str, int] = field(default_factory=dict)  # bytes by type of device
     components: dict[str, dict[str, int]] = field(default_factory=dict)  # what the peak consists of
     moments: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # the same at each moment of ``mark``
@@ -109,14 +110,17 @@ class Meter(Storages, TorchDispatchMode):
             self._tally.collectives[name.strip("_")] += 1
             self._tally.collective_bytes[name.strip("_")] += max(sizes, default=0)
         result = self._answer(func, name, args, kwargs)
-        formula = _FLOPS.get(func._overloadpacket)
-        if formula is not None:
-            self._tally.flops += formula(*args, **kwargs, out_val=result)
+        formula = FLOPS.get(func._overloadpacket)
         if func.namespace != "c10d" and not func.is_view and name not in _NO_LAUNCH:
             self._tally.launches += 1
+            written = args[:1] if result is None else result
+            size = sum(map(_num_bytes, tensors_in((args, kwargs.values(), written))))
             if formula is None:
-                read = sum(map(_num_bytes, tensors_in((args, kwargs.values()))))
-                self._tally.elementwise_bytes += read + sum(map(_num_bytes, tensors_in((result,))))
+                self._tally.elementwise_bytes += size
+            else:
+                flops = formula(*args, **kwargs, out_val=result)
+                self._tally.flops += flops
+                self._tally.product_sizes.append((flops, size))
         self.hold(tensors_in((result, kwargs.get("out"))), _LABELLED_OUTPUTS.get(name))
         if name in _LABELLED_INPUTS:
             self.hold(tensors_in((args, kwargs.values())), _LABELLED_INPUTS[name])

@@ -109,7 +109,8 @@ def read_command_line(
     if secrets:
         return Request(launch, None, DEFAULT_RECIPE, secrets)  # no other problem: it might quote part of a credential
     name = name or _name_of(str(values.get("adapter_name_or_path") or values["model_name_or_path"]))
-    if recipe and recipe.declared.rows != "answers" and recipe.objective not in name.split("-"):
+    compares = recipe and (recipe.declared.rows != "answers" or recipe.rolls_out)
+    if recipe and compares and recipe.objective not in name.split("-"):
         name = f"{name}-{recipe.objective}"  # it often follows a run of the same recipe that has learned the answers
     return Request(launch, recipe, name, problems + more, notes)
 

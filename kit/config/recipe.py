@@ -52,6 +52,11 @@ class Recipe(
         return self.declared.has_reference and (self.precompute_reference or weights_change)
 
     @property
+    def keeps_start(self) -> bool:
+        """Whether rollouts compare with weights that train, so that those of the start are kept in host memory."""
+        return self.rolls_out and bool(self.beta) and (self.method == "full" or bool(self.adapter_name_or_path))
+
+    @property
     def rolls_out(self) -> bool:
         """Whether the model learns from its own answers."""
         return self.declared.rolls_out

@@ -239,7 +239,8 @@ def check_learned(state: dict[str, torch.Tensor]) -> None:
     has_learned.pop("", None)
     still = [module for module, learned in has_learned.items() if not learned]
     if has_learned and len(still) == len(has_learned):
-        raise TrainingError("every lora_B is zero: the adapter has learned nothing")
+        of_rollouts = "; in rollouts, no answer was worth more than another to its prompt"
+        raise TrainingError(f"every lora_B is zero: the adapter has learned nothing{of_rollouts}")
     if still:
         say(
             f"warning: {len(still)} of {len(has_learned)} adapters never moved, their lora_B is zero: {listed(still)}; "

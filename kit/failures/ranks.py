@@ -78,7 +78,7 @@ class Watch:
         self._save = work
         self._last_progress = time.monotonic()
 
-    def progress(self, items: Iterable[Any], name: str, total: int) -> Iterator[Any]:
+    def progress(self, items: Iterable[Any], name: str, total: int | None) -> Iterator[Any]:
         """Return ``items`` with a progress bar. Each item taken counts as a sign that this rank does not hang.
 
         An evaluation may take longer than the time-out.

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from kit import interrupt
+from kit.errors import LateError
 from kit.failures import exits
-from kit.own_metric import MetricError
 from kit.strategy.launcher import launcher_is_gone
 
 if TYPE_CHECKING:
@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 SAME_SECONDS = 1.0
 
 
-class Stopped(Exception):
-    """Ends an evaluation early, on all ranks at the same batch."""
-
-
-CAUSES = (Stopped, MetricError)  # what ends an evaluation so that the run saves and stops
+CAUSES = (interrupt.Stopped, LateError)  # what ends an evaluation or a rollout so that the run saves and stops
 
 
 class StopRequest:
@@ -41,7 +37,7 @@ class StopRequest:
         """Install the signal handlers. Every rank creates one, in its main thread."""
         self._accelerator = accelerator
         self._signal = 0
-        self._error: MetricError | None = None
+        self._error: LateError | None = None
         self._time = 0.0
         for number in interrupt.SIGNALS:
             # `nohup` makes a process ignore SIGHUP, and a single process keeps ignoring it. Ranks must handle it: a
@@ -56,22 +52,22 @@ class StopRequest:
         return bool(self._signal)
 
     def because(self, cause: Exception) -> None:
-        """Note what ended an evaluation: one of ``CAUSES``, on all ranks."""
-        self._error = cause if isinstance(cause, MetricError) else None
+        """Note what ended an evaluation or a rollout: one of ``CAUSES``, on all ranks."""
+        self._error = cause if isinstance(cause, LateError) else None
 
     @property
     def reason(self) -> str:
         """What stopped the run, in words."""
-        return "a metric or reward that failed" if self._error else "a signal"
+        return "an error" if self._error else "a signal"
 
     def leave(self) -> NoReturn:
-        """End the process, after the run has saved: with status 75, or with the error of a metric."""
+        """End the process, after the run has saved: with status 75, or with the error."""
         if self._error:
             raise self._error
         exits.leave(exits.STOPPED)
 
     def interruptible(self, progress: Callable[..., Iterable[Any]]) -> Callable[..., Iterator[Any]]:
-        """Wrap ``progress`` so that it raises ``Stopped`` once any rank was asked to stop.
+        """Wrap ``progress`` so that it raises ``interrupt.Stopped`` once any rank was asked to stop.
 
         It does so on all ranks before the same item. All ranks must take the same number of items.
         """
@@ -79,7 +75,7 @@ class StopRequest:
         def stopping(*args: Any) -> Iterator[Any]:
             for item in progress(*args):
                 if self._is_made_anywhere():
-                    raise Stopped
+                    raise interrupt.Stopped
                 yield item
 
         return stopping

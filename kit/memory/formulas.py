@@ -167,7 +167,8 @@ def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
             _gathering(teacher) - Counter({ACTIVATIONS: teacher.tokens * teacher.shape.num_layers * held(teacher)}),
         )
     if workload.generated_rows:
-        yield "generation", _generation(workload)
+        for parts in _generation(workload):
+            yield "generation", parts
     for parts in _loss_head(workload):
         yield "loss head", parts
     for parts in _backward(workload, to_come[GRADIENTS]):
@@ -201,12 +202,26 @@ def _gathered_layer(workload: Workload) -> float:
     return plain * shape.layer_parameters + adapters
 
 
-def _generation(workload: Workload) -> "Counter[str]":
-    """While answers are written: keys and values of all rows, a word's probabilities in float64, gathered weights."""
+def cache_bytes(workload: Workload) -> int:
+    """Bytes of the keys and values of the answers that are written at once, with their prompts."""
+    per_token = 2 * workload.shape.num_layers * workload.shape.kv_size * workload.compute_bytes
+    return workload.generated_rows * workload.length * per_token
+
+
+def _generation(workload: Workload) -> Iterator["Counter[str]"]:
+    """While the prompts pass a layer's feed-forward part, all at once, and while a token is drawn, in float64.
+
+    There are keys and values, and all weights: gathered, or as autocast casts them once for all tokens.
+    """
     shape, rows = workload.shape, workload.generated_rows
-    cache = rows * workload.length * shape.num_layers * 2 * shape.kv_size * workload.compute_bytes
-    gathered = workload.compute_bytes * shape.num_parameters if workload.sharded else 0
-    return Counter({ACTIVATIONS: cache, LOGITS: (4 + 8 + 8) * rows * shape.vocab_size, GATHERED: gathered})
+    weights = workload.compute_bytes * shape.num_parameters
+    there: dict[str, float] = {GATHERED: weights if workload.sharded else 0}
+    there[GRADIENTS] = 0 if workload.strategy == DDP else -_held(workload)[GRADIENTS]
+    cast = weights if is_autocast(workload) else 0
+    cache, prompt = cache_bytes(workload), max(1, workload.length - workload.new_tokens)
+    passing_by = rows * prompt * (4 * workload.compute_bytes * shape.intermediate_size + 2 * stream(workload))
+    yield Counter({**there, ACTIVATIONS: cast + cache * prompt // workload.length + passing_by})
+    yield Counter({**there, ACTIVATIONS: cast + cache, LOGITS: (4 + 8 + 8) * rows * shape.vocab_size})
 
 
 def _gathering(workload: Workload) -> "Counter[str]":

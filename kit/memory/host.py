@@ -27,6 +27,9 @@ def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
     if workload.strategy.offloads:
         gradients = workload.gradient_bytes * workload.trainable_parameters / workload.num_shards
         training["offloaded weights and optimiser"] = int(num_here * (share + gradients))
+    if workload.keeps_start:
+        of_gpu = workload.weight_bytes * workload.trainable_parameters // workload.num_shards
+        training["weights of the start"] = num_here * of_gpu
     writing = dict(training)
     if workload.method == "full":  # rank 0 gathers all weights
         writing["the final model"] = FINAL_BYTES * workload.shape.num_parameters

@@ -41,6 +41,9 @@ class Workload:
     activation_offload: bool = False  # of the inputs of layers that are checkpointed, to host memory
     tiled_mlp: bool = False  # the MLPs of layers that are checkpointed, over tiles of tokens
     generated_rows: int = 0  # answers that the model writes at once, for rollouts
+    new_tokens: int = 0  # of an answer at most
+    rollout_steps: int = 1  # that learn from the same answers
+    keeps_start: bool = False  # in host memory: the weights that train, as they were
     objective: ObjectiveName = "sft"
     teacher: Shape | None = None  # of a frozen model that is there beside
     teacher_in_4bit: bool = False
@@ -100,7 +103,10 @@ class Workload:
             fuses=bool(recipe.torch_compile),  # a plan is for a GPU, where `auto` compiles
             logit_bytes=recipe.logit_bytes,
             fp8=recipe.fp8,
-            generated_rows=recipe.eval_batch_size if recipe.rolls_out else 0,
+            generated_rows=recipe.eval_batch_size if recipe.rolls_out and not recipe.vllm_server_base_url else 0,
+            new_tokens=recipe.max_new_tokens,
+            rollout_steps=recipe.num_iterations,
+            keeps_start=recipe.keeps_start,
             objective=recipe.objective,
             teacher=teacher,
             teacher_in_4bit=recipe.teacher_in_4bit,

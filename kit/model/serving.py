@@ -22,8 +22,8 @@ def serve_command(model: str | Path) -> str:
     return f"vllm serve {shlex.quote(str(model))}"
 
 
-def why_not_served(config: Any) -> str:
-    """Return why servers do not take an adapter with this config of peft; empty if they do.
+def why_not_served(config: Any, by_vllm: bool = False) -> str:
+    """Return why servers, or vLLM alone, do not take an adapter with this config of peft; empty if they do.
 
     vLLM and llama.cpp refuse what is not a product of two matrices; norms llama.cpp leaves out. The servers named last
     always scale by alpha / r, so they would take an adapter of ``use_rslora`` and apply it more weakly than trained.
@@ -41,4 +41,5 @@ def why_not_served(config: Any) -> str:
         return f"vLLM and llama.cpp take no adapter with {' and '.join(found)}"
     if max([config.r, *(config.rank_pattern or {}).values()]) > _VLLM_RANK:
         return f"vLLM takes no adapter of a rank above {_VLLM_RANK}"
-    return "llama.cpp, SGLang and LMDeploy do not know the scale of use_rslora" if config.use_rslora else ""
+    is_weaker = config.use_rslora and not by_vllm
+    return "llama.cpp, SGLang and LMDeploy do not know the scale of use_rslora" if is_weaker else ""

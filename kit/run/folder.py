@@ -24,7 +24,7 @@ from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.run.identity import ROUNDING, changes
 from kit.run.output_dir import check_owner, outputs, unfinished
-from kit.run.record import RUN_FILE, versions, write_record
+from kit.run.record import RUN_FILE, own_code, versions, write_record
 from kit.run.resume import choose, wanted_checkpoint
 from kit.run.starts import starts
 from kit.strategy.rendezvous import together
@@ -207,6 +207,7 @@ class RunFolder:
         about: dict[str, Any] = {"identity": self.identity, "strategy": strategy.record(), "versions": versions()}
         about["rounding"] = self._recipe.model_dump(mode="json", include=ROUNDING)
         recipe = {"recipe_name": self._recipe_name, "recipe": self._recipe.model_dump(mode="json")}
+        about["own_code"] = own_code([*self._recipe.metrics, *self._recipe.rewards])
         about["total_steps"] = total_steps
         before = "" if self._recipe.overwrite_output_dir else self._seen[0]
         self._record = {**recipe, **about, "data": data, "starts": starts(before, {**recipe, **about}, step)}
@@ -214,7 +215,7 @@ class RunFolder:
         if self.checkpoint:
             say(f"continuing after step {step} of {total_steps} ({self.checkpoint})")
             if changed := ", ".join(changes(self._manifest, about)):
-                say(f"note: changed since that checkpoint: {changed}; steps from here on round differently")
+                say(f"note: changed since that checkpoint: {changed}; steps from here on differ")
             was = self._manifest.get("total_steps", total_steps)
             say(*schedule_change(self._recipe, self._recipe.peak_learning_rate, step, was, total_steps))
         elif before:
@@ -231,7 +232,10 @@ class RunFolder:
     @property
     def about(self) -> dict[str, Any]:
         """The entries of ``run.json`` that each manifest has too."""
-        return {key: self._record[key] for key in ("identity", "strategy", "versions", "rounding", "total_steps")}
+        return {
+            key: self._record[key]
+            for key in ("identity", "strategy", "versions", "rounding", "own_code", "total_steps")
+        }
 
     def end(self, step: int, stopped: bool, early: str = "") -> None:
         """Write to ``run.json`` that the run finished after ``step`` steps, or that a signal stopped it there.

@@ -43,7 +43,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     A record is ``run.json`` with the recipe, or the manifest of a checkpoint with the settings that round.
     """
     found = []
-    for part in ("recipe", "rounding", "strategy", "versions"):
+    for part in ("recipe", "rounding", "strategy", "versions", "own_code"):
         before, now = old.get(part, {}), new.get(part, {})
         keys = [key for key in (_STRATEGY if part == "strategy" else now) if key in before and key not in _OF_ONE_START]
         changed = [key for key in keys if before[key] != now[key]]

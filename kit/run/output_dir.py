@@ -21,7 +21,7 @@ from kit.run.record import METRICS_FILE, RUN_FILE, fault_of_record
 
 # Everything that a run writes to its folder besides run.json, the lock and temporary names. `kit` is TensorBoard's.
 OUTPUT_FILES = (METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, "report.html")
-OUTPUT_FOLDERS = ("checkpoints", "final", "kit")
+OUTPUT_FOLDERS = ("checkpoints", "final", "published", "kit")
 
 
 def check_writable(folder: Path) -> None:

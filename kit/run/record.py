@@ -1,7 +1,7 @@
 """Read and write the records of a run: ``run.json`` and ``metrics.jsonl``."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from kit import __version__, durable
+from kit.cache import file_digest
 from kit.checkpoint.manifest import ALL, verify
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
@@ -17,6 +18,7 @@ from kit.config.settings.objective import ObjectiveSettings
 from kit.durable import open_regular, read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.model.locate import check_base
+from kit.own_metric import is_own
 from kit.strategy.topology import ActualStrategy
 
 RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
@@ -125,6 +127,7 @@ def as_trained(settings: Recipe, run: Recipe) -> Recipe:
     variables. The method is the run's if both are of adapters.
     """
     names = {"max_length", "train_on", "excess_length_strategy", "system_prompt", "chat_template_kwargs"}
+    names |= {"dataset_columns"} if "dataset_columns" not in settings.model_fields_set else set()
     own = {name for name in settings.model_fields_set if getattr(settings, name) is not None}
     names |= {"chat_template"} if "chat_template" not in own else set()
     if "chat_template" in own:
@@ -160,6 +163,12 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def own_code(names: Sequence[str]) -> dict[str, str]:
+    """Return the hash of each file of the user among ``metrics`` or ``rewards``, by its path."""
+    paths = {name.rpartition(":")[0] for name in names if is_own(name)}
+    return {path: file_digest(Path(path).expanduser())[:12] for path in sorted(paths)}
 
 
 def write_record(folder: Path, values: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ sharding and collectives run on the CPU (a rehearsal).
 import copy
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
 from kit.data.feed.ranks import Ranks
 from kit.errors import Problem, TrainingError
+from kit.model.adapter import adapters_off
 from kit.model.plan import LoadPlan
 from kit.strategy.agreement import Fact
 from kit.strategy.fsdp import (
@@ -32,6 +33,7 @@ from kit.strategy.rendezvous import join_group
 from kit.strategy.sending import Sender
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import ActualStrategy, ShardedLayers, Topology, gpu_memory, strategy_name
+from kit.strategy.weights import StartWeights
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +49,11 @@ class Prepared:
     model: "torch.nn.Module"
     optimizer: "torch.optim.Optimizer | None"  # None: nothing is trained
     strategy: ActualStrategy
+    start: StartWeights | None = None  # of the reference; None: it is the model without its adapters
+
+    def reference(self) -> AbstractContextManager[None]:
+        """In the ``with`` block, the model is its reference: as it was at the start. Called by all ranks."""
+        return self.start.in_place() if self.start else adapters_off(self.model)
 
     @property
     def trained(self) -> "list[torch.nn.Parameter]":

@@ -225,7 +225,7 @@ _NOT_FSDP1 = {
 }
 
 
-def _method_problems(settings: MethodSettings, optim: str, config: AccelerateConfig) -> list[Problem]:
+def _method_problems(settings: Recipe, optim: str, config: AccelerateConfig) -> list[Problem]:
     """Problems with optimisers and methods that the strategy or its precision does not support."""
     strategy, problems = config.strategy, []
     if not takes_optimizer(strategy, optim):
@@ -241,6 +241,9 @@ def _method_problems(settings: MethodSettings, optim: str, config: AccelerateCon
         for name, why in _NOT_FSDP1.items():
             if getattr(settings, name) and (settings.method != "full" or not name.endswith("_tokens")):
                 problems.append(Problem(name, f"under FSDP1 with method {settings.method}: {why}", fix="--config fsdp"))
+        if settings.keeps_start and settings.method == "full":
+            found = "under FSDP1 with method full: its weights cannot give way to those of the start"
+            problems.append(Problem("beta", found, fix="--config fsdp"))
     return problems
 
 

@@ -102,6 +102,36 @@ def _whole_model_fits(accelerator: "Accelerator", model: "torch.nn.Module") -> b
     return bool(fits)
 
 
+class StartWeights:
+    """The weights that train, as they were at the start of a run, in host memory: of each rank its shards."""
+
+    def __init__(self, model: "torch.nn.Module") -> None:
+        """Called by all ranks, before a checkpoint is loaded."""
+        self._model = model
+        self._weights = [p for p in model.parameters() if p.requires_grad]
+        self._kept = [own_part(weight).detach().to("cpu", copy=True) for weight in self._weights]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """In the ``with`` block, the model has these weights. Afterwards it has its own again, to the last bit."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        import torch
+
+        reshard(self._model)  # what is gathered would not follow
+        with torch.no_grad():
+            for weight, kept in zip(self._weights, self._kept, strict=True):
+                part = own_part(weight)
+                now = part.to("cpu", copy=True)
+                part.copy_(kept)
+                kept.copy_(now)
+
+
 def replicated(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.nn.Parameter]":
     """Return the parameters of which other processes hold a copy, whole or (hybrid sharding) of this shard, by name."""
     if strategy_name(accelerator) in ("single", "fsdp1"):  # FSDP1's shards look like ordinary tensors

@@ -53,6 +53,7 @@ class Teacher:
         self._weight = whole_tensor(head.weight).to(prepared.accelerator.device)  # [V, h]
         self._bias = None if head.bias is None else whole_tensor(head.bias).to(prepared.accelerator.device)
         self._transform: Callable[[torch.Tensor], torch.Tensor] = model.transform_logits
+        self.description = f"teacher: {type(model).__name__} with {model.num_parameters():,} parameters"
 
     def states(self, batch: "GlobalBatch") -> "GlobalBatch":
         """Return the batch with the hidden states that predict each target. Called by all ranks."""

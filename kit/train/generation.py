@@ -14,6 +14,7 @@ class Completion(NamedTuple):
 
     ids: list[int]  # with the token that ended it
     ended: bool  # with a stop token; else it was cut at ``max_new_tokens``
+    logps: Sequence[float] = ()  # of a server: the log-probabilities with which it drew the ids
 
 
 def generate_answers(

@@ -7,21 +7,19 @@ Each term is a sum over the targets of the global batch, divided by a number tha
 not depend on how the batch is cut up.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from kit.config.settings.objective import ObjectiveSettings
 from kit.strategy.float64 import in_float64
+from kit.train.objective_base import ObjectiveBase
 from kit.train.reference import by_sequence, sequence_weights
 
 if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
-    from kit.strategy.accelerator import Prepared
 
 _STD_FLOOR = 1e-4  # added to a standard deviation, which may be 0
 
@@ -50,8 +48,7 @@ def advantages(rewards: np.ndarray, policy_loss: str) -> np.ndarray:
     return centred / (np.sqrt(variance) + _STD_FLOOR)
 
 
-@dataclass(frozen=True)
-class PolicyLoss:
+class PolicyLoss(ObjectiveBase):
     """Learn from the model's own answers by their advantages.
 
     ``policy_loss``, with e_low = ``epsilon`` and e_high = ``epsilon_high``, and the surrogate of a ratio
@@ -71,18 +68,12 @@ class PolicyLoss:
     With ``beta``, beta times an estimate of KL(pi || reference) is added to each token's loss: of d = log reference -
     log pi, k2 is d^2 / 2, k3 is exp(d) - d - 1. http://joschu.net/blog/kl-approx.html. k1, -d, would in a
     loss pull towards nothing: https://arxiv.org/abs/2510.01555.
+
+    An engine that is apart rounds otherwise, so that its answers are those of another model than old. With
+    ``vllm_importance_sampling_cap`` C each token's loss, without the KL, is multiplied by sg(min(old(o_it) /
+    engine(o_it), C)), in gspo and rloo that of an answer by the same of the product over its tokens. Yao et al. 2025,
+    https://fengyao.notion.site/off-policy-rl.
     """
-
-    target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
-    dataset_names: Sequence[str]
-    settings: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-
-    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
-        """Return ``batch``, which has all that is needed (``kit.train.rollouts``)."""
-        return batch
-
-    def estimate_kl(self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int) -> None:
-        """Return None: there is none."""
 
     def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
         """Return the number of answers, of tokens, or of tokens that there may be."""
@@ -96,7 +87,9 @@ class PolicyLoss:
         assert micro_batch.sequence_ids is not None
         logps = -in_float64(losses)  # [S]
         old = micro_batch.per_target.get("old_logps")
-        log_ratios = logps - (logps.detach() if old is None else in_float64(old).to(logps))
+        old_logps = logps.detach() if old is None else in_float64(old).to(logps)
+        log_ratios = logps - old_logps
+        weights = self._engine_weights(old_logps, micro_batch)
         of_answers = in_float64(micro_batch.per_sequence["advantages"]).to(logps)  # [n]
         answer_of = micro_batch.sequence_ids.to(logps.device)  # [S]
         gains = of_answers[answer_of]  # [S]
@@ -110,14 +103,14 @@ class PolicyLoss:
             of_sequences = by_sequence(log_ratios, micro_batch)
             ratios = (of_sequences / lengths.clamp(min=1) if kind == "gspo" else of_sequences).exp()
             # An answer of which nothing is learned has no loss.
-            term = (_surrogate(ratios, of_answers, low, high) * (lengths > 0)).sum()
-            ratios = ratios[answer_of]
+            term = (_surrogate(ratios, of_answers, low, high) * weights * (lengths > 0)).sum()
+            ratios, weights = ratios[answer_of], weights.expand_as(ratios)[answer_of]
         else:
             ratios = log_ratios.exp()
             if kind == "cispo":
-                term = total(-ratios.detach().clamp(max=high) * gains * logps)
+                term = total(-ratios.detach().clamp(max=high) * gains * logps * weights)
             else:
-                term = total(_surrogate(ratios, gains, low, high))
+                term = total(_surrogate(ratios, gains, low, high) * weights)
         reference = micro_batch.per_target.get("reference_logps")
         kl = torch.zeros_like(logps)
         if reference is not None:
@@ -127,22 +120,36 @@ class PolicyLoss:
             term = term + self.settings.reward_scale * total(kl)
         with torch.no_grad():
             clipped = [(ratios < low) & (gains < 0), (ratios > high) & (gains > 0)]
+            clipped.append(weights.eq(self.settings.vllm_importance_sampling_cap or torch.inf).expand_as(logps))
             sums = [-logps, kl, log_ratios.abs(), *(each.to(logps) for each in clipped)]
             return [term], torch.stack([term.detach(), *(each.detach().sum() for each in sums)])
+
+    def _engine_weights(self, old_logps: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
+        """The weights by ``vllm_importance_sampling_cap`` of tokens, [S], or of answers, [n]; 1 [] without it."""
+        cap, engine = self.settings.vllm_importance_sampling_cap, micro_batch.per_target.get("engine_logps")
+        if cap is None or engine is None:
+            return old_logps.new_ones(())
+        logs = old_logps - in_float64(engine).to(old_logps)
+        if self.settings.policy_loss in ("gspo", "rloo"):
+            logs = by_sequence(logs, micro_batch)
+        return logs.exp().clamp(max=cap)
 
     def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
         """Return ``loss``, and means over the tokens.
 
         ``entropy`` is that of the model, estimated by the tokens that it drew; ``kl`` that to the reference;
         ``log_ratio`` how far the model has moved since it drew them; ``clip_ratio/low`` and ``high`` the shares of
-        tokens whose ratio is cut, so that nothing is learned from them.
+        tokens whose ratio is cut, so that nothing is learned from them; ``sampling/capped_ratio`` that of tokens whose
+        weight is ``vllm_importance_sampling_cap``.
         """
         (divisor,) = self.divisors(batch)
         num_tokens = max(1.0, batch.target_weights.sum())
-        names = ("entropy", "kl", "log_ratio", "clip_ratio/low", "clip_ratio/high")
+        names = ("entropy", "kl", "log_ratio", "clip_ratio/low", "clip_ratio/high", "sampling/capped_ratio")
         means = dict(zip(names, (value / num_tokens for value in sums[1:]), strict=True))
         if not self.settings.beta:
             del means["kl"]
+        if not self.settings.vllm_importance_sampling_cap:
+            del means["sampling/capped_ratio"]
         return {"loss": sums[0] / divisor, **means}
 
 

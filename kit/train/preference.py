@@ -8,16 +8,16 @@ Each term is a sum over pairs or answers, or over the tokens of the chosen answe
 global batch. So the result does not depend on how the global batch is cut up.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import on_device
 from kit.strategy.float64 import in_float64
+from kit.train.objective_base import ObjectiveBase
 from kit.train.reference import sequence_logps, sequence_weights, with_references, without_gradients
 
 if TYPE_CHECKING:
@@ -50,16 +50,11 @@ class Pairs(NamedTuple):
         return cls(logps, sequence_weights(micro_batch).reshape(-1, 2), known)
 
 
-@dataclass(frozen=True)
-class PairLoss:
+class PairLoss(ObjectiveBase):
     """A mean over pairs, and for some objectives a mean over the tokens of the chosen answers beside it.
 
     A subclass says how large the loss of a pair is, and what it counts as the reward of an answer.
     """
-
-    target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
-    dataset_names: Sequence[str]
-    settings: ObjectiveSettings = field(default_factory=ObjectiveSettings)
 
     @property
     def beta(self) -> float:
@@ -84,12 +79,6 @@ class PairLoss:
         if not self.settings.declared.has_reference:
             return batch
         return replace(batch, micro_batches=with_references(prepared, batch.micro_batches))
-
-    def estimate_kl(
-        self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int
-    ) -> torch.Tensor | None:
-        """Return what the terms need of the whole batch before the first of them: nothing."""
-        return None
 
     def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
         """Return the number of pairs, and the sum of the weights of the chosen answers' tokens if they are a term."""
@@ -210,8 +199,7 @@ class ContrastivePreference(PairLoss):
         return -F.logsigmoid(rewards[:, 0] - rewards[:, 1])
 
 
-@dataclass(frozen=True)
-class KahnemanTversky:
+class KahnemanTversky(ObjectiveBase):
     """Learn from single answers: with r = log pi(y|x)/ref(y|x), the mean of
 
     - ``desirable_weight`` * (1 - s(beta (r - z))) of good answers,
@@ -221,10 +209,6 @@ class KahnemanTversky:
     (``kit.data.feed.mismatched``); no gradient passes through it. Ethayarajh et al. 2024,
     https://arxiv.org/abs/2402.01306, equations 7 and 8.
     """
-
-    target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
-    dataset_names: Sequence[str]
-    settings: ObjectiveSettings = field(default_factory=ObjectiveSettings)
 
     def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
         """Return the batch with the reference's log-probabilities, and with z unless its micro-batches have it."""

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from kit.data.feed.batches import on_device
-from kit.model.adapter import adapters_off
 from kit.strategy.float64 import in_float64
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def with_references(prepared: "Prepared", micro_batches: Sequence["MicroBatch"])
     if all("references" in micro_batch.per_sequence for micro_batch in micro_batches):
         return list(micro_batches)
     known = []
-    with adapters_off(prepared.model), without_gradients(prepared):
+    with prepared.reference(), without_gradients(prepared):
         for micro_batch in on_device(micro_batches, prepared.accelerator.device):
             losses = prepared.model(**micro_batch.model_inputs())
             known.append(micro_batch.with_per_sequence(references=sequence_logps(losses, micro_batch)))

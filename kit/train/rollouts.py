@@ -10,7 +10,7 @@ Promises:
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +24,15 @@ from kit.data.feed.feed import GlobalBatch, counted
 from kit.data.feed.packing import pack
 from kit.data.open import Data, pad_id, prompt_and_reference
 from kit.data.samples.table import Table
-from kit.errors import Problem
+from kit.errors import LateError, Problem
+from kit.interrupt import Stopped
 from kit.model.adapter import adapters_off
-from kit.model.attention import without_cudnn_attention
 from kit.own_metric import MetricError, is_own
 from kit.rewards import Asked, Scorer, key_of
-from kit.strategy.weights import generating
-from kit.train.generation import generate_answers
+from kit.train.engine import Engine, OwnEngine
 from kit.train.policy_loss import advantages
 from kit.train.reference import without_gradients
+from kit.train.vllm_server import FIELD, VllmServer
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
@@ -42,8 +42,12 @@ if TYPE_CHECKING:
 MAX_REFILLS = 3  # times that other prompts are asked for one step: by dynamic_sampling, or as all rewards failed
 MAX_WORKERS = 8  # processes of a rank that compute rewards
 NUM_SHOWN = 3  # prompts of a rollout in ``metrics.jsonl``
+NUM_PROVEN = 16  # answers of a rollout whose log-probabilities are compared with those of the engine
+# The largest mean over their tokens, in nats. vLLM 0.32 was off by 4e-7 in float32, an adapter of the step before by
+# 0.03 (recipes/tiny). In bf16 both sides round: by up to 8e-3 there, and larger models by more.
+FARTHEST, FARTHEST_ROUNDED = 1e-3, 0.05
 # Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
-Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
+Progress = Callable[[Iterable[Any], str, int | None], Iterable[Any]]
 
 
 @dataclass
@@ -56,7 +60,7 @@ class Answer:
     ended: bool
     rewards: list[float | str]  # in place of one that failed, why
     advantage: float = 0.0
-    logps: dict[str, list[float]] = field(default_factory=dict)  # by old_logps and reference_logps, of its tokens
+    logps: dict[str, list[float]] = field(default_factory=dict)  # of its tokens, by old_, engine_ and reference_logps
 
     @property
     def length(self) -> int:
@@ -115,6 +119,7 @@ class Rollouts:
         stops: Iterable[int],
         state: Mapping[str, Any],
         progress: Progress,
+        is_stopping: Callable[[], bool],
     ) -> None:
         """
         Args:
@@ -122,19 +127,26 @@ class Rollouts:
             state: what ``state`` returned; empty at the beginning of a run.
             progress: wraps each loop over calls. It may raise an exception to end it, if it does so on all ranks at the
                 same call.
+            is_stopping: whether this process was asked to stop.
         """
         assert isinstance(data, Data), "a recipe that streams is refused"
         self._prepared, self._recipe, self._data, self._tokenizer = prepared, recipe, data, tokenizer
-        self._stops, self._progress = {tokenizer.eos_token_id, *stops} - {None}, progress
+        self._progress = progress
         self._num_taken = int(state.get("num_taken", 0))  # batches of the data's order
         self._answers = [Answer(**each) for each in state.get("answers", [])]
         self._weights = recipe.reward_weights or [1.0] * len(recipe.rewards)
         workers = min(MAX_WORKERS, torch.get_num_threads())  # the cores of this rank
-        self._scorer = Scorer(recipe.rewards, recipe.reward_timeout, workers)
+        self._scorer = Scorer(recipe.rewards, recipe.reward_timeout, workers, is_stopping)
         self._rows: Mapping[int, Any] = {}
         if any(map(is_own, recipe.rewards)):
             self._rows = data.train.data_rows(range(len(data.train)))
         pad = pad_id(tokenizer)
+        ends = sorted({tokenizer.eos_token_id, *stops} - {None})
+        self._engine: Engine = (
+            VllmServer(prepared, recipe, self._prompt, ends, progress)
+            if recipe.vllm_server_base_url
+            else OwnEngine(prepared, recipe, self._prompt, ends, pad)
+        )
         self._collator = Collator(recipe.micro_batch_size, pad, recipe.packing, recipe.max_length)
         keys = [key_of(name) for name in recipe.rewards]
         self._keys = [f"{key}_{keys[: k + 1].count(key)}" if keys.count(key) > 1 else key for k, key in enumerate(keys)]
@@ -146,11 +158,15 @@ class Rollouts:
         """Return the global batch of ``step``, counted from 0. Called by all ranks.
 
         Raises:
-            MetricError: on all ranks, if no answer has a reward.
+            LateError: on all ranks, if no answer has a reward, or the engine fails or disagrees with the model.
+            Stopped: on all ranks, if one was asked to stop in a rollout.
         """
         recipe = self._recipe
         if not step % recipe.num_iterations:
+            self._engine.publish(step)
             self._answers = self._roll_out()
+            if self._engine.published:
+                self._prove_engine()
             if recipe.num_iterations > 1:
                 self._add_logps("old_logps")
             if recipe.beta:
@@ -180,14 +196,20 @@ class Rollouts:
         num_prompts = recipe.global_batch_size // recipe.num_generations
         again = f", {recipe.num_iterations} steps each" if recipe.num_iterations > 1 else ""
         rewards = ", ".join(self._keys)
-        return [f"rollouts: {num_prompts} prompts x {recipe.num_generations} answers{again}; rewards: {rewards}"]
+        by = f", by {recipe.vllm_server_base_url}" if recipe.vllm_server_base_url else ""
+        return [f"rollouts: {num_prompts} prompts x {recipe.num_generations} answers{by}{again}; rewards: {rewards}"]
 
     def closing_notes(self) -> list[str]:
         """A line for each reward that failed."""
         return [f"warning: reward {name} failed {count} times" for name, count in self._failures.items()]
 
-    def _samples(self) -> Answers:
-        return Answers(self._answers, self._data.train.dataset_ids, self._recipe.mask_truncated_completions)
+    def _prompt(self, sample: int) -> Sequence[int]:
+        return prompt_and_reference(self._data.train, sample)[0]
+
+    def _samples(self, answers: Sequence[Answer] | None = None) -> Answers:
+        """The answers of the step; or some, of which nothing is masked."""
+        masks_cut = self._recipe.mask_truncated_completions and answers is None
+        return Answers(self._answers if answers is None else answers, self._data.train.dataset_ids, masks_cut)
 
     def _items(self, samples: Answers) -> list[np.ndarray]:
         if self._recipe.packing:
@@ -238,26 +260,13 @@ class Rollouts:
         mine = list(range(ranks.index, len(tasks), ranks.count))
         size = recipe.eval_batch_size
         num_calls = -(-len(tasks) // (ranks.count * size))
-        accelerator, model = self._prepared.accelerator, self._prepared.model
         found: list[tuple[int, Answer]] = []
-        with without_gradients(self._prepared), without_cudnn_attention(), generating(accelerator, model) as generate:
+        with self._engine.answering(number, tasks) as answers_to:
             for call in self._progress(range(num_calls), "rollout", num_calls):
                 places = mine[call * size : (call + 1) * size]
                 # A rank without a task left generates for the first one, and nobody reads that answer.
-                here = [tasks[place] for place in places] or tasks[:1]
-                pairs = [prompt_and_reference(train, i) for i, _ in here]
-                completions = generate_answers(
-                    generate,
-                    [prompt for prompt, _ in pairs],
-                    stops=self._stops,
-                    pad_token_id=pad_id(self._tokenizer),
-                    max_new_tokens=recipe.max_new_tokens,
-                    temperature=1.0,
-                    top_p=None,
-                    seed=recipe.seed,
-                    numbers=[(number, *task) for task in here],
-                    device=accelerator.device,
-                )
+                completions = answers_to(places or [0])[: len(places)]
+                here = [(tasks[place][0], *prompt_and_reference(train, tasks[place][0])) for place in places]
                 asked = [
                     Asked(
                         self._text(reference),
@@ -267,32 +276,74 @@ class Rollouts:
                         len(completion.ids),
                         recipe.max_new_tokens,
                     )
-                    for (i, _), (_, reference), completion in zip(here, pairs, completions, strict=True)
+                    for (i, _, reference), completion in zip(here, completions, strict=True)
                 ]
-                rewards = self._scorer(asked[: len(places)])
-                for place, (prompt, _), completion, of_one in zip(places, pairs, completions, rewards, strict=False):
-                    ids = [*prompt, *completion.ids]
-                    found.append((place, Answer(tasks[place][0], ids, len(prompt), completion.ended, of_one)))
-        return [answer for _, answer in sorted(gather_object(found), key=lambda pair: pair[0])]
+                rewards = self._scorer(asked)
+                for place, (i, prompt, _), completion, of_one in zip(places, here, completions, rewards, strict=True):
+                    answer = Answer(i, [*prompt, *completion.ids], len(prompt), completion.ended, of_one)
+                    if completion.logps:
+                        answer.logps["engine_logps"] = list(completion.logps)
+                    found.append((place, answer))
+        answers = [answer for _, answer in sorted(gather_object(found), key=lambda pair: pair[0])]
+        if any(len(answer.rewards) < len(recipe.rewards) for answer in answers):
+            raise Stopped
+        return answers
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def _add_logps(self, name: str) -> None:
         """Compute the log-probabilities of all tokens of the answers, by the model or its reference."""
-        samples = self._samples()
+        of_model = self._prepared.reference() if name == "reference_logps" else nullcontext()
+        for i, values in self._logps(of_model):
+            self._answers[i].logps[name] = values
+
+    def _logps(
+        self, of_model: AbstractContextManager[None], answers: Sequence[Answer] | None = None
+    ) -> list[tuple[int, list[float]]]:
+        """The places of answers in ``_samples``, with the log-probabilities of their tokens. Called by all ranks.
+
+        Args:
+            of_model: in which the model is the one that is asked for.
+        """
+        samples = self._samples(answers)
         micro_batches = self._collator.micro_batches(samples, self._items(samples), self._prepared.ranks)
         model, found = self._prepared.model, []
-        switch = adapters_off(model) if name == "reference_logps" else nullcontext()
-        with switch, without_gradients(self._prepared):
+        with of_model, without_gradients(self._prepared):
             for micro_batch in on_device(micro_batches, self._prepared.accelerator.device):
                 assert micro_batch.sequence_ids is not None
                 logps = (-model(**micro_batch.model_inputs())).float().cpu()
                 sequence_ids = micro_batch.sequence_ids.cpu()
                 for number, (_, _, i) in enumerate(micro_batch.segments):
                     found.append((i, logps[sequence_ids == number].tolist()))
-        for i, values in gather_object(found):
-            self._answers[i].logps[name] = values
+        return list(gather_object(found))
+
+    def _prove_engine(self) -> None:
+        """Compare the log-probabilities that came with some answers with the model's own; add this to the metrics.
+
+        Raises:
+            LateError: on all ranks, if they differ by more than rounding, or are those of the model without adapters.
+        """
+        some = self._answers[:: -(-len(self._answers) // NUM_PROVEN)]
+
+        def differences(of_model: AbstractContextManager[None]) -> np.ndarray:
+            known = self._logps(of_model, some)
+            return np.concatenate([np.abs(np.subtract(own, some[i].logps["engine_logps"])) for i, own in known])
+
+        own, of_base = differences(nullcontext()), differences(adapters_off(self._prepared.model))
+        mean, most = float(own.mean()), float(own.max())
+        self._metrics |= {"sampling/logp_difference/mean": mean, "sampling/logp_difference/max": most}
+        accelerator, model = self._prepared.accelerator, self._prepared.model
+        is_exact = accelerator.mixed_precision == "no" and all(p.dtype == torch.float32 for p in model.parameters())
+        farthest = min(FARTHEST if is_exact else FARTHEST_ROUNDED, 2 * float(of_base.mean()))
+        if not mean <= farthest:
+            found = (
+                f"after publish {self._engine.published} the server's log-probabilities of {len(own)} tokens of "
+                f"{len(some)} answers differ from the model's by {mean:.2g} nats in the mean, {most:.2g} at most, and "
+                f"by {of_base.mean():.2g} from those of the model without adapters"
+            )
+            fix = "let the server serve this run's model_name_or_path, in its precision (--dtype); docs/rollouts.md"
+            raise LateError(Problem(FIELD, found, f"{farthest:.2g} in the mean: rounding alone", fix))
 
     def _say_failures(self, answers: Sequence[Answer]) -> None:
         failed = [

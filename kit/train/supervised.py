@@ -1,36 +1,22 @@
 """Objectives over answers to imitate: cross-entropy, and losses made of it."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 
-from kit.config.settings.objective import ObjectiveSettings
 from kit.strategy.float64 import in_float64
+from kit.train.objective_base import ObjectiveBase
 
 if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
-    from kit.strategy.accelerator import Prepared
 
 
-@dataclass(frozen=True)
-class SupervisedLoss:
+class SupervisedLoss(ObjectiveBase):
     """Weighted cross-entropy in nats per supervised token; the weights are usually 1."""
-
-    target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
-    dataset_names: Sequence[str]
-    settings: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-
-    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
-        """Return ``batch``, which has all that is needed."""
-        return batch
-
-    def estimate_kl(self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int) -> None:
-        """Return None: there is none."""
 
     def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
         """Return the sum of the weights of all targets."""

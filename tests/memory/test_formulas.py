@@ -1,5 +1,6 @@
 """The formulas agree with the kit's own step on fake tensors, and with what other kits published."""
 
+import json
 import runpy
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 from helpers import ROOT
 
 from kit.config.recipe import Recipe
+from kit.memory.families import shape_of
 from kit.memory.formulas import predict
 from kit.memory.workload import Workload
 from kit.strategy.strategies import FSDP2, OFFLOAD, SINGLE
@@ -45,6 +47,29 @@ def test_the_peak_is_that_of_the_simulation():
         for micro_batches, simulated in ((1, one), (3, three)):
             planned = predict(workload(*case, micro_batches=micro_batches)).tensors / GIB
             assert planned == pytest.approx(simulated, rel=0.02), row  # 5 % are promised
+
+
+def test_a_rollout_takes_what_was_measured():
+    """On a CPU in float32, by benchmarks/simulation/meter.py: MB of tensors while rows of prompts are answered."""
+    tiny = json.loads((ROOT / "recipes/tiny/model/config.json").read_text())
+    for method, layers, hidden, rows, prompt, new, measured in (
+        ("lora", 2, 128, 8, 108, 16, 9.971),
+        ("full", 3, 64, 16, 83, 12, 8.464),
+    ):
+        sizes = {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers, "head_dim": 32}
+        heads = {"num_attention_heads": hidden // 32, "num_key_value_heads": hidden // 64}
+        asked = {"generated_rows": rows, "new_tokens": new, "objective": "grpo", "rows": 2, "micro_batches": rows // 2}
+        planned = predict(
+            Workload(
+                shape=shape_of(tiny | sizes | heads, "random"),
+                method=method,
+                length=prompt + new,
+                gradient_checkpointing=True,
+                bf16=False,
+                **asked,
+            )
+        )
+        assert planned.moment == "generation" and planned.tensors / 1e6 == pytest.approx(measured, rel=0.03)
 
 
 def test_inputs_of_layers_on_the_host_take_nothing_of_the_gpu():

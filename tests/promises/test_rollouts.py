@@ -3,8 +3,13 @@
 Its topologies, methods and losses: tests/promises/test_whole_way.py.
 """
 
+import os
+import signal
+import sys
+from functools import partial
+
 import pytest
-from helpers import ROOT
+from helpers import ROOT, matrix
 
 pytestmark = pytest.mark.slow
 
@@ -12,10 +17,11 @@ OWN = """
 import os, signal
 
 def letters(expected, answer, row):
-    calls = int(open("calls").read()) + 1 if os.path.exists("calls") else 1
-    open("calls", "w").write(str(calls))
+    file = os.open("calls", os.O_WRONLY | os.O_APPEND | os.O_CREAT)  # ranks may call at once
+    os.write(file, b"x")
+    calls = os.lseek(file, 0, os.SEEK_CUR)
     if calls == {stop_at}:
-        os.kill(os.getppid(), signal.SIGTERM)
+        os.kill(os.getppid(), {sent})
     if calls in {fails}:
         raise KeyError("no such column")
     return sum(map(ord, answer)) % 97 / 97
@@ -41,11 +47,13 @@ FLAGS = {
 def trained(finetune, tmp_path, monkeypatch):
     """Train with a reward that stops the run in call ``stop_at`` of all, and fails in the calls ``fails``."""
 
-    def run(name, stop_at=0, fails=(), **changes):
+    def run(name, stop_at=0, sent=0, fails=(), **changes):
         folder = tmp_path / f"own-{name}"
         if not folder.exists():
             folder.mkdir()
-            text = OWN.format(stop_at=stop_at, fails=list(fails)).replace('"calls"', repr(str(folder / "calls")))
+            text = OWN.format(stop_at=stop_at, sent=int(sent), fails=list(fails)).replace(
+                '"calls"', repr(str(folder / "calls"))
+            )
             (folder / "own.py").write_text(text)
         return finetune(name, **FLAGS | {"rewards": f"{folder / 'own.py'}:letters"} | changes)
 
@@ -57,20 +65,68 @@ def adapter(run):
     return (run.folder / "final/adapter_model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(("stop_at", "after"), [(10, 2), (3, 0)])
-def test_a_run_stopped_in_a_rollout_continues_as_if_it_had_not_been(trained, stop_at, after):
-    whole = trained("whole")
+def die(moment, rank):
+    """In a rank, before the script: SIGKILL at that moment. Two steps learn from a rollout; it has two calls."""
+    import kit.train.rollouts
+    import kit.train.step
+
+    def dying(real, number):
+        calls = []
+
+        def call(*args, **options):
+            calls.append(1)
+            if len(calls) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **options)
+
+        return call
+
+    if moment == "in a rollout":
+        number = 4 // int(os.environ.get("WORLD_SIZE", "1"))
+        kit.train.rollouts.generate_answers = dying(kit.train.rollouts.generate_answers, number)
+    if moment == "between the steps of a rollout":
+        kit.train.step.train_step = dying(kit.train.step.train_step, 4)
+    if moment == "in a save" and not rank:
+
+        def audit(event, args):
+            if event == "os.rename" and str(args[0]).endswith(".step-00000003.partial"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(audit)
+
+
+# By where a run ends, after how many steps it goes on; 8 answers are judged in a rollout.
+STOPS = {"signal in the first rollout": 0, "in a rollout": 2, "between the steps of a rollout": 3, "in a save": 2}
+MORE_STOPS = {"signal in a reward": 2, "in a reward": 2}
+CALLS = {"signal in the first rollout": 3, "signal in a reward": 10, "in a reward": 12}
+
+
+@pytest.mark.parametrize(
+    ("config", "processes", "stops"),
+    matrix([("single", 1, STOPS)], rest=[("single", 1, MORE_STOPS), ("ddp", 2, STOPS), ("fsdp", 2, STOPS)]),
+)
+def test_a_run_that_ends_anywhere_continues_as_if_it_had_not_ended(trained, config, processes, stops):
+    ways = {"config": config, "processes": processes, "save_steps": 1, "per_device_eval_batch_size": 4}
+    ways["async_save"] = False  # so that a step that was done is saved
+    whole = trained("whole", **ways)
     assert whole.status == 0, whole.output
-    stopped = trained("half", stop_at=stop_at)  # 8 answers are judged in a rollout
-    assert stopped.status == 75 and (f"after step {after} of 4" in stopped.output) == bool(after), stopped.output
-    again = trained("half")
-    assert again.status == 0 and again.losses == whole.losses, again.output
-    assert adapter(again) == adapter(whole)
+    for number, (moment, after) in enumerate(stops.items()):
+        sent = signal.SIGTERM if "signal" in moment else signal.SIGKILL
+        flags = {"stop_at": CALLS.get(moment, 0), "sent": sent, **ways}
+        ended = trained(f"run-{number}", prepare=partial(die, moment), **flags)
+        assert ended.status == (75 if "signal" in moment else -9), (moment, ended.output)
+        own = ended.folder.parent / f"own-run-{number}/own.py"
+        own.write_text(own.read_text() + "# edited\n")
+        again = trained(f"run-{number}", **flags)
+        assert again.status == 0 and again.losses == whole.losses, (moment, again.output)
+        assert (f"continuing after step {after} of 4" in again.output) == bool(after), (moment, again.output)
+        assert (f"changed since that checkpoint: {own}: " in again.output) == bool(after), again.output
+        assert adapter(again) == adapter(whole), moment
 
 
 def test_an_answer_whose_reward_fails_is_left_out_and_named_and_without_any_reward_the_run_stops(trained):
     run = trained("some", fails=[2, 5], max_steps=1)
-    assert run.status == 0 and "own.py:10: KeyError: 'no such column' (row " in run.output, run.output
+    assert run.status == 0 and "own.py:11: KeyError: 'no such column' (row " in run.output, run.output
     assert "reward letters failed 2 times" in run.output
     row = run.rows[0]
     assert row["rewards/letters/failed"] == 2 and 0 < row["supervised_tokens"] <= 6 * 8
@@ -83,7 +139,6 @@ def test_wrong_combinations_are_refused_before_the_model_is_loaded(trained):
     for changes, words in (
         ({"global_batch_size": 6}, "6 answers a step, in groups of num_generations 4"),
         ({"rewards": None}, "rewards: none given"),
-        ({"beta": 0.1, "method": "full"}, "the reference, which is the start, would be a second model"),
         ({"max_new_tokens": 128}, "128 tokens of prompt and answer"),
         ({"max_length": 110, "max_new_tokens": 100}, "leaves less than max_new_tokens of max_length"),
         ({"epsilon": 0.2, "epsilon_high": 0.3, "objective": "sft"}, "epsilon_high: objective sft does not read it"),

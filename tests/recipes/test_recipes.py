@@ -45,7 +45,7 @@ def test_the_header_of_a_recipe_names_a_command_that_runs_it():
             f"{name}-{request.recipe.method}",
         ), name
         assert request.launch.config is None or (ACCELERATE_CONFIGS / f"{request.launch.config}.yaml").is_file(), name
-        assert len(text.splitlines()) <= 65, name
+        assert len(text.splitlines()) <= 75, name
 
 
 def test_no_preference_objective_runs_with_the_rate_of_fine_tuning():
@@ -60,6 +60,13 @@ def test_no_preference_objective_runs_with_the_rate_of_fine_tuning():
             assert has_own or "is for sft" in "".join(request.notes), case
             # whoever has its rate has data for it too
             assert has_own == (recipe.dataset != read_recipe(["--recipe", name]).dataset), case
+
+
+def test_a_recipe_has_rewards_and_rates_for_rollouts():
+    for method, rate in (("full", 1e-6), ("lora", 1e-5), ("qlora", 1e-5)):
+        request = read_command_line(["--recipe", f"llama-8b-{method}", "--objective", "grpo"])
+        assert request.problems == [] == request.notes and request.recipe.peak_learning_rate == rate
+        assert request.recipe.rewards == ["number"] and request.recipe.max_length == 1024
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def test_continuing_reports_what_rounds_differently_and_deletes_later_checkpoint
     assert [each["step"] for each in starts] == [0, 1]
     assert "num_processes: 1 -> 2" in out
     assert [path.name for path in (started / "checkpoints").iterdir()] == ["step-00000001"]
-    assert sorted(folder.about) == ["identity", "rounding", "strategy", "total_steps", "versions"]
+    assert sorted(folder.about) == ["identity", "own_code", "rounding", "strategy", "total_steps", "versions"]
 
 
 # One run at a time

@@ -39,6 +39,9 @@ def test_what_a_run_was_trained_with_is_taken_from_it_but_for_what_is_given(run)
     assert recipe.beta is None and recipe.qat_group_size is None, "they belong to what was replaced"
     whole = {"model_name_or_path": final, "adapter_name_or_path": None}
     assert opened(final, **whole).method == "full" and opened(final, **whole).beta == 0.3
+    final = run(dataset_columns="question=prompt,solution=completion")
+    assert opened(final).dataset_columns == {"question": "prompt", "solution": "completion"}
+    assert opened(final, dataset_columns="a=prompt").dataset_columns == {"a": "prompt"}
     assert [precision_of(path, "no") for path in (final, "base")] == ["bf16", "no"]
 
 

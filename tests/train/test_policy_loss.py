@@ -20,11 +20,11 @@ def logps(seed):
     return [torch.tensor(-1.5 + draw.normal(0, 0.4, n)) for n in LENGTHS]
 
 
-NOW, OLD, REFERENCE = logps(1), logps(2), logps(3)
+NOW, OLD, REFERENCE, ENGINE = logps(1), logps(2), logps(3), logps(4)
 
 
 def micro_batch(answers):
-    joined = {name: torch.cat([each[i] for i in answers]) for name, each in (("old", OLD), ("reference", REFERENCE))}
+    of_targets = {"old_logps": OLD, "reference_logps": REFERENCE, "engine_logps": ENGINE}
     ids = torch.cat([torch.full((LENGTHS[i],), k) for k, i in enumerate(answers)])
     return MicroBatch(
         input_ids=ids[None],
@@ -35,7 +35,7 @@ def micro_batch(answers):
         segments=tuple((0, LENGTHS[i], i) for i in answers),
         sequence_ids=ids,
         per_sequence={"advantages": torch.tensor([GAINS[i] for i in answers], dtype=torch.float64)},
-        per_target={"old_logps": joined["old"], "reference_logps": joined["reference"]},
+        per_target={name: torch.cat([each[i] for i in answers]) for name, each in of_targets.items()},
     )
 
 
@@ -44,10 +44,10 @@ BATCH = SimpleNamespace(
 )
 
 
-def by_the_paper(kind, now, epsilon, high, beta, estimator):
+def by_the_paper(kind, now, epsilon, high, beta, estimator, cap):
     """The loss of the whole batch from the log-probabilities of each answer."""
     answers = []
-    for new, old, reference, gain in zip(now, OLD, REFERENCE, GAINS, strict=True):
+    for new, old, reference, engine, gain in zip(now, OLD, REFERENCE, ENGINE, GAINS, strict=True):
         ratio = (new - old).exp()
         d = reference - new
         kl = {"k2": d * d / 2, "k3": d.exp() - 1 - d}[estimator]
@@ -63,7 +63,9 @@ def by_the_paper(kind, now, epsilon, high, beta, estimator):
             losses = -torch.clamp(ratio, max=1 + high).detach() * gain * new
         else:
             losses = clipped(ratio)
-        answers.append(losses + beta * kl)
+        drift = (old - engine).sum() if kind in ("gspo", "rloo") else old - engine
+        weights = drift.exp().clamp(max=cap) if cap else 1.0
+        answers.append(losses * weights + beta * kl)
     if kind in ("dapo", "cispo"):
         return torch.cat(answers).mean()
     if kind == "dr_grpo":
@@ -73,11 +75,19 @@ def by_the_paper(kind, now, epsilon, high, beta, estimator):
 
 @pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo"])
 def test_loss_and_gradient_are_those_of_the_paper(kind):
-    for high, beta, estimator in ((None, 0.0, "k3"), (0.5, 0.3, "k2"), (0.28, 0.04, "k2"), (None, 0.1, "k3")):
+    for high, beta, estimator, cap in (
+        *((None, 0.0, "k3", None), (0.5, 0.3, "k2", None), (0.28, 0.04, "k2", 1.3), (None, 0.1, "k3", None)),
+        (None, 0.0, "k3", 1.2),
+    ):
         if kind == "rloo" and beta:  # refused
             continue
         settings = ObjectiveSettings(
-            objective="grpo", policy_loss=kind, epsilon_high=high, beta=beta or None, kl_estimator=estimator
+            objective="grpo",
+            policy_loss=kind,
+            epsilon_high=high,
+            beta=beta or None,
+            kl_estimator=estimator,
+            vllm_importance_sampling_cap=cap,
         )
         objective = PolicyLoss(["tiny"], settings)
         for cut in ([[0, 1, 2, 3, 4, 5]], [[0, 3], [1], [2, 5, 4]]):
@@ -92,13 +102,14 @@ def test_loss_and_gradient_are_those_of_the_paper(kind):
             found = sum(terms[0] for terms, _ in parts) / divisors[0]
             found.backward()
             wanted_from = [each.clone().requires_grad_() for each in NOW]
-            wanted = by_the_paper(kind, wanted_from, 0.2, high or 0.2, beta, estimator)
+            wanted = by_the_paper(kind, wanted_from, 0.2, high or 0.2, beta, estimator, cap)
             wanted.backward()
             assert found.item() == pytest.approx(wanted.item(), rel=1e-9)
             for one, other in zip(own, wanted_from, strict=True):
                 torch.testing.assert_close(one.grad, other.grad, rtol=1e-8, atol=1e-12)
             metrics = objective.metrics(sum(sums for _, sums in parts).tolist(), BATCH)
             assert metrics["loss"] == pytest.approx(wanted.item(), rel=1e-9) and ("kl" in metrics) == bool(beta)
+            assert not cap or 0 < metrics["sampling/capped_ratio"] < 1
 
 
 def test_an_answer_of_which_nothing_is_learned_counts_in_the_divisor_alone():

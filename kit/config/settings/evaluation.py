@@ -169,6 +169,16 @@ RULES = (
         for name in ("top_p", "num_return_sequences")
     ),
     Rule(
+        "metric_for_best_model objective keep_best early_stopping_patience",
+        lambda r: (
+            r.declared.rolls_out
+            and (r.keep_best or r.early_stopping_patience)
+            and "metric_for_best_model" not in r.model_fields_set
+        ),
+        "not given with objective {r.objective}: eval_loss, of the expected answers, need not fall as rewards rise",
+        "--metric_for_best_model eval_exact_match, or another of --metrics, with --predict_with_generate true",
+    ),
+    Rule(
         "metric_for_best_model predict_with_generate metrics num_return_sequences train_on objective",
         _not_computed,
         "{r.metric_for_best_model}, which these evaluations do not compute: they have {it}",

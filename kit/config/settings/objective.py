@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from kit.config.fields import STRICT, comma_separated, option
+from kit.config.fields import STRICT, comma_separated, is_identity, option
 from kit.config.rules import Rule, is_given
 from kit.own_metric import PATTERN
 
@@ -90,6 +90,7 @@ DECLARED: Mapping[str, Declared] = {
         settings=(
             *("rewards", "reward_weights", "reward_timeout", "num_generations", "num_iterations", "policy_loss"),
             *("epsilon", "epsilon_high", "beta", "kl_estimator", "mask_truncated_completions", "dynamic_sampling"),
+            *("vllm_server_base_url", "vllm_server_timeout", "vllm_importance_sampling_cap"),
         ),
         beta=0.0,
         learning_rates=(1e-6, 1e-5),
@@ -173,7 +174,7 @@ class ObjectiveSettings(BaseModel):
         None, "of grpo: the weight of each of rewards in their sum; default: 1"
     )
     reward_timeout: float = _option(
-        10.0, "of grpo: for the rewards of one answer, which then has none", "seconds", gt=0
+        10.0, "of grpo: for one reward of an answer, which is left out without it", "seconds", gt=0
     )
     num_generations: int = _identity(8, "of grpo: answers to each prompt, which are compared", "answers", ge=2)
     num_iterations: int = _identity(1, "of grpo: steps that learn from the same answers", "steps", ge=1)
@@ -188,6 +189,21 @@ class ObjectiveSettings(BaseModel):
     )
     dynamic_sampling: bool = _identity(
         False, "of grpo: take other prompts in place of those whose answers all have the same reward"
+    )
+    vllm_server_base_url: str | None = _option(
+        None,
+        "of grpo: a vLLM server that writes the answers in place of the model, such as http://localhost:8000",
+        expected="http://HOST:PORT",
+        pattern=r"^https?://[^\s/@?#]+/?$",
+    )
+    vllm_server_timeout: float = _option(
+        240.0, "how long to wait for a server that does not answer", "seconds", gt=0, needs="vllm_server_base_url"
+    )
+    vllm_importance_sampling_cap: float | None = _identity(
+        None,
+        "each token's loss times its probability here / at the server, at most this, such as 2; default: not",
+        gt=0,
+        needs="vllm_server_base_url",
     )
     precompute_reference: bool = _option(
         False,
@@ -224,7 +240,7 @@ class ObjectiveSettings(BaseModel):
     @property
     def objective_settings(self) -> dict[str, float | str]:
         """The settings that say what the objective minimises, ``beta`` with its default."""
-        names = [name for name in self.declared.settings if name != "precompute_reference"]
+        names = [name for name in self.declared.settings if is_identity(type(self).model_fields[name])]
         return {name: self.reward_scale if name == "beta" else getattr(self, name) for name in names}
 
 
@@ -296,12 +312,6 @@ RULES = (
         "make it a multiple of num_generations",
     ),
     Rule(
-        "beta objective method adapter_name_or_path",
-        lambda r: r.declared.rolls_out and r.beta and (r.method == "full" or r.adapter_name_or_path),
-        "{r.beta:g} with objective {r.objective}: the reference, which is the start, would be a second model in memory",
-        "leave it out, as most do; or new adapters, --method lora",
-    ),
-    Rule(
         "beta policy_loss",
         lambda r: r.declared.rolls_out and r.beta and r.policy_loss == "rloo",
         "{r.beta:g} with policy_loss rloo, which takes the distance off the rewards, and this kit adds it to the loss",
@@ -312,6 +322,22 @@ RULES = (
         lambda r: r.num_iterations > 1 and r.global_batch_size * r.max_length > MOST_SAVED_TOKENS,
         "{r.num_iterations}, with {r.global_batch_size} rows of {r.max_length} tokens, which a checkpoint would hold",
         f"--num_iterations 1; or fewer tokens in all than {MOST_SAVED_TOKENS:,}",
+    ),
+    Rule(
+        "vllm_server_base_url method",
+        lambda r: r.declared.rolls_out and r.vllm_server_base_url and r.method == "full",
+        "given with method full: the call by which vLLM 0.32 replaces all weights left some models wrong",
+        "--method lora; or leave it out, and the model writes its answers itself",
+    ),
+    Rule(
+        "vllm_server_base_url adapter_type use_dora trainable_tokens new_tokens lora_modules_to_save",
+        lambda r: (
+            r.declared.rolls_out
+            and r.vllm_server_base_url
+            and (r.adapter_type != "lora" or r.use_dora or r.trainable_tokens or r.new_tokens or r.lora_modules_to_save)
+        ),
+        "given with what vLLM does not serve: adapters other than LoRA, DoRA, rows of tokens, or whole modules",
+        "plain LoRA; or leave it out, and the model writes its answers itself",
     ),
     Rule(
         "save_only_model objective",

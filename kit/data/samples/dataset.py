@@ -53,12 +53,14 @@ def open_datasets(
     eval_entries: Sequence[DatasetEntry],
     streaming: bool,
     wanted: Rows = "answers",
+    scores: bool = False,
 ) -> list[Dataset]:
     """Open the data sets to train on, then those to evaluate on, and choose the columns to read.
 
     Args:
         streaming: training data of the hub are read over the network later instead of downloaded now.
         wanted: what the rows must hold for the objective.
+        scores: ``entries`` only stand for ``eval_entries``, to score a run whose names of columns are taken.
 
     Raises:
         UserError: with the problems of all data sets.
@@ -67,7 +69,7 @@ def open_datasets(
     problems = Problems()
     for entry in entries:
         with problems.caught():
-            datasets.append(_open_dataset(entry, "dataset", streaming, wanted))
+            datasets.append(_open_dataset(entry, "dataset", streaming, wanted, scores))
     for entry in eval_entries:
         with problems.caught():
             datasets.append(_open_dataset(entry, "eval_dataset", False, wanted))
@@ -77,11 +79,11 @@ def open_datasets(
     return datasets
 
 
-def _open_dataset(entry: DatasetEntry, flag: str, streaming: bool, wanted: Rows) -> Dataset:
+def _open_dataset(entry: DatasetEntry, flag: str, streaming: bool, wanted: Rows, may_lack: bool = False) -> Dataset:
     """Open a data set that is named by ``flag``."""
     is_evaluation = flag == "eval_dataset"
     source = open_source(entry.path, entry.split or "", flag, entry.config, streaming, revision=entry.revision)
-    fields = choose_fields(source.columns, entry.columns or {}, source.name, is_evaluation, wanted)
+    fields = choose_fields(source.columns, entry.columns or {}, source.name, may_lack or is_evaluation, wanted)
     if entry.prompt_format is not None and "instruction" not in fields:
         found = f"prompt_format, but no column is read as instruction: its rows have {format_of(fields)}"
         expected = "rows with an instruction, or a column mapped to it"

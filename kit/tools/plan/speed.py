@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kit.config.optimisers import OPTIMISERS
 from kit.memory.activations import kept, offloaded
-from kit.memory.formulas import chunk_tokens
+from kit.memory.formulas import cache_bytes, chunk_tokens
 from kit.memory.operations import operations_per_token, orthogonalising_operations
 from kit.memory.workload import Workload
 from kit.tools.plan.hardware import GB, Gpu
@@ -91,6 +91,23 @@ def step(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | No
         host=_host_seconds(workload),
         launches=_launches(workload),
     )
+
+
+def writing_seconds(workload: Workload, gpu: Gpu) -> tuple[float, float]:
+    """Return the least seconds that a GPU of a known speed takes to write the answers of a step, as a range.
+
+    For each token a call reads all weights and, on average, half of the keys and values; or the host launches the
+    kernels of a forward pass, which takes longer where few answers are written at once.
+    """
+    assert gpu.bandwidth is not None
+    shape = workload.shape
+    in_4_bits = shape.num_layers * shape.layer_linear_weights if workload.method == "qlora" else 0
+    read = workload.compute_bytes * shape.num_parameters + 2.5 * in_4_bits + cache_bytes(workload) / 2
+    launches = shape.num_layers * LAUNCHES[workload.method][0][0]
+    calls = math.ceil(workload.rows * workload.micro_batches / workload.generated_rows)
+    fast, slow = (max(read / gpu.bandwidth / MEMORY_SHARE, launches * each) for each in LAUNCH_SECONDS)
+    num_tokens = calls * workload.new_tokens / workload.rollout_steps
+    return num_tokens * fast, num_tokens * slow
 
 
 def _launches(workload: Workload) -> float:

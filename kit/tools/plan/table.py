@@ -13,6 +13,7 @@ from kit.memory.workload import Workload
 from kit.tools.plan.ask import Ask
 from kit.tools.plan.lengths import Lengths
 from kit.tools.plan.search import Option
+from kit.tools.plan.speed import writing_seconds
 from kit.tools.text_table import text_table
 from kit.tools.typed import typed
 
@@ -142,8 +143,13 @@ def time_lines(
     text += f", cost {price * of_gpus[0]:,.2f} to {price * of_gpus[1]:,.2f}" if price is not None else ""
     text += ", with the reference before the first step" if before else ""
     text += "" if lengths else f" (if every row is full, {own.width:,} tokens, and all are learned from)"
-    text += "; the answers of rollouts take more, which is not planned" if own.generated_rows else ""
-    return [*lines, text]
+    lines.append(text)
+    if own.generated_rows:
+        seconds = writing_seconds(own, option.gpu)
+        hours = [num_steps * each / 3600 for each in seconds]
+        beside = f"rollouts: at least {_range(seconds)} s a step beside it, {_range(hours, 3)} hours"
+        lines.append(f"{beside}, if every answer has max_new_tokens")
+    return lines
 
 
 def _range(pair: Iterable[float], figures: int = 2) -> str:

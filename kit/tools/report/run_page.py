@@ -40,6 +40,7 @@ _CURVES = (
     _Curve("entropy of the answers, nats", ("entropy",)),
     _Curve("mean length of the answers, tokens", ("completions/mean_length",)),
     _Curve("kl to the reference, nats", ("kl", "eval_kl")),
+    _Curve("difference of the server's log-probabilities, nats", ("sampling/logp_difference/mean",), 1, True),
     _Curve("learning rate", ("learning_rate",)),
     _Curve("gradient norm before clipping", ("grad_norm",), 1, True),
     _Curve("tokens per second", ("tokens_per_second",)),

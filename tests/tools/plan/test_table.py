@@ -1,8 +1,10 @@
 """A plan as lines and commands."""
 
+import re
 import shlex
 from dataclasses import replace
 
+import pytest
 from fake_gpu import SHAPES
 
 from kit.config.command_line import read_command_line
@@ -73,5 +75,11 @@ def test_hours_and_cost_are_those_of_the_steps_and_of_the_data():
     assert f"cost {2 * 500 * fast / 3600:,.2f} to {2 * 500 * slow / 3600:,.2f}" in whole
     data, _, whole = time_lines(option, None, lengths=LENGTHS)
     assert "30.0% are learned from" in data and whole.startswith("50 steps: ") and "every row is full" not in whole
+    rolls_out = ("--recipe", "llama-8b-lora", "--objective", "grpo")
+    beside = [
+        time_lines(planned(*rolls_out, *flags, gpu="h100")[2], 200)[-1] for flags in ((), ("--max_new_tokens", "256"))
+    ]
+    seconds = [float(re.search("at least ([0-9.]+) to", line)[1]) for line in beside]
+    assert seconds == pytest.approx([5.5, 2.75], rel=0.05), "64 answers at once, 2,144 kernels a token"
     unknown = try_out(option.workload, replace(GPUS["h100"], tflops=None))
     assert "nothing is known" in time_lines(unknown, 500)[0]

@@ -1,0 +1,115 @@
+"""Rollouts by a vLLM server: what it gets, that it is proven, and that it may go and come back.
+
+The server is a stand-in (tests/fake_vllm.py) over the same weights.
+"""
+
+import os
+import signal
+
+import pytest
+from fake_vllm import FakeVllm
+from helpers import ROOT, free_port
+
+pytestmark = pytest.mark.slow
+
+TINY = ROOT / "recipes/tiny"
+FLAGS = {
+    "model_name_or_path": TINY / "model",
+    "adapter_name_or_path": TINY / "sft",
+    "dataset": TINY / "train.jsonl",
+    "method": "lora",
+    "objective": "grpo",
+    "rewards": "token_f1",
+    "max_length": 128,
+    "max_new_tokens": 8,
+    "num_generations": 4,
+    "global_batch_size": 8,
+    "per_device_train_batch_size": 4,
+    "num_iterations": 2,
+    "max_steps": 4,
+    "learning_rate": 1e-3,
+    "vllm_server_timeout": 20,
+}
+
+
+@pytest.fixture
+def served(request):
+    """Start a server with the arguments of ``FakeVllm``."""
+
+    def start(**changes):
+        server = FakeVllm(TINY / "model", **changes)
+        request.addfinalizer(server.close)
+        return server
+
+    return start
+
+
+@pytest.fixture
+def trained(finetune, fp32, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    return lambda name, url, **changes: finetune(
+        name, **FLAGS | {"config": fp32["single"], "vllm_server_base_url": url} | changes
+    )
+
+
+def test_each_rollout_is_by_the_weights_of_its_step_and_a_server_that_came_back_gets_them_again(trained, served, fp32):
+    server, other = served(), served(loses_at=4)
+    run = trained("one", server.url, vllm_importance_sampling_cap=2)
+    assert run.status == 0, run.output
+    assert [row["sampling/logp_difference/max"] < 1e-5 for row in run.rows] == [True] * 4, run.rows
+    assert all(row["sampling/capped_ratio"] == 0 for row in run.rows)
+    assert [name[:13] for name in server.loaded()] == ["step-00000000", "step-00000002"]
+    asked = [body for path, body in server.requests if path == "/v1/completions"]
+    assert len(asked) == 4 and len({body["seed"] for body in asked}) == 4
+    assert all(
+        (body["temperature"], body["top_p"], body["top_k"], body["ignore_eos"]) == (1, 1, 0, True) for body in asked
+    )
+    # It goes in the second rollout, on two processes, of which one alone talks to it.
+    again = trained(
+        "two", other.url, vllm_importance_sampling_cap=2, config=fp32["ddp"], processes=2, per_device_train_batch_size=2
+    )
+    assert again.status == 0 and "does not answer" in again.output, again.output
+    assert [name[:13] for name in other.loaded()] == ["step-00000000", "step-00000002", "step-00000002"]
+    assert [row["loss"] for row in again.rows] == pytest.approx([row["loss"] for row in run.rows], abs=1e-6)
+
+
+def test_a_run_stops_saved_if_an_adapter_did_not_arrive_or_the_server_is_gone(trained, served):
+    server = served(keeps_stale=True)
+    run = trained("stale", server.url)
+    assert run.status == 2 and (run.folder / "checkpoints/step-00000002").is_dir(), run.output
+    assert "after publish step-00000002-" in run.output and "nats in the mean" in run.output
+    gone = trained("stale", served(loses_at=1, away_seconds=600).url, vllm_server_timeout=1)
+    assert gone.status == 2 and "stopped by an error after step 2 of 4, and saved" in gone.output, gone.output
+    assert "does not answer" in gone.output and ", for 1 s" in gone.output
+    new = served()
+    run = trained("stale", new.url)
+    assert run.status == 0 and [row["step"] for row in run.rows] == [1, 2, 3, 4], run.output
+    assert [name[:13] for name in new.loaded()] == ["step-00000002"]
+
+
+def test_a_run_that_waits_for_its_server_can_be_stopped(trained, served):
+    server = served(loses_at=1, away_seconds=600)
+
+    def stop(ranks):
+        if server.away:
+            os.kill(ranks[0].pid, signal.SIGTERM)
+        return server.away
+
+    run = trained("waits", server.url, vllm_server_timeout=600, meanwhile=stop)
+    assert run.status == 75 and "stopped by a signal before the first step" in run.output, run.output
+
+
+def test_what_a_server_cannot_do_is_refused_before_the_model_is_loaded(trained, served):
+    server = served(max_model_len=100)
+    free = f"http://127.0.0.1:{free_port()}"
+    for changes, words in (
+        ({}, "takes 100 tokens; expected max_length 128"),
+        ({"use_dora": True, "adapter_name_or_path": None}, "what vLLM does not serve"),
+        ({"vllm_server_base_url": "localhost:8000"}, "expected http://HOST:PORT"),
+        ({"vllm_server_base_url": free, "vllm_server_timeout": 0.1}, "does not answer"),
+        ({"method": "full", "adapter_name_or_path": None}, "left some models wrong"),
+        ({"objective": "sft"}, "objective sft does not read it"),
+    ):
+        run = trained("refused", server.url, **changes)
+        assert run.status == 2 and words in run.output, (changes, run.output)
+        assert "Traceback" not in run.output and not (run.folder / "run.json").exists()
