@@ -138,6 +138,8 @@ def check(
         with problems.caught():
             teacher_config, of_teacher = check_teacher(recipe, tokenizer)
             problems += check_strategy(topology, of_teacher)
+            if topology.strategy.name == "fsdp1":
+                problems.append(Problem("teacher", "under FSDP1, which gives no head as a whole", fix="--config fsdp"))
     with problems.caught():
         config = open_config(recipe)
         if shorten and "max_length" not in recipe.model_fields_set:
