@@ -25,6 +25,7 @@ from kit.model.dequantise import describe_dequantised
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
 from kit.model.locate import open_adapter
 from kit.model.parts import aux_loss_coef
+from kit.model.teacher import check_teacher, teacher_settings
 from kit.model.token_rows import num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
@@ -59,6 +60,7 @@ class Preflight:
     total_steps: int  # optimiser steps of the whole run
     workload: Workload | None  # None if the run has no topology, or the formulas do not describe it
     plan: dict[str, Any]  # the entry of ``run.json``; empty if the run has no topology, or nothing is planned
+    teacher_config: Any = None  # of a run with a teacher
 
     @property
     def vocab_size(self) -> int:
@@ -79,6 +81,8 @@ class Preflight:
         content["chat_template"] = str(data.chat_template)
         for key, names in (("metrics", recipe.metrics), ("rewards", recipe.rewards)):
             content[key] = [*names, *own_code(names).values()]
+        if recipe.teacher:
+            content["teacher"] = fingerprint(teacher_settings(recipe))
         if recipe.adapter_name_or_path:
             adapter = open_adapter(recipe.adapter_name_or_path)
             content["adapter_name_or_path"] = folder_fingerprint(adapter, "adapter_config.json")
@@ -129,6 +133,13 @@ def check(
         )
     with problems.caught():
         tokenizer = open_tokenizer(recipe)
+    teacher_config = None
+    if recipe.teacher and trains and topology and tokenizer:
+        with problems.caught():
+            teacher_config, of_teacher = check_teacher(recipe, tokenizer)
+            problems += check_strategy(topology, of_teacher)
+            if topology.strategy.name == "fsdp1":
+                problems.append(Problem("teacher", "under FSDP1, which gives no head as a whole", fix="--config fsdp"))
     with problems.caught():
         config = open_config(recipe)
         if shorten and "max_length" not in recipe.model_fields_set:
@@ -146,10 +157,10 @@ def check(
             needs_weights=not launch.dry_run,
         )
         if topology:
-            recipe, lines = resolve_auto(recipe, topology, config)
+            recipe, lines = resolve_auto(recipe, topology, config, teacher_config)
             notes += lines
             if trains:
-                workload = planned_workload(recipe, topology, config)
+                workload = planned_workload(recipe, topology, config, teacher_config)
                 problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
                 plan = plan_record(workload, topology)
             problems += check_strategy(topology, meta_model)
@@ -192,7 +203,10 @@ def check(
                     problems += check_stop_tokens(recipe, meta_model, tokenizer, ids, f"{recipe.output_dir}/final")
                     if any("text" not in dataset.fields for dataset in datasets):
                         stop_tokens = dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
-                run_identity = identity(recipe, data.fingerprint, fingerprint(recipe))
+                of_models = fingerprint(recipe)
+                if teacher_config:
+                    of_models += f" taught by {fingerprint(teacher_settings(recipe))}"
+                run_identity = identity(recipe, data.fingerprint, of_models)
                 folder = RunFolder(recipe, recipe_name, run_identity)
     if trains and data is None:
         with problems.caught():
@@ -215,6 +229,7 @@ def check(
         total_steps=total_steps,
         workload=workload,
         plan=plan,
+        teacher_config=teacher_config,
     )
 
 

@@ -52,14 +52,16 @@ def main() -> None:
     from kit.model.compile import CompiledLayers
     from kit.model.dequantise import class_that_dequantises
     from kit.model.embedding_noise import EmbeddingNoise
-    from kit.model.load import build_model
+    from kit.model.load import build_model, build_teacher
     from kit.model.parts import describe_parts
+    from kit.model.teacher import teacher_settings
     from kit.run.log import Log
     from kit.run.shared import check_shared
     from kit.strategy.accelerator import layer_classes, prepare, start
     from kit.strategy.rendezvous import together
     from kit.strategy.weights import StartWeights
     from kit.train.compilation import compile_first
+    from kit.train.distil import Teacher
     from kit.train.head_proof import prove_head
     from kit.train.isolation import check_isolation
     from kit.train.loop_state import EvaluationOutcome
@@ -126,6 +128,12 @@ def main() -> None:
     parts += prove_head(prepared, checked.vocab_size)
     if layers:
         compile_first(prepared, layers, recipe, recipe.num_rows)
+    teacher = None
+    if recipe.teacher:
+        with together(accelerator):
+            frozen = build_teacher(teacher_settings(recipe), checked.teacher_config, load_plan, recipe.packing)
+        teacher = Teacher(prepare(accelerator, topology, frozen))
+        parts.append(teacher.description)
     if recipe.precomputes_reference:  # with the weights from which the run begins
         guard.enter(phases.REFERENCE)
         add_references(
@@ -169,7 +177,7 @@ def main() -> None:
     say(about, *parts, *rates, *checked.notes, *feed.notes(), *describe_check(prepared, recipe.check_replicas))
 
     # --- train: a step depends only on the seed and its number, not on the topology
-    objective = build_objective(recipe, data.dataset_names)
+    objective = build_objective(recipe, data.dataset_names, teacher)
 
     def evaluate_if_due(done: int) -> EvaluationOutcome:
         """Evaluate after ``done`` steps, if the recipe says so."""

@@ -74,7 +74,7 @@ class Recipe(
     @property
     def inputs(self) -> list[tuple[str, str]]:
         """What a run reads, which may be paths: the setting that names each, and its value."""
-        keys = ("model_name_or_path", "adapter_name_or_path", "chat_template", "resume_from_checkpoint")
+        keys = ("model_name_or_path", "adapter_name_or_path", "teacher", "chat_template", "resume_from_checkpoint")
         found = [(key, getattr(self, key)) for key in keys if getattr(self, key)]
         found += [("dataset", entry.path) for entry in self.dataset_entries]
         return found + [("eval_dataset", entry.path) for entry in self.eval_dataset_entries]

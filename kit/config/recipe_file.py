@@ -31,7 +31,7 @@ BY_METHOD, BY_OBJECTIVE = "by_method", "by_objective"
 NAMES = {BY_METHOD: METHODS, BY_OBJECTIVE: OBJECTIVES}  # of the sections that each may have
 
 MAX_BYTES = 1 << 20
-PATHS = ("model_name_or_path", "dataset", "eval_dataset", "chat_template", "adapter_name_or_path")
+PATHS = ("model_name_or_path", "dataset", "eval_dataset", "chat_template", "adapter_name_or_path", "teacher")
 
 
 def find_file(name: str, folder: Path, kind: str) -> Path:

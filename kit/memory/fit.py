@@ -13,6 +13,7 @@ from kit.errors import Problem, UserError
 from kit.memory.families import shape_of
 from kit.memory.formulas import predict
 from kit.memory.operations import model_operations_per_token
+from kit.memory.shape import Shape
 from kit.memory.workload import Workload, uncovered
 from kit.model.checkpointing import Checkpointing
 from kit.strategy.topology import Topology, gpu_memory
@@ -26,7 +27,7 @@ ENOUGH_TOKENS = 16384
 CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
 
 
-def resolve_auto(recipe: Recipe, topology: Topology, config: Any) -> tuple[Recipe, list[str]]:
+def resolve_auto(recipe: Recipe, topology: Topology, config: Any, teacher: Any = None) -> tuple[Recipe, list[str]]:
     """Return the recipe with a value for each setting that is ``auto``: the best one on the GPUs of this machine.
 
     Neither setting changes the maths. On a CPU, and where nothing fits, the micro-batch is 1. Checkpointing is off on a
@@ -34,6 +35,7 @@ def resolve_auto(recipe: Recipe, topology: Topology, config: Any) -> tuple[Recip
 
     Args:
         config: the model's config, as transformers opened it.
+        teacher: the teacher's, or None.
 
     Returns:
         The recipe; and a line that says what was taken without a plan, and why. There is none on a CPU.
@@ -43,7 +45,7 @@ def resolve_auto(recipe: Recipe, topology: Topology, config: Any) -> tuple[Recip
     if rows is not None and checkpointing is not None:
         return recipe, []
     total = gpu_memory(topology)
-    workload, unknown = _described(recipe, topology, config)
+    workload, unknown = _described(recipe, topology, config, teacher)
     if total is not None and workload is not None:
         best = choose(workload, lambda way: fits(way, total), recipe.global_batch_size, checkpointing, rows)
         if best is not None:
@@ -95,16 +97,17 @@ def checkpointing_word(how: bool | str) -> str:
     return how if isinstance(how, str) else "on" if how else "off"
 
 
-def planned_workload(recipe: Recipe, topology: Topology, config: Any) -> Workload | None:
+def planned_workload(recipe: Recipe, topology: Topology, config: Any, teacher: Any = None) -> Workload | None:
     """Return what the run does as a workload; None if the formulas do not describe it.
 
     Args:
         config: the model's config, as transformers opened it.
+        teacher: the teacher's, or None.
     """
-    return _described(recipe, topology, config)[0]
+    return _described(recipe, topology, config, teacher)[0]
 
 
-def _described(recipe: Recipe, topology: Topology, config: Any) -> tuple[Workload | None, str]:
+def _described(recipe: Recipe, topology: Topology, config: Any, teacher: Any) -> tuple[Workload | None, str]:
     """What the run does, as a workload; or None, and what of it the formulas do not describe."""
     found: list[str] = []
     if topology.strategy.name == "fsdp1":
@@ -113,13 +116,24 @@ def _described(recipe: Recipe, topology: Topology, config: Any) -> tuple[Workloa
         found.append("weights that stay gathered")
     if topology.strategy.shards and recipe.method == "qlora" and not topology.load_on_rank0:
         found.append("a whole model in 4 bits on each GPU while it is loaded")
-    try:
-        shape = shape_of(config.to_dict(), recipe.model_name_or_path)
-    except UserError:
-        return None, ", ".join([*found, f"a model of type {config.to_dict().get('model_type')!r}"])
+    shapes: list[Shape | None] = [None, None]
+    for i, each in enumerate((config, teacher)):
+        try:
+            shapes[i] = each and shape_of(each.to_dict(), recipe.model_name_or_path)
+        except UserError:
+            return None, ", ".join([*found, f"a model of type {each.to_dict().get('model_type')!r}"])
+    shape, of_teacher = shapes
+    assert shape is not None
     if found := [*found, *(f"--{key}" for key in uncovered(recipe, shape))]:
         return None, ", ".join(found)
-    of = Workload.of(recipe, shape, topology.strategy, topology.num_processes, num_replicas=topology.num_replicas)
+    of = Workload.of(
+        recipe,
+        shape,
+        topology.strategy,
+        topology.num_processes,
+        num_replicas=topology.num_replicas,
+        teacher=of_teacher,
+    )
     return replace(of, bf16=topology.mixed_precision == "bf16", device_memory=gpu_memory(topology)), ""
 
 

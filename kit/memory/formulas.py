@@ -35,6 +35,7 @@ TENSORS = (
     "frozen weights",
     "4-bit weights",
     "buffers",
+    "teacher",
     "gradients",
     "optimiser",
     "gathered weights",
@@ -42,7 +43,7 @@ TENSORS = (
     "logits",
     "activations",
 )
-TRAINABLE, FROZEN, FOUR_BIT, _, GRADIENTS, OPTIMISER, GATHERED, DEQUANTISED, LOGITS, ACTIVATIONS = TENSORS
+TRAINABLE, FROZEN, FOUR_BIT, _, TEACHER, GRADIENTS, OPTIMISER, GATHERED, DEQUANTISED, LOGITS, ACTIVATIONS = TENSORS
 CONTEXT, NCCL, FRAGMENTATION = "CUDA context", "collectives' buffers", "fragmentation"
 # Assumed: what CUDA, its kernels and the workspace of its matrix library take; the buffers of NCCL's channels for each
 # group; and pieces that the allocator cannot use, a share of what comes and goes within a step.
@@ -110,15 +111,28 @@ def _trained(workload: Workload) -> dict[str, float]:
 
 def _held(workload: Workload) -> "Counter[str]":
     """Bytes that a GPU holds in every moment of a step, from the second step on."""
+    beside = Counter({TEACHER: _teacher(workload)})
     if workload.strategy.offloads:
-        return Counter({FOUR_BIT: _frozen(workload, workload.num_shards).get(FOUR_BIT, 0)})
-    held = Counter(_trained(workload))
+        return beside + Counter({FOUR_BIT: _frozen(workload, workload.num_shards).get(FOUR_BIT, 0)})
+    held = beside + Counter(_trained(workload))
     held.update(_frozen(workload, workload.num_shards))
     if _accumulates(workload):
         held[GRADIENTS] = int(_gradients(workload))
     if workload.strategy == DDP and workload.pure_bf16:  # its buckets, in which these gradients do not lie
         held[GRADIENTS] += 2 * workload.trainable_parameters
     return held
+
+
+def _teacher(workload: Workload) -> float:
+    """Bytes of the teacher: its weights, its head once more where they are sharded, its states of a step's targets."""
+    model = workload.as_teacher
+    if model is None:
+        return 0
+    of_layers = _frozen(model, model.num_shards)
+    weights = of_layers[FOUR_BIT] if workload.strategy.offloads else sum(of_layers.values())
+    head = model.compute_bytes * model.shape.embedding_parameters if model.sharded else 0
+    states = model.compute_bytes * model.micro_batches * model.tokens * model.shape.hidden_size
+    return weights + head + states
 
 
 def _gradients(workload: Workload) -> float:
@@ -147,6 +161,11 @@ def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
         yield "gathering", _gathering(workload)
         if workload.passes and not shape.tied:
             yield "gathering after a pass without gradients", _gathering_again(workload)
+    if (teacher := workload.as_teacher) and workload.sharded:
+        yield (
+            "teacher",
+            _gathering(teacher) - Counter({ACTIVATIONS: teacher.tokens * teacher.shape.num_layers * held(teacher)}),
+        )
     if workload.generated_rows:
         for parts in _generation(workload):
             yield "generation", parts

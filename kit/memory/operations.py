@@ -8,7 +8,7 @@ Operations per token, with p the share of supervised tokens and s the mean numbe
 - adapters: twice that, since frozen weights get no gradient, with attention three times; 6 for each adapter weight
 - gradient checkpointing: the layers' forward once more; of the selective one only what is narrow: 2 for each weight of
   an adapter; ``tiled_mlp`` computes the feed-forward part of each layer yet again
-- each pass without gradients, as of a reference: a forward once more
+- each pass without gradients, as of a reference: a forward once more; of a teacher, its forward
 
 These are the counts of the PaLM paper's appendix B (6 per weight, 12 L q s), with causal attention counted once.
 """
@@ -39,6 +39,8 @@ def operations_per_token(workload: Workload, supervised: float = 1.0, seen: floa
     layers, head, attention = _forward(workload, supervised, seen)
     again = workload.passes * (layers + head + attention)
     again += _recomputed(workload, layers, attention)
+    if teacher := workload.as_teacher:
+        again += forward_operations_per_token(teacher, supervised, seen)
     if workload.method == "full":
         recomputed = head if workload.loss == "chunks" else 0.0
         return 3 * (layers + head + attention) + recomputed + again

@@ -45,6 +45,8 @@ class Workload:
     rollout_steps: int = 1  # that learn from the same answers
     keeps_start: bool = False  # in host memory: the weights that train, as they were
     objective: ObjectiveName = "sft"
+    teacher: Shape | None = None  # of a frozen model that is there beside
+    teacher_in_4bit: bool = False
     precompute_reference: bool = False  # before the first step, where the method would allow to do it in each step
     lora_r: int = 16
     lora_targets: tuple[str, ...] | None = None  # None: all linear modules
@@ -78,6 +80,7 @@ class Workload:
         num_gpus: int = 1,
         gpus_per_machine: int = 8,
         num_replicas: int = 1,
+        teacher: Shape | None = None,
     ) -> "Workload":
         """Return what ``recipe`` would run. Unlike in a run, the micro-batch need not divide the global batch."""
         targets = None
@@ -105,6 +108,8 @@ class Workload:
             rollout_steps=recipe.num_iterations,
             keeps_start=recipe.keeps_start,
             objective=recipe.objective,
+            teacher=teacher,
+            teacher_in_4bit=recipe.teacher_in_4bit,
             precompute_reference=recipe.precompute_reference or bool(recipe.adapter_name_or_path),
             lora_r=recipe.lora_r,
             lora_targets=targets,
@@ -123,6 +128,12 @@ class Workload:
         if method == "full" or self.optim != "adamw_bf16":
             return replace(self, method=method)
         return replace(self, method=method, optim="adamw_torch_fused", pure_bf16=False)
+
+    @property
+    def as_teacher(self) -> "Workload | None":
+        """The same workload with the teacher as its model, which is frozen; None: there is none."""
+        method: Literal["qlora", "lora"] = "qlora" if self.teacher_in_4bit else "lora"
+        return replace(self, shape=self.teacher, method=method, lora_targets=(), teacher=None) if self.teacher else None
 
     @property
     def gradient_bytes(self) -> int:

@@ -249,16 +249,8 @@ def build_model(
         UserError: weights are missing, or do not fit the config.
     """
     attention = attention_of(settings, config, packing)
-    if plan.reads_weights:
-        model = _read_model(settings, config, plan, attention)
-    else:
-        model = _on_meta(settings, config, attention)
-        if settings.method == "qlora":
-            model = packed_on_meta(model, getattr(torch, plan.compute_dtype))
+    model = base = _base(settings, config, plan, attention)
     add_rows(model, settings)
-    model.config.use_cache = False
-    _switch_off_repacking(model)
-    base = model
     if settings.qat:
         install_qat(model, settings)
     model = attach_adapter(model, settings, seed)
@@ -286,6 +278,35 @@ def build_model(
     )
     turn_off_cudnn_if_masked(config, attention, packing, router_loss=router_coef > 0)
     model.train()
+    return model
+
+
+def build_teacher(settings: MethodSettings, config: Any, plan: LoadPlan, packing: bool) -> torch.nn.Module:
+    """Load a model of which nothing trains. A call with targets returns the hidden states [S, h] that predict them.
+
+    Args:
+        settings: of ``kit.model.teacher.as_student``.
+        packing: whether batches are packed, see ``attention_of``.
+
+    Raises:
+        UserError: as ``build_model``.
+    """
+    model = _base(settings, config, plan, attention_of(settings, config, packing))
+    model.requires_grad_(False)
+    install_loss_head(model, device_memory=plan.device_memory, gives_states=True)
+    return model.eval()
+
+
+def _base(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str) -> Any:
+    """The model itself, quantised for QLoRA; on meta, on a rank that reads no weights."""
+    if plan.reads_weights:
+        model = _read_model(settings, config, plan, attention)
+    else:
+        model = _on_meta(settings, config, attention)
+        if settings.method == "qlora":
+            model = packed_on_meta(model, getattr(torch, plan.compute_dtype))
+    model.config.use_cache = False
+    _switch_off_repacking(model)
     return model
 
 

@@ -54,6 +54,7 @@ def install_loss_head(
     router_aux_loss_coef: float = 0.0,
     device_memory: int | None = None,
     compiled: bool = False,
+    gives_states: bool = False,
 ) -> None:
     """Change a causal language model so that it can return the loss of each target.
 
@@ -74,6 +75,8 @@ def install_loss_head(
         router_aux_loss_coef: the coefficient; 0: no auxiliary loss.
         device_memory: bytes of the GPU; None: not a GPU.
         compiled: compile what is computed from the logits, so that they are read few times.
+        gives_states: a call with targets returns the hidden states that predict them, [S, h], and no losses.
+            ``model.transform_logits`` is what the model does to the head's output.
     """
     head = model.get_output_embeddings()
     plain_head_forward = head.forward
@@ -85,6 +88,7 @@ def install_loss_head(
     head_losses = _HeadLosses(head, transform, chunk_tokens, compiled)
     model_losses = _ModelLosses(model, router_aux_loss_coef)
     model.uses_own_logits = transform is None or _decoder(model) is None
+    model.transform_logits = transform
 
     # Functions bound to the modules: Accelerate takes the function out of ``model.forward``, and binds it again.
     def head_forward(
@@ -95,6 +99,8 @@ def install_loss_head(
     ) -> torch.Tensor:
         if targets is None:
             return plain_head_forward(hidden)
+        if gives_states:
+            return hidden
         return head_losses(hidden, targets, target_values)
 
     def model_forward(

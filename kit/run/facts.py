@@ -19,7 +19,9 @@ from kit.strategy.agreement import Fact
 from kit.strategy.topology import Topology
 
 # Their content is compared: ``content`` of ``compared_facts`` has it, and kit/run/shared.py looks at output_dir.
-_PATHS = "model_name_or_path adapter_name_or_path dataset eval_dataset chat_template output_dir resume_from_checkpoint"
+_PATHS = """
+model_name_or_path adapter_name_or_path teacher dataset eval_dataset chat_template output_dir resume_from_checkpoint
+"""
 OWN_OF_MACHINE = {*_PATHS.split(), "dataset_num_proc"}
 # With another version of one of these, ranks may disagree on the collectives. The kit's own is in it.
 _COMPARED_VERSIONS = ("kit", "torch", "transformers", "peft", "accelerate")

@@ -265,7 +265,10 @@ def prepare(
         optimizer = torch.optim.SGD([next(model.parameters())], lr=0.0)
     sender = Sender(model, optimizer) if topology.load_on_rank0 else None
     with kept_in_bf16(model) if topology.strategy.name == "fsdp2" else nullcontext():
-        model, optimizer = accelerator.prepare(model, optimizer)
+        if plugin is None and not any(p.requires_grad for p in model.parameters()):  # DDP would refuse it
+            model = accelerator.prepare_model(model, evaluation_mode=True)
+        else:
+            model, optimizer = accelerator.prepare(model, optimizer)
     if sender is not None:
         sender.send(model, optimizer, accelerator.device, topology.strategy.offloads)
     take_gradients_as_computed(model)

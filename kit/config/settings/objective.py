@@ -45,6 +45,7 @@ class Declared:
     has_reference: bool = False
     learning_rates: tuple[float, float] = (2e-5, 2e-4)
     rolls_out: bool = False
+    has_teacher: bool = False
 
     @property
     def sequences_per_sample(self) -> int:
@@ -63,11 +64,17 @@ class Declared:
 # - cpo: TRL's CPOConfig; the LoRA script of its authors (github.com/fe1ixxu/ALMA), also for beta.
 # - kto: TRL's script, and its documentation names 5e-7 to 5e-6 as the range; LLaMA-Factory's LoRA example, also for
 #   beta.
+# - distil: those of sft.
 # - grpo: TRL's GRPOConfig, also for clipping and a beta of 0; for adapters ten times its rate.
 DECLARED: Mapping[str, Declared] = {
     "sft": Declared(settings=("label_smoothing_factor", "z_loss_coef", "neftune_noise_alpha")),
     "dft": Declared(settings=("neftune_noise_alpha",)),
     "eaft": Declared(settings=("eaft_alpha", "neftune_noise_alpha")),
+    "distil": Declared(
+        settings=("teacher", "teacher_in_4bit", "divergence", "beta", "distil_temperature", "cross_entropy_weight"),
+        beta=0.5,
+        has_teacher=True,
+    ),
     "dpo": Declared("pairs", ("beta", "dpo_loss", "label_smoothing", "precompute_reference"), 0.1, True, (5e-7, 5e-6)),
     "orpo": Declared("pairs", ("beta",), 0.1, False, (5e-6, 5e-5)),
     "simpo": Declared("pairs", ("beta", "simpo_gamma"), 2.0, False, (5e-7, 5e-6)),
@@ -110,11 +117,11 @@ class ObjectiveSettings(BaseModel):
 
     objective: ObjectiveName = _identity(
         "sft",
-        "cross-entropy: sft, dft, eaft; pairs: dpo, orpo, simpo, cpo; rated answers: kto; its own answers: grpo",
+        "cross-entropy: sft, dft, eaft; a teacher: distil; pairs: dpo, orpo, simpo, cpo; rated: kto; own answers: grpo",
     )
     beta: float | None = _identity(
         None,
-        "scale of the rewards, in grpo of the distance to the reference; default: 0.1, with simpo 2, with grpo 0",
+        "scale of rewards, in grpo of the distance to the reference, in distil the share of jsd; default: 0.1, grpo 0",
         gt=0,
     )
     dpo_loss: Literal["sigmoid", "ipo", "hinge", "robust", "sigmoid_norm"] = _identity(
@@ -145,6 +152,18 @@ class ObjectiveSettings(BaseModel):
     cpo_alpha: float = _identity(1.0, "of cpo: the weight of the cross-entropy of the chosen answers", ge=0)
     desirable_weight: float = _identity(1.0, "of kto: the weight of answers with the label true", gt=0)
     undesirable_weight: float = _identity(1.0, "of kto: the weight of answers with the label false", gt=0)
+    teacher: str | None = _identity(
+        None,
+        "of distil: local folder or hub id of the model whose probabilities are learned; it has the same tokenizer",
+    )
+    teacher_in_4bit: bool = _identity(False, "of distil: quantise the teacher to 4 bits (NF4)")
+    divergence: Literal["forward_kl", "reverse_kl", "jsd"] = _identity(
+        "forward_kl", "of distil: KL(teacher || student), KL(student || teacher), or with beta between both"
+    )
+    distil_temperature: float = _identity(
+        1.0, "of distil: both models' logits are divided by it, and the divergence is multiplied by its square", gt=0
+    )
+    cross_entropy_weight: float = _identity(0.0, "of distil: the share of plain cross-entropy in the loss", ge=0, lt=1)
     rewards: Annotated[list[RewardName | OwnMetric], BeforeValidator(comma_separated)] = _identity(
         [],
         "of grpo: what answers are worth, separated by commas; as a flag also your own function(expected, answer, row)",
@@ -200,10 +219,12 @@ class ObjectiveSettings(BaseModel):
     def logit_bytes(self) -> int:
         """Bytes that a logit takes where autograd differentiates a loss of its own; 0: plain cross-entropy.
 
-        As fake tensors show them: in float32 its log-softmax and gradients, and log Z's of z-loss.
+        As tensors show them: in float32 its log-softmax and gradients, log Z's of z-loss, and those of a teacher.
         """
         if self.z_loss_coef:
             return 20
+        if self.declared.has_teacher:
+            return 52 if self.divergence == "jsd" else 34
         return 12 if self.label_smoothing_factor or self.objective == "eaft" else 0
 
     @property
@@ -262,6 +283,19 @@ RULES = (
         lambda r: r.objective == "dpo" and r.dpo_loss == "robust" and not r.label_smoothing,
         "robust without label_smoothing",
         "--label_smoothing 0.1, the share of pairs that are the wrong way round; or --dpo_loss sigmoid",
+    ),
+    Rule("teacher objective", lambda r: r.declared.has_teacher and not r.teacher, "none given", "--teacher MODEL"),
+    Rule(
+        "beta divergence",
+        lambda r: r.declared.has_teacher and r.beta and (r.divergence != "jsd" or r.beta >= 1),
+        "{r.beta:g} with divergence {r.divergence}",
+        "--divergence jsd with beta between 0 and 1; or leave it out",
+    ),
+    Rule(
+        "new_tokens objective",
+        lambda r: r.declared.has_teacher and r.new_tokens,
+        "given with objective distil: the teacher has no probability for them",
+        "leave it out",
     ),
     Rule("rewards objective", lambda r: r.objective == "grpo" and not r.rewards, "none given", "--rewards number"),
     Rule("rewards", _bad_pattern, "{it}", "a pattern of Python's re; with a comma in it in a recipe, as a list"),

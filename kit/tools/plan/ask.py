@@ -30,6 +30,7 @@ class Ask:
     recipe: Recipe
     recipe_name: str | None  # None: no recipe file, so that commands need the flags
     shape: Shape
+    teacher: Shape | None
     only: str | None  # ``--config``
     typed: frozenset[str]  # the keys of the recipe that were given as flags
     gpu: Gpu
@@ -40,7 +41,13 @@ class Ask:
     @property
     def workload(self) -> Workload:
         """The recipe as a workload."""
-        return Workload.of(self.recipe, self.shape, num_gpus=self.num_gpus, gpus_per_machine=self.gpus_per_machine)
+        return Workload.of(
+            self.recipe,
+            self.shape,
+            num_gpus=self.num_gpus,
+            gpus_per_machine=self.gpus_per_machine,
+            teacher=self.teacher,
+        )
 
 
 def read_ask(argv: list[str]) -> Ask:
@@ -74,6 +81,7 @@ def read_ask(argv: list[str]) -> Ask:
         recipe=recipe,
         recipe_name=request.launch.recipe,
         shape=shape,
+        teacher=find_shape(recipe.teacher, "teacher") if recipe.teacher else None,
         only=config.removesuffix(".yaml") if config else None,
         typed=frozenset([*names & set(Recipe.model_fields), *([MODEL] if model is not None else [])]),
         gpu=gpu,

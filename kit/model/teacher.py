@@ -1,0 +1,94 @@
+"""The teacher of a distillation: the model whose probabilities another one, the student, learns."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from kit.config.recipe import Recipe
+from kit.errors import Problem, UserError
+from kit.model.load import build_meta_model, num_positions, open_config
+from kit.model.locate import check_weight_files
+from kit.model.loss_head import install_loss_head
+from kit.model.tokenizer import open_tokenizer
+
+# Spaces, digits, scripts, marks and code, which tokenizers that differ cut up differently.
+_PROBES = (
+    'The quick brown fox, 3.14159 and 1,000,000 others - it\'s "so".',
+    "  def f(x):\n\treturn {'a': x**2}  # twice\r\n\n\n",
+    "Größe, naïve, Ελληνικά, русский, العربية, हिन्दी, 中文字符, 日本語, 한국어 🙂👩‍🔬",
+    "<|im_start|>user\n[INST] <<SYS>> </s> <bos> <think>",
+)
+
+
+def teacher_settings(recipe: Recipe) -> Recipe:
+    """Return the recipe as if the teacher were its model, frozen and without adapters."""
+    changes: dict[str, Any] = {
+        "model_name_or_path": recipe.teacher,
+        "model_revision": None,
+        "adapter_name_or_path": None,
+        "method": "qlora" if recipe.teacher_in_4bit else "lora",  # frozen weights have the compute dtype
+        "freeze": None,
+        "train_only": None,
+        "qat": None,
+        "fp8": False,
+        "gradient_checkpointing": False,
+        "activation_offload": False,
+        "tiled_mlp": False,
+        "trainable_tokens": None,
+    }
+    return recipe.model_copy(update=changes)
+
+
+def check_teacher(recipe: Recipe, tokenizer: Any) -> tuple[Any, Any]:
+    """Open the config of the teacher, and check that it can judge what the student reads.
+
+    Args:
+        tokenizer: the student's.
+
+    Returns:
+        Its config, and its modules on meta.
+
+    Raises:
+        UserError: it cannot be opened, has another tokenizer or too few positions, or does more to its hidden states
+            than this kit knows.
+    """
+    settings = teacher_settings(recipe)
+    with _named_teacher():
+        config = open_config(settings)
+        meta_model = build_meta_model(settings, config, recipe.packing)
+        if problems := check_weight_files(settings, needs_weights=True):
+            raise UserError(*problems)
+        own = open_tokenizer(settings)
+    found = ""
+    if texts := [
+        text for text in (*_PROBES, *tokenizer.all_special_tokens) if _ids(own, text) != _ids(tokenizer, text)
+    ]:
+        found = f"{recipe.teacher}: its tokenizer gives {texts[0]!r} other ids than that of {recipe.model_name_or_path}"
+        raise UserError(Problem("teacher", found, "a model with the same tokenizer, of the same family"))
+    positions = num_positions(config)
+    if positions and recipe.max_length > positions:
+        raise UserError(
+            Problem(
+                "teacher", f"{recipe.teacher} has {positions} positions", f"at least max_length {recipe.max_length}"
+            )
+        )
+    install_loss_head(meta_model)
+    if meta_model.uses_own_logits:
+        found = f"{type(meta_model).__name__} computes its logits in a way of its own"
+        raise UserError(Problem("teacher", found, "a model whose head is one matrix product"))
+    return config, meta_model
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+@contextmanager
+def _named_teacher() -> Iterator[None]:
+    """Let the problems of a model in the ``with`` block name the setting ``teacher``."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(*(replace(each, where="teacher") for each in error.problems)) from None

@@ -1,0 +1,136 @@
+"""Distillation: a student learns the probabilities of another model, the teacher, for every token of the vocabulary.
+
+P is the teacher's distribution of the next token, Q the student's, both from logits divided by ``distil_temperature``
+T. Each target's loss is
+
+    w * cross-entropy + (1 - w) * T^2 * D(P, Q)
+
+with w = ``cross_entropy_weight``. T^2 keeps the size of the gradients: Hinton et al. 2015,
+https://arxiv.org/abs/1503.02531, section 2. ``divergence`` says which D:
+
+- forward_kl: KL(P || Q).
+- reverse_kl: KL(Q || P). Gu et al. 2024, https://arxiv.org/abs/2306.08543.
+- jsd: b KL(P || M) + (1 - b) KL(Q || M), where M = b P + (1 - b) Q and b = ``beta``. Agarwal et al. 2024,
+  https://arxiv.org/abs/2306.13649, equation 1.
+
+The sum over the targets is divided by the sum of their weights, as in supervised training.
+
+Logits of a whole row are held of neither model. The teacher gives the hidden states of the targets before the step; its
+logits are computed beside the student's, a chunk at a time.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from kit.data.feed.batches import on_device
+from kit.strategy.float64 import in_float64
+from kit.strategy.weights import whole_tensor
+from kit.train.reference import without_gradients
+from kit.train.supervised import SupervisedLoss
+
+if TYPE_CHECKING:
+    from kit.data.feed.batches import MicroBatch
+    from kit.data.feed.feed import GlobalBatch
+    from kit.strategy.accelerator import Prepared
+
+_STATES = "teacher_states"  # of ``MicroBatch.per_target``: [S, h]
+METRICS = ("cross_entropy", "divergence", "entropy", "teacher_entropy", "teacher_agreement")
+
+
+class Teacher:
+    """A frozen model and its head, which every rank holds whole."""
+
+    def __init__(self, prepared: "Prepared") -> None:
+        """``prepared``: a model of ``build_teacher``. Called by all ranks."""
+        model: Any = prepared.accelerator.unwrap_model(prepared.model)
+        head = model.get_output_embeddings()
+        self._prepared = prepared
+        self._weight = whole_tensor(head.weight).to(prepared.accelerator.device)  # [V, h]
+        self._bias = None if head.bias is None else whole_tensor(head.bias).to(prepared.accelerator.device)
+        self._transform: Callable[[torch.Tensor], torch.Tensor] = model.transform_logits
+        self.description = f"teacher: {type(model).__name__} with {model.num_parameters():,} parameters"
+
+    def states(self, batch: "GlobalBatch") -> "GlobalBatch":
+        """Return the batch with the hidden states that predict each target. Called by all ranks."""
+        known = []
+        with without_gradients(self._prepared):
+            for micro_batch in on_device(batch.micro_batches, self._prepared.accelerator.device):
+                states = self._prepared.model(**micro_batch.model_inputs()).to(self._weight.dtype)
+                known.append(replace(micro_batch, per_target={**micro_batch.per_target, _STATES: states}))
+        return replace(batch, micro_batches=known)
+
+    def logits(self, micro_batch: "MicroBatch", rows: slice) -> torch.Tensor:
+        """Return the logits of a slice of the targets, float32 [C, V]."""
+        with torch.no_grad():
+            return self._transform(F.linear(micro_batch.per_target[_STATES][rows], self._weight, self._bias).float())
+
+
+@dataclass(frozen=True)
+class Distillation(SupervisedLoss):
+    """See the module."""
+
+    teacher: Teacher | None = None
+
+    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
+        """Return the batch with what the teacher thinks of it."""
+        assert self.teacher is not None
+        return self.teacher.states(batch)
+
+    def target_values(self, micro_batch: "MicroBatch", logits: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Return the loss and the numbers of ``METRICS`` of each target; see ``Objective.target_values``."""
+        assert self.teacher is not None
+        settings = self.settings
+        of_teacher = self.teacher.logits(micro_batch, rows)
+        # Tables may be padded to different sizes. The rest is no token of either.
+        size = min(logits.shape[1], of_teacher.shape[1])
+        p, q = ((each[:, :size] / settings.distil_temperature).log_softmax(dim=-1) for each in (of_teacher, logits))
+        distance = divergence(p, q, settings.divergence, settings.reward_scale)
+        cross_entropy = F.cross_entropy(logits, micro_batch.targets[rows], reduction="none")
+        share = settings.cross_entropy_weight
+        loss = share * cross_entropy + (1 - share) * settings.distil_temperature**2 * distance
+        with torch.no_grad():
+            entropies = [_expected(each, -each) for each in (q, p)]
+            agrees = (p.argmax(dim=-1) == q.argmax(dim=-1)).float()
+        return torch.stack([loss, cross_entropy.detach(), distance.detach(), *entropies, agrees], dim=1)
+
+    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """See ``Objective.terms``; the last numbers are the sums of ``METRICS``."""
+        terms, by_dataset = super().terms(losses[:, 0], micro_batch)
+        sums = in_float64(micro_batch.weights) @ in_float64(losses[:, 1:].detach())
+        return terms, torch.cat([by_dataset, sums])
+
+    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+        """Return the metrics of supervised training, and means over the targets.
+
+        ``divergence`` is D, without T^2; ``teacher_agreement`` the share of targets for which both models have the same
+        most probable token.
+        """
+        (divisor,) = self.divisors(batch)
+        own = zip(METRICS, sums[-len(METRICS) :], strict=True)
+        return super().metrics(sums, batch) | {name: value / divisor for name, value in own}
+
+
+def divergence(p: torch.Tensor, q: torch.Tensor, kind: str, weight: float = 0.5) -> torch.Tensor:
+    """Return D(P, Q) of each row, float32 [C], from log-probabilities [C, V]; a token without probability counts 0.
+
+    Args:
+        kind: ``divergence``.
+        weight: b, of jsd.
+    """
+    if kind == "forward_kl":
+        return _expected(p, p - q)
+    if kind == "reverse_kl":
+        return _expected(q, q - p)
+    mixed = torch.logaddexp(p + math.log(weight), q + math.log1p(-weight))
+    return weight * _expected(p, p - mixed) + (1 - weight) * _expected(q, q - mixed)
+
+
+def _expected(logps: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The mean of values [C, V] under the distribution with these log-probabilities, [C]."""
+    probabilities = logps.exp()
+    return torch.where(probabilities > 0, probabilities * values, 0.0).sum(dim=-1)
