@@ -192,7 +192,7 @@ def check(
             )
             if data.evaluation is not None:
                 try_metrics(recipe, recipe.train_on, data.evaluation, tokenizer)
-            if recipe.rolls_out and trains and topology and isinstance(data, Data) and is_main():
+            if recipe.rewards and trains and topology and isinstance(data, Data) and is_main():
                 text = str(tokenizer.decode(prompt_and_reference(data.train, 0)[1], skip_special_tokens=True))
                 row = data.train.data_rows([0])[0] if any(map(is_own, recipe.rewards)) else None
                 asked = Asked(text, text, row, data.train.origin(0), 1, recipe.max_new_tokens)

@@ -54,17 +54,9 @@ class Recipe(
     @property
     def keeps_start(self) -> bool:
         """Whether rollouts compare with weights that train, so that those of the start are kept in host memory."""
-        return self.rolls_out and bool(self.beta) and (self.method == "full" or bool(self.adapter_name_or_path))
-
-    @property
-    def rolls_out(self) -> bool:
-        """Whether the model learns from its own answers."""
-        return self.declared.rolls_out
-
-    @property
-    def answers_per_prompt(self) -> int:
-        """Of a step, in which ``global_batch_size`` counts the answers of rollouts; else 1."""
-        return self.num_generations if self.rolls_out else 1
+        return (
+            self.declared.rolls_out and bool(self.beta) and (self.method == "full" or bool(self.adapter_name_or_path))
+        )
 
     @property
     def num_rows(self) -> int:

@@ -180,7 +180,7 @@ class Rollouts:
             origins=list(origins),
             most_targets=len(samples) * recipe.max_new_tokens,
             metrics=self._metrics,
-            answers=self._shown(),
+            answers=self._shown() if recipe.rewards else [],
         )
 
     def state(self) -> dict[str, Any]:
@@ -193,6 +193,8 @@ class Rollouts:
     def notes(self) -> list[str]:
         """A line for the user about a step."""
         recipe = self._recipe
+        if not recipe.rewards:
+            return [f"rollouts: the student answers {recipe.on_policy_share:.0%} of the prompts"]
         num_prompts = recipe.global_batch_size // recipe.num_generations
         again = f", {recipe.num_iterations} steps each" if recipe.num_iterations > 1 else ""
         rewards = ", ".join(self._keys)
@@ -219,6 +221,11 @@ class Rollouts:
     def _roll_out(self) -> list[Answer]:
         """Return the answers of the next prompts, with their advantages, and set ``_metrics``."""
         recipe = self._recipe
+        if not recipe.rewards:
+            answers = self._draw(self._num_taken)
+            self._num_taken += 1
+            self._metrics = _lengths(answers)
+            return answers
         wanted = recipe.global_batch_size // recipe.num_generations
         groups: list[list[Answer]] = []
         even: list[list[Answer]] = []  # whose answers all have the same reward; one without rewards is in neither
@@ -256,10 +263,11 @@ class Rollouts:
         """Return the answers to the prompts of a batch of the data's order, those to one prompt one after another."""
         recipe, ranks, train = self._recipe, self._prepared.ranks, self._data.train
         indices = np.concatenate(self._data.order.batch(number)).tolist()
-        tasks = [(i, k) for i in indices for k in range(recipe.num_generations)]
-        mine = list(range(ranks.index, len(tasks), ranks.count))
+        tasks = [(i, k) for i in indices for k in range(recipe.answers_per_prompt)]
+        written = [place for place, task in enumerate(tasks) if self._is_written(number, *task)]
+        mine = written[ranks.index :: ranks.count]
         size = recipe.eval_batch_size
-        num_calls = -(-len(tasks) // (ranks.count * size))
+        num_calls = -(-len(written) // (ranks.count * size))
         found: list[tuple[int, Answer]] = []
         with self._engine.answering(number, tasks) as answers_to:
             for call in self._progress(range(num_calls), "rollout", num_calls):
@@ -284,10 +292,21 @@ class Rollouts:
                     if completion.logps:
                         answer.logps["engine_logps"] = list(completion.logps)
                     found.append((place, answer))
-        answers = [answer for _, answer in sorted(gather_object(found), key=lambda pair: pair[0])]
+        found = gather_object(found)
+        for place in set(range(len(tasks))) - set(written):
+            prompt, reference = prompt_and_reference(train, tasks[place][0])
+            found.append((place, Answer(tasks[place][0], [*prompt, *reference], len(prompt), True, [])))
+        answers = [answer for _, answer in sorted(found, key=lambda pair: pair[0])]
         if any(len(answer.rewards) < len(recipe.rewards) for answer in answers):
             raise Stopped
         return answers
+
+    def _is_written(self, number: int, sample: int, answer: int) -> bool:
+        """Whether the model writes this answer, and does not take that of the data, which may be too long."""
+        recipe = self._recipe
+        length = sum(map(len, prompt_and_reference(self._data.train, sample)))
+        draw = np.random.default_rng([recipe.seed, number, sample, answer]).random()
+        return bool(recipe.rewards) or draw < recipe.on_policy_share or length > recipe.max_length
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
@@ -366,14 +385,11 @@ class Rollouts:
         rewards = np.array([answer.reward(self._weights) for answer in answers])
         of_groups = rewards.reshape(-1, recipe.num_generations)
         spreads = np.nanstd(of_groups[np.isfinite(of_groups).any(axis=1)], axis=1)
-        lengths = [answer.length for answer in answers]
         metrics = {
             "reward": float(np.nanmean(rewards)),
             "reward_std": float(np.mean(spreads)),
             "frac_reward_zero_std": num_even * recipe.num_generations / len(answers),
-            "completions/mean_length": float(np.mean(lengths)),
-            "completions/clipped_ratio": float(np.mean([not answer.ended for answer in answers])),
-        }
+        } | _lengths(answers)
         for k, key in enumerate(self._keys):
             values = [answer.rewards[k] for answer in answers]
             numbers = [value for value in values if isinstance(value, float)]
@@ -402,3 +418,10 @@ class Rollouts:
                     }
                 )
         return shown
+
+
+def _lengths(answers: Sequence[Answer]) -> dict[str, float]:
+    return {
+        "completions/mean_length": float(np.mean([answer.length for answer in answers])),
+        "completions/clipped_ratio": float(np.mean([not answer.ended for answer in answers])),
+    }

@@ -20,7 +20,8 @@ def teacher(tmp_path_factory):
 
 CASES = [
     ({"method": "full", "divergence": "jsd", "packing": True, "cross_entropy_weight": 0.3}, ["fsdp2"]),
-    ({"method": "lora", "distil_temperature": 2.0}, ["hybrid", "ddp"]),
+    ({"method": "lora", "distil_temperature": 2.0}, ["hybrid"]),
+    ({"method": "lora", "on_policy_share": 0.5, "max_new_tokens": 8, "learning_rate": 1e-4}, ["ddp"]),
 ]
 
 
@@ -53,6 +54,7 @@ def test_the_loss_is_that_of_both_models_own_logits(finetune, fp32, teacher, mod
 
 def test_a_stopped_run_continues_bit_for_bit_and_not_with_another_teacher(finetune, teacher, tmp_path):
     flags = {"objective": "distil", "teacher": teacher, "method": "lora", "save_steps": 3}
+    flags |= {"on_policy_share": 0.5, "max_new_tokens": 8, "divergence": "reverse_kl"}
     whole = finetune.ok("whole", **flags)
     half = finetune.ok("half", **flags)
     for folder in ("checkpoints/step-00000006", "final"):

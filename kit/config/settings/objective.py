@@ -71,7 +71,15 @@ DECLARED: Mapping[str, Declared] = {
     "dft": Declared(settings=("neftune_noise_alpha",)),
     "eaft": Declared(settings=("eaft_alpha", "neftune_noise_alpha")),
     "distil": Declared(
-        settings=("teacher", "teacher_in_4bit", "divergence", "beta", "distil_temperature", "cross_entropy_weight"),
+        settings=(
+            "teacher",
+            "teacher_in_4bit",
+            "divergence",
+            "beta",
+            "distil_temperature",
+            "cross_entropy_weight",
+            "on_policy_share",
+        ),
         beta=0.5,
         has_teacher=True,
     ),
@@ -164,6 +172,12 @@ class ObjectiveSettings(BaseModel):
         1.0, "of distil: both models' logits are divided by it, and the divergence is multiplied by its square", gt=0
     )
     cross_entropy_weight: float = _identity(0.0, "of distil: the share of plain cross-entropy in the loss", ge=0, lt=1)
+    on_policy_share: float = _identity(
+        0.0,
+        "of distil: the share of prompts that the student answers itself; the others keep the data's answer",
+        ge=0,
+        le=1,
+    )
     rewards: Annotated[list[RewardName | OwnMetric], BeforeValidator(comma_separated)] = _identity(
         [],
         "of grpo: what answers are worth, separated by commas; as a flag also your own function(expected, answer, row)",
@@ -214,6 +228,16 @@ class ObjectiveSettings(BaseModel):
     def declared(self) -> Declared:
         """What is known of the objective by its name."""
         return DECLARED[self.objective]
+
+    @property
+    def rolls_out(self) -> bool:
+        """Whether the model learns from its own answers."""
+        return self.declared.rolls_out or self.on_policy_share > 0
+
+    @property
+    def answers_per_prompt(self) -> int:
+        """Of a step, in which ``global_batch_size`` counts the answers of rollouts; else 1."""
+        return self.num_generations if self.declared.rolls_out else 1
 
     @property
     def logit_bytes(self) -> int:
@@ -341,25 +365,25 @@ RULES = (
     ),
     Rule(
         "save_only_model objective",
-        lambda r: r.declared.rolls_out and r.save_only_model,
+        lambda r: r.rolls_out and r.save_only_model,
         "true with objective {r.objective}: a run that is stopped in a rollout continues from its last checkpoint",
         "--save_only_model false",
     ),
     Rule(
         "max_length max_new_tokens objective",
-        lambda r: r.declared.rolls_out and r.max_new_tokens >= r.max_length,
+        lambda r: r.rolls_out and r.max_new_tokens >= r.max_length,
         "{r.max_length} tokens of prompt and answer, with max_new_tokens {r.max_new_tokens}",
         "--max_length of the longest prompt and max_new_tokens together",
     ),
     Rule(
         "train_on objective",
-        lambda r: r.declared.rolls_out and r.train_on == "all",
+        lambda r: r.rolls_out and r.train_on == "all",
         "all, with objective {r.objective}, which answers the prompts of the data",
         "--train_on assistant",
     ),
     Rule(
         "streaming objective",
-        lambda r: r.streaming and r.declared.rolls_out,
+        lambda r: r.streaming and r.rolls_out,
         "with objective {r.objective}, whose prompts are read before the first step",
         "--streaming false",
     ),
