@@ -65,6 +65,9 @@ def install_loss_head(
     loss leaves out. More arguments of a call with ``targets``:
 
     - ``target_values``, a ``TargetValues``: the model returns its values, float32 [S] or [S, K], instead of the losses.
+    - ``unseen_images``: arguments of the tower of a model that reads images. It computes them, and nothing depends on
+      the result: so a rank without an image has the collectives, and the zero gradients, of those with some. A call
+      without ``targets`` takes it too.
     - ``change_embeddings``: a function of the input embeddings, [B, T, d], whose result is computed with instead.
     - ``with_router_loss=True``: the model returns a pair, of the losses or values, and of the auxiliary loss of the
       routers times its coefficient, []; None if the model has no such loss.
@@ -110,6 +113,8 @@ def install_loss_head(
     ) -> Any:
         if targets is None:
             model_losses.begin_packs(None)
+            if (unseen := kwargs.pop("unseen_images", None)) and kwargs["input_ids"].shape[1] > 1:
+                model_losses.zero_of(unseen)  # before the first token of an answer
             return plain_model_forward(*args, **kwargs)
         wanted = _Wanted(targets, target_positions, target_values, with_router_loss)
         with changed_embeddings(self, change_embeddings):
@@ -271,17 +276,19 @@ class _ModelLosses:
         masks = without_search_for_packs()
         needs_masks = kwargs.get("cu_seq_lens_q") is not None and not uses_bounds
         if needs_masks:
-            masks = masks_of_packs(model, kwargs["position_ids"])
+            of_text = kwargs["position_ids"]  # [B, T], or the first of the axes of a model that reads images
+            masks = masks_of_packs(model, of_text[0] if of_text.ndim == 3 else of_text)
         self.begin_packs(segment_lengths)
         kwargs = self._decoder_arguments(kwargs, uses_bounds, routers)
         if needs_masks and has_alibi(model):
             kwargs["attention_mask"] = torch.ones_like(kwargs["position_ids"])
+        zero = self.zero_of(kwargs.pop("unseen_images", None))
         with masks:
             if model.uses_own_logits:
                 options = {"output_router_logits": True} if routers else {}
                 with _routers_see(model, token_mask):
                     outputs = self._plain_forward(*args, use_cache=False, **kwargs, **options)
-                logits = outputs.logits.flatten(0, 1).index_select(0, wanted.target_positions).float()  # [S, V]
+                logits = outputs.logits.flatten(0, 1).index_select(0, wanted.target_positions).float() + zero  # [S, V]
                 if wanted.target_values:
                     losses = _checked_values(wanted.target_values, logits, slice(0, len(logits)))
                 else:
@@ -295,8 +302,19 @@ class _ModelLosses:
                 hidden = self._decoder(*args, use_cache=False, **kwargs).last_hidden_state
         # [B, T, h] -> [S, h]: only positions that predict a supervised token.
         hidden = hidden.flatten(0, 1).index_select(0, wanted.target_positions)
+        if isinstance(zero, torch.Tensor):
+            hidden = hidden + zero.to(hidden.dtype)
         losses = model.get_output_embeddings()(hidden, targets=wanted.targets, target_values=wanted.target_values)
         return losses, self._router_loss(aux_loss)
+
+    def zero_of(self, unseen: Any) -> torch.Tensor | float:
+        """Run the tower, and return 0 times what it computes; 0 if there is nothing to run it on."""
+        if unseen is None:
+            return 0.0
+        seen = self._decoder.get_image_features(**unseen, return_dict=True)
+        parts = [seen.pooler_output, getattr(seen, "deepstack_features", None) or []]
+        features = [each for part in parts for each in ([part] if isinstance(part, torch.Tensor) else part)]
+        return 0.0 * torch.stack([each.sum() for each in features]).sum()
 
     def begin_packs(self, segment_lengths: tuple[int, ...] | None) -> None:
         """Give the samples of the next forward pass to the layers that see one at a time; None: it is not packed."""
@@ -317,7 +335,7 @@ class _ModelLosses:
         if not self._needs_mask and not routers:
             left_out.add("attention_mask")
         given = {name: value for name, value in kwargs.items() if value is not None and name not in left_out}
-        if self._has_positions_of_images and "position_ids" in given:
+        if self._has_positions_of_images and "position_ids" in given and given["position_ids"].ndim == 2:
             # [B, T] -> [4, B, T]: the place in the text, by which packs are found, and three axes of an image, which
             # are all the place in the text here.
             given["position_ids"] = given["position_ids"].expand(4, -1, -1)
