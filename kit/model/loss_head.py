@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from kit.errors import Problem, UserError
@@ -283,7 +284,9 @@ class _ModelLosses:
         if needs_masks and has_alibi(model):
             kwargs["attention_mask"] = torch.ones_like(kwargs["position_ids"])
         zero = self.zero_of(kwargs.pop("unseen_images", None))
-        with masks:
+        # Of packs that transformers finds, it would look up the images of a token by its position in its sample.
+        of_blocks = without_search_for_packs() if "token_type_ids" in kwargs else nullcontext()
+        with masks, of_blocks:
             if model.uses_own_logits:
                 options = {"output_router_logits": True} if routers else {}
                 with _routers_see(model, token_mask):
@@ -312,9 +315,8 @@ class _ModelLosses:
         if unseen is None:
             return 0.0
         seen = self._decoder.get_image_features(**unseen, return_dict=True)
-        parts = [seen.pooler_output, getattr(seen, "deepstack_features", None) or []]
-        features = [each for part in parts for each in ([part] if isinstance(part, torch.Tensor) else part)]
-        return 0.0 * torch.stack([each.sum() for each in features]).sum()
+        features = tree_leaves([seen.pooler_output, getattr(seen, "deepstack_features", None)])
+        return 0.0 * torch.stack([each.sum() for each in features if each is not None]).sum()
 
     def begin_packs(self, segment_lengths: tuple[int, ...] | None) -> None:
         """Give the samples of the next forward pass to the layers that see one at a time; None: it is not packed."""
