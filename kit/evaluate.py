@@ -6,6 +6,7 @@ Promises: each sample counts exactly once, on any number of ranks.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -279,6 +280,7 @@ def _answers(
                 seed=seed,
                 numbers=numbers,
                 device=accelerator.device,
+                more_inputs=partial(samples.generation_inputs, numbers=ids or [0]),
             )
             for i, (prompt, reference), (written, ends) in zip(ids, pairs, completions, strict=False):
                 texts = (tokenizer.decode(each, skip_special_tokens=True) for each in (reference, written))

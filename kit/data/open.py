@@ -67,6 +67,11 @@ class Data:
         """The names of the training data sets."""
         return self.train.dataset_names
 
+    @property
+    def images(self) -> Any:
+        """See ``Samples.image_maker``."""
+        return self.train.image_maker
+
     def whole_epochs_after(self, num_steps: int) -> int:
         """Return how many epochs the first ``num_steps`` steps complete."""
         return self.order.whole_epochs_after(num_steps // self.steps_per_batch)

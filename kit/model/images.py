@@ -10,9 +10,11 @@ Promises:
 - Every rank runs the tower in every micro-batch: without an image in it, on one that nothing looks at.
 """
 
-import inspect
+import io
+import re
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -24,13 +26,14 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from kit.cache import digest
 from kit.config.settings.data import DataSettings
 from kit.config.settings.model import ModelSettings
-from kit.data.read.images import INSTALL, Image, pixels
+from kit.data.read.images import INSTALL, Image, inspect, pixels
 from kit.errors import Problem, UserError, first_line
 from kit.model.locate import hub_options, locate_model
 
 # Families whose loss and gradients with images are those of their own forward (tests/model/test_images.py).
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm", "idefics3", "llava")
 _SIZES = ((64, 64), (40, 300), (1200, 900))  # in which it is seen whether the text is made of placeholders alone
+_MOST_SIZES = 1 << 16  # whose texts are kept
 OfSegment = Sequence[tuple[Image, str, str]]  # images, each with the folder of its path, and where its row is from
 
 
@@ -60,7 +63,7 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
     options = hub_options(settings, is_checked=True)
     processor_class = getattr(transformers, PROCESSOR_MAPPING_NAMES[kind])
     # A processor is also made for videos, which need torchvision, and of which none is read here.
-    still = type(processor_class.__name__, (processor_class,), {"check_argument_for_proper_class": _any_class})
+    still: Any = type(processor_class.__name__, (processor_class,), {"check_argument_for_proper_class": _any_class})
     try:
         image_processor = AutoImageProcessor.from_pretrained(name, **options)
         parts = {"image_processor": image_processor, "tokenizer": tokenizer}
@@ -102,13 +105,12 @@ class Images:
         self.processor = processor
         self._tokenizer = processor.tokenizer
         self._decoder = getattr(meta_model, meta_model.base_model_prefix, None) or meta_model.model
-        self._accepted = set(inspect.signature(type(self._decoder).forward).parameters)
+        self._accepted = set(signature(type(self._decoder).forward).parameters)
         self._options = dict(processor._merge_kwargs(tokenizer_init_kwargs={})["images_kwargs"])
         self.token: str = processor.image_token
         self.placeholder_id: int = config.image_token_id
         self._placeholder = self._tokenizer.convert_ids_to_tokens(self.placeholder_id)
-        self.of = lru_cache(1 << 16)(self._of)
-        self.ids = lru_cache(1 << 10)(self._ids)
+        self._texts: dict[tuple[int, int], str] = {}
         if self._placeholder is None or self.token is None:
             raise UserError(Problem("model_name_or_path", "its tokenizer has no placeholder of images"))
 
@@ -128,16 +130,18 @@ class Images:
             f"images: {name}; one of {_SIZES[2][1]} x {_SIZES[2][0]} pixels is {text.count(self._placeholder)} tokens"
         )
 
-    def _of(self, height: int, width: int) -> str:
-        """See ``Placeholders.of``. Raises ``UserError`` if the processor takes no image of this size."""
+    def of(self, height: int, width: int) -> str:
+        """See ``Placeholders``. Raises ``UserError`` if the processor takes no image of this size."""
+        if (text := self._texts.get((height, width))) is not None:
+            return text
         try:
-            if self._counts_only:
-                return self.token * self._num_tokens(height, width)
-            return self._of_blank(height, width)
-        except UserError:
-            raise
+            is_counted = self._counts_only
+            text = self.token * self._num_tokens(height, width) if is_counted else self._of_blank(height, width)
         except Exception as error:  # the code of any family
             raise UserError(Problem("", f"{width} x {height} pixels: {first_line(error)}")) from None
+        if len(self._texts) < _MOST_SIZES:
+            self._texts[height, width] = text
+        return text
 
     def _of_blank(self, height: int, width: int) -> str:
         """The text of an image without content: its pixels are resized, and not computed with."""
@@ -161,7 +165,7 @@ class Images:
         """See ``Placeholders``."""
         return self.of(height, width).count(self._placeholder)
 
-    def _ids(self, text: str) -> frozenset[int]:
+    def ids(self, text: str) -> frozenset[int]:
         """See ``Placeholders``."""
         added = self._tokenizer.added_tokens_decoder
         return frozenset(number for number, token in added.items() if token.content in text)
@@ -210,6 +214,21 @@ class Images:
             "token_inputs": self._token_inputs(ids, segments, counts, tower),
             "num_images": len(flat),
         }
+
+    def example(self, seed: int) -> tuple[list[int], Image]:
+        """Return a picture of random colours, and the tokens that stand for it."""
+        from PIL import Image as pil
+
+        file = io.BytesIO()
+        colours = np.random.default_rng(seed).integers(256, size=(64, 64, 3), dtype=np.uint8)
+        pil.fromarray(colours).save(file, "PNG")
+        image = inspect(file.getvalue(), "")
+        encoded = self._tokenizer.backend_tokenizer.encode(self.of(image.height, image.width), add_special_tokens=False)
+        return encoded.ids, image
+
+    def shown(self, text: str) -> str:
+        """Return ``text`` with one placeholder in place of those that follow one another."""
+        return re.sub(f"({re.escape(self._placeholder)}){{2,}}", self._placeholder, text)
 
     def _decoded(self, flat: OfSegment) -> tuple[Any, list[str]]:
         pictures = []

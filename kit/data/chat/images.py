@@ -23,11 +23,11 @@ def reference(where: str, value: Any) -> Reference:
     if isinstance(value, dict):
         if value.get("type") == "base64" and isinstance(value.get("data"), str):  # Anthropic's source
             return _decoded(where, value["data"])
-        keys = ("bytes", "base64", "path", "url", "image")
-        given = next((value[key] for key in keys if value.get(key)), None)
-        if isinstance(given, str) and given in (value.get("base64"), value.get("bytes")):
+        key = next((key for key in ("bytes", "base64", "path", "url", "image") if value.get(key)), "")
+        given = value.get(key)
+        if isinstance(given, str) and key in ("bytes", "base64"):
             return _decoded(where, given)
-        return reference(where, given)
+        return reference(where, None if isinstance(given, dict) else given)
     if isinstance(value, bytes) and value:
         return value
     if not isinstance(value, str) or not value:
@@ -53,7 +53,7 @@ def image_of_part(where: str, part: Mapping[str, Any]) -> Reference | None:
     given = [part[key] for key in ("image_url", "source", "image", "path", "url", "base64") if part.get(key)]
     if not given:
         return None
-    return _decoded(where, given[0]) if given[0] is part.get("base64") else reference(where, given[0])
+    return reference(where, {"base64": given[0]} if given[0] is part.get("base64") else given[0])
 
 
 def with_images(sample: dict[str, Any], column: Any) -> dict[str, Any]:

@@ -71,7 +71,10 @@ class Placeholders(Protocol):
 
     token: str  # what a chat template writes for an image
     placeholder_id: int  # the token in whose place the model puts a feature
-    key: str  # what identifies all this in the key of a cache entry
+
+    @property
+    def key(self) -> str:
+        """What identifies all this in the key of a cache entry."""
 
     def of(self, height: int, width: int) -> str:
         """Return the text for an image of this size: as many placeholders as it has features, with what is around."""

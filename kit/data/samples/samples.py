@@ -138,12 +138,27 @@ class Samples(Table):
 
     def image_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
         """See ``kit.data.feed.batches.Rows``. Raises ``UserError`` if an image cannot be decoded."""
-        maker = next((store.images for store in self.stores if store.images), None)
-        if maker is None:
+        if (maker := self.image_maker) is None:
             return {}
-        of_segments = [[(*each, self.origin(i)) for each in self.images(i)] for _, _, i in segments]
-        inputs: dict[str, Any] = maker.inputs(input_ids, segments, of_segments)
+        inputs: dict[str, Any] = maker.inputs(
+            input_ids, segments, [self._images_with_origin(i) for _, _, i in segments]
+        )
         return inputs
+
+    def generation_inputs(self, input_ids: Any, numbers: Sequence[int]) -> dict[str, Any]:
+        """Return what a model needs besides the prompts of these samples, a tensor int64 [B, T], to answer them."""
+        if (maker := self.image_maker) is None:
+            return {}
+        inputs: dict[str, Any] = maker.generation_inputs(input_ids, [self._images_with_origin(i) for i in numbers])
+        return inputs
+
+    @cached_property
+    def image_maker(self) -> Any:
+        """What makes their pixels (``kit.model.images.Images``); None if no sample has an image."""
+        return next((store.images for store in self.stores if store.images), None)
+
+    def _images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
+        return [(*each, self.origin(i)) for each in self.images(i)]
 
     def select(self, index: np.ndarray, reason: str) -> "Samples":
         """The samples at ``index`` (int [M]), in that order. ``reason`` identifies the choice in the fingerprint."""
