@@ -125,8 +125,11 @@ def install_loss_head(
     # `generate` reads it: a model that takes positions must be given those of rows that are padded on the left.
     signature: Any = inspect.signature(plain_model_forward)
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    with_itself = signature.replace(parameters=[itself, *signature.parameters.values()])
-    model_forward.__signature__ = with_itself  # type: ignore[attr-defined]
+    unseen = inspect.Parameter("unseen_images", inspect.Parameter.KEYWORD_ONLY, default=None)
+    parameters = [itself, *signature.parameters.values()]
+    is_last = parameters[-1].kind == inspect.Parameter.VAR_KEYWORD
+    parameters.insert(len(parameters) - is_last, unseen)
+    model_forward.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     head.forward = MethodType(head_forward, head)
     model.forward = MethodType(model_forward, model)
 
