@@ -66,13 +66,15 @@ def with_images(sample: dict[str, Any], column: Any) -> dict[str, Any]:
     lists = {name: value for name, value in sample.items() if isinstance(value, list) and name in _LISTS}
     messages = [message for each in lists.values() for message in each]
     column = [column] if isinstance(column, str | bytes | dict) else column or []
+    if isinstance(column, list) and not any(map(_holds, column)):  # tables fill what is absent with nulls
+        column = []
     if not column and not any("images" in message for message in messages):
         return sample
     if not isinstance(column, list):
         raise UserError(Problem("images", kind(column), "a list of images"))
     given = [reference(f"images[{i}]", each) for i, each in enumerate(column)]
     if not messages:
-        fix = "--chat_template with a template makes messages of prompt and completion; or write messages"
+        fix = "--dataset_columns prompt=instruction,completion=output makes messages of such columns; or write messages"
         raise UserError(Problem("images", "given beside texts", "them beside messages", fix))
     changed = {name: [dict(message) for message in each] for name, each in lists.items()}
     messages = [message for each in changed.values() for message in each]
@@ -94,6 +96,10 @@ def with_images(sample: dict[str, Any], column: Any) -> dict[str, Any]:
 
 
 _LISTS = ("messages", "prompt", "completion", "chosen", "rejected")
+
+
+def _holds(value: Any) -> bool:
+    return any(value.values()) if isinstance(value, dict) else bool(value)
 
 
 def _mark(messages: list[dict[str, Any]], given: list[Reference]) -> None:
