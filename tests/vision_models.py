@@ -15,8 +15,8 @@ TOKENIZER = Path(__file__).resolve().parents[1] / "recipes/tiny/model"
 # Each image before the text, as the templates of these families have it.
 TEMPLATE = """{{ bos_token }}{% for m in messages %}{{ '<|' + m['role'] + '|>' }}
 {%- if m['content'] is string %}{{ m['content'] }}{% else %}{% for p in m['content'] %}
-{%- if p['type'] == 'image' %}IMAGE{% else %}{{ p['text'] }}{% endif %}{% endfor %}{% endif %}{{ eos_token }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
+{%- if p['type'] == 'image' %}IMAGE{% else %}{{ p['text'] }}{% endif %}{% endfor %}{% endif %}{{ eos_token }}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
 _SHAPE = {
     "hidden_size": 32,
     "intermediate_size": 48,

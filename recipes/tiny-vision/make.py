@@ -108,6 +108,7 @@ def conversation(rng: random.Random) -> dict:
 
 
 def train_tokenizer(rng: random.Random) -> Tokens:
+    """Train a byte-level BPE tokenizer on what the model reads and writes."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -125,6 +126,7 @@ def train_tokenizer(rng: random.Random) -> Tokens:
 
 
 def make_model(tokenizer: Tokens) -> Qwen2VLForConditionalGeneration:
+    """Build the model with random weights."""
     ids = tokenizer.get_vocab()
     ends = {"bos_token_id": ids["<|bos|>"], "eos_token_id": ids["<|end|>"], "pad_token_id": ids["<|pad|>"]}
     text = {
@@ -165,7 +167,7 @@ def fit(
         rows, labels = [], []
         for (_, things), grid in zip(drawn, inputs["image_grid_thw"].tolist(), strict=True):
             before = [tokenizer.bos_token_id, start, *[image] * (grid[1] * grid[2] // 4), end]
-            ids = tokenizer(described(rng, things)).input_ids + [tokenizer.eos_token_id]
+            ids = [*tokenizer(described(rng, things)).input_ids, tokenizer.eos_token_id]
             rows.append(torch.tensor(before + ids))
             labels.append(torch.tensor([-100] * len(before) + ids))
         input_ids = torch.nn.utils.rnn.pad_sequence(rows, True, tokenizer.pad_token_id)
@@ -183,6 +185,7 @@ def fit(
 
 
 def main() -> None:
+    """Make the files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=2500)
