@@ -157,5 +157,7 @@ def test_equal_questions_on_other_pictures_are_no_leak(vision_model, tmp_path):
 
 def test_a_family_that_was_not_shown_is_refused_by_name(tmp_path, model_folder):
     data = write_rows(tmp_path, [[(70, 50)]] * 2)
-    with pytest.raises(UserError, match=r"images: given, but the model reads none \(at .*\); expected a model of qwen2_vl"):
+    with pytest.raises(
+        UserError, match=r"images: given, but the model reads none \(at .*\); expected a model of qwen2_vl"
+    ):
         check(model_folder, data)
