@@ -47,6 +47,7 @@ BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 # Computes values of the targets in a chunk, float32 [C] or [C, K], from their logits, float32 [C, V]. The slice says
 # which of the S targets these are; there may be none (C = 0).
 TargetValues = Callable[[torch.Tensor, slice], torch.Tensor]
+ChangeEmbeddings = Callable[[torch.Tensor], torch.Tensor]  # of the input embeddings [B, T, d]
 
 
 def install_loss_head(
@@ -109,16 +110,18 @@ def install_loss_head(
         token_mask: Any = None,
         target_values: TargetValues | None = None,
         with_router_loss: bool = False,
-        change_embeddings: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        change_embeddings: ChangeEmbeddings | None = None,
         **kwargs: Any,
     ) -> Any:
         if targets is None:
             model_losses.begin_packs(None)
-            if (unseen := kwargs.pop("unseen_images", None)) and kwargs["input_ids"].shape[1] > 1:
-                model_losses.zero_of(unseen)  # before the first token of an answer
-            return plain_model_forward(*args, **kwargs)
+            unseen = kwargs.pop("unseen_images", None)
+            is_prompt = unseen is not None and kwargs["input_ids"].shape[1] > 1
+            with changed_embeddings(self, model_losses.with_unseen(None, unseen if is_prompt else None)):
+                return plain_model_forward(*args, **kwargs)
         wanted = _Wanted(targets, target_positions, target_values, with_router_loss)
-        with changed_embeddings(self, change_embeddings):
+        unseen = kwargs.pop("unseen_images", None)
+        with changed_embeddings(self, model_losses.with_unseen(change_embeddings, unseen)):
             losses, router_loss = model_losses(self, wanted, token_mask, args, kwargs)
         return (losses, router_loss) if with_router_loss else losses
 
@@ -286,7 +289,6 @@ class _ModelLosses:
         kwargs = self._decoder_arguments(kwargs, uses_bounds, routers)
         if needs_masks and has_alibi(model):
             kwargs["attention_mask"] = torch.ones_like(kwargs["position_ids"])
-        zero = self.zero_of(kwargs.pop("unseen_images", None))
         # Of packs that transformers finds, it would look up the images of a token by its position in its sample.
         of_blocks = without_search_for_packs() if "token_type_ids" in kwargs else nullcontext()
         with masks, of_blocks:
@@ -294,7 +296,7 @@ class _ModelLosses:
                 options = {"output_router_logits": True} if routers else {}
                 with _routers_see(model, token_mask):
                     outputs = self._plain_forward(*args, use_cache=False, **kwargs, **options)
-                logits = outputs.logits.flatten(0, 1).index_select(0, wanted.target_positions).float() + zero  # [S, V]
+                logits = outputs.logits.flatten(0, 1).index_select(0, wanted.target_positions).float()  # [S, V]
                 if wanted.target_values:
                     losses = _checked_values(wanted.target_values, logits, slice(0, len(logits)))
                 else:
@@ -308,18 +310,26 @@ class _ModelLosses:
                 hidden = self._decoder(*args, use_cache=False, **kwargs).last_hidden_state
         # [B, T, h] -> [S, h]: only positions that predict a supervised token.
         hidden = hidden.flatten(0, 1).index_select(0, wanted.target_positions)
-        if isinstance(zero, torch.Tensor):
-            hidden = hidden + zero.to(hidden.dtype)
         losses = model.get_output_embeddings()(hidden, targets=wanted.targets, target_values=wanted.target_values)
         return losses, self._router_loss(aux_loss)
 
-    def zero_of(self, unseen: Any) -> torch.Tensor | float:
-        """Run the tower, and return 0 times what it computes; 0 if there is nothing to run it on."""
+    def with_unseen(self, change: ChangeEmbeddings | None, unseen: Any) -> ChangeEmbeddings | None:
+        """Return ``change`` of the embeddings, or one that also adds 0 times what the tower makes of ``unseen``.
+
+        There the tower runs between embedding and layers, as it does for images that are seen: so sharded weights are
+        gathered, and gradients reduced, in the same order on all ranks.
+        """
         if unseen is None:
-            return 0.0
-        seen = self._decoder.get_image_features(**unseen, return_dict=True)
-        features = tree_leaves([seen.pooler_output, getattr(seen, "deepstack_features", None)])
-        return 0.0 * torch.stack([each.sum() for each in features if each is not None]).sum()
+            return change
+
+        def changed(embeddings: torch.Tensor) -> torch.Tensor:
+            seen = self._decoder.get_image_features(**unseen, return_dict=True)
+            features = tree_leaves([seen.pooler_output, getattr(seen, "deepstack_features", None)])
+            zero = 0.0 * torch.stack([each.sum() for each in features if each is not None]).sum()
+            embeddings = embeddings if change is None else change(embeddings)
+            return embeddings + zero.to(embeddings.dtype)
+
+        return changed
 
     def begin_packs(self, segment_lengths: tuple[int, ...] | None) -> None:
         """Give the samples of the next forward pass to the layers that see one at a time; None: it is not packed."""
