@@ -85,6 +85,9 @@ class Placeholders(Protocol):
     def ids(self, text: str) -> frozenset[int]:
         """Return the ids of the added tokens in that text."""
 
+    def begin_in_worker(self) -> None:
+        """Called in a process that was forked: threads of the one before are not there."""
+
 
 def encode_all(
     samples: Sequence[Mapping[str, Any]],

@@ -184,6 +184,8 @@ def _start_worker(encoder: Encoder, dataset: Dataset, parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)  # the parent died before prctl was called
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes already use every core
+    if encoder.images:
+        encoder.images.begin_in_worker()
     global _ENCODE
     _ENCODE = partial(encoder.encode_block, dataset)
 
