@@ -180,6 +180,8 @@ def check(
                 images=images,
                 no_images=no_images,
             )
+            if data.images:
+                notes.append(data.images.description)
             if data.evaluation is not None:
                 try_metrics(recipe, recipe.train_on, data.evaluation, tokenizer)
             if recipe.rolls_out and trains and topology and isinstance(data, Data) and is_main():

@@ -19,9 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from transformers import AutoImageProcessor
-from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from kit.cache import digest
 from kit.config.settings.data import DataSettings
@@ -57,6 +54,9 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
         raise UserError(Problem("images", f"given, but {found}", f"a model of {', '.join(FAMILIES)}"))
     try:
         import PIL  # noqa: F401
+        import transformers
+        from transformers import AutoImageProcessor  # slow to import
+        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
     except ImportError:
         raise UserError(Problem("images", "they need Pillow, which is not installed", fix=INSTALL)) from None
     name = locate_model(settings.model_name_or_path, settings.model_revision)
