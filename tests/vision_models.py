@@ -87,6 +87,16 @@ def _llava(ids: dict[str, int]) -> dict[str, Any]:
     return {"vision_config": vision, "text_config": text, "image_token_id": ids["<image>"]}
 
 
+def _llava_next(ids: dict[str, int]) -> dict[str, Any]:
+    return _llava(ids) | {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
+
+
+def _internvl(ids: dict[str, int]) -> dict[str, Any]:
+    vision = {**_SIGLIP, "image_size": [56, 56], "patch_size": [14, 14]}
+    text = {"model_type": "qwen2", **_SHAPE}
+    return {"vision_config": vision, "text_config": text, "image_token_id": ids["<IMG_CONTEXT>"], "image_seq_length": 4}
+
+
 def _gemma3(ids: dict[str, int]) -> dict[str, Any]:
     text = _SHAPE | {"head_dim": 8, "sliding_window": 16, "num_hidden_layers": 3, "query_pre_attn_scalar": 8}
     text |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
@@ -105,6 +115,7 @@ def _idefics3(ids: dict[str, int]) -> dict[str, Any]:
     return {"vision_config": _SIGLIP, "text_config": text, "scale_factor": 2, "image_token_id": ids["<image>"]}
 
 
+_PINS: dict[str, Any] = {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
 _ROWS = [f"<row_{row}_col_{col}>" for row in range(1, 5) for col in range(1, 5)]
 _IDEFICS = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *_ROWS]
 _TILES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
@@ -119,6 +130,20 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], list[str], str]] 
         {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
         ["<image>"],
         "<image>",
+    ),
+    "llava_next": (
+        _llava_next,
+        {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}, **_PINS},
+        {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+        ["<image>"],
+        "<image>",
+    ),
+    "internvl": (
+        _internvl,
+        {"size": {"height": 56, "width": 56}, "crop_to_patches": True, "max_patches": 4},
+        {"image_seq_length": 4},
+        ["<IMG_CONTEXT>", "<img>", "</img>", "<video>"],
+        "<IMG_CONTEXT>",
     ),
     "gemma3": (
         _gemma3,
@@ -138,8 +163,13 @@ def make_vision_model(family: str, folder: Path) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     tokenizer.add_tokens(tokens, special_tokens=True)
     tokenizer.chat_template = TEMPLATE.replace("IMAGE", image)
+    names: dict[str, str] = {}
     if family == "gemma3":
         names = {"boi_token": tokens[0], "eoi_token": tokens[1], "image_token": tokens[2]}
+    elif family == "internvl":
+        names = {"context_image_token": tokens[0], "start_image_token": tokens[1], "end_image_token": tokens[2]}
+        names["video_token"] = tokens[3]
+    if names:
         tokenizer.init_kwargs["extra_special_tokens"] = names
         tokenizer._set_model_specific_special_tokens(names)
     tokenizer.save_pretrained(folder)

@@ -28,7 +28,10 @@ from kit.errors import Problem, UserError, first_line
 from kit.model.locate import hub_options, locate_model
 
 # Families whose loss and gradients with images are those of their own forward (tests/model/test_images.py).
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm", "idefics3", "llava")
+FAMILIES = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm"),
+    *("idefics3", "llava", "llava_next", "internvl"),
+)
 _SIZES = ((64, 64), (40, 300), (1200, 900))  # in which it is seen whether the text is made of placeholders alone
 _MOST_SIZES = 1 << 16  # whose texts are kept
 OfSegment = Sequence[tuple[Image, str, str]]  # images, each with the folder of its path, and where its row is from
