@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import matrix
+from transformers import AutoProcessor
 from transformers.models.smolvlm import processing_smolvlm
 from vision_models import picture, write_rows
 
@@ -26,7 +27,7 @@ ALL_PARTS = ["vision", "projector", "language"]
 
 
 def check(model: Path, data: Path, **changes):
-    settings = {"method": "full", "max_length": 512, "global_batch_size": len(ROWS), "max_steps": 1} | changes
+    settings = {"method": "full", "max_length": 1024, "global_batch_size": len(ROWS), "max_steps": 1} | changes
     return preflight.check(Recipe(model_name_or_path=str(model), dataset=str(data), output_dir="unused", **settings))
 
 
@@ -115,6 +116,20 @@ def test_what_is_written_opens_with_its_processor(vision_model, tmp_path):
     assert again.data.encoder.images.key == checked.data.encoder.images.key
     opened = auto_class(checked.config).from_pretrained(final)
     assert all(torch.equal(p, opened.get_parameter(name)) for name, p in model.named_parameters())
+
+
+def test_the_processor_beside_an_adapter_is_opened_by_plain_transformers(vision_model, tmp_path):
+    data = write_rows(tmp_path, ROWS)
+    checked = check(vision_model("llava"), data, method="lora")
+    model = build_model(checked.recipe, checked.config, LoadPlan(compute_dtype="float32", device="cpu"))
+    state = {name: torch.ones_like(p) for name, p in model.named_parameters() if p.requires_grad}
+    assert state and not any("vision" in name or "projector" in name for name in state)
+    final = tmp_path / "final"
+    final.mkdir()
+    write_model(final, model, state, checked.tokenizer, "card", None)
+    opened = AutoProcessor.from_pretrained(final)
+    assert opened.image_processor.to_dict() == checked.data.images.processor.image_processor.to_dict()
+    assert opened.chat_template == checked.tokenizer.chat_template
 
 
 def test_an_image_is_not_cut_and_a_row_that_is_too_long_is_named(vision_model, tmp_path):
