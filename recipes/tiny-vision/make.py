@@ -218,7 +218,7 @@ def main() -> None:
     """Make the files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--threads", type=int, default=1, help="part of the recipe: sums depend on it")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
@@ -230,10 +230,10 @@ def main() -> None:
         patch_size=14, temporal_patch_size=1, size={"shortest_edge": CELL * CELL, "longest_edge": 16 * CELL * CELL}
     )
     evaluation = [conversation(rng) for _ in range(100)]
-    train = [conversation(rng) for _ in range(500)]
+    train = [conversation(rng) for _ in range(1000)]
     model = make_model(tokenizer)
     print(f"{model.num_parameters()} parameters, {len(tokenizer)} tokens", flush=True)
-    fit_tower(model, processor, rng, args.steps // 2)
+    fit_tower(model, processor, rng, 800)
     fit(model, tokenizer, processor, rng, args.steps)
     model.requires_grad_(True)
     fresh = args.out / "model.new"
