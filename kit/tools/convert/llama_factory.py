@@ -48,9 +48,9 @@ def _take_data(draft: Draft) -> None:
 def _entry(draft: Draft, name: str, info: dict[str, Any], folder: Path, limit: Any) -> DatasetEntry:
     path = info.get("hf_hub_url") or info.get("ms_hub_url") or folder / info.get("file_name", "")
     columns = {key: str(column) for key, column in (info.get("columns") or {}).items() if column is not None}
-    if path == folder or {"images", "videos", "audios"} & set(columns):
+    if path == folder or {"videos", "audios"} & set(columns):
         draft.refuse(
-            "dataset", name, "it has a loading script, images or sound; write its rows as text, for --dataset FILE"
+            "dataset", name, "it has a loading script, videos or sound; write its rows without, for --dataset FILE"
         )
     is_alpaca = info.get("formatting", "alpaca") == "alpaca"
     ours = _columns(columns) if is_alpaca else _columns_of_chat(draft, name, info, columns)
