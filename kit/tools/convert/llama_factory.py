@@ -10,7 +10,7 @@ from kit.tools.convert.common import entry, put_data, take_batch, take_evaluatio
 from kit.tools.convert.draft import Draft, Group, as_list, is_true, number
 
 _FIELDS = {"prompt": "instruction", "query": "input", "response": "output", "kto_tag": "label"}
-_FIELDS |= {name: name for name in ("system", "tools", "chosen", "rejected", "history")}
+_FIELDS |= {name: name for name in ("system", "tools", "chosen", "rejected", "history", "images")}
 _ROLES = {"human", "user", "gpt", "assistant", "observation", "function_call", "system", "tool"}
 
 
