@@ -227,11 +227,12 @@ def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tup
     try:
         for is_asked, found, fix in (
             (recipe.streaming, "a stream", "--streaming false"),
+            (bool(recipe.torch_compile), "torch_compile", "--torch_compile false"),
             (recipe.rolls_out, "prompts of rollouts", "--objective sft or dpo"),
             (recipe.declared.rows == "rated", f"--objective {recipe.objective}", "--objective sft or dpo"),
         ):
             if is_asked:
-                raise UserError(Problem("images", f"given, and {found} is not trained with images", fix=fix))
+                raise UserError(Problem("images", f"given, and {found} was not shown with images", fix=fix))
         return open_images(recipe, recipe, config, meta_model, tokenizer), NO_IMAGES
     except UserError as error:
         if recipe.min_pixels or recipe.max_pixels:

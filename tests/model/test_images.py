@@ -176,3 +176,11 @@ def test_a_family_that_was_not_shown_is_refused_by_name(tmp_path, model_folder):
         UserError, match=r"images: given, but the model reads none \(at .*\); expected a model of qwen2_vl"
     ):
         check(model_folder, data)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"streaming": True}, {"torch_compile": True}, {"objective": "grpo", "rewards": ["exact_match"]}]
+)
+def test_what_was_not_shown_with_images_is_refused(changes, vision_model, tmp_path):
+    with pytest.raises(UserError, match="was not shown with images"):
+        check(vision_model("qwen2_vl"), write_rows(tmp_path, ROWS), **changes)
