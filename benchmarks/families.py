@@ -89,6 +89,9 @@ class Samples:
     def per_token(self, i: int) -> dict[str, np.ndarray]:
         return {}
 
+    def image_inputs(self, input_ids: np.ndarray, segments: Any) -> dict[str, Any]:
+        return {}
+
     def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """The token ids and weights of sample ``i``."""
         ids = np.random.default_rng(i).integers(3, 100, LENGTHS[i])

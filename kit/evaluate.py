@@ -6,6 +6,7 @@ Promises: each sample counts exactly once, on any number of ranks.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -279,10 +280,12 @@ def _answers(
                 seed=seed,
                 numbers=numbers,
                 device=accelerator.device,
+                more_inputs=partial(samples.generation_inputs, numbers=ids or [0]),
             )
             for i, (prompt, reference), (written, ends, _) in zip(ids, pairs, completions, strict=False):
                 texts = (tokenizer.decode(each, skip_special_tokens=True) for each in (reference, written))
-                answer = Answer(tokenizer.decode(prompt), *texts)
+                asked = tokenizer.decode(prompt)
+                answer = Answer(samples.image_maker.shown(asked) if samples.image_maker else asked, *texts)
                 try:
                     given = answer.reference, answer.text, data_rows.get(i), samples.origin(i)
                     values[i, draw] = [value for metric in metrics for value in metric.values(*given)]

@@ -15,13 +15,15 @@ from kit.console import is_main, silence_libraries
 from kit.data.feed.stream import Stream
 from kit.data.open import Data, open_data, prompt_and_reference, stop_ids
 from kit.data.samples.dataset import open_datasets
-from kit.errors import Problem, Problems, first_line, raise_if
+from kit.data.samples.rows import NO_IMAGES
+from kit.errors import Problem, Problems, UserError, first_line, raise_if
 from kit.evaluate import try_metrics
 from kit.memory.fit import memory_problems, plan_record, planned_workload, resolve_auto
 from kit.memory.workload import Workload
 from kit.model.attention import describe_long_rows
 from kit.model.compile import check_compile
 from kit.model.dequantise import describe_dequantised
+from kit.model.images import Images, open_images
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
 from kit.model.locate import open_adapter
 from kit.model.parts import aux_loss_coef
@@ -179,6 +181,7 @@ def check(
             check_upload(recipe.push_to_hub, recipe.model_name_or_path, recipe.method != "full")
     if datasets and tokenizer and meta_model:
         with problems.caught():
+            images, no_images = _images(recipe, config, meta_model, tokenizer)
             data = open_data(
                 recipe,
                 datasets,
@@ -189,7 +192,11 @@ def check(
                 global_batch_size=recipe.global_batch_size // recipe.answers_per_prompt,
                 wanted=recipe.declared.rows,
                 rollout_steps=recipe.num_iterations if recipe.rolls_out and (trains or not topology) else 0,
+                images=images,
+                no_images=no_images,
             )
+            if data.images:
+                notes.append(data.images.description)
             if data.evaluation is not None:
                 try_metrics(recipe, recipe.train_on, data.evaluation, tokenizer)
             if recipe.rewards and trains and topology and isinstance(data, Data) and is_main():
@@ -231,6 +238,27 @@ def check(
         plan=plan,
         teacher_config=teacher_config,
     )
+
+
+def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tuple[Images | None, Problem]:
+    """What makes pixels of images; or None, and the problem of a row that has one.
+
+    Raises ``UserError`` if the recipe says how large images are, and there is nothing that makes any.
+    """
+    try:
+        for is_asked, found, fix in (
+            (recipe.streaming, "a stream", "--streaming false"),
+            (bool(recipe.torch_compile), "torch_compile", "--torch_compile false"),
+            (recipe.rolls_out, "prompts of rollouts", "--objective sft or dpo"),
+            (recipe.declared.rows == "rated", f"--objective {recipe.objective}", "--objective sft or dpo"),
+        ):
+            if is_asked:
+                raise UserError(Problem("images", f"given, and {found} was not shown with images", fix=fix))
+        return open_images(recipe, recipe, config, meta_model, tokenizer), NO_IMAGES
+    except UserError as error:
+        if recipe.min_pixels or recipe.max_pixels:
+            raise
+        return None, error.problems[0]
 
 
 def check_bitsandbytes(method: str, optim: str) -> list[Problem]:

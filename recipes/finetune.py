@@ -124,7 +124,7 @@ def main() -> None:
     prepared = prepare(accelerator, topology, model, optimizer)
     guard.set_model(prepared.model, prepared.optimizer)
     if recipe.packing:
-        check_isolation(prepared, checked.vocab_size, data.encoder.pack_length)
+        check_isolation(prepared, checked.vocab_size, data.encoder.pack_length, data.images)
     parts += prove_head(prepared, checked.vocab_size)
     if layers:
         compile_first(prepared, layers, recipe, recipe.num_rows)
@@ -268,7 +268,8 @@ def main() -> None:
         guard.enter(phases.WRITING_FINAL)
         opened_by = auto_class(config).__name__, class_that_dequantises(config)
         card = model_card(recipe, prepared.strategy, state, bool(tokenizer.chat_template), stops, *opened_by)
-        save_final(prepared, tokenizer, folder.final, card, config.dtype, stops)
+        pixels = recipe.min_pixels, recipe.max_pixels
+        save_final(prepared, tokenizer, folder.final, card, config.dtype, stops, pixels)
     folder.end(state.step, is_stopped, state.early_stop_reason(recipe, total_steps))
     log.end(stop.reason if is_stopped else "", [*feed.closing_notes(), *(layers.closing_notes() if layers else [])])
     if HAS_TOOLS:

@@ -8,6 +8,7 @@ import runpy
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -168,3 +169,11 @@ def build(model_folder):
         return model, AcceleratedOptimizer(build_optimizer(model, recipe, recipe.peak_learning_rate))
 
     return build
+
+
+@pytest.fixture(scope="session")
+def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a random model of a family that reads images, once: ``vision_model("qwen2_vl")``."""
+    from vision_models import make_vision_model
+
+    return cache(lambda family: make_vision_model(family, tmp_path_factory.mktemp(family)))

@@ -5,12 +5,13 @@ from kit.console import Parser, announce_wait, show
 from kit.errors import Problem, UserError, raise_if
 
 HELP = "talk to the model of a run, and beside it to the base of an adapter"
-USAGE = """usage: kit chat RUN [--base] [--plain] [--temperature T] [--top_p P] [--flag value ...]
+USAGE = """usage: kit chat RUN [--image FILE] [--base] [--plain] [--temperature T] [--top_p P] [--flag value ...]
 
 Talk to the model of a run, and beside it to the base of an adapter. RUN is the folder of a finished run, one of its
 checkpoints, an adapter, or any model. Prompts are rendered, and answers end, as in the evaluation of the run; by
 default answers are greedy too.
 
+  --image FILE       a picture before the first question of a conversation; several are several
   --base             answer with the base as well: the model without the adapter
   --plain            no chat template: what you type is the prompt, for a model trained on prompts as plain text
   --temperature T    draw from probabilities of this temperature, from 0.01 (default: greedy)
@@ -33,6 +34,7 @@ def run(argv: list[str]) -> int:
     parser = Parser(prog="kit chat", add_help=False, allow_abbrev=False)
     for switch in ("--base", "--plain"):
         parser.add_argument(switch, action="store_true")
+    parser.add_argument("--image", action="append", default=[])
     own, words = parser.parse_known_args(argv)
     given = {word.partition("=")[0].replace("-", "_") for word in words}
     if argv[0].startswith("-") and not {"__model_name_or_path", "__adapter_name_or_path"} & given:
@@ -44,10 +46,14 @@ def run(argv: list[str]) -> int:
     if recipe and recipe.system_prompt and own.plain:
         found = "with --plain: no messages are rendered"
         problems.append(Problem("--system_prompt", found, fix="leave out one of the two"))
+    if own.image and own.plain:
+        problems.append(
+            Problem("--image", "with --plain: only a chat template says where it stands", fix="leave out --plain")
+        )
     raise_if(problems)
     assert recipe is not None
     announce_wait(f"opening {recipe.adapter_name_or_path or recipe.model_name_or_path}")
     from kit.tools import chat
 
-    chat.talk(request, own.base, own.plain)
+    chat.talk(request, own.base, own.plain, own.image)
     return 0

@@ -21,6 +21,7 @@ from kit.config.settings.objective import Rows
 from kit.config.settings.optimisation import OptimSettings
 from kit.data.chat.formats import format_of
 from kit.data.chat.template import Jinja, resolve_template
+from kit.data.chat.tokens import Placeholders
 from kit.data.feed.feed import Feed
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
@@ -29,7 +30,7 @@ from kit.data.feed.stream import Stream, check_beginning, first_piece
 from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited
 from kit.data.samples.checks import check_datasets, reading_notes
 from kit.data.samples.dataset import Dataset
-from kit.data.samples.rows import Encoder, Piece
+from kit.data.samples.rows import NO_IMAGES, Encoder, Piece
 from kit.data.samples.samples import Samples, Store
 from kit.data.samples.tokenise import tokenise
 from kit.errors import Problem, UserError
@@ -65,6 +66,11 @@ class Data:
     def dataset_names(self) -> list[str]:
         """The names of the training data sets."""
         return self.train.dataset_names
+
+    @property
+    def images(self) -> Any:
+        """See ``Samples.image_maker``."""
+        return self.train.image_maker
 
     def whole_epochs_after(self, num_steps: int) -> int:
         """Return how many epochs the first ``num_steps`` steps complete."""
@@ -137,6 +143,8 @@ def open_data(
     global_batch_size: int,
     wanted: Rows = "answers",
     rollout_steps: int = 0,
+    images: Placeholders | None = None,
+    no_images: Problem = NO_IMAGES,
 ) -> Data | Stream:
     """Read, validate and tokenise ``datasets``, or take the result from the cache.
 
@@ -148,12 +156,13 @@ def open_data(
         global_batch_size: samples, or packs, of one step.
         wanted: what the rows hold, as the objective asks for it.
         rollout_steps: steps that learn from the model's own answers to one batch of prompts; 0: from those of the data.
+        images: what stands for images in the text, and makes their pixels; None: a row with one has ``no_images``.
 
     Raises:
         UserError: with all problems of all data sets.
     """
     template = resolve_template(tokenizer, settings.chat_template, settings.chat_template_kwargs)
-    encoder = of_training = Encoder(tokenizer, template, settings, vocab_size, wanted)
+    encoder = of_training = Encoder(tokenizer, template, settings, vocab_size, wanted, images, no_images)
     if rollout_steps:  # of these rows the prompts are read, which ``_with_room`` measures
         whole = settings.model_copy(update={"max_length": _LONGEST_ROW, "excess_length_strategy": "drop"})
         of_training = replace(encoder, settings=whole)

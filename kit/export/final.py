@@ -5,6 +5,7 @@ temporary name and then renamed, so it is complete or absent.
 """
 
 import copy
+import json
 import os
 import re
 import shutil
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
 
 MAX_SHARD_BYTES = 5 * 10**9  # of a file of weights
+Pixels = tuple[int | None, int | None]  # the fewest and the most of an image; None: as the processor has it
+_EDGES = ("shortest_edge", "longest_edge")  # under which processors that count pixels have these numbers
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
@@ -42,11 +45,11 @@ def save_final(
     card: str,
     dtype: torch.dtype | None,
     stops: Mapping[str, int] = NO_STOPS,
+    pixels: Pixels = (None, None),
 ) -> None:
     """Write ``folder`` as ``write_model`` does, under every strategy. Called by all ranks.
 
-    ``folder`` is replaced by one rename. The arguments ``tokenizer``, ``card``, ``dtype`` and ``stops`` are those of
-    ``write_model``.
+    ``folder`` is replaced by one rename. The other arguments are those of ``write_model``.
 
     Raises:
         TrainingError: on the main process, if the adapter has learned nothing.
@@ -59,7 +62,7 @@ def save_final(
             durable.make_afresh(staging)
         accelerator.wait_for_everyone()
         state = gather_trainable(accelerator, model) if hasattr(plain, "peft_config") else whole_state(model)
-        write_model(staging, plain, state, tokenizer, card, dtype, stops)
+        write_model(staging, plain, state, tokenizer, card, dtype, stops, pixels)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             durable.sync_tree(staging)
@@ -97,6 +100,7 @@ def write_model(
     card: str,
     dtype: torch.dtype | None,
     stops: Mapping[str, int] = NO_STOPS,
+    pixels: Pixels = (None, None),
 ) -> None:
     """Fill ``folder`` with a full model, or with an adapter if ``model`` has one. Called by all ranks.
 
@@ -107,6 +111,7 @@ def write_model(
         card: text of the model card.
         dtype: dtype of a full model's weights; None: float32. Adapters stay in float32, in which they were trained.
         stops: the tokens that end answers, with their ids; ``generation_config.json`` gets those that it lacks.
+        pixels: the recipe's ``min_pixels`` and ``max_pixels``.
 
     Raises:
         TrainingError: all second matrices (lora_B) of the adapter are zero, so nothing was trained.
@@ -121,12 +126,13 @@ def write_model(
             config.use_cache = True
             config.dtype = dtype or torch.float32  # `save_pretrained` put that of the weights in training there
             config.save_pretrained(folder)
-            copy_processor(folder, config)
+            copy_processor(folder, config, pixels)
     elif is_main:
         check_learned(state)
         # Rows that train are in ``state``; peft would look for the base, and add what it takes for more of them.
         twin = _unwrapped_twin(model)
         twin.save_pretrained(folder, state_dict=_with_tied(twin, state), save_embedding_layers=False)
+        copy_processor(folder, model.get_base_model().config, pixels)
     if is_main:
         finish_folder(folder, model, tokenizer, card, stops)
 
@@ -178,13 +184,14 @@ def card_for_servers(model: Any) -> str:
     return f"\n{reason}. Merged, it is a model like any other:\n\n```bash\n{merge_command(PLACEHOLDER)}\n```\n"
 
 
-def copy_processor(folder: Path, config: Any) -> None:
+def copy_processor(folder: Path, config: Any, pixels: Pixels = (None, None)) -> None:
     """Copy to ``folder`` what says how images and sound become inputs, if the base reads them and has these files.
 
     The tokenizer and its chat template, the rest of a processor, are written by the caller.
 
     Args:
         config: of the model, as it was opened.
+        pixels: see ``write_model``; None: as the base has it.
     """
     if config.get_text_config() is config:
         return
@@ -194,6 +201,16 @@ def copy_processor(folder: Path, config: Any) -> None:
             source = cached_file(config.name_or_path, name, _raise_exceptions_for_missing_entries=False, **options)
             if source is not None:
                 shutil.copyfile(source, folder / name)
+    if not any(pixels):
+        return
+    for file in [folder / name for name in _PROCESSOR_FILES[:2] if (folder / name).is_file()]:
+        settings = json.loads(durable.read_small(file))
+        of_images = settings.get("image_processor", settings)
+        for name, edge, value in zip(("min_pixels", "max_pixels"), _EDGES, pixels, strict=True):
+            if value and ("size" in of_images or name in of_images):
+                of_images.pop(name, None)
+                of_images["size"] = {**(of_images.get("size") or {}), edge: value}
+        file.write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
 def give_usual_mode(folder: Path) -> None:

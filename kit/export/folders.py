@@ -25,6 +25,7 @@ from kit.export import gguf, torchao
 from kit.export.card import converted_card
 from kit.export.final import (
     MAX_SHARD_BYTES,
+    Pixels,
     check_learned,
     copy_processor,
     describe_serving,
@@ -88,7 +89,8 @@ def _write_full(source: Source, folder: Path, wanted: Wanted) -> Any:
     read_weights(model, source.checkpoint)  # type: ignore[arg-type]
     reference = score(model, source.rows)
     dtype = getattr(torch, wanted.dtype) if wanted.dtype else source.config.dtype or torch.float32
-    write_model(folder, model, whole_state(model), source.tokenizer, source.card(stops=stops), dtype, stops)
+    card = source.card(stops=stops)
+    write_model(folder, model, whole_state(model), source.tokenizer, card, dtype, stops, _pixels(source))
     del model
     return _checked(source, folder, wanted, stops, reference, wanted.bound(dtype))
 
@@ -99,13 +101,18 @@ def _write_adapter(source: Source, folder: Path, wanted: Wanted) -> None:
     model = attach_adapter(source.meta_model, source.settings)
     tensors = read_weights(model, source.checkpoint)  # type: ignore[arg-type]
     card = source.card(stops=stops, dequantised_by=class_that_dequantises(source.config))
-    write_model(folder, model, tensors, source.tokenizer, card, None, stops)
+    write_model(folder, model, tensors, source.tokenizer, card, None, stops, _pixels(source))
     left = [tensor for path in folder.glob("*.safetensors") for tensor in load_file(path).values()]
     for name, tensor in tensors.items():
         if not any(each.shape == tensor.shape and torch.equal(each, tensor.to(each.dtype)) for each in left):
             raise TrainingError(f"the adapter that was written lacks {name}; nothing was kept")
     say(*describe_stops(stops, str(wanted.output_dir)), *describe_serving(model, wanted.output_dir))
     say(f"adapter, opened again: {len(tensors)} of {len(tensors)} trained tensors are there, bit for bit")
+
+
+def _pixels(source: Source) -> Pixels:
+    """The limits of the run for images, if it is known."""
+    return (source.run.min_pixels, source.run.max_pixels) if source.run else (None, None)
 
 
 def _stops_of_run(source: Source) -> dict[str, int]:
@@ -137,7 +144,7 @@ def _write_merged(source: Source, folder: Path, wanted: Wanted) -> Any:
         known = read_stops(Path(source.settings.adapter_name_or_path or ""), source.tokenizer)
     stops = new_stops(merged, known)
     merged.save_pretrained(folder, max_shard_size=MAX_SHARD_BYTES)
-    copy_processor(folder, source.config)
+    copy_processor(folder, source.config, _pixels(source))
     finish_folder(folder, merged, source.tokenizer, source.card(stops=stops, merged=dtype), stops)
     del adapted, merged
     return _checked(source, folder, wanted, stops, reference, bound, learned)
@@ -228,7 +235,7 @@ def write_torchao_folder(source: Source, folder: Path, wanted: Wanted, scheme: s
     del model
     gc.collect()
     shutil.rmtree(work)
-    copy_processor(folder, source.config)
+    copy_processor(folder, source.config, _pixels(source))
     source.tokenizer.save_pretrained(folder)
     opened = _open_plain(source, folder)
     compared = check_folder(folder, opened, source.rows, source.tokenizer, expected, bound)

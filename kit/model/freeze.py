@@ -1,15 +1,21 @@
 """Frozen parts of a model whose weights train otherwise (method ``full``), chosen by patterns on parameter names.
 
 A pattern is a name with ``*``, ``?`` and ``[0-9]``, where ``*`` also stands for dots: ``model.layers.[0-9].*``.
-A tied weight has several names, and is chosen by any of them.
+A tied weight has several names, and is chosen by any of them. ``vision``, ``projector`` and ``language`` stand for the
+parts of a model that reads images. Without their names what is not language stays frozen.
 """
 
+import re
 from fnmatch import fnmatchcase
 from typing import Any
 
 from kit.config.settings.method import MethodSettings
 from kit.errors import Problem, did_you_mean
 from kit.model.reach import unreached_parts
+
+PARTS = ("vision", "projector", "language")
+# What leads from a tower to the language model, in or beside the tower.
+_PROJECTOR = re.compile(r"(^|\.)\w*(merger|projector|projection|connector|multi_modal|aligner)\w*(\.|$)")
 
 
 def freeze(model: Any, settings: MethodSettings) -> None:
@@ -33,20 +39,47 @@ def check_freeze(settings: MethodSettings, meta_model: Any) -> list[Problem]:
             field, f"{pattern!r} matches no parameter", f"a pattern such as {names[0]!r}", did_you_mean(pattern, names)
         )
         for pattern in patterns
-        if not any(fnmatchcase(name, pattern) for name in names)
+        if not _matched_parameters(meta_model, [pattern])
     ]
     if problems:
         return problems
     matched = _matched_parameters(meta_model, patterns)
     unreached = _matched_parameters(meta_model, [f"{name}*" for name in unreached_parts(meta_model)])
-    reached = {id(parameter) for parameter in meta_model.parameters()} - unreached
+    reached = {id(parameter) for parameter in meta_model.parameters()} - (
+        unreached - named_towers(meta_model, settings)
+    )
     trained = reached & matched if settings.train_only else reached - matched
     if not trained:
         return [Problem(field, "nothing is left to train", "some parameter that no pattern matches")]
     return []
 
 
+def named_towers(model: Any, settings: MethodSettings) -> set[int]:
+    """Return the ``id`` of each parameter of the towers and projectors that ``train_only`` names as a part."""
+    return _matched_parameters(model, [name for name in settings.train_only or [] if name in PARTS[:2]])
+
+
 def _matched_parameters(model: Any, patterns: list[str]) -> set[int]:
-    """The ``id`` of each parameter that has a name which matches one of ``patterns``."""
-    parameters = model.named_parameters(remove_duplicate=False)
-    return {id(p) for name, p in parameters if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    """The ``id`` of each parameter that has a name which matches one of ``patterns``, or is in a part of that name."""
+    parameters = list(model.named_parameters(remove_duplicate=False))
+    parts = [pattern for pattern in patterns if pattern in PARTS]
+    part_of = _part_of(model) if parts else {}
+    return {
+        id(p)
+        for name, p in parameters
+        if part_of.get(name) in parts or any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def _part_of(model: Any) -> dict[str, str]:
+    """The part of each parameter by its name; empty for a model that reads text alone."""
+    if model.config.get_text_config() is model.config:
+        return {}
+    towers = tuple(f"{name}." for name in unreached_parts(model))
+
+    def part(name: str) -> str:
+        if not f"{name}.".startswith(towers):
+            return "language"
+        return "projector" if _PROJECTOR.search(name) else "vision"
+
+    return {name: part(name) for name, _ in model.named_parameters(remove_duplicate=False)}

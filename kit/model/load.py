@@ -45,7 +45,7 @@ from kit.model.dequantise import dequantising, is_read_plain, plain_config, quan
 from kit.model.files import MAX_MODULES
 from kit.model.four_bit import four_bit_config, packed_on_meta, quantising_on
 from kit.model.fp8_linear import install_fp8_linear
-from kit.model.freeze import check_freeze
+from kit.model.freeze import check_freeze, named_towers
 from kit.model.locate import check_weight_files, commit_of, hint_trust, hub_options, locate_model
 from kit.model.loss_head import install_loss_head
 from kit.model.parts import aux_loss_coef, check_parts
@@ -260,7 +260,7 @@ def build_model(
         install_activation_offload(base)
     if settings.tiled_mlp:
         install_tiled_mlp(base)
-    towers = freeze_unreached_parts(base)
+    towers = freeze_unreached_parts(base, named_towers(base, settings))
     if settings.method == "full":  # everything was loaded in float32
         _cast_frozen(model, getattr(torch, plan.compute_dtype), towers, config.dtype or torch.float32)
         _cast_trained(model, getattr(torch, plan.trained_dtype))

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from kit.errors import Problem, UserError
@@ -46,6 +47,7 @@ BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 # Computes values of the targets in a chunk, float32 [C] or [C, K], from their logits, float32 [C, V]. The slice says
 # which of the S targets these are; there may be none (C = 0).
 TargetValues = Callable[[torch.Tensor, slice], torch.Tensor]
+ChangeEmbeddings = Callable[[torch.Tensor], torch.Tensor]  # of the input embeddings [B, T, d]
 
 
 def install_loss_head(
@@ -66,6 +68,9 @@ def install_loss_head(
     loss leaves out. More arguments of a call with ``targets``:
 
     - ``target_values``, a ``TargetValues``: the model returns its values, float32 [S] or [S, K], instead of the losses.
+    - ``unseen_images``: arguments of the tower of a model that reads images. It computes them, and nothing depends on
+      the result: so a rank without an image has the collectives, and the zero gradients, of those with some. A call
+      without ``targets`` takes it too.
     - ``change_embeddings``: a function of the input embeddings, [B, T, d], whose result is computed with instead.
     - ``with_router_loss=True``: the model returns a pair, of the losses or values, and of the auxiliary loss of the
       routers times its coefficient, []; None if the model has no such loss.
@@ -111,22 +116,29 @@ def install_loss_head(
         token_mask: Any = None,
         target_values: TargetValues | None = None,
         with_router_loss: bool = False,
-        change_embeddings: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        change_embeddings: ChangeEmbeddings | None = None,
         **kwargs: Any,
     ) -> Any:
         if targets is None:
             model_losses.begin_packs(None)
-            return plain_model_forward(*args, **kwargs)
+            unseen = kwargs.pop("unseen_images", None)
+            is_prompt = unseen is not None and kwargs["input_ids"].shape[1] > 1
+            with changed_embeddings(self, model_losses.with_unseen(None, unseen if is_prompt else None)):
+                return plain_model_forward(*args, **kwargs)
         wanted = _Wanted(targets, target_positions, target_values, with_router_loss)
-        with changed_embeddings(self, change_embeddings):
+        unseen = kwargs.pop("unseen_images", None)
+        with changed_embeddings(self, model_losses.with_unseen(change_embeddings, unseen)):
             losses, router_loss = model_losses(self, wanted, token_mask, args, kwargs)
         return (losses, router_loss) if with_router_loss else losses
 
     # `generate` reads it: a model that takes positions must be given those of rows that are padded on the left.
     signature: Any = inspect.signature(plain_model_forward)
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    with_itself = signature.replace(parameters=[itself, *signature.parameters.values()])
-    model_forward.__signature__ = with_itself  # type: ignore[attr-defined]
+    unseen = inspect.Parameter("unseen_images", inspect.Parameter.KEYWORD_ONLY, default=None)
+    parameters = [itself, *signature.parameters.values()]
+    is_last = parameters[-1].kind == inspect.Parameter.VAR_KEYWORD
+    parameters.insert(len(parameters) - is_last, unseen)
+    model_forward.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     head.forward = MethodType(head_forward, head)
     model.forward = MethodType(model_forward, model)
 
@@ -277,12 +289,15 @@ class _ModelLosses:
         masks = without_search_for_packs()
         needs_masks = kwargs.get("cu_seq_lens_q") is not None and not uses_bounds
         if needs_masks:
-            masks = masks_of_packs(model, kwargs["position_ids"])
+            of_text = kwargs["position_ids"]  # [B, T], or the first of the axes of a model that reads images
+            masks = masks_of_packs(model, of_text[0] if of_text.ndim == 3 else of_text)
         self.begin_packs(segment_lengths)
         kwargs = self._decoder_arguments(kwargs, uses_bounds, routers)
         if needs_masks and has_alibi(model):
             kwargs["attention_mask"] = torch.ones_like(kwargs["position_ids"])
-        with masks:
+        # Of packs that transformers finds, it would look up the images of a token by its position in its sample.
+        of_blocks = without_search_for_packs() if "token_type_ids" in kwargs else nullcontext()
+        with masks, of_blocks:
             if model.uses_own_logits:
                 options = {"output_router_logits": True} if routers else {}
                 with _routers_see(model, token_mask):
@@ -304,6 +319,24 @@ class _ModelLosses:
         losses = model.get_output_embeddings()(hidden, targets=wanted.targets, target_values=wanted.target_values)
         return losses, self._router_loss(aux_loss)
 
+    def with_unseen(self, change: ChangeEmbeddings | None, unseen: Any) -> ChangeEmbeddings | None:
+        """Return ``change`` of the embeddings, or one that also adds 0 times what the tower makes of ``unseen``.
+
+        There the tower runs between embedding and layers, as it does for images that are seen: so sharded weights are
+        gathered, and gradients reduced, in the same order on all ranks.
+        """
+        if unseen is None:
+            return change
+
+        def changed(embeddings: torch.Tensor) -> torch.Tensor:
+            seen = self._decoder.get_image_features(**unseen, return_dict=True)
+            features = tree_leaves([seen.pooler_output, getattr(seen, "deepstack_features", None)])
+            zero = 0.0 * torch.stack([each.sum() for each in features if each is not None]).sum()
+            embeddings = embeddings if change is None else change(embeddings)
+            return embeddings + zero.to(embeddings.dtype)
+
+        return changed
+
     def begin_packs(self, segment_lengths: tuple[int, ...] | None) -> None:
         """Give the samples of the next forward pass to the layers that see one at a time; None: it is not packed."""
         if self._packs:
@@ -323,7 +356,7 @@ class _ModelLosses:
         if not self._needs_mask and not routers:
             left_out.add("attention_mask")
         given = {name: value for name, value in kwargs.items() if value is not None and name not in left_out}
-        if self._has_positions_of_images and "position_ids" in given:
+        if self._has_positions_of_images and "position_ids" in given and given["position_ids"].ndim == 2:
             # [B, T] -> [4, B, T]: the place in the text, by which packs are found, and three axes of an image, which
             # are all the place in the text here.
             given["position_ids"] = given["position_ids"].expand(4, -1, -1)

@@ -109,10 +109,13 @@ def masks_of_packs(model: Any, position_ids: torch.Tensor) -> Iterator[None]:
     plain = ALL_MASK_ATTENTION_FUNCTIONS[name]
     same_sample = packed_sequence_mask_function((position_ids == 0).cumsum(-1))
     num_tokens = position_ids.shape[1]
+    of_text = (type(model.config), type(model.config.get_text_config()))
 
     def masks(**kwargs: Any) -> Any:
-        if (kwargs["q_length"], kwargs["kv_length"]) != (num_tokens, num_tokens):
-            return plain(**kwargs)  # of something else than the tokens, such as patches of bytes (BLT)
+        if (kwargs["q_length"], kwargs["kv_length"]) != (num_tokens, num_tokens) or type(
+            kwargs["config"]
+        ) not in of_text:
+            return plain(**kwargs)  # of something else than the tokens, such as patches of bytes (BLT) or of an image
         mask_function = and_masks(kwargs.pop("mask_function"), same_sample)
         return plain(**{**kwargs, "mask_function": mask_function, "allow_is_causal_skip": False})
 

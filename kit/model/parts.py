@@ -103,7 +103,10 @@ def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: f
         lines.append(f"warning: qlora leaves {unquantised:.0%} of the parameters unquantised{which}")
     if settings.method != "full" and settings.lora_target_modules == "all-linear" and not settings.adapter_name_or_path:
         lines += _left_out_by_all_linear(base, percent_fused)
-    unreached = unreached_parts(base)
+    trained = [name for name, parameter in base.named_parameters() if parameter.requires_grad]
+    unreached = [
+        name for name in unreached_parts(base) if not any(f"{each}.".startswith(f"{name}.") for each in trained)
+    ]
     if unreached:
         not_adapted = ", not adapted" if _adapted_layers(model) else ""
         lines.append(f"note: text does not reach {_first_three(unreached)}: frozen{not_adapted}")

@@ -7,6 +7,7 @@ traced. There the names of ``_SELECTORS`` count, and the first step of training 
 
 import copy
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,15 +65,18 @@ def unreached_parts(model: Any) -> list[str]:
     return _outermost(names)
 
 
-def freeze_unreached_parts(model: Any) -> tuple[str, ...]:
+def freeze_unreached_parts(model: Any, kept: Collection[int] = ()) -> tuple[str, ...]:
     """Freeze what no text reaches: it gets no gradients, for which DDP would wait.
+
+    Args:
+        kept: ``id`` of parameters that images reach, and that train.
 
     Returns:
         The names of these modules and parameters, with a dot at the end.
     """
     prefixes = tuple(f"{name}." for name in unreached_parts(model))
     for name, parameter in model.named_parameters():
-        if f"{name}.".startswith(prefixes):
+        if f"{name}.".startswith(prefixes) and id(parameter) not in kept:
             parameter.requires_grad_(False)
     return prefixes
 

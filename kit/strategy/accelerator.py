@@ -197,11 +197,12 @@ def check_adapter_units(topology: Topology, settings: MethodSettings, meta_model
     if topology.strategy.name != "fsdp1" or not _is_tied(meta_model):
         return []
     from kit.model.adapter import attach_adapter
+    from kit.model.freeze import named_towers
     from kit.model.reach import freeze_unreached_parts
 
     adapted: Any = attach_adapter(copy.deepcopy(meta_model), settings)
     if settings.method == "full":
-        freeze_unreached_parts(adapted)
+        freeze_unreached_parts(adapted, named_towers(adapted, settings))
         trains = [p.requires_grad for p in adapted.parameters()]
         if all(trains) or not adapted.get_output_embeddings().weight.requires_grad:
             return []

@@ -4,9 +4,12 @@ Promises: prompts have the tokens that an evaluation of the run gives the model;
 is the one that ``kit score`` generates. A damaged checkpoint is refused. Runs in one process.
 """
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,7 +17,9 @@ from transformers import TextStreamer
 
 from kit.config.command_line import Request
 from kit.console import say, show
+from kit.data.chat.images import IMAGE
 from kit.data.open import pad_id
+from kit.data.read.images import Image, inspect
 from kit.errors import Problem, UserError
 from kit.model.attention import without_cudnn_attention
 from kit.model.sampling import how_to_generate
@@ -25,11 +30,14 @@ HELP = "/new begins a new conversation, /exit or Ctrl-D ends, Ctrl-C ends an ans
 Message = dict[str, str]
 
 
-def prompt_ids(model: Opened, messages: list[Message]) -> list[int]:
+def prompt_ids(model: Opened, messages: list[Message], pictures: Sequence[Image] = ()) -> list[int]:
     """Return the ids after which ``model`` answers.
 
+    Args:
+        pictures: of the messages, in which each is the character ``IMAGE``.
+
     Raises:
-        UserError: the template refuses the messages, or the model cannot read as many tokens.
+        UserError: the template refuses the messages or leaves pictures out, or the model cannot read as many tokens.
     """
     tokenizer = model.tokenizer
     if model.template is None:
@@ -38,6 +46,12 @@ def prompt_ids(model: Opened, messages: list[Message]) -> list[int]:
         ids = ids if bos is None or ids[:1] == [bos] else [bos, *ids]
     else:
         text = model.template.render(messages, None, add_generation_prompt=True)
+        if model.images:
+            pieces = text.split(model.images.token)
+            if len(pieces) - 1 != len(pictures):
+                raise model.template.refusal(f"{len(pieces) - 1} places in the prompt for {len(pictures)} pictures")
+            of_pictures = [model.images.of(picture.height, picture.width) for picture in pictures]
+            text = "".join(chain.from_iterable(zip(pieces, [*of_pictures, ""], strict=True)))
         ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     if not ids:
         raise UserError(Problem("the prompt", "empty", "some text"))
@@ -47,15 +61,22 @@ def prompt_ids(model: Opened, messages: list[Message]) -> list[int]:
     return ids
 
 
-def answer(model: Opened, messages: list[Message]) -> str:
-    """Show the answer to ``messages`` as it is generated, and return its text, without special tokens."""
-    ids, recipe = prompt_ids(model, messages), model.recipe
+def answer(model: Opened, messages: list[Message], pictures: Sequence[Image] = ()) -> str:
+    """Show the answer to ``messages`` as it is generated, and return its text, without special tokens.
+
+    ``pictures`` are those of ``prompt_ids``, with absolute paths.
+    """
+    ids, recipe = prompt_ids(model, messages, pictures), model.recipe
     streamer = _Streamer(model.tokenizer)
     room = recipe.max_new_tokens if model.positions is None else model.positions - len(ids)
     # As in an evaluation, each answer has numbers of its own to be drawn with: here the messages before it.
     numbers = [(len(messages), len(ids))]
     prepared = model.prepared
     input_ids = torch.tensor([ids], device=prepared.accelerator.device)
+    seen = {}
+    if model.images and pictures:
+        seen = model.images.generation_inputs(input_ids.cpu(), [[(each, "/", "--image") for each in pictures]])
+        seen = {name: tensor.to(input_ids.device) for name, tensor in seen.items()}
     with (
         torch.no_grad(),
         model.aside(),
@@ -71,6 +92,7 @@ def answer(model: Opened, messages: list[Message]) -> str:
             streamer=streamer,
             max_new_tokens=min(room, recipe.max_new_tokens),
             **how_to_generate(recipe.temperature, recipe.top_p, recipe.seed, numbers, len(ids)),
+            **seen,
         )
     return streamer.text
 
@@ -87,14 +109,19 @@ class _Streamer(TextStreamer):
         show(text, end="")
 
 
-def talk(request: Request, with_base: bool, is_plain: bool) -> None:
+def talk(request: Request, with_base: bool, is_plain: bool, image_files: Sequence[str] = ()) -> None:
     """Open the model, and answer until the input ends.
 
+    Args:
+        image_files: pictures that stand before the first question of each conversation.
+
     Raises:
-        UserError: the model cannot be opened, has no chat template, or no base.
+        UserError: the model cannot be opened, has no chat template, no base, or reads no images; or a picture cannot be
+            opened.
     """
     recipe, topology = plan_one_process(request)
-    tuned = open_model(recipe, topology, is_plain, with_base)
+    pictures = [_inspected(file) for file in image_files]
+    tuned = open_model(recipe, topology, is_plain, with_base, bool(pictures))
     models = [tuned, base_of(tuned)] if with_base else [tuned]
     system = tuned.recipe.system_prompt
     beginning = [{"role": "system", "content": system}] if system else []
@@ -106,9 +133,11 @@ def talk(request: Request, with_base: bool, is_plain: bool) -> None:
             conversations = [beginning] * len(models)
         if is_new or not question.strip():
             continue
-        asked = [[*conversation, {"role": "user", "content": question}] for conversation in conversations]
+        is_first = len(conversations[0]) == len(beginning)
+        text = (IMAGE * len(pictures) if is_first else "") + question
+        asked = [[*conversation, {"role": "user", "content": text}] for conversation in conversations]
         try:
-            answers = _ask(models, asked)
+            answers = _ask(models, asked, pictures)
         except UserError as error:
             if not in_terminal:
                 raise
@@ -137,12 +166,19 @@ def _typed() -> Iterator[str]:
     show("")
 
 
-def _ask(models: list[Opened], conversations: list[list[Message]]) -> list[str]:
+def _inspected(file: str) -> Image:
+    try:
+        return inspect(os.path.realpath(os.path.expanduser(file)), "/")
+    except UserError as error:
+        raise UserError(*(replace(problem, where="--image") for problem in error.problems)) from None
+
+
+def _ask(models: list[Opened], conversations: list[list[Message]], pictures: Sequence[Image]) -> list[str]:
     """Print the answer of each model to its conversation as it is generated, and return them."""
     answers = []
     for name, model, conversation in zip(("tuned", "base"), models, conversations, strict=False):
         if len(models) > 1:
             show(f"{name}: ", end="")
-        answers.append(answer(model, conversation))
+        answers.append(answer(model, conversation, pictures))
         show("")
     return answers

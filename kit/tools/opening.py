@@ -17,6 +17,7 @@ from kit.data.chat.template import Template, resolve_template
 from kit.data.chat.turns import Drafters
 from kit.errors import Problem, UserError, raise_if
 from kit.model.adapter import adapters_off
+from kit.model.images import Images, open_images
 from kit.model.load import build_meta_model, build_model, check_model, num_positions, open_config
 from kit.model.tokenizer import open_tokenizer
 from kit.run.opening import CHECKPOINT, precision_of, run_of, to_open
@@ -38,6 +39,7 @@ class Opened:
     stops: list[int]  # ids of the tokens that end an answer
     positions: int | None  # the longest text that it can read, in tokens; None: its config sets no limit
     recipe: Recipe
+    images: Images | None = None  # None: it reads none, or none was asked for
     aside: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while it answers
 
 
@@ -62,24 +64,30 @@ def plan_one_process(request: Request) -> tuple[Recipe, Topology]:
     return planned.recipe, topology
 
 
-def open_model(recipe: Recipe, topology: Topology, is_plain: bool, with_base: bool) -> Opened:
+def open_model(
+    recipe: Recipe, topology: Topology, is_plain: bool, with_base: bool, with_images: bool = False
+) -> Opened:
     """Open the model that a recipe names.
 
     Args:
         is_plain: without a chat template.
         with_base: ``base_of`` will be asked for.
+        with_images: it must read images.
 
     Raises:
-        UserError: it cannot be opened, needs a chat template and has none, or is no adapter and so has no base.
+        UserError: it cannot be opened, needs a chat template and has none, is no adapter and so has no base, or reads
+            no images.
     """
     run_file = run_of(recipe.adapter_name_or_path or recipe.model_name_or_path)
     recipe, checkpoint = to_open(recipe)
     if with_base and recipe.method == "full":
         raise UserError(Problem("--base", "this is a whole model, which holds no base", "an adapter", "leave it out"))
     config = open_config(recipe)
-    raise_if(check_model(recipe, config, build_meta_model(recipe, config)))
+    meta_model = build_meta_model(recipe, config)
+    raise_if(check_model(recipe, config, meta_model))
     tokenizer = open_tokenizer(recipe)
-    template = None if is_plain else _template_of(recipe, tokenizer)
+    images = open_images(recipe, recipe, config, meta_model, tokenizer) if with_images else None
+    template = None if is_plain else _template_of(recipe, tokenizer, images.token if images else "")
     accelerator, plan = start(recipe, topology)
     if checkpoint:
         faults = verify_together(accelerator, checkpoint)
@@ -93,7 +101,7 @@ def open_model(recipe: Recipe, topology: Topology, is_plain: bool, with_base: bo
     own = accelerator.unwrap_model(prepared.model).generation_config
     eos = own.eos_token_id if own else None
     ends |= {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
-    return Opened(prepared, tokenizer, template, sorted(ends), num_positions(config), recipe)
+    return Opened(prepared, tokenizer, template, sorted(ends), num_positions(config), recipe, images)
 
 
 def base_of(tuned: Opened) -> Opened:
@@ -101,10 +109,10 @@ def base_of(tuned: Opened) -> Opened:
     return replace(tuned, aside=lambda: adapters_off(tuned.prepared.model))
 
 
-def _template_of(recipe: Recipe, tokenizer: Any) -> Template:
+def _template_of(recipe: Recipe, tokenizer: Any, image_token: str) -> Template:
     source = resolve_template(tokenizer, recipe.chat_template, recipe.chat_template_kwargs)
     if source is None:
         fix = "--plain, and what you type is the prompt; or --chat_template NAME"
         found = f"{recipe.model_name_or_path} brings none"
         raise UserError(Problem("chat_template", found, "a chat template", fix))
-    return Drafters(source, tokenizer, "assistant").of(False, {})[0]
+    return Drafters(source, tokenizer, "assistant", image_token).of(False, {})[0]

@@ -1,10 +1,11 @@
 """Answers of the model to prompts, in batches: those of evaluations and of rollouts."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils._pytree import tree_map_only
 
 from kit.model.sampling import how_to_generate
 
@@ -29,6 +30,7 @@ def generate_answers(
     seed: int,
     numbers: Sequence[tuple[int, ...]],
     device: torch.device,
+    more_inputs: Callable[[torch.Tensor], Mapping[str, Any]] = lambda input_ids: {},
 ) -> list[Completion]:
     """Answer a batch of prompts.
 
@@ -36,6 +38,7 @@ def generate_answers(
         generate: of the model, as ``kit.strategy.weights.generating`` yields it.
         stops: ids that end an answer.
         temperature: None: greedily; see ``how_to_generate``, also for ``top_p``, ``seed`` and ``numbers``.
+        more_inputs: returns what the model needs besides for the prompts, int64 [B, T], padded on the left.
     """
     rows = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
     input_ids = pad_sequence(rows, True, pad_token_id, "left")  # [B, T]
@@ -49,6 +52,7 @@ def generate_answers(
         pad_token_id=pad_token_id,
         eos_token_id=sorted(stops) or None,
         **how_to_generate(temperature, top_p, seed, numbers, length),
+        **tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), dict(more_inputs(input_ids))),
     )
     return [_completion(ids, stops) for ids in output[:, length:].tolist()]
 

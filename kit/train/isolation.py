@@ -1,5 +1,6 @@
 """Check on the prepared model, before the first step, that the samples of a pack do not influence each other."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from kit.errors import Problem, UserError
 from kit.strategy.gradients import accumulating, drop_gradients
 
 if TYPE_CHECKING:
+    from kit.data.read.images import Image
+    from kit.model.images import Images
     from kit.strategy.accelerator import Prepared
 
 
@@ -18,7 +21,7 @@ _LENGTH = 16  # tokens of the sample whose losses are compared
 _OTHER_LENGTH = 17
 
 
-def check_isolation(prepared: "Prepared", vocab_size: int, pack_length: int) -> None:
+def check_isolation(prepared: "Prepared", vocab_size: int, pack_length: int, images: "Images | None" = None) -> None:
     """Raise ``UserError`` if the samples of a pack influence each other in this model. Called by all ranks.
 
     - A sample has the same losses, but for rounding, after another sample as before it, where only causality counts;
@@ -34,22 +37,37 @@ def check_isolation(prepared: "Prepared", vocab_size: int, pack_length: int) -> 
     Args:
         vocab_size: rows of the model's embedding.
         pack_length: tokens of the longest pack: as many as a sample may have, or twice as many for both of a pair.
+        images: of data with images: then each of the two samples has one in its middle.
 
     Raises:
         UserError: ``packing`` cannot be used with this model.
     """
     rng = np.random.default_rng(0)
-    sample = rng.integers(vocab_size, size=_LENGTH)
-    others = rng.integers(vocab_size, size=(2, _OTHER_LENGTH))
+    pictures: dict[int, Image] = {}  # by the ``id`` of their sample
+
+    def drawn(length: int, seed: int | None = None) -> np.ndarray:
+        """A sample of random tokens, with a picture in it if there is a ``seed``."""
+        ids = rng.integers(vocab_size, size=length)
+        if images is None:
+            return ids
+        ids[ids == images.placeholder_id] = 0
+        if seed is not None:
+            placeholders, picture = images.example(seed)
+            ids = np.insert(ids, length // 2, placeholders)
+            pictures[id(ids)] = picture
+        return ids
+
+    sample = drawn(_LENGTH, 0)
+    others = drawn(_OTHER_LENGTH, 1), drawn(_OTHER_LENGTH, 2)
     # Two samples, as no position may lie beyond the model's longest sample. They end at an odd place too.
-    before_end = np.array_split(rng.integers(vocab_size, size=max(pack_length - _LENGTH - 1, 1) | 1), 2)
+    before_end = np.array_split(drawn(max(pack_length - len(sample) - 1, 1) | 1), 2)
     accelerator, model = prepared.accelerator, prepared.model
 
     def losses(*samples: np.ndarray) -> torch.Tensor:
         """Those of ``sample``, which is one of ``samples``, in a pack of them."""
         lengths = [len(each) for each in samples]
         start = sum(lengths[: next(i for i, each in enumerate(samples) if each is sample)])
-        target_positions = torch.arange(start, start + _LENGTH - 1)
+        target_positions = torch.arange(start, start + len(sample) - 1)
         pack = MicroBatch(
             input_ids=torch.from_numpy(np.concatenate(samples))[None],
             target_positions=target_positions,
@@ -60,6 +78,12 @@ def check_isolation(prepared: "Prepared", vocab_size: int, pack_length: int) -> 
             cu_seq_lens=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),
             segment_lengths=tuple(lengths),
         )
+        if images is not None:
+            segments = [
+                (end - length, length, 0) for end, length in zip(np.cumsum(lengths).tolist(), lengths, strict=True)
+            ]
+            of_segments = [[(pictures[id(each)], "", "")] if id(each) in pictures else [] for each in samples]
+            pack = replace(pack, **images.inputs(pack.input_ids.numpy(), segments, of_segments))
         return model(**pack.to(accelerator.device).model_inputs())
 
     def sends_gradient() -> bool:
@@ -76,7 +100,7 @@ def check_isolation(prepared: "Prepared", vocab_size: int, pack_length: int) -> 
         finally:
             handle.remove()
             drop_gradients(model)
-        return any(gradient[:, :_OTHER_LENGTH].any().item() for gradient in arriving)
+        return any(gradient[:, : len(others[0])].any().item() for gradient in arriving)
 
     was_training = model.training
     model.eval()

@@ -40,6 +40,9 @@ class Samples:
     def per_token(self, i):
         return {}
 
+    def image_inputs(self, input_ids, segments):
+        return {}
+
     def sequences(self, i):
         return [(self.ids[i], np.ones(len(self.ids[i])))]
 

@@ -45,6 +45,13 @@ TESTS = {
         "test_a_file_that_is_too_large_is_refused",
         "tests/data/read/test_sources.py": "test_a_pipe_is_no_file",
     },
+    "An image is decoded": {
+        "tests/data/read/test_images.py": "test_what_may_not_be_decoded_is_refused_by_its_header",
+    },
+    "A path of an image": {
+        "tests/data/read/test_images.py": "test_a_path_leads_nowhere_but_below_the_folder "
+        "test_the_known_forms_of_an_image_are_read_and_addresses_are_not",
+    },
     "No archive of data": {"tests/data/read/test_compressed.py": "test_an_archive_is_refused_by_its_name"},
     "A link in a data folder": {
         "tests/data/read/test_sources.py": "test_a_link_out_of_a_folder_is_refused_and_a_pattern_takes_it "

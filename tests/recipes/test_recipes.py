@@ -16,7 +16,7 @@ from kit.config.settings.objective import DECLARED
 
 FILES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 NAMES = recipe_names()
-EMBEDDED = {"tiny", "tiny-dpo", "tiny-grpo"}  # their model and data are in recipes/tiny/
+EMBEDDED = {"tiny", "tiny-dpo", "tiny-grpo", "tiny-vision"}  # their models and data are in recipes/tiny*/
 SIZES = [name for name in NAMES if name not in EMBEDDED]
 SHAPES = sorted(RECIPES / "shapes" / path.stem for path in RECIPES.glob("*.yaml") if path.stem not in EMBEDDED)
 PUBLISHED = {  # the sizes of the public weights

@@ -47,6 +47,15 @@ class DataSettings(BaseModel):
     system_prompt: str | None = _identity(
         None, "system message of conversations that have none, in training and evaluation"
     )
+    image_folder: str | None = _option(
+        None, "folder in which all images lie, to which their paths are relative; default: that of the data file"
+    )
+    min_pixels: int | None = _identity(
+        None, "pixels to which smaller images are enlarged, of models that take this", "pixels", ge=1
+    )
+    max_pixels: int | None = _identity(
+        None, "pixels to which larger images are reduced, of models that take this", "pixels", ge=1
+    )
     train_on: Literal["assistant", "last", "all"] = _identity(
         "assistant", "assistant: every assistant turn, or the completion; last: the last turn only; all: every token"
     )

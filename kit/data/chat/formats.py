@@ -12,6 +12,7 @@ A sample is one of:
 - ``{"prompt": ..., "chosen": ..., "rejected": ...}``: two answers to one prompt, the better one and the worse one; all
   are lists of messages, or all are texts.
 - ``{"prompt": ..., "completion": ..., "label": bool}``: an answer, and whether it is a good one.
+- All but the next may have ``images``, if they are conversations: see ``kit.data.chat.images``.
 - ``{"input_ids": [...]}``, optionally with ``labels`` (the id itself, or -100 where nothing is learned).
 
 Promises: a row that does not fit is reported with the first field that is wrong, such as ``messages[2].role``; nothing
@@ -24,6 +25,7 @@ from typing import Any
 
 from kit.config.prompt_format import question, reads_input
 from kit.config.settings.objective import Rows
+from kit.data.chat.images import with_images
 from kit.data.chat.messages import (
     SPEAKERS,
     Message,
@@ -100,7 +102,8 @@ def to_sample(
             found = f"{NO_COLUMN}{' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
             return [Problem("", found, " and ".join(needed) + " in every row")]
     try:
-        return format.make(_with_question(values, prompt_format))
+        sample = format.make(_with_question(values, prompt_format))
+        return with_images(sample, values.get("images")) if IMAGES in format.optional else sample
     except UserError as error:
         return error.problems
 
@@ -214,7 +217,8 @@ def _template_inputs(values: Mapping[str, Any]) -> Sample:
     return {key: made for key in read if values.get(key) and (made := read[key](key, values[key]))}
 
 
-_INPUTS = ("tools", "chat_template_kwargs")
+IMAGES = "images"
+_INPUTS = ("tools", "chat_template_kwargs", IMAGES)
 _PREFERENCES = ("input", "system", *_INPUTS)
 # In order of precedence: the first format whose columns are all there is taken, of those with the rows asked for.
 FORMATS = (
@@ -224,7 +228,7 @@ FORMATS = (
     Format(
         ("instruction", "output"),
         _from_instruction,
-        optional=("input", "system", "history", "reasoning_content", "chat_template_kwargs"),
+        optional=("input", "system", "history", "reasoning_content", "chat_template_kwargs", IMAGES),
         is_chat=True,
     ),
     Format(("input_ids",), _from_token_ids, all_or_none=("labels",)),

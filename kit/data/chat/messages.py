@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from kit.data.chat.images import IMAGE, TYPES, Reference, image_of_part
 from kit.data.strict_json import RepeatedKey, parse
 from kit.errors import Problem, UserError, did_you_mean, kind
 
@@ -145,7 +146,10 @@ def _message(at: str, written: Any, roles: Mapping[str, str]) -> Message:
         if given.get(key):
             message[key] = check_text(f"{at}.{key}", given[key])
     has_calls = "tool_calls" in message
-    message["content"] = "" if content is None and has_calls else _joined(content_at, content)
+    images: list[Reference | None] = []
+    message["content"] = "" if content is None and has_calls else _joined(content_at, content, images)
+    if images:  # ``images.with_images`` takes them out
+        message["images"] = images
     may_be_empty = role == "tool" or has_calls or speaker in CALLERS or bool(reasoning)
     may_be_empty |= role == "system" and roles is SPEAKERS
     check_text(content_at, message["content"], may_be_empty)
@@ -174,17 +178,26 @@ def _reasoning(at: str, message: Message, role: str) -> str | None:
     return next(iter(said), "" if keys and role == "assistant" else None)
 
 
-def _joined(where: str, content: Any) -> Any:
-    """Join content that is given as a list of text parts; return any other content as it is. Raises ``UserError``."""
+def _joined(where: str, content: Any, images: list[Reference | None]) -> Any:
+    """Join content that is given as a list of parts; return any other content as it is. Raises ``UserError``.
+
+    An image becomes the character ``IMAGE``, and is added to ``images``; see ``images.image_of_part``.
+    """
     if not isinstance(content, list):
         return content
+    texts = []
     for i, piece in enumerate(content):
+        if isinstance(piece, dict) and piece.get("type") in TYPES:
+            images.append(image_of_part(f"{where}[{i}]", piece))
+            texts.append(IMAGE)
+            continue
         if not isinstance(piece, dict) or piece.get("type") != "text" or not isinstance(piece.get("text"), str):
             given = piece.get("type") if isinstance(piece, dict) else None
             found = f"a part of type {given!r}" if given not in (None, "text") else "not a part with text"
-            expected = 'a string, or parts such as {"type": "text", "text": "..."}'
+            expected = 'a string, or parts such as {"type": "text", "text": "..."} and {"type": "image", "path": "..."}'
             raise UserError(Problem(f"{where}[{i}]", found, expected))
-    return "".join(piece["text"] for piece in content)
+        texts.append(piece["text"])
+    return "".join(texts)
 
 
 def _weight(at: str, message: Message, role: str) -> float | None:

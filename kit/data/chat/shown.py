@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator
 from contextlib import suppress
 from typing import Any
 
+from kit.data.chat.images import IMAGE
 from kit.data.chat.messages import REASONING
 from kit.data.chat.template import AS_CONTENT, AS_REASONING, OTHER_TEMPLATE, Messages, Template, Tools
 from kit.errors import UserError
@@ -136,19 +137,19 @@ def _place(text: str, start: int, message: dict[str, Any], is_learned: bool) -> 
     Of an answer that is not learned, the reasoning need not be there.
     """
     role = message.get("role", "assistant")
-    parts = THINK.split(message["content"]) if role == "assistant" else [message["content"]]
+    parts = THINK.split(message["content"]) if role == "assistant" else message["content"].split(IMAGE)
     if is_learned:
         parts = [message.get("reasoning_content") or "", *parts]
         if text.find(parts[0].strip(), start) < 0:
             return start, _NO_REASONING
-    else:
+    elif role == "assistant":
         parts = parts[-1:]
     end = start
     for k, part in enumerate(parts, 1):
         forms = _json_forms(part.strip()) if role == "tool" else [part.strip()]  # some templates write results as JSON
         found = [(at, at + len(form)) for form in forms if (at := text.find(form, end)) >= 0]
         if not found:
-            is_text = k == len(parts)
+            is_text = k == len(parts) or role != "assistant"
             return start, _NO_REASONING if not is_text else _PART if is_learned else _TEXT
         end = min(found)[1]
     at = start

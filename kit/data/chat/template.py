@@ -14,8 +14,10 @@ import os
 import re
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
+from kit.data.chat.images import IMAGE
 from kit.data.chat.sandbox import CLOSE, OPEN, TODAY, TemplateError, render, variables
 from kit.data.chat.shipped import SHIPPED, is_one_token, without_header
 from kit.durable import read_small
@@ -129,12 +131,14 @@ class Template:
 
     Attributes:
         source: the Jinja text.
+        image_token: what it writes for an image; empty if the model reads none.
 
     Raises ``UserError`` if ``source`` does not compile.
     """
 
-    def __init__(self, source: str, tokenizer: Any) -> None:
+    def __init__(self, source: str, tokenizer: Any, image_token: str = "") -> None:
         self._tokenizer = tokenizer
+        self.image_token = image_token
         self.source = source
         self._values: dict[str, Any] = dict(tokenizer.special_tokens_map)
         try:
@@ -206,15 +210,18 @@ class Template:
             raise self.refusal(f"the template fails ({error})") from None
 
     def _as_read(self, messages: Messages) -> Messages:
-        """The messages as the template reads them: their text as a list of one part, if it shows no other."""
-        if not self._reads_parts_only:
+        """The messages as the template reads them: as a list of parts if they have images, or if it shows no other."""
+        if not self._reads_parts_only and not self.image_token:
             return messages
-        return [
-            message | {"content": [{"type": "text", "text": message["content"]}]}
-            if isinstance(message.get("content"), str)
-            else message
-            for message in messages
-        ]
+        return [message | {"content": self._parts(message.get("content"))} for message in messages]
+
+    def _parts(self, content: Any) -> Any:
+        if not isinstance(content, str) or not (self._reads_parts_only or IMAGE in content):
+            return content
+        if not self.image_token:
+            return [{"type": "text", "text": content}]
+        parts = [[{"type": "image"}, {"type": "text", "text": text}] for text in content.split(IMAGE)]
+        return [part for part in list(chain.from_iterable(parts))[1:] if part.get("text") != ""]
 
     @cached_property
     def _reads_parts_only(self) -> bool:

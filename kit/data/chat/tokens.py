@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kit.data.chat.formats import IGNORED
 from kit.data.chat.template import FIXED_DATE, Jinja, Messages, Template, Tools
@@ -63,6 +63,30 @@ class Encoded:
     input_ids: list[int]  # [T]
     weights: list[float]  # [T], of each token in the loss as a target; 0: nothing is learned from it
     remarks: tuple[str, ...] = ()  # for the user; if a conversation became several samples, the first has them
+    num_images: int = 0  # the first ones of the sample stand in it
+
+
+class Placeholders(Protocol):
+    """What stands for an image in the text that a model reads (``kit.model.images.Images``)."""
+
+    token: str  # what a chat template writes for an image
+    placeholder_id: int  # the token in whose place the model puts a feature
+
+    @property
+    def key(self) -> str:
+        """What identifies all this in the key of a cache entry."""
+
+    def of(self, height: int, width: int) -> str:
+        """Return the text for an image of this size: as many placeholders as it has features, with what is around."""
+
+    def count(self, height: int, width: int) -> int:
+        """Return the number of placeholders in that text."""
+
+    def ids(self, text: str) -> frozenset[int]:
+        """Return the ids of the added tokens in that text."""
+
+    def begin_in_worker(self) -> None:
+        """Called in a process that was forked: threads of the one before are not there."""
 
 
 def encode_all(
@@ -70,6 +94,7 @@ def encode_all(
     tokenizer: Any,
     template: Jinja,
     train_on: TrainOn = "assistant",
+    images: Placeholders | None = None,
 ) -> list[list[Encoded] | Problem]:
     """Encode samples in the kit's form (``formats.to_sample``); many at a time is faster than one by one.
 
@@ -82,6 +107,8 @@ def encode_all(
       exception: if there is no whitespace on either side of the border, the *completion* gets a leading newline. The
       model learns to write it, so at inference the prompt is exactly the user's text.
     - ``text``: BOS + text + EOS, all supervised.
+    - ``images`` beside one of the former, each with ``height`` and ``width``: the token that the template writes for an
+      image is replaced by its placeholders, which are never supervised.
     - ``input_ids``: taken as they are; supervised are all or, if there are ``labels``, those whose label is not -100.
 
     With ``train_on="all"`` every token of messages, prompts and completions has weight 1, and an assistant turn must
@@ -91,16 +118,17 @@ def encode_all(
     """
     if not tokenizer.is_fast:
         raise UserError(Problem("model_name_or_path", "its tokenizer is a slow one", "one with a tokenizer.json"))
-    return _Encoder(tokenizer, template, train_on).encode_all(samples)
+    return _Encoder(tokenizer, template, train_on, images).encode_all(samples)
 
 
 class _Encoder:
     """Encodes samples with one tokenizer and template. What is the same for all samples is computed once."""
 
-    def __init__(self, tokenizer: Any, source: Jinja, train_on: TrainOn) -> None:
+    def __init__(self, tokenizer: Any, source: Jinja, train_on: TrainOn, images: Placeholders | None) -> None:
         self.tokenizer = tokenizer
         self.train_on = train_on
-        self.drafters = Drafters(source, tokenizer, train_on)
+        self.images = images
+        self.drafters = Drafters(source, tokenizer, train_on, images.token if images else "")
         self.backend = tokenizer.backend_tokenizer
         self.backend.no_truncation()  # earlier calls may have left it switched on
         self.backend.no_padding()
@@ -154,11 +182,12 @@ class _Encoder:
             return [(yield from self.encode_texts("", sample["text"]))]
         tools = sample.get("tools") or None
         kwargs = sample.get("chat_template_kwargs") or {}
+        images = sample.get("images", ())
         if "messages" in sample:
-            return (yield from self.encode_chat(sample["messages"], 0, tools, kwargs))
+            return (yield from self.encode_chat(sample["messages"], 0, tools, kwargs, images))
         prompt, completion = sample["prompt"], sample["completion"]
         if isinstance(prompt, list):
-            return (yield from self.encode_chat([*prompt, *completion], len(prompt), tools, kwargs))
+            return (yield from self.encode_chat([*prompt, *completion], len(prompt), tools, kwargs, images))
         if tools or kwargs:
             key = "tools" if tools else "chat_template_kwargs"
             fix = "give a template as --chat_template, which makes messages of prompt and completion"
@@ -186,7 +215,9 @@ class _Encoder:
             ids, weights = [*ids, self.eos], [*weights, 1.0]
         return Encoded(ids, weights, (NEWLINE_ADDED,) if needs_newline else ())
 
-    def encode_chat(self, messages: Messages, first: int, tools: Tools, kwargs: Mapping[str, Any]) -> TokenRequests:
+    def encode_chat(
+        self, messages: Messages, first: int, tools: Tools, kwargs: Mapping[str, Any], images: Sequence[Any] = ()
+    ) -> TokenRequests:
         """Encode a conversation; answers from message number ``first`` on are learned. Returns ``list[Encoded]``."""
         template, drafter = self.drafters.of(bool(tools), kwargs)
         drafts = drafter.drafts(messages, first, tools)
@@ -202,6 +233,11 @@ class _Encoder:
         for literal in template.split_literals:
             if any(literal in draft.text for draft in drafts):
                 remarks.append(f"the chat template writes {literal}, which the tokenizer splits into pieces")
+        of_images: frozenset[int] = frozenset()
+        if self.images:
+            texts = [self.images.of(image.height, image.width) for image in images]
+            drafts = [self.with_placeholders(draft, texts, template) for draft in drafts]
+            of_images = frozenset().union(*map(self.images.ids, texts))
         samples = yield from self.encode_drafts(drafts, template)
         starts = [ids[:2] for ids, _ in samples]
         if self.bos is not None and [self.bos, self.bos] in starts:
@@ -211,9 +247,43 @@ class _Encoder:
             raise template.refusal(found)
         if self.adds_bos and any(ids[:1] != [self.bos] for ids in starts):
             remarks.append(NO_BOS)
-        encoded = [Encoded(ids, weights) for ids, weights in samples]
+        if of_images:
+            samples = [
+                (ids, [0.0 if i in of_images else w for i, w in zip(ids, weights, strict=True)])
+                for ids, weights in samples
+            ]
+        encoded = [
+            Encoded(ids, weights, num_images=draft.num_images)
+            for draft, (ids, weights) in zip(drafts, samples, strict=True)
+        ]
         encoded[0] = replace(encoded[0], remarks=tuple(remarks))
         return encoded
+
+    def with_placeholders(self, draft: Draft, texts: Sequence[str], template: Template) -> Draft:
+        """Put the placeholders of images, which ``texts`` are, where the template has written its token for them.
+
+        Raises ``UserError`` if the text has more or fewer such tokens than images.
+        """
+        assert self.images is not None
+        token = self.images.token
+        pieces = draft.text.split(token)
+        if len(pieces) - 1 != draft.num_images or draft.num_images > len(texts):
+            found = f"{len(pieces) - 1} times {token} for {draft.num_images} images"
+            if len(pieces) - 1 < draft.num_images:
+                raise template.refusal(f"the chat template leaves images out: {found}")
+            raise UserError(Problem("messages", f"{found}: the text itself has it", f"no {token} in a text"))
+        if not draft.num_images:
+            return draft
+        text = pieces[0] + "".join(new + piece for new, piece in zip(texts, pieces[1:], strict=False))
+        # Where each token ends, and by how much the text is longer up to there.
+        borders = list(accumulate(len(piece) + len(token) for piece in pieces[:-1]))
+        sums = [0, *accumulate(len(new) - len(token) for new in texts[: draft.num_images])]
+
+        def moved(at: int) -> int:
+            return at + sums[bisect_right(borders, at)]
+
+        spans = [(moved(start), moved(end), weight) for start, end, weight in draft.spans]
+        return replace(draft, text=text, spans=spans)
 
     def encode_drafts(self, drafts: list[Draft], template: Template) -> TokenRequests:
         """Return ids and weights of each draft: tokenised as a whole if no token straddles a border, else in pieces."""

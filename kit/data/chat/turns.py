@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from kit.data.chat.answers import AnswerFinder, RenderedAnswer
 from kit.data.chat.conversation import Conversation
+from kit.data.chat.images import IMAGE
 from kit.data.chat.messages import REASONING
 from kit.data.chat.shipped import NAMES
 from kit.data.chat.shown import (
@@ -49,6 +50,7 @@ class Draft:
     spans: list[tuple[int, int, float]]  # characters [start, end) of the text, in its order, and their weight
     rest: float = 0.0  # weight of all other characters
     remarks: tuple[str, ...] = ()  # for the user
+    num_images: int = 0  # of the messages in the text
 
 
 class Drafter:
@@ -100,7 +102,7 @@ class Drafter:
         answers = {i: self._finder.find(conversation, i, self._template.marks_answers) for i in learned}
         if not answers:
             # A conversation with nothing to learn from is still a draft: the caller counts it as dropped.
-            return [Draft(self._template.render(messages, tools), [])]
+            return [Draft(self._template.render(messages, tools), [], num_images=_num_images(messages))]
         drafts: list[Draft] = []
         while answers:
             last = next(reversed(answers))
@@ -121,7 +123,7 @@ class Drafter:
             read = [messages[i] for i in weights if i < last and i not in learned]
             remarks |= {} if have_ends else {NO_END_OF_TURN: None}
             remarks |= {} if all(keeps_reasoning(text, answer) for answer in read) else {FORGOTTEN: None}
-            drafts.append(Draft(text, spans, remarks=tuple(remarks)))
+            drafts.append(Draft(text, spans, 0.0, tuple(remarks), _num_images(messages[: last + 1])))
             if sum(len(draft.text) for draft in drafts) > MAX_CHARACTERS:
                 raise self._template.too_long(MAX_CHARACTERS)
         return drafts[::-1]
@@ -162,7 +164,7 @@ class Drafter:
             last = self._finder.closed(given, conversation, len(messages) - 1)
             text = text if last is given else last.text
             remarks = last.remarks if self._stops.ends_turn(text, start, last.end) else (*last.remarks, NO_END_OF_TURN)
-        return Draft(text, [], 1.0, remarks)
+        return Draft(text, [], 1.0, remarks, _num_images(messages))
 
     def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message as ``apply_chat_template`` would be given it."""
@@ -177,11 +179,11 @@ class Drafter:
 class Drafters:
     """The drafters of a tokenizer's templates, each made when it is first needed."""
 
-    def __init__(self, source: Jinja, tokenizer: Any, train_on: TrainOn) -> None:
+    def __init__(self, source: Jinja, tokenizer: Any, train_on: TrainOn, image_token: str = "") -> None:
         self._named = source if isinstance(source, dict) else {"default": source} if source is not None else {}
         self._train_on = train_on
         self._stops = Stops(tokenizer)
-        self._template = cache(lambda name: Template(self._named[name], tokenizer))
+        self._template = cache(lambda name: Template(self._named[name], tokenizer, image_token))
         self._with_values = lru_cache(MAX_DRAFTERS)(self._make)
 
     def of(self, has_tools: bool, kwargs: Mapping[str, Any]) -> tuple[Template, Drafter]:
@@ -204,6 +206,10 @@ class Drafters:
         if values:
             template = template.with_values(values)
         return template, Drafter(template, self._stops, self._train_on)
+
+
+def _num_images(messages: Messages) -> int:
+    return sum(message["content"].count(IMAGE) for message in messages)
 
 
 def _with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:

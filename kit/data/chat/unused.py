@@ -16,7 +16,9 @@ from kit.data.chat.formats import IGNORED, format_of
 from kit.data.chat.messages import KEYS, REASONING, SPEAKERS, are_messages, is_message
 from kit.errors import Problem
 
-_MEDIA = "media, and only text is learned from"
+_MEDIA = "media, and only text and images are learned from"
+_IMAGES = "images that are not read here; map the column to images, which goes with conversations"
+_IMAGE = "an image that is not read here; write it as a part of the content, or into a column images"
 _WEIGHT = "how much is learned from it; give assistant messages a train or weight"
 _MASK = "what is learned, and only whole messages can be chosen; give them a train or weight"
 _SYSTEM = "a system prompt; map it to system, which goes with conversations, and with instruction and output"
@@ -38,7 +40,8 @@ def _by_name(named: Mapping[str, str]) -> dict[str, str]:
 
 COLUMNS = _by_name(
     {
-        _MEDIA: "image images video videos audio audios pixel_values",
+        _IMAGES: "image images",
+        _MEDIA: "video videos audio audios pixel_values",
         _WEIGHT: "train training weight loss_weight sample_weight loss_scale loss_multiplier",
         _MASK: "mask attention_mask loss_mask completion_mask response_mask assistant_masks token_mask labels",
         _LABEL: "label kto_tag",
@@ -57,7 +60,8 @@ COLUMNS = _by_name(
 # Keys of messages, in lower case without underscores: ``toolCalls`` and ``tool_calls`` are one.
 MESSAGE_KEYS = _by_name(
     {
-        _MEDIA: "image images imageurl video videos videourl audio audios audiourl inputaudio files attachments",
+        _IMAGE: "image images imageurl",
+        _MEDIA: "video videos videourl audio audios audiourl inputaudio files attachments",
         _WEIGHT: "loss lossweight lossscale lossmask steplossmask train training trainable weight label",
         _MASK: "mask masked tokenmask tokenweights traindetail trainingdetail",
         _REASONING: "thought thoughts cot chainofthought thinkingblocks reasoningdetails reasoningtext toolplan",
@@ -65,8 +69,8 @@ MESSAGE_KEYS = _by_name(
     }
 )
 # The subjects of columns that say something beside texts and ids too.
-_OF_TEXT = frozenset((_MEDIA, _WEIGHT, _MASK, _SYSTEM, _TOOLS, _HISTORY, _TURN))
-_OF_IDS = frozenset((_MEDIA, _WEIGHT, _MASK, _PACKED))
+_OF_TEXT = frozenset((_MEDIA, _IMAGES, _WEIGHT, _MASK, _SYSTEM, _TOOLS, _HISTORY, _TURN))
+_OF_IDS = frozenset((_MEDIA, _IMAGES, _WEIGHT, _MASK, _PACKED))
 
 
 def is_watched(column: str) -> bool:

@@ -15,6 +15,7 @@ Promises:
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +40,14 @@ class Rows(Protocol):
 
     def per_token(self, i: int) -> dict[str, np.ndarray]:
         """Return what an objective needs of the tokens of sample ``i``, which then is one sequence, by name."""
+
+    def image_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
+        """Return fields of ``MicroBatch`` for the images of a micro-batch; nothing if no sample has any.
+
+        Args:
+            input_ids: int64 [B, T].
+            segments: see ``MicroBatch``.
+        """
 
 
 class SizedRows(Rows, Protocol):
@@ -78,6 +87,11 @@ class MicroBatch:
     per_sequence: dict[str, torch.Tensor] = field(default_factory=dict)
     per_target: dict[str, torch.Tensor] = field(default_factory=dict)  # [S] each
     sequence_ids: torch.Tensor | None = None  # int64 [S]: the sequence of each target, if an objective needs it
+    # If the data have images: what the model's tower reads, by the names of its arguments; and what it needs of each
+    # token. If there is no image in the rows, the tower reads an image that nothing looks at: so every rank runs it.
+    tower_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    token_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    num_images: int = 0
 
     @property
     def max_seq_len(self) -> int | None:
@@ -102,7 +116,8 @@ class MicroBatch:
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors."""
         own = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
-        return [*own, *self.per_sequence.values(), *self.per_target.values()]
+        named = (self.per_sequence, self.per_target, self.tower_inputs, self.token_inputs)
+        return [*own, *chain.from_iterable(each.values() for each in named)]
 
     def with_per_sequence(self, **values: torch.Tensor) -> "MicroBatch":
         """Return a copy with more ``per_sequence``."""
@@ -127,9 +142,12 @@ class MicroBatch:
             "target_positions": self.target_positions,
             "targets": self.targets,
         }
+        of_images: dict[str, Any] = dict(self.token_inputs)
+        if self.tower_inputs:
+            of_images |= self.tower_inputs if self.num_images else {"unseen_images": self.tower_inputs}
         if self.cu_seq_lens is None:
-            return inputs | {"attention_mask": self.attention_mask}
-        return inputs | {
+            return inputs | {"attention_mask": self.attention_mask} | of_images
+        inputs |= {
             "position_ids": self.position_ids,
             "cu_seq_lens_q": self.cu_seq_lens,
             "cu_seq_lens_k": self.cu_seq_lens,
@@ -138,6 +156,7 @@ class MicroBatch:
             "segment_lengths": self.segment_lengths,
             "token_mask": self.token_mask,
         }
+        return inputs | of_images
 
 
 def padded_length(longest: int, max_length: int) -> int:
@@ -255,6 +274,7 @@ class Collator:
             own["sequence_ids"] = torch.from_numpy(sequence_ids[at])
             own["per_sequence"] = {name: torch.from_numpy(values) for name, values in of_sequences.items()}
             own["per_target"] = {name: torch.from_numpy(values[at]) for name, values in of_tokens.items()}
+        own |= samples.image_inputs(input_ids.reshape(shape), segments)
         return MicroBatch(
             input_ids=torch.from_numpy(input_ids.reshape(shape)),
             target_positions=torch.from_numpy(at - 1),

@@ -1,5 +1,8 @@
 """Answers to other prompts: the samples over which KTO measures how far the model has moved from its reference."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from kit.data.feed.order import MISMATCH, permutation
@@ -35,6 +38,10 @@ class Mismatched:
 
     def per_token(self, i: int) -> dict[str, np.ndarray]:
         """Nothing."""
+        return {}
+
+    def image_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
+        """Nothing: a recipe that would ask is refused."""
         return {}
 
     def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -47,6 +47,7 @@ class Stream:
     encoder: Encoder
     evaluation: Samples | None
     notes: tuple[str, ...] = ()  # lines for the user
+    images: None = None  # a stream has none
 
     @property
     def chat_template(self) -> Jinja:

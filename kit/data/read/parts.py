@@ -9,6 +9,7 @@ Promises:
 - The same content gives the same blocks every time.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +47,11 @@ class Part:
     has_schema: ClassVar[bool] = False
     has_lines: ClassVar[bool] = True
     name: str
+
+    @property
+    def folder(self) -> str:
+        """The folder of the file, to which paths in its rows are relative; empty if there is none."""
+        return os.path.dirname(os.path.abspath(path)) if (path := getattr(self, "path", "")) else ""
 
     def origin(self, number: int) -> str:
         """Name a line or row so that a user can find it: ``train.jsonl:17``, ``train.parquet row 17``."""

@@ -11,7 +11,7 @@ from typing import Any
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.objective import Rows
 from kit.data.chat.columns import choose_fields
-from kit.data.chat.formats import IGNORE, format_of, to_sample
+from kit.data.chat.formats import IGNORE, IMAGES, format_of, to_sample
 from kit.data.chat.unused import is_watched, read_keys
 from kit.data.read.sources import Source, open_source
 from kit.errors import Problem, Problems, UserError, raise_if
@@ -35,7 +35,9 @@ class Dataset:
     def key(self) -> list[Any]:
         """What of the entry decides what is learned, for keys of the cache and fingerprints."""
         wording = [("prompt_format", self.entry.prompt_format)] if self.entry.prompt_format is not None else []
-        return [*sorted(self.fields.items()), *read_keys(self.ignored), *wording]
+        # Images that rows have are known by their content.
+        fields = [each for each in self.fields.items() if each != (IMAGES, IMAGES)]
+        return [*sorted(fields), *read_keys(self.ignored), *wording]
 
     def sample(self, row: Mapping[str, Any]) -> dict[str, Any] | list[Problem]:
         """Convert a row to a sample, or return its problems."""

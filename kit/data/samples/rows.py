@@ -17,9 +17,10 @@ from kit.config.settings.data import DataSettings
 from kit.config.settings.objective import Rows
 from kit.data.chat.formats import MAX_ID, Sample
 from kit.data.chat.template import Jinja
-from kit.data.chat.tokens import Encoded, encode_all
+from kit.data.chat.tokens import Encoded, Placeholders, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
-from kit.data.read.parts import Block
+from kit.data.read import images as image_files
+from kit.data.read.parts import Block, Part
 from kit.data.read.text import Ending
 from kit.data.samples.bad_rows import BadRow, Tally
 from kit.data.samples.dataset import Dataset
@@ -32,12 +33,13 @@ from kit.data.samples.halves import (
     parts_to_encode,
     without_start_of_prompt,
 )
-from kit.data.samples.table import PREFERENCE, SAMPLE
-from kit.errors import Problem
+from kit.data.samples.table import IMAGE, PREFERENCE, SAMPLE
+from kit.errors import Problem, UserError
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
 CODE_VERSION = 10
 AFTER_ANSWERS = "turns after the last answer are left out"
+NO_IMAGES = Problem("images", "given, and the model reads none")
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
 
@@ -50,6 +52,10 @@ class Piece(Tally):
     input_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))  # [T]
     weights: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))  # [T]
     preferences: np.ndarray | None = None  # PREFERENCE [N]; None: the rows hold answers alone
+    # If the model reads images: those of all samples, IMAGE [M]; of each sample their number, int32 [N]; and bytes.
+    images: np.ndarray | None = None
+    image_counts: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    image_data: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -62,7 +68,10 @@ class Piece(Tally):
     def arrays(self) -> dict[str, np.ndarray]:
         """All arrays by name, as a cache entry has them."""
         arrays = {"samples": self.samples, "input_ids": self.input_ids, "weights": self.weights}
-        return arrays if self.preferences is None else arrays | {"preferences": self.preferences}
+        arrays |= {} if self.preferences is None else {"preferences": self.preferences}
+        if self.images is None:
+            return arrays
+        return arrays | {"images": self.images, "image_counts": self.image_counts, "image_data": self.image_data}
 
 
 class _Kept(NamedTuple):
@@ -72,6 +81,7 @@ class _Kept(NamedTuple):
     number: int  # of its row in that part
     halves: Halves
     label: bool
+    images: list[image_files.Image]
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,8 @@ class Encoder:
     settings: DataSettings
     vocab_size: int = MAX_ID  # rows of the model's embedding
     wanted: Rows = "answers"  # what the rows hold
+    images: Placeholders | None = None
+    no_images: Problem = NO_IMAGES  # of a row that has some, if ``images`` is None
 
     @property
     def max_length(self) -> int:
@@ -106,7 +118,8 @@ class Encoder:
         asked = self.settings
         key = [CODE_VERSION, self.template, self.prompts_as_chat, asked.train_on, asked.max_length, self.wanted]
         key += [asked.excess_length_strategy, asked.system_prompt, self.vocab_size]
-        return [*key, digest(state, self.tokenizer.special_tokens_map)]
+        key = [*key, digest(state, self.tokenizer.special_tokens_map)]
+        return [*key, self.images.key] if self.images else key
 
     def about(self) -> dict[str, Any]:
         """What ``kit cache`` shows of this encoder."""
@@ -154,6 +167,8 @@ class Encoder:
                     refuse(place, sample)
                 elif unused_problems:
                     refuse(place, unused_problems, is_common=True)
+                elif problems := self._inspect(sample, source.parts[part]):
+                    refuse(place, problems, is_common=self.images is None)
                 else:
                     places.append(place)
                     samples.append(sample)
@@ -168,6 +183,10 @@ class Encoder:
                 found = f"a token id for which the model, of {self.vocab_size} embeddings, has none"
                 refuse(place, [Problem("tokens", found, fix=FIX_IDS)], is_common=True)
                 continue
+            images = sample.get("images", [])
+            if self.images and (problem := _wrong_placeholders(result, images, self.images)):
+                refuse(place, [problem])
+                continue
             piece.counts["num_rows"] += 1
             piece.counts["num_encoded"] += len(result)  # more than rows where a template rewrites earlier turns
             piece.remarks.update(set(chain.from_iterable(encoded.remarks for encoded in every)))
@@ -180,10 +199,36 @@ class Encoder:
                     found, expected = f"{num_tokens} tokens", f"at most {self.max_length}"
                     piece.problems.append(Problem(source.origin(*place), found, expected, fix))
                     continue
-                kept += [_Kept(*place, cut, sample.get("label", True)) for cut in self._cut(halves, piece)]
+                if num_tokens > self.max_length and halves[0].num_images:  # an image is never cut
+                    piece.counts["num_dropped_images"] += 1
+                    piece.left_out.append(source.origin(*place))
+                    continue
+                shown = images[: halves[0].num_images]
+                kept += [_Kept(*place, cut, sample.get("label", True), shown) for cut in self._cut(halves, piece)]
         piece.bad.sort(key=lambda row: (row.part, row.number))
         _fill(piece, kept, self.wanted)
+        if self.images:
+            _fill_images(piece, kept)
         return piece
+
+    def _inspect(self, sample: Sample, part: Part) -> list[Problem]:
+        """Replace the images of a sample by what their headers say. Returns what is wrong with them."""
+        if "images" not in sample:
+            return []
+        if self.images is None:
+            return [self.no_images]
+        folder = self.settings.image_folder or part.folder
+        problems: list[Problem] = []
+        found: list[image_files.Image] = []
+        for i, given in enumerate(sample["images"]):
+            try:
+                image = image_files.inspect(given, folder)
+                self.images.of(image.height, image.width)
+                found.append(image)
+            except UserError as error:
+                problems += [replace(each, where=f"images[{i}]") for each in error.problems]
+        sample["images"] = found
+        return problems
 
     def _encode_all(self, samples: Sequence[Sample]) -> list[list[Halves] | Problem]:
         """Encode samples, each to what it became: of a pair both halves, of any other sample the one that it has."""
@@ -193,7 +238,7 @@ class Encoder:
             every_part = list(map(as_chat, every_part))
         if system := self.settings.system_prompt:
             every_part = [with_system(part, system) for part in every_part]
-        results = encode_all(every_part, self.tokenizer, self.template, self.settings.train_on)
+        results = encode_all(every_part, self.tokenizer, self.template, self.settings.train_on, self.images)
         if self.wanted == "answers":
             return [each if isinstance(each, Problem) else [(encoded,) for encoded in each] for each in results]
         left = iter(results)
@@ -264,6 +309,35 @@ def _ends_without_answer(sample: Sample) -> bool:
     return any(isinstance(each, list) and each[-1]["role"] != "assistant" for each in conversations)
 
 
+def _wrong_placeholders(
+    result: Sequence[Halves], images: Sequence[image_files.Image], placeholders: Placeholders
+) -> Problem | None:
+    """The problem of a row whose tokens have another number of placeholders than its images have features."""
+    for encoded in chain.from_iterable(result):
+        wanted = sum(placeholders.count(each.height, each.width) for each in images[: encoded.num_images])
+        found = encoded.input_ids.count(placeholders.placeholder_id)
+        if found != wanted:
+            text = f"{found} placeholders of images in its tokens, for {wanted} features"
+            return Problem("", text, "none but those of its images: the token stands in the text itself")
+    return None
+
+
+def _fill_images(piece: Piece, kept: Sequence[_Kept]) -> None:
+    """Write the images of the samples into the arrays of ``piece``: what several have in common, once."""
+    places: dict[bytes, int] = {}
+    records, data, end = [], [], 0
+    for image in chain.from_iterable(sample.images for sample in kept):
+        if image.data not in places:
+            places[image.data] = end
+            data.append(image.data)
+            end += len(image.data)
+        size = image.height, image.width
+        records.append((places[image.data], len(image.data), image.is_path, *size, image.digest, image.stamp))
+    piece.images = np.array(records, IMAGE)
+    piece.image_counts = np.array([len(sample.images) for sample in kept], np.int32)
+    piece.image_data = np.frombuffer(b"".join(data), np.uint8)
+
+
 def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:
     """Write the samples into the arrays of ``piece``."""
     encoded = [in_a_row(sample.halves) for sample in kept]
@@ -276,6 +350,8 @@ def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:
         start, end = end, end + sum(len(half.input_ids) for half in sample.halves)
         targets = piece.weights[start + 1 : end]  # nothing predicts a first token
         ids_hash = xxhash.xxh3_64_intdigest(piece.input_ids[start:end].data)
+        if sample.images:
+            ids_hash = xxhash.xxh3_64_intdigest(f"{ids_hash} {[image.digest for image in sample.images]}".encode())
         counts = np.count_nonzero(targets), targets.sum(dtype=np.float64)
         samples.append((start, end - start, sample.part, sample.number, *counts, ids_hash))
         first_length = len(sample.halves[0].input_ids)

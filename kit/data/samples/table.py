@@ -1,6 +1,7 @@
 """What is known of samples beside their tokens: one record each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,19 @@ PREFERENCE = np.dtype(
         ("first_length", "<i4"),  # tokens of the chosen half; of an answer with a label, all of them
         ("first_weight", "<f8"),  # sum of the weights of the supervised tokens in it
         ("label", "u1"),  # 0: the answer is a bad one
+    ]
+)
+
+# An image of a sample, and where its content, or its path in UTF-8, is in ``image_data``.
+IMAGE = np.dtype(
+    [
+        ("start", "<i8"),
+        ("size", "<i4"),  # bytes
+        ("is_path", "u1"),
+        ("height", "<i4"),  # pixels, turned as EXIF asks
+        ("width", "<i4"),
+        ("digest", "<u8"),  # see ``kit.data.read.images.Image``
+        ("stamp", "<u8"),
     ]
 )
 
@@ -89,6 +103,10 @@ class Table:
         return {"labels": self.labels[members], **known}
 
     def per_token(self, i: int) -> dict[str, np.ndarray]:
+        """See ``kit.data.feed.batches.Rows``: nothing."""
+        return {}
+
+    def image_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
         """See ``kit.data.feed.batches.Rows``: nothing."""
         return {}
 

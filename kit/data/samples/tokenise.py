@@ -19,12 +19,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
 from kit.console import bar
+from kit.data.read.images import stamp_of
 from kit.data.read.parts import Block
 from kit.data.read.sources import read_blocks
 from kit.data.samples.bad_rows import Tally
@@ -48,20 +53,46 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
         UserError: with the rows that cannot be used, or if too many of them would be skipped; or if no sample is left,
             the source changes meanwhile, or the cache cannot be written.
     """
-    key = digest(dataset.source.digest, dataset.key, *encoder.key())
+    full_key = digest(dataset.source.digest, dataset.key, *encoder.key())
+    # If no row has an image, it does not matter how they would be read.
+    key = digest(dataset.source.digest, dataset.key, *replace(encoder, images=None).key())
     # Neither changes a sample, but which rows are left out: another cache entry, and the same fingerprint if none is.
-    folder = cache_folder() / "samples" / digest(key, sorted(dataset.ignored), skips)
-    cached = open_entry(folder)
+    folder = cache_folder() / "samples" / digest(full_key, sorted(dataset.ignored), skips)
+    image_folder = encoder.settings.image_folder
+    cached = _open(folder, dataset, image_folder)
     if cached is None:
         with locked(folder):
-            cached = open_entry(folder)  # another process may have made it meanwhile
+            cached = _open(folder, dataset, image_folder)  # another process may have made it meanwhile
             if cached is None:
                 _make(folder, dataset, encoder, num_processes, skips)
                 cached = open_entry(folder)
     assert cached is not None
     arrays, info = cached
+    has_images = len(arrays.get("images", ())) > 0
+    if has_images:
+        key = digest(full_key, arrays["images"]["digest"].tolist())
     fingerprint = digest(key, info["skipped_at"]) if info["skipped_at"] else key
-    return Store(dataset.source, dataset.entry.name, arrays, info, fingerprint)
+    images = encoder.images if has_images else None
+    return Store(dataset.source, dataset.entry.name, arrays, info, fingerprint, images, image_folder)
+
+
+def _open(folder: Path, dataset: Dataset, image_folder: str | None) -> tuple[dict[str, np.ndarray], Any] | None:
+    """The cache entry; None if there is none, or if a file of its images has changed since."""
+    entry = open_entry(folder)
+    if entry is None or not len(entry[0].get("images", ())):
+        return entry
+    arrays = entry[0]
+    parts = np.repeat(arrays["samples"]["part"], arrays["image_counts"])
+    stamps: dict[Path, int] = {}
+    for image, part in zip(arrays["images"], parts.tolist(), strict=True):
+        if image["is_path"]:
+            data = arrays["image_data"][image["start"] : image["start"] + image["size"]]
+            file = Path(image_folder or dataset.source.parts[part].folder, data.tobytes().decode())
+            if file not in stamps:
+                stamps[file] = stamp_of(file)
+            if stamps[file] != image["stamp"]:
+                return None
+    return entry
 
 
 def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int | None, skips: bool) -> None:
@@ -69,7 +100,7 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
     source = dataset.source
     with cannot_write(folder.parent):
         writer = Writer(folder)
-    tally, num_tokens = Tally(), 0
+    tally, num_tokens, num_bytes = Tally(), 0, 0
     try:
         with bar("tokenising", " rows", None, scales=True) as progress:
             for num_rows, piece in _encoded(dataset, encoder, num_processes):
@@ -82,6 +113,9 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
                     continue
                 piece.samples["start"] += num_tokens
                 num_tokens += len(piece.input_ids)
+                if piece.images is not None:
+                    piece.images["start"] += num_bytes
+                    num_bytes += len(piece.image_data)
                 with cannot_write(folder.parent):
                     writer.append(piece.arrays())
         tally.check(source.name, skips, num_tokens)
@@ -150,6 +184,8 @@ def _start_worker(encoder: Encoder, dataset: Dataset, parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)  # the parent died before prctl was called
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes already use every core
+    if encoder.images:
+        encoder.images.begin_in_worker()
     global _ENCODE
     _ENCODE = partial(encoder.encode_block, dataset)
 

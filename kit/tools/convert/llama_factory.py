@@ -10,7 +10,7 @@ from kit.tools.convert.common import entry, put_data, take_batch, take_evaluatio
 from kit.tools.convert.draft import Draft, Group, as_list, is_true, number
 
 _FIELDS = {"prompt": "instruction", "query": "input", "response": "output", "kto_tag": "label"}
-_FIELDS |= {name: name for name in ("system", "tools", "chosen", "rejected", "history")}
+_FIELDS |= {name: name for name in ("system", "tools", "chosen", "rejected", "history", "images")}
 _ROLES = {"human", "user", "gpt", "assistant", "observation", "function_call", "system", "tool"}
 
 
@@ -48,9 +48,9 @@ def _take_data(draft: Draft) -> None:
 def _entry(draft: Draft, name: str, info: dict[str, Any], folder: Path, limit: Any) -> DatasetEntry:
     path = info.get("hf_hub_url") or info.get("ms_hub_url") or folder / info.get("file_name", "")
     columns = {key: str(column) for key, column in (info.get("columns") or {}).items() if column is not None}
-    if path == folder or {"images", "videos", "audios"} & set(columns):
+    if path == folder or {"videos", "audios"} & set(columns):
         draft.refuse(
-            "dataset", name, "it has a loading script, images or sound; write its rows as text, for --dataset FILE"
+            "dataset", name, "it has a loading script, videos or sound; write its rows without, for --dataset FILE"
         )
     is_alpaca = info.get("formatting", "alpaca") == "alpaca"
     ours = _columns(columns) if is_alpaca else _columns_of_chat(draft, name, info, columns)

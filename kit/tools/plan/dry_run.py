@@ -8,6 +8,7 @@ from kit.memory.formulas import predict
 from kit.memory.workload import Workload
 from kit.model.adapter import attach_adapter
 from kit.model.four_bit import quantised_on_meta
+from kit.model.freeze import named_towers
 from kit.model.locate import has_weights
 from kit.model.parts import describe_parts
 from kit.model.reach import freeze_unreached_parts
@@ -31,7 +32,7 @@ def describe_run(checked: Preflight, topology: Topology) -> list[str]:
     recipe, data = checked.recipe, checked.data
     model = quantised_on_meta(checked.meta_model) if recipe.method == "qlora" else checked.meta_model
     adapted = attach_adapter(model, recipe)
-    freeze_unreached_parts(model)
+    freeze_unreached_parts(model, named_towers(model, recipe))
     strategy = planned_strategy(topology, adapted)
     feed = data.open_feed(recipe, Ranks(0, topology.num_processes), 0, {})
     steps = f"{checked.total_steps} steps. Dry run: nothing written but the tokenised data in the cache."

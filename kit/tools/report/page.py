@@ -19,7 +19,7 @@ from kit.visible import visible
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 SCRIPT = Path(__file__).with_name("charts.js").read_text(encoding="utf-8")
 _HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-_POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'"
+_POLICY = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'"
 GENERATOR = "<meta name=generator content='kit report'>"  # a page with it is the kit's own, and may be overwritten
 
 

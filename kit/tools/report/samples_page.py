@@ -127,4 +127,5 @@ def _page_run(run: list[Token], part: Part) -> str:
     tokens = ""
     for token in run:
         tokens += f"<b{' class=special' if token.is_special else ''}>{escaped(token.text)}</b>" if token.text else ""
+        tokens += f"<img src='{token.picture}' alt='{escaped(token.text)}'>" if token.picture else ""
     return f"<span class='{style}'>{tokens}<small>{_weight(first)}</small></span>"

@@ -3,6 +3,8 @@
 Promises: the number of tokens shown of a sample is bounded, so a page stays small.
 """
 
+import base64
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,11 +13,14 @@ import numpy as np
 from tokenizers.decoders import DecodeStream
 
 from kit.data.open import reference_span
+from kit.data.read.images import Image, pixels
 from kit.data.samples.samples import Samples
+from kit.errors import UserError
 from kit.secrets import secret_spans
 from kit.visible import visible
 
 MAX_TOKENS = 1000  # shown of a part of a sample: its beginning and its end
+SIDE = 320  # pixels of a picture on a page
 MAX_SKIPPED = 3  # rows, of each data set
 
 
@@ -26,6 +31,7 @@ class Token:
     text: str  # empty if more tokens are needed to complete a character
     weight: float  # in the loss; 0: not supervised
     is_special: bool
+    picture: str = ""  # a small copy of the image for which it stands, as a data: URI
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,11 @@ def shown_samples(train: Samples, tokenizer: Any, num: int, are_prompts: bool) -
         about = _counted(sequences, "expected" if are_prompts else "learned") + (
             "" if label is None else f", label {str(label).lower()}"
         )
-        samples.append(ShownSample(train.origin(i), about, _parts(sequences, tokenizer, label is False)))
+        parts = _parts(sequences, tokenizer, label is False)
+        if train.image_maker:
+            parts = [_with_pictures(part, ids, train, i) for part, (ids, _) in zip(parts, sequences, strict=True)]
+        parts = [replace(part, tokens=_ends(part.tokens)) for part in parts]
+        samples.append(ShownSample(train.origin(i), about, parts))
     for store in train.stores:
         skipped = store.skipped[:MAX_SKIPPED]
         samples += [ShownSample(row["row"], f"skipped: {row['problems'][0]}") for row in skipped]
@@ -95,9 +105,42 @@ def _counted(sequences: Sequences, word: str) -> str:
 def _parts(sequences: Sequences, tokenizer: Any, is_bad: bool) -> list[Part]:
     names = ("chosen", "rejected") if len(sequences) > 1 else ("",)
     return [
-        Part(name, _ends(tokens_of(ids, weights, tokenizer)), is_bad or name == "rejected")
+        Part(name, tokens_of(ids, weights, tokenizer), is_bad or name == "rejected")
         for name, (ids, weights) in zip(names, sequences, strict=True)
     ]
+
+
+def _with_pictures(part: Part, ids: np.ndarray, train: Samples, i: int) -> Part:
+    """Put one token with its picture in place of the first placeholders of each image, and none for the others."""
+    images = train.images(i)
+    left = [train.image_maker.count(image.height, image.width) for image, _ in images]
+    tokens: list[Token] = []
+    k, num_seen = 0, 0
+    for token, id_ in zip(part.tokens, ids.tolist(), strict=True):
+        if id_ != train.image_maker.placeholder_id:
+            tokens.append(token)
+            continue
+        if not num_seen:
+            image = images[k][0]
+            tokens.append(
+                Token(f"[image {image.width} x {image.height}: {left[k]} tokens]", 0.0, True, _small(*images[k]))
+            )
+        num_seen += 1
+        if num_seen == left[k]:
+            k, num_seen = k + 1, 0
+    return replace(part, tokens=tokens)
+
+
+def _small(image: Image, folder: str) -> str:
+    """A copy of at most ``SIDE`` pixels as a data: URI; empty if the image cannot be decoded."""
+    try:
+        picture = pixels(image, folder)
+    except UserError:
+        return ""
+    picture.thumbnail((SIDE, SIDE))
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def _ends(tokens: list[Token]) -> list[Token]:

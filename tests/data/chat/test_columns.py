@@ -42,7 +42,7 @@ def refusal(columns, mapping=None, wanted="answers"):
 
 def test_a_wrong_mapping_is_reported():
     for mapping, message in (
-        ({"question": "promt"}, "'promt' is no field; expected messages, tools, chat_template_kwargs, conversations"),
+        ({"question": "promt"}, "'promt' is no field; expected messages, tools, chat_template_kwargs, images, "),
         ({"question": "promt"}, "did you mean 'prompt'"),
         ({"questions": "prompt"}, "train.jsonl has no column 'questions'; expected one of question, answer, more"),
         ({"question": "prompt", "answer": "prompt"}, "prompt is given twice"),

@@ -107,7 +107,7 @@ BAD_MESSAGES = [
     ([USER], "messages: no assistant turn; expected at least one"),
     ([{"role": "asistant", "content": "Hi"}], "messages[0].role: found 'asistant'; expected system, user, assistant"),
     ([USER, ANSWER | {"content": " \u200b"}], "messages[1].content: only invisible characters (U+200B)"),
-    ([{"role": "user", "content": [{"type": "image", "url": "x"}]}, ANSWER], "content[0]: a part of type 'image'"),
+    ([{"role": "user", "content": [{"type": "video", "url": "x"}]}, ANSWER], "content[0]: a part of type 'video'"),
     ([{"role": "user", "content": "\ud800"}, ANSWER], "messages[0].content: half of a surrogate pair"),
     ([USER, SYSTEM, ANSWER], "messages[1].role: another system message, or one behind others; expected one, first"),
     ([USER | {"train": True}, ANSWER], "messages[0].train: a weight of the user; expected it on assistant turns"),

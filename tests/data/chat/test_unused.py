@@ -34,7 +34,7 @@ def answer(**keys):
 
 # Rows, and the column or key in each that must not be ignored unseen.
 HARMFUL = [
-    (PAIR | {"images": ["a.png"]}, "images"),
+    (PAIR | {"video": ["a.mp4"]}, "video"),
     (PAIR | {"label": False}, "label"),
     (ALPACA | {"weight": 0.5}, "weight"),
     (CHAT | {"loss_mask": "[0, 1]"}, "loss_mask"),

@@ -92,8 +92,10 @@ def test_columns_that_are_not_used_are_reported_with_their_share(tmp_path, token
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
 def test_a_column_that_would_change_what_is_learned_stops_the_start(name, tmp_path, tokenizer):
-    write_any(name, [row | {"images": [f"{i}.png"] if i > 2 else []} for i, row in enumerate(pairs(6))])
-    with pytest.raises(UserError, match=r"images: media, and only text is learned from \(at train.* and 2 more\)"):
+    write_any(name, [row | {"videos": [f"{i}.mp4"] if i > 2 else []} for i, row in enumerate(pairs(6))])
+    with pytest.raises(
+        UserError, match=r"videos: media, and only text and images are learned from \(at train.* and 2 more\)"
+    ):
         open_all(tokenizer, dataset=name)
-    ignoring = open_all(tokenizer, dataset=name, dataset_columns="images=ignore")
+    ignoring = open_all(tokenizer, dataset=name, dataset_columns="videos=ignore")
     assert len(ignoring.train) == 6

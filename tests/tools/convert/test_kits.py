@@ -67,7 +67,7 @@ INFO = {
         "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
     },
     "texts": {"file_name": "texts.json", "columns": {"prompt": "text"}},
-    "pictures": {"file_name": "pictures.json", "columns": {"prompt": "q", "response": "a", "images": "images"}},
+    "films": {"file_name": "films.json", "columns": {"prompt": "q", "response": "a", "videos": "videos"}},
 }
 TRL = {
     "model_name_or_path": "mistralai/Mistral-7B-v0.1",
@@ -192,7 +192,7 @@ def test_what_no_drop_helps_is_refused_and_another_kind_of_training_alone(conver
         ("axolotl", {"rl": "grpo", "min_sample_len": 3}, ["rl"], "rewards are code"),
         ("axolotl", {"datasets": [{"path": "a", "type": "alpaca"}]}, ["datasets[0].type"], "words of their own"),
         ("LLaMA-Factory", {"do_train": None, "train_dataset": "v1.yaml"}, ["train_dataset"], "its v1 are not read"),
-        ("LLaMA-Factory", {"dataset": "pictures"}, ["dataset"], "images"),
+        ("LLaMA-Factory", {"dataset": "films"}, ["dataset"], "videos"),
         ("LLaMA-Factory", {"dataset": "nowhere"}, ["dataset"], "not in data/dataset_info.json"),
         ("TRL", {"num_processes": "auto"}, ["theirs.yaml"], "could not convert string to float: 'auto'"),
         ("axolotl", {"save_total_limit": True}, ["theirs.yaml"], "True, which is no number"),

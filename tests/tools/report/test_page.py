@@ -25,6 +25,6 @@ def test_a_page_runs_the_script_of_the_kit_and_no_other():
     text = page("title", ["<p>"])
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     [policy] = re.findall('http-equiv=Content-Security-Policy content="([^"]*)"', text)
-    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     assert text.count("<script") == 1 and f"<script>{SCRIPT}</script>" in text and GENERATOR in text
     assert "</" not in SCRIPT and "<!--" not in SCRIPT, "the script can stand in a page"

@@ -1,0 +1,170 @@
+"""Images of strangers: sizes from headers, pixels within bounds, and a plain reason for each that is refused."""
+
+import base64
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image as pil
+
+from kit.data.chat.images import IMAGE
+from kit.data.read import images
+from kit.data.read.images import inspect, pixels
+from kit.errors import UserError
+
+COLOURS = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3) * 3  # height 6, width 4
+
+
+def encoded(picture, format="PNG", **options) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, format, **options)
+    return file.getvalue()
+
+
+def plain(format="PNG") -> bytes:
+    return encoded(pil.fromarray(COLOURS), format)
+
+
+def chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def png(width: int, height: int, data: bytes = b"") -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+
+
+def turned(orientation: int, format: str) -> bytes:
+    exif = pil.Exif()
+    exif[0x0112] = orientation
+    return encoded(pil.fromarray(COLOURS), format, exif=exif)
+
+
+def test_the_size_in_the_header_is_that_of_the_pixels_also_if_exif_turns_them():
+    for format in ("PNG", "JPEG", "WEBP"):
+        for orientation in range(1, 9):
+            image = inspect(turned(orientation, format), "")
+            picture = pixels(image, "")
+            assert (image.height, image.width) == (picture.height, picture.width)
+            assert (image.width > image.height) == (orientation >= 5)
+    upright = np.asarray(pixels(inspect(turned(6, "PNG"), ""), ""))
+    assert np.array_equal(upright, np.rot90(COLOURS, -1))  # 6: the camera was turned to the left
+
+
+def test_other_modes_become_rgb_of_eight_bits():
+    grey = np.linspace(0, 65535, 24).reshape(6, 4).astype(np.uint16)
+    sixteen = np.asarray(pixels(inspect(encoded(pil.fromarray(grey)), ""), ""))
+    assert np.array_equal(sixteen[..., 0], grey >> 8)
+    half = pil.fromarray(np.dstack([COLOURS, np.full((6, 4), 0, np.uint8)]))
+    assert (np.asarray(pixels(inspect(encoded(half), ""), "")) == 255).all()  # transparent: white
+    for mode in ("1", "L", "LA", "P", "CMYK"):
+        format = "JPEG" if mode == "CMYK" else "PNG"
+        picture = pixels(inspect(encoded(pil.fromarray(COLOURS).convert(mode), format), ""), "")
+        assert (picture.mode, picture.size) == ("RGB", (4, 6))
+
+
+def animated(format: str) -> bytes:
+    frames = [pil.fromarray(np.roll(COLOURS, i, axis=0)) for i in range(3)]
+    return encoded(frames[0], format, save_all=True, append_images=frames[1:])
+
+
+def test_what_may_not_be_decoded_is_refused_by_its_header(monkeypatch):
+    monkeypatch.setattr(images, "MAX_BYTES", 5000)
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+    for given, found in (
+        (b"\0" * 5001, "5001 bytes; expected 1 to"),
+        (b"not a picture", "no picture that is known; expected a still picture"),
+        (svg, "no picture that is known"),
+        (encoded(pil.fromarray(COLOURS), "TIFF"), "no picture that is known"),
+        (encoded(pil.fromarray(COLOURS), "PDF"), "no picture that is known"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no picture that is known"),
+        (png(9000, 9000), "9000 x 9000 pixels; expected at most 64 million"),
+        (png(2**31 - 1, 2**31 - 1), "decompression bomb"),
+        (animated("GIF"), "an animation of 3 pictures"),
+        (animated("WEBP"), "an animation of 3 pictures"),
+        (animated("PNG"), "an animation of 3 pictures"),
+        (plain()[:-20], "a PNG file that is cut short"),
+        (plain("JPEG")[:-20], "Truncated"),
+        (encoded(pil.fromarray(COLOURS.repeat(50, 0).repeat(50, 1)), "JPEG")[:-20], "a JPEG file that is cut short"),
+        (plain("WEBP")[:-20], "cannot be decoded"),
+        (plain("BMP")[:-20], "a BMP file that is cut short"),
+        (plain()[:20], "cannot be decoded"),
+    ):
+        with pytest.raises(UserError, match=found):
+            inspect(given, "")
+
+
+def test_what_breaks_only_when_it_is_decoded_is_an_error_too():
+    broken = png(4, 6, b"\0" * 5)  # fewer pixels than the header says
+    image = inspect(broken, "")
+    with pytest.raises(UserError, match="the image cannot be decoded"):
+        pixels(image, "")
+
+
+def test_a_path_leads_nowhere_but_below_the_folder(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "secret.png").write_bytes(plain())
+    (tmp_path / "data/own.png").write_bytes(plain())
+    (tmp_path / "data/link.png").symlink_to(tmp_path / "secret.png")
+    folder = str(tmp_path / "data")
+    assert inspect("own.png", folder).width == 4
+    for path in ("../secret.png", str(tmp_path / "secret.png"), "link.png", "own.png/../../secret.png"):
+        with pytest.raises(UserError, match="is not below"):
+            inspect(path, folder)
+    assert inspect("secret.png", str(tmp_path)).width == 4
+    with pytest.raises(UserError, match=r"no file 'absent\.png'"):
+        inspect("absent.png", folder)
+
+
+URI = "data:image/png;base64," + base64.b64encode(plain()).decode()
+
+
+def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
+    from data_helpers import problems_of, sample_of
+
+    def row(part, **more):
+        return {"messages": [{"role": "user", "content": [part]}, {"role": "assistant", "content": "a"}], **more}
+
+    source = {"type": "base64", "media_type": "image/png", "data": URI.partition(",")[2]}
+    for part, expected in (
+        ({"type": "image_url", "image_url": {"url": URI}}, plain()),
+        ({"type": "image_url", "image_url": URI}, plain()),
+        ({"type": "image", "source": source}, plain()),
+        ({"type": "image", "path": "a.png"}, "a.png"),
+        ({"type": "image", "image": "a.png"}, "a.png"),
+        ({"type": "image", "base64": URI.partition(",")[2]}, plain()),
+        ({"type": "image", "image": {"bytes": plain(), "path": None}}, plain()),
+    ):
+        sample = sample_of(row(part))
+        assert (sample["images"], sample["messages"][0]["content"]) == ([expected], IMAGE)
+    marked = {
+        "instruction": "<image> and <image>?",
+        "output": "b",
+        "images": ["a.png", {"bytes": plain(), "path": "x"}],
+    }
+    sample = sample_of(marked)
+    assert (sample["images"], sample["messages"][0]["content"]) == (["a.png", plain()], f"{IMAGE} and {IMAGE}?")
+    unmarked = sample_of({"instruction": "what?", "output": "b", "images": ["a.png"]})
+    assert unmarked["messages"][0]["content"] == f"{IMAGE}what?"
+    assert "images" not in sample_of({"instruction": "what?", "output": "b", "images": [{"bytes": None, "path": None}]})
+    for given, found in (
+        (
+            row({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}),
+            "an address (https://example.org",
+        ),
+        (row({"type": "image"}), "0 of them for 1 places"),
+        (row({"type": "image"}, images=["a", "b"]), "2 of them for 1 places"),
+        (row({"type": "image", "image": 3}), "a number; expected a path"),
+        (row({"type": "image", "base64": "§"}), "not base64"),
+        ({"instruction": "<image>", "output": "b", "images": ["a", "b"]}, "2 of them for 1 places"),
+        ({"prompt": "a", "completion": "b", "images": ["a"]}, "given beside texts"),
+        (
+            {"messages": [{"role": "user", "content": IMAGE}, {"role": "assistant", "content": "a"}], "images": ["a"]},
+            "U+FDD2",
+        ),
+    ):
+        assert found in problems_of(given)
+    answer = [{"role": "user", "content": "draw"}, {"role": "assistant", "content": [{"type": "image", "path": "a"}]}]
+    assert "an image in an answer" in problems_of({"messages": answer})

@@ -1,0 +1,186 @@
+"""Each family that trains on images computes what its own processor and forward compute, alone and in packs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import matrix
+from transformers import AutoProcessor
+from transformers.models.smolvlm import processing_smolvlm
+from vision_models import picture, write_rows
+
+from kit import preflight
+from kit.config.recipe import Recipe
+from kit.data.feed.feed import GlobalBatch
+from kit.data.feed.ranks import Ranks
+from kit.errors import UserError
+from kit.export.final import write_model
+from kit.model.classes import auto_class
+from kit.model.images import FAMILIES
+from kit.model.load import build_model
+from kit.model.plan import LoadPlan
+from kit.strategy.weights import whole_state
+
+ROWS = [[(70, 50)], [], [(70, 50), (120, 60)], [], [(40, 90)], [(30, 30), (200, 60), (70, 50)]]
+ALL_PARTS = ["vision", "projector", "language"]
+
+
+def check(model: Path, data: Path, **changes):
+    settings = {"method": "full", "max_length": 1024, "global_batch_size": len(ROWS), "max_steps": 1} | changes
+    return preflight.check(Recipe(model_name_or_path=str(model), dataset=str(data), output_dir="unused", **settings))
+
+
+def first_batch(checked) -> GlobalBatch:
+    return checked.data.open_feed(checked.recipe, Ranks(), 0, {}).take(0)
+
+
+def own_losses(model, images, row, folder: Path) -> tuple[torch.Tensor, list[int]]:
+    """The sum of the losses of a row by the family's own processor and forward, and its token ids."""
+    processor, (asked, answer) = images.processor, row["messages"]
+    pictures = [picture_of(folder / part["path"]) for part in asked["content"] if part["type"] == "image"]
+    parts = [{"type": "image"} if part["type"] == "image" else part for part in asked["content"]]
+    messages = [{"role": "user", "content": parts}, answer]
+    render = processor.tokenizer.apply_chat_template
+    text, prompt = render(messages, tokenize=False), render(messages[:1], tokenize=False, add_generation_prompt=True)
+    given = {"images": [pictures]} if pictures else {}
+    inputs = processor(text=[text], return_tensors="pt", add_special_tokens=False, **given)
+    num_asked = len(processor(text=[prompt], add_special_tokens=False, **given)["input_ids"][0])
+    labels = inputs["input_ids"].clone()
+    labels[:, :num_asked] = -100
+    return model(**inputs, labels=labels, use_cache=False).loss * (labels != -100).sum(), inputs["input_ids"][
+        0
+    ].tolist()
+
+
+def picture_of(path: Path):
+    from PIL import Image
+
+    return Image.open(path)
+
+
+def family_of_tests(family: str, vision_model, monkeypatch) -> Path:
+    if family == "smolvlm":  # its processor asks for it, and needs it for videos only
+        monkeypatch.setattr(processing_smolvlm, "num2words", object())
+    return vision_model(family)
+
+
+@pytest.mark.parametrize("family", matrix(FAMILIES, always=len(FAMILIES)))
+def test_loss_and_gradients_are_those_of_the_family(family, vision_model, tmp_path, monkeypatch):
+    model_folder = family_of_tests(family, vision_model, monkeypatch)
+    data = write_rows(tmp_path, ROWS)
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    reference, expected = None, []
+    # Text alone in a micro-batch; several rows; packs; and towers that train.
+    for changes in (
+        {"per_device_train_batch_size": 1},
+        {"per_device_train_batch_size": 4},
+        {"packing": True, "per_device_train_batch_size": 1, "global_batch_size": 1},
+        {"per_device_train_batch_size": 1, "train_only": ALL_PARTS},
+    ):
+        checked = check(model_folder, data, **changes)
+        if reference is None:
+            reference = auto_class(checked.config).from_pretrained(model_folder, attn_implementation="sdpa").train()
+            for i, row in enumerate(rows):
+                loss, ids = own_losses(reference, checked.data.encoder.images, row, tmp_path)
+                assert checked.data.train[i][0].tolist() == ids
+                loss.backward()
+                expected.append(loss.item())
+        packing = checked.recipe.packing
+        model = build_model(
+            checked.recipe, checked.config, LoadPlan(compute_dtype="float32", device="cpu"), packing=packing
+        )
+        batch = first_batch(checked)
+        assert sorted(i for each in batch.micro_batches for *_, i in each.segments) == [*range(len(ROWS))]
+        losses = torch.cat([model(**each.model_inputs()) for each in batch.micro_batches])
+        losses.sum().backward()
+        assert losses.sum().item() == pytest.approx(sum(expected), rel=1e-6)
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        towers_train = checked.recipe.train_only is not None
+        assert towers_train == any("vision" in name or "visual" in name for name in trained)
+        for name, own in reference.named_parameters():
+            if name in trained and own.grad is not None:
+                bound = 2e-6 * max(own.grad.abs().max().item(), 1.0)
+                assert (trained[name].grad - own.grad).abs().max().item() < bound, name
+
+
+def test_what_is_written_opens_with_its_processor(vision_model, tmp_path):
+    data = write_rows(tmp_path, ROWS)
+    checked = check(vision_model("qwen2_vl"), data, max_pixels=28 * 28 * 4)
+    assert checked.data.encoder.images.count(500, 500) == 4
+    model = build_model(checked.recipe, checked.config, LoadPlan(compute_dtype="float32", device="cpu"))
+    final = tmp_path / "final"
+    final.mkdir()
+    write_model(final, model, whole_state(model), checked.tokenizer, "card", None, pixels=(None, 28 * 28 * 4))
+    again = check(final, data)
+    assert again.data.encoder.images.key == checked.data.encoder.images.key
+    opened = auto_class(checked.config).from_pretrained(final)
+    assert all(torch.equal(p, opened.get_parameter(name)) for name, p in model.named_parameters())
+
+
+def test_the_processor_beside_an_adapter_is_opened_by_plain_transformers(vision_model, tmp_path):
+    data = write_rows(tmp_path, ROWS)
+    checked = check(vision_model("llava"), data, method="lora")
+    model = build_model(checked.recipe, checked.config, LoadPlan(compute_dtype="float32", device="cpu"))
+    state = {name: torch.ones_like(p) for name, p in model.named_parameters() if p.requires_grad}
+    assert state and not any("vision" in name or "projector" in name for name in state)
+    final = tmp_path / "final"
+    final.mkdir()
+    write_model(final, model, state, checked.tokenizer, "card", None)
+    opened = AutoProcessor.from_pretrained(final)
+    assert opened.image_processor.to_dict() == checked.data.images.processor.image_processor.to_dict()
+    assert opened.chat_template == checked.tokenizer.chat_template
+
+
+def test_an_image_is_not_cut_and_a_row_that_is_too_long_is_named(vision_model, tmp_path):
+    data = write_rows(tmp_path, [[(30, 30)], [(300, 300)] * 4])
+    checked = check(vision_model("qwen2_vl"), data, max_length=40, global_batch_size=1)
+    assert len(checked.data.train) == 1
+    assert any(f"too long with their images: {data}:2" in note for note in checked.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("<|image_pad|> is this?", "the text itself has it"), ("<|image_pad|>", "the text itself has it")],
+)
+def test_a_placeholder_that_the_text_itself_has_is_refused(text, found, vision_model, tmp_path):
+    data = tmp_path / "rows.jsonl"
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "no"}]
+    data.write_text(json.dumps({"messages": messages}) + "\n")
+    with pytest.raises(UserError, match=found):
+        check(vision_model("qwen2_vl"), data)
+
+
+def test_an_image_that_changes_is_not_trained_on_unseen(vision_model, tmp_path):
+    data = write_rows(tmp_path, [[(70, 50)], [(70, 50)]])
+    checked = check(vision_model("qwen2_vl"), data, global_batch_size=2)
+    fingerprint = checked.data.fingerprint
+    picture(7).save(tmp_path / "0-0.png")
+    with pytest.raises(UserError, match=r"train.jsonl:1: 0-0.png: changed since its header was read"):
+        first_batch(checked)
+    assert check(vision_model("qwen2_vl"), data, global_batch_size=2).data.fingerprint != fingerprint
+
+
+def test_equal_questions_on_other_pictures_are_no_leak(vision_model, tmp_path):
+    write_rows(tmp_path / "a", [[(70, 50)]] * 2)
+    rows = (tmp_path / "a/train.jsonl").read_text().replace("number 1", "number 0")
+    (tmp_path / "a/train.jsonl").write_text(rows.replace("tea and 1 tea and 1 ", "tea and 0 "))
+    checked = check(vision_model("qwen2_vl"), tmp_path / "a/train.jsonl", eval_split_size=1, global_batch_size=1)
+    assert checked.data.train[0][0].tolist() == checked.data.evaluation[0][0].tolist()
+    assert not any("are in the training data" in note for note in checked.notes)
+
+
+def test_a_family_that_was_not_shown_is_refused_by_name(tmp_path, model_folder):
+    data = write_rows(tmp_path, [[(70, 50)]] * 2)
+    with pytest.raises(
+        UserError, match=r"images: given, but the model reads none \(at .*\); expected a model of qwen2_vl"
+    ):
+        check(model_folder, data)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"streaming": True}, {"torch_compile": True}, {"objective": "grpo", "rewards": ["exact_match"]}]
+)
+def test_what_was_not_shown_with_images_is_refused(changes, vision_model, tmp_path):
+    with pytest.raises(UserError, match="was not shown with images"):
+        check(vision_model("qwen2_vl"), write_rows(tmp_path, ROWS), **changes)
