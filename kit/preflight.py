@@ -250,6 +250,7 @@ def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tup
             (recipe.streaming, "a stream", "--streaming false"),
             (bool(recipe.torch_compile), "torch_compile", "--torch_compile false"),
             (recipe.rolls_out, "prompts of rollouts", "--objective sft or dpo"),
+            (recipe.declared.has_teacher, "a teacher", "--objective sft or dpo"),
             (recipe.declared.rows == "rated", f"--objective {recipe.objective}", "--objective sft or dpo"),
         ):
             if is_asked:
