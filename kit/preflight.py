@@ -138,7 +138,7 @@ def check(
     teacher_config = None
     if recipe.teacher and trains and topology and tokenizer:
         with problems.caught():
-            teacher_config, of_teacher = check_teacher(recipe, tokenizer)
+            teacher_config, of_teacher = check_teacher(recipe, tokenizer, needs_weights=not launch.dry_run)
             problems += check_strategy(topology, of_teacher)
             if topology.strategy.name == "fsdp1":
                 problems.append(Problem("teacher", "under FSDP1, which gives no head as a whole", fix="--config fsdp"))
@@ -210,10 +210,8 @@ def check(
                     problems += check_stop_tokens(recipe, meta_model, tokenizer, ids, f"{recipe.output_dir}/final")
                     if any("text" not in dataset.fields for dataset in datasets):
                         stop_tokens = dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
-                of_models = fingerprint(recipe)
-                if teacher_config:
-                    of_models += f" taught by {fingerprint(teacher_settings(recipe))}"
-                run_identity = identity(recipe, data.fingerprint, of_models)
+                of_teacher = fingerprint(teacher_settings(recipe)) if teacher_config else None
+                run_identity = identity(recipe, data.fingerprint, fingerprint(recipe), of_teacher)
                 folder = RunFolder(recipe, recipe_name, run_identity)
     if trains and data is None:
         with problems.caught():

@@ -54,7 +54,7 @@ def main() -> None:
     from kit.model.embedding_noise import EmbeddingNoise
     from kit.model.load import build_model, build_teacher
     from kit.model.parts import describe_parts
-    from kit.model.teacher import teacher_settings
+    from kit.model.teacher import naming_teacher, teacher_settings
     from kit.run.log import Log
     from kit.run.shared import check_shared
     from kit.strategy.accelerator import layer_classes, prepare, start
@@ -130,7 +130,7 @@ def main() -> None:
         compile_first(prepared, layers, recipe, recipe.num_rows)
     teacher = None
     if recipe.teacher:
-        with together(accelerator):
+        with together(accelerator), naming_teacher():
             frozen = build_teacher(teacher_settings(recipe), checked.teacher_config, load_plan, recipe.packing)
         teacher = Teacher(prepare(accelerator, topology, frozen))
         parts.append(teacher.description)

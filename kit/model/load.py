@@ -188,11 +188,43 @@ def check_model(
         router_aux_loss_coef: of the recipe; None: not set.
         needs_weights: whether a folder without weights is a problem; one with pickled weights only always is.
     """
+    problems = check_base(
+        settings,
+        config,
+        meta_model,
+        max_length=max_length,
+        packing=packing,
+        sequences_per_sample=sequences_per_sample,
+        needs_weights=needs_weights,
+    )
+    if settings.qat and is_read_plain(config):
+        how = str(quantisation_of(config)["quant_method"]).upper()
+        found = f"{settings.qat}, and the files of {settings.model_name_or_path} hold {how}"
+        fix = "leave it out; or give the model that the files were made from"
+        problems.append(Problem("qat", found, "a base that is not rounded yet", fix))
+    if settings.tiled_mlp:
+        problems += check_tiled_mlp(meta_model)
+    check_method = check_freeze if settings.method == "full" else check_adapter
+    problems += check_parts(settings, meta_model, router_aux_loss_coef)
+    return problems + check_method(settings, meta_model)
+
+
+def check_base(
+    settings: MethodSettings,
+    config: Any,
+    meta_model: Any,
+    *,
+    max_length: int | None = None,
+    packing: bool = False,
+    sequences_per_sample: int = 1,
+    needs_weights: bool = True,
+) -> list[Problem]:
+    """Check what holds for a model of which nothing trains, too; see ``check_model``."""
     problems = check_weight_files(settings, needs_weights)
     quantised = quantisation_of(config)
     if quantised and not is_read_plain(config):
         how = quantised.get("quant_method") if isinstance(quantised, dict) else ""
-        fix = "give the model that it was made from: --method qlora quantises that"
+        fix = "give the model that it was made from; method qlora, or of a teacher teacher_in_4bit, quantises that"
         problems.append(Problem("model_name_or_path", f"a quantised checkpoint ({how})", "plain weights", fix))
     if settings.attn_implementation == "varlen" and (reason := why_not_varlen(config)):
         problems.append(Problem("attn_implementation", f"varlen, but {reason}", "auto or sdpa"))
@@ -212,16 +244,7 @@ def check_model(
         problems.append(Problem("packing", found, expected, fix))
     if meta_model.get_output_embeddings() is None:
         problems.append(Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM"))
-    if settings.qat and is_read_plain(config):
-        how = str(quantised["quant_method"]).upper()
-        found = f"{settings.qat}, and the files of {settings.model_name_or_path} hold {how}"
-        fix = "leave it out; or give the model that the files were made from"
-        problems.append(Problem("qat", found, "a base that is not rounded yet", fix))
-    if settings.tiled_mlp:
-        problems += check_tiled_mlp(meta_model)
-    check_method = check_freeze if settings.method == "full" else check_adapter
-    problems += check_parts(settings, meta_model, router_aux_loss_coef)
-    return problems + check_method(settings, meta_model)
+    return problems
 
 
 def build_model(

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from kit.config.recipe import Recipe
-from kit.errors import Problem, UserError
-from kit.model.load import build_meta_model, num_positions, open_config
-from kit.model.locate import check_weight_files
+from kit.errors import Problem, UserError, raise_if
+from kit.model.load import build_meta_model, check_base, open_config
 from kit.model.loss_head import install_loss_head
 from kit.model.tokenizer import open_tokenizer
 
@@ -40,25 +39,34 @@ def teacher_settings(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
-def check_teacher(recipe: Recipe, tokenizer: Any) -> tuple[Any, Any]:
+def check_teacher(recipe: Recipe, tokenizer: Any, needs_weights: bool = True) -> tuple[Any, Any]:
     """Open the config of the teacher, and check that it can judge what the student reads.
 
     Args:
         tokenizer: the student's.
+        needs_weights: see ``check_model``.
 
     Returns:
         Its config, and its modules on meta.
 
     Raises:
-        UserError: it cannot be opened, has another tokenizer or too few positions, or does more to its hidden states
-            than this kit knows.
+        UserError: it cannot be opened, has another tokenizer, too few positions or quantised weights, or does more to
+            its hidden states than this kit knows.
     """
     settings = teacher_settings(recipe)
-    with _named_teacher():
+    with naming_teacher():
         config = open_config(settings)
         meta_model = build_meta_model(settings, config, recipe.packing)
-        if problems := check_weight_files(settings, needs_weights=True):
-            raise UserError(*problems)
+        raise_if(
+            check_base(
+                settings,
+                config,
+                meta_model,
+                max_length=recipe.max_length,
+                packing=recipe.packing,
+                needs_weights=needs_weights,
+            )
+        )
         own = open_tokenizer(settings)
     found = ""
     if texts := [
@@ -66,13 +74,6 @@ def check_teacher(recipe: Recipe, tokenizer: Any) -> tuple[Any, Any]:
     ]:
         found = f"{recipe.teacher}: its tokenizer gives {texts[0]!r} other ids than that of {recipe.model_name_or_path}"
         raise UserError(Problem("teacher", found, "a model with the same tokenizer, of the same family"))
-    positions = num_positions(config)
-    if positions and recipe.max_length > positions:
-        raise UserError(
-            Problem(
-                "teacher", f"{recipe.teacher} has {positions} positions", f"at least max_length {recipe.max_length}"
-            )
-        )
     install_loss_head(meta_model)
     if meta_model.uses_own_logits:
         found = f"{type(meta_model).__name__} computes its logits in a way of its own"
@@ -86,7 +87,7 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 
 
 @contextmanager
-def _named_teacher() -> Iterator[None]:
+def naming_teacher() -> Iterator[None]:
     """Let the problems of a model in the ``with`` block name the setting ``teacher``."""
     try:
         yield

@@ -7,14 +7,18 @@ from typing import Any
 from kit.config.recipe import IDENTITY, Recipe
 
 
-def identity(recipe: Recipe, data_fingerprint: str, model_fingerprint: str) -> dict[str, Any]:
-    """Return the identity of a run: its settings of ``IDENTITY``, and the fingerprints of base model and data."""
+def identity(
+    recipe: Recipe, data_fingerprint: str, model_fingerprint: str, teacher_fingerprint: str | None = None
+) -> dict[str, Any]:
+    """Return the identity of a run: its settings of ``IDENTITY``, and the fingerprints of its models and its data."""
     with_defaults = {"learning_rate": recipe.peak_learning_rate, "beta": recipe.reward_scale or None}
     values = recipe.model_dump(mode="json") | with_defaults
     # The fingerprint of the data knows what else a mapping does: which columns are read, and that the others are not.
     columns = {theirs: ours for theirs, ours in recipe.dataset_columns.items() if ours not in (theirs, "ignore")}
     values["dataset_columns"] = columns
     fingerprints = {"model_fingerprint": model_fingerprint, "data_fingerprint": data_fingerprint}
+    if teacher_fingerprint:
+        fingerprints["teacher_fingerprint"] = teacher_fingerprint
     of_rollouts = {"max_new_tokens": recipe.max_new_tokens} if recipe.rolls_out else {}
     return {**{key: values[key] for key in IDENTITY}, **of_rollouts, **fingerprints}
 
@@ -23,13 +27,14 @@ def identity(recipe: Recipe, data_fingerprint: str, model_fingerprint: str) -> d
 ROUNDING = {"per_device_train_batch_size", "torch_compile", "attn_implementation", "tf32"}
 # The fingerprint has the version of the code that reads rows, too.
 OTHER_DATA = "the samples that dataset gives are others, or this version of the kit reads them otherwise"
+OTHER_TEACHER = "the weights at teacher are others"
 OTHER_MODEL = "the weights at model_name_or_path are others"
 COMMIT = re.compile("[0-9a-f]{40}")  # the fingerprint of a hub id
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the settings in which two identities differ, as text; empty if they belong to the same run."""
-    words = {"data_fingerprint": OTHER_DATA, "model_fingerprint": OTHER_MODEL}
+    words = {"data_fingerprint": OTHER_DATA, "model_fingerprint": OTHER_MODEL, "teacher_fingerprint": OTHER_TEACHER}
     was, now = (str(each.get("model_fingerprint")) for each in (old, new))
     if COMMIT.fullmatch(was) and COMMIT.fullmatch(now):
         words["model_fingerprint"] += f": commit {now}, no longer the one that --model_revision {was} takes"

@@ -61,6 +61,7 @@ class Answer:
     rewards: list[float | str]  # in place of one that failed, why
     advantage: float = 0.0
     logps: dict[str, list[float]] = field(default_factory=dict)  # of its tokens, by old_, engine_ and reference_logps
+    weights: list[float] = field(default_factory=list)  # of the ids, if it is of the data: earlier turns teach, too
 
     @property
     def length(self) -> int:
@@ -82,17 +83,16 @@ class Answers(Table):
         """``masks_cut``: nothing is learned from an answer that did not end."""
         self._answers = answers
         self._is_learned = [answer.ended or not masks_cut for answer in answers]
-        counts = np.array([each.length * is_on for each, is_on in zip(answers, self._is_learned, strict=True)])
+        weights = [self._weights(i)[1:] for i in range(len(answers))]
         records: dict[str, np.ndarray] = {
             "length": np.array([len(answer.ids) for answer in answers], np.int32),
-            "num_targets": counts.astype(np.int32),
-            "target_weight": counts.astype(np.float64),
+            "num_targets": np.array([(each > 0).sum() for each in weights], np.int32),
+            "target_weight": np.array([each.sum(dtype=np.float64) for each in weights]),
         }
         super().__init__(records, None, dataset_ids[[answer.sample for answer in answers]])
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        ids = np.array(self._answers[i].ids, np.int64)
-        return ids, self._of_tokens(i, np.full(self._answers[i].length, self._is_learned[i], np.float32))
+        return np.array(self._answers[i].ids, np.int64), self._weights(i)
 
     def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """See ``kit.data.feed.batches.Rows``."""
@@ -102,6 +102,12 @@ class Answers(Table):
         """See ``kit.data.feed.batches.Rows``."""
         known = {name: np.array(values, np.float32) for name, values in self._answers[i].logps.items()}
         return {name: self._of_tokens(i, values) for name, values in known.items() if len(values)}
+
+    def _weights(self, i: int) -> np.ndarray:
+        answer = self._answers[i]
+        if answer.weights:
+            return np.array(answer.weights, np.float32)
+        return self._of_tokens(i, np.full(answer.length, self._is_learned[i], np.float32))
 
     def _of_tokens(self, i: int, of_answer: np.ndarray) -> np.ndarray:
         return np.concatenate([np.zeros(self._answers[i].prompt_length, of_answer.dtype), of_answer])
@@ -294,8 +300,11 @@ class Rollouts:
                     found.append((place, answer))
         found = gather_object(found)
         for place in set(range(len(tasks))) - set(written):
-            prompt, reference = prompt_and_reference(train, tasks[place][0])
-            found.append((place, Answer(tasks[place][0], [*prompt, *reference], len(prompt), True, [])))
+            i = tasks[place][0]
+            prompt, reference = prompt_and_reference(train, i)
+            ids = [*prompt, *reference]
+            weights = train[i][1][: len(ids)].tolist()
+            found.append((place, Answer(i, ids, len(prompt), True, [], weights=weights)))
         answers = [answer for _, answer in sorted(found, key=lambda pair: pair[0])]
         if any(len(answer.rewards) < len(recipe.rewards) for answer in answers):
             raise Stopped

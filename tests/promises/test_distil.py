@@ -1,5 +1,6 @@
 """A student learns a teacher: the same on every topology, exactly after a stop, and refused where it cannot."""
 
+import json
 import re
 import shutil
 
@@ -53,6 +54,7 @@ def test_the_loss_is_that_of_both_models_own_logits(finetune, fp32, teacher, mod
 
 
 def test_a_stopped_run_continues_bit_for_bit_and_not_with_another_teacher(finetune, teacher, tmp_path):
+    teacher = shutil.copytree(teacher, tmp_path / "teacher")
     flags = {"objective": "distil", "teacher": teacher, "method": "lora", "save_steps": 3}
     flags |= {"on_policy_share": 0.5, "max_new_tokens": 8, "divergence": "reverse_kl"}
     whole = finetune.ok("whole", **flags)
@@ -61,13 +63,25 @@ def test_a_stopped_run_continues_bit_for_bit_and_not_with_another_teacher(finetu
         shutil.rmtree(half.folder / folder)
     again = finetune.ok("half", **flags)
     assert "continuing" in again.output and again.losses[-3:] == whole.losses[-3:], again.output
-    other = shutil.copytree(teacher, tmp_path / "other")
-    model = AutoModelForCausalLM.from_pretrained(other)
+    model = AutoModelForCausalLM.from_pretrained(teacher)
     torch.nn.init.normal_(model.lm_head.weight)
-    model.save_pretrained(other)
+    model.save_pretrained(teacher)
     shutil.rmtree(half.folder / "final")
-    changed = finetune("half", **flags | {"teacher": other})
-    assert changed.status == 2 and "teacher" in changed.output, changed.output
+    changed = finetune("half", **flags)
+    assert changed.status == 2 and "the weights at teacher are others" in changed.output, changed.output
+
+
+def test_an_answer_of_the_data_teaches_on_policy_what_it_teaches_off_policy(finetune, fp32, teacher, tmp_path):
+    turns = [{"role": role, "content": f"{role} says so"} for role in ("user", "assistant") * 2]
+    rows = [{"messages": [*turns[:-1], {"role": "assistant", "content": f"{i} times"}]} for i in range(8)]
+    (data := tmp_path / "turns.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    flags = {"objective": "distil", "teacher": teacher, "method": "full", "max_steps": 1, "dataset": data}
+    off, on = (
+        finetune.ok(f"share-{share}", config=fp32["single"], **flags, on_policy_share=share, max_new_tokens=8)
+        for share in (0, 1e-9)
+    )
+    for key in ("supervised_tokens", "loss", "divergence"):
+        assert on.rows[0][key] == pytest.approx(off.rows[0][key], rel=1e-6), key
 
 
 def test_a_teacher_that_cannot_judge_is_refused_before_anything_loads(finetune, teacher, tmp_path):
@@ -76,7 +90,11 @@ def test_a_teacher_that_cannot_judge_is_refused_before_anything_loads(finetune, 
     tokenizer.add_tokens(["fox"])
     tokenizer.save_pretrained(other)
     short = make_model(tmp_path / "short", max_position_embeddings=128)
+    quantised = shutil.copytree(teacher, tmp_path / "quantised")
+    config = json.loads((quantised / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
+    (quantised / "config.json").write_text(json.dumps(config))
     for flags, words in (
+        ({"teacher": quantised}, r"teacher: a quantised checkpoint \(gptq\)"),
         ({}, "teacher: none given"),
         ({"teacher": other}, "other ids than that of"),
         ({"teacher": short}, "128 positions"),
