@@ -159,6 +159,9 @@ def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
         (row({"type": "image", "image": 3}), "a number; expected a path"),
         (row({"type": "image", "base64": "§"}), "not base64"),
         ({"instruction": "<image>", "output": "b", "images": ["a", "b"]}, "2 of them for 1 places"),
+        ({"instruction": "<image>", "output": "b", "images": []}, "none for 1 marks"),
+        ({"instruction": "<image>", "output": "b", "images": None}, "none for 1 marks"),
+        ({"instruction": "a", "output": "b", "images": [URI.partition(",")[2] * 99]}, '"data:image/png;base64,"'),
         ({"prompt": "a", "completion": "b", "images": ["a"]}, "given beside texts"),
         (
             {"messages": [{"role": "user", "content": IMAGE}, {"role": "assistant", "content": "a"}], "images": ["a"]},
@@ -166,5 +169,6 @@ def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
         ),
     ):
         assert found in problems_of(given)
+    assert "images" not in sample_of({"instruction": "<image>", "output": "b"})  # a text like any other
     answer = [{"role": "user", "content": "draw"}, {"role": "assistant", "content": [{"type": "image", "path": "a"}]}]
     assert "an image in an answer" in problems_of({"messages": answer})
