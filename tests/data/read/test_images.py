@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import struct
 import zlib
 
@@ -116,6 +117,17 @@ def test_a_path_leads_nowhere_but_below_the_folder(tmp_path):
     assert inspect("secret.png", str(tmp_path)).width == 4
     with pytest.raises(UserError, match=r"no file 'absent\.png'"):
         inspect("absent.png", folder)
+
+
+def test_a_file_that_changes_behind_its_first_bytes_is_not_decoded(tmp_path):
+    picture = np.zeros((300, 300, 3), np.uint8)
+    for value in (0, 255):  # BMP has the upper rows last
+        picture[:9] = value
+        (tmp_path / "a.bmp").write_bytes(encoded(pil.fromarray(picture), "BMP"))
+        os.utime(tmp_path / "a.bmp", (value, value))
+        image = inspect("a.bmp", str(tmp_path)) if not value else image
+    with pytest.raises(UserError, match=r"a\.bmp: changed since"):
+        pixels(image, str(tmp_path))
 
 
 URI = "data:image/png;base64," + base64.b64encode(plain()).decode()
