@@ -103,7 +103,9 @@ def to_sample(
             return [Problem("", found, " and ".join(needed) + " in every row")]
     try:
         sample = format.make(_with_question(values, prompt_format))
-        return with_images(sample, values.get("images")) if IMAGES in format.optional else sample
+        if IMAGES not in format.optional:
+            return sample
+        return with_images(sample, values.get(IMAGES), fields.get(IMAGES) in row)
     except UserError as error:
         return error.problems
 

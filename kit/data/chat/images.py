@@ -15,6 +15,7 @@ IMAGE = "\ufdd2"  # a noncharacter, which no text holds, like the marks of ``kit
 MARK = "<image>"  # in the texts of LLaMA-Factory, ms-swift and others, beside a column of images
 TYPES = ("image", "image_url", "input_image")  # of the parts of a message: transformers' and Anthropic's, OpenAI's
 Reference = str | bytes
+_MAX_PATH = 4096  # characters: Linux opens none that is longer
 _EXPECTED = "a path, a data: URI, or an object with bytes or path"
 
 
@@ -38,6 +39,9 @@ def reference(where: str, value: Any) -> Reference:
     if rest.startswith("//"):
         fix = "download it first, and give its path: what an address holds may change"
         raise UserError(Problem(where, f"an address ({value[:60]})", _EXPECTED, fix))
+    if len(value) > _MAX_PATH:
+        fix = 'of base64, write "data:image/png;base64," before it'
+        raise UserError(Problem(where, f"{len(value)} characters, which are no path ({value[:40]}...)", _EXPECTED, fix))
     return value
 
 
@@ -56,10 +60,14 @@ def image_of_part(where: str, part: Mapping[str, Any]) -> Reference | None:
     return reference(where, {"base64": given[0]} if given[0] is part.get("base64") else given[0])
 
 
-def with_images(sample: dict[str, Any], column: Any) -> dict[str, Any]:
+def with_images(sample: dict[str, Any], column: Any, has_column: bool = True) -> dict[str, Any]:
     """Return a sample with ``images``, from the parts of its messages or from the column ``images`` of its row.
 
     Without a part or a mark that says where, the images of the column come first in the first message of the user.
+
+    Args:
+        column: of the row; of what is absent or null there, None.
+        has_column: the row has it. Without it, marks are text like any other.
 
     Raises ``UserError`` if their number is not that of the marks, or if an answer has one.
     """
@@ -69,6 +77,9 @@ def with_images(sample: dict[str, Any], column: Any) -> dict[str, Any]:
     if isinstance(column, list) and not any(map(_holds, column)):  # tables fill what is absent with nulls
         column = []
     if not column and not any("images" in message for message in messages):
+        num_marks = sum(message["content"].count(MARK) for message in messages if message["role"] != "assistant")
+        if has_column and num_marks:  # it would be learned as text
+            raise UserError(Problem("images", f"none for {num_marks} marks {MARK} in the messages", "as many as marks"))
         return sample
     if not isinstance(column, list):
         raise UserError(Problem("images", kind(column), "a list of images"))

@@ -253,7 +253,7 @@ class _Encoder:
                 for ids, weights in samples
             ]
         encoded = [
-            Encoded(ids, weights, num_images=draft.num_images)
+            Encoded(ids, weights, num_images=draft.num_images if self.images else 0)
             for draft, (ids, weights) in zip(drafts, samples, strict=True)
         ]
         encoded[0] = replace(encoded[0], remarks=tuple(remarks))

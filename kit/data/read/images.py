@@ -118,7 +118,8 @@ def pixels(image: Image, folder: str) -> Any:
     given = image.data.decode() if image.is_path else image.data
     with _as_problem(str(given) if image.is_path else "the image"), _opened(given, folder) as file:
         content = file.read(MAX_BYTES + 1)
-        if _digest(content[:_HASHED_BYTES], len(content)) != image.digest:
+        is_same = _digest(content[:_HASHED_BYTES], len(content)) == image.digest
+        if not is_same or (image.is_path and stamp_of(find(str(given), folder)) != image.stamp):
             fix = "start the command again: its size is read anew"
             raise UserError(Problem("", "changed since its header was read", fix=fix))
         picture = _open(io.BytesIO(content))

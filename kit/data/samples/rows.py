@@ -37,7 +37,7 @@ from kit.data.samples.table import IMAGE, PREFERENCE, SAMPLE
 from kit.errors import Problem, UserError
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
-CODE_VERSION = 10
+CODE_VERSION = 11
 AFTER_ANSWERS = "turns after the last answer are left out"
 NO_IMAGES = Problem("images", "given, and the model reads none")
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"

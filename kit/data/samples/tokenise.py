@@ -87,7 +87,8 @@ def _open(folder: Path, dataset: Dataset, image_folder: str | None) -> tuple[dic
     for image, part in zip(arrays["images"], parts.tolist(), strict=True):
         if image["is_path"]:
             data = arrays["image_data"][image["start"] : image["start"] + image["size"]]
-            file = Path(image_folder or dataset.source.parts[part].folder, data.tobytes().decode())
+            base = os.path.expanduser(image_folder or dataset.source.parts[part].folder)
+            file = Path(base, data.tobytes().decode())
             if file not in stamps:
                 stamps[file] = stamp_of(file)
             if stamps[file] != image["stamp"]:

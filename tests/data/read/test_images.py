@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import struct
 import zlib
 
@@ -118,6 +119,19 @@ def test_a_path_leads_nowhere_but_below_the_folder(tmp_path):
         inspect("absent.png", folder)
 
 
+def test_a_file_that_changes_behind_its_first_bytes_is_not_decoded(tmp_path):
+    picture = np.zeros((300, 300, 3), np.uint8)
+    file = tmp_path / "a.bmp"
+    file.write_bytes(encoded(pil.fromarray(picture), "BMP"))
+    os.utime(file, (1, 1))  # what is written later has another time, however coarse the clock
+    image = inspect("a.bmp", str(tmp_path))
+    assert not np.asarray(pixels(image, str(tmp_path))).any()
+    picture[:9] = 255  # of BMP, the upper rows come last
+    file.write_bytes(encoded(pil.fromarray(picture), "BMP"))
+    with pytest.raises(UserError, match=r"a\.bmp: changed since"):
+        pixels(image, str(tmp_path))
+
+
 URI = "data:image/png;base64," + base64.b64encode(plain()).decode()
 
 
@@ -159,6 +173,9 @@ def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
         (row({"type": "image", "image": 3}), "a number; expected a path"),
         (row({"type": "image", "base64": "§"}), "not base64"),
         ({"instruction": "<image>", "output": "b", "images": ["a", "b"]}, "2 of them for 1 places"),
+        ({"instruction": "<image>", "output": "b", "images": []}, "none for 1 marks"),
+        ({"instruction": "<image>", "output": "b", "images": None}, "none for 1 marks"),
+        ({"instruction": "a", "output": "b", "images": [URI.partition(",")[2] * 99]}, '"data:image/png;base64,"'),
         ({"prompt": "a", "completion": "b", "images": ["a"]}, "given beside texts"),
         (
             {"messages": [{"role": "user", "content": IMAGE}, {"role": "assistant", "content": "a"}], "images": ["a"]},
@@ -166,5 +183,6 @@ def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
         ),
     ):
         assert found in problems_of(given)
+    assert "images" not in sample_of({"instruction": "<image>", "output": "b"})  # a text like any other
     answer = [{"role": "user", "content": "draw"}, {"role": "assistant", "content": [{"type": "image", "path": "a"}]}]
     assert "an image in an answer" in problems_of({"messages": answer})

@@ -38,6 +38,12 @@ def test_of_what_is_too_long_what_is_asked_for_is_kept_and_counted(with_bos, tmp
         assert opened.train.num_targets.tolist() == [len(each) for each in learned]
 
 
+def test_a_text_with_the_character_of_images_is_cut_like_any_other(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", chat("Hi \ufdd2", "Hello " * 20))
+    opened = open_all(tokenizer, max_length=32, chat_template="chatml")
+    assert "train.jsonl: 1 of 1 samples cut at 32 tokens" in opened.notes
+
+
 def test_what_is_too_long_stops_the_run_where_that_is_asked_for(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *LONG_ROWS)
     with pytest.raises(UserError, match=r"train.jsonl:2: \d+ tokens; expected at most 16\n.*\n.*train.jsonl:3: "):
