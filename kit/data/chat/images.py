@@ -52,9 +52,24 @@ def _decoded(where: str, text: str) -> bytes:
         raise UserError(Problem(where, "not base64", _EXPECTED)) from None
 
 
+_OF_IMAGE = ("image_url", "source", "image", "path", "url", "base64")
+_NEEDLESS = (
+    "type",
+    "detail",
+    "mime_type",
+    "media_type",
+    "cache_control",
+)  # the size in which it is seen is the model's
+
+
 def image_of_part(where: str, part: Mapping[str, Any]) -> Reference | None:
     """Return the image of a part of a message; None if it only says where one of the column ``images`` stands."""
-    given = [part[key] for key in ("image_url", "source", "image", "path", "url", "base64") if part.get(key)]
+    unknown = [key for key, value in part.items() if value and key not in (*_OF_IMAGE, *_NEEDLESS)]
+    if unknown:
+        raise UserError(
+            Problem(where, f"the key {unknown[0]!r} beside an image, which is not read", "a part without it")
+        )
+    given = [part[key] for key in _OF_IMAGE if part.get(key)]
     if not given:
         return None
     return reference(where, {"base64": given[0]} if given[0] is part.get("base64") else given[0])
@@ -115,6 +130,8 @@ def _holds(value: Any) -> bool:
 
 def _mark(messages: list[dict[str, Any]], given: list[Reference]) -> None:
     """Put ``IMAGE`` where the texts have ``MARK``, or at the beginning of the first question."""
+    if any(MARK in message["content"] for message in messages if message["role"] == "assistant"):
+        raise UserError(Problem("messages", f"{MARK} in an answer", "images in what is asked: none is learned"))
     asked = [message for message in messages if message["role"] != "assistant"]
     for message in asked:
         if count := message["content"].count(MARK):

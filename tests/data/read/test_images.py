@@ -171,6 +171,8 @@ def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
         (row({"type": "image"}), "0 of them for 1 places"),
         (row({"type": "image"}, images=["a", "b"]), "2 of them for 1 places"),
         (row({"type": "image", "image": 3}), "a number; expected a path"),
+        (row({"type": "image", "image": "a", "text": "b"}), "the key 'text' beside an image"),
+        ({"instruction": "a", "output": "<image>", "images": ["a"]}, "<image> in an answer"),
         (row({"type": "image", "base64": "§"}), "not base64"),
         ({"instruction": "<image>", "output": "b", "images": ["a", "b"]}, "2 of them for 1 places"),
         ({"instruction": "<image>", "output": "b", "images": []}, "none for 1 marks"),
