@@ -249,7 +249,8 @@ class VllmServer:
                 yield
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            while wait(futures.values(), 0.1).not_done:
+            # One that was cancelled before it began is done, and yet `wait` would wait for it for ever.
+            while wait([future for future in futures.values() if not future.done()], 0.1).not_done:
                 self._client.hang_up()
         return {sample: future.result() for sample, future in futures.items()}
 
