@@ -200,7 +200,8 @@ class Rollouts:
         """A line for the user about a step."""
         recipe = self._recipe
         if not recipe.rewards:
-            return [f"rollouts: the student answers {recipe.on_policy_share:.0%} of the prompts"]
+            kept = "" if recipe.on_policy_share == 1 else ", and those whose answer in the data exceeds max_length"
+            return [f"rollouts: the student answers {recipe.on_policy_share:.0%} of the prompts{kept}"]
         num_prompts = recipe.global_batch_size // recipe.num_generations
         again = f", {recipe.num_iterations} steps each" if recipe.num_iterations > 1 else ""
         rewards = ", ".join(self._keys)
@@ -230,7 +231,7 @@ class Rollouts:
         if not recipe.rewards:
             answers = self._draw(self._num_taken)
             self._num_taken += 1
-            self._metrics = _lengths(answers)
+            self._metrics = _lengths([answer for answer in answers if not answer.weights])
             return answers
         wanted = recipe.global_batch_size // recipe.num_generations
         groups: list[list[Answer]] = []
@@ -430,6 +431,9 @@ class Rollouts:
 
 
 def _lengths(answers: Sequence[Answer]) -> dict[str, float]:
+    """The metrics of answers that the model wrote; nothing if it wrote none."""
+    if not answers:
+        return {}
     return {
         "completions/mean_length": float(np.mean([answer.length for answer in answers])),
         "completions/clipped_ratio": float(np.mean([not answer.ended for answer in answers])),
