@@ -178,6 +178,7 @@ def check_model(
     sequences_per_sample: int = 1,
     router_aux_loss_coef: float | None = None,
     needs_weights: bool = True,
+    trains: bool = True,
 ) -> list[Problem]:
     """Check the settings against the model's config and shapes, before any weight is read.
 
@@ -187,39 +188,8 @@ def check_model(
         sequences_per_sample: a pack has as many times ``max_length`` tokens.
         router_aux_loss_coef: of the recipe; None: not set.
         needs_weights: whether a folder without weights is a problem; one with pickled weights only always is.
+        trains: whether anything of it does; nothing of a teacher.
     """
-    problems = check_base(
-        settings,
-        config,
-        meta_model,
-        max_length=max_length,
-        packing=packing,
-        sequences_per_sample=sequences_per_sample,
-        needs_weights=needs_weights,
-    )
-    if settings.qat and is_read_plain(config):
-        how = str(quantisation_of(config)["quant_method"]).upper()
-        found = f"{settings.qat}, and the files of {settings.model_name_or_path} hold {how}"
-        fix = "leave it out; or give the model that the files were made from"
-        problems.append(Problem("qat", found, "a base that is not rounded yet", fix))
-    if settings.tiled_mlp:
-        problems += check_tiled_mlp(meta_model)
-    check_method = check_freeze if settings.method == "full" else check_adapter
-    problems += check_parts(settings, meta_model, router_aux_loss_coef)
-    return problems + check_method(settings, meta_model)
-
-
-def check_base(
-    settings: MethodSettings,
-    config: Any,
-    meta_model: Any,
-    *,
-    max_length: int | None = None,
-    packing: bool = False,
-    sequences_per_sample: int = 1,
-    needs_weights: bool = True,
-) -> list[Problem]:
-    """Check what holds for a model of which nothing trains, too; see ``check_model``."""
     problems = check_weight_files(settings, needs_weights)
     quantised = quantisation_of(config)
     if quantised and not is_read_plain(config):
@@ -244,7 +214,18 @@ def check_base(
         problems.append(Problem("packing", found, expected, fix))
     if meta_model.get_output_embeddings() is None:
         problems.append(Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM"))
-    return problems
+    if not trains:
+        return problems
+    if settings.qat and is_read_plain(config):
+        how = str(quantised["quant_method"]).upper()
+        found = f"{settings.qat}, and the files of {settings.model_name_or_path} hold {how}"
+        fix = "leave it out; or give the model that the files were made from"
+        problems.append(Problem("qat", found, "a base that is not rounded yet", fix))
+    if settings.tiled_mlp:
+        problems += check_tiled_mlp(meta_model)
+    check_method = check_freeze if settings.method == "full" else check_adapter
+    problems += check_parts(settings, meta_model, router_aux_loss_coef)
+    return problems + check_method(settings, meta_model)
 
 
 def build_model(
@@ -308,7 +289,7 @@ def build_teacher(settings: MethodSettings, config: Any, plan: LoadPlan, packing
     """Load a model of which nothing trains. A call with targets returns the hidden states [S, h] that predict them.
 
     Args:
-        settings: of ``kit.model.teacher.as_student``.
+        settings: of ``kit.model.teacher.teacher_settings``.
         packing: whether batches are packed, see ``attention_of``.
 
     Raises:

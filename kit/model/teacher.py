@@ -7,7 +7,7 @@ from typing import Any
 
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, raise_if
-from kit.model.load import build_meta_model, check_base, open_config
+from kit.model.load import build_meta_model, check_model, open_config
 from kit.model.loss_head import install_loss_head
 from kit.model.tokenizer import open_tokenizer
 
@@ -58,13 +58,14 @@ def check_teacher(recipe: Recipe, tokenizer: Any, needs_weights: bool = True) ->
         config = open_config(settings)
         meta_model = build_meta_model(settings, config, recipe.packing)
         raise_if(
-            check_base(
+            check_model(
                 settings,
                 config,
                 meta_model,
                 max_length=recipe.max_length,
                 packing=recipe.packing,
                 needs_weights=needs_weights,
+                trains=False,
             )
         )
         own = open_tokenizer(settings)

@@ -314,9 +314,11 @@ class Rollouts:
     def _is_written(self, number: int, sample: int, answer: int) -> bool:
         """Whether the model writes this answer, and does not take that of the data, which may be too long."""
         recipe = self._recipe
+        if recipe.rewards:
+            return True
         length = sum(map(len, prompt_and_reference(self._data.train, sample)))
         draw = np.random.default_rng([recipe.seed, number, sample, answer]).random()
-        return bool(recipe.rewards) or draw < recipe.on_policy_share or length > recipe.max_length
+        return draw < recipe.on_policy_share or length > recipe.max_length
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
