@@ -248,7 +248,7 @@ def _answers(
     Raises:
         MetricError: on all ranks, after all answers, the first one in the order of the samples.
     """
-    accelerator, ranks = prepared.accelerator, prepared.ranks
+    accelerator, ranks = prepared.accelerator, prepared.processes
     num = settings.num_return_sequences
     mine = np.arange(ranks.index, len(samples), ranks.count)
     # Samples of similar length share a call. Every rank makes the same number of calls, because each call gathers

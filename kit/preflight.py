@@ -27,6 +27,7 @@ from kit.model.images import Images, open_images
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
 from kit.model.locate import open_adapter
 from kit.model.parts import aux_loss_coef
+from kit.model.sequence_parallel import sequence_problems
 from kit.model.teacher import check_teacher, teacher_settings
 from kit.model.token_rows import num_rows
 from kit.model.tokenizer import open_tokenizer
@@ -140,6 +141,8 @@ def check(
         with problems.caught():
             teacher_config, of_teacher = check_teacher(recipe, tokenizer, needs_weights=not launch.dry_run)
             problems += check_strategy(topology, of_teacher)
+            sharing = topology.sequence_parallel_size
+            problems += sequence_problems(sharing, teacher_settings(recipe), teacher_config, of_teacher, 0.0)
             if topology.strategy.name == "fsdp1":
                 problems.append(Problem("teacher", "under FSDP1, which gives no head as a whole", fix="--config fsdp"))
     with problems.caught():
@@ -166,6 +169,8 @@ def check(
                 problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
                 plan = plan_record(workload, topology)
             problems += check_strategy(topology, meta_model)
+            router_loss = aux_loss_coef(meta_model, recipe.router_aux_loss_coef)
+            problems += sequence_problems(topology.sequence_parallel_size, recipe, config, meta_model, router_loss)
             problems += check_kernels(recipe, topology)
             if recipe.torch_compile:
                 problems += check_compile(meta_model, layer_classes(topology, meta_model), recipe.packing)
@@ -175,7 +180,7 @@ def check(
             notes += describe_dequantised(config)
             if not recipe.packing:  # packs are refused
                 notes += describe_long_rows(config, recipe.max_length, recipe.num_rows)
-            problems += check_router_loss(topology, aux_loss_coef(meta_model, recipe.router_aux_loss_coef))
+            problems += check_router_loss(topology, router_loss)
     if recipe.push_to_hub and trains and is_main():
         with problems.caught():
             check_upload(recipe.push_to_hub, recipe.model_name_or_path, recipe.method != "full")

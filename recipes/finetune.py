@@ -230,7 +230,7 @@ def main() -> None:
         guard.enter(phases.TRAINING, done)
         if step == first_step:
             rebuild_gradient_buckets(prepared, batch)
-        seed_everything(recipe.seed, step, prepared.ranks.index)
+        seed_everything(recipe.seed, step, prepared.processes.index)
         alpha = recipe.neftune_noise_alpha
         noise = EmbeddingNoise(alpha, recipe.seed, step) if alpha else None
         rate = learning_rate(recipe, recipe.peak_learning_rate, step, total_steps)

@@ -6,7 +6,7 @@ from kit.console import announce_wait, show
 from kit.tools.plan.ask import OWN, Ask, read_ask
 from kit.tools.plan.lengths import Lengths, measure_lengths, read_training_data
 from kit.tools.plan.search import Option, options, recommend
-from kit.tools.plan.table import command, gib, own_config, parts, rows_of, time_lines, ways
+from kit.tools.plan.table import command, gib, longest_rows, own_config, parts, rows_of, time_lines, ways
 from kit.visible import joined
 
 HELP = "what fits a GPU, how long it takes, and the command to type"
@@ -45,7 +45,7 @@ def _plan(ask: Ask) -> list[str]:
     lines += [*time_lines(best, recipe.max_steps, ask.price, _lengths(ask, best)), "", "    " + command(best, ask)]
     if note := own_config(own):
         lines.append(f"    {note}")
-    return [*lines, "", *ways(found), "", "The recommended way takes:", *parts(best.memory)]
+    return [*lines, *longest_rows(best), "", *ways(found), "", "The recommended way takes:", *parts(best.memory)]
 
 
 def _lengths(ask: Ask, option: Option) -> Lengths | None:
@@ -58,4 +58,4 @@ def _lengths(ask: Ask, option: Option) -> Lengths | None:
     announce_wait(f"counting the tokens of {ask.recipe.dataset}")
     data = read_training_data(ask.recipe, ask.shape.vocab_size)
     recipe = ask.recipe.model_copy(update={"per_device_train_batch_size": option.workload.rows})
-    return measure_lengths(data, recipe, option.workload.num_gpus)
+    return measure_lengths(data, recipe, option.workload.num_data_ranks)

@@ -22,5 +22,8 @@ class Launch(BaseModel):
     num_processes: int | None = _launch(
         None, "processes over all machines; without it: one per GPU, two in a rehearsal", "processes", ge=1
     )
+    sequence_parallel_size: int | None = _launch(
+        None, "processes that share each row, for long rows; without it: sp_size of the config, or 1", "processes", ge=1
+    )
     skip_memory_check: bool = _launch(False, "start even if the plan says that the GPUs' memory is too small")
     dry_run: bool = _launch(False, "validate everything, count samples, tokens and steps, show the strategy, and stop")

@@ -24,6 +24,8 @@ one keeps also the results of its linear modules and of attention, 2h + 2q + 2k 
 ``activation_offload`` the input is in host memory.
 """
 
+import math
+
 from kit.memory.workload import Workload
 from kit.model.checkpointing import is_wide
 
@@ -60,9 +62,17 @@ def _attention(workload: Workload) -> int:
     """Bytes per token that attention keeps: queries, keys, values, its output, and what its kernel keeps of scores."""
     shape = workload.shape
     is_repeated = (workload.eager or not workload.bf16) and shape.num_kv_heads > 1  # one head is, without a copy
-    keys = shape.query_size if is_repeated else shape.kv_size
+    keys = shape.query_size if is_repeated else exchanged_kv_size(workload)
     of_scores = _scores(workload) if workload.eager else 4 * shape.num_heads
-    return workload.compute_bytes * 2 * (shape.query_size + keys) + of_scores
+    # GPUs that share rows keep attention's output before the exchange, and what the output's product gets after it.
+    outputs = 1 if workload.sequence_parallel_size == 1 else 2
+    return workload.compute_bytes * ((1 + outputs) * shape.query_size + 2 * keys) + of_scores
+
+
+def exchanged_kv_size(workload: Workload) -> int:
+    """Return the width of all keys, with those that GPUs that share rows repeat (``SequenceGroup.whole_rows``)."""
+    num_heads = workload.shape.num_kv_heads
+    return workload.shape.kv_size // num_heads * math.lcm(num_heads, workload.sequence_parallel_size)
 
 
 def _adapters(workload: Workload, in_mlp: bool) -> int:

@@ -80,8 +80,8 @@ def choose(
         checkpointing: None: the first that fits, with whatever micro-batch.
         rows: of the micro-batch; None: the best number.
     """
-    share = max(1, global_batch_size // workload.num_gpus)
-    enough = max(workload.rows, ENOUGH_TOKENS // workload.sample_tokens)
+    share = max(1, global_batch_size // workload.num_data_ranks)
+    enough = max(workload.rows, ENOUGH_TOKENS * workload.sequence_parallel_size // workload.sample_tokens)
     sizes = [rows] if rows is not None else [n for n in range(min(enough, share), 0, -1) if share % n == 0]
     for how in CHECKPOINTING if checkpointing is None else (checkpointing,):
         for size in sizes:
@@ -133,6 +133,7 @@ def _described(recipe: Recipe, topology: Topology, config: Any, teacher: Any) ->
         topology.num_processes,
         num_replicas=topology.num_replicas,
         teacher=of_teacher,
+        sequence_parallel_size=topology.sequence_parallel_size,
     )
     return replace(of, bf16=topology.mixed_precision == "bf16", device_memory=gpu_memory(topology)), ""
 

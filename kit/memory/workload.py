@@ -33,6 +33,7 @@ class Workload:
     num_gpus: int = 1  # over all machines
     gpus_per_machine: int = 8
     num_replicas: int = 1  # copies of a sharded model (hybrid sharding); 1: sharded over all GPUs
+    sequence_parallel_size: int = 1  # GPUs that share each row
     rows: int = 1  # samples of a micro-batch, or packs; a pair is one of them
     length: int = 2048  # tokens of a sequence at most: of a sample, or of each half of a pair
     micro_batches: int = 1  # of a step, on each GPU
@@ -81,6 +82,7 @@ class Workload:
         gpus_per_machine: int = 8,
         num_replicas: int = 1,
         teacher: Shape | None = None,
+        sequence_parallel_size: int = 1,
     ) -> "Workload":
         """Return what ``recipe`` would run. Unlike in a run, the micro-batch need not divide the global batch."""
         targets = None
@@ -93,9 +95,12 @@ class Workload:
             num_gpus=num_gpus,
             gpus_per_machine=gpus_per_machine,
             num_replicas=num_replicas,
+            sequence_parallel_size=sequence_parallel_size,
             rows=recipe.micro_batch_size,
             length=recipe.max_length,
-            micro_batches=max(1, recipe.global_batch_size // (recipe.micro_batch_size * num_gpus)),
+            micro_batches=max(
+                1, recipe.global_batch_size * sequence_parallel_size // (recipe.micro_batch_size * num_gpus)
+            ),
             packing=recipe.packing,
             gradient_checkpointing=recipe.gradient_checkpointing != "auto" and recipe.gradient_checkpointing,
             activation_offload=recipe.activation_offload,
@@ -167,8 +172,13 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch, padding included."""
-        return self.rows * self.sample_tokens
+        """Tokens of a micro-batch on one GPU, padding included."""
+        return -(-self.rows * self.sample_tokens // self.sequence_parallel_size)
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Groups of GPUs that get samples of their own."""
+        return self.num_gpus // self.sequence_parallel_size
 
     @property
     def precomputes_reference(self) -> bool:

@@ -23,7 +23,7 @@ Promises:
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward, use
 from transformers.masking_utils import sdpa_mask
 
 from kit.model.classes import model_class
+
+if TYPE_CHECKING:
+    from kit.model.sequence_parallel import SequenceGroup
 
 # The name must contain "sdpa": then transformers applies its checks for sdpa, and refuses a model without support.
 VARLEN = "sdpa_varlen"
@@ -236,6 +239,7 @@ def varlen_attention(
     is_causal: bool | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: Any = None,
+    sequence_group: "SequenceGroup | None" = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention for ``VARLEN``. transformers calls it with these arguments.
@@ -245,6 +249,8 @@ def varlen_attention(
         cu_seq_lens_q: int32 [n + 1], the bounds of the samples, from 0 to B * T. If given, the call is packed. Keys
             have the same bounds.
         max_length_q: tokens of the longest sample, or more.
+        sequence_group: of a packed call: the processes that share its rows. The bounds are those of whole rows, and T
+            counts the tokens of a row that are here.
 
     Returns:
         The attended values [B, T, H, D], and None for the attention weights.
@@ -274,13 +280,16 @@ def varlen_attention(
         if isinstance(option, torch.Tensor) or option:
             raise ValueError(f"{name}: packed attention would ignore it; expected none in a packed call")
 
-    rows_and_columns = (query.shape[0], query.shape[2])
     dtype = computed_dtype(query)
+    query, key, value = (states.to(dtype) for states in (query, key, value))
+    if sequence_group:
+        query, key, value = sequence_group.whole_rows(query, key, value)
+    rows_and_columns = (query.shape[0], query.shape[2])
     # [B, H, T, D] -> [B * T, H, D]
-    query, key, value = (states.transpose(1, 2).flatten(0, 1).to(dtype) for states in (query, key, value))
+    query, key, value = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
     attend = _attend_by_kernel if has_kernel(query) else _attend_by_loop
-    attended = attend(query, key, value, cu_seq_lens_q, max_length_q, scaling)
-    return attended.unflatten(0, rows_and_columns), None
+    attended = attend(query, key, value, cu_seq_lens_q, max_length_q, scaling).unflatten(0, rows_and_columns)
+    return sequence_group.own_tokens(attended) if sequence_group else attended, None
 
 
 def has_kernel(query: torch.Tensor) -> bool:

@@ -252,7 +252,7 @@ def build_model(
     Raises:
         UserError: weights are missing, or do not fit the config.
     """
-    attention = attention_of(settings, config, packing)
+    attention = attention_of(settings, config, packing or plan.sequence_group is not None)
     model = base = _base(settings, config, plan, attention)
     add_rows(model, settings)
     if settings.qat:
@@ -279,6 +279,7 @@ def build_model(
         router_aux_loss_coef=router_coef,
         device_memory=plan.device_memory,
         compiled=compiled,
+        sequence_group=plan.sequence_group,
     )
     turn_off_cudnn_if_masked(config, attention, packing, router_loss=router_coef > 0)
     model.train()
@@ -295,9 +296,10 @@ def build_teacher(settings: MethodSettings, config: Any, plan: LoadPlan, packing
     Raises:
         UserError: as ``build_model``.
     """
-    model = _base(settings, config, plan, attention_of(settings, config, packing))
+    attention = attention_of(settings, config, packing or plan.sequence_group is not None)
+    model = _base(settings, config, plan, attention)
     model.requires_grad_(False)
-    install_loss_head(model, device_memory=plan.device_memory, gives_states=True)
+    install_loss_head(model, device_memory=plan.device_memory, gives_states=True, sequence_group=plan.sequence_group)
     return model.eval()
 
 

@@ -40,13 +40,14 @@ from kit.model.chunks import chunk_size
 from kit.model.compile import compiled as graph_of
 from kit.model.embedding_noise import changed_embeddings
 from kit.model.packs import has_alibi, install_packs, masks_of_packs
+from kit.model.sequence_parallel import SequenceGroup, SharedRows
 
 # Arguments with the bounds of packed samples. Only variable-length attention uses them; others use position_ids.
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
-# Computes values of the targets in a chunk, float32 [C] or [C, K], from their logits, float32 [C, V]. The slice says
-# which of the S targets these are; there may be none (C = 0).
-TargetValues = Callable[[torch.Tensor, slice], torch.Tensor]
+# Computes values of the targets in a chunk, float32 [C] or [C, K], from their logits, float32 [C, V]. The index says
+# which of the S targets these are: a slice, or int64 [C] where processes share rows; there may be none (C = 0).
+TargetValues = Callable[[torch.Tensor, slice | torch.Tensor], torch.Tensor]
 ChangeEmbeddings = Callable[[torch.Tensor], torch.Tensor]  # of the input embeddings [B, T, d]
 
 
@@ -57,6 +58,7 @@ def install_loss_head(
     device_memory: int | None = None,
     compiled: bool = False,
     gives_states: bool = False,
+    sequence_group: SequenceGroup | None = None,
 ) -> None:
     """Change a causal language model so that it can return the loss of each target.
 
@@ -82,6 +84,9 @@ def install_loss_head(
         compiled: compile what is computed from the logits, so that they are read few times.
         gives_states: a call with targets returns the hidden states that predict them, [S, h], and no losses.
             ``model.transform_logits`` is what the model does to the head's output.
+        sequence_group: the processes with which this one shares rows. Each makes the same calls, with whole rows, and
+            gets all losses, values or states; their gradients reach only what depends on its own tokens. Calls without
+            targets, and the model's own logits, are not shared.
     """
     head = model.get_output_embeddings()
     plain_head_forward = head.forward
@@ -91,7 +96,7 @@ def install_loss_head(
         vocab_size, trains = model.config.get_text_config().vocab_size, _trains(head)
         chunk_tokens = chunk_size(vocab_size, head.weight.shape[-1], trains, device_memory)
     head_losses = _HeadLosses(head, transform, chunk_tokens, compiled)
-    model_losses = _ModelLosses(model, router_aux_loss_coef)
+    model_losses = _ModelLosses(model, router_aux_loss_coef, sequence_group)
     model.uses_own_logits = transform is None or _decoder(model) is None
     model.transform_logits = transform
 
@@ -127,8 +132,11 @@ def install_loss_head(
                 return plain_model_forward(*args, **kwargs)
         wanted = _Wanted(targets, target_positions, target_values, with_router_loss)
         unseen = kwargs.pop("unseen_images", None)
+        shared = model_losses.share(self, wanted, kwargs)
+        if shared and change_embeddings:
+            change_embeddings = shared.change(change_embeddings)
         with changed_embeddings(self, model_losses.with_unseen(change_embeddings, unseen)):
-            losses, router_loss = model_losses(self, wanted, token_mask, args, kwargs)
+            losses, router_loss = model_losses(self, wanted, token_mask, args, kwargs, shared)
         return (losses, router_loss) if with_router_loss else losses
 
     # `generate` reads it: a model that takes positions must be given those of rows that are padded on the left.
@@ -150,6 +158,16 @@ class _Wanted(NamedTuple):
     target_positions: torch.Tensor  # int64 [S]
     target_values: TargetValues | None  # instead of the losses
     router_loss: bool
+
+    def at(self, shared: SharedRows) -> "_Wanted":
+        """What is asked of this process, which has some of the targets."""
+        of_own: TargetValues | None = None
+        if of_whole := self.target_values:
+
+            def of_own(logits: torch.Tensor, rows: slice | torch.Tensor) -> torch.Tensor:
+                return of_whole(logits, shared.at[rows])
+
+        return _Wanted(self.targets[shared.at], shared.target_positions, of_own, self.router_loss)
 
 
 class _HeadLosses:
@@ -270,7 +288,8 @@ def _decoder(model: Any) -> Any:
 class _ModelLosses:
     """The losses that a model computes from its inputs."""
 
-    def __init__(self, model: Any, router_aux_loss_coef: float) -> None:
+    def __init__(self, model: Any, router_aux_loss_coef: float, sequence_group: SequenceGroup | None) -> None:
+        self._sequence_group = sequence_group
         self._plain_forward = model.forward
         self._decoder = _decoder(model)
         self._packs = install_packs(model)
@@ -280,9 +299,11 @@ class _ModelLosses:
         self._router_aux_loss_coef = router_aux_loss_coef
 
     def __call__(
-        self, model: Any, wanted: _Wanted, token_mask: Any, args: Any, kwargs: Any
+        self, model: Any, wanted: _Wanted, token_mask: Any, args: Any, kwargs: Any, shared: SharedRows | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the loss of each target, float32 [S], or its values; and the routers' loss, if it is asked for."""
+        if shared:
+            kwargs, wanted = shared.inputs(kwargs), wanted.at(shared)
         routers = wanted.router_loss and self._router_aux_loss_coef > 0
         uses_bounds = model.config._attn_implementation == VARLEN
         segment_lengths = kwargs.pop("segment_lengths", None)
@@ -317,7 +338,13 @@ class _ModelLosses:
         # [B, T, h] -> [S, h]: only positions that predict a supervised token.
         hidden = hidden.flatten(0, 1).index_select(0, wanted.target_positions)
         losses = model.get_output_embeddings()(hidden, targets=wanted.targets, target_values=wanted.target_values)
-        return losses, self._router_loss(aux_loss)
+        return shared.gather(losses) if shared else losses, self._router_loss(aux_loss)
+
+    def share(self, model: Any, wanted: _Wanted, kwargs: dict[str, Any]) -> SharedRows | None:
+        """Return this process's part of the rows; None if it computes them whole."""
+        if self._sequence_group is None or model.uses_own_logits:
+            return None
+        return SharedRows(self._sequence_group, kwargs["input_ids"], wanted.target_positions)
 
     def with_unseen(self, change: ChangeEmbeddings | None, unseen: Any) -> ChangeEmbeddings | None:
         """Return ``change`` of the embeddings, or one that also adds 0 times what the tower makes of ``unseen``.

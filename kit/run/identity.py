@@ -56,6 +56,14 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return found
 
 
-_STRATEGY = ("type", "num_processes", "num_replicas", "mixed_precision", "device", "num_threads")
+_STRATEGY = (
+    "type",
+    "num_processes",
+    "num_replicas",
+    "sequence_parallel_size",
+    "mixed_precision",
+    "device",
+    "num_threads",
+)
 # Settings of a single start. They say nothing about the steps that follow.
 _OF_ONE_START = ("resume_from_checkpoint", "overwrite_output_dir")

@@ -60,7 +60,7 @@ _KEYS = {
 }
 # Keys with a whole number: the least one.
 _NUMBERS = {"num_processes": -1, "num_machines": 1, "main_process_port": 0} | {
-    f"parallelism_config.{PREFIX}{name}": 1 for name in ("dp_replicate_size", "dp_shard_size")
+    f"parallelism_config.{PREFIX}{name}": 1 for name in ("dp_replicate_size", "dp_shard_size", "sp_size")
 }
 # The kit compiles by layer, in whole graphs and for all lengths, whatever dynamo_use_... say.
 _FREE = {
@@ -88,6 +88,7 @@ class AccelerateConfig:
     reshard_after_forward: bool
     load_on_rank0: bool
     groups: GroupSizes = field(default_factory=GroupSizes)  # of hybrid sharding
+    sequence_parallel_size: int = 1  # processes that share each row
     main_process_ip: str | None = None  # by which other machines reach the one of rank 0
     main_process_port: int | None = None
     compiles: bool = False  # whether it has a ``dynamo_config``, which asks for compiled layers
@@ -177,6 +178,7 @@ def make_config(values: Mapping[str, Any], where: Callable[[str], str]) -> Accel
         reshard_after_forward=reshards,
         load_on_rank0=fsdp["fsdp_cpu_ram_efficient_loading"] == "true" and is_fsdp,
         groups=groups,
+        sequence_parallel_size=numbers[f"parallelism_config.{PREFIX}sp_size"] or 1,
         main_process_ip=str(address) if address else None,
         main_process_port=numbers["main_process_port"],
         compiles=chosen["dynamo_config.dynamo_backend"] == "inductor",

@@ -17,6 +17,7 @@ from kit.data.feed.ranks import Ranks
 from kit.errors import Problem, TrainingError
 from kit.model.adapter import adapters_off
 from kit.model.plan import LoadPlan
+from kit.model.sequence_parallel import SequenceGroup
 from kit.strategy.agreement import Fact
 from kit.strategy.fsdp import (
     force_fsdp,
@@ -54,6 +55,11 @@ class Prepared:
     def reference(self) -> AbstractContextManager[None]:
         """In the ``with`` block, the model is its reference: as it was at the start. Called by all ranks."""
         return self.start.in_place() if self.start else adapters_off(self.model)
+
+    @property
+    def processes(self) -> Ranks:
+        """Each process as a rank of its own, where they do not share rows: generation, gradients."""
+        return data_ranks(self.accelerator)
 
     @property
     def trained(self) -> "list[torch.nn.Parameter]":
@@ -158,6 +164,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
         quantise_on=str(accelerator.device),
         device_memory=gpu_memory(topology),
         reads_weights=accelerator.is_main_process or not topology.load_on_rank0,
+        sequence_group=_sequence_group(topology.sequence_parallel_size),
     )
 
 
@@ -292,7 +299,8 @@ def prepare(
         num_threads=torch.get_num_threads(),
         trainable_parameters=trainable,
     )
-    return Prepared(accelerator, data_ranks(accelerator), model, optimizer if trains else None, actual)
+    ranks = data_ranks(accelerator, topology.sequence_parallel_size)
+    return Prepared(accelerator, ranks, model, optimizer if trains else None, actual)
 
 
 def planned_strategy(topology: Topology, model: "torch.nn.Module") -> ActualStrategy:
@@ -304,6 +312,7 @@ def planned_strategy(topology: Topology, model: "torch.nn.Module") -> ActualStra
         config=topology.config_name,
         num_processes=topology.num_processes,
         num_replicas=topology.num_replicas,
+        sequence_parallel_size=topology.sequence_parallel_size,
         mixed_precision=topology.mixed_precision,
         device=topology.device_type,
         rehearsal=topology.rehearsal,
@@ -314,13 +323,29 @@ def planned_strategy(topology: Topology, model: "torch.nn.Module") -> ActualStra
     )
 
 
-def data_ranks(accelerator: "Accelerator") -> Ranks:
+def data_ranks(accelerator: "Accelerator", num_parts: int = 1) -> Ranks:
     """Return the data rank of this process, and how to sum tensors over all data ranks.
 
-    Each process is a data rank of its own here. With tensor parallelism, the processes that compute one sample together
-    would share a data rank.
+    Args:
+        num_parts: processes that share each row, neighbours; each has the same numbers.
     """
-    return Ranks(accelerator.process_index, accelerator.num_processes, sum_over_ranks)
+    index, part = divmod(accelerator.process_index, num_parts)
+
+    def sum_over_data_ranks(tensor: "torch.Tensor") -> "torch.Tensor":
+        return sum_over_ranks(tensor) / num_parts
+
+    own_sum = sum_over_ranks if num_parts == 1 else sum_over_data_ranks
+    return Ranks(index, accelerator.num_processes // num_parts, own_sum, part, num_parts)
+
+
+def _sequence_group(size: int) -> SequenceGroup | None:
+    """The processes with which this one shares rows; None if it shares none. Called by all ranks."""
+    import torch
+
+    if size == 1:
+        return None
+    group, _ = torch.distributed.new_subgroups(size)
+    return SequenceGroup(group, torch.distributed.get_rank() % size, size)
 
 
 def sum_over_ranks(tensor: "torch.Tensor") -> "torch.Tensor":

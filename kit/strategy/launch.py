@@ -13,6 +13,7 @@ Promises:
 - torch is imported only to count devices.
 """
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -150,6 +151,8 @@ def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe,
             config = config_from_environment()
     except UserError as error:
         problems += error.problems
+    if config and request.launch.sequence_parallel_size:
+        config = replace(config, sequence_parallel_size=request.launch.sequence_parallel_size)
     wanted = request.launch.num_processes or (config.num_processes if config else None)
     if request.recipe:
         asked = request.recipe
@@ -162,7 +165,7 @@ def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe,
     if request.recipe and config:
         problems += _method_problems(request.recipe, request.recipe.optim, config)
         if wanted and checks_batch:
-            problems += config.groups.problems(wanted) + _batch_problems(request.recipe, wanted)
+            problems += config.groups.problems(wanted) + _batch_problems(request.recipe, wanted, config)
     raise_if(problems)
     assert request.recipe is not None and config is not None
     # A run that a launcher configures has the same output_dir whether it offloads and replicates or not.
@@ -192,6 +195,7 @@ def _plan(
         layer_classes=config.layer_classes,
         reshard_after_forward=config.reshard_after_forward,
         num_replicas=num_replicas,
+        sequence_parallel_size=config.sequence_parallel_size,
         load_on_rank0=config.load_on_rank0 and config.strategy.name == "fsdp2",  # FSDP1 cannot begin on meta
         backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
     )
@@ -203,7 +207,7 @@ def _plan(
         if recipe.activation_offload and device_type != "cuda":
             notes.append(f"activation_offload: no effect on {device_type}")
             recipe = recipe.model_copy(update={"activation_offload": False})
-    batch_problems = _batch_problems(recipe, num_processes)
+    batch_problems = _batch_problems(recipe, num_processes, config)
     return LaunchPlan(recipe, config, request.launch.config, topology, problems, batch_problems, notes)
 
 
@@ -213,7 +217,9 @@ def _default_num_processes(config: AccelerateConfig, num_devices: int) -> int:
         return 1
     if num_devices:
         return num_devices * config.num_machines
-    return config.groups.fewest if config.num_machines == 1 else config.num_machines  # a rehearsal on CPUs
+    if config.num_machines > 1:
+        return config.num_machines
+    return math.lcm(config.groups.fewest, config.sequence_parallel_size)  # a rehearsal on CPUs
 
 
 _NOT_FSDP1 = {
@@ -268,13 +274,19 @@ def _package_problems(method: MethodSettings, optim: str, judges: list[str], rep
     ]
 
 
-def _batch_problems(settings: OptimSettings, num_processes: int) -> list[Problem]:
+def _batch_problems(settings: OptimSettings, num_processes: int, config: AccelerateConfig) -> list[Problem]:
     """A problem if the processes cannot share the global batch in whole micro-batches."""
     batch_size, micro_batch_size = settings.global_batch_size, settings.micro_batch_size
-    unit = num_processes * micro_batch_size
+    sharing = config.sequence_parallel_size
+    if num_processes % sharing:
+        return [Problem("sequence_parallel_size", f"{sharing} of {num_processes} processes", "a divisor of them")]
+    unit = num_processes // sharing * micro_batch_size
     if batch_size % unit == 0 or batch_size % micro_batch_size:  # the latter is reported with the recipe
         return []
-    found = f"{batch_size} is not divisible by {num_processes} processes x per_device_train_batch_size"
+    groups = (
+        f"{num_processes} processes" if sharing == 1 else f"{num_processes // sharing} groups of {sharing} processes"
+    )
+    found = f"{batch_size} is not divisible by {groups} x per_device_train_batch_size"
     found += f" {micro_batch_size} = {unit}"
     return [Problem("global_batch_size", found, fix=FIX_OF_BATCH)]
 

@@ -12,9 +12,7 @@ NOT_OFFERED = {
     "tp_size": "tensor parallelism works neither with adapters nor, in Accelerate, with FSDP2; "
     f"remove it: FSDP2 alone divides the same weights. {_PAGE}",
     "cp_size": "context parallelism drops the masks that keep packed samples apart; "
-    f"remove it: --gradient_checkpointing true makes room for long rows. {_PAGE}",
-    "sp_size": "Accelerate's sequence parallelism is DeepSpeed's; "
-    f"remove it: --gradient_checkpointing true makes room for long rows. {_PAGE}",
+    f"use sp_size, by which processes share each row. {_PAGE}",
 }
 
 

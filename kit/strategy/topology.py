@@ -36,11 +36,17 @@ class Topology:
     layer_classes: tuple[str, ...] = ()  # classes to shard; empty: the model's own decoder layer
     reshard_after_forward: bool = True
     num_replicas: int = 1  # copies of the sharded model (hybrid sharding); 1: sharded over all processes
+    sequence_parallel_size: int = 1  # processes that share each row
     load_on_rank0: bool = False  # rank 0 reads the weights and sends them to the other ranks
     backend: str | None = None  # of torch.distributed; None: torch chooses
 
     def __post_init__(self) -> None:
         assert self.strategy.replicates == (self.num_replicas > 1)
+
+    @property
+    def num_data_ranks(self) -> int:
+        """The number of groups of processes that get samples of their own."""
+        return self.num_processes // self.sequence_parallel_size
 
     @property
     def num_shards(self) -> int:
@@ -64,6 +70,7 @@ class ActualStrategy:
     config: str  # stem of the Accelerate config file
     num_processes: Positive
     num_replicas: Positive  # copies of a sharded model; 1 where it is sharded over all processes, or not at all
+    sequence_parallel_size: Positive = 1  # processes that share each row
     mixed_precision: str
     device: str  # name of the GPU, "mps" or "cpu"
     rehearsal: bool
@@ -84,7 +91,8 @@ class ActualStrategy:
     def describe(self, method: MethodSettings, steps: OptimSettings) -> str:
         """Describe in one line how the run is distributed, what its layers keep, its optimiser and its global batch."""
         micro_batch = steps.micro_batch_size
-        accumulation = steps.global_batch_size // (micro_batch * self.num_processes)
+        num_data_ranks = self.num_processes // self.sequence_parallel_size
+        accumulation = steps.global_batch_size // (micro_batch * num_data_ranks)
         device = ""
         if self.rehearsal:
             device = " rehearsed on CPU"
@@ -95,6 +103,8 @@ class ActualStrategy:
             f"{self.num_processes} process{'es' if self.num_processes > 1 else ''}",
             "bf16" if self.mixed_precision == "bf16" else "fp32",
         ]
+        if self.sequence_parallel_size > 1:
+            parts.append(f"{self.sequence_parallel_size} share each row")
         if self.sharded_layers:
             copies = f", {self.num_replicas} copies" if self.num_replicas > 1 else ""
             parts.append(f"{self.sharded_layers.count} x {'/'.join(self.sharded_layers.classes)} sharded{copies}")
@@ -105,7 +115,7 @@ class ActualStrategy:
             parts.append(f"{kind}gradient checkpointing{offload}")
         if not steps.optim.startswith("adamw_torch"):
             parts.append(steps.optim)
-        parts.append(f"global batch {steps.global_batch_size} = {self.num_processes} x {micro_batch} x {accumulation}")
+        parts.append(f"global batch {steps.global_batch_size} = {num_data_ranks} x {micro_batch} x {accumulation}")
         return ", ".join(parts)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from kit.data.feed.batches import MicroBatch
+from kit.errors import Problem, UserError
 from kit.strategy.float64 import in_float64
 from kit.strategy.weights import reshard
 
@@ -36,6 +37,9 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
     plain: Any = accelerator.unwrap_model(model)
     base = plain.get_base_model() if hasattr(plain, "get_base_model") else plain
     if base.uses_own_logits:
+        if prepared.ranks.num_parts > 1:
+            found = f"{prepared.ranks.num_parts}, and {type(base).__name__} computes its logits in a way of its own"
+            raise UserError(Problem("sequence_parallel_size", found, "1 for this model"))
         return []
     ids = torch.from_numpy(np.random.default_rng(0).integers(vocab_size, size=(1, _TOKENS)))
     positions = torch.arange(_TOKENS - 1)
@@ -74,6 +78,9 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
     differs = torch.tensor(float(worst > tolerance), device=accelerator.device)
     if not prepared.ranks.sum(differs).item():
         return []
+    if prepared.ranks.num_parts > 1:
+        found = f"{prepared.ranks.num_parts}, and losses of shared rows differ by {worst:.1%} from those of whole rows"
+        raise UserError(Problem("sequence_parallel_size", found, "1 for this model"))
     base.uses_own_logits = True
     return [
         "note: losses come from the logits that the model computes itself, of all positions at once, which takes more"

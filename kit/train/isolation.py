@@ -100,7 +100,11 @@ def check_isolation(prepared: "Prepared", vocab_size: int, pack_length: int, ima
         finally:
             handle.remove()
             drop_gradients(model)
-        return any(gradient[:, : len(others[0])].any().item() for gradient in arriving)
+        passes = torch.zeros((), device=accelerator.device)
+        for gradient in arriving:  # of the embeddings here, which may be those of a part of the row
+            end = max(0, len(others[0]) - prepared.ranks.part * gradient.shape[1])
+            passes += gradient[:, :end].any()
+        return prepared.ranks.sum(passes).item() > 0
 
     was_training = model.training
     model.eval()

@@ -268,7 +268,7 @@ class Rollouts:
 
     def _draw(self, number: int) -> list[Answer]:
         """Return the answers to the prompts of a batch of the data's order, those to one prompt one after another."""
-        recipe, ranks, train = self._recipe, self._prepared.ranks, self._data.train
+        recipe, ranks, train = self._recipe, self._prepared.processes, self._data.train
         indices = np.concatenate(self._data.order.batch(number)).tolist()
         tasks = [(i, k) for i in indices for k in range(recipe.answers_per_prompt)]
         written = [place for place, task in enumerate(tasks) if self._is_written(number, *task)]

@@ -86,8 +86,10 @@ def train_step(
     accelerator, model, optimizer = prepared.accelerator, prepared.model, prepared.optimizer
     assert optimizer is not None, "a step needs an optimiser"
     batch = objective.begin_step(prepared, batch)
-    # DDP and FSDP average the gradients over the data ranks, but each term of the objective is a sum over them.
-    scales = [prepared.ranks.count / divisor for divisor in objective.divisors(batch)]
+    # DDP and FSDP average the gradients over the processes, but each term of the objective is a sum over data ranks,
+    # and processes that share a row have each a part of its gradient.
+    num_processes = prepared.processes.count
+    scales = [num_processes / divisor for divisor in objective.divisors(batch)]
     numbers = []  # for the metrics, float64 [n] of each micro-batch
     # Each micro-batch's part of the mean of the routers' losses, weighted by the targets. They are no sums over tokens,
     # so this mean depends on how the global batch is cut into micro-batches.
@@ -104,7 +106,7 @@ def train_step(
             if router_loss is not None:
                 part = router_loss * (micro_batch.weights.sum() / total_weight)
                 router_parts.append(in_float64(part.detach()))
-                minimised = minimised + part * prepared.ranks.count
+                minimised = minimised + part * num_processes
             accelerator.backward(minimised)
         numbers.append(of_micro_batch)
     stop_requested = torch.full((), float(stop), dtype=torch.float64, device=float64_device(accelerator.device))
@@ -178,7 +180,7 @@ def _check_gradients(prepared: "Prepared") -> None:
     """
     optimizer = prepared.optimizer
     assert optimizer is not None, "a step needs an optimiser"
-    if prepared.ranks.count == 1 and optimizer.state:  # after the first step
+    if prepared.processes.count == 1 and optimizer.state:  # after the first step
         return
     if all(p.grad is not None or p.numel() == 0 for p in prepared.trained):  # in each step, so without the names
         return
@@ -187,7 +189,7 @@ def _check_gradients(prepared: "Prepared") -> None:
     if not without:
         return
     found = f"no gradient reaches {len(without)} of {len(named)} trainable weights: {', '.join(without[:3])}"
-    if prepared.ranks.count == 1 and len(without) < len(named):
+    if prepared.processes.count == 1 and len(without) < len(named):
         say(f"warning: {found}; they stay as they are until a batch reaches them")
         return
     if len(without) == len(named):  # as torch 2.11 compiles 4-bit layers
@@ -216,7 +218,7 @@ def _report_still_adapters(prepared: "Prepared") -> None:
             p for each in layer.adapter_layer_names for p in getattr(layer, each).parameters() if p.requires_grad
         ]
         gradients = [own_part(p.grad).any().to(device) for p in trained if p.grad is not None]
-        is_alone = torch.tensor(prepared.ranks.count == 1, device=device)
+        is_alone = torch.tensor(prepared.processes.count == 1, device=device)
         module = plain_name(name).removeprefix("base_model.model.")
         moves[module] = torch.stack(gradients).any() if gradients else is_alone
     if not moves:

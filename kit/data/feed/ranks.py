@@ -13,10 +13,13 @@ import torch
 class Ranks:
     """The data rank of this process, and the number of data ranks.
 
-    The number of processes may be larger: processes that compute one sample together share a data rank.
+    The number of processes may be larger: processes that compute one sample together share a data rank, and each of
+    them computes the same numbers of it.
     """
 
     index: int = 0
     count: int = 1
-    # Sums a tensor over all data ranks. All of them call it with the same shape; the result is on the tensor's device.
+    # Sums a tensor over all data ranks. All processes call it with the same shape; the result is on its device.
     sum: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+    part: int = 0  # of each row, which this process computes: from 0
+    num_parts: int = 1

@@ -13,7 +13,7 @@ from kit.memory.shape import Shape
 from kit.memory.workload import Workload, uncovered
 from kit.tools.plan.hardware import Gpu, parse_gpu, parse_gpus, this_machine
 from kit.tools.plan.models import MODEL, find_shape, shipped_id
-from kit.tools.plan.search import strategies
+from kit.tools.plan.search import sharing_sizes, strategies
 
 OWN = {
     "model": "a folder, a hub id, or a shape that comes with the kit: llama-8b",
@@ -35,6 +35,7 @@ class Ask:
     typed: frozenset[str]  # the keys of the recipe that were given as flags
     gpu: Gpu
     num_gpus: int
+    sequence_parallel_size: int
     gpus_per_machine: int
     price: float | None
 
@@ -47,6 +48,7 @@ class Ask:
             num_gpus=self.num_gpus,
             gpus_per_machine=self.gpus_per_machine,
             teacher=self.teacher,
+            sequence_parallel_size=self.sequence_parallel_size,
         )
 
 
@@ -86,6 +88,7 @@ def read_ask(argv: list[str]) -> Ask:
         typed=frozenset([*names & set(Recipe.model_fields), *([MODEL] if model is not None else [])]),
         gpu=gpu,
         num_gpus=num,
+        sequence_parallel_size=request.launch.sequence_parallel_size or 1,
         gpus_per_machine=per_machine,
         price=own.price,
     )
@@ -103,9 +106,13 @@ def _refused(ask: Ask) -> list[Problem]:
         problems.append(
             Problem("max_length", found, fix=f"--max_length {shape.max_positions}; or docs/models.md#longer-rows")
         )
-    if recipe.global_batch_size % (num * recipe.micro_batch_size):
+    sharing = ask.sequence_parallel_size
+    if sharing not in (sizes := sharing_sizes(ask.workload)):
+        found = f"{sharing}, of {num} GPUs and {shape.num_heads} attention heads"
+        problems.append(Problem("sequence_parallel_size", found, f"one of {', '.join(map(str, sizes))}"))
+    elif recipe.global_batch_size % (unit := num // sharing * recipe.micro_batch_size):
         found = f"{recipe.global_batch_size}, of micro-batches of {recipe.micro_batch_size} on {num} GPUs"
-        problems.append(Problem("global_batch_size", found, f"a multiple of {num * recipe.micro_batch_size}"))
+        problems.append(Problem("global_batch_size", found, f"a multiple of {unit}"))
     if recipe.fp8 and not gpu.fp8:
         problems.append(Problem("--fp8", f"true, and {gpu.name} has no 8-bit products", fix="--fp8 false"))
     if recipe.optim == "adamw_bf16" and not gpu.bf16:

@@ -34,7 +34,7 @@ def describe_run(checked: Preflight, topology: Topology) -> list[str]:
     adapted = attach_adapter(model, recipe)
     freeze_unreached_parts(model, named_towers(model, recipe))
     strategy = planned_strategy(topology, adapted)
-    feed = data.open_feed(recipe, Ranks(0, topology.num_processes), 0, {})
+    feed = data.open_feed(recipe, Ranks(0, topology.num_data_ranks), 0, {})
     steps = f"{checked.total_steps} steps. Dry run: nothing written but the tokenised data in the cache."
     lines = [strategy.describe(recipe, recipe), *describe_parts(adapted, recipe, recipe.router_aux_loss_coef)]
     if not has_weights(recipe):

@@ -78,8 +78,8 @@ def read_training_data(recipe: Recipe, vocab_size: int) -> "Data":
     return data
 
 
-def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int) -> Lengths:
-    """Deal the samples of the first steps to GPUs as a run does, and count.
+def measure_lengths(data: "Data", recipe: Recipe, num_ranks: int) -> Lengths:
+    """Deal the samples of the first steps to data ranks as a run does, and count.
 
     Args:
         recipe: with the micro-batch of the run.
@@ -98,12 +98,12 @@ def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int) -> Lengths:
     for number in range(min(STEPS_LOOKED_AT, total)):
         items = order.batch(number)
         learned += int(sum(train.num_targets[item].sum(dtype=np.int64) for item in items))
-        for micro_step in collator.deal(lengths, items, num_gpus):
+        for micro_step in collator.deal(lengths, items, num_ranks):
             rows = [[int(lengths[item].sum(dtype=np.int64)) for item in share] for share in micro_step]
             widths.append(max(map(collator.width, rows)))
     rows_of_pack = num_sequences if recipe.packing else 1
     row = sum(widths) / len(widths) / rows_of_pack
-    computed = sum(widths) * recipe.micro_batch_size * num_sequences / rows_of_pack * num_gpus
+    computed = sum(widths) * recipe.micro_batch_size * num_sequences / rows_of_pack * num_ranks
     own = float(np.square(sequences).sum() / sequences.sum())  # in a pack each sequence attends to itself alone
     epochs = recipe.num_train_epochs
     if recipe.max_steps is not None:

@@ -67,7 +67,8 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
     """Return all ways to run ``base``: each method with each strategy that makes sense, in the order of ``METHODS``.
 
     Each has the settings that are best (see ``tuned``), with ``activation_offload``, then also ``tiled_mlp`` where it
-    does not fit without. One that never fits has those that take the least memory.
+    does not fit without; then the fewest GPUs that share rows, if ``base`` does not say how many. One that never fits
+    has those that take the least memory.
 
     Args:
         only: the config of the strategy; None: all.
@@ -83,13 +84,33 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
                 tiled = replace(offloaded, tiled_mlp=True, fuses=False)
                 best = tuned(way, gpu, global_batch_size) or tuned(offloaded, gpu, global_batch_size)
                 best = best or tuned(tiled, gpu, global_batch_size)
+                for size in sharing_sizes(base)[1:] if base.sequence_parallel_size == 1 else ():
+                    best = best or tuned(replace(offloaded, sequence_parallel_size=size), gpu, global_batch_size)
                 found.append(best or try_out(least(tiled, global_batch_size), gpu))
     return found
 
 
+def sharing_sizes(workload: Workload) -> list[int]:
+    """Return how many GPUs of a machine may share each row: 1, and the numbers that divide its heads."""
+    most = min(workload.num_gpus, workload.gpus_per_machine)
+    counts = workload.num_gpus, workload.shape.num_heads
+    return [n for n in range(1, most + 1) if not any(count % n for count in counts)]
+
+
+def longest_row(option: Option, size: int) -> int:
+    """Return the tokens of the longest row that fits if ``size`` GPUs share it, with ``option``'s other settings."""
+    own = replace(option.workload, sequence_parallel_size=size, rows=1)
+    low, high = 0, 1 << 24
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = try_out(replace(own, length=middle), option.gpu).fits
+        low, high = (middle, high) if fits else (low, middle)
+    return low * own.sequences if own.packing else low
+
+
 def least(workload: Workload, global_batch_size: int) -> Workload:
     """Return ``workload`` with the settings that take the least memory and change no maths."""
-    share = max(1, global_batch_size // workload.num_gpus)
+    share = max(1, global_batch_size // workload.num_data_ranks)
     return replace(workload, rows=1, micro_batches=share, gradient_checkpointing=True)
 
 

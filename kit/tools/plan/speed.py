@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from kit.config.optimisers import OPTIMISERS
-from kit.memory.activations import kept, offloaded
+from kit.memory.activations import exchanged_kv_size, kept, offloaded
 from kit.memory.formulas import cache_bytes, chunk_tokens
 from kit.memory.operations import operations_per_token, orthogonalising_operations
 from kit.memory.workload import Workload
@@ -51,6 +51,7 @@ class Step:
     elementwise: float  # norms, activations, casts, the loss
     optimiser: float  # and 4-bit weights that are converted for products
     sent: float  # collectives, or copies of layers' inputs to the host and back
+    exchanged: float  # around attention, of GPUs that share rows: nothing is computed meanwhile
     host: float  # offloaded weights and optimiser
     launches: float  # of kernels, a number
 
@@ -64,7 +65,10 @@ class Step:
         fast = max(self.products / PRODUCTS[1] + self.elementwise, self.sent / LINK_SHARE[1])
         slow = self.products / PRODUCTS[0] + self.elementwise + self.sent / LINK_SHARE[0] / 4
         slow = max(slow, self.sent / LINK_SHARE[0])
-        fast, slow = (time + self.optimiser for time in (fast, slow))
+        fast, slow = (
+            time + self.optimiser + self.exchanged / share
+            for time, share in zip((fast, slow), reversed(LINK_SHARE), strict=True)
+        )
         launching = [self.launches * seconds for seconds in LAUNCH_SECONDS]
         return max(fast, launching[0]) + self.host, max(slow, launching[1]) + 2 * self.host
 
@@ -88,6 +92,7 @@ def step(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | No
         optimiser=_optimiser_bytes(workload) / bandwidth + _orthogonalising_seconds(workload, gpu),
         # They take different links, and both are hidden behind the computation as far as they can be.
         sent=max(collective_seconds(workload, gpu), _offloading_seconds(workload)),
+        exchanged=exchange_bytes(workload) / gpu.link,
         host=_host_seconds(workload),
         launches=_launches(workload),
     )
@@ -160,6 +165,15 @@ def collective_seconds(workload: Workload, gpu: Gpu) -> float:
     gathered = (group - 1) / group * batches * (passes * (layers + embedding) + once)
     waits = (group - 1) * (reductions + passes * batches) + 2 * (replicas - 1)
     return (gathered + reduced) / _ring(workload, gpu) + between / copies + RING_STEP * (shape.num_layers + 2) * waits
+
+
+def exchange_bytes(workload: Workload) -> float:
+    """Bytes that a GPU sends in a step around attention, in each pass: queries, keys and values, and the output."""
+    n = workload.sequence_parallel_size
+    width = 2 * workload.shape.query_size + 2 * exchanged_kv_size(workload)
+    passes = 2 + workload.passes + (workload.gradient_checkpointing is True)
+    tokens = workload.tokens * workload.micro_batches
+    return (n - 1) / n * workload.compute_bytes * width * workload.shape.num_layers * tokens * passes
 
 
 def _ring(workload: Workload, gpu: Gpu) -> float:

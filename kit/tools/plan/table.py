@@ -12,7 +12,7 @@ from kit.memory.operations import forward_operations_per_token, operations_per_t
 from kit.memory.workload import Workload
 from kit.tools.plan.ask import Ask
 from kit.tools.plan.lengths import Lengths
-from kit.tools.plan.search import Option
+from kit.tools.plan.search import Option, longest_row, sharing_sizes
 from kit.tools.plan.speed import writing_seconds
 from kit.tools.text_table import text_table
 from kit.tools.typed import typed
@@ -53,7 +53,8 @@ def ways(found: list[Option]) -> list[str]:
 
 def _saving(own: Workload) -> list[str]:
     """What the run does to save memory: its checkpointing, and what is beside that."""
-    beside = {"host": offloaded(own), "tiles": own.tiled_mlp}
+    size = own.sequence_parallel_size
+    beside = {"host": offloaded(own), "tiles": own.tiled_mlp, f"{size} GPUs a row": size > 1}
     return [checkpointing_word(own.gradient_checkpointing), *(word for word, is_on in beside.items() if is_on)]
 
 
@@ -85,6 +86,8 @@ def command(option: Option, ask: Ask) -> str:
         words += ["--recipe", ask.recipe_name]
     if own.num_gpus > 1:
         words += ["--num_processes", str(own.num_gpus)]
+    if own.sequence_parallel_size > 1:
+        words += ["--sequence_parallel_size", str(own.sequence_parallel_size)]
     chosen = {
         "method": own.method,
         "optim": own.optim,
@@ -103,6 +106,18 @@ def command(option: Option, ask: Ask) -> str:
         if key in ask.typed or taken.get(key) != base.get(key):
             words += [f"--{key}", typed(key, taken.get(key))]
     return shlex.join(words)
+
+
+def longest_rows(option: Option) -> list[str]:
+    """The longest rows that the way to run holds, a line for all numbers of GPUs that may share them."""
+    found = {size: longest_row(option, size) for size in sharing_sizes(option.workload)}
+    alone, *shared = (f"{length:,} with {size}" for size, length in found.items())
+    if not shared:
+        return []
+    first = alone.removesuffix(" with 1")
+    return [
+        f"longest rows, by memory: {first} tokens; if GPUs share each (--sequence_parallel_size): {', '.join(shared)}"
+    ]
 
 
 def own_config(own: Workload) -> str:

@@ -1,0 +1,78 @@
+"""Processes that share each row learn what one process learns, whatever the number of tokens of a row."""
+
+import json
+import shutil
+
+import pytest
+from data_helpers import preference_pairs, write
+from helpers import make_model
+
+pytestmark = pytest.mark.slow
+
+FLAGS = {"max_steps": 6, "global_batch_size": 12, "learning_rate": 2e-3, "max_length": 125, "excess_length_strategy": "truncate"}
+CASES = [
+    # Four processes share a row, and two heads of keys; packs whose bounds lie anywhere, of an odd number of tokens.
+    ("fsdp", 4, 4, {"method": "full", "packing": True, "neftune_noise_alpha": 5.0, "label_smoothing_factor": 0.1}),
+    ("ddp", 2, 2, {"method": "lora", "objective": "dpo", "learning_rate": 1e-4, "gradient_checkpointing": True}),
+    ("fsdp_hybrid", 4, 2, {"method": "qlora", "packing": True, "per_device_train_batch_size": 1}),
+]
+
+
+@pytest.mark.parametrize(("config", "processes", "size", "case"), CASES)
+def test_shared_rows_give_the_losses_of_whole_rows(finetune, fp32, tmp_path, config, processes, size, case):
+    flags = FLAGS | case
+    if "objective" in case:
+        write(flags.setdefault("dataset", tmp_path / "pairs.jsonl"), *preference_pairs(61))
+    whole = finetune.ok("whole", config=fp32["single"], **flags)
+    shared = finetune.ok("shared", processes, config=fp32[config], sequence_parallel_size=size, **flags)
+    for ours, theirs in zip(shared.rows, whole.rows, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
+        assert ours["tokens"] == theirs["tokens"]
+    assert f"{size} share each row" in shared.output
+
+
+def test_rows_of_few_tokens_a_teacher_and_evaluations_with_answers(finetune, fp32, chat_file, tmp_path):
+    """Rows of one to nine tokens over four processes, in a global batch of one: most have no target, some no token."""
+    teacher = make_model(tmp_path / "teacher", hidden_size=48)
+    rows = [{"input_ids": [5] * n + [7 + n], "labels": [-100] * n + [7 + n]} for n in (1, 2, 3, 8)]
+    (data := tmp_path / "few.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    flags = {"method": "full", "objective": "distil", "teacher": teacher, "dataset": data, "global_batch_size": 1}
+    flags |= {"max_steps": 4, "per_device_train_batch_size": 1, "eval_dataset": chat_file, "eval_steps": 2}
+    flags |= {"predict_with_generate": True, "max_new_tokens": 4, "max_eval_samples": 5}
+    whole = finetune.ok("whole", config=fp32["single"], **flags)
+    shared = finetune.ok("shared", 4, config=fp32["ddp"], sequence_parallel_size=4, **flags)
+    keys = ("loss", "divergence", "eval_loss", "eval_exact_match")
+    for ours, theirs in zip(shared.rows, whole.rows, strict=True):
+        for key in set(keys) & set(theirs):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-6, abs=1e-7), key
+
+
+def test_a_checkpoint_continues_with_another_number_of_processes_a_row(finetune, fp32):
+    flags = FLAGS | {"method": "lora", "packing": True, "save_steps": 3, "per_device_train_batch_size": 1}
+    whole = finetune.ok("whole", config=fp32["single"], **flags)
+    for first, then in ((2, 1), (1, 2)):
+        name = f"from-{first}"
+        finetune.ok(name, 2, config=fp32["fsdp"], sequence_parallel_size=first, **flags)
+        for folder in ("checkpoints/step-00000006", "final"):
+            shutil.rmtree(finetune.folder / name / folder)
+        again = finetune.ok(name, 2, config=fp32["fsdp"], sequence_parallel_size=then, **flags)
+        assert f"sequence_parallel_size: {first} -> {then}" in again.output
+        assert [row["loss"] for row in again.rows] == pytest.approx([row["loss"] for row in whole.rows], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "flags", "message"),
+    [
+        ({}, {"sequence_parallel_size": 3}, "sequence_parallel_size: 3 of 4 processes"),
+        ({"num_attention_heads": 2}, {}, "4, and 2 attention heads; expected one of 2"),
+        ({"attention_dropout": 0.1}, {}, "a model with attention_dropout 0.1"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, {}, "rope_type dynamic"),
+        ({}, {"attn_implementation": "sdpa"}, "a model with attn_implementation sdpa"),
+    ],
+)
+def test_what_cannot_share_rows_is_refused_before_weights_are_read(finetune, tmp_path, changed, flags, message):
+    model = make_model(tmp_path / "other", **changed)
+    flags = {"sequence_parallel_size": 4, "model_name_or_path": model, **flags}
+    run = finetune("run", config="ddp", num_processes=4, dry_run=True, **flags)
+    assert run.status == 2 and message in run.output, run.output
