@@ -29,6 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import kit.checkpoint.save
 import kit.data.feed.feed
 import kit.model.lora_linear
+import kit.model.sequence_parallel
 import kit.strategy.accelerator
 from benchmarks.simulation.fake_tensors import (
     keep_inputs_on_host,
@@ -131,6 +132,9 @@ class FakeRun:
         kit.strategy.accelerator.join_group = lambda *_: dist.init_process_group(
             "fake", store=FakeStore(), rank=0, world_size=topology.num_processes
         )
+        size = topology.sequence_parallel_size
+        # Of targets in all places, which fake tensors do not know, each process has its share.
+        kit.model.sequence_parallel.indices = lambda mask: torch.arange(len(mask) // size)
         kit.data.feed.feed.ThreadPoolExecutor = kit.checkpoint.save.ThreadPoolExecutor = AtOnce  # type: ignore[misc, assignment]
 
     def build(self) -> str:
@@ -157,7 +161,7 @@ class FakeRun:
     def samples(self, num_micro_batches: int) -> RandomSamples:
         """Return samples that fill ``num_micro_batches`` on every rank; if the recipe packs, with four in each pack."""
         recipe = self._recipe
-        num_items = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
+        num_items = recipe.micro_batch_size * self._topology.num_data_ranks * num_micro_batches
         num, length = (4 * num_items, recipe.max_length // 4) if recipe.packing else (num_items, recipe.max_length)
         samples = RandomSamples(self.sequence_lengths(num, length), self.vocab_size, recipe.declared.rows)
         return samples.with_references() if recipe.precomputes_reference else samples
@@ -208,7 +212,7 @@ class FakeRun:
     def batch(self, samples: RandomSamples, num_micro_batches: int) -> GlobalBatch:
         """Return a global batch of ``samples``, of ``num_micro_batches`` on every rank."""
         recipe = self._recipe
-        size = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
+        size = recipe.micro_batch_size * self._topology.num_data_ranks * num_micro_batches
         recipe = recipe.model_copy(update={"global_batch_size": size})
         capacity = recipe.max_length * samples.sequence_lengths.shape[1] if recipe.packing else None
         order = Order(samples.lengths, samples.dataset_ids, 0, size, capacity=capacity)

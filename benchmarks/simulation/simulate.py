@@ -135,7 +135,7 @@ def _settings(workload: Workload) -> dict[str, Any]:
         "max_length": workload.length,
         "packing": workload.packing,
         "per_device_train_batch_size": workload.rows,
-        "global_batch_size": workload.rows * workload.num_gpus * workload.micro_batches,
+        "global_batch_size": workload.rows * workload.num_data_ranks * workload.micro_batches,
         "gradient_checkpointing": workload.gradient_checkpointing,
         "activation_offload": workload.activation_offload,
         "tiled_mlp": workload.tiled_mlp,
@@ -162,6 +162,7 @@ def _topology(workload: Workload) -> Topology:
         layer_classes=settings.layer_classes,
         reshard_after_forward=settings.reshard_after_forward,
         num_replicas=workload.num_replicas,
+        sequence_parallel_size=workload.sequence_parallel_size,
     )
 
 

@@ -87,6 +87,11 @@ class _Gather(torch.autograd.Function):
         return arriving[0][at], None, None, None
 
 
+def indices(mask: torch.Tensor) -> torch.Tensor:
+    """Return where a mask [S] is true, int64. The host waits for the device."""
+    return mask.nonzero()[:, 0]
+
+
 class SharedRows:
     """This process's part of the rows of one micro-batch.
 
@@ -107,7 +112,7 @@ class SharedRows:
         self._start = group.index * self._num_tokens
         self._num_targets = len(target_positions)
         place = target_positions % length - self._start
-        self.at = ((place >= 0) & (place < self._num_tokens)).nonzero()[:, 0]  # which targets are here
+        self.at = indices((place >= 0) & (place < self._num_tokens))  # which targets are here
         self.target_positions = (target_positions // length * self._num_tokens + place)[self.at]
 
     def of(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -78,7 +78,7 @@ class Throughput:
         if self._workload and (used := self._used_tokens):
             supervised, seen = self._targets / used, self._squared_lengths / used
             operations = used * model_operations_per_token(self._workload, supervised, seen)
-            row["tflops_per_second"] = operations / passed / 1e12
+            row["tflops_per_second"] = operations / self._workload.sequence_parallel_size / passed / 1e12
         if self.num_ranks > 1:
             row["highest_peak_memory_bytes"] = int(max(memories))
         self._clear()

@@ -9,7 +9,13 @@ from helpers import make_model
 
 pytestmark = pytest.mark.slow
 
-FLAGS = {"max_steps": 6, "global_batch_size": 12, "learning_rate": 2e-3, "max_length": 125, "excess_length_strategy": "truncate"}
+FLAGS = {
+    "max_steps": 6,
+    "global_batch_size": 12,
+    "learning_rate": 2e-3,
+    "max_length": 125,
+    "excess_length_strategy": "truncate",
+}
 CASES = [
     # Four processes share a row, and two heads of keys; packs whose bounds lie anywhere, of an odd number of tokens.
     ("fsdp", 4, 4, {"method": "full", "packing": True, "neftune_noise_alpha": 5.0, "label_smoothing_factor": 0.1}),
@@ -34,7 +40,7 @@ def test_shared_rows_give_the_losses_of_whole_rows(finetune, fp32, tmp_path, con
 
 def test_rows_of_few_tokens_a_teacher_and_evaluations_with_answers(finetune, fp32, chat_file, tmp_path):
     """Rows of one to nine tokens over four processes, in a global batch of one: most have no target, some no token."""
-    teacher = make_model(tmp_path / "teacher", hidden_size=48)
+    teacher = make_model(tmp_path / "teacher", hidden_size=64)
     rows = [{"input_ids": [5] * n + [7 + n], "labels": [-100] * n + [7 + n]} for n in (1, 2, 3, 8)]
     (data := tmp_path / "few.jsonl").write_text("\n".join(map(json.dumps, rows)))
     flags = {"method": "full", "objective": "distil", "teacher": teacher, "dataset": data, "global_batch_size": 1}
@@ -45,7 +51,7 @@ def test_rows_of_few_tokens_a_teacher_and_evaluations_with_answers(finetune, fp3
     keys = ("loss", "divergence", "eval_loss", "eval_exact_match")
     for ours, theirs in zip(shared.rows, whole.rows, strict=True):
         for key in set(keys) & set(theirs):
-            assert ours[key] == pytest.approx(theirs[key], rel=1e-6, abs=1e-7), key
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-6, abs=1e-6), key
 
 
 def test_a_checkpoint_continues_with_another_number_of_processes_a_row(finetune, fp32):

@@ -1,4 +1,4 @@
-"""What each rank does: join, compare what must be the same, and make one all-reduce.
+"""What each rank does: join, compare what must be the same, and time an all-reduce; of shared rows also an all-to-all.
 
 Promises: a rank that does not answer within the time-out is named.
 """
@@ -16,6 +16,8 @@ from kit.tools.doctor.result import Report
 
 if TYPE_CHECKING:
     import torch
+
+    from kit.model.sequence_parallel import SequenceGroup
 
 # What a rank other than 0 waits before it reports that ranks did not join: rank 0, which knows which, reports first.
 _REPORT_DELAY_SECONDS = 3.0
@@ -61,7 +63,7 @@ def check_ranks(
     began = time.monotonic()
     try:
         settings = planned.recipe.model_dump(mode="json", exclude=OWN_OF_MACHINE)
-        accelerator, _ = start(recipe, topology, compared_facts(settings, topology, {}))
+        accelerator, load_plan = start(recipe, topology, compared_facts(settings, topology, {}))
     except UserError as error:  # ranks that differ, or an address
         if is_main():
             report.add(stage, "fail", "\n".join(map(str, error.problems)))
@@ -82,9 +84,32 @@ def check_ranks(
             report.add(stage, "fail", str(Problem(f"rank {rank()}", found, fix=WRONG_SUM_FIX)))
         elif is_main():
             report.add(stage, "ok", found)
+        if load_plan.sequence_group:
+            stage = "all-to-all"
+            watch.enter(Phase("in all-to-all"))
+            found = time_all_to_all(accelerator.device, load_plan.sequence_group)
+            if is_main():
+                report.add(stage, "ok", found)
         report.counts = sum(gather_object([report.counts]), Counter())
     except (RuntimeError, TrainingError) as error:
         fail(str(watch.explain(error) or error).splitlines()[0])
+
+
+def time_all_to_all(device: "torch.device", group: "SequenceGroup") -> str:
+    """Exchange values among the ranks that share rows, and return how fast. Called by all ranks."""
+    import torch
+    from torch import distributed
+
+    values = torch.ones(NUM_VALUES // group.size * group.size, device=device)
+    received = torch.empty_like(values)
+    fastest = float("inf")
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        distributed.all_to_all_single(received, values, group=group.group)
+        received.sum().item()  # waits for the device
+        fastest = min(fastest, time.perf_counter() - began)
+    rate = values.nbytes * (group.size - 1) / group.size / fastest
+    return f"{values.nbytes >> 20} MiB among {group.size} in {1e3 * fastest:.2f} ms: {rate / 1e9:.2f} GB/s"
 
 
 def check_all_reduce(device: "torch.device") -> tuple[str, bool]:
