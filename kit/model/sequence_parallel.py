@@ -189,7 +189,7 @@ def sequence_problems(size: int, settings: Any, config: Any, meta_model: Any, ro
     elif heads % size:
         found = f"{heads} attention heads"
         sizes = [str(n) for n in range(2, heads + 1) if heads % n == 0]
-        return [Problem("sequence_parallel_size", f"{size}, and {found}", f"one of {', '.join(sizes)}")]
+        return [Problem("sequence_parallel_size", f"{size}, with {found}", f"one of {', '.join(sizes)}")]
     else:
         return []
-    return [Problem("sequence_parallel_size", f"{size}, and a model with {found}", "1 for this model")]
+    return [Problem("sequence_parallel_size", f"{size}, with {found}", "1 for this model")]

@@ -288,7 +288,8 @@ def _batch_problems(settings: OptimSettings, num_processes: int, config: Acceler
     )
     found = f"{batch_size} is not divisible by {groups} x per_device_train_batch_size"
     found += f" {micro_batch_size} = {unit}"
-    return [Problem("global_batch_size", found, fix=FIX_OF_BATCH)]
+    few = "--sequence_parallel_size N: N processes share each sample"
+    return [Problem("global_batch_size", found, fix=few if batch_size < num_processes else FIX_OF_BATCH)]
 
 
 def _devices(strategy: Strategy) -> tuple[int, str]:

@@ -41,6 +41,19 @@ def test_a_plan_for_this_machine_counts_its_memory(capsys, monkeypatch):
     assert re.search(r"^full +fsdp_offload +no, host ", text, re.M) and "since full does not fit" in text
 
 
+def test_rows_that_fit_no_gpu_are_shared(capsys):
+    words = "--recipe llama-8b-lora --gpu rtx4090 --gpus 8 --max_length 131072 --global_batch_size 8"
+    text = printed(capsys, words)
+    assert "--sequence_parallel_size 8" in text and "GPUs a row" in text
+    longest = [
+        int(each.replace(",", ""))
+        for each in re.findall(r"([\d,]+)(?: tokens; if| with)", text.split("longest rows")[1])
+    ]
+    assert len(longest) == 4 and 1.8 < longest[-1] / longest[-2] < 2.2, text
+    assert main(["plan", *words.split(), "--sequence_parallel_size", "3"]) == 2
+    assert "3, of 8 GPUs and 32 attention heads; expected one of 1, 2, 4, 8" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_data_given_as_a_flag_are_counted(capsys, tmp_path):
     words = f"--model {ROOT}/recipes/tiny/model --gpu h100 --max_length 256"

@@ -49,6 +49,28 @@ def test_the_peak_is_that_of_the_simulation():
             assert planned == pytest.approx(simulated, rel=0.02), row  # 5 % are promised
 
 
+def test_gpus_that_share_rows_hold_a_part_of_them():
+    """By the same simulation, of two micro-batches on eight GPUs: four share each row, or all."""
+    for method, length, size, how, simulated in (
+        ("lora", 4096, 4, False, 2.78),
+        ("lora", 16384, 4, True, 1.82),
+        ("full", 16384, 8, False, 7.92),
+    ):
+        planned = predict(
+            workload(
+                "llama-1b",
+                method,
+                FSDP2,
+                8,
+                length,
+                micro_batches=2,
+                gradient_checkpointing=how,
+                sequence_parallel_size=size,
+            )
+        )
+        assert planned.tensors / GIB == pytest.approx(simulated, rel=0.02), (method, length)
+
+
 def test_a_rollout_takes_what_was_measured():
     """On a CPU in float32, by benchmarks/simulation/meter.py: MB of tensors while rows of prompts are answered."""
     tiny = json.loads((ROOT / "recipes/tiny/model/config.json").read_text())
