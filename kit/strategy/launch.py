@@ -165,7 +165,9 @@ def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe,
     if request.recipe and config:
         problems += _method_problems(request.recipe, request.recipe.optim, config)
         if wanted and checks_batch:
-            problems += config.groups.problems(wanted) + _batch_problems(request.recipe, wanted, config)
+            problems += config.groups.problems(wanted) + _batch_problems(
+                request.recipe, wanted, config.sequence_parallel_size
+            )
     raise_if(problems)
     assert request.recipe is not None and config is not None
     # A run that a launcher configures has the same output_dir whether it offloads and replicates or not.
@@ -207,7 +209,7 @@ def _plan(
         if recipe.activation_offload and device_type != "cuda":
             notes.append(f"activation_offload: no effect on {device_type}")
             recipe = recipe.model_copy(update={"activation_offload": False})
-    batch_problems = _batch_problems(recipe, num_processes, config)
+    batch_problems = _batch_problems(recipe, num_processes, config.sequence_parallel_size)
     return LaunchPlan(recipe, config, request.launch.config, topology, problems, batch_problems, notes)
 
 
@@ -274,10 +276,9 @@ def _package_problems(method: MethodSettings, optim: str, judges: list[str], rep
     ]
 
 
-def _batch_problems(settings: OptimSettings, num_processes: int, config: AccelerateConfig) -> list[Problem]:
-    """A problem if the processes cannot share the global batch in whole micro-batches."""
+def _batch_problems(settings: OptimSettings, num_processes: int, sharing: int = 1) -> list[Problem]:
+    """A problem if the processes cannot share the global batch in whole micro-batches; ``sharing`` of them share a row."""
     batch_size, micro_batch_size = settings.global_batch_size, settings.micro_batch_size
-    sharing = config.sequence_parallel_size
     if num_processes % sharing:
         return [Problem("sequence_parallel_size", f"{sharing} of {num_processes} processes", "a divisor of them")]
     unit = num_processes // sharing * micro_batch_size

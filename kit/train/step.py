@@ -88,7 +88,7 @@ def train_step(
     batch = objective.begin_step(prepared, batch)
     # DDP and FSDP average the gradients over the processes, but each term of the objective is a sum over data ranks,
     # and processes that share a row have each a part of its gradient.
-    num_processes = prepared.processes.count
+    num_processes = prepared.ranks.num_processes
     scales = [num_processes / divisor for divisor in objective.divisors(batch)]
     numbers = []  # for the metrics, float64 [n] of each micro-batch
     # Each micro-batch's part of the mean of the routers' losses, weighted by the targets. They are no sums over tokens,
@@ -180,7 +180,7 @@ def _check_gradients(prepared: "Prepared") -> None:
     """
     optimizer = prepared.optimizer
     assert optimizer is not None, "a step needs an optimiser"
-    if prepared.processes.count == 1 and optimizer.state:  # after the first step
+    if prepared.ranks.num_processes == 1 and optimizer.state:  # after the first step
         return
     if all(p.grad is not None or p.numel() == 0 for p in prepared.trained):  # in each step, so without the names
         return
@@ -189,7 +189,7 @@ def _check_gradients(prepared: "Prepared") -> None:
     if not without:
         return
     found = f"no gradient reaches {len(without)} of {len(named)} trainable weights: {', '.join(without[:3])}"
-    if prepared.processes.count == 1 and len(without) < len(named):
+    if prepared.ranks.num_processes == 1 and len(without) < len(named):
         say(f"warning: {found}; they stay as they are until a batch reaches them")
         return
     if len(without) == len(named):  # as torch 2.11 compiles 4-bit layers
@@ -218,7 +218,7 @@ def _report_still_adapters(prepared: "Prepared") -> None:
             p for each in layer.adapter_layer_names for p in getattr(layer, each).parameters() if p.requires_grad
         ]
         gradients = [own_part(p.grad).any().to(device) for p in trained if p.grad is not None]
-        is_alone = torch.tensor(prepared.processes.count == 1, device=device)
+        is_alone = torch.tensor(prepared.ranks.num_processes == 1, device=device)
         module = plain_name(name).removeprefix("base_model.model.")
         moves[module] = torch.stack(gradients).any() if gradients else is_alone
     if not moves:

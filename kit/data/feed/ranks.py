@@ -23,3 +23,8 @@ class Ranks:
     sum: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
     part: int = 0  # of each row, which this process computes: from 0
     num_parts: int = 1
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes of all data ranks."""
+        return self.count * self.num_parts
