@@ -277,7 +277,7 @@ def _package_problems(method: MethodSettings, optim: str, judges: list[str], rep
 
 
 def _batch_problems(settings: OptimSettings, num_processes: int, sharing: int = 1) -> list[Problem]:
-    """A problem if the processes cannot share the global batch in whole micro-batches; ``sharing`` of them share a row."""
+    """A problem if groups of ``sharing`` processes cannot share the global batch in whole micro-batches."""
     batch_size, micro_batch_size = settings.global_batch_size, settings.micro_batch_size
     if num_processes % sharing:
         return [Problem("sequence_parallel_size", f"{sharing} of {num_processes} processes", "a divisor of them")]
