@@ -24,7 +24,7 @@ def teacher_settings(recipe: Recipe) -> Recipe:
     """Return the recipe as if the teacher were its model, frozen and without adapters."""
     changes: dict[str, Any] = {
         "model_name_or_path": recipe.teacher,
-        "model_revision": None,
+        "model_revision": recipe.teacher_revision,
         "adapter_name_or_path": None,
         "method": "qlora" if recipe.teacher_in_4bit else "lora",  # frozen weights have the compute dtype
         "freeze": None,
