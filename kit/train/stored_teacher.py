@@ -123,8 +123,8 @@ class StoredTeacher:
             stored, exact = prepared.model(**known.model_inputs(), target_values=both).mean(dim=0).tolist()
         held = float(known.per_target[_LOGPS][:num, : self.num_tokens].double().exp().sum(dim=1).mean())
         return (
-            f"teacher: its {self.num_tokens} most probable tokens of each target, and the rest together; on {num} targets"
-            f" these hold {held:.2%} of the probability, and their divergence is {stored:.4g} nats of {exact:.4g}"
+            f"teacher: of each target its {self.num_tokens} most probable tokens, and the rest together; on {num} "
+            f"targets they hold {held:.2%} of the probability, and the divergence is {stored:.4g} of {exact:.4g} nats"
         )
 
 

@@ -257,7 +257,7 @@ class ObjectiveSettings(BaseModel):
         if self.z_loss_coef:
             return 20
         if self.declared.has_teacher:
-            return 52 if self.divergence == "jsd" else 34
+            return 25 if self.teacher_top_k else 48 if self.divergence == "jsd" else 30
         return 12 if self.label_smoothing_factor or self.objective == "eaft" else 0
 
     @property
