@@ -29,7 +29,7 @@ import torch.nn.functional as F
 
 from kit.data.feed.batches import on_device
 from kit.strategy.float64 import in_float64
-from kit.strategy.weights import whole_tensor
+from kit.strategy.weights import reshard, whole_tensor
 from kit.train.reference import without_gradients
 from kit.train.supervised import SupervisedLoss
 
@@ -70,7 +70,9 @@ class Teacher:
         """Return the batch with the hidden states that predict each target. Called by all ranks."""
         with without_gradients(self.prepared):
             on_its_device = on_device(batch.micro_batches, self.prepared.accelerator.device)
-            return replace(batch, micro_batches=[self.with_states(micro_batch) for micro_batch in on_its_device])
+            known = [self.with_states(micro_batch) for micro_batch in on_its_device]
+        reshard(self.prepared.model)  # its head would stay gathered beside the student
+        return replace(batch, micro_batches=known)
 
     def with_states(self, micro_batch: "MicroBatch") -> "MicroBatch":
         """Return a micro-batch of its device with these states."""
