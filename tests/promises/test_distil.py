@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 from functools import partial
 
 import pytest
@@ -29,7 +30,7 @@ def with_cache(folder, *_):
 # Config, processes and rows of a micro-batch.
 SPREAD = [("single", 1, 3), ("single", 1, 8), ("ddp", 2, 1), ("ddp", 2, 8), ("fsdp", 2, 3), ("fsdp", 2, 8)]
 SPREAD += [("fsdp_hybrid", 4, 1), ("fsdp_hybrid", 4, 3)]
-LONG = {"max_steps": 20, "global_batch_size": 96}
+LONG = {"max_steps": 20, "global_batch_size": 48, "max_length": 64, "max_train_samples": 48}
 CASES = [
     ({"method": "full", "divergence": "jsd", "packing": True, "cross_entropy_weight": 0.3}, [("fsdp", 2, 4)]),
     ({"method": "lora", "distil_temperature": 2.0, "teacher_top_k": 16}, [("fsdp_hybrid", 4, 2)]),
@@ -104,6 +105,47 @@ def test_a_stopped_run_continues_bit_for_bit_and_not_with_another_teacher(finetu
     shutil.rmtree(half.folder / "final")
     changed = finetune("half", **flags)
     assert changed.status == 2 and "the weights at teacher are others" in changed.output, changed.output
+
+
+def dies(moment, folder, rank):
+    """In a rank, before the script: SIGKILL at that moment. Blocks are so small that there are several."""
+    import kit.train.step
+    import kit.train.stored_teacher
+
+    with_cache(folder)
+    kit.train.stored_teacher.BLOCK_VALUES = 2048
+    module, name, number = {
+        "in the teacher's pass": (kit.train.stored_teacher, "_store", 3),
+        "in a step": (kit.train.step, "train_step", 5),
+        "never": (kit.train.step, "train_step", 0),
+    }[moment]
+    real, calls = getattr(module, name), []
+
+    def call(*args, **options):
+        calls.append(1)
+        if len(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **options)
+
+    setattr(module, name, call)
+
+
+@pytest.mark.parametrize(("config", "processes"), matrix([("single", 1)], rest=[("ddp", 2), ("fsdp", 2)]))
+def test_a_run_that_is_killed_continues_bit_for_bit_without_the_teacher(finetune, teacher, tmp_path, config, processes):
+    teacher = shutil.copytree(teacher, tmp_path / "teacher")
+    flags = {"objective": "distil", "teacher": teacher, "method": "full", "teacher_top_k": 8, "divergence": "jsd"}
+    flags |= {"save_steps": 2, "async_save": False, "config": config, "processes": processes}
+    whole = finetune.ok("whole", **flags, prepare=partial(dies, "never", tmp_path / "other"))
+    for moment in ("in the teacher's pass", "in a step"):
+        killed = finetune("run", **flags, prepare=partial(dies, moment, tmp_path / "own"))
+        assert killed.status == -signal.SIGKILL, killed.output
+    stored = re.findall(r"storing its 8 most probable tokens of \d+ targets", killed.output)
+    assert len(stored) == 1, killed.output
+    again = finetune.ok("run", **flags, prepare=partial(dies, "never", tmp_path / "own"))
+    assert "continuing after step 4 of 6" in again.output and "targets are in the cache" in again.output
+    assert again.losses == whole.losses
+    names = [each.relative_to(whole.folder) for each in (whole.folder / "final").glob("*.safetensors")]
+    assert names and all((again.folder / each).read_bytes() == (whole.folder / each).read_bytes() for each in names)
 
 
 def test_an_answer_of_the_data_teaches_on_policy_what_it_teaches_off_policy(finetune, fp32, teacher, tmp_path):
