@@ -170,7 +170,7 @@ def _advice(recipe: "Recipe", trains: bool) -> str:
         lines = [
             "cheapest first; the same command with one of these goes on from the last checkpoint, but * is another run"
         ]
-    settings = _SETTINGS
+    settings: tuple[tuple[str, str, str], ...] = _SETTINGS
     if recipe.teacher:
         settings += _OF_TEACHER if not recipe.teacher_top_k and not recipe.on_policy_share else _OF_TEACHER[:1]
     for key, value, cost in (*settings, ("max_length", str(recipe.max_length // 2), "longer samples")):

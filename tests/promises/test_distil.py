@@ -166,6 +166,15 @@ def test_a_teacher_that_cannot_judge_is_refused_before_anything_loads(finetune, 
     tokenizer = AutoTokenizer.from_pretrained(other)
     tokenizer.add_tokens(["fox"])
     tokenizer.save_pretrained(other)
+    swapped = shutil.copytree(teacher, tmp_path / "swapped")
+    core = json.loads((swapped / "tokenizer.json").read_text())
+    vocab = core["model"]["vocab"]
+    vocab["\u0120cat"], vocab["\u0120fish"] = vocab["\u0120fish"], vocab["\u0120cat"]
+    (swapped / "tokenizer.json").write_text(json.dumps(core))
+    resized = shutil.copytree(teacher, tmp_path / "resized")
+    tokenizer = AutoTokenizer.from_pretrained(resized)
+    tokenizer.add_tokens(["<|unheard_of|>"], special_tokens=True)
+    tokenizer.save_pretrained(resized)
     short = make_model(tmp_path / "short", max_position_embeddings=128)
     quantised = shutil.copytree(teacher, tmp_path / "quantised")
     config = json.loads((quantised / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
@@ -174,6 +183,7 @@ def test_a_teacher_that_cannot_judge_is_refused_before_anything_loads(finetune, 
         ({"teacher": quantised}, r"teacher: a quantised checkpoint \(gptq\)"),
         ({}, "teacher: none given"),
         ({"teacher": other}, "other ids than that of"),
+        ({"teacher": swapped}, "2 tokens of its vocabulary, such as '\u0120cat', have other ids than in that of"),
         ({"teacher": short}, "128 positions"),
         ({"teacher": tmp_path / "none"}, "teacher: .*no such folder"),
         ({"teacher": teacher, "objective": "sft"}, "teacher: .*objective sft does not read it"),
@@ -184,3 +194,4 @@ def test_a_teacher_that_cannot_judge_is_refused_before_anything_loads(finetune, 
         run = finetune(f"refused-{words[:9]}", **{"objective": "distil"} | flags)
         assert run.status == 2 and re.search(words, run.output), (words, run.output)
         assert "Traceback" not in run.output
+    finetune.ok("padded", objective="distil", teacher=resized, method="lora", max_steps=1)
