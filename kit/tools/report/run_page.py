@@ -38,7 +38,7 @@ _CURVES = (
     _Curve("log-probability of an answer, nats", ("logps/chosen", "logps/rejected"), 1, True, ("chosen", "rejected")),
     _Curve("prompts whose answers have one reward, %", ("frac_reward_zero_std",), 100),
     _Curve("divergence from the teacher, nats", ("divergence",)),
-    _Curve("same first choice as the teacher, % of the targets", ("teacher_agreement",), 100),
+    _Curve("same first choice as the teacher, %", ("teacher_agreement",), 100),
     _Curve("entropy of the next token, nats", ("entropy", "teacher_entropy"), names=("model", "teacher")),
     _Curve("mean length of the answers, tokens", ("completions/mean_length",)),
     _Curve("kl to the reference, nats", ("kl", "eval_kl")),
