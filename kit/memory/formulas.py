@@ -85,6 +85,8 @@ def predict(workload: Workload) -> Memory:
     # Of an offloaded run, what is divided is in the host's memory.
     share = sum(_frozen(workload, workload.num_shards).values()) + sum(_trained(workload).values())
     whole = sum(_frozen(workload, shards=1).values()) or WEIGHT_BYTES * workload.trainable_parameters
+    if teacher := workload.as_teacher:  # one is loaded after the other
+        whole = max(whole, sum(_frozen(teacher, shards=1).values()))
     host = host_bytes(workload, share, int(whole))
     return Memory(components=components, moment=moment, host=host, disk=disk_bytes(workload))
 
@@ -157,9 +159,9 @@ def _teacher_alone(workload: Workload) -> Iterator["Counter[str]"]:
     there = Counter({TEACHER: _teacher(replace(workload, micro_batches=1))})
     for parts in _teacher_pass(teacher):
         yield there + parts
-    # Logits as the head gives them, in float32, divided, without the most probable ones, and as a sum exponentiates.
+    # Logits in float32, divided, without the most probable ones, and as a sum exponentiates.
     chunk = min(teacher.tokens, chunk_size(teacher.shape.vocab_size, 1, head_trains=False))
-    yield there + Counter({LOGITS: (teacher.compute_bytes + 16) * teacher.shape.vocab_size * chunk})
+    yield there + Counter({LOGITS: 16 * teacher.shape.vocab_size * chunk})
 
 
 def _gradients(workload: Workload) -> float:

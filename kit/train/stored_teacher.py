@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from accelerate.utils.memory import clear_device_cache
 
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
 from kit.console import say
@@ -202,12 +203,13 @@ def store_teacher(
         for number in missing:
             asked = _Asked(samples, parts[number], starts - bounds[number], k, size, recipe.distil_temperature)
             num_probed = NUM_PROBED if number == 0 else 0
-            values = asked.answers(teacher, ranks, recipe.eval_batch_size, pad_token_id, progress, num_probed)
+            values = asked.answers(teacher, ranks, recipe.micro_batch_size, pad_token_id, progress, num_probed)
             with together(accelerator):  # an error on one rank stops all ranks
                 if accelerator.is_local_main_process:
                     _store(folders[number], values, recipe.teacher or "")
         del teacher
         accelerator.free_memory()
+        clear_device_cache(garbage_collection=True)  # the model is part of cycles
     entries = [open_entry(folder) for folder in folders]
     assert all(entries), "a block vanished from the cache"
     blocks = [entry[0] for entry in entries if entry]
@@ -284,7 +286,7 @@ def _store(folder: Any, values: Mapping[str, np.ndarray], teacher: str) -> None:
         writer = Writer(folder)
         try:
             writer.append(values)
-            writer.finish({"about": {"model": teacher}})
+            writer.finish({"about": {"teacher": teacher, "num_values": len(values[_IDS])}})
         except BaseException:
             writer.discard()
             raise

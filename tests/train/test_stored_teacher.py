@@ -1,6 +1,8 @@
 """What is stored of a teacher is its own, computed once, and teaches what the equations over K + 1 outcomes say."""
 
+import weakref
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -112,10 +114,14 @@ def store(model_folder, tmp_path, monkeypatch):
         accelerator = Accelerator(cpu=True)
         settings = teacher_settings(recipe)
         config = open_config(settings)
-        model = build_teacher(settings, config, LoadPlan(compute_dtype="float32", device="cpu"), recipe.packing)
-        calls = []
+        build = partial(
+            build_teacher, settings, config, LoadPlan(compute_dtype="float32", device="cpu"), recipe.packing
+        )
+        calls, opened = [], []
 
         def open_teacher():
+            model = build()
+            opened.append(weakref.ref(model))
             model.register_forward_hook(lambda *_: calls.append(1))
             if spoil:
                 spoil(model)
@@ -123,7 +129,8 @@ def store(model_folder, tmp_path, monkeypatch):
 
         given = accelerator, recipe, config, data, total_steps, 320, 0, lambda items, name, total: items
         stored = store_teacher(open_teacher, *given)
-        return SimpleNamespace(stored=stored, samples=data.train, num_calls=len(calls), model=model)
+        assert all(model() is None for model in opened), "the teacher is still there"
+        return SimpleNamespace(stored=stored, samples=data.train, num_calls=len(calls), model=build())
 
     return store
 
@@ -199,4 +206,4 @@ def test_a_vocabulary_smaller_than_k_is_stored_whole(store):
 def test_a_teacher_that_gives_no_numbers_is_named_with_the_sample(store):
     with pytest.raises(TrainingError, match=r"no probability, first in .*answers.jsonl:\d+"):
         store(spoil=lambda model: model.lm_head.weight.data.fill_(float("nan")))
-    assert not entries()
+    assert not list(cache_folder().glob(f"{stored_teacher.FOLDER}/*/"))
