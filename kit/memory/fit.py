@@ -23,7 +23,9 @@ GIB = 2**30
 MARGIN = 0.05
 # Tokens of a micro-batch beyond which larger products are hardly faster, and only take more memory.
 ENOUGH_TOKENS = 16384
-FOR_TEACHER = "--teacher_in_4bit true, or --teacher_top_k 64, make room of the teacher"
+FOR_TEACHER = (
+    "--teacher_in_4bit true makes the teacher smaller; with --teacher_top_k 64 it is gone when training begins"
+)
 # From the fastest to the one that takes the least memory.
 CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
 
