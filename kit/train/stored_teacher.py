@@ -15,6 +15,7 @@ Promises:
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,32 +102,36 @@ class StoredTeacher:
     def describe(self, prepared: "Prepared", settings: "ObjectiveSettings") -> str:
         """Return a line about what the truncation loses, measured on a few targets. Called by all ranks."""
         whole = torch.from_numpy(self.blocks[0]["whole"].reshape(-1, self.size).copy())  # [P, V]
-        num = len(whole)
-        first = self.chosen[: np.searchsorted(self.starts[self.chosen], num)]
         collator = Collator(1, self.pad_token_id, packing=False, max_length=int(self.samples.row_lengths.max()))
-        micro_batch = collator.collate(self.samples, list(first[:, None]))
-        known = self._known(micro_batch)
-        known = replace(
-            known,
-            target_positions=known.target_positions[:num],
-            targets=known.targets[:num],
-            per_target={_LOGPS: known.per_target[_LOGPS], _IDS: known.per_target[_IDS], "whole": whole},
-        ).to(prepared.accelerator.device)
-
-        def both(logits: torch.Tensor, rows: slice) -> torch.Tensor:
-            p, q, _ = self.compare(known, logits, rows, settings.distil_temperature)
-            all_q = (logits[:, : self.size] / settings.distil_temperature).log_softmax(dim=-1)
-            kind, weight = settings.divergence, settings.reward_scale
-            values = divergence(p, q, kind, weight), divergence(known.per_target["whole"][rows], all_q, kind, weight)
-            return torch.stack(values, dim=1)
-
+        values = []
         with without_gradients(prepared):
-            stored, exact = prepared.model(**known.model_inputs(), target_values=both).mean(dim=0).tolist()
-        held = float(known.per_target[_LOGPS][:num, : self.num_tokens].double().exp().sum(dim=1).mean())
+            for i in self.chosen[: np.searchsorted(self.starts[self.chosen], len(whole))]:  # one at a time has room
+                known = self._known(collator.collate(self.samples, [np.array([i])]))
+                rows = whole[self.starts[i] :][: len(known.targets)]
+                known = replace(
+                    known,
+                    target_positions=known.target_positions[: len(rows)],
+                    targets=known.targets[: len(rows)],
+                    per_target=known.per_target | {"whole": rows},
+                ).to(prepared.accelerator.device)
+                losses = partial(self._truncation, known, settings)
+                values.append(prepared.model(**known.model_inputs(), target_values=losses))
+        stored, exact, held = torch.cat(values).mean(dim=0).tolist()
         return (
-            f"teacher: of each target its {self.num_tokens} most probable tokens, and the rest together; on {num} "
-            f"targets they hold {held:.2%} of the probability, and the divergence is {stored:.4g} of {exact:.4g} nats"
+            f"teacher: of each target its {self.num_tokens} most probable tokens, and the rest together; on "
+            f"{len(whole)} targets they hold {held:.2%} of the probability, and the divergence is {stored:.4g} of {exact:.4g} nats"
         )
+
+    def _truncation(
+        self, known: MicroBatch, settings: "ObjectiveSettings", logits: torch.Tensor, rows: slice
+    ) -> torch.Tensor:
+        """The divergence of what is stored and of all tokens, and the probability of those stored, float32 [C, 3]."""
+        kind, weight, temperature = settings.divergence, settings.reward_scale, settings.distil_temperature
+        p, q, _ = self.compare(known, logits, rows, temperature)
+        all_q = (logits[:, : self.size] / temperature).log_softmax(dim=-1)
+        all_p = known.per_target["whole"][rows]
+        held = p[:, : self.num_tokens].exp().sum(dim=1)
+        return torch.stack([divergence(p, q, kind, weight), divergence(all_p, all_q, kind, weight), held], dim=1)
 
 
 def _width(num_tokens: int, size: int) -> int:
