@@ -119,7 +119,8 @@ class StoredTeacher:
         stored, exact, held = torch.cat(values).mean(dim=0).tolist()
         return (
             f"teacher: of each target its {self.num_tokens} most probable tokens, and the rest together; on "
-            f"{len(whole)} targets they hold {held:.2%} of the probability, and the divergence is {stored:.4g} of {exact:.4g} nats"
+            f"{len(whole)} targets they hold {held:.2%} of the probability, "
+            f"and the divergence is {stored:.4g} of {exact:.4g} nats"
         )
 
     def _truncation(
