@@ -21,6 +21,7 @@ from kit.tools.plan.models import find_shape  # noqa: E402
 GIB = 2**30
 EIGHT = {"strategy": FSDP2, "num_gpus": 8}
 COPIES = {"strategy": HYBRID, "num_gpus": 16, "num_replicas": 2}
+TAUGHT = {"objective": "distil", "teacher": "llama-8b", "logit_bytes": 30}
 # Each method, strategy, kind of checkpointing and objective.
 CASES: dict[str, dict[str, Any]] = {
     "full": {"method": "full"},
@@ -36,6 +37,9 @@ CASES: dict[str, dict[str, Any]] = {
     "dpo, lora, fsdp": {"objective": "dpo", "method": "lora", **EIGHT, "length": 1024},
     "dpo, lora, none": {"objective": "dpo", "method": "lora", "gradient_checkpointing": False, "length": 1024},
     "dpo, full, packs": {"objective": "dpo", "method": "full", **EIGHT, "packing": True, "length": 1024},
+    "distil, full": {**TAUGHT, "method": "full"},
+    "distil, lora, fsdp": {**TAUGHT, "method": "lora", **EIGHT},
+    "distil, lora, 4 bits": {**TAUGHT, "method": "lora", "teacher_in_4bit": True},
     "kto, qlora": {"objective": "kto", "method": "qlora", "gradient_checkpointing": False, "length": 1024},
 }
 
@@ -55,7 +59,8 @@ def main() -> None:
             "gradient_checkpointing": True,
         }
         values |= CASES[name]
-        workload = Workload(**values | {"shape": find_shape(values["shape"])})
+        shapes = {key: find_shape(values[key]) for key in ("shape", "teacher") if key in values}
+        workload = Workload(**values | shapes)
         simulated, planned = simulate(workload).tensors, predict(workload).tensors
         worst = max(worst, abs(planned / simulated - 1))
         print(f"| {name} | {simulated / GIB:.2f} | {planned / GIB:.2f} | {planned / simulated - 1:+.1%} |", flush=True)

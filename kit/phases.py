@@ -27,6 +27,7 @@ LOADING = Phase(
     ),
 )
 REFERENCE = Phase("computing the reference", "the reference's forward passes", ("kit.train.precompute.add_references",))
+TEACHER = Phase("asking the teacher", "the teacher's forward passes", ("kit.train.stored_teacher.store_teacher",))
 READING = Phase("reading data", "reading data", ("kit.data.feed.feed.take", "kit.data.feed.stream.take"))
 ROLLING_OUT = Phase("rolling out", "a rollout", ("kit.train.rollouts.take",))
 TRAINING = Phase("training", "training")
@@ -44,6 +45,7 @@ WRITING_FINAL = Phase("writing the final model", "writing the final model", ("ki
 _TRACED = (
     LOADING,
     REFERENCE,
+    TEACHER,
     READING,
     ROLLING_OUT,
     COMPARING,

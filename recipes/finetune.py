@@ -72,6 +72,7 @@ def main() -> None:
     from kit.train.rollouts import Rollouts
     from kit.train.schedule import evaluation_is_due, learning_rate, save_is_due
     from kit.train.step import nonfinite_error, rebuild_gradient_buckets, seed_everything, train_step
+    from kit.train.stored_teacher import StoredTeacher, store_teacher
 
     interrupt.raise_on_ctrl_c()
 
@@ -104,6 +105,26 @@ def main() -> None:
     check_shared(accelerator, folder.path)
     state = folder.resume(accelerator)  # of an earlier checkpoint, if the newest is damaged
     folder.check_continues(state.step, total_steps)  # as the checkpoint may be another one now
+
+    def open_teacher() -> Teacher:
+        with together(accelerator), naming_teacher():
+            frozen = build_teacher(teacher_settings(recipe), checked.teacher_config, load_plan, recipe.packing)
+        return Teacher(prepare(accelerator, topology, frozen))
+
+    teacher: Teacher | StoredTeacher | None = None
+    if recipe.teacher_top_k:  # alone on the device
+        guard.enter(phases.TEACHER)
+        teacher = store_teacher(
+            open_teacher,
+            accelerator,
+            recipe,
+            checked.teacher_config,
+            data,
+            total_steps,
+            checked.vocab_size,
+            pad_id(tokenizer),
+            guard.progress,
+        )
     guard.enter(phases.LOADING)
     with together(accelerator):
         model = build_model(
@@ -128,12 +149,9 @@ def main() -> None:
     parts += prove_head(prepared, checked.vocab_size)
     if layers:
         compile_first(prepared, layers, recipe, recipe.num_rows)
-    teacher = None
     if recipe.teacher:
-        with together(accelerator), naming_teacher():
-            frozen = build_teacher(teacher_settings(recipe), checked.teacher_config, load_plan, recipe.packing)
-        teacher = Teacher(prepare(accelerator, topology, frozen))
-        parts.append(teacher.description)
+        teacher = teacher or open_teacher()
+        parts.append(teacher.describe(prepared, recipe))
     if recipe.precomputes_reference:  # with the weights from which the run begins
         guard.enter(phases.REFERENCE)
         add_references(

@@ -12,7 +12,7 @@ from kit.export import final as export
 from kit.model import load as model
 from kit.phases import BY_FUNCTION, Phase
 from kit.strategy import accelerator as strategy
-from kit.train import head_proof, isolation, precompute, preference, reference, rollouts
+from kit.train import head_proof, isolation, precompute, preference, reference, rollouts, stored_teacher
 
 
 def test_the_functions_that_show_the_phase_exist():
@@ -26,7 +26,18 @@ def test_the_functions_that_show_the_phase_exist():
         "kit.train.preference": preference.KahnemanTversky,
         "kit.train.rollouts": rollouts.Rollouts,
     }
-    modules = (checkpoint, evaluate, export, head_proof, isolation, model, precompute, reference, strategy)
+    modules = (
+        checkpoint,
+        evaluate,
+        export,
+        head_proof,
+        isolation,
+        model,
+        precompute,
+        reference,
+        stored_teacher,
+        strategy,
+    )
     holders |= {module.__name__: module for module in modules}
     for name in BY_FUNCTION:
         module, _, function = name.rpartition(".")

@@ -38,7 +38,7 @@ from benchmarks.simulation.fake_tensors import (
     teach_fake_tensors,
 )
 from benchmarks.simulation.gradients import all_gradients
-from benchmarks.simulation.labels import label_storages
+from benchmarks.simulation.labels import label_frozen, label_storages
 from benchmarks.simulation.meter import FLOPS, Meter, Tally
 from benchmarks.simulation.simulate import set_rank_0_variables
 from benchmarks.simulation.storages import GRADIENTS
@@ -49,10 +49,12 @@ from kit.data.feed.feed import Feed, GlobalBatch
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
 from kit.data.samples.table import PREFERENCE, Table
-from kit.model.load import attention_of, build_model, open_config
+from kit.model.load import attention_of, build_model, build_teacher, open_config
+from kit.model.teacher import teacher_settings
 from kit.strategy.gradients import hold_in_float32, trains_in_bf16
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
+from kit.train.distil import Teacher
 from kit.train.objective import build_objective
 from kit.train.optim import build_optimizer
 from kit.train.step import rebuild_gradient_buckets, seed_everything, train_step
@@ -156,7 +158,15 @@ class FakeRun:
         self.prepared = kit.strategy.accelerator.prepare(accelerator, topology, model, optimizer)
         del model, optimizer
         label_storages(self._meter, self.prepared)
+        self.teacher = self._teacher(accelerator, plan) if recipe.teacher else None
         return plan.compute_dtype
+
+    def _teacher(self, accelerator: Any, plan: Any) -> Teacher:
+        settings = teacher_settings(self._recipe)
+        model = build_teacher(settings, open_config(settings), plan, self._recipe.packing)
+        teacher = Teacher(kit.strategy.accelerator.prepare(accelerator, self._topology, model))
+        label_frozen(self._meter, teacher.prepared.model, "teacher")
+        return teacher
 
     def samples(self, num_micro_batches: int) -> RandomSamples:
         """Return samples that fill ``num_micro_batches`` on every rank; if the recipe packs, with four in each pack."""
@@ -206,7 +216,7 @@ class FakeRun:
             rebuild_gradient_buckets(prepared, batch)
             self._buckets_are_rebuilt = True
         seed_everything(0, 0, 0)
-        objective = build_objective(recipe, samples.dataset_names)
+        objective = build_objective(recipe, samples.dataset_names, self.teacher)
         train_step(prepared, objective, batch, 1e-4, 1.0, before_update=before_update)
 
     def batch(self, samples: RandomSamples, num_micro_batches: int) -> GlobalBatch:

@@ -14,17 +14,27 @@ if TYPE_CHECKING:
 BACKWARD = "backward"  # the moment before a backward pass
 
 
+def label_frozen(meter: Meter, model: torch.nn.Module, component: str) -> None:
+    """Label all weights of a model that is there beside."""
+    meter.hold([*model.parameters(), *model.buffers()], component)
+    _label_4bit(meter, model, component)
+
+
+def _label_4bit(meter: Meter, model: torch.nn.Module, component: str) -> None:
+    for module in model.modules():
+        state = getattr(module, "quant_state", None)
+        if state is not None:
+            tables = [value for part in (state, state.state2) for value in vars(part).values()]
+            meter.hold([module.weight, *tables], component)
+
+
 def label_storages(meter: Meter, prepared: "Prepared") -> None:
     """Label the weights of a run, and its gradients and optimiser state from now on; mark ``BACKWARD``."""
     model, optimizer = prepared.model, prepared.optimizer
     assert optimizer is not None
     for parameter in model.parameters():
         meter.hold([parameter], "trainable weights" if parameter.requires_grad else "frozen weights")
-    for module in model.modules():
-        state = getattr(module, "quant_state", None)
-        if state is not None:
-            tables = [value for part in (state, state.state2) for value in vars(part).values()]
-            meter.hold([module.weight, *tables], "4-bit weights")
+    _label_4bit(meter, model, "4-bit weights")
     meter.hold(model.buffers(), "buffers")
     backward = prepared.accelerator.backward
 

@@ -140,6 +140,8 @@ def _settings(workload: Workload) -> dict[str, Any]:
         "activation_offload": workload.activation_offload,
         "tiled_mlp": workload.tiled_mlp,
         "objective": workload.objective,
+        "teacher": workload.teacher and str(workload.teacher.folder.resolve()),
+        "teacher_in_4bit": workload.teacher_in_4bit,
         "precompute_reference": workload.declared.has_reference and workload.precompute_reference,
         "lora_r": workload.lora_r,
         "lora_target_modules": list(workload.lora_targets or ()) or "all-linear",

@@ -12,12 +12,12 @@ from kit.errors import Problem, UserError
 from kit.visible import joined
 
 HELP = "list or verify what the cache holds, and remove what no run has used for long"
-_FOLDERS = ("samples", "references")  # of the cache, with entries
+_FOLDERS = ("samples", "references", "teachers")  # of the cache, with entries
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of the cache: a tokenised data set, or the log-probabilities that a reference gives to one."""
+    """An entry of the cache: a tokenised data set, or log-probabilities that a reference or a teacher gives to one."""
 
     folder: Path
     num_bytes: int

@@ -3,6 +3,7 @@
 import math
 
 from kit.console import announce_wait, show
+from kit.memory.fit import FOR_TEACHER
 from kit.tools.plan.ask import OWN, Ask, read_ask
 from kit.tools.plan.lengths import Lengths, measure_lengths, read_training_data
 from kit.tools.plan.search import Option, options, recommend
@@ -37,7 +38,7 @@ def _plan(ask: Ask) -> list[str]:
     title = f"{ask.shape.name}, {ask.shape.num_parameters:,} parameters; {rows_of(base)}"
     if best is None:
         none = "Nothing fits. A smaller --max_length, a smaller model, or more GPUs or host memory."
-        return [title, where, "", *ways(found), "", none]
+        return [title, where, "", *ways(found), "", f"{none} {FOR_TEACHER}." if ask.teacher else none]
     own = best.workload
     lines = [title, where, "", f"Recommended: {own.method} with {own.config}"]
     if own.method != recipe.method:

@@ -23,6 +23,9 @@ GIB = 2**30
 MARGIN = 0.05
 # Tokens of a micro-batch beyond which larger products are hardly faster, and only take more memory.
 ENOUGH_TOKENS = 16384
+FOR_TEACHER = (
+    "--teacher_in_4bit true makes the teacher smaller; with --teacher_top_k 64 it is gone when training begins"
+)
 # From the fastest to the one that takes the least memory.
 CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
 
@@ -170,4 +173,6 @@ def memory_problems(workload: Workload | None, topology: Topology) -> list[Probl
         "--gradient_checkpointing true, then --per_device_train_batch_size 1; `kit plan` with the same flags says what "
         "fits; --skip_memory_check true starts it all the same"
     )
+    if workload.teacher:
+        fix += f"; {FOR_TEACHER}"
     return [Problem("memory", found, fix=fix)]

@@ -11,7 +11,7 @@ assumed (``CONTEXT_BYTES`` and so on).
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kit.memory.activations import beside_tiles, held, in_tile, is_autocast, kept, masks, passing, stream
 from kit.memory.host import disk_bytes, host_bytes
@@ -74,6 +74,7 @@ def predict(workload: Workload) -> Memory:
     """Predict the memory of ``workload``."""
     held = _held(workload) + Counter({ACTIVATIONS: workload.tokens * masks(workload)})
     moments = [(name, held + parts) for name, parts in _moments(workload)]
+    moments += [("teacher's pass", parts) for parts in _teacher_alone(workload)]
     moment, peak = max(moments, key=lambda entry: entry[1].total())
     components = {name: int(peak[name]) for name in TENSORS if peak[name] > 0}
     components[CONTEXT] = CONTEXT_BYTES
@@ -84,6 +85,8 @@ def predict(workload: Workload) -> Memory:
     # Of an offloaded run, what is divided is in the host's memory.
     share = sum(_frozen(workload, workload.num_shards).values()) + sum(_trained(workload).values())
     whole = sum(_frozen(workload, shards=1).values()) or WEIGHT_BYTES * workload.trainable_parameters
+    if teacher := workload.as_teacher:  # one is loaded after the other
+        whole = max(whole, sum(_frozen(teacher, shards=1).values()))
     host = host_bytes(workload, share, int(whole))
     return Memory(components=components, moment=moment, host=host, disk=disk_bytes(workload))
 
@@ -111,7 +114,7 @@ def _trained(workload: Workload) -> dict[str, float]:
 
 def _held(workload: Workload) -> "Counter[str]":
     """Bytes that a GPU holds in every moment of a step, from the second step on."""
-    beside = Counter({TEACHER: _teacher(workload)})
+    beside = Counter({TEACHER: 0 if workload.teacher_top_k else _teacher(workload)})
     if workload.strategy.offloads:
         return beside + Counter({FOUR_BIT: _frozen(workload, workload.num_shards).get(FOUR_BIT, 0)})
     held = beside + Counter(_trained(workload))
@@ -133,6 +136,32 @@ def _teacher(workload: Workload) -> float:
     head = model.compute_bytes * model.shape.embedding_parameters if model.sharded else 0
     states = model.compute_bytes * model.micro_batches * model.tokens * model.shape.hidden_size
     return weights + head + states
+
+
+def _teacher_pass(teacher: Workload) -> Iterator["Counter[str]"]:
+    """Bytes in a teacher's pass, of which autograd keeps nothing: in a feed-forward part, and as its head is gathered.
+
+    Args:
+        teacher: ``Workload.as_teacher``.
+    """
+    gathered = 2 * _gathered_layer(teacher) if teacher.sharded else 0
+    passing_by = 4 * teacher.compute_bytes * teacher.shape.intermediate_size + 2 * stream(teacher)
+    yield Counter({ACTIVATIONS: teacher.tokens * passing_by, GATHERED: gathered})
+    if teacher.sharded:
+        yield Counter({GATHERED: _gathering(teacher)[GATHERED]})
+
+
+def _teacher_alone(workload: Workload) -> Iterator["Counter[str]"]:
+    """Bytes of a GPU in the passes of a teacher that is gone when the student is loaded."""
+    teacher = workload.as_teacher
+    if teacher is None or not workload.teacher_top_k:
+        return
+    there = Counter({TEACHER: _teacher(replace(workload, micro_batches=1))})
+    for parts in _teacher_pass(teacher):
+        yield there + parts
+    # Logits in float32, divided, without the most probable ones, and as a sum exponentiates.
+    chunk = min(teacher.tokens, chunk_size(teacher.shape.vocab_size, 1, head_trains=False))
+    yield there + Counter({LOGITS: 16 * teacher.shape.vocab_size * chunk})
 
 
 def _gradients(workload: Workload) -> float:
@@ -161,11 +190,10 @@ def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
         yield "gathering", _gathering(workload)
         if workload.passes and not shape.tied:
             yield "gathering after a pass without gradients", _gathering_again(workload)
-    if (teacher := workload.as_teacher) and workload.sharded:
-        yield (
-            "teacher",
-            _gathering(teacher) - Counter({ACTIVATIONS: teacher.tokens * teacher.shape.num_layers * held(teacher)}),
-        )
+    if (teacher := workload.as_teacher) and not workload.teacher_top_k:
+        cleared = {} if workload.strategy == DDP else {GRADIENTS: -_held(workload)[GRADIENTS]}
+        for parts in _teacher_pass(teacher):
+            yield "teacher", parts + Counter(cleared)
     if workload.generated_rows:
         for parts in _generation(workload):
             yield "generation", parts

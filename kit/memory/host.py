@@ -59,6 +59,7 @@ def disk_bytes(workload: Workload) -> dict[str, int]:
         **checkpoints,
         "final model": FINAL_BYTES * num_parameters if is_full else WEIGHT_BYTES * workload.trainable_parameters,
         "the model's own files": FILE_BYTES * num_parameters,
+        **({"the teacher's own files": FILE_BYTES * workload.teacher.num_parameters} if workload.teacher else {}),
     }
 
 

@@ -39,7 +39,7 @@ def operations_per_token(workload: Workload, supervised: float = 1.0, seen: floa
     layers, head, attention = _forward(workload, supervised, seen)
     again = workload.passes * (layers + head + attention)
     again += _recomputed(workload, layers, attention)
-    if teacher := workload.as_teacher:
+    if (teacher := workload.as_teacher) and not workload.teacher_top_k:
         again += forward_operations_per_token(teacher, supervised, seen)
     if workload.method == "full":
         recomputed = head if workload.loss == "chunks" else 0.0

@@ -42,6 +42,10 @@ _SETTINGS = (
     ("optim", "adamw_8bit", "other rounding; a quarter of the state; not with --config fsdp"),
     ("method", "qlora", "training of adapters only, on a base that is rounded to 4 bits"),
 )
+_OF_TEACHER = (
+    ("teacher_in_4bit", "true", "a teacher that is rounded to 4 bits"),
+    ("teacher_top_k", "64", "its most probable tokens alone, stored before the student is loaded"),
+)
 _OF_SCORING = ("per_device_eval_batch_size", "config", "max_length")
 REST = "activations, logits, the rest"
 
@@ -69,7 +73,8 @@ def explain(
     rank = _rank(error)
     on_cpu = not isinstance(cause, RuntimeError) or bool(_OF_CPU.search(str(cause)))
     planned = None
-    if trains and not on_cpu and (config := getattr(model, "config", None)) is not None:
+    beside = recipe.teacher and not recipe.teacher_top_k  # whose shape is not known here
+    if trains and not on_cpu and not beside and (config := getattr(model, "config", None)) is not None:
         workload = planned_workload(recipe, topology, config)
         planned = predict(workload) if workload else None
     lines = [
@@ -165,7 +170,10 @@ def _advice(recipe: "Recipe", trains: bool) -> str:
         lines = [
             "cheapest first; the same command with one of these goes on from the last checkpoint, but * is another run"
         ]
-    for key, value, cost in (*_SETTINGS, ("max_length", str(recipe.max_length // 2), "longer samples")):
+    settings: tuple[tuple[str, str, str], ...] = _SETTINGS
+    if recipe.teacher:
+        settings += _OF_TEACHER if not recipe.teacher_top_k and not recipe.on_policy_share else _OF_TEACHER[:1]
+    for key, value, cost in (*settings, ("max_length", str(recipe.max_length // 2), "longer samples")):
         if str(getattr(recipe, key, "")).lower() != value and (trains or key in _OF_SCORING):
             mark = "*" if trains and key in IDENTITY else " "
             lines.append(f"  {mark} {f'--{key} {value}':34}  {cost}")

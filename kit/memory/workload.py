@@ -46,8 +46,9 @@ class Workload:
     rollout_steps: int = 1  # that learn from the same answers
     keeps_start: bool = False  # in host memory: the weights that train, as they were
     objective: ObjectiveName = "sft"
-    teacher: Shape | None = None  # of a frozen model that is there beside
+    teacher: Shape | None = None  # of a frozen model that is there beside, or before
     teacher_in_4bit: bool = False
+    teacher_top_k: int = 0  # tokens of each target that are stored before the first step; 0: the teacher is beside
     precompute_reference: bool = False  # before the first step, where the method would allow to do it in each step
     lora_r: int = 16
     lora_targets: tuple[str, ...] | None = None  # None: all linear modules
@@ -115,6 +116,7 @@ class Workload:
             objective=recipe.objective,
             teacher=teacher,
             teacher_in_4bit=recipe.teacher_in_4bit,
+            teacher_top_k=recipe.teacher_top_k,
             precompute_reference=recipe.precompute_reference or bool(recipe.adapter_name_or_path),
             lora_r=recipe.lora_r,
             lora_targets=targets,

@@ -24,7 +24,7 @@ def teacher_settings(recipe: Recipe) -> Recipe:
     """Return the recipe as if the teacher were its model, frozen and without adapters."""
     changes: dict[str, Any] = {
         "model_name_or_path": recipe.teacher,
-        "model_revision": None,
+        "model_revision": recipe.teacher_revision,
         "adapter_name_or_path": None,
         "method": "qlora" if recipe.teacher_in_4bit else "lora",  # frozen weights have the compute dtype
         "freeze": None,
@@ -69,17 +69,28 @@ def check_teacher(recipe: Recipe, tokenizer: Any, needs_weights: bool = True) ->
             )
         )
         own = open_tokenizer(settings)
-    found = ""
-    if texts := [
-        text for text in (*_PROBES, *tokenizer.all_special_tokens) if _ids(own, text) != _ids(tokenizer, text)
-    ]:
-        found = f"{recipe.teacher}: its tokenizer gives {texts[0]!r} other ids than that of {recipe.model_name_or_path}"
+    if found := _difference(own, tokenizer):
+        found = f"{recipe.teacher}: {found} that of {recipe.model_name_or_path}"
         raise UserError(Problem("teacher", found, "a model with the same tokenizer, of the same family"))
     install_loss_head(meta_model)
     if meta_model.uses_own_logits:
         found = f"{type(meta_model).__name__} computes its logits in a way of its own"
         raise UserError(Problem("teacher", found, "a model whose head is one matrix product"))
     return config, meta_model
+
+
+def _difference(own: Any, tokenizer: Any) -> str:
+    """Why the ids of one tokenizer are not those of the other; empty if they are.
+
+    The same id must be the same token; what a tokenizer adds to its vocabulary counts where the student uses it. How it
+    cuts up text shows in probes: tokenizers that cut alike may be written down in different ways.
+    """
+    theirs, ours = (each.backend_tokenizer.get_vocab(with_added_tokens=False) for each in (own, tokenizer))
+    if differing := [token for token in ours | theirs if theirs.get(token) != ours.get(token)]:
+        return f"{len(differing)} tokens of its vocabulary, such as {min(differing)!r}, have other ids than in"
+    texts = [*_PROBES, *tokenizer.all_special_tokens, str(tokenizer.chat_template)]
+    differing = [text for text in texts if _ids(own, text) != _ids(tokenizer, text)]
+    return f"its tokenizer gives {differing[0]!r:.80} other ids than" if differing else ""
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

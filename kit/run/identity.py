@@ -35,9 +35,10 @@ COMMIT = re.compile("[0-9a-f]{40}")  # the fingerprint of a hub id
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the settings in which two identities differ, as text; empty if they belong to the same run."""
     words = {"data_fingerprint": OTHER_DATA, "model_fingerprint": OTHER_MODEL, "teacher_fingerprint": OTHER_TEACHER}
-    was, now = (str(each.get("model_fingerprint")) for each in (old, new))
-    if COMMIT.fullmatch(was) and COMMIT.fullmatch(now):
-        words["model_fingerprint"] += f": commit {now}, no longer the one that --model_revision {was} takes"
+    for kind in ("model", "teacher"):
+        was, now = (str(each.get(f"{kind}_fingerprint")) for each in (old, new))
+        if COMMIT.fullmatch(was) and COMMIT.fullmatch(now):
+            words[f"{kind}_fingerprint"] += f": commit {now}, no longer the one that --{kind}_revision {was} takes"
     changed = [key for key in new if old.get(key) != new[key]]
     return [words.get(key) or f"{key}: {old.get(key)!r} -> {new[key]!r}" for key in changed]
 

@@ -332,7 +332,7 @@ def data_ranks(accelerator: "Accelerator", num_parts: int = 1) -> Ranks:
     index, part = divmod(accelerator.process_index, num_parts)
 
     def sum_over_data_ranks(tensor: "torch.Tensor") -> "torch.Tensor":
-        return sum_over_ranks(tensor) / num_parts
+        return (sum_over_ranks(tensor) / num_parts).to(tensor.dtype)
 
     own_sum = sum_over_ranks if num_parts == 1 else sum_over_data_ranks
     return Ranks(index, accelerator.num_processes // num_parts, own_sum, part, num_parts)

@@ -29,14 +29,16 @@ import torch.nn.functional as F
 
 from kit.data.feed.batches import on_device
 from kit.strategy.float64 import in_float64
-from kit.strategy.weights import whole_tensor
+from kit.strategy.weights import reshard, whole_tensor
 from kit.train.reference import without_gradients
 from kit.train.supervised import SupervisedLoss
 
 if TYPE_CHECKING:
+    from kit.config.settings.objective import ObjectiveSettings
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
     from kit.strategy.accelerator import Prepared
+    from kit.train.stored_teacher import StoredTeacher
 
 _STATES = "teacher_states"  # of ``MicroBatch.per_target``: [S, h]
 METRICS = ("cross_entropy", "divergence", "entropy", "teacher_entropy", "teacher_agreement")
@@ -49,32 +51,63 @@ class Teacher:
         """``prepared``: a model of ``build_teacher``. Called by all ranks."""
         model: Any = prepared.accelerator.unwrap_model(prepared.model)
         head = model.get_output_embeddings()
-        self._prepared = prepared
+        self.prepared = prepared
         self._weight = whole_tensor(head.weight).to(prepared.accelerator.device)  # [V, h]
         self._bias = None if head.bias is None else whole_tensor(head.bias).to(prepared.accelerator.device)
         self._transform: Callable[[torch.Tensor], torch.Tensor] = model.transform_logits
-        self.description = f"teacher: {type(model).__name__} with {model.num_parameters():,} parameters"
+        self._description = f"teacher: {type(model).__name__} with {model.num_parameters():,} parameters"
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of its head."""
+        return len(self._weight)
+
+    def describe(self, prepared: "Prepared", settings: "ObjectiveSettings") -> str:
+        """Return a line about it."""
+        return self._description
 
     def states(self, batch: "GlobalBatch") -> "GlobalBatch":
         """Return the batch with the hidden states that predict each target. Called by all ranks."""
-        known = []
-        with without_gradients(self._prepared):
-            for micro_batch in on_device(batch.micro_batches, self._prepared.accelerator.device):
-                states = self._prepared.model(**micro_batch.model_inputs()).to(self._weight.dtype)
-                known.append(replace(micro_batch, per_target={**micro_batch.per_target, _STATES: states}))
+        with without_gradients(self.prepared):
+            on_its_device = on_device(batch.micro_batches, self.prepared.accelerator.device)
+            known = [self.with_states(micro_batch) for micro_batch in on_its_device]
+        reshard(self.prepared.model)  # its head would stay gathered beside the student
         return replace(batch, micro_batches=known)
+
+    def with_states(self, micro_batch: "MicroBatch") -> "MicroBatch":
+        """Return a micro-batch of its device with these states."""
+        states = self.prepared.model(**micro_batch.model_inputs()).to(self._weight.dtype)
+        return replace(micro_batch, per_target={**micro_batch.per_target, _STATES: states})
 
     def logits(self, micro_batch: "MicroBatch", rows: slice) -> torch.Tensor:
         """Return the logits of a slice of the targets, float32 [C, V]."""
         with torch.no_grad():
             return self._transform(F.linear(micro_batch.per_target[_STATES][rows], self._weight, self._bias).float())
 
+    def compare(
+        self, micro_batch: "MicroBatch", logits: torch.Tensor, rows: slice, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return how the teacher and the student judge some targets.
+
+        Args:
+            logits: the student's, float32 [C, V].
+
+        Returns:
+            The log-probabilities of the same outcomes by both, teacher first, float32 [C, W]; and whether both have the
+            same most probable token, bool [C].
+        """
+        own = self.logits(micro_batch, rows)
+        # Tables may be padded to different sizes. The rest is no token of either.
+        size = min(logits.shape[1], own.shape[1])
+        p, q = ((each[:, :size] / temperature).log_softmax(dim=-1) for each in (own, logits))
+        return p, q, p.argmax(dim=-1) == q.argmax(dim=-1)
+
 
 @dataclass(frozen=True)
 class Distillation(SupervisedLoss):
     """See the module."""
 
-    teacher: Teacher | None = None
+    teacher: "Teacher | StoredTeacher | None" = None
 
     def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
         """Return the batch with what the teacher thinks of it."""
@@ -85,18 +118,14 @@ class Distillation(SupervisedLoss):
         """Return the loss and the numbers of ``METRICS`` of each target; see ``Objective.target_values``."""
         assert self.teacher is not None
         settings = self.settings
-        of_teacher = self.teacher.logits(micro_batch, rows)
-        # Tables may be padded to different sizes. The rest is no token of either.
-        size = min(logits.shape[1], of_teacher.shape[1])
-        p, q = ((each[:, :size] / settings.distil_temperature).log_softmax(dim=-1) for each in (of_teacher, logits))
+        p, q, agrees = self.teacher.compare(micro_batch, logits, rows, settings.distil_temperature)
         distance = divergence(p, q, settings.divergence, settings.reward_scale)
         cross_entropy = F.cross_entropy(logits, micro_batch.targets[rows], reduction="none")
         share = settings.cross_entropy_weight
         loss = share * cross_entropy + (1 - share) * settings.distil_temperature**2 * distance
         with torch.no_grad():
             entropies = [_expected(each, -each) for each in (q, p)]
-            agrees = (p.argmax(dim=-1) == q.argmax(dim=-1)).float()
-        return torch.stack([loss, cross_entropy.detach(), distance.detach(), *entropies, agrees], dim=1)
+        return torch.stack([loss, cross_entropy.detach(), distance.detach(), *entropies, agrees.float()], dim=1)
 
     def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
         """See ``Objective.terms``; the last numbers are the sums of ``METRICS``."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
     from kit.strategy.accelerator import Prepared
+    from kit.train.stored_teacher import StoredTeacher
 
 
 class Objective(Protocol):
@@ -109,7 +110,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 
 def build_objective(
-    settings: ObjectiveSettings, dataset_names: Sequence[str], teacher: Teacher | None = None
+    settings: ObjectiveSettings, dataset_names: Sequence[str], teacher: "Teacher | StoredTeacher | None" = None
 ) -> Objective:
     """Create the objective that the setting ``objective`` names, see ``Objective``."""
     if teacher:

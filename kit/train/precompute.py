@@ -31,6 +31,8 @@ from kit.strategy.weights import reshard
 from kit.train.reference import sequence_logps, without_gradients
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
+
     from kit.config.settings.method import MethodSettings
     from kit.data.feed.mismatched import Mismatched
     from kit.strategy.accelerator import Prepared
@@ -67,7 +69,7 @@ def add_references(
         TrainingError: a log-probability is not finite.
     """
     assert isinstance(data, Data), "a recipe that streams is refused"
-    for samples, used in ((data.train, _used(data, total_steps)), (data.evaluation, None)):
+    for samples, used in ((data.train, used_samples(data, total_steps)), (data.evaluation, None)):
         if samples is not None:
             of_data = samples, data.mismatched(samples), batch_size, pad_token_id, progress, used
             add_reference(prepared, settings, *of_data, seed=seed, compiled=compiled)
@@ -99,8 +101,10 @@ def add_reference(
     chosen = np.arange(len(samples)) if used is None else np.flatnonzero(used)
     parts: list[SizedRows] = [samples] if mismatched is None else [samples, mismatched]
     order = [chosen] if mismatched is None else [chosen, mismatched.partners]
-    model = _key_of_model(prepared, settings, seed, compiled)
-    folder = cache_folder() / FOLDER / digest(model, samples.fingerprint, [_hash(each) for each in order])
+    plain: Any = prepared.accelerator.unwrap_model(prepared.model)
+    attention = plain.config.get_text_config()._attn_implementation
+    model = key_of_model(prepared.accelerator, settings, attention, seed, compiled)
+    folder = cache_folder() / FOLDER / digest(model, samples.fingerprint, [hash_of(each) for each in order])
     values = _open(folder, len(samples))
     device = prepared.accelerator.device
     if prepared.ranks.sum(torch.tensor(float(values is None), device=device)).item():  # on one machine or more
@@ -116,8 +120,8 @@ def add_reference(
     samples.references = values
 
 
-def _used(data: Data, total_steps: int) -> np.ndarray:
-    """Whether a step of the run uses each training sample, bool [N]."""
+def used_samples(data: Data, total_steps: int) -> np.ndarray:
+    """Return whether a step of the run uses each training sample, bool [N]."""
     used = np.zeros(len(data.train), bool)
     for step in range(total_steps):
         used[np.concatenate(data.order.batch(step))] = True
@@ -126,25 +130,30 @@ def _used(data: Data, total_steps: int) -> np.ndarray:
     return used
 
 
-def _key_of_model(prepared: "Prepared", settings: "MethodSettings", seed: int, compiled: bool) -> list[Any]:
-    """What of the model changes its log-probabilities by more than another order of sums."""
+def key_of_model(
+    accelerator: "Accelerator", settings: "MethodSettings", attention: str, seed: int = 0, compiled: bool = False
+) -> list[Any]:
+    """Return what of a model changes its log-probabilities by more than another order of sums, for the key of an entry.
+
+    Args:
+        attention: see ``kit.model.load.attention_of``.
+    """
     commit = commit_of(settings.model_name_or_path, settings.model_revision)
     folder = Path(os.path.expanduser(settings.model_name_or_path))
     files = [] if commit else [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
     if settings.adapter_name_or_path:
         adapter = open_adapter(settings.adapter_name_or_path)
         files += [adapter / name for name in ADAPTER_FILES]
-    plain: Any = prepared.accelerator.unwrap_model(prepared.model)
     return [
         CODE_VERSION,
         commit,
         [file_digest(path) for path in files],
         [settings.new_tokens, seed] if settings.new_tokens else None,  # rows that the files do not have
         settings.method,
-        prepared.accelerator.mixed_precision,
+        accelerator.mixed_precision,
         torch.get_float32_matmul_precision(),
-        prepared.accelerator.device.type,
-        plain.config.get_text_config()._attn_implementation,
+        accelerator.device.type,
+        attention,
         [metadata.version(name) for name in ("torch", "transformers", "peft")],
         *(["compiled"] if compiled else []),  # fused operations do not round in between
         *(["fp8"] if settings.fp8 else []),
@@ -152,7 +161,8 @@ def _key_of_model(prepared: "Prepared", settings: "MethodSettings", seed: int, c
     ]
 
 
-def _hash(values: np.ndarray) -> str:
+def hash_of(values: np.ndarray) -> str:
+    """Return a hash of integers."""
     return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values, np.int64).tobytes())
 
 

@@ -10,8 +10,9 @@ from helpers import ROOT
 from kit.config.recipe import Recipe
 from kit.memory.families import shape_of
 from kit.memory.formulas import predict
+from kit.memory.operations import operations_per_token
 from kit.memory.workload import Workload
-from kit.strategy.strategies import FSDP2, OFFLOAD, SINGLE
+from kit.strategy.strategies import DDP, FSDP2, OFFLOAD, SINGLE
 from kit.tools.plan.models import find_shape
 
 GIB = 2**30
@@ -69,6 +70,26 @@ def test_gpus_that_share_rows_hold_a_part_of_them():
             )
         )
         assert planned.tensors / GIB == pytest.approx(simulated, rel=0.02), (method, length)
+
+
+def test_a_teacher_takes_what_the_simulation_shows():
+    """MiB of a step of 2 micro-batches, by benchmarks/plan_formulas.py; of a stored teacher, in its own pass."""
+    llama = {"objective": "distil", "teacher": find_shape("llama-8b"), "logit_bytes": 30, "micro_batches": 2}
+    for fields, measured in (
+        ({"method": "full"}, 37191),
+        ({"method": "lora", "strategy": FSDP2, "num_gpus": 8}, 5686),
+        ({"method": "lora", "teacher_in_4bit": True}, 9134),
+        ({"method": "lora", "strategy": DDP, "num_gpus": 8}, 19027),
+    ):
+        assert predict(workload("llama-1b", **llama | fields)).tensors / 2**20 == pytest.approx(measured, rel=0.01)
+    for fields, measured in (({}, 15716), ({"strategy": FSDP2, "num_gpus": 8}, 5370)):
+        stored = workload("qwen2.5-0.5b", "lora", **llama | {"teacher_top_k": 64} | fields)
+        memory = predict(stored)
+        assert memory.moment == "teacher's pass" and memory.tensors / 2**20 == pytest.approx(measured, rel=0.02)
+        step = predict(replace(stored, teacher=None))
+        assert step.tensors < memory.tensors and operations_per_token(stored) == operations_per_token(
+            replace(stored, teacher=None)
+        )
 
 
 def test_a_rollout_takes_what_was_measured():

@@ -209,13 +209,16 @@ def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, build
 # --- what helps
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_run_continues_with_what_has_no_mark_and_every_change_is_allowed(method):
+@pytest.mark.parametrize(
+    "settings", [{"method": "full"}, {"method": "lora"}, {"method": "full", "objective": "distil", "teacher": "x"}]
+)
+def test_a_run_continues_with_what_has_no_mark_and_every_change_is_allowed(settings):
     """As the output folder, the recipe and the launch decide it."""
-    recipe = make(method=method, eval_split_size=2, predict_with_generate=True)
+    recipe = make(eval_split_size=2, predict_with_generate=True, **settings)
     text = str(explain(torch.OutOfMemoryError(ON_GPU), None, None, recipe, placed(device_type="cuda")))
     lines = re.findall(r"^ +(\*?) ?--(\w+) (\S+)", text, re.M)
     assert lines[0][1] == "per_device_eval_batch_size" and lines[-1][1] == "max_length"
+    assert ("teacher_in_4bit" in text, "teacher_top_k" in text) == (("teacher" in settings),) * 2
     for mark, key, value in lines:
         if key != "config":
             more = {"gradient_checkpointing": True} if key == "activation_offload" else {}

@@ -40,7 +40,8 @@ def test_to_ignore_a_column_that_was_not_read_is_the_same_run(recipe):
 
 
 def test_weights_of_another_commit_are_reported_with_the_revision_that_takes_the_former(recipe):
-    old, new = (identity(recipe(), "abc", commit * 40) for commit in "ab")
-    (text,) = differences(old, new)
-    assert text.endswith(f"commit {'b' * 40}, no longer the one that --model_revision {'a' * 40} takes")
+    old, new = (identity(recipe(), "abc", commit * 40, commit * 40) for commit in "ab")
+    for key, text in zip(("model", "teacher"), differences(old, new), strict=True):
+        assert text.endswith(f"commit {'b' * 40}, no longer the one that --{key}_revision {'a' * 40} takes")
+    old = identity(recipe(), "abc", "a" * 40)
     assert differences(old, identity(recipe(model_revision="a" * 40), "abc", "a" * 40)) == []

@@ -8,7 +8,7 @@ import torch
 
 from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import MicroBatch
-from kit.train.distil import METRICS, Distillation, divergence
+from kit.train.distil import METRICS, Distillation, Teacher, divergence
 
 DRAW = np.random.default_rng(0)
 STUDENT = DRAW.normal(0, 2, (6, 11))
@@ -38,10 +38,18 @@ def micro_batch(rows):
     )
 
 
+class Known(Teacher):
+    """A teacher with these logits, float32 [S, V]."""
+
+    def __init__(self, logits):
+        self._known = torch.as_tensor(logits, dtype=torch.float32)
+
+    def logits(self, micro_batch, rows):
+        return self._known[rows]
+
+
 def objective(logits, **settings):
-    """One whose teacher has these logits, float32 [S, V]."""
-    teacher = SimpleNamespace(logits=lambda micro_batch, rows: torch.as_tensor(logits, dtype=torch.float32)[rows])
-    return Distillation(["all"], ObjectiveSettings(objective="distil", teacher="x", **settings), teacher)
+    return Distillation(["all"], ObjectiveSettings(objective="distil", teacher="x", **settings), Known(logits))
 
 
 @pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl", "jsd"])

@@ -73,7 +73,9 @@ DECLARED: Mapping[str, Declared] = {
     "distil": Declared(
         settings=(
             "teacher",
+            "teacher_revision",
             "teacher_in_4bit",
+            "teacher_top_k",
             "divergence",
             "beta",
             "distil_temperature",
@@ -164,7 +166,14 @@ class ObjectiveSettings(BaseModel):
         None,
         "of distil: local folder or hub id of the model whose probabilities are learned; it has the same tokenizer",
     )
+    teacher_revision: str | None = _option(None, "of distil: branch, tag or commit of a teacher with a hub id")
     teacher_in_4bit: bool = _identity(False, "of distil: quantise the teacher to 4 bits (NF4)")
+    teacher_top_k: int = _identity(
+        0,
+        "of distil: learn its k most probable tokens, which are stored before the student is loaded; 0: all, beside it",
+        "tokens",
+        ge=0,
+    )
     divergence: Literal["forward_kl", "reverse_kl", "jsd"] = _identity(
         "forward_kl", "of distil: KL(teacher || student), KL(student || teacher), or with beta between both"
     )
@@ -248,7 +257,7 @@ class ObjectiveSettings(BaseModel):
         if self.z_loss_coef:
             return 20
         if self.declared.has_teacher:
-            return 52 if self.divergence == "jsd" else 34
+            return 25 if self.teacher_top_k else 48 if self.divergence == "jsd" else 30
         return 12 if self.label_smoothing_factor or self.objective == "eaft" else 0
 
     @property
@@ -314,6 +323,18 @@ RULES = (
         lambda r: r.declared.has_teacher and r.beta and (r.divergence != "jsd" or r.beta >= 1),
         "{r.beta:g} with divergence {r.divergence}",
         "--divergence jsd with beta between 0 and 1; or leave it out",
+    ),
+    Rule(
+        "teacher_top_k on_policy_share",
+        lambda r: r.teacher_top_k and r.on_policy_share,
+        "{r.teacher_top_k} with on_policy_share {r.on_policy_share:g}: the teacher must be there to judge new answers",
+        "--teacher_top_k 0; or --on_policy_share 0",
+    ),
+    Rule(
+        "streaming teacher_top_k",
+        lambda r: r.streaming and r.teacher_top_k,
+        "with teacher_top_k {r.teacher_top_k}: the teacher reads the data before the first step",
+        "--streaming false; or --teacher_top_k 0",
     ),
     Rule(
         "new_tokens objective",

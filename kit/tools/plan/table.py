@@ -148,15 +148,17 @@ def time_lines(
         f"time: {_range((fast, slow))} s a step of {step.tokens * own.num_gpus:,} tokens, padding included, "
         f"{_range(step.tokens_per_second)} tokens/s per GPU"
     )
-    # Before the first step the reference reads each sample once.
-    share = forward_operations_per_token(own) / operations_per_token(own) / max(1.0, lengths.epochs if lengths else 1.0)
-    before = own.first_passes * share * num_steps
+    # Before the first step the reference, or a teacher that is stored, reads each sample once.
+    first = own.first_passes * forward_operations_per_token(own)
+    if own.teacher_top_k and (teacher := own.as_teacher):
+        first = forward_operations_per_token(teacher)
+    before = first / operations_per_token(own) / max(1.0, lengths.epochs if lengths else 1.0) * num_steps
     hours = [(num_steps + before) * each / 3600 for each in (fast, slow)]
     of_gpus = [own.num_gpus * each for each in hours]
     text = f"{num_steps:,} step{'s' if num_steps > 1 else ''}: {_range(hours, 3)} hours"
     text += f", {_range(of_gpus, 3)} GPU-hours" if own.num_gpus > 1 else ""
     text += f", cost {price * of_gpus[0]:,.2f} to {price * of_gpus[1]:,.2f}" if price is not None else ""
-    text += ", with the reference before the first step" if before else ""
+    text += f", with the {'teacher' if own.teacher_top_k else 'reference'} before the first step" if before else ""
     text += "" if lengths else f" (if every row is full, {own.width:,} tokens, and all are learned from)"
     lines.append(text)
     if own.generated_rows:

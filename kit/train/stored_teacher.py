@@ -1,0 +1,298 @@
+"""A teacher that is gone when training begins: its most probable tokens, computed before the student is loaded.
+
+P and Q are as in ``kit.train.distil``, but of K + 1 outcomes: the K = ``teacher_top_k`` tokens that the teacher thinks
+most probable, and any other token. A divergence of these is at most that of all tokens (the data-processing inequality
+of f-divergences: Csiszar 1967).
+
+Promises:
+
+- All ranks, and a run that continues, use the same numbers. Their key covers the content of the teacher's weight files,
+  the samples, and what else changes the numbers.
+- A block of them is complete or absent in the cache, so a pass that was stopped goes on with its next block. One block
+  at a time is in memory; a step reads its own targets from memory maps.
+- The teacher is not loaded if the cache has all blocks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate.utils.memory import clear_device_cache
+
+from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
+from kit.console import say
+from kit.data.feed.batches import Collator, MicroBatch, on_device, shares
+from kit.data.feed.ranks import Ranks
+from kit.data.feed.stream import Stream
+from kit.data.open import Data
+from kit.data.samples.samples import Samples
+from kit.errors import TrainingError
+from kit.memory.sizes import format_bytes
+from kit.model.chunks import chunk_size
+from kit.model.load import attention_of
+from kit.model.teacher import teacher_settings
+from kit.strategy.accelerator import sum_over_ranks
+from kit.strategy.rendezvous import together
+from kit.train.distil import Teacher, divergence
+from kit.train.precompute import Progress, hash_of, key_of_model, used_samples
+from kit.train.reference import without_gradients
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from kit.config.recipe import Recipe
+    from kit.config.settings.objective import ObjectiveSettings
+    from kit.data.feed.feed import GlobalBatch
+    from kit.strategy.accelerator import Prepared
+
+FOLDER = "teachers"  # of the cache
+CODE_VERSION = 1  # part of every key: raise it whenever the same teacher would give other numbers
+BLOCK_VALUES = 1 << 25  # tokens that a block holds for all its targets: each is 8 bytes
+NUM_PROBED = 64  # targets of which all of the teacher's probabilities are kept, to say what the others lose
+_IDS, _LOGPS = "teacher_ids", "teacher_logps"  # of ``MicroBatch.per_target``: int32 [S, K], float32 [S, K + 1]
+
+
+@dataclass(frozen=True)
+class StoredTeacher:
+    """What ``Teacher`` gives a step, from the cache."""
+
+    samples: Samples
+    chosen: np.ndarray  # int64, in rising order: the samples that a step uses
+    starts: np.ndarray  # int64 [N]: the first target of each of ``samples`` among those of the chosen ones
+    blocks: Sequence[Mapping[str, np.ndarray]]  # in order, of whole samples
+    bounds: np.ndarray  # int64 [blocks + 1]: the first target of each block
+    num_tokens: int  # K
+    size: int  # tokens of both vocabularies
+    pad_token_id: int
+
+    def states(self, batch: "GlobalBatch") -> "GlobalBatch":
+        """Return the batch with what the teacher thinks of each target."""
+        return replace(batch, micro_batches=[self._known(each) for each in batch.micro_batches])
+
+    def _known(self, micro_batch: MicroBatch) -> MicroBatch:
+        rows = [self._of_sample(i) for _, _, i in micro_batch.segments]
+        columns = {_IDS: (np.int32, self.num_tokens), _LOGPS: (np.float32, _width(self.num_tokens, self.size))}
+        known = {
+            name: torch.from_numpy(np.concatenate([np.empty((0, width), dtype), *(row[name] for row in rows)]))
+            for name, (dtype, width) in columns.items()
+        }
+        return replace(micro_batch, per_target={**micro_batch.per_target, **known})
+
+    def _of_sample(self, i: int) -> dict[str, np.ndarray]:
+        block = int(np.searchsorted(self.bounds, self.starts[i], side="right")) - 1
+        start = self.starts[i] - self.bounds[block]
+        rows = slice(start, start + int(self.samples.num_targets[i]))
+        return {name: self._block(block, name)[rows] for name in (_IDS, _LOGPS)}
+
+    def _block(self, block: int, name: str) -> np.ndarray:
+        return self.blocks[block][name].reshape(self.bounds[block + 1] - self.bounds[block], -1)
+
+    def compare(
+        self, micro_batch: MicroBatch, logits: torch.Tensor, rows: slice, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See ``Teacher.compare``; the outcomes are K tokens, and any other one."""
+        ids = micro_batch.per_target[_IDS][rows].long()
+        of_student = logits[:, : self.size]
+        agrees = of_student.argmax(dim=-1) == ids[:, 0]
+        return micro_batch.per_target[_LOGPS][rows], outcomes(of_student, ids, temperature), agrees
+
+    def describe(self, prepared: "Prepared", settings: "ObjectiveSettings") -> str:
+        """Return a line about what the truncation loses, measured on a few targets. Called by all ranks."""
+        whole = torch.from_numpy(self.blocks[0]["whole"].reshape(-1, self.size).copy())  # [P, V]
+        collator = Collator(1, self.pad_token_id, packing=False, max_length=int(self.samples.row_lengths.max()))
+        values = []
+        with without_gradients(prepared):
+            for i in self.chosen[: np.searchsorted(self.starts[self.chosen], len(whole))]:  # one at a time has room
+                known = self._known(collator.collate(self.samples, [np.array([i])]))
+                rows = whole[self.starts[i] :][: len(known.targets)]
+                known = replace(
+                    known,
+                    target_positions=known.target_positions[: len(rows)],
+                    targets=known.targets[: len(rows)],
+                    per_target=known.per_target | {"whole": rows},
+                ).to(prepared.accelerator.device)
+                losses = partial(self._truncation, known, settings)
+                values.append(prepared.model(**known.model_inputs(), target_values=losses))
+        stored, exact, held = torch.cat(values).mean(dim=0).tolist()
+        return (
+            f"teacher: of each target its {self.num_tokens} most probable tokens, and the rest together; on "
+            f"{len(whole)} targets they hold {held:.2%} of the probability, "
+            f"and the divergence is {stored:.4g} of {exact:.4g} nats"
+        )
+
+    def _truncation(
+        self, known: MicroBatch, settings: "ObjectiveSettings", logits: torch.Tensor, rows: slice
+    ) -> torch.Tensor:
+        """The divergence of what is stored and of all tokens, and the probability of those stored, float32 [C, 3]."""
+        kind, weight, temperature = settings.divergence, settings.reward_scale, settings.distil_temperature
+        p, q, _ = self.compare(known, logits, rows, temperature)
+        all_q = (logits[:, : self.size] / temperature).log_softmax(dim=-1)
+        all_p = known.per_target["whole"][rows]
+        held = p[:, : self.num_tokens].exp().sum(dim=1)
+        return torch.stack([divergence(p, q, kind, weight), divergence(all_p, all_q, kind, weight), held], dim=1)
+
+
+def _width(num_tokens: int, size: int) -> int:
+    """How many outcomes there are: with the whole vocabulary there is no other token."""
+    return num_tokens + (num_tokens < size)
+
+
+def outcomes(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return the log-probabilities of tokens, and of all others together if there are any, float32 [C, K + 1].
+
+    Args:
+        logits: float32 [C, V].
+        ids: int64 [C, K].
+    """
+    logits = logits / temperature
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    named = logits.gather(1, ids) - total
+    if ids.shape[1] == logits.shape[1]:
+        return named
+    # Not 1 less their sum, of which rounding would leave nothing where the rest is small.
+    rest = logits.scatter(1, ids, -torch.inf).logsumexp(dim=-1, keepdim=True) - total
+    return torch.cat([named, rest], dim=1)
+
+
+def store_teacher(
+    open_teacher: Callable[[], Teacher],
+    accelerator: "Accelerator",
+    recipe: "Recipe",
+    config: Any,
+    data: Data | Stream,
+    total_steps: int,
+    vocab_size: int,
+    pad_token_id: int,
+    progress: Progress,
+) -> StoredTeacher:
+    """Store what the teacher thinks of all targets that a step uses, but for what the cache has. Called by all ranks.
+
+    Args:
+        open_teacher: loads it. It is gone from the device when this returns.
+        config: the teacher's.
+        total_steps: of the run: samples that no step uses are left out.
+        vocab_size: rows of the student's table.
+        progress: wraps the loop over batches.
+
+    Raises:
+        UserError: the cache cannot be written.
+        TrainingError: a probability is not a number.
+    """
+    assert isinstance(data, Data), "a recipe that streams is refused"
+    samples = data.train
+    chosen = np.flatnonzero(used_samples(data, total_steps))
+    size = min(config.get_text_config().vocab_size, vocab_size)
+    k = min(recipe.teacher_top_k, size)
+    ends = np.cumsum(samples.num_targets[chosen], dtype=np.int64)
+    starts = np.zeros(len(samples), np.int64)
+    starts[chosen] = ends - samples.num_targets[chosen]
+    # Of whole samples, each with as many targets as fit.
+    block_of = starts[chosen] // max(1, BLOCK_VALUES // k)
+    parts = np.split(chosen, np.flatnonzero(np.diff(block_of)) + 1)
+    bounds = np.array([*(starts[part[0]] for part in parts), ends[-1]])
+    settings = teacher_settings(recipe)
+    key = [CODE_VERSION, key_of_model(accelerator, settings, attention_of(settings, config, recipe.packing))]
+    key += [samples.fingerprint, recipe.distil_temperature, k, size]
+    folders = [cache_folder() / FOLDER / digest(key, hash_of(part), i == 0) for i, part in enumerate(parts)]
+    device = accelerator.device
+    absent = torch.tensor([float(open_entry(folder) is None) for folder in folders], device=device)
+    missing = torch.nonzero(sum_over_ranks(absent)).flatten().tolist()  # on one machine or more
+    if not missing:
+        say(f"teacher: its {k} most probable tokens of {ends[-1]} targets are in the cache")
+    else:
+        stored = format_bytes(int(ends[-1]) * 4 * (k + _width(k, size)))
+        say(f"teacher: storing its {k} most probable tokens of {ends[-1]} targets in the cache, {stored}")
+        teacher = open_teacher()
+        for number in missing:
+            asked = _Asked(samples, parts[number], starts - bounds[number], k, size, recipe.distil_temperature)
+            num_probed = NUM_PROBED if number == 0 else 0
+            values = asked.answers(teacher, teacher.prepared.ranks, recipe.micro_batch_size, pad_token_id, progress, num_probed)
+            with together(accelerator):  # an error on one rank stops all ranks
+                if accelerator.is_local_main_process:
+                    _store(folders[number], values, recipe.teacher or "")
+        del teacher
+        accelerator.free_memory()
+        clear_device_cache(garbage_collection=True)  # the model is part of cycles
+    entries = [open_entry(folder) for folder in folders]
+    assert all(entries), "a block vanished from the cache"
+    blocks = [entry[0] for entry in entries if entry]
+    return StoredTeacher(samples, chosen, starts, blocks, bounds, k, size, pad_token_id)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the teacher is asked: its thoughts of the targets of some samples."""
+
+    samples: Samples
+    chosen: np.ndarray
+    starts: np.ndarray  # int64 [N]: the first target of each sample among those of the chosen ones
+    num_tokens: int
+    size: int
+    temperature: float
+
+    def answers(
+        self,
+        teacher: Teacher,
+        ranks: Ranks,
+        batch_size: int,
+        pad_token_id: int,
+        progress: Progress,
+        num_probed: int,
+    ) -> dict[str, np.ndarray]:
+        """Each rank computes its share, and all get the whole. The first targets' probabilities are kept whole."""
+        num = int(self.samples.num_targets[self.chosen].sum())
+        values = {
+            _IDS: torch.zeros(num, self.num_tokens, dtype=torch.int32),
+            _LOGPS: torch.zeros(num, _width(self.num_tokens, self.size)),
+        }
+        if num_probed:
+            values["whole"] = torch.zeros(min(num_probed, num), self.size)
+        max_length = int(self.samples.row_lengths.max())
+        collator = Collator(batch_size, pad_token_id, packing=False, max_length=max_length)
+        own = list(shares(self.samples.row_lengths, self.chosen, ranks, batch_size))
+        with_bar = progress(own, "teacher", len(own))
+        micro_batches = (collator.collate(self.samples, list(share[:, None])) for share in with_bar)
+        with without_gradients(teacher.prepared):
+            for micro_batch in on_device(micro_batches, teacher.prepared.accelerator.device):
+                known = teacher.with_states(micro_batch)
+                rows = [np.empty(0, np.int64)]
+                for _, _, i in micro_batch.segments:
+                    rows.append(self.starts[i] + np.arange(self.samples.num_targets[i]))
+                self._add(values, teacher, known, torch.from_numpy(np.concatenate(rows)))
+        values = {name: ranks.sum(each) for name, each in values.items()}
+        if values[_LOGPS].isnan().any():
+            wrong = np.flatnonzero(values[_LOGPS].isnan().any(dim=1).numpy())
+            at = np.searchsorted(self.starts[self.chosen], wrong, side="right") - 1
+            origins = ", ".join(dict.fromkeys(self.samples.origin(int(self.chosen[i])) for i in at[:3]))
+            raise TrainingError(f"the teacher gives {len(wrong)} of {num} targets no probability, first in {origins}")
+        return {name: each.numpy().reshape(-1) for name, each in values.items()}
+
+    def _add(self, values: dict[str, torch.Tensor], teacher: Teacher, known: MicroBatch, at: torch.Tensor) -> None:
+        """Write what the teacher thinks of the targets of a micro-batch to the rows ``at``, a chunk at a time."""
+        chunk = chunk_size(teacher.vocab_size, 1, head_trains=False)
+        for start in range(0, len(at), chunk):
+            rows = slice(start, min(start + chunk, len(at)))
+            logits = teacher.logits(known, rows)[:, : self.size]
+            ids = logits.topk(self.num_tokens, dim=-1).indices
+            values[_IDS][at[rows]] = ids.int().cpu()
+            values[_LOGPS][at[rows]] = outcomes(logits, ids, self.temperature).cpu()
+            if "whole" in values:
+                probed = at[rows] < len(values["whole"])
+                whole = (logits[probed.to(logits.device)] / self.temperature).log_softmax(dim=-1)
+                values["whole"][at[rows][probed]] = whole.cpu()
+
+
+def _store(folder: Any, values: Mapping[str, np.ndarray], teacher: str) -> None:
+    with locked(folder), cannot_write(folder.parent):
+        if open_entry(folder):  # another machine has stored it on a shared disk
+            return
+        writer = Writer(folder)
+        try:
+            writer.append(values)
+            writer.finish({"about": {"teacher": teacher, "num_values": len(values[_IDS])}})
+        except BaseException:
+            writer.discard()
+            raise
