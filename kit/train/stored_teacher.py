@@ -206,10 +206,11 @@ def store_teacher(
         stored = format_bytes(int(ends[-1]) * 4 * (k + _width(k, size)))
         say(f"teacher: storing its {k} most probable tokens of {ends[-1]} targets in the cache, {stored}")
         teacher = open_teacher()
+        ranks = teacher.prepared.ranks
         for number in missing:
             asked = _Asked(samples, parts[number], starts - bounds[number], k, size, recipe.distil_temperature)
             num_probed = NUM_PROBED if number == 0 else 0
-            values = asked.answers(teacher, teacher.prepared.ranks, recipe.micro_batch_size, pad_token_id, progress, num_probed)
+            values = asked.answers(teacher, ranks, recipe.micro_batch_size, pad_token_id, progress, num_probed)
             with together(accelerator):  # an error on one rank stops all ranks
                 if accelerator.is_local_main_process:
                     _store(folders[number], values, recipe.teacher or "")
