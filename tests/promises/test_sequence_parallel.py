@@ -20,7 +20,10 @@ CASES = [
     # Four processes share a row, and two heads of keys; packs whose bounds lie anywhere, of an odd number of tokens.
     ("fsdp", 4, 4, {"method": "full", "packing": True, "neftune_noise_alpha": 5.0, "label_smoothing_factor": 0.1}),
     ("ddp", 2, 2, {"method": "lora", "objective": "dpo", "learning_rate": 1e-4, "gradient_checkpointing": True}),
-    ("fsdp_hybrid", 4, 2, {"method": "qlora", "packing": True, "per_device_train_batch_size": 1}),
+    pytest.param(
+        *("fsdp_hybrid", 4, 2, {"method": "qlora", "packing": True, "per_device_train_batch_size": 1}),
+        marks=pytest.mark.release,
+    ),
 ]
 
 
