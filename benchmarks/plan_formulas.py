@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dpo, lora, fsdp": {"objective": "dpo", "method": "lora", **EIGHT, "length": 1024},
     "dpo, lora, none": {"objective": "dpo", "method": "lora", "gradient_checkpointing": False, "length": 1024},
     "dpo, full, packs": {"objective": "dpo", "method": "full", **EIGHT, "packing": True, "length": 1024},
+    "images, qlora": {"method": "qlora", "shape": "qwen2.5-vl-7b", "image_tokens": 1280},
     "kto, qlora": {"objective": "kto", "method": "qlora", "gradient_checkpointing": False, "length": 1024},
 }
 
