@@ -109,7 +109,10 @@ class Images:
         self._tokenizer = processor.tokenizer
         self._decoder = getattr(meta_model, meta_model.base_model_prefix, None) or meta_model.model
         self._accepted = set(signature(type(self._decoder).forward).parameters)
-        self._options = dict(processor._merge_kwargs(tokenizer_init_kwargs={})["images_kwargs"])
+        merged = processor._merge_kwargs(tokenizer_init_kwargs={})
+        self._options = dict(merged["images_kwargs"])
+        # The number of an image's tokens is computed from them, and making them anew took nine tenths of its time.
+        processor._merge_kwargs = lambda **_: merged
         self.token: str = processor.image_token
         self.placeholder_id: int = config.image_token_id
         self._placeholder = self._tokenizer.convert_ids_to_tokens(self.placeholder_id)
