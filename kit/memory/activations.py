@@ -64,7 +64,9 @@ def _attention(workload: Workload) -> int:
     is_repeated = (workload.eager or not workload.bf16) and shape.num_kv_heads > 1  # one head is, without a copy
     keys = shape.query_size if is_repeated else shape.kv_size
     of_scores = _scores(workload) if workload.eager else 4 * shape.num_heads
-    return workload.compute_bytes * 2 * (shape.query_size + keys) + of_scores
+    # The tensor of which the values are a view stays whole, and each image's result is there once more.
+    views = 3 * shape.query_size if shape.rotates_views else 0
+    return workload.compute_bytes * (2 * (shape.query_size + keys) + views) + of_scores
 
 
 def _adapters(workload: Workload, in_mlp: bool) -> int:
@@ -100,7 +102,7 @@ def in_frozen_layer(workload: Workload) -> int:
     """Bytes per patch that pass through a layer of a tower from which nothing is kept."""
     shape, plain = workload.shape, workload.compute_bytes
     h, f = shape.hidden_size, shape.intermediate_size
-    rotating = 2 * plain * h + 16 * h if shape.gated else 0  # of queries and keys, in float32
+    rotating = 2 * plain * h + 16 * h if shape.rotates_views else 0  # of queries and keys, in float32
     return plain * 2 * h + max(plain * 4 * h + rotating, plain * (h + (4 if shape.gated else 2) * f))
 
 

@@ -96,6 +96,7 @@ class Shape:
     eager: bool = False  # whether the family takes eager attention only
     gated: bool = True  # whether the feed-forward part multiplies two tensors
     layer_norm: bool = False  # norms with a bias
+    rotates_views: bool = False  # of one tensor of queries, keys and values, in float32 (Qwen's towers)
     tower: Tower | None = None
 
     @cached_property

@@ -16,7 +16,7 @@ def _qwen(vision: Mapping[str, Any], text_size: int, gated: bool) -> Tower:
     merge, patch = vision.get("spatial_merge_size", 2), vision.get("patch_size", 14)
     h = vision["hidden_size"] if gated else vision["embed_dim"]
     f = vision["intermediate_size"] if gated else int(h * vision.get("mlp_ratio", 4))
-    layers = _layers(vision["depth"], h, f, vision["num_heads"], gated)
+    layers = _layers(vision["depth"], h, f, vision["num_heads"], gated, rotates_views=True)
     values = 3 * vision.get("temporal_patch_size", 2) * patch**2
     wide = h * merge**2
     token_pixels = (merge * patch) ** 2
@@ -81,7 +81,7 @@ def _llava(values: Mapping[str, Any], text_size: int) -> Tower:
     return _of_squares(vision, tokens, 1, (h * text_size + text_size**2, 2 * text_size), other=2 * h + 2 * h - h)
 
 
-def _layers(number: int, hidden_size: int, intermediate_size: int, heads: int, gated: bool) -> Shape:
+def _layers(number: int, hidden_size: int, intermediate_size: int, heads: int, gated: bool, rotates_views: bool = False) -> Shape:
     return Shape(
         name="tower",
         folder=None,
@@ -99,6 +99,7 @@ def _layers(number: int, hidden_size: int, intermediate_size: int, heads: int, g
         mlp_bias=True,
         gated=gated,
         layer_norm=not gated,
+        rotates_views=rotates_views,
     )
 
 

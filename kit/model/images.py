@@ -10,6 +10,7 @@ Promises:
 - Every rank runs the tower in every micro-batch: without an image in it, on one that nothing looks at.
 """
 
+import copy
 import io
 import re
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ FAMILIES = (
     *("idefics3", "llava", "llava_next", "internvl"),
 )
 _SIZES = ((64, 64), (40, 300), (1200, 900))  # in which it is seen whether the text is made of placeholders alone
+_DIGESTS = 2  # the version of ``Image.digest``, which cache entries hold
 _MOST_SIZES = 1 << 16  # whose texts are kept
 OfSegment = Sequence[tuple[Image, str, str]]  # images, each with the folder of its path, and where its row is from
 
@@ -111,8 +113,9 @@ class Images:
         self._accepted = set(signature(type(self._decoder).forward).parameters)
         merged = processor._merge_kwargs(tokenizer_init_kwargs={})
         self._options = dict(merged["images_kwargs"])
-        # The number of an image's tokens is computed from them, and making them anew took nine tenths of its time.
-        processor._merge_kwargs = lambda **_: merged
+        # It counts the tokens of an image of any size. To merge its options for each would take nine tenths of the time.
+        self._counter = copy.copy(processor)
+        self._counter._merge_kwargs = lambda **_: merged
         self.token: str = processor.image_token
         self.placeholder_id: int = config.image_token_id
         self._placeholder = self._tokenizer.convert_ids_to_tokens(self.placeholder_id)
@@ -125,7 +128,7 @@ class Images:
         """See ``Placeholders``."""
         settings = self.processor.image_processor.to_dict() | self._options
         own = {name: value for name, value in vars(self.processor).items() if isinstance(value, str | int | float)}
-        return digest({name: str(value) for name, value in sorted((settings | own).items())}, self.placeholder_id)
+        return digest({name: str(value) for name, value in sorted((settings | own).items())}, self.placeholder_id, _DIGESTS)
 
     @property
     def description(self) -> str:
@@ -157,7 +160,7 @@ class Images:
         return self._process([blank], do_rescale=False, do_normalize=False)[1][0]
 
     def _num_tokens(self, height: int, width: int) -> int:
-        return int(self.processor._get_num_multimodal_tokens(image_sizes=[[height, width]])["num_image_tokens"][0])
+        return int(self._counter._get_num_multimodal_tokens(image_sizes=[[height, width]])["num_image_tokens"][0])
 
     @cached_property
     def _counts_only(self) -> bool:
