@@ -213,7 +213,9 @@ def check(
                 folder = RunFolder(recipe, recipe_name, run_identity)
     if workload and topology:
         if workload.shape.tower:  # now it is known how large its images are
-            of_images = data.train.image_tokens(recipe.max_length if recipe.packing else None) if isinstance(data, Data) else 0
+            of_images = (
+                data.train.image_tokens(recipe.max_length if recipe.packing else None) if isinstance(data, Data) else 0
+            )
             workload = replace(workload, image_tokens=of_images)
         problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
         plan = plan_record(workload, topology)

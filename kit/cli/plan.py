@@ -50,7 +50,11 @@ def _plan(ask: Ask) -> list[str]:
     lines = [title, where, "", f"Recommended: {own.method} with {own.config}"]
     if own.method != recipe.method:
         lines[-1] += f", since {recipe.method} does not fit"
-    lines += [*time_lines(best, recipe.max_steps, ask.price, _lengths(data, ask, best)), "", "    " + command(best, ask)]
+    lines += [
+        *time_lines(best, recipe.max_steps, ask.price, _lengths(data, ask, best)),
+        "",
+        "    " + command(best, ask),
+    ]
     if note := own_config(own):
         lines.append(f"    {note}")
     return [*lines, "", *ways(found), "", "The recommended way takes:", *parts(best.memory)]

@@ -56,13 +56,14 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         UserError: a family that is not in ``FAMILIES``, or values that are no sizes.
     """
     config, where = dict(values), path or name
-    family = config.get("model_type")
+    family: Any = config.get("model_type")
     reads_images = family in TOWERS
     if reads_images:  # the values of the text lie beside the others in older files
-        text = {key: value for key, value in (config.get("text_config") or config).items() if value is not None}
+        given = config["text_config"] if isinstance(config.get("text_config"), Mapping) else config
+        text = {key: value for key, value in given.items() if value is not None}
         of_both = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         config = {**_LEFT_OUT.get(family, {}), **text, **of_both}
-        family = _TEXT.get(config.get("model_type"), config.get("model_type"))
+        family = _TEXT.get(str(config.get("model_type")), config.get("model_type"))
     if family not in FAMILIES:
         known = ", ".join((*FAMILIES, *TOWERS))
         raise UserError(Problem(field, f"{name}: the formulas do not know the family {family!r}", known, NO_PLAN))

@@ -13,7 +13,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kit.memory.activations import beside_tiles, held, in_frozen_layer, in_tile, is_autocast, kept, masks, passing, stream
+from kit.memory.activations import (
+    beside_tiles,
+    held,
+    in_frozen_layer,
+    in_tile,
+    is_autocast,
+    kept,
+    masks,
+    passing,
+    stream,
+)
 from kit.memory.host import disk_bytes, host_bytes
 from kit.memory.sizes import (
     GRADIENT_BYTES,
@@ -72,7 +82,7 @@ class Memory:
 
 def predict(workload: Workload) -> Memory:
     """Predict the memory of ``workload``."""
-    held = _held(workload) + Counter({ACTIVATIONS: workload.tokens * masks(workload) + _pixels(workload)})
+    held = _held(workload) + _beside_tower(workload) + Counter({ACTIVATIONS: workload.tokens * masks(workload)})
     moments = [(name, held + parts) for name, parts in _moments(workload)]
     moment, peak = max(moments, key=lambda entry: entry[1].total())
     components = {name: int(peak[name]) for name in TENSORS if peak[name] > 0}
@@ -156,10 +166,18 @@ def _accumulates(workload: Workload) -> bool:
 # --- what comes and goes
 
 
-def _pixels(workload: Workload) -> int:
-    """Bytes of the pixels of a micro-batch, in float32, and of those of the next one, which is copied meanwhile."""
+def _beside_tower(workload: Workload) -> "Counter[str]":
+    """Bytes that are there all the time beside the layers of a tower.
+
+    These are the pixels of a micro-batch, in float32, and of the next one, which is copied meanwhile; and of a sharded
+    model what is in none of its layers, which stays gathered.
+    """
     tower = workload.shape.tower
-    return 4 * tower.values_per_patch * workload.patches * min(2, workload.micro_batches) if tower else 0
+    if tower is None:
+        return Counter()
+    pixels = 4 * tower.values_per_patch * workload.patches * min(2, workload.micro_batches)
+    around = workload.compute_bytes * (tower.other_parameters + tower.projector_parameters) if workload.sharded else 0
+    return Counter({ACTIVATIONS: pixels, GATHERED: around})
 
 
 def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:

@@ -72,7 +72,7 @@ class Tower:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of a decoder-only language model, and of the tower of one that reads images. Every layer is the same."""
+    """The sizes of a decoder-only language model, whose layers are all the same, and of its tower, if it has one."""
 
     name: str
     folder: Path | None  # with the config.json; None for a shape made from a number of parameters
@@ -171,7 +171,11 @@ class Shape:
         """Return for each layer the ``name`` of each linear module that one of ``targets`` names."""
         decoder = "model.language_model" if self.tower else "model"
         return [
-            {each.name for each in self.linears if any(matches(each.full_name(i, decoder), target) for target in targets)}
+            {
+                each.name
+                for each in self.linears
+                if any(matches(each.full_name(i, decoder), target) for target in targets)
+            }
             for i in range(self.num_layers)
         ]
 

@@ -47,7 +47,9 @@ def _of_squares(
     num_patches = (vision["image_size"] // patch) ** 2
     values = 3 * patch**2
     return Tower(
-        layers=_layers(vision["num_hidden_layers"], h, vision["intermediate_size"], vision["num_attention_heads"], False),
+        layers=_layers(
+            vision["num_hidden_layers"], h, vision["intermediate_size"], vision["num_attention_heads"], False
+        ),
         other_parameters=values * h + h + num_patches * h + 2 * h + other,
         projector_weights=projector[0],
         projector_vectors=projector[1],
@@ -81,7 +83,9 @@ def _llava(values: Mapping[str, Any], text_size: int) -> Tower:
     return _of_squares(vision, tokens, 1, (h * text_size + text_size**2, 2 * text_size), other=2 * h + 2 * h - h)
 
 
-def _layers(number: int, hidden_size: int, intermediate_size: int, heads: int, gated: bool, rotates_views: bool = False) -> Shape:
+def _layers(
+    number: int, hidden_size: int, intermediate_size: int, heads: int, gated: bool, rotates_views: bool = False
+) -> Shape:
     return Shape(
         name="tower",
         folder=None,

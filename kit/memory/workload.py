@@ -260,7 +260,12 @@ class Workload:
     @property
     def patches(self) -> int:
         """Patches of images in a micro-batch, at most."""
-        return self.rows * self.sequences * self.image_tokens * (self.shape.tower.patches_per_token if self.shape.tower else 0)
+        return (
+            self.rows
+            * self.sequences
+            * self.image_tokens
+            * (self.shape.tower.patches_per_token if self.shape.tower else 0)
+        )
 
     @property
     def of_tower(self) -> "Workload | None":
@@ -269,7 +274,13 @@ class Workload:
             return None
         trains = "vision" in self.trained_parts and self.method == "full"
         own = {"method": "full"} if trains else {"method": "lora", "lora_targets": ()}
-        changed: dict[str, Any] = {"rows": 1, "length": self.patches, "objective": "sft", "packing": False, "eager": False}
+        changed: dict[str, Any] = {
+            "rows": 1,
+            "length": self.patches,
+            "objective": "sft",
+            "packing": False,
+            "eager": False,
+        }
         return replace(self, shape=self.shape.tower.layers, image_tokens=0, teacher=None, **own, **changed)
 
 

@@ -113,7 +113,7 @@ class Images:
         self._accepted = set(signature(type(self._decoder).forward).parameters)
         merged = processor._merge_kwargs(tokenizer_init_kwargs={})
         self._options = dict(merged["images_kwargs"])
-        # It counts the tokens of an image of any size. To merge its options for each would take nine tenths of the time.
+        # It counts the tokens of an image of any size. Merging its options for each took nine tenths of the time.
         self._counter = copy.copy(processor)
         self._counter._merge_kwargs = lambda **_: merged
         self.token: str = processor.image_token
@@ -128,7 +128,9 @@ class Images:
         """See ``Placeholders``."""
         settings = self.processor.image_processor.to_dict() | self._options
         own = {name: value for name, value in vars(self.processor).items() if isinstance(value, str | int | float)}
-        return digest({name: str(value) for name, value in sorted((settings | own).items())}, self.placeholder_id, _DIGESTS)
+        return digest(
+            {name: str(value) for name, value in sorted((settings | own).items())}, self.placeholder_id, _DIGESTS
+        )
 
     @property
     def description(self) -> str:

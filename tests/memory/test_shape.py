@@ -47,5 +47,7 @@ def test_a_tower_has_the_parameters_of_its_real_class(tmp_path):
         with torch.device("meta"):
             model = AutoModelForImageTextToText.from_config(config)
         assert model.num_parameters() == shape.num_parameters, folder
-        sizes = [m.in_features * m.out_features for m in quantised_on_meta(model).modules() if hasattr(m, "quant_state")]
+        sizes = [
+            m.in_features * m.out_features for m in quantised_on_meta(model).modules() if hasattr(m, "quant_state")
+        ]
         assert sum(sizes) == shape.num_layers * shape.layer_linear_weights + shape.tower.linear_weights, folder

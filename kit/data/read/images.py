@@ -27,8 +27,8 @@ MAX_SIDE = 1 << 16  # what a processor makes of a longer one is as long, and wid
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EXPECTED = "a still picture: PNG, JPEG, WebP, BMP or GIF"
 INSTALL = 'python -m pip install "accelerate-recipes[vision]"'
-# Of the beginning, and of the end: read with the header anyway. Whole files would be read twice. Two pictures of as many
-# bytes that differ between are taken for one: only formats without compression have such.
+# Of the beginning, and of the end: read with the header anyway. Whole files would be read twice. Two pictures of as
+# many bytes that differ between are taken for one: only formats without compression have such.
 _HASHED_BYTES = 1 << 16
 _ORIENTATION = 0x0112  # the tag of EXIF, whose values 5 to 8 exchange height and width
 # What whole files hold near their end; others have their length in the header.
