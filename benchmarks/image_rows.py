@@ -4,7 +4,7 @@
 
 Writes JPEGs of 64 x 64 to 224 x 224 pixels into ten parquet files in FOLDER, as datasets.Image does, unless they are
 there; trains tiny-vision on them with recipes/finetune.py on the CPU, and reads its log; and gives as many images to
-the image processor in a bare loop. Seconds of the CPU are compared, since other work on the machine changes the rest.
+the image processor in a bare loop. Seconds of the CPU do not depend on other work on the machine.
 """
 
 import argparse
@@ -43,11 +43,11 @@ def main() -> None:
     own = [*FLAGS, "--dataset", str(data), "--max_steps", str(args.steps), *flags]
     for name in ("cold", "again"):
         output = args.folder / name
-        seconds, memory = run([*own, "--output_dir", str(output)], args.folder / "cache")
+        seconds, cpu, memory = run([*own, "--output_dir", str(output)], args.folder / "cache")
         rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
         steps = [row for row in rows if "loss" in row]
         thirds = [max(memory[i * len(memory) // 3 : (i + 1) * len(memory) // 3]) for i in range(3)]
-        print(f"{name}: first step after {seconds:.0f} s; MiB of the process in thirds of the steps: {thirds}")
+        print(f"{name}: first step after {seconds:.0f} s, {cpu:.0f} of the CPU; MiB in thirds of the steps: {thirds}")
         shares = [row["data_wait_share"] for row in steps[1:] if "data_wait_share" in row]
         print(f"waiting for data: {sum(shares) / len(shares):.1%} of the steps' time", flush=True)
     feed_beside_processor(own, data, args.steps)
@@ -74,23 +74,27 @@ def write_rows(folder: Path, num_rows: int) -> None:
         pq.write_table(pa.Table.from_pylist(rows), folder / f"train-{number:05d}.parquet", row_group_size=1000)
 
 
-def run(flags: list[str], cache: Path) -> tuple[float, list[int]]:
-    """Train. Returns the seconds until the first step had its line, and MiB of the process from then on."""
+def run(flags: list[str], cache: Path) -> tuple[float, float, list[int]]:
+    """Train. Returns the seconds until the first step had its line, those of the CPU, and MiB from then on.
+
+    Memory is that of the process alone, without pages of files, which the system may take back.
+    """
     output = Path(flags[flags.index("--output_dir") + 1])
-    began, first, memory = time.perf_counter(), 0.0, list[int]()
+    began, first, cpu, memory = time.perf_counter(), 0.0, 0.0, list[int]()
     environment = os.environ | {"KIT_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(ROOT / "recipes/finetune.py"), *flags]
     with open(f"{output}.log", "w") as log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as done:
         while done.poll() is None:
             metrics = output / "metrics.jsonl"
             if not first and metrics.exists() and metrics.stat().st_size:
-                first = time.perf_counter() - began
+                first, cpu = time.perf_counter() - began, sum(psutil.Process(done.pid).cpu_times()[:4])
             if first:
-                memory.append(psutil.Process(done.pid).memory_info().rss >> 20)
+                status = Path(f"/proc/{done.pid}/status").read_text()
+                memory += [int(line.split()[1]) >> 10 for line in status.splitlines() if line.startswith("RssAnon")]
             time.sleep(0.2)
     if done.returncode:
         sys.exit(Path(f"{output}.log").read_text())
-    return first, memory
+    return first, cpu, memory
 
 
 def feed_beside_processor(flags: list[str], data: Path, num_steps: int) -> None:

@@ -37,6 +37,13 @@ CASES: dict[str, dict[str, Any]] = {
     "dpo, lora, none": {"objective": "dpo", "method": "lora", "gradient_checkpointing": False, "length": 1024},
     "dpo, full, packs": {"objective": "dpo", "method": "full", **EIGHT, "packing": True, "length": 1024},
     "images, qlora": {"method": "qlora", "shape": "qwen2.5-vl-7b", "image_tokens": 1280},
+    "images, all, fsdp": {
+        "method": "full",
+        "shape": "qwen2.5-vl-3b",
+        "image_tokens": 1280,
+        "trained_parts": ("vision", "projector", "language"),
+        **EIGHT,
+    },
     "kto, qlora": {"objective": "kto", "method": "qlora", "gradient_checkpointing": False, "length": 1024},
 }
 
