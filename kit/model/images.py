@@ -120,6 +120,7 @@ class Images:
         self.placeholder_id: int = config.image_token_id
         self._placeholder = self._tokenizer.convert_ids_to_tokens(self.placeholder_id)
         self._texts: dict[tuple[int, int], str] = {}
+        self._distinct: dict[str, str] = {}
         if self._placeholder is None or self.token is None:
             raise UserError(Problem("model_name_or_path", "its tokenizer has no placeholder of images"))
 
@@ -150,8 +151,8 @@ class Images:
             text = self.token * self._num_tokens(height, width) if is_counted else self._of_blank(height, width)
         except Exception as error:  # the code of any family
             raise UserError(Problem("", f"{width} x {height} pixels: {first_line(error)}")) from None
-        if len(self._texts) < _MOST_SIZES:
-            self._texts[height, width] = text
+        if len(self._texts) < _MOST_SIZES:  # most sizes have the text of another one, which may have kilobytes
+            text = self._texts[height, width] = self._distinct.setdefault(text, text)
         return text
 
     def _of_blank(self, height: int, width: int) -> str:
