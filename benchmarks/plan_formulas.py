@@ -40,6 +40,14 @@ CASES: dict[str, dict[str, Any]] = {
     "distil, full": {**TAUGHT, "method": "full"},
     "distil, lora, fsdp": {**TAUGHT, "method": "lora", **EIGHT},
     "distil, lora, 4 bits": {**TAUGHT, "method": "lora", "teacher_in_4bit": True},
+    "images, qlora": {"method": "qlora", "shape": "qwen2.5-vl-7b", "image_tokens": 1280},
+    "images, all, fsdp": {
+        "method": "full",
+        "shape": "qwen2.5-vl-3b",
+        "image_tokens": 1280,
+        "trained_parts": ("vision", "projector", "language"),
+        **EIGHT,
+    },
     "kto, qlora": {"objective": "kto", "method": "qlora", "gradient_checkpointing": False, "length": 1024},
 }
 

@@ -3,7 +3,7 @@
 Promises: all problems are reported together; nothing is written except the tokenised data in the cache.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +166,6 @@ def check(
             notes += lines
             if trains:
                 workload = planned_workload(recipe, topology, config, teacher_config)
-                problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
-                plan = plan_record(workload, topology)
             problems += check_strategy(topology, meta_model)
             router_loss = aux_loss_coef(meta_model, recipe.router_aux_loss_coef)
             problems += sequence_problems(topology.sequence_parallel_size, recipe, config, meta_model, router_loss)
@@ -218,6 +216,14 @@ def check(
                 of_teacher = fingerprint(teacher_settings(recipe)) if teacher_config else None
                 run_identity = identity(recipe, data.fingerprint, fingerprint(recipe), of_teacher)
                 folder = RunFolder(recipe, recipe_name, run_identity)
+    if workload and topology:
+        if workload.shape.tower:  # now it is known how large its images are
+            of_images = (
+                data.train.image_tokens(recipe.max_length if recipe.packing else None) if isinstance(data, Data) else 0
+            )
+            workload = replace(workload, image_tokens=of_images)
+        problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
+        plan = plan_record(workload, topology)
     if trains and data is None:
         with problems.caught():
             run_in(recipe.overwrite_output_dir, Path(recipe.output_dir or ""), recipe.inputs)

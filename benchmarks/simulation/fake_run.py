@@ -38,6 +38,7 @@ from benchmarks.simulation.fake_tensors import (
     teach_fake_tensors,
 )
 from benchmarks.simulation.gradients import all_gradients
+from benchmarks.simulation.images import answer_for_values, token_inputs, tower_inputs
 from benchmarks.simulation.labels import label_frozen, label_storages
 from benchmarks.simulation.meter import FLOPS, Meter, Tally
 from benchmarks.simulation.simulate import set_rank_0_variables
@@ -49,6 +50,7 @@ from kit.data.feed.feed import Feed, GlobalBatch
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
 from kit.data.samples.table import PREFERENCE, Table
+from kit.memory.families import shape_of
 from kit.model.load import attention_of, build_model, build_teacher, open_config
 from kit.model.teacher import teacher_settings
 from kit.strategy.gradients import hold_in_float32, trains_in_bf16
@@ -65,7 +67,13 @@ class RandomSamples(Table):
 
     Every token is supervised, so that the loss head gets as many targets as it may. Of each other answer with a label,
     the label is true.
+
+    Attributes:
+        image_tokens: of each row, if ``config`` is that of a model that reads images.
     """
+
+    image_tokens = 0
+    config: Any = None
 
     def __init__(self, sequence_lengths: np.ndarray, vocab_size: int, rows: Rows = "answers") -> None:
         """
@@ -99,6 +107,16 @@ class RandomSamples(Table):
         ids = np.random.default_rng(i).integers(self._vocab_size, size=self.lengths[i])
         return ids, np.ones(len(ids), np.float32)
 
+    def image_inputs(self, input_ids: np.ndarray, segments: Any) -> dict[str, Any]:
+        """See ``kit.data.feed.batches.Rows``."""
+        if not self.image_tokens:
+            return {}
+        config, rows = self.config, len(input_ids)
+        tower = shape_of(config.to_dict(), "simulated").tower
+        assert tower
+        inputs = tower_inputs(config, tower, rows, self.image_tokens)
+        return {"tower_inputs": inputs, "token_inputs": token_inputs(config, input_ids.shape), "num_images": rows}
+
     def origin(self, i: int) -> str:
         """Return a name for sample ``i``."""
         return f"random:{i}"
@@ -123,12 +141,21 @@ class AtOnce:
 class FakeRun:
     """A run on rank 0. Use it inside ``FakeTensorMode`` and the meter."""
 
-    def __init__(self, recipe: Recipe, topology: Topology, meter: Meter, device_memory: int | None = None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        topology: Topology,
+        meter: Meter,
+        device_memory: int | None = None,
+        image_tokens: int = 0,
+    ) -> None:
         """
         Args:
             device_memory: bytes of the GPU for which the CPU device stands; None: it stands for none.
+            image_tokens: of each row, which stand for an image.
         """
         self._device_memory = device_memory
+        self._image_tokens = image_tokens
         self._recipe, self._topology, self._meter = recipe, topology, meter
         self._buckets_are_rebuilt = False
         kit.strategy.accelerator.join_group = lambda *_: dist.init_process_group(
@@ -143,6 +170,11 @@ class FakeRun:
         """Build what a run builds before its first step. Returns the compute dtype."""
         recipe, topology, config = self._recipe, self._topology, open_config(self._recipe)
         self.vocab_size = config.get_text_config().vocab_size
+        self._config = config
+        if self._image_tokens:
+            tower = shape_of(config.to_dict(), "simulated").tower
+            assert tower
+            answer_for_values(self._image_tokens, tower)
         attention_of(recipe, config, recipe.packing)
         accelerator, plan = kit.strategy.accelerator.start(recipe, topology)
         plan = replace(plan, device_memory=self._device_memory or plan.device_memory)
@@ -174,6 +206,7 @@ class FakeRun:
         num_items = recipe.micro_batch_size * self._topology.num_data_ranks * num_micro_batches
         num, length = (4 * num_items, recipe.max_length // 4) if recipe.packing else (num_items, recipe.max_length)
         samples = RandomSamples(self.sequence_lengths(num, length), self.vocab_size, recipe.declared.rows)
+        samples.image_tokens, samples.config = self._image_tokens, self._config
         return samples.with_references() if recipe.precomputes_reference else samples
 
     def sequence_lengths(self, num_samples: int, length: int) -> np.ndarray:
@@ -260,7 +293,7 @@ def main() -> None:
     answer: dict[str, Any] = {}
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), meter:
-            run = FakeRun(recipe, topology, meter, request["device_memory"])
+            run = FakeRun(recipe, topology, meter, request["device_memory"], request["image_tokens"])
             with meter.on_host() if topology.strategy.offloads else nullcontext():
                 run.build()
                 say("model built")

@@ -15,12 +15,13 @@ from torch.distributed import device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_init, _fsdp_param, _fully_shard
 from torch.nn.parallel import distributed as ddp
 from torch.utils._python_dispatch import _disable_current_modes
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.quantizers import AutoHfQuantizer
 
 import kit.model.activation_offload
 import kit.model.attention
 from benchmarks.simulation.meter import Meter
+from kit.model.classes import auto_class
 
 
 def teach_fake_tensors(meter: Meter) -> None:
@@ -32,7 +33,8 @@ def teach_fake_tensors(meter: Meter) -> None:
     torch.nn.Module._apply = _apply  # type: ignore[method-assign]
     # Else transformers leaves out what waits for the device.
     transformers.utils.import_utils.is_fake_tensor = lambda x: False
-    AutoModelForCausalLM.from_pretrained = staticmethod(make_model)  # type: ignore[method-assign, assignment]
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        auto.from_pretrained = staticmethod(make_model)  # type: ignore[method-assign, assignment]
     bitsandbytes.nn.modules.fix_4bit_weight_quant_state_from_module = _find_quant_state
     meter.watch_resizes()
     for name in ("__init__", "__getitem__", "_flatten"):  # of the groups of hybrid sharding
@@ -191,7 +193,7 @@ def make_model(
     """Stands in for ``from_pretrained``: the same model, its weights by shape."""
     device = device_map[""] if device_map else "cpu"
     with _disable_current_modes(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attn_implementation)
+        model = auto_class(config).from_config(config, dtype=dtype, attn_implementation=attn_implementation)
         if quantization_config:
             quantizer = AutoHfQuantizer.from_config(quantization_config, pre_quantized=False)
             quantizer.preprocess_model(model=model, device_map=device_map)

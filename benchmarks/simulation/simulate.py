@@ -79,6 +79,7 @@ def simulate(workload: Workload, *, deadline_seconds: float = 300) -> Simulated:
         "topology": asdict(_topology(workload)),
         "gpus_per_machine": workload.gpus_per_machine,
         "device_memory": workload.device_memory,
+        "image_tokens": workload.image_tokens,
         "primes": same,
         "accumulates": workload.micro_batches > 1,
         "steps": [1] if workload.micro_batches == 1 and same else [1, min(2, workload.micro_batches)],
@@ -148,6 +149,7 @@ def _settings(workload: Workload) -> dict[str, Any]:
         "optim": workload.optim,
         "attn_implementation": "eager" if workload.eager else "auto",
         "sync_each_batch": workload.sync_each_batch,
+        "train_only": list(workload.trained_parts) if "vision" in workload.trained_parts else None,
     }
 
 

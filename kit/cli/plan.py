@@ -1,6 +1,8 @@
 """``kit plan``: what fits a GPU, how long it takes, and which command to type; before a GPU is rented."""
 
 import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kit.console import announce_wait, show
 from kit.memory.fit import FOR_TEACHER
@@ -9,6 +11,9 @@ from kit.tools.plan.lengths import Lengths, measure_lengths, read_training_data
 from kit.tools.plan.search import Option, options, recommend
 from kit.tools.plan.table import command, gib, longest_rows, own_config, parts, rows_of, time_lines, ways
 from kit.visible import joined
+
+if TYPE_CHECKING:
+    from kit.data.open import Data
 
 HELP = "what fits a GPU, how long it takes, and the command to type"
 USAGE = "usage: kit plan [--recipe R | --model M] [--gpu G] [--gpus N] [--flag value ...]"
@@ -30,6 +35,9 @@ def run(argv: list[str]) -> int:
 def _plan(ask: Ask) -> list[str]:
     """The recommended way with its memory, time and command, and the table of all ways."""
     base, recipe = ask.workload, ask.recipe
+    data = _data(ask)
+    if data and base.shape.tower:
+        base = replace(base, image_tokens=data.train.image_tokens(recipe.max_length if recipe.packing else None))
     found = options(base, ask.gpu, recipe.global_batch_size, ask.only)
     best = recommend(found, recipe.method)
     where = f"{base.num_gpus} x {ask.gpu.name}, {gib(ask.gpu.memory)} each"
@@ -43,20 +51,27 @@ def _plan(ask: Ask) -> list[str]:
     lines = [title, where, "", f"Recommended: {own.method} with {own.config}"]
     if own.method != recipe.method:
         lines[-1] += f", since {recipe.method} does not fit"
-    lines += [*time_lines(best, recipe.max_steps, ask.price, _lengths(ask, best)), "", "    " + command(best, ask)]
+    lines += [
+        *time_lines(best, recipe.max_steps, ask.price, _lengths(data, ask, best)),
+        "",
+        "    " + command(best, ask),
+    ]
     if note := own_config(own):
         lines.append(f"    {note}")
     return [*lines, *longest_rows(best), "", *ways(found), "", "The recommended way takes:", *parts(best.memory)]
 
 
-def _lengths(ask: Ask, option: Option) -> Lengths | None:
-    """Count the tokens of the data that were given as a flag, as rows of ``option``; None without the flag.
-
-    None also of rollouts, whose rows the model writes.
-    """
+def _data(ask: Ask) -> "Data | None":
+    """The data that were given as a flag; None without the flag, and of rollouts, whose rows the model writes."""
     if "dataset" not in ask.typed or ask.recipe.rolls_out:
         return None
     announce_wait(f"counting the tokens of {ask.recipe.dataset}")
-    data = read_training_data(ask.recipe, ask.shape.vocab_size)
+    return read_training_data(ask.recipe, ask.shape.vocab_size, ask.shape.tower is not None)
+
+
+def _lengths(data: "Data | None", ask: Ask, option: Option) -> Lengths | None:
+    """Count the tokens of ``data``, as rows of ``option``."""
+    if data is None:
+        return None
     recipe = ask.recipe.model_copy(update={"per_device_train_batch_size": option.workload.rows})
     return measure_lengths(data, recipe, option.workload.num_data_ranks)

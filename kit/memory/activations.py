@@ -41,7 +41,7 @@ def kept(workload: Workload) -> int:
         heads = plain * (q + k) + 4 * (shape.num_heads + shape.num_kv_heads) if shape.norm_of_heads else 0
         inputs_of_norms = stream(workload) + (shape.num_norms - 1) * plain * h
         return inputs_of_norms + attention + plain * 2 * f + FRAGMENT + heads + adapters
-    common = attention + plain * 4 * f + FRAGMENT
+    common = attention + plain * (4 if shape.gated else 2) * f + FRAGMENT
     if workload.method == "full":
         if not workload.bf16:
             norm, casts = 12 * h, 0
@@ -49,6 +49,8 @@ def kept(workload: Workload) -> int:
             norm, casts = 8 * h, 0
         else:  # q, k and v share one cast of their input, gate and up another
             norm, casts = 8 * h, 4 * h
+        if shape.layer_norm:  # it is one function, which keeps its input
+            norm -= 4 * h
         bytes_ = shape.num_norms * norm + casts + common
     else:
         norm = 4 * h + plain * h if workload.bf16 else 8 * h
@@ -66,7 +68,9 @@ def _attention(workload: Workload) -> int:
     of_scores = _scores(workload) if workload.eager else 4 * shape.num_heads
     # GPUs that share rows keep attention's output before the exchange, and what the output's product gets after it.
     outputs = 1 if workload.sequence_parallel_size == 1 else 2
-    return workload.compute_bytes * ((1 + outputs) * shape.query_size + 2 * keys) + of_scores
+    # The tensor of which the values are a view stays whole, and each image's result is there once more.
+    views = 3 * shape.query_size if shape.rotates_views else 0
+    return workload.compute_bytes * ((1 + outputs) * shape.query_size + 2 * keys + views) + of_scores
 
 
 def exchanged_kv_size(workload: Workload) -> int:
@@ -102,6 +106,14 @@ def in_tile(workload: Workload) -> int:
     """Bytes per token of a tile of an MLP, kept and passing, while its gradients are computed."""
     shape, plain = workload.shape, workload.compute_bytes
     return plain * (5 * shape.intermediate_size + 3 * shape.hidden_size) + _adapters(workload, in_mlp=True)
+
+
+def in_frozen_layer(workload: Workload) -> int:
+    """Bytes per patch that pass through a layer of a tower from which nothing is kept."""
+    shape, plain = workload.shape, workload.compute_bytes
+    h, f = shape.hidden_size, shape.intermediate_size
+    rotating = 2 * plain * h + 16 * h if shape.rotates_views else 0  # of queries and keys, in float32
+    return plain * 2 * h + max(plain * 4 * h + rotating, plain * (h + (4 if shape.gated else 2) * f))
 
 
 def held(workload: Workload) -> int:

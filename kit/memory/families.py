@@ -10,6 +10,7 @@ from typing import Any
 
 from kit.errors import Problem, UserError, raise_if
 from kit.memory.shape import Shape
+from kit.memory.towers import TOWERS
 
 MODEL = "model_name_or_path"
 NO_PLAN = "it has no plan; the report of a run with --max_steps 2 shows the peak that was measured"
@@ -27,6 +28,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": {"bias_key": "attention_bias", "norm_of_heads": "all"},
     "olmo3": {"bias_key": "attention_bias", "norm_of_heads": "all"},
 }
+# The text of models that read images, by what their files call it, and what files leave out.
+_TEXT = {name: "qwen2" for name in ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")}
+_GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208}
+_LLAMA = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+_LEFT_OUT = {"gemma3": {"model_type": "gemma3_text", **_GEMMA3}, "llava": {"model_type": "llama", **_LLAMA}}
 _SIZES = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -50,11 +56,18 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         UserError: a family that is not in ``FAMILIES``, or values that are no sizes.
     """
     config, where = dict(values), path or name
-    family = config.get("model_type")
+    family: Any = config.get("model_type")
+    reads_images = family in TOWERS
+    if reads_images:  # the values of the text lie beside the others in older files
+        given = config["text_config"] if isinstance(config.get("text_config"), Mapping) else config
+        text = {key: value for key, value in given.items() if value is not None}
+        of_both = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+        config = {**_LEFT_OUT.get(family, {}), **text, **of_both}
+        family = _TEXT.get(str(config.get("model_type")), config.get("model_type"))
     if family not in FAMILIES:
-        known = ", ".join(FAMILIES)
+        known = ", ".join((*FAMILIES, *TOWERS))
         raise UserError(Problem(field, f"{name}: the formulas do not know the family {family!r}", known, NO_PLAN))
-    hidden_size, heads = values.get("hidden_size", 0), values.get("num_attention_heads", 0)
+    hidden_size, heads = config.get("hidden_size", 0), config.get("num_attention_heads", 0)
     if config.get("num_key_value_heads") is None:
         config["num_key_value_heads"] = heads
     if config.get("head_dim") is None and _is_size(hidden_size) and _is_size(heads):
@@ -64,6 +77,13 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         Problem(field, f"{where}: {key} is {value!r}" if value is not None else f"{where} has no {key}", "a number")
         for key, value in wrong.items()
     )
+    tower = None
+    if reads_images:
+        try:
+            tower = TOWERS[values["model_type"]](values, config["hidden_size"])
+        except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+            found = f"{where}: its vision_config cannot be read ({error})"
+            raise UserError(Problem(field, found, "an object with the sizes of the tower")) from None
     family_values = dict(FAMILIES[family])
     has_bias = bool(config.get(family_values.pop("bias_key", ""), False))
     positions = config.get("max_position_embeddings")
@@ -78,6 +98,7 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         mlp_bias=bool(config.get("mlp_bias", False)),
         caps_logits=bool(config.get("final_logit_softcapping")),
         caps_scores=bool(config.get("attn_logit_softcapping")),
+        tower=tower,
         **{key: value for key, value in family_values.items() if key != "tied"},
     )
 

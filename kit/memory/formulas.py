@@ -13,7 +13,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from kit.memory.activations import beside_tiles, held, in_tile, is_autocast, kept, masks, passing, stream
+from kit.memory.activations import (
+    beside_tiles,
+    held,
+    in_frozen_layer,
+    in_tile,
+    is_autocast,
+    kept,
+    masks,
+    passing,
+    stream,
+)
 from kit.memory.host import disk_bytes, host_bytes
 from kit.memory.sizes import (
     GRADIENT_BYTES,
@@ -72,7 +82,7 @@ class Memory:
 
 def predict(workload: Workload) -> Memory:
     """Predict the memory of ``workload``."""
-    held = _held(workload) + Counter({ACTIVATIONS: workload.tokens * masks(workload)})
+    held = _held(workload) + _beside_tower(workload) + Counter({ACTIVATIONS: workload.tokens * masks(workload)})
     moments = [(name, held + parts) for name, parts in _moments(workload)]
     moments += [("teacher's pass", parts) for parts in _teacher_alone(workload)]
     moment, peak = max(moments, key=lambda entry: entry[1].total())
@@ -84,7 +94,8 @@ def predict(workload: Workload) -> Memory:
     components[FRAGMENTATION] = int(FRAGMENTATION_SHARE * (peak - held).total())
     # Of an offloaded run, what is divided is in the host's memory.
     share = sum(_frozen(workload, workload.num_shards).values()) + sum(_trained(workload).values())
-    whole = sum(_frozen(workload, shards=1).values()) or WEIGHT_BYTES * workload.trainable_parameters
+    whole = sum(_frozen(workload, shards=1).values())
+    whole += WEIGHT_BYTES * workload.trainable_parameters if workload.method == "full" else 0
     if teacher := workload.as_teacher:  # one is loaded after the other
         whole = max(whole, sum(_frozen(teacher, shards=1).values()))
     host = host_bytes(workload, share, int(whole))
@@ -97,9 +108,11 @@ def predict(workload: Workload) -> Memory:
 def _frozen(workload: Workload, shards: int) -> dict[str, float]:
     """Bytes of the frozen weights on one GPU. The tables of 4-bit weights are not sharded."""
     if workload.method == "full":
-        return {}
+        return {FROZEN: workload.compute_bytes * workload.frozen_in_tower / shards}
     shape = workload.shape
     four_bit = shape.num_layers * shape.layer_linear_weights if workload.method == "qlora" else 0
+    if four_bit and shape.tower:
+        four_bit += shape.tower.linear_weights
     return {
         FROZEN: workload.compute_bytes * (shape.num_parameters - four_bit) / shards,
         FOUR_BIT: four_bit * (NF4_PACKED_BYTES / shards + NF4_TABLE_BYTES),
@@ -182,8 +195,40 @@ def _accumulates(workload: Workload) -> bool:
 # --- what comes and goes
 
 
+def _beside_tower(workload: Workload) -> "Counter[str]":
+    """Bytes that are there all the time beside the layers of a tower.
+
+    These are the pixels of a micro-batch, in float32, and of the next one, which is copied meanwhile; and of a sharded
+    model what is in none of its layers, which stays gathered.
+    """
+    tower = workload.shape.tower
+    if tower is None:
+        return Counter()
+    pixels = 4 * tower.values_per_patch * workload.patches * min(2, workload.micro_batches)
+    around = workload.compute_bytes * (tower.other_parameters + tower.projector_parameters) if workload.sharded else 0
+    return Counter({ACTIVATIONS: pixels, GATHERED: around})
+
+
 def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
     """Bytes beside those of ``_held``, in each moment in which a step may have its peak."""
+    tower = workload.of_tower
+    if tower is None:
+        yield from _moments_of_text(workload)
+        return
+    # What the layers of a tower that trains keep is there until all those of the text have had their backward pass.
+    states = tower.tokens * tower.shape.num_layers * held(tower) if tower.method == "full" else 0
+    for name, parts in _moments_of_text(workload):
+        is_between = name in ("gathering", "loss head", "backward pass")
+        yield name, parts + Counter({ACTIVATIONS: states if is_between else 0})
+    yield "tower", Counter({ACTIVATIONS: states + tower.tokens * in_frozen_layer(tower)})
+    if states:
+        gradients = 0 if _accumulates(workload) else _gradients(workload)
+        own = tower.tokens * (kept(tower) + passing(tower))
+        yield "tower's backward pass", Counter({ACTIVATIONS: states + own, GRADIENTS: gradients})
+
+
+def _moments_of_text(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
+    """The same of the language model."""
     shape = workload.shape
     to_come = Counter() if _accumulates(workload) else Counter({GRADIENTS: _gradients(workload)})
     if workload.sharded:

@@ -8,6 +8,8 @@ Operations per token, with p the share of supervised tokens and s the mean numbe
 - adapters: twice that, since frozen weights get no gradient, with attention three times; 6 for each adapter weight
 - gradient checkpointing: the layers' forward once more; of the selective one only what is narrow: 2 for each weight of
   an adapter; ``tiled_mlp`` computes the feed-forward part of each layer yet again
+- the tower of a model that reads images, for each patch: 2 for each of its weights and 4 L h s for attention, which is
+  not causal; three times that if it trains, and its forward once more with checkpointing
 - each pass without gradients, as of a reference: a forward once more; of a teacher, its forward
 
 These are the counts of the PaLM paper's appendix B (6 per weight, 12 L q s), with causal attention counted once.
@@ -37,7 +39,11 @@ def operations_per_token(workload: Workload, supervised: float = 1.0, seen: floa
         seen: sum of squared lengths of sequences over their sum, in tokens; None: the workload's length.
     """
     layers, head, attention = _forward(workload, supervised, seen)
-    again = workload.passes * (layers + head + attention)
+    of_tower = _tower(workload)
+    again = of_tower * (1 + workload.passes)
+    if (tower := workload.of_tower) and tower.method == "full":
+        again += of_tower * (3 if workload.gradient_checkpointing is True else 2)
+    again += workload.passes * (layers + head + attention)
     again += _recomputed(workload, layers, attention)
     if (teacher := workload.as_teacher) and not workload.teacher_top_k:
         again += forward_operations_per_token(teacher, supervised, seen)
@@ -61,7 +67,18 @@ def orthogonalising_operations(workload: Workload) -> float:
 
 def forward_operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:
     """Operations of one pass without gradients per token, adapters aside. Arguments as above."""
-    return sum(_forward(workload, supervised, seen))
+    return sum(_forward(workload, supervised, seen)) + _tower(workload)
+
+
+def _tower(workload: Workload) -> float:
+    """Operations of a forward pass of the tower, per token of the rows."""
+    tower, own = workload.shape.tower, workload.of_tower
+    if tower is None or own is None:
+        return 0.0
+    seen = tower.patches_seen or workload.image_tokens * tower.patches_per_token
+    projector = 2.0 * tower.projector_weights / tower.patches_per_token
+    layer = 2.0 * own.shape.layer_linear_weights + 4.0 * own.shape.query_size * seen
+    return (own.shape.num_layers * layer + projector) * own.tokens / workload.tokens
 
 
 def _recomputed(workload: Workload, layers: float, attention: float) -> float:

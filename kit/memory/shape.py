@@ -30,14 +30,49 @@ class Linear:
         """Whether it belongs to the feed-forward part, else to attention."""
         return self.name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 
-    def full_name(self, layer: int) -> str:
+    def full_name(self, layer: int, decoder: str = "model") -> str:
         """Its name in a model of the families that are known."""
-        return f"model.layers.{layer}.{'mlp' if self.is_in_mlp else 'self_attn'}.{self.name}"
+        return f"{decoder}.layers.{layer}.{'mlp' if self.is_in_mlp else 'self_attn'}.{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tower:
+    """What makes features of images: layers over patches, and a projector of the features to tokens."""
+
+    layers: "Shape"  # without a vocabulary
+    other_parameters: int  # of patches, positions, and norms before and behind the layers
+    projector_weights: int  # of its linear modules: what 4 bits are about
+    projector_vectors: int  # its other parameters
+    patches_per_token: int
+    values_per_patch: int  # of its pixels
+    patches_seen: int | None  # that one attends to; None: those of its image
+    image_tokens: int  # of an image, at most
+    token_pixels: int | None = None  # of a token, if the size of an image decides how many it has
+
+    @property
+    def linear_weights(self) -> int:
+        """Weights of its linear modules."""
+        return self.layers.num_layers * self.layers.layer_linear_weights + self.projector_weights
+
+    @property
+    def vision_parameters(self) -> int:
+        """Parameters without those of the projector."""
+        return self.layers.num_layers * self.layers.layer_parameters + self.other_parameters
+
+    @property
+    def projector_parameters(self) -> int:
+        """Parameters of the projector."""
+        return self.projector_weights + self.projector_vectors
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters."""
+        return self.vision_parameters + self.projector_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of a decoder-only language model. Every layer is the same."""
+    """The sizes of a decoder-only language model, whose layers are all the same, and of its tower, if it has one."""
 
     name: str
     folder: Path | None  # with the config.json; None for a shape made from a number of parameters
@@ -59,6 +94,10 @@ class Shape:
     caps_logits: bool = False  # whether logits pass through tanh before the loss
     caps_scores: bool = False  # the same of attention's scores
     eager: bool = False  # whether the family takes eager attention only
+    gated: bool = True  # whether the feed-forward part multiplies two tensors
+    layer_norm: bool = False  # norms with a bias
+    rotates_views: bool = False  # of one tensor of queries, keys and values, in float32 (Qwen's towers)
+    tower: Tower | None = None
 
     @cached_property
     def linears(self) -> tuple[Linear, ...]:
@@ -76,7 +115,7 @@ class Shape:
             Linear("k_proj", h, kv, self.qkv_bias),
             Linear("v_proj", h, kv, self.qkv_bias),
             Linear("o_proj", q, h, self.output_bias),
-            Linear("gate_proj", h, f, self.mlp_bias),
+            *((Linear("gate_proj", h, f, self.mlp_bias),) if self.gated else ()),
             Linear("up_proj", h, f, self.mlp_bias),
             Linear("down_proj", f, h, self.mlp_bias),
         )
@@ -101,7 +140,7 @@ class Shape:
         """Parameters of one layer outside its matrices: norms and biases."""
         biases = sum(linear.outputs for linear in self.linears if linear.bias)
         of_heads = {"": 0, "head": 2 * self.head_dim, "all": self.query_size + self.kv_size}[self.norm_of_heads]
-        return self.num_norms * self.hidden_size + of_heads + biases
+        return self.num_norms * (2 if self.layer_norm else 1) * self.hidden_size + of_heads + biases
 
     @property
     def layer_parameters(self) -> int:
@@ -121,7 +160,8 @@ class Shape:
     @property
     def num_parameters(self) -> int:
         """All parameters of the model."""
-        return self.num_layers * self.layer_parameters + self.root_parameters
+        of_tower = self.tower.num_parameters if self.tower else 0
+        return self.num_layers * self.layer_parameters + self.root_parameters + of_tower
 
     def adapter_parameters(self, rank: int, targets: tuple[str, ...] | None = None) -> int:
         """Parameters of the LoRA adapters of one layer. ``targets``: names of modules; None: all of them."""
@@ -129,9 +169,14 @@ class Shape:
 
     def names_in_layers(self, targets: Sequence[str]) -> list[set[str]]:
         """Return for each layer the ``name`` of each linear module that one of ``targets`` names."""
+        decoder = "model.language_model" if self.tower else "model"
         return [
-            {each.name for each in self.linears if any(matches(each.full_name(layer), target) for target in targets)}
-            for layer in range(self.num_layers)
+            {
+                each.name
+                for each in self.linears
+                if any(matches(each.full_name(i, decoder), target) for target in targets)
+            }
+            for i in range(self.num_layers)
         ]
 
     def adapted(self, targets: tuple[str, ...] | None) -> Iterator[Linear]:

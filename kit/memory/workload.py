@@ -4,7 +4,7 @@ Plain numbers, so that thousands of them can be tried in a second.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from kit.config.expressions import matches
 from kit.config.optimisers import OPTIMISERS
@@ -65,6 +65,8 @@ class Workload:
     # Bytes of a logit of a chunk, where autograd differentiates a loss of its own; 0: plain cross-entropy.
     logit_bytes: int = 0
     fp8: bool = False  # changes neither what is held nor, as far as formulas know, how long it takes
+    image_tokens: int = 0  # of a row at most, or of a pack
+    trained_parts: tuple[str, ...] = ("language",)  # of a model that reads images, with method full
     pure_bf16: bool = False  # weights and optimiser states in bf16, without a float32 copy: adamw_bf16
     # What this kit does not do. With these the same formulas describe other kits' published runs.
     # whole: all logits at once; kept chunks: bf16 logits of all chunks, for the backward pass
@@ -123,6 +125,8 @@ class Workload:
             lora_dropout=recipe.lora_dropout > 0,
             optim=recipe.optim,
             pure_bf16=recipe.optim == "adamw_bf16",
+            image_tokens=_image_tokens(recipe, shape),
+            trained_parts=tuple(recipe.train_only or ("language",)),
             eager=recipe.attn_implementation == "eager" or (shape.eager and recipe.attn_implementation == "auto"),
             sync_each_batch=recipe.sync_each_batch,
             async_save=recipe.async_save,
@@ -251,15 +255,63 @@ class Workload:
         return self.shape.num_layers * self.shape.adapter_parameters(self.lora_r, self.lora_targets)
 
     @property
+    def frozen_in_tower(self) -> int:
+        """Parameters of the tower and its projector that do not train."""
+        if (tower := self.shape.tower) is None:
+            return 0
+        sizes = {"vision": tower.vision_parameters, "projector": tower.projector_parameters}
+        return sum(size for part, size in sizes.items() if self.method != "full" or part not in self.trained_parts)
+
+    @property
     def trainable_parameters(self) -> int:
         """Parameters that the optimiser updates."""
-        return self.shape.num_parameters if self.method == "full" else self.adapter_parameters
+        if self.method == "full":
+            return self.shape.num_parameters - self.frozen_in_tower
+        return self.adapter_parameters
+
+    @property
+    def patches(self) -> int:
+        """Patches of images in a micro-batch, at most."""
+        return (
+            self.rows
+            * self.sequences
+            * self.image_tokens
+            * (self.shape.tower.patches_per_token if self.shape.tower else 0)
+        )
+
+    @property
+    def of_tower(self) -> "Workload | None":
+        """The layers of the tower over the patches of a micro-batch, as if they were all of a model."""
+        if not self.patches or not self.shape.tower:
+            return None
+        trains = "vision" in self.trained_parts and self.method == "full"
+        own = {"method": "full"} if trains else {"method": "lora", "lora_targets": ()}
+        changed: dict[str, Any] = {
+            "rows": 1,
+            "length": self.patches,
+            "objective": "sft",
+            "packing": False,
+            "eager": False,
+        }
+        return replace(self, shape=self.shape.tower.layers, image_tokens=0, teacher=None, **own, **changed)
+
+
+def _image_tokens(recipe: Recipe, shape: Shape) -> int:
+    """Tokens of a row that stand for an image, if each has one that is as large as it may be."""
+    if (tower := shape.tower) is None:
+        return 0
+    of_image = tower.image_tokens
+    if tower.token_pixels and recipe.max_pixels:
+        of_image = recipe.max_pixels // tower.token_pixels
+    return min(recipe.max_length, of_image)
 
 
 def uncovered(settings: MethodSettings, shape: Shape) -> list[str]:
     """Return the settings that are given and change memory in a way that no formula of this package describes."""
     keys = "use_dora lora_modules_to_save trainable_tokens new_tokens freeze train_only adapter_name_or_path qat"
     found = [key for key in (*keys.split(), "adapter_options") if getattr(settings, key)]
+    if shape.tower and {"language"} <= set(settings.train_only or ()) <= {"vision", "projector", "language"}:
+        found.remove("train_only")
     found += ["adapter_type"] if settings.method != "full" and settings.adapter_type != "lora" else []
     targets = settings.lora_target_modules
     if settings.method != "full" and targets != "all-linear":

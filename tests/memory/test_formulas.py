@@ -92,6 +92,19 @@ def test_a_teacher_takes_what_the_simulation_shows():
         )
 
 
+def test_a_tower_takes_what_the_simulation_shows():
+    """GiB of tensors of steps of two micro-batches, with a picture of 1,280 tokens in each row of 2,048."""
+    every_part = {"trained_parts": ("vision", "projector", "language")}
+    for shape, method, fields, simulated in (
+        ("qwen2.5-vl-7b", "qlora", {}, 7.12),
+        ("qwen2.5-vl-3b", "lora", {"gradient_checkpointing": False}, 16.17),
+        ("qwen2.5-vl-3b", "full", every_part, 59.54),
+        ("qwen2.5-vl-3b", "full", every_part | {"gradient_checkpointing": False}, 78.06),
+    ):
+        planned = predict(workload(shape, method, micro_batches=2, image_tokens=1280, **fields)).tensors / GIB
+        assert planned == pytest.approx(simulated, rel=0.02), (shape, method, fields)
+
+
 def test_a_rollout_takes_what_was_measured():
     """On a CPU in float32, by benchmarks/simulation/meter.py: MB of tensors while rows of prompts are answered."""
     tiny = json.loads((ROOT / "recipes/tiny/model/config.json").read_text())

@@ -141,7 +141,11 @@ def test_an_image_is_not_cut_and_a_row_that_is_too_long_is_named(vision_model, t
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("<|image_pad|> is this?", "the text itself has it"), ("<|image_pad|>", "the text itself has it")],
+    [
+        ("<|image_pad|> is this?", "the text itself has it"),
+        ("<|image_pad|>", "the text itself has it"),
+        ("\ufdd2 is this?", r"U\+FDD2, which stands for an image"),
+    ],
 )
 def test_a_placeholder_that_the_text_itself_has_is_refused(text, found, vision_model, tmp_path):
     data = tmp_path / "rows.jsonl"

@@ -6,13 +6,14 @@ import re
 import pytest
 import torch
 from accelerate.commands.config import load_config_from_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from kit.config.command_line import read_command_line, read_recipe
 from kit.config.hints import recipe_names
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES
 from kit.config.recipe_file import read_yaml
 from kit.config.settings.objective import DECLARED
+from kit.model.classes import auto_class
 
 FILES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 NAMES = recipe_names()
@@ -24,6 +25,8 @@ PUBLISHED = {  # the sizes of the public weights
     "llama-3b": 3_212_749_824,
     "llama-8b": 8_030_261_248,
     "llama-70b": 70_553_706_496,
+    "qwen2.5-vl-3b": 3_754_622_976,
+    "qwen2.5-vl-7b": 8_292_166_656,
 }
 CONFIGS = sorted(ACCELERATE_CONFIGS.glob("*.yaml"))
 
@@ -73,13 +76,17 @@ def test_a_recipe_has_rewards_and_rates_for_rollouts():
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_a_shape_builds_and_has_the_parameters_its_recipes_state(shape):
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(shape))
+        config = AutoConfig.from_pretrained(shape)
+        model = auto_class(config).from_config(config)
     assert abs(model.num_parameters() / stated_parameters(shape.name) - 1) < 0.005
     assert model.num_parameters() == PUBLISHED.get(shape.name, model.num_parameters())
     # What from_pretrained reads must be what was written: no key ignored or renamed on the way.
     written = json.loads((shape / "config.json").read_text(encoding="utf-8"))
     del written["_name_or_path"]  # the hub id; transformers puts the folder there
     read = model.config.to_dict()
+    for part in ("text_config", "vision_config"):
+        values = written.pop(part, {})
+        assert {key: read[part][key] for key in values} == values
     assert {key: read[key] for key in written} == written
 
 

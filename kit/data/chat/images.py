@@ -97,7 +97,8 @@ def with_images(sample: dict[str, Any], column: Any, has_column: bool = True) ->
             raise UserError(Problem("images", f"none for {num_marks} marks {MARK} in the messages", "as many as marks"))
         return sample
     if not isinstance(column, list):
-        raise UserError(Problem("images", kind(column), "a list of images"))
+        fix = "--dataset_columns images=ignore, if the column holds no images"
+        raise UserError(Problem("images", kind(column), "a list of images", fix))
     given = [reference(f"images[{i}]", each) for i, each in enumerate(column)]
     if not messages:
         fix = "--dataset_columns prompt=instruction,completion=output makes messages of such columns; or write messages"

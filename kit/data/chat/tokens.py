@@ -267,7 +267,9 @@ class _Encoder:
         assert self.images is not None
         token = self.images.token
         pieces = draft.text.split(token)
-        if len(pieces) - 1 != draft.num_images or draft.num_images > len(texts):
+        if draft.num_images > len(texts):
+            raise UserError(Problem("messages", "the character U+FDD2, which stands for an image", "a text without it"))
+        if len(pieces) - 1 != draft.num_images:
             found = f"{len(pieces) - 1} times {token} for {draft.num_images} images"
             if len(pieces) - 1 < draft.num_images:
                 raise template.refusal(f"the chat template leaves images out: {found}")

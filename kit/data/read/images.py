@@ -23,10 +23,13 @@ from kit.errors import Problem, UserError
 
 MAX_BYTES = 1 << 26
 MAX_PIXELS = 1 << 26
+MAX_SIDE = 1 << 16  # what a processor makes of a longer one is as long, and wide
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EXPECTED = "a still picture: PNG, JPEG, WebP, BMP or GIF"
 INSTALL = 'python -m pip install "accelerate-recipes[vision]"'
-_HASHED_BYTES = 1 << 16  # of the beginning: enough to tell pictures apart, and read with the header anyway
+# Of the beginning, and of the end: read with the header anyway. Whole files would be read twice. Two pictures of as
+# many bytes that differ between are taken for one: only formats without compression have such.
+_HASHED_BYTES = 1 << 16
 _ORIENTATION = 0x0112  # the tag of EXIF, whose values 5 to 8 exchange height and width
 # What whole files hold near their end; others have their length in the header.
 _ENDINGS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND", "GIF": b";"}
@@ -43,7 +46,7 @@ class Image(NamedTuple):
     is_path: bool
     height: int  # turned as EXIF asks
     width: int
-    digest: int  # of the number of bytes, and the first of them
+    digest: int  # of the number of bytes, and the first and last of them
     stamp: int  # of a file: of its size and its time; else 0
 
 
@@ -90,6 +93,8 @@ def inspect(given: str | bytes, folder: str) -> Image:
         height, width = picture.height, picture.width
         if height * width > MAX_PIXELS:
             raise UserError(Problem("", f"{width} x {height} pixels", f"at most {MAX_PIXELS >> 20} million"))
+        if max(height, width) > MAX_SIDE:
+            raise UserError(Problem("", f"{width} x {height} pixels", f"at most {MAX_SIDE:,} a side"))
         if getattr(picture, "is_animated", False) and picture.format != "MPO":
             raise UserError(Problem("", f"an animation of {picture.n_frames} pictures", EXPECTED))
         is_whole = _ENDINGS.get(picture.format, b"") in tail
@@ -102,7 +107,7 @@ def inspect(given: str | bytes, folder: str) -> Image:
         is_path = isinstance(given, str)
         data = given.encode() if isinstance(given, str) else given
         stamp = stamp_of(find(given, folder)) if isinstance(given, str) else 0
-        return Image(data, is_path, height, width, _digest(head, size), stamp)
+        return Image(data, is_path, height, width, _digest(head, tail, size), stamp)
 
 
 def pixels(image: Image, folder: str) -> Any:
@@ -118,7 +123,7 @@ def pixels(image: Image, folder: str) -> Any:
     given = image.data.decode() if image.is_path else image.data
     with _as_problem(str(given) if image.is_path else "the image"), _opened(given, folder) as file:
         content = file.read(MAX_BYTES + 1)
-        is_same = _digest(content[:_HASHED_BYTES], len(content)) == image.digest
+        is_same = _digest(content[:_HASHED_BYTES], content[-_HASHED_BYTES:], len(content)) == image.digest
         if not is_same or (image.is_path and stamp_of(find(str(given), folder)) != image.stamp):
             fix = "start the command again: its size is read anew"
             raise UserError(Problem("", "changed since its header was read", fix=fix))
@@ -196,5 +201,5 @@ def _as_problem(name: str) -> Iterator[None]:
         raise UserError(Problem("", f"{name} cannot be decoded ({type_and_message(error)})", EXPECTED)) from None
 
 
-def _digest(head: bytes, size: int) -> int:
-    return xxhash.xxh3_64_intdigest(size.to_bytes(8, "little") + head)
+def _digest(head: bytes, tail: bytes, size: int) -> int:
+    return xxhash.xxh3_64_intdigest(size.to_bytes(8, "little") + head + tail)

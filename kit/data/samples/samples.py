@@ -13,6 +13,8 @@ from kit.data.read.sources import Source, read_rows
 from kit.data.samples.bad_rows import LOSSES, notes_of, unused_shares
 from kit.data.samples.table import Table
 
+_LOOKED_AT = 1000  # samples of which the tokens of images are counted
+
 
 @dataclass(frozen=True)
 class Store:
@@ -156,6 +158,19 @@ class Samples(Table):
     def image_maker(self) -> Any:
         """What makes their pixels (``kit.model.images.Images``); None if no sample has an image."""
         return next((store.images for store in self.stores if store.images), None)
+
+    def image_tokens(self, pack_length: int | None) -> int:
+        """Return how many tokens of a sequence stand for images, at most; or of packs, how many of ``pack_length``.
+
+        The longest samples with images are looked at, not all.
+        """
+        if (maker := self.image_maker) is None:
+            return 0
+        longest = np.argsort(-self.lengths, kind="stable")[:_LOOKED_AT]
+        found = [int((self[i][0] == maker.placeholder_id).sum()) for i in longest.tolist()]
+        if pack_length is None:
+            return max(found) // self.sequence_lengths.shape[1]
+        return pack_length * sum(found) // int(self.lengths[longest].sum(dtype=np.int64))
 
     def _images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
         return [(*each, self.origin(i)) for each in self.images(i)]

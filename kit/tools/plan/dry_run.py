@@ -3,7 +3,6 @@
 from kit.console import say
 from kit.data.feed.ranks import Ranks
 from kit.export.final import describe_serving
-from kit.memory.fit import planned_workload
 from kit.memory.formulas import predict
 from kit.memory.workload import Workload
 from kit.model.adapter import attach_adapter
@@ -41,8 +40,7 @@ def describe_run(checked: Preflight, topology: Topology) -> list[str]:
         lines.append(
             f"weights: none of {recipe.model_name_or_path} are on this machine; only a run needs and checks them"
         )
-    workload = planned_workload(recipe, topology, checked.config)
-    plan = describe_plan(workload)
+    plan = describe_plan(checked.workload)
     outlook = checked.folder.describe_resume(checked.total_steps) if checked.folder else []
     serving = describe_serving(adapted, checked.folder.final) if checked.folder else []
     return [*lines, *plan, *serving, *checked.notes, *feed.notes(), *outlook, steps]
@@ -53,4 +51,5 @@ def describe_plan(workload: Workload | None) -> list[str]:
     if workload is None:
         return ["no plan: the formulas do not describe this run (docs/planning.md says which they do)"]
     time = "time: `kit plan` with the same flags says it, here or with --gpu h100"
-    return ["planned by formulas, not measured:", *parts(predict(workload)), time]
+    of_images = f", {workload.image_tokens:,} tokens of images in a row" if workload.shape.tower else ""
+    return [f"planned by formulas, not measured{of_images}:", *parts(predict(workload)), time]

@@ -48,8 +48,11 @@ class Lengths:
         return step(rows, gpu, self.supervised, self.seen)
 
 
-def read_training_data(recipe: Recipe, vocab_size: int) -> "Data":
+def read_training_data(recipe: Recipe, vocab_size: int, reads_images: bool = False) -> "Data":
     """Tokenise the training data of ``recipe``.
+
+    Args:
+        reads_images: whether its model has a tower, whose processor is opened.
 
     Raises:
         UserError: the data or the tokenizer cannot be opened, or rows cannot be used.
@@ -64,6 +67,13 @@ def read_training_data(recipe: Recipe, vocab_size: int) -> "Data":
     entries = recipe.dataset_entries, recipe.eval_dataset_entries
     datasets = open_datasets(*entries, recipe.streaming, recipe.declared.rows)
     tokenizer = open_tokenizer(recipe)
+    images = None
+    if reads_images:
+        from kit.model.images import open_images
+        from kit.model.load import build_meta_model, open_config
+
+        config = open_config(recipe)
+        images = open_images(recipe, recipe, config, build_meta_model(recipe, config), tokenizer)
     data = open_data(
         recipe.model_copy(update={"streaming": False}),
         datasets,
@@ -73,6 +83,7 @@ def read_training_data(recipe: Recipe, vocab_size: int) -> "Data":
         seed=recipe.seed,
         global_batch_size=recipe.global_batch_size,
         wanted=recipe.declared.rows,
+        images=images,
     )
     assert isinstance(data, Data)
     return data

@@ -60,9 +60,10 @@ def _saving(own: Workload) -> list[str]:
 
 def rows_of(own: Workload) -> str:
     """The rows of a workload: ``rows of 4,096 tokens``."""
+    of_images = f", {own.image_tokens:,} of them of images" if own.image_tokens else ""
     if own.sequences == 2 and not own.packing:
-        return f"two rows of {own.length:,} tokens for each pair"
-    return f"{'packs' if own.packing else 'rows'} of {own.width:,} tokens"
+        return f"two rows of {own.length:,} tokens for each pair{of_images}"
+    return f"{'packs' if own.packing else 'rows'} of {own.width:,} tokens{of_images}"
 
 
 def parts(memory: Memory) -> list[str]:

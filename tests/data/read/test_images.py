@@ -82,6 +82,7 @@ def test_what_may_not_be_decoded_is_refused_by_its_header(monkeypatch):
         (encoded(pil.fromarray(COLOURS), "PDF"), "no picture that is known"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no picture that is known"),
         (png(9000, 9000), "9000 x 9000 pixels; expected at most 64 million"),
+        (png(1, 2**25), "1 x 33554432 pixels; expected at most 65,536 a side"),
         (png(2**31 - 1, 2**31 - 1), "decompression bomb"),
         (animated("GIF"), "an animation of 3 pictures"),
         (animated("WEBP"), "an animation of 3 pictures"),
@@ -119,17 +120,20 @@ def test_a_path_leads_nowhere_but_below_the_folder(tmp_path):
         inspect("absent.png", folder)
 
 
-def test_a_file_that_changes_behind_its_first_bytes_is_not_decoded(tmp_path):
+def test_a_file_that_changes_in_its_middle_is_not_decoded(tmp_path):
+    """And one that differs only at its end is another picture, whatever its time."""
     picture = np.zeros((300, 300, 3), np.uint8)
     file = tmp_path / "a.bmp"
     file.write_bytes(encoded(pil.fromarray(picture), "BMP"))
     os.utime(file, (1, 1))  # what is written later has another time, however coarse the clock
     image = inspect("a.bmp", str(tmp_path))
     assert not np.asarray(pixels(image, str(tmp_path))).any()
-    picture[:9] = 255  # of BMP, the upper rows come last
+    picture[150] = 255
     file.write_bytes(encoded(pil.fromarray(picture), "BMP"))
     with pytest.raises(UserError, match=r"a\.bmp: changed since"):
         pixels(image, str(tmp_path))
+    picture[0] = 255  # of BMP, the upper rows come last
+    assert inspect(encoded(pil.fromarray(picture), "BMP"), "").digest != image.digest
 
 
 URI = "data:image/png;base64," + base64.b64encode(plain()).decode()
@@ -179,6 +183,7 @@ def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
         ({"instruction": "<image>", "output": "b", "images": None}, "none for 1 marks"),
         ({"instruction": "a", "output": "b", "images": [URI.partition(",")[2] * 99]}, '"data:image/png;base64,"'),
         ({"prompt": "a", "completion": "b", "images": ["a"]}, "given beside texts"),
+        ({"instruction": "a", "output": "b", "images": 3}, "--dataset_columns images=ignore"),
         (
             {"messages": [{"role": "user", "content": IMAGE}, {"role": "assistant", "content": "a"}], "images": ["a"]},
             "U+FDD2",

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from preflight_helpers import ONE_PROCESS, wrong
+from vision_models import write_rows
 
 from kit import preflight
 from kit.config.command_line import read_recipe
@@ -51,3 +52,16 @@ def test_a_dry_run_needs_no_weights_but_everything_else(recipe, model_folder, tm
     assert [str(bare) in line for line in lines if line.startswith("weights: none of ")] == [True]
     (bare / "pytorch_model.bin").write_bytes(b"")
     assert wrong(mine, ONE_PROCESS, "mine", launch=Launch(dry_run=True)) == ["model_name_or_path"]
+
+
+@pytest.mark.slow
+def test_a_plan_counts_the_images_that_the_rows_have(recipe, vision_model, tmp_path):
+    """70 x 50 pixels are 2 x 2 tokens of the tiny tower, 28 x 28 a single one."""
+    data = write_rows(tmp_path, [[(70, 50)], [(28, 28), (70, 50)], []])
+    mine = recipe(model_name_or_path=str(vision_model("qwen2_5_vl")), dataset=str(data), global_batch_size=2)
+    for changes, number in (({}, 5), ({"max_pixels": 28 * 28}, 2)):
+        checked = preflight.check(mine.model_copy(update=changes), ONE_PROCESS, "mine")
+        assert checked.workload.image_tokens == number
+        assert f", {number} tokens of images in a row:" in "".join(describe_run(checked, ONE_PROCESS))
+    packed = preflight.check(mine.model_copy(update={"packing": True}), ONE_PROCESS, "mine").workload
+    assert packed.length // 20 < packed.image_tokens < packed.length // 2
