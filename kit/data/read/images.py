@@ -8,6 +8,7 @@ Promises:
 - A path leads to a file below the folder that the user gave, or in which the data file lies; nothing is downloaded.
 """
 
+import base64
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -141,6 +142,18 @@ def pixels(image: Image, folder: str) -> Any:
             8: ways.ROTATE_90,
         }
         return picture.transpose(turns[turn]) if turn in turns else picture
+
+
+def small(image: Image, folder: str, side: int) -> str:
+    """Return a JPEG of at most ``side`` x ``side`` pixels as a data: URI; empty if the image cannot be decoded."""
+    try:
+        picture = pixels(image, folder)
+    except UserError:
+        return ""
+    picture.thumbnail((side, side))
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def _open(file: BinaryIO) -> Any:
