@@ -245,7 +245,6 @@ def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tup
     """
     try:
         for is_asked, found, fix in (
-            (recipe.streaming, "a stream", "--streaming false"),
             (bool(recipe.torch_compile), "torch_compile", "--torch_compile false"),
             (recipe.rolls_out, "prompts of rollouts", "--objective sft or dpo"),
             (recipe.declared.has_teacher, "a teacher", "--objective sft or dpo"),

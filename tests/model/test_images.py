@@ -170,6 +170,37 @@ def test_equal_questions_on_other_pictures_are_no_leak(vision_model, tmp_path):
     assert not any("are in the training data" in note for note in checked.notes)
 
 
+def test_a_stream_has_the_images_of_its_rows_on_every_topology_and_after_every_stop(vision_model, tmp_path):
+    data = write_rows(tmp_path, ROWS)
+    changes = {"streaming": True, "shuffle_buffer_size": 4, "max_steps": 9, "per_device_train_batch_size": 2}
+    checked = check(vision_model("llava"), data, **changes)
+
+    def seen(batches):
+        """The features of each image, all rows of which are as large; and of how many micro-batches there are none."""
+        found = [image for each in batches for image in each.tower_inputs["pixel_values"] if each.num_images]
+        return sorted(image.sum().item() for image in found), sum(not each.num_images for each in batches)
+
+    def feeds(world, state):
+        return [checked.data.open_feed(checked.recipe, Ranks(i, world), 0, state, str(tmp_path)) for i in range(world)]
+
+    (whole,), shared = feeds(1, {}), feeds(3, {})
+    for step in range(6):
+        if step == 5:
+            resumed = feeds(1, whole.state())[0].take(5)
+        batch = whole.take(step)
+        images, num_without = seen([each for feed in shared for each in feed.take(step).micro_batches])
+        assert seen(batch.micro_batches)[0] == images and len(images) == 7 and num_without
+    assert resumed.origins == batch.origins and seen(resumed.micro_batches) == seen(batch.micro_batches)
+
+
+def test_an_image_behind_first_rows_without_any_is_refused_in_a_stream(vision_model, tmp_path):
+    write_rows(tmp_path, [[], []], "a.jsonl"), write_rows(tmp_path, [[(70, 50)]] * 2, "b.jsonl")
+    changes = {"streaming": True, "shuffle": True, "max_steps": 9, "global_batch_size": 4, "on_bad_row": "error"}
+    checked = check(vision_model("llava"), f"{tmp_path}/[ab].jsonl", **changes)
+    with pytest.raises(UserError, match="first rows of the stream have none"):
+        checked.data.open_feed(checked.recipe, Ranks(), 0, {}, str(tmp_path)).take(0)
+
+
 def test_a_family_that_was_not_shown_is_refused_by_name(tmp_path, model_folder):
     data = write_rows(tmp_path, [[(70, 50)]] * 2)
     with pytest.raises(
@@ -178,9 +209,7 @@ def test_a_family_that_was_not_shown_is_refused_by_name(tmp_path, model_folder):
         check(model_folder, data)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"streaming": True}, {"torch_compile": True}, {"objective": "grpo", "rewards": ["exact_match"]}]
-)
+@pytest.mark.parametrize("changes", [{"torch_compile": True}, {"objective": "grpo", "rewards": ["exact_match"]}])
 def test_what_was_not_shown_with_images_is_refused(changes, vision_model, tmp_path):
     with pytest.raises(UserError, match="was not shown with images"):
         check(vision_model("qwen2_vl"), write_rows(tmp_path, ROWS), **changes)

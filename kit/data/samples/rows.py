@@ -6,6 +6,7 @@ Every row is counted, and problems name their row. Nothing here depends on other
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from kit.data.samples.halves import (
     parts_to_encode,
     without_start_of_prompt,
 )
-from kit.data.samples.table import IMAGE, PREFERENCE, SAMPLE
+from kit.data.samples.table import IMAGE, PREFERENCE, SAMPLE, StoredImages
 from kit.errors import Problem, UserError
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
@@ -64,6 +65,11 @@ class Piece(Tally):
         """``(input_ids int32 [T], weights float32 [T])`` of sample ``i``."""
         start, length = self.samples["start"][i], self.samples["length"][i]
         return self.input_ids[start : start + length], self.weights[start : start + length]
+
+    @cached_property
+    def stored_images(self) -> StoredImages:
+        """The images of its samples, if the model reads images."""
+        return StoredImages(self.arrays())
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All arrays by name, as a cache entry has them."""
