@@ -287,8 +287,7 @@ def _answers(
             )
             for i, (prompt, reference), (written, ends, _) in zip(ids, pairs, completions, strict=False):
                 texts = (tokenizer.decode(each, skip_special_tokens=True) for each in (reference, written))
-                asked = tokenizer.decode(prompt)
-                answer = Answer(samples.image_maker.shown(asked) if samples.image_maker else asked, *texts)
+                answer = Answer(samples.shown(tokenizer.decode(prompt)), *texts)
                 try:
                     given = answer.reference, answer.text, data_rows.get(i), samples.origin(i)
                     values[i, draw] = [value for metric in metrics for value in metric.values(*given)]

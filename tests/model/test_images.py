@@ -10,6 +10,7 @@ from transformers import AutoProcessor
 from transformers.models.smolvlm import processing_smolvlm
 from vision_models import picture, write_rows
 
+import kit.model.compile
 from kit import preflight
 from kit.config.recipe import Recipe
 from kit.data.feed.feed import GlobalBatch
@@ -17,6 +18,7 @@ from kit.data.feed.ranks import Ranks
 from kit.errors import UserError
 from kit.export.final import write_model
 from kit.model.classes import auto_class
+from kit.model.compile import CompiledLayers
 from kit.model.images import FAMILIES
 from kit.model.load import build_model
 from kit.model.plan import LoadPlan
@@ -102,6 +104,25 @@ def test_loss_and_gradients_are_those_of_the_family(family, vision_model, tmp_pa
             if name in trained and own.grad is not None:
                 bound = 2e-6 * max(own.grad.abs().max().item(), 1.0)
                 assert (trained[name].grad - own.grad).abs().max().item() < bound, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", matrix(["gemma3", *FAMILIES], always=0))
+def test_compiled_layers_compute_the_same(family, vision_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(kit.model.compile, "BACKEND", "aot_eager")
+    torch.compiler.reset()
+    model_folder, data = family_of_tests(family, vision_model, monkeypatch), write_rows(tmp_path, ROWS)
+    for changes in ({"per_device_train_batch_size": 2}, {"packing": True, "global_batch_size": 1}):
+        checked = check(model_folder, data, train_only=ALL_PARTS, **changes)
+        plan = LoadPlan(compute_dtype="float32", device="cpu")
+        model = build_model(checked.recipe, checked.config, plan, packing=checked.recipe.packing)
+        batches = first_batch(checked).micro_batches
+        plain = torch.cat([model(**each.model_inputs()) for each in batches])
+        layers = CompiledLayers(model, model._no_split_modules)
+        layers.is_on = True
+        compiled = torch.cat([model(**each.model_inputs()) for each in batches])
+        assert layers.num_graphs
+        torch.testing.assert_close(compiled, plain, rtol=1e-6, atol=1e-6)
 
 
 def test_what_is_written_opens_with_its_processor(vision_model, tmp_path):
@@ -209,7 +230,31 @@ def test_a_family_that_was_not_shown_is_refused_by_name(tmp_path, model_folder):
         check(model_folder, data)
 
 
-@pytest.mark.parametrize("changes", [{"torch_compile": True}, {"objective": "grpo", "rewards": ["exact_match"]}])
-def test_what_was_not_shown_with_images_is_refused(changes, vision_model, tmp_path):
-    with pytest.raises(UserError, match="was not shown with images"):
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"objective": "distil", "teacher": "unused"}, "a teacher was"),
+        ({"objective": "grpo", "rewards": ["exact_match"], "vllm_server_base_url": "http://x"}, "a vLLM server was"),
+    ],
+)
+def test_what_was_not_shown_with_images_is_refused(changes, found, vision_model, tmp_path):
+    with pytest.raises(UserError, match=f"{found} not shown with images"):
         check(vision_model("qwen2_vl"), write_rows(tmp_path, ROWS), **changes)
+
+
+def test_kto_takes_images_before_the_answer_alone(vision_model, tmp_path):
+    lines = write_rows(tmp_path, [[(70, 50)], [(120, 60)]]).read_text().splitlines()
+    asked, answers = zip(*(json.loads(line)["messages"] for line in lines), strict=True)
+    rows = [{"prompt": [asked[i]], "completion": [answers[i]], "label": not i} for i in range(2)]
+    data = tmp_path / "rated.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    batch = first_batch(check(vision_model("qwen2_vl"), data, objective="kto", global_batch_size=2, method="lora"))
+    own, mismatched = ({each.segments[0][2]: each for each in of} for of in (batch.micro_batches, batch.mismatched))
+    for i in range(2):
+        assert own[i].num_images == 1
+        for name, values in own[i].tower_inputs.items():
+            assert torch.equal(mismatched[i].tower_inputs[name], values)
+    rows[1]["completion"] += [asked[0], answers[0]]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"rated.jsonl:2 images: one behind the first answer"):
+        check(vision_model("qwen2_vl"), data, objective="kto", global_batch_size=2, method="lora")

@@ -137,6 +137,10 @@ class Samples(Table):
         inputs: dict[str, Any] = maker.generation_inputs(input_ids, [self.images_with_origin(i) for i in numbers])
         return inputs
 
+    def shown(self, prompt: str) -> str:
+        """Return the text of a prompt, with one placeholder for each image."""
+        return str(self.image_maker.shown(prompt)) if self.image_maker else prompt
+
     @cached_property
     def image_maker(self) -> Any:
         """See ``Table``."""
