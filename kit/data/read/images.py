@@ -186,7 +186,8 @@ def _opened(given: str | bytes, folder: str) -> Iterator[BinaryIO]:
         return
     file = find(given, folder)
     if not file.is_file():
-        raise UserError(Problem("", f"no file {given!r} in {folder or '.'}"))
+        fix = "--image_folder with the folder to which paths are relative, if that is not the one of the data file"
+        raise UserError(Problem("", f"no file {given!r} in {folder or '.'}", fix=fix))
     with file.open("rb") as opened:
         yield opened
 
