@@ -66,7 +66,7 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
             if cached is None:
                 old = open_entry(folder)
                 if old and (file := _changed_image(old[0], dataset, image_folder)):
-                    say(f"{file}: not the file of which its row was read: all rows of {dataset.source.name} are read again")
+                    say(f"{file}: not the file of which its row was read: {dataset.source.name} is read again")
                 _make(folder, dataset, encoder, num_processes, skips)
                 cached = open_entry(folder)
     assert cached is not None
