@@ -109,8 +109,8 @@ def test_pictures_of_answers_are_written_once_in_a_start(start, rows):
     answers = [Answer("what?", "r", "t", ["data:a"]), Answer("who?", "r", "t")]
     for _ in range(2):
         log = start()
-        log.evaluation(0, evaluation(1.0, answers=answers))
-        log.evaluation(1, evaluation(1.0, answers=answers))
+        for step in (0, 1):
+            log.evaluation(step, replace(evaluation(1.0), answers=answers))
     pictures = [[answer.get("pictures", "no key") for answer in row["answers"]] for row in rows()]
     assert pictures == [[["data:a"], "no key"], [None, "no key"]]
 
