@@ -18,6 +18,7 @@ from kit.console import is_main, progress
 from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches, on_device
 from kit.data.feed.feed import by_file, counted
 from kit.data.open import pad_id, prompt_and_reference, reference_span
+from kit.data.read.images import small
 from kit.data.samples.samples import Samples
 from kit.errors import Problem
 from kit.model.attention import without_cudnn_attention
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from kit.train.objective import Objective
 
 NUM_SHOWN = 3
+MOST_PICTURES, SIDE = 4, 160  # of an answer that is shown, and their pixels
 # Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
@@ -45,6 +47,7 @@ class Answer:
     prompt: str
     reference: str  # the expected answer
     text: str  # the model's answer
+    pictures: list[str] = field(default_factory=list)  # small copies of the first images of the prompt, as data: URIs
 
     @property
     def exact(self) -> bool:
@@ -284,8 +287,7 @@ def _answers(
             )
             for i, (prompt, reference), (written, ends, _) in zip(ids, pairs, completions, strict=False):
                 texts = (tokenizer.decode(each, skip_special_tokens=True) for each in (reference, written))
-                asked = tokenizer.decode(prompt)
-                answer = Answer(samples.image_maker.shown(asked) if samples.image_maker else asked, *texts)
+                answer = Answer(samples.shown(tokenizer.decode(prompt)), *texts)
                 try:
                     given = answer.reference, answer.text, data_rows.get(i), samples.origin(i)
                     values[i, draw] = [value for metric in metrics for value in metric.values(*given)]
@@ -293,7 +295,8 @@ def _answers(
                     failed.setdefault(i, error.problems)
                 num_unended += not ends and len(reference) <= settings.max_new_tokens
                 if i < NUM_SHOWN and not draw:
-                    shown[i] = answer
+                    images = samples.images(i)[:MOST_PICTURES]
+                    shown[i] = replace(answer, pictures=[small(*image, SIDE) for image in images])
     if faults := dict(gather_object([*failed.items()])):
         raise MetricError(*faults[min(faults)])
     for ids_of_rank, of_rank in gather_object([(mine, values[mine])]):

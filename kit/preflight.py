@@ -256,11 +256,8 @@ def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tup
     """
     try:
         for is_asked, found, fix in (
-            (recipe.streaming, "a stream", "--streaming false"),
-            (bool(recipe.torch_compile), "torch_compile", "--torch_compile false"),
-            (recipe.rolls_out, "prompts of rollouts", "--objective sft or dpo"),
+            (bool(recipe.vllm_server_base_url), "a vLLM server", "leave out --vllm_server_base_url"),
             (recipe.declared.has_teacher, "a teacher", "--objective sft or dpo"),
-            (recipe.declared.rows == "rated", f"--objective {recipe.objective}", "--objective sft or dpo"),
         ):
             if is_asked:
                 raise UserError(Problem("images", f"given, and {found} was not shown with images", fix=fix))

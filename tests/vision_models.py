@@ -101,7 +101,7 @@ def _gemma3(ids: dict[str, int]) -> dict[str, Any]:
     text = _SHAPE | {"head_dim": 8, "sliding_window": 16, "num_hidden_layers": 3, "query_pre_attn_scalar": 8}
     text |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
     return {
-        "vision_config": _SIGLIP,
+        "vision_config": _SIGLIP | {"vision_use_head": False},  # as in Google's models
         "text_config": text,
         "mm_tokens_per_image": 4,
         "boi_token_index": ids["<start_of_image>"],

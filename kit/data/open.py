@@ -26,7 +26,7 @@ from kit.data.feed.feed import Feed
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
 from kit.data.feed.ranks import Ranks
-from kit.data.feed.stream import Stream, check_beginning, first_piece
+from kit.data.feed.stream import LATE_IMAGES, Stream, check_beginning, first_piece
 from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited
 from kit.data.samples.checks import check_datasets, reading_notes
 from kit.data.samples.dataset import Dataset
@@ -169,6 +169,7 @@ def open_data(
     holds_out = bool(eval_settings.eval_split_size)
     problems = check_datasets(datasets, encoder, eval_settings.predict_with_generate, holds_out)
     notes = exposure()
+    streams_images = False
     train_stores: list[Store] = []
     eval_stores: list[Store] = []
     for dataset in datasets:
@@ -176,7 +177,9 @@ def open_data(
         with problems.caught():
             notes += reading_notes(dataset, encoder)
             if settings.streaming and not dataset.is_evaluation:
-                notes += check_beginning(dataset, encoder, settings.on_bad_row == "skip")
+                more, has_images = check_beginning(dataset, encoder, settings.on_bad_row == "skip")
+                notes += more
+                streams_images |= has_images
             else:
                 store = _tokenised(dataset, encoder if dataset.is_evaluation else of_training, settings)
                 notes += store.notes(settings.max_length)
@@ -197,6 +200,8 @@ def open_data(
         evaluation = limited(evaluation, eval_settings.max_eval_samples, "evaluation", notes)
         _check_rated(evaluation)
     if settings.streaming:
+        if images and not streams_images:
+            encoder = replace(encoder, images=None, no_images=LATE_IMAGES)
         return Stream(settings, seed, train_datasets, encoder, evaluation, tuple(notes))
     _check_rated(train)
     if rollout_steps:

@@ -98,9 +98,16 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         mlp_bias=bool(config.get("mlp_bias", False)),
         caps_logits=bool(config.get("final_logit_softcapping")),
         caps_scores=bool(config.get("attn_logit_softcapping")),
+        has_windows=_has_windows(config),
         tower=tower,
         **{key: value for key, value in family_values.items() if key != "tied"},
     )
+
+
+def _has_windows(config: Mapping[str, Any]) -> bool:
+    if kinds := config.get("layer_types"):
+        return set(kinds) != {"full_attention"}
+    return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
 
 
 def _is_size(value: Any) -> bool:

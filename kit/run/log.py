@@ -6,7 +6,6 @@ import shlex
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from kit.config.recipe import Recipe
     from kit.data.feed.feed import GlobalBatch
-    from kit.evaluate import Evaluation
+    from kit.evaluate import Answer, Evaluation
     from kit.memory.workload import Workload
     from kit.train.loop_state import LoopState, LossSpike
     from kit.train.step import StepResult
@@ -83,6 +82,7 @@ class Log:
         if recipe.report_to and not state.tracker_id:
             state.tracker_id = uuid.uuid4().hex[:8]
         self.path = output_dir / METRICS_FILE
+        self._pictures: list[list[str]] = []  # of the answers of the last evaluation
         self.bar: Any = None
         kept = []
         if self.is_main:
@@ -171,10 +171,9 @@ class Log:
         if evaluation.intervals:
             row["intervals"] = evaluation.intervals
         if evaluation.answers:
-            row["answers"] = [
-                {**{name: redacted(text) for name, text in asdict(answer).items()}, "exact": answer.exact}
-                for answer in evaluation.answers
-            ]
+            pictures = [answer.pictures for answer in evaluation.answers]
+            is_same, self._pictures = pictures == self._pictures, pictures
+            row["answers"] = [_as_row(answer, is_same) for answer in evaluation.answers]
         if evaluation.odd_samples:
             row["samples"] = [redacted(origin) for origin in evaluation.odd_samples]
         if self.is_main:
@@ -257,6 +256,16 @@ class Log:
             file.write(json.dumps(row) + "\n")
         if self.recipe.report_to:
             track(self.accelerator, row)
+
+
+def _as_row(answer: "Answer", is_same: bool) -> dict[str, Any]:
+    """An answer in ``metrics.jsonl``; if ``is_same``, null stands for its pictures: those of the evaluation before."""
+    texts = {name: redacted(getattr(answer, name)) for name in ("prompt", "reference", "text")}
+    return {
+        **texts,
+        "exact": answer.exact,
+        **({"pictures": None if is_same else answer.pictures} if answer.pictures else {}),
+    }
 
 
 def _measured(name: str, value: float) -> str:

@@ -170,7 +170,7 @@ def _inspected(file: str) -> Image:
     try:
         return inspect(os.path.realpath(os.path.expanduser(file)), "/")
     except UserError as error:
-        raise UserError(*(replace(problem, where="--image") for problem in error.problems)) from None
+        raise UserError(*(replace(problem, where="--image", fix="") for problem in error.problems)) from None
 
 
 def _ask(models: list[Opened], conversations: list[list[Message]], pictures: Sequence[Image]) -> list[str]:

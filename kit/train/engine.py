@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from kit.data.open import prompt_and_reference
+from kit.data.samples.samples import Samples
 from kit.model.attention import without_cudnn_attention
 from kit.strategy.weights import generating
 from kit.train.generation import Completion, generate_answers
@@ -42,11 +45,11 @@ class OwnEngine:
         self,
         prepared: "Prepared",
         recipe: "Recipe",
-        prompt_of: Callable[[int], Sequence[int]],
+        prompts: Samples,
         stops: Collection[int],
         pad_token_id: int,
     ) -> None:
-        self._prepared, self._recipe, self._prompt_of = prepared, recipe, prompt_of
+        self._prepared, self._recipe, self._prompts = prepared, recipe, prompts
         self._stops, self._pad_token_id = stops, pad_token_id
 
     def publish(self, step: int) -> None:
@@ -59,9 +62,11 @@ class OwnEngine:
         """See ``Engine``. All ranks call the function the same number of times, each with places of its own."""
         accelerator, model = self._prepared.accelerator, self._prepared.model
         with without_gradients(self._prepared), without_cudnn_attention(), generating(accelerator, model) as generate:
+            if maker := self._prompts.image_maker:  # a placeholder in an answer would be one without a feature
+                generate = partial(generate, suppress_tokens=[maker.placeholder_id])
             yield lambda places: generate_answers(
                 generate,
-                [self._prompt_of(tasks[place][0]) for place in places],
+                [prompt_and_reference(self._prompts, tasks[place][0])[0] for place in places],
                 stops=self._stops,
                 pad_token_id=self._pad_token_id,
                 max_new_tokens=self._recipe.max_new_tokens,
@@ -70,4 +75,5 @@ class OwnEngine:
                 seed=self._recipe.seed,
                 numbers=[(number, *tasks[place]) for place in places],
                 device=accelerator.device,
+                more_inputs=partial(self._prompts.generation_inputs, numbers=[tasks[place][0] for place in places]),
             )

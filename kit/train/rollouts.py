@@ -23,6 +23,8 @@ from kit.data.feed.batches import Collator, on_device
 from kit.data.feed.feed import GlobalBatch, counted
 from kit.data.feed.packing import pack
 from kit.data.open import Data, pad_id, prompt_and_reference
+from kit.data.read.images import Image
+from kit.data.samples.samples import Samples
 from kit.data.samples.table import Table
 from kit.errors import LateError, Problem
 from kit.interrupt import Stopped
@@ -79,9 +81,13 @@ class Answer:
 class Answers(Table):
     """The answers of a rollout as samples."""
 
-    def __init__(self, answers: Sequence[Answer], dataset_ids: np.ndarray, masks_cut: bool) -> None:
-        """``masks_cut``: nothing is learned from an answer that did not end."""
-        self._answers = answers
+    def __init__(self, answers: Sequence[Answer], prompts: Samples, masks_cut: bool) -> None:
+        """
+        Args:
+            prompts: the samples of which they are.
+            masks_cut: nothing is learned from an answer that did not end.
+        """
+        self._answers, self._prompts, self.image_maker = answers, prompts, prompts.image_maker
         self._is_learned = [answer.ended or not masks_cut for answer in answers]
         weights = [self._weights(i)[1:] for i in range(len(answers))]
         records: dict[str, np.ndarray] = {
@@ -89,10 +95,14 @@ class Answers(Table):
             "num_targets": np.array([(each > 0).sum() for each in weights], np.int32),
             "target_weight": np.array([each.sum(dtype=np.float64) for each in weights]),
         }
-        super().__init__(records, None, dataset_ids[[answer.sample for answer in answers]])
+        super().__init__(records, None, prompts.dataset_ids[[answer.sample for answer in answers]])
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         return np.array(self._answers[i].ids, np.int64), self._weights(i)
+
+    def images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
+        """See ``Table``."""
+        return self._prompts.images_with_origin(self._answers[i].sample)
 
     def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """See ``kit.data.feed.batches.Rows``."""
@@ -151,7 +161,7 @@ class Rollouts:
         self._engine: Engine = (
             VllmServer(prepared, recipe, self._prompt, ends, progress)
             if recipe.vllm_server_base_url
-            else OwnEngine(prepared, recipe, self._prompt, ends, pad)
+            else OwnEngine(prepared, recipe, data.train, ends, pad)
         )
         self._collator = Collator(recipe.micro_batch_size, pad, recipe.packing, recipe.max_length)
         keys = [key_of(name) for name in recipe.rewards]
@@ -218,7 +228,7 @@ class Rollouts:
     def _samples(self, answers: Sequence[Answer] | None = None) -> Answers:
         """The answers of the step; or some, of which nothing is masked."""
         masks_cut = self._recipe.mask_truncated_completions and answers is None
-        return Answers(self._answers if answers is None else answers, self._data.train.dataset_ids, masks_cut)
+        return Answers(self._answers if answers is None else answers, self._data.train, masks_cut)
 
     def _items(self, samples: Answers) -> list[np.ndarray]:
         if self._recipe.packing:
@@ -423,7 +433,7 @@ class Rollouts:
                 _, reference = prompt_and_reference(self._data.train, sample)
                 shown.append(
                     {
-                        "prompt": self._tokenizer.decode(answer.ids[: answer.prompt_length]),
+                        "prompt": self._data.train.shown(self._tokenizer.decode(answer.ids[: answer.prompt_length])),
                         "reference": self._text(reference),
                         "text": self._text(answer.ids[answer.prompt_length :]),
                         "reward": answer.reward(self._weights),

@@ -10,6 +10,7 @@ from transformers import AutoProcessor
 from transformers.models.smolvlm import processing_smolvlm
 from vision_models import picture, write_rows
 
+import kit.model.compile
 from kit import preflight
 from kit.config.recipe import Recipe
 from kit.data.feed.feed import GlobalBatch
@@ -17,6 +18,7 @@ from kit.data.feed.ranks import Ranks
 from kit.errors import UserError
 from kit.export.final import write_model
 from kit.model.classes import auto_class
+from kit.model.compile import CompiledLayers
 from kit.model.images import FAMILIES
 from kit.model.load import build_model
 from kit.model.plan import LoadPlan
@@ -104,6 +106,25 @@ def test_loss_and_gradients_are_those_of_the_family(family, vision_model, tmp_pa
                 assert (trained[name].grad - own.grad).abs().max().item() < bound, name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", matrix(["gemma3", *FAMILIES], always=0))
+def test_compiled_layers_compute_the_same(family, vision_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(kit.model.compile, "BACKEND", "aot_eager")
+    torch.compiler.reset()
+    model_folder, data = family_of_tests(family, vision_model, monkeypatch), write_rows(tmp_path, ROWS)
+    for changes in ({"per_device_train_batch_size": 2}, {"packing": True, "global_batch_size": 1}):
+        checked = check(model_folder, data, train_only=ALL_PARTS, **changes)
+        plan = LoadPlan(compute_dtype="float32", device="cpu")
+        model = build_model(checked.recipe, checked.config, plan, packing=checked.recipe.packing)
+        batches = first_batch(checked).micro_batches
+        plain = torch.cat([model(**each.model_inputs()) for each in batches])
+        layers = CompiledLayers(model, model._no_split_modules)
+        layers.is_on = True
+        compiled = torch.cat([model(**each.model_inputs()) for each in batches])
+        assert layers.num_graphs
+        torch.testing.assert_close(compiled, plain, rtol=1e-6, atol=1e-6)
+
+
 def test_what_is_written_opens_with_its_processor(vision_model, tmp_path):
     data = write_rows(tmp_path, ROWS)
     checked = check(vision_model("qwen2_vl"), data, max_pixels=28 * 28 * 4)
@@ -155,14 +176,16 @@ def test_a_placeholder_that_the_text_itself_has_is_refused(text, found, vision_m
         check(vision_model("qwen2_vl"), data)
 
 
-def test_an_image_that_changes_is_not_trained_on_unseen(vision_model, tmp_path):
+def test_an_image_that_changes_is_not_trained_on_unseen(vision_model, tmp_path, capsys):
     data = write_rows(tmp_path, [[(70, 50)], [(70, 50)]])
     checked = check(vision_model("qwen2_vl"), data, global_batch_size=2)
     fingerprint = checked.data.fingerprint
     picture(7).save(tmp_path / "0-0.png")
     with pytest.raises(UserError, match=r"train.jsonl:1: 0-0.png: changed since its header was read"):
         first_batch(checked)
+    capsys.readouterr()
     assert check(vision_model("qwen2_vl"), data, global_batch_size=2).data.fingerprint != fingerprint
+    assert "0-0.png: not the file of which its row was read" in capsys.readouterr().out
 
 
 def test_equal_questions_on_other_pictures_are_no_leak(vision_model, tmp_path):
@@ -174,6 +197,37 @@ def test_equal_questions_on_other_pictures_are_no_leak(vision_model, tmp_path):
     assert not any("are in the training data" in note for note in checked.notes)
 
 
+def test_a_stream_has_the_images_of_its_rows_on_every_topology_and_after_every_stop(vision_model, tmp_path):
+    data = write_rows(tmp_path, ROWS)
+    changes = {"streaming": True, "shuffle_buffer_size": 4, "max_steps": 9, "per_device_train_batch_size": 2}
+    checked = check(vision_model("llava"), data, **changes)
+
+    def seen(batches):
+        """The features of each image, all rows of which are as large; and of how many micro-batches there are none."""
+        found = [image for each in batches for image in each.tower_inputs["pixel_values"] if each.num_images]
+        return sorted(image.sum().item() for image in found), sum(not each.num_images for each in batches)
+
+    def feeds(world, state):
+        return [checked.data.open_feed(checked.recipe, Ranks(i, world), 0, state, str(tmp_path)) for i in range(world)]
+
+    (whole,), shared = feeds(1, {}), feeds(3, {})
+    for step in range(6):
+        if step == 5:
+            resumed = feeds(1, whole.state())[0].take(5)
+        batch = whole.take(step)
+        images, num_without = seen([each for feed in shared for each in feed.take(step).micro_batches])
+        assert seen(batch.micro_batches)[0] == images and len(images) == 7 and num_without
+    assert resumed.origins == batch.origins and seen(resumed.micro_batches) == seen(batch.micro_batches)
+
+
+def test_an_image_behind_first_rows_without_any_is_refused_in_a_stream(vision_model, tmp_path):
+    write_rows(tmp_path, [[], []], "a.jsonl"), write_rows(tmp_path, [[(70, 50)]] * 2, "b.jsonl")
+    changes = {"streaming": True, "shuffle": True, "max_steps": 9, "global_batch_size": 4, "on_bad_row": "error"}
+    checked = check(vision_model("llava"), f"{tmp_path}/[ab].jsonl", **changes)
+    with pytest.raises(UserError, match="first rows of the stream have none"):
+        checked.data.open_feed(checked.recipe, Ranks(), 0, {}, str(tmp_path)).take(0)
+
+
 def test_a_family_that_was_not_shown_is_refused_by_name(tmp_path, model_folder):
     data = write_rows(tmp_path, [[(70, 50)]] * 2)
     with pytest.raises(
@@ -183,8 +237,30 @@ def test_a_family_that_was_not_shown_is_refused_by_name(tmp_path, model_folder):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"streaming": True}, {"torch_compile": True}, {"objective": "grpo", "rewards": ["exact_match"]}]
+    ("changes", "found"),
+    [
+        ({"objective": "distil", "teacher": "unused"}, "a teacher was"),
+        ({"objective": "grpo", "rewards": ["exact_match"], "vllm_server_base_url": "http://x"}, "a vLLM server was"),
+    ],
 )
-def test_what_was_not_shown_with_images_is_refused(changes, vision_model, tmp_path):
-    with pytest.raises(UserError, match="was not shown with images"):
+def test_what_was_not_shown_with_images_is_refused(changes, found, vision_model, tmp_path):
+    with pytest.raises(UserError, match=f"{found} not shown with images"):
         check(vision_model("qwen2_vl"), write_rows(tmp_path, ROWS), **changes)
+
+
+def test_kto_takes_images_before_the_answer_alone(vision_model, tmp_path):
+    lines = write_rows(tmp_path, [[(70, 50)], [(120, 60)]]).read_text().splitlines()
+    asked, answers = zip(*(json.loads(line)["messages"] for line in lines), strict=True)
+    rows = [{"prompt": [asked[i]], "completion": [answers[i]], "label": not i} for i in range(2)]
+    data = tmp_path / "rated.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    batch = first_batch(check(vision_model("qwen2_vl"), data, objective="kto", global_batch_size=2, method="lora"))
+    own, mismatched = ({each.segments[0][2]: each for each in of} for of in (batch.micro_batches, batch.mismatched))
+    for i in range(2):
+        assert own[i].num_images == 1
+        for name, values in own[i].tower_inputs.items():
+            assert torch.equal(mismatched[i].tower_inputs[name], values)
+    rows[1]["completion"] += [asked[0], answers[0]]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"rated.jsonl:2 images: one behind the first answer"):
+        check(vision_model("qwen2_vl"), data, objective="kto", global_batch_size=2, method="lora")

@@ -17,7 +17,8 @@ ALIASES = {
     "conversations": "conversation dialog dialogs chat chats turns",
     "instruction": "question query prompt problem input user human source article document",
     "input": "context",
-    "output": "answer response completion solution reply assistant target summary highlights",
+    "output": "answer response completion solution reply assistant target summary highlights caption text",
+    "images": "image img picture photo file_name image_path image_file",
     "text": "content document article body sentence code story",
     "chosen": "chosen_response response_chosen accepted preferred better winner response_j",
     "rejected": "rejected_response response_rejected dispreferred worse loser response_k",
@@ -78,7 +79,10 @@ def choose_fields(
     for theirs, ours in mapping.items():
         if ours not in fields:
             found = f"{ours} does not go with {' and '.join(fields)}"
-            raise UserError(Problem(f"dataset_columns {theirs}={ours}", found, "fields of one format", "leave it out"))
+            fix = "leave it out"
+            if ours == "images" and "text" in fields:
+                fix = f"{columns_flag({theirs: ours, fields['text']: 'output'})}: the text is the answer to the picture"
+            raise UserError(Problem(f"dataset_columns {theirs}={ours}", found, "fields of one format", fix))
     return fields
 
 

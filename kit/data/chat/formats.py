@@ -103,7 +103,7 @@ def to_sample(
             return [Problem("", found, " and ".join(needed) + " in every row")]
     try:
         sample = format.make(_with_question(values, prompt_format))
-        if IMAGES not in format.optional:
+        if IMAGES not in format.fields:
             return sample
         return with_images(sample, values.get(IMAGES), fields.get(IMAGES) in row)
     except UserError as error:
@@ -162,6 +162,14 @@ def _from_instruction(values: Mapping[str, Any]) -> Sample:
     if reasoning := values.get("reasoning_content"):
         answer["reasoning_content"] = check_text("reasoning_content", reasoning)
     return {"messages": [*system_message(values), *_history(values), asked, answer]} | _template_inputs(values)
+
+
+def _from_images(values: Mapping[str, Any]) -> Sample:
+    """Answers to pictures alone, such as captions."""
+    if not values[IMAGES]:
+        raise UserError(Problem(IMAGES, "none", "a picture, to which output is the answer"))
+    answer = {"role": "assistant", "content": check_text("output", values["output"])}
+    return {"messages": [*system_message(values), {"role": "user", "content": ""}, answer]}
 
 
 def _history(values: Mapping[str, Any]) -> list[Message]:
@@ -235,6 +243,7 @@ FORMATS = (
     ),
     Format(("input_ids",), _from_token_ids, all_or_none=("labels",)),
     Format(("text",), _from_text),
+    Format((IMAGES, "output"), _from_images, optional=("system",), is_chat=True),
     Format(
         ("chosen", "rejected"),
         _from_pair_of_answers,

@@ -17,7 +17,7 @@ from kit.data.chat.messages import KEYS, REASONING, SPEAKERS, are_messages, is_m
 from kit.errors import Problem
 
 _MEDIA = "media, and only text and images are learned from"
-_IMAGES = "images that are not read here; map the column to images, which goes with conversations"
+_IMAGES = "images that are not read here; map the column to images, which goes with conversations, or with output alone"
 _IMAGE = "an image that is not read here; write it as a part of the content, or into a column images"
 _WEIGHT = "how much is learned from it; give assistant messages a train or weight"
 _MASK = "what is learned, and only whole messages can be chosen; give them a train or weight"
@@ -40,7 +40,7 @@ def _by_name(named: Mapping[str, str]) -> dict[str, str]:
 
 COLUMNS = _by_name(
     {
-        _IMAGES: "image images",
+        _IMAGES: "image images file_name",
         _MEDIA: "video videos audio audios pixel_values",
         _WEIGHT: "train training weight loss_weight sample_weight loss_scale loss_multiplier",
         _MASK: "mask attention_mask loss_mask completion_mask response_mask assistant_masks token_mask labels",
@@ -68,6 +68,7 @@ MESSAGE_KEYS = _by_name(
         _CALLS: "toolcall toolcalls tooluse toolresult functioncalls tooluseid callid channel recipient",
     }
 )
+_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 # The subjects of columns that say something beside texts and ids too.
 _OF_TEXT = frozenset((_MEDIA, _IMAGES, _WEIGHT, _MASK, _SYSTEM, _TOOLS, _HISTORY, _TURN))
 _OF_IDS = frozenset((_MEDIA, _IMAGES, _WEIGHT, _MASK, _PACKED))
@@ -150,6 +151,8 @@ def _changes(meaning: str, column: str, value: Any) -> bool:
     values = _flat(value)
     if column == "labels":
         return IGNORED in values
+    if column == "file_name":  # of datasets' imagefolder
+        return any(str(each).lower().endswith(_ENDINGS) for each in values)
     if meaning in (_WEIGHT, _MASK):
         return not all(map(_is_one, values))
     if meaning == _LABEL:

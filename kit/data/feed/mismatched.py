@@ -41,8 +41,8 @@ class Mismatched:
         return {}
 
     def image_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
-        """Nothing: a recipe that would ask is refused."""
-        return {}
+        """Those of the samples: all of an image stands in the prompt."""
+        return self._samples.image_inputs(input_ids, segments)
 
     def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Ids and weights of the one sequence of sample ``i``."""

@@ -28,6 +28,7 @@ from kit.data.feed.feed import Ahead, GlobalBatch, counted
 from kit.data.feed.order import MIX, uniform
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.windows import COUNTS, Cursor, Element, Windows
+from kit.data.read.images import Image
 from kit.data.read.sources import read_blocks
 from kit.data.samples.bad_rows import LOSSES, SKIPPED_FILE, BadRow, append_listed, notes_of
 from kit.data.samples.dataset import Dataset
@@ -35,6 +36,9 @@ from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import Samples
 from kit.data.samples.table import Table
 from kit.errors import Problem, UserError
+
+MUCH_GIB = 1.0  # of the images of a window, in the memory of each process
+LATE_IMAGES = Problem("images", "given, but the first rows of the stream have none", fix="put a row with images first")
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,11 @@ class Stream:
     encoder: Encoder
     evaluation: Samples | None
     notes: tuple[str, ...] = ()  # lines for the user
-    images: None = None  # a stream has none
+
+    @property
+    def images(self) -> Any:
+        """What makes pixels (``kit.model.images.Images``), if the first rows have images; else later rows must not."""
+        return self.encoder.images
 
     @property
     def chat_template(self) -> Jinja:
@@ -116,18 +124,26 @@ class Stream:
         }
 
 
-def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> list[str]:
-    """Read and encode the first block of a data set, and return remarks for the user.
+def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> tuple[list[str], bool]:
+    """Read and encode the first block of a data set.
 
     Args:
         skips: rows that cannot be used do not matter, unless there are too many of them.
+
+    Returns:
+        Remarks for the user; and whether there are images.
 
     Raises:
         UserError: the block has no rows, rows that cannot be used, or nothing to learn from.
     """
     piece, name = first_piece(dataset, encoder), f"{dataset.source.name} (first rows)"
     piece.check(name, skips, len(piece))
-    return notes_of(name, piece.record(), encoder.max_length)
+    notes = notes_of(name, piece.record(), encoder.max_length)
+    num_rows = encoder.settings.shuffle_buffer_size
+    gib = len(piece.image_data) / len(piece) * num_rows / 2**30
+    if gib > MUCH_GIB:
+        notes.append(f"warning: {name}: images of {num_rows} rows take {gib:.1f} GiB: lower --shuffle_buffer_size")
+    return notes, piece.images is not None and len(piece.images) > 0
 
 
 def first_piece(dataset: Dataset, encoder: Encoder) -> Piece:
@@ -217,7 +233,7 @@ class StreamFeed:
         draws = uniform(self._batch_size, self._stream.seed, MIX, step)
         drawn = np.searchsorted(self._sums_of_shares, draws, side="right").clip(max=len(self._items) - 1)
         elements = [next(self._items[dataset_id]) for dataset_id in drawn.tolist()]
-        rows = _Rows(elements)
+        rows = _Rows(elements, self._stream)
         return elements, replace(
             counted(rows, np.arange(len(rows)), len(self._items)),
             micro_batches=self._collator.micro_batches(rows, rows.items, self._ranks),
@@ -228,7 +244,8 @@ class StreamFeed:
 class _Rows(Table):
     """The samples of one step."""
 
-    def __init__(self, elements: Sequence[Element]) -> None:
+    def __init__(self, elements: Sequence[Element], stream: Stream) -> None:
+        self._stream, self.image_maker = stream, stream.images
         sizes = [len(element.members) for element in elements]
         self.items: list[Item] = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
         self._places = [(element.piece, i) for element in elements for i in element.members]
@@ -241,3 +258,10 @@ class _Rows(Table):
         """See ``Table``."""
         piece, k = self._places[i]
         return piece[k]
+
+    def images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
+        """See ``Table``."""
+        (piece, k), source = self._places[i], self._stream.datasets[self.dataset_ids[i]].source
+        part, number = int(piece.samples["part"][k]), int(piece.samples["number"][k])
+        folder = self._stream.settings.image_folder or source.parts[part].folder
+        return [(image, folder, source.origin(part, number)) for image in piece.stored_images[k]]

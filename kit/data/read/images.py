@@ -8,6 +8,7 @@ Promises:
 - A path leads to a file below the folder that the user gave, or in which the data file lies; nothing is downloaded.
 """
 
+import base64
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -148,6 +149,18 @@ def pixels(image: Image, folder: str) -> Any:
         return picture.transpose(turns[turn]) if turn in turns else picture
 
 
+def small(image: Image, folder: str, side: int) -> str:
+    """Return a JPEG of at most ``side`` x ``side`` pixels as a data: URI; empty if the image cannot be decoded."""
+    try:
+        picture = pixels(image, folder)
+    except UserError:
+        return ""
+    picture.thumbnail((side, side))
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+
+
 def _open(file: BinaryIO) -> Any:
     """Read the header. Raises what Pillow does if it knows no such file."""
     from PIL import Image as pil
@@ -178,7 +191,8 @@ def _opened(given: str | bytes, folder: str) -> Iterator[BinaryIO]:
         return
     file = find(given, folder)
     if not file.is_file():
-        raise UserError(Problem("", f"no file {given!r} in {folder or '.'}"))
+        fix = "--image_folder with the folder to which paths are relative, if that is not the one of the data file"
+        raise UserError(Problem("", f"no file {given!r} in {folder or '.'}", fix=fix))
     with file.open("rb") as opened:
         yield opened
 

@@ -6,6 +6,7 @@ Every row is counted, and problems name their row. Nothing here depends on other
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from kit.data.samples.halves import (
     parts_to_encode,
     without_start_of_prompt,
 )
-from kit.data.samples.table import IMAGE, PREFERENCE, SAMPLE
+from kit.data.samples.table import IMAGE, PREFERENCE, SAMPLE, StoredImages
 from kit.errors import Problem, UserError
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
@@ -64,6 +65,11 @@ class Piece(Tally):
         """``(input_ids int32 [T], weights float32 [T])`` of sample ``i``."""
         start, length = self.samples["start"][i], self.samples["length"][i]
         return self.input_ids[start : start + length], self.weights[start : start + length]
+
+    @cached_property
+    def stored_images(self) -> StoredImages:
+        """The images of its samples, if the model reads images."""
+        return StoredImages(self.arrays())
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All arrays by name, as a cache entry has them."""
@@ -184,7 +190,7 @@ class Encoder:
                 refuse(place, [Problem("tokens", found, fix=FIX_IDS)], is_common=True)
                 continue
             images = sample.get("images", [])
-            if self.images and (problem := _wrong_placeholders(result, images, self.images)):
+            if self.images and (problem := _wrong_placeholders(result, images, self.images, self.wanted == "rated")):
                 refuse(place, [problem])
                 continue
             piece.counts["num_rows"] += 1
@@ -310,15 +316,21 @@ def _ends_without_answer(sample: Sample) -> bool:
 
 
 def _wrong_placeholders(
-    result: Sequence[Halves], images: Sequence[image_files.Image], placeholders: Placeholders
+    result: Sequence[Halves], images: Sequence[image_files.Image], placeholders: Placeholders, is_rated: bool
 ) -> Problem | None:
-    """The problem of a row whose tokens have another number of placeholders than its images have features."""
+    """The problem of a row whose tokens have another number of placeholders than its images have features.
+
+    Or that has a label, and an image behind its answer: kto sets another prompt before what follows the prompt.
+    """
     for encoded in chain.from_iterable(result):
         wanted = sum(placeholders.count(each.height, each.width) for each in images[: encoded.num_images])
         found = encoded.input_ids.count(placeholders.placeholder_id)
         if found != wanted:
             text = f"{found} placeholders of images in its tokens, for {wanted} features"
             return Problem("", text, "none but those of its images: the token stands in the text itself")
+        first = next((i for i, weight in enumerate(encoded.weights) if i and weight), 0)
+        if is_rated and first and placeholders.placeholder_id in encoded.input_ids[first:]:
+            return Problem("images", "one behind the first answer", "all before it: kto exchanges answers")
     return None
 
 

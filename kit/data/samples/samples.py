@@ -11,7 +11,7 @@ from kit.cache import digest
 from kit.data.read.images import Image
 from kit.data.read.sources import Source, read_rows
 from kit.data.samples.bad_rows import LOSSES, notes_of, unused_shares
-from kit.data.samples.table import Table
+from kit.data.samples.table import StoredImages, Table
 
 _LOOKED_AT = 1000  # samples of which the tokens of images are counted
 
@@ -31,9 +31,9 @@ class Store:
     image_folder: str | None = None  # to which the paths of images are relative; None: the folder of the data file
 
     @cached_property
-    def first_images(self) -> np.ndarray:
-        """The index of the first image of each sample among those of all samples, int64 [N + 1]."""
-        return np.concatenate([[0], np.cumsum(self.arrays["image_counts"], dtype=np.int64)])
+    def stored_images(self) -> StoredImages:
+        """The images of its samples, if there are images."""
+        return StoredImages(self.arrays)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -126,37 +126,26 @@ class Samples(Table):
     def images(self, i: int) -> list[tuple[Image, str]]:
         """Return the images of sample ``i``, each with the folder to which its path is relative."""
         store, sample = self._find(i)
-        arrays = store.arrays
         if store.images is None:
             return []
         number = int((i if self._index is None else self._index[i]) - self._firsts[self.dataset_ids[i]])
         folder = store.image_folder or store.source.parts[int(sample["part"])].folder
-        found = []
-        for image in arrays["images"][store.first_images[number] : store.first_images[number + 1]]:
-            data = arrays["image_data"][image["start"] : image["start"] + image["size"]].tobytes()
-            numbers = (int(image[name]) for name in ("height", "width", "digest", "stamp"))
-            found.append((Image(data, bool(image["is_path"]), *numbers), folder))
-        return found
-
-    def image_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
-        """See ``kit.data.feed.batches.Rows``. Raises ``UserError`` if an image cannot be decoded."""
-        if (maker := self.image_maker) is None:
-            return {}
-        inputs: dict[str, Any] = maker.inputs(
-            input_ids, segments, [self._images_with_origin(i) for _, _, i in segments]
-        )
-        return inputs
+        return [(image, folder) for image in store.stored_images[number]]
 
     def generation_inputs(self, input_ids: Any, numbers: Sequence[int]) -> dict[str, Any]:
         """Return what a model needs besides the prompts of these samples, a tensor int64 [B, T], to answer them."""
         if (maker := self.image_maker) is None:
             return {}
-        inputs: dict[str, Any] = maker.generation_inputs(input_ids, [self._images_with_origin(i) for i in numbers])
+        inputs: dict[str, Any] = maker.generation_inputs(input_ids, [self.images_with_origin(i) for i in numbers])
         return inputs
+
+    def shown(self, prompt: str) -> str:
+        """Return the text of a prompt, with one placeholder for each image."""
+        return str(self.image_maker.shown(prompt)) if self.image_maker else prompt
 
     @cached_property
     def image_maker(self) -> Any:
-        """What makes their pixels (``kit.model.images.Images``); None if no sample has an image."""
+        """See ``Table``."""
         return next((store.images for store in self.stores if store.images), None)
 
     def image_tokens(self, pack_length: int | None) -> int:
@@ -172,7 +161,8 @@ class Samples(Table):
             return max(found) // self.sequence_lengths.shape[1]
         return pack_length * sum(found) // int(self.lengths[longest].sum(dtype=np.int64))
 
-    def _images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
+    def images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
+        """See ``Table``."""
         return [(*each, self.origin(i)) for each in self.images(i)]
 
     def select(self, index: np.ndarray, reason: str) -> "Samples":

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from kit.data.read.images import Image
+
 # One sample in the cache.
 SAMPLE = np.dtype(
     [
@@ -42,6 +44,23 @@ IMAGE = np.dtype(
 )
 
 
+class StoredImages:
+    """The images of samples, from the arrays ``images``, ``image_counts`` and ``image_data`` of a cache entry."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._images, self._data = arrays["images"], arrays["image_data"]
+        self._firsts = np.concatenate([[0], np.cumsum(arrays["image_counts"], dtype=np.int64)])
+
+    def __getitem__(self, i: int) -> list[Image]:
+        """Return those of sample ``i``."""
+        found = []
+        for image in self._images[self._firsts[i] : self._firsts[i + 1]]:
+            data = self._data[image["start"] : image["start"] + image["size"]].tobytes()
+            numbers = (int(image[name]) for name in ("height", "width", "digest", "stamp"))
+            found.append(Image(data, bool(image["is_path"]), *numbers))
+        return found
+
+
 class Table:
     """Samples, by their records. ``table[i]`` is ``(input_ids [T], weights float32 [T])``; subclasses have the tokens.
 
@@ -57,7 +76,10 @@ class Table:
         sequence_lengths: int32 [N, 2] of pairs, [N, 1] of other samples: the tokens of each sequence.
         references: float64 [N, 2] or None: the log-probabilities that the reference of an objective gives to the two
             sequences of a pair, or to an answer with a label and to its mismatched one (``kit.data.feed.mismatched``).
+        image_maker: what makes pixels of images (``kit.model.images.Images``); None if no sample has any.
     """
+
+    image_maker: Any = None
 
     def __init__(
         self,
@@ -107,8 +129,15 @@ class Table:
         return {}
 
     def image_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
-        """See ``kit.data.feed.batches.Rows``: nothing."""
-        return {}
+        """See ``kit.data.feed.batches.Rows``. Raises ``UserError`` if an image cannot be decoded."""
+        if self.image_maker is None:
+            return {}
+        images = [self.images_with_origin(i) for _, _, i in segments]
+        return dict(self.image_maker.inputs(input_ids, segments, images))
+
+    def images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
+        """Return the images of sample ``i``, each with the folder of its path, and where its row is from."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self.lengths)

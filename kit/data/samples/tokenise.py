@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
-from kit.console import bar
+from kit.console import bar, say
 from kit.data.read.images import stamp_of
 from kit.data.read.parts import Block
 from kit.data.read.sources import read_blocks
@@ -64,6 +64,9 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
         with locked(folder):
             cached = _open(folder, dataset, image_folder)  # another process may have made it meanwhile
             if cached is None:
+                old = open_entry(folder)
+                if old and (file := _changed_image(old[0], dataset, image_folder)):
+                    say(f"{file}: not the file of which its row was read: {dataset.source.name} is read again")
                 _make(folder, dataset, encoder, num_processes, skips)
                 cached = open_entry(folder)
     assert cached is not None
@@ -79,9 +82,13 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
 def _open(folder: Path, dataset: Dataset, image_folder: str | None) -> tuple[dict[str, np.ndarray], Any] | None:
     """The cache entry; None if there is none, or if a file of its images has changed since."""
     entry = open_entry(folder)
-    if entry is None or not len(entry[0].get("images", ())):
-        return entry
-    arrays = entry[0]
+    return None if entry is None or _changed_image(entry[0], dataset, image_folder) else entry
+
+
+def _changed_image(arrays: Mapping[str, np.ndarray], dataset: Dataset, image_folder: str | None) -> Path | None:
+    """A file of images in a cache entry that has changed since; None if there is none."""
+    if not len(arrays.get("images", ())):
+        return None
     parts = np.repeat(arrays["samples"]["part"], arrays["image_counts"])
     stamps: dict[Path, int] = {}
     for image, part in zip(arrays["images"], parts.tolist(), strict=True):
@@ -92,8 +99,8 @@ def _open(folder: Path, dataset: Dataset, image_folder: str | None) -> tuple[dic
             if file not in stamps:
                 stamps[file] = stamp_of(file)
             if stamps[file] != image["stamp"]:
-                return None
-    return entry
+                return file
+    return None
 
 
 def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int | None, skips: bool) -> None:

@@ -91,9 +91,15 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
 
 
 def sharing_sizes(workload: Workload) -> list[int]:
-    """Return how many GPUs of a machine may share each row: 1, and the numbers that divide its heads."""
+    """Return how many GPUs of a machine may share each row: 1, and the numbers that divide its heads.
+
+    ``kit.model.sequence_parallel.sequence_problems`` has the other reasons why none may.
+    """
+    shape = workload.shape
+    if shape.tower or shape.eager or shape.has_windows:
+        return [1]
     most = min(workload.num_gpus, workload.gpus_per_machine)
-    counts = workload.num_gpus, workload.shape.num_heads
+    counts = workload.num_gpus, shape.num_heads
     return [n for n in range(1, most + 1) if not any(count % n for count in counts)]
 
 

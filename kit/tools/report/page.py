@@ -7,6 +7,7 @@ hash, and loads nothing.
 import base64
 import hashlib
 import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 SCRIPT = Path(__file__).with_name("charts.js").read_text(encoding="utf-8")
 _HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'"
+_PICTURE = re.compile(r"data:image/jpeg;base64,[A-Za-z0-9+/=]{1,100000}")
+_MOST_PICTURES = 8  # in a cell
 GENERATOR = "<meta name=generator content='kit report'>"  # a page with it is the kit's own, and may be overwritten
 
 
@@ -55,9 +58,23 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
     head = "".join(f"<th scope=col>{escaped(name)}</th>" for name in rows[0])
-    cells = ("".join(f"<td data-name='{escaped(n)}'>{escaped(cell(row.get(n)))}</td>" for n in rows[0]) for row in rows)
+    cells = ("".join(f"<td data-name='{escaped(n)}'>{_content(row.get(n))}</td>" for n in rows[0]) for row in rows)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+class Pictures(list[str]):
+    """Pictures of a cell, as data: URIs: of what a file says, those that are."""
+
+    def __init__(self, given: Any) -> None:
+        given = given if isinstance(given, list) else []
+        super().__init__(each for each in given[:_MOST_PICTURES] if isinstance(each, str) and _PICTURE.fullmatch(each))
+
+
+def _content(value: Any) -> str:
+    if isinstance(value, Pictures):
+        return "<div>" + "".join(f"<img src='{each}' alt=''>" for each in value) + "</div>"
+    return escaped(cell(value))
 
 
 def cell(value: Any) -> str:

@@ -10,7 +10,7 @@ from kit.answers import is_share
 from kit.console import is_main, say
 from kit.rewards import key_of
 from kit.tools.report.chart import Line, draw
-from kit.tools.report.page import cell, escaped, page, section, table, write_page
+from kit.tools.report.page import Pictures, cell, escaped, page, section, table, write_page
 from kit.tools.report.remarks import remarks
 from kit.tools.report.runs import ACCURACY, MOST_ODD, ReportedRun, finite_number, read_reported_run
 
@@ -209,15 +209,22 @@ def _answers(run: ReportedRun) -> list[dict[str, Any]]:
     if not run.answered:
         return []
     first, last = run.answered[0], run.answered[-1]
-    before = {cell(answer.get("prompt")): answer.get("text") for answer in first["answers"]}
+    before = {_asked(answer): answer.get("text") for answer in first["answers"]}
+    has_pictures = any(answer.get("pictures") for answer in last["answers"])
     rows = []
     for answer in last["answers"]:
-        row = {"asked": answer.get("prompt"), "expected": answer.get("reference")}
+        pictures = {"pictures": Pictures(answer.get("pictures"))} if has_pictures else {}
+        row = {"asked": answer.get("prompt"), **pictures, "expected": answer.get("reference")}
         if first is not last:
             earlier = f"after step {first['step']:,}" if first["step"] else "before"
-            row[earlier] = before.get(cell(answer.get("prompt")))
+            row[earlier] = before.get(_asked(answer))
         rows.append({**row, f"after step {last['step']:,}": answer.get("text"), "exact": answer.get("exact")})
     return rows
+
+
+def _asked(answer: dict[str, Any]) -> tuple[str, str]:
+    """What tells a prompt from others: its text, and its pictures."""
+    return cell(answer.get("prompt")), cell(answer.get("pictures"))
 
 
 def _rollouts(run: ReportedRun) -> list[dict[str, Any]]:

@@ -3,8 +3,6 @@
 Promises: the number of tokens shown of a sample is bounded, so a page stays small.
 """
 
-import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +11,8 @@ import numpy as np
 from tokenizers.decoders import DecodeStream
 
 from kit.data.open import reference_span
-from kit.data.read.images import Image, pixels
+from kit.data.read.images import small
 from kit.data.samples.samples import Samples
-from kit.errors import UserError
 from kit.secrets import secret_spans
 from kit.visible import visible
 
@@ -123,24 +120,12 @@ def _with_pictures(part: Part, ids: np.ndarray, train: Samples, i: int) -> Part:
         if not num_seen:
             image = images[k][0]
             tokens.append(
-                Token(f"[image {image.width} x {image.height}: {left[k]} tokens]", 0.0, True, _small(*images[k]))
+                Token(f"[image {image.width} x {image.height}: {left[k]} tokens]", 0.0, True, small(*images[k], SIDE))
             )
         num_seen += 1
         if num_seen == left[k]:
             k, num_seen = k + 1, 0
     return replace(part, tokens=tokens)
-
-
-def _small(image: Image, folder: str) -> str:
-    """A copy of at most ``SIDE`` pixels as a data: URI; empty if the image cannot be decoded."""
-    try:
-        picture = pixels(image, folder)
-    except UserError:
-        return ""
-    picture.thumbnail((SIDE, SIDE))
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def _ends(tokens: list[Token]) -> list[Token]:

@@ -55,9 +55,18 @@ def test_a_wrong_mapping_is_reported():
         assert message in refusal(["question", "answer", "more"], mapping)
 
 
+def test_the_text_beside_pictures_is_their_answer():
+    mapping = {"file_name": "images", "text": "output"}
+    assert "file_name=images,text=output: the text is the answer" in refusal(
+        ["file_name", "text"], {"file_name": "images"}
+    )
+    assert chosen(["file_name", "text"], mapping) == {"images": "file_name", "output": "text"}
+
+
 def test_well_known_names_are_quoted_and_not_guessed():
     for columns, wanted, step in (
         ("question answer", "answers", "--dataset_columns question=instruction,answer=output"),
+        ("image caption", "answers", "--dataset_columns image=images,caption=output"),
         ("instruction context response", "answers", "instruction=instruction,response=output,context=input"),
         ("url content", "answers", "--dataset_columns content=text"),
         ("prompt chosen rejected", "answers", "--objective dpo learns from pairs of answers"),

@@ -8,6 +8,7 @@ from helpers import ROOT
 
 from kit.data.chat.columns import choose_fields
 from kit.data.chat.formats import FORMATS, format_of, to_sample
+from kit.data.chat.images import IMAGE
 
 ADD = {"type": "function", "function": {"name": "add"}}
 
@@ -26,6 +27,15 @@ def test_what_is_in_our_form_stays_as_it_is():
         {"input_ids": [3, 0, 5], "labels": [-100, 0, 5]},
     ):
         assert sample_of({"source": "web", **sample}) == sample
+
+
+def test_an_answer_to_a_picture_alone_becomes_messages():
+    expected = {"messages": [{"role": "user", "content": IMAGE}, ANSWER], "images": ["a.png"]}
+    assert sample_of({"images": "a.png", "output": "Hello"}) == expected
+    assert (
+        problems_of({"images": "", "output": "Hello"})
+        == "images: none; expected a picture, to which output is the answer"
+    )
 
 
 def turns(*texts):

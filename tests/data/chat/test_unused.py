@@ -41,6 +41,7 @@ HARMFUL = [
     (IDS | {"attention_mask": [1, 0]}, "attention_mask"),
     (IDS | {"position_ids": [0, 0]}, "position_ids"),
     ({"text": "a", "role": "prompter"}, "role"),
+    ({"text": "a", "file_name": "b/A.JPG"}, "file_name"),
     (answer(loss_weight=0.5), "messages.loss_weight"),
     (answer(masked=True), "messages.masked"),
     (answer(thoughts="Hm"), "messages.thoughts"),
@@ -63,7 +64,7 @@ def test_what_would_change_what_is_learned_is_refused_unless_it_is_ignored_on_pu
 
 def test_what_changes_nothing_is_not_refused():
     for row in (
-        PAIR | {"images": [], "history": None, "label": True, "weight": 1.0, "train": True, "image_id": 3},
+        PAIR | {"images": [], "history": None, "label": True, "weight": 1.0, "train": True, "file_name": "a.py"},
         CHAT | {"label": 3, "system": "", "weight": "1", "loss_mask": [1, 1], "labels": ["a"], "documents": "[]"},
         CHAT | {"images": [None], "video": {"bytes": None, "path": None}, "tools": "[]", "input": "a"},
         {"text": "a", "label": 0, "context": "b", "role": None, "reasoning_content": "Hm"},

@@ -136,6 +136,24 @@ def test_several_runs_are_one_page_with_what_differs(tmp_path):
     ]
 
 
+def test_pictures_stand_beside_the_answers_and_tell_equal_questions_apart(tmp_path):
+    one, two = ("data:image/jpeg;base64," + letters for letters in ("AAAA", "BBBB"))
+
+    def answered(step, *pairs):
+        answers = [
+            {"prompt": "what?", "reference": "r", "text": text, "exact": False, "pictures": pictures}
+            for text, pictures in pairs
+        ]
+        return evaluation_row(step, answers=answers)
+
+    odd = [one, "javascript:no", "data:image/jpeg;base64,'onload=no", 3]
+    rows = [step_row(1), answered(0, ("first of 1", odd), ("first of 2", [two])), answered(4, ("x", None), ("y", None))]
+    page = report_page([opened(tmp_path, rows)])
+    assert page.count("<img") == 2 and "javascript" not in page and "onload" not in page
+    places = [page.index(text) for text in (one, "first of 1", ">x<", two, "first of 2", ">y<")]
+    assert places == sorted(places)
+
+
 def test_a_metric_that_is_no_number_is_left_out_and_text_in_it_stays_text(tmp_path):
     for odd in (None, 10**400, 1e308, "x\x1b\n<b>", [3], {"a": {"b": None}}):
         rows = [step_row(1), evaluation_row(1), step_row(2, loss=odd, grad_norm=odd, seconds=odd, loss_spike=odd)]
