@@ -12,6 +12,7 @@ import torch
 
 from kit.config.settings.objective import ObjectiveSettings
 from kit.train.distil import Distillation, Teacher
+from kit.train.heads import Classification, Embedding, RewardModelling
 from kit.train.policy_loss import PolicyLoss
 from kit.train.preference import (
     ContrastivePreference,
@@ -73,7 +74,7 @@ class Objective(Protocol):
         """Compute the part of one micro-batch.
 
         Args:
-            losses: float32 [S], the cross-entropy of each target of ``micro_batch``, in nats: ``-losses`` are the
+            losses: of a head in the place of words, what it computes, float32 [S, ...]. Else float32 [S], the cross-entropy of each target of ``micro_batch``, in nats: ``-losses`` are the
                 log-probabilities of the targets. With ``target_values`` its values instead, float32 [S] or [S, K]. The
                 auxiliary loss of routers is not in them: ``train_step`` adds it to what is minimised.
 
@@ -104,6 +105,9 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "simpo": SimplePreference,
     "cpo": ContrastivePreference,
     "kto": KahnemanTversky,
+    "reward": RewardModelling,
+    "classify": Classification,
+    "embed": Embedding,
     "grpo": PolicyLoss,
 }
 
