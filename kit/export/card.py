@@ -33,6 +33,7 @@ PLACEHOLDER = "path/to/this/folder"
 LICENCE_OF_BASE = "- licence of the base: look it up before you publish"
 _IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")  # a folder of the hub's cache
 _CODE = re.compile(r"\n```(?:python|bash)\n.*", re.DOTALL)  # how to use the model: the end of a card
+_PIPELINES = {"AutoModelForSequenceClassification": "text-classification", "AutoModel": "sentence-similarity"}
 _LICENCE = re.compile(r"[\w.+-]{1,80}")
 
 
@@ -76,7 +77,7 @@ def model_card(
     # Hub ids only: the Hub links what it finds here.
     about = ModelCardData(
         library_name="transformers" if is_plain else "peft",
-        pipeline_tag="text-generation",
+        pipeline_tag=_PIPELINES.get(loader, "text-generation"),
         base_model=base,
         **more,
     )
@@ -221,6 +222,13 @@ def _code_to_use(
 ) -> list[str]:
     """Lines of Python that open the model of a card, and generate. The arguments are those of ``model_card``."""
     more = ", trust_remote_code=True" if settings.trust_remote_code else ""
+    if loader == "AutoModel":
+        return [
+            "from sentence_transformers import SentenceTransformer",
+            "",
+            f'model = SentenceTransformer("{PLACEHOLDER}"{more})',
+            'print(model.similarity(*model.encode(["a question", "an answer to it"], convert_to_tensor=True)[:, None]))',
+        ]
     options = f'dtype="auto", device_map="auto"{more}'
     lines = ["import transformers"] if is_plain else ["import transformers", "from peft import PeftConfig, PeftModel"]
     lines += ["", f'folder = "{PLACEHOLDER}"', f"tokenizer = transformers.AutoTokenizer.from_pretrained(folder{more})"]
@@ -230,6 +238,9 @@ def _code_to_use(
         if dequantised_by:
             options += f", quantization_config=transformers.{dequantised_by}(dequantize=True)"
         lines += ["base = PeftConfig.from_pretrained(folder).base_model_name_or_path"]
+        if loader in _PIPELINES:
+            labels = dict(enumerate(getattr(settings, "labels", None) or ["reward"]))
+            options += f", id2label={labels}, pad_token_id=tokenizer.pad_token_id"
         lines += [f"model = transformers.{loader}.from_pretrained(base, {options})"]
         if settings.new_tokens:
             rows = "max(len(tokenizer), model.get_input_embeddings().num_embeddings)"
@@ -251,6 +262,8 @@ def _code_to_use(
         ]
     else:
         lines += ['inputs = tokenizer("Once upon a time", return_tensors="pt").to(model.device)']
+    if loader in _PIPELINES:
+        return [*lines, "print(model(**inputs).logits)"]
     return [
         *lines,
         "output = model.generate(**inputs, max_new_tokens=200)",

@@ -229,12 +229,12 @@ def _in_float32(model: Any) -> Iterator[None]:
             hook.remove()
 
 
-def change_between(one: Scores, other: Scores) -> Change:
-    """Compare the scores of two models on the same rows."""
+def change_between(one: Scores, other: Scores, of_head: bool = False) -> Change:
+    """Compare the scores of two models on the same rows. ``of_head``: they have a head in the place of words."""
     differences = np.abs(one - other)
     # A probability of zero, or a result that is no number, is no rounding.
     mean, largest = (float(f(differences)) if np.isfinite(differences).all() else math.inf for f in (np.mean, np.max))
-    return Change(mean, largest, len(differences))
+    return Change(mean, largest, len(differences), of_head)
 
 
 def check_change(what: str, change: Change, bound: float, learned: float | None = None, fix: str = "") -> str:
@@ -309,7 +309,8 @@ def check_folder(
         raise TrainingError(f"{folder} has another chat template than the model; nothing was kept")
     expected = texts_of(rows, tokenizer) + rendered(tokenizer)
     lines = [check_ids("tokenizer, opened again", expected, [encode(opened, text) for text, _ in expected])]
-    change = change_between(reference, score(model, rows, as_stored=hasattr(model, "hf_quantizer")))
+    found = score(model, rows, as_stored=hasattr(model, "hf_quantizer"))
+    change = change_between(reference, found, head_of(model.config) != "words")
     fix = "--dtype float32 rounds less; " if learned is not None and model.dtype != torch.float32 else ""
     lines += [check_change(f"model, opened again in {str(model.dtype)[6:]}", change, bound, learned, fix)]
     return [*lines, f"    compared on {rows.origin}"]

@@ -7,6 +7,8 @@ what a run has written is opened again as it was trained.
 
 import inspect
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -18,8 +20,10 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
+from transformers.utils import logging
 
 from kit.config.settings.objective import Head, ObjectiveSettings
+from kit.console import say
 from kit.errors import Problem, UserError
 
 SCORE = "score"  # the name of the head
@@ -90,6 +94,18 @@ def show_head(model: Any) -> None:
         model.get_output_embeddings = MethodType(lambda self: getattr(self, SCORE), model)
 
 
+@contextmanager
+def silent_about_head(config: Any) -> Iterator[None]:
+    """In the ``with`` block, let transformers not warn that a new head is new, and that of words not read."""
+    before = logging.get_verbosity()
+    if head_of(config) != "words":
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
 def draw_head(model: Any, missing: list[str], seed: int) -> list[str]:
     """Draw the weights of a new head, the same on every rank. Returns the missing weights that are not its own.
 
@@ -103,6 +119,7 @@ def draw_head(model: Any, missing: list[str], seed: int) -> list[str]:
     drawn = torch.empty(weight.shape).normal_(0, deviation, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         weight.copy_(drawn)
+    say(f"note: the head of {len(weight)} scores is new, its weights drawn by seed {seed}")
     return [name for name in missing if name != f"{SCORE}.weight"]
 
 

@@ -47,7 +47,7 @@ from kit.model.files import MAX_MODULES
 from kit.model.four_bit import four_bit_config, packed_on_meta, quantising_on
 from kit.model.fp8_linear import install_fp8_linear
 from kit.model.freeze import check_freeze, named_towers
-from kit.model.heads import check_head, draw_head, head_of, show_head, with_head
+from kit.model.heads import check_head, draw_head, head_of, show_head, silent_about_head, with_head
 from kit.model.locate import check_weight_files, commit_of, hint_trust, hub_options, locate_model
 from kit.model.loss_head import install_loss_head
 from kit.model.parts import aux_loss_coef, check_parts
@@ -381,7 +381,7 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
     name = settings.model_name_or_path
     plain_files = dequantising(config, name) if quantisation_of(config) else nullcontext()
     try:
-        with _nothing_unpickled(settings), quantising, plain_files:
+        with _nothing_unpickled(settings), quantising, plain_files, silent_about_head(config):
             model, loaded = auto_class(config).from_pretrained(
                 locate_model(settings.model_name_or_path, settings.model_revision),
                 config=plain_config(config),
