@@ -227,7 +227,8 @@ def _code_to_use(
             "from sentence_transformers import SentenceTransformer",
             "",
             f'model = SentenceTransformer("{PLACEHOLDER}"{more})',
-            'print(model.similarity(*model.encode(["a question", "an answer to it"], convert_to_tensor=True)[:, None]))',
+            'vectors = model.encode(["a question", "an answer to it"])',
+            "print(model.similarity(vectors, vectors))",
         ]
     options = f'dtype="auto", device_map="auto"{more}'
     lines = ["import transformers"] if is_plain else ["import transformers", "from peft import PeftConfig, PeftModel"]
@@ -250,14 +251,16 @@ def _code_to_use(
             lines += [
                 "model.generation_config = transformers.GenerationConfig.from_pretrained(folder)  # where it stops"
             ]
-    if has_chat_template:
+    if has_chat_template and getattr(settings, "objective", "") != "classify":
         system = settings.system_prompt if isinstance(settings, Recipe) else None
         messages = [{"role": "system", "content": system}] if system else []
         messages += [{"role": "user", "content": "Hello!"}]
+        is_judged = loader in _PIPELINES  # with its answer
+        messages += [{"role": "assistant", "content": "Hi!"}] if is_judged else []
         lines += [
             f"messages = [{', '.join(map(json.dumps, messages))}]",
             "inputs = tokenizer.apply_chat_template(",
-            '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True',
+            f'    messages, add_generation_prompt={not is_judged}, return_tensors="pt", return_dict=True',
             ").to(model.device)",
         ]
     else:

@@ -23,7 +23,6 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import logging
 
 from kit.config.settings.objective import Head, ObjectiveSettings
-from kit.console import say
 from kit.errors import Problem, UserError
 
 SCORE = "score"  # the name of the head
@@ -76,6 +75,7 @@ def with_head(config: Any, settings: ObjectiveSettings, name: str, max_length: i
         if own == wanted and config.num_labels != len(labels):
             found = f"{name} has {config.num_labels} scores, and {len(labels)} are trained"
             raise UserError(Problem("labels", found, fix="a model without a head of its own"))
+        config.tie_word_embeddings = False  # no head is left that could be tied
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: i for i, label in enumerate(labels)}
         config.problem_type = settings.problem_type
@@ -119,7 +119,7 @@ def draw_head(model: Any, missing: list[str], seed: int) -> list[str]:
     drawn = torch.empty(weight.shape).normal_(0, deviation, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         weight.copy_(drawn)
-    say(f"note: the head of {len(weight)} scores is new, its weights drawn by seed {seed}")
+    model.new_head = f"note: the head of {len(weight)} scores is new, its weights drawn by seed {seed}"
     return [name for name in missing if name != f"{SCORE}.weight"]
 
 

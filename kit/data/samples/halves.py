@@ -16,7 +16,7 @@ from kit.errors import Problem
 
 ANSWERS = ("chosen", "rejected", "completion")
 PROMPT_CUT = "the start of the prompt was cut off, so that no answer is cut"
-# Of a pair the prompt with each of its answers; of texts that belong to each other each of them; of any other sample one.
+# Of a pair the prompt with each of its answers; of texts that belong to each other each; of any other sample one.
 Halves = tuple[Encoded, ...]
 
 
