@@ -239,7 +239,9 @@ def check(
         check_server(recipe)
     assert tokenizer is not None and data is not None
     # Of a head that reads plain texts none is saved: sentence-transformers would make a chat of a pair of texts.
-    reads_chats = recipe.declared.head == "words" or any({"messages", "chosen"} & {*each.fields} for each in data.datasets)
+    reads_chats = recipe.declared.head == "words" or any(
+        {"messages", "chosen"} & {*each.fields} for each in data.datasets
+    )
     tokenizer.chat_template = data.chat_template if reads_chats else None
     total_steps = data.total_steps(recipe)
     return Preflight(

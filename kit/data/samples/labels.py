@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kit.data.chat.judged import label_names
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import Dataset
-from kit.errors import Problem, UserError, listed
+from kit.errors import Problem, UserError
 
 
 def find_labels(datasets: Sequence[Dataset]) -> tuple[list[str], bool]:
@@ -35,7 +35,7 @@ def find_labels(datasets: Sequence[Dataset]) -> tuple[list[str], bool]:
         raise UserError(Problem(f"{kinds[True]} label", f"a list, and at {kinds[False]} a label alone", "one of them"))
     has_several = True in kinds
     if kinds and not has_several and len(names) == 1:
-        raise UserError(Problem("label", f"each row has the label {listed(names)}", "at least two, to tell apart"))
+        raise UserError(Problem("label", f"each row has the label {min(names)}", "at least two, to tell apart"))
     return sorted(
         names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
     ), has_several
