@@ -119,8 +119,8 @@ def main() -> None:
     for answer in result.answers:
         say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")
     intervals = {"intervals": result.intervals} if result.intervals else {}
-    found = {"model": scored, "strategy": prepared.strategy.type, **result.metrics, **result.details}
-    say(json.dumps(found | intervals))
+    measured = {"model": scored, "strategy": prepared.strategy.type, **result.metrics, **result.details}
+    say(json.dumps(measured | intervals))
 
 
 if __name__ == "__main__":

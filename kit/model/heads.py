@@ -27,7 +27,7 @@ from kit.errors import Problem, UserError
 
 SCORE = "score"  # the name of the head
 TASKS = {"words": "CAUSAL_LM", "scores": "SEQ_CLS", "embedding": "FEATURE_EXTRACTION"}  # as peft names them
-_CLASSES = {"scores": AutoModelForSequenceClassification, "embedding": AutoModel}
+_CLASSES: dict[Head, Any] = {"scores": AutoModelForSequenceClassification, "embedding": AutoModel}
 _SCORES = set(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values())
 _EMBEDDING = {name for name in MODEL_MAPPING_NAMES.values() if isinstance(name, str)} - set(
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()

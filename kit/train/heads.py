@@ -257,7 +257,7 @@ def retrieval(texts: Texts, keys: Sequence[bytes]) -> dict[str, float]:
     """
     roles = texts.roles.tolist()
     rows: dict[bytes, int] = {}  # the number of each document
-    places = []  # of each document, its first text
+    places: list[int] = []  # of each document, its first text
     for i, role in enumerate(roles):
         if role and keys[i] not in rows:
             rows[keys[i]] = len(places)

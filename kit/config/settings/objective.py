@@ -135,8 +135,7 @@ class ObjectiveSettings(BaseModel):
 
     objective: ObjectiveName = _identity(
         "sft",
-        "words: sft, dft, eaft, distil; pairs: dpo, orpo, simpo, cpo; rated: kto; rollouts: grpo; "
-        "heads: reward, classify, embed",
+        "words: sft, dft, eaft, distil; pairs: dpo, orpo, simpo, cpo; rated: kto; rollouts: grpo; heads: the others",
     )
     beta: float | None = _identity(
         None,

@@ -57,7 +57,7 @@ class Format:
     """A format of rows.
 
     Attributes:
-        columns: what every row has. No other format begins with them.
+        columns: what every row has. No other format has the same first one and only some of the others.
         make: makes a sample of the values of a row, by our names of the columns; a column that the data set lacks is
             absent, a value that the row lacks is None. Raises ``UserError`` with the first thing that is wrong.
         optional: columns that a data set may have too; a row may lack them, or have null.
@@ -83,8 +83,9 @@ class Format:
 
 
 def format_of(fields: Mapping[str, str]) -> Format:
-    """Return the format that ``columns.choose_fields`` chose: ``fields`` begin with its columns."""
-    return next(each for each in FORMATS if tuple(fields)[: len(each.columns)] == each.columns)
+    """Return the format that ``columns.choose_fields`` chose: ``fields`` begin with its first column, and have all."""
+    first = next(iter(fields))
+    return next(each for each in FORMATS if each.columns[0] == first and set(each.columns) <= fields.keys())
 
 
 def to_sample(

@@ -214,8 +214,8 @@ class Encoder:
                     piece.left_out.append(source.origin(*place))
                     continue
                 shown = images[: halves[0].num_images]
-                about = sample.get("label") is not False, shown, sample.get("values", [])
-                kept += [_Kept(*place, cut, *about) for cut in self._cut(halves, piece)]
+                is_good, values = sample.get("label") is not False, sample.get("values", [])
+                kept += [_Kept(*place, cut, is_good, shown, values) for cut in self._cut(halves, piece)]
         piece.bad.sort(key=lambda row: (row.part, row.number))
         _fill(piece, kept, self.wanted, bool(self.pooling))
         if self.images:
