@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModel, AutoModelForSequenceClassification
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
@@ -29,9 +30,8 @@ SCORE = "score"  # the name of the head
 TASKS = {"words": "CAUSAL_LM", "scores": "SEQ_CLS", "embedding": "FEATURE_EXTRACTION"}  # as peft names them
 _CLASSES: dict[Head, Any] = {"scores": AutoModelForSequenceClassification, "embedding": AutoModel}
 _SCORES = set(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values())
-_EMBEDDING = {name for name in MODEL_MAPPING_NAMES.values() if isinstance(name, str)} - set(
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-)
+_WORDS = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()}
+_EMBEDDING = {name for name in MODEL_MAPPING_NAMES.values() if isinstance(name, str) and name not in _WORDS}
 
 
 def head_of(config: Any) -> Head:

@@ -25,7 +25,7 @@ ALIASES = {
     "label": "kto_tag labels class category target intent",
     "query": "question sentence1 premise text1",
     "document": "passage sentence2 hypothesis text2 context",
-    "anchor": "question sentence1 premise",
+    "anchor": "query question sentence1 premise",
     "positive": "answer document passage pos sentence2 entailment",
     "negative": "negatives hard_negative neg contradiction",
 }

@@ -265,5 +265,4 @@ FORMATS = (
     Format(("label", "text"), labelled, rows="labelled"),
     Format(("label", "query", "document"), labelled, rows="labelled"),
     Format(("anchor", "positive"), contrasts, optional=("negative",), rows="contrasts"),
-    Format(("query", "positive"), contrasts, optional=("negative",), rows="contrasts"),
 )

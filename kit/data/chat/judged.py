@@ -62,11 +62,10 @@ def _name(where: str, value: Any) -> str:
 
 def contrasts(values: Mapping[str, Any]) -> Sample:
     """A text, one that belongs to it, and any number of others that do not: each is embedded alone."""
-    anchor = "anchor" if "anchor" in values else "query"
     negatives = values.get("negative")
     if isinstance(negatives, str) and negatives.lstrip().startswith("["):
         negatives = parsed("negative", negatives)
     negatives = negatives if isinstance(negatives, list) else [] if negatives is None else [negatives]
-    texts = {anchor: values[anchor], "positive": values["positive"]}
+    texts = {"anchor": values["anchor"], "positive": values["positive"]}
     texts |= {f"negative[{i}]": each for i, each in enumerate(negatives)}
     return {"plain": [[check_text(name, text)] for name, text in texts.items()]}
