@@ -83,6 +83,8 @@ class Samples:
     dataset_ids = np.zeros(len(LENGTHS), np.int64)
     labels = references = None  # they are no preferences
 
+    pooled = False
+
     def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
         return {}
 

@@ -26,6 +26,7 @@ from kit.own_metric import MetricError, is_own
 from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
 from kit.train.generation import generate_answers
+from kit.train.heads import Embedding, HeadLoss
 from kit.train.objective import SupervisedLoss
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Evaluation:
         stops: the special tokens that end references; EOS only if there is no other.
         intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take
             a thousand passes over all answers.
+        details: of scores, what a report shows: ``confusion`` with ``labels``, or ``margins``.
         odd_samples: where the samples are from of micro-batches whose losses are not finite, ``eval.jsonl:17``.
     """
 
@@ -83,6 +85,7 @@ class Evaluation:
     stops: list[str] = field(default_factory=list)
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     odd_samples: list[str] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
 
     def doubts(self) -> list[str]:
         """Return a line if losses are not finite; else nothing."""
@@ -126,12 +129,12 @@ def evaluate(
     was_training = model.training
     model.eval()
     try:
-        if samples.preferences is None:
+        if samples.are_answers:
             objective = SupervisedLoss(samples.dataset_names)
-        assert objective is not None, "preferences are measured by an objective"
-        metrics, odd = _measured(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
+        assert objective is not None, "preferences, and what a head computes, are measured by an objective"
+        metrics, odd, details = _measured(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
         if not settings.predict_with_generate:
-            return Evaluation(metrics, odd_samples=odd)
+            return Evaluation(metrics, odd_samples=odd, details=details)
         asked, ends = _references(samples, train_on)
         unasked = {"num_unasked_samples": len(samples) - len(asked)} if len(asked) < len(samples) else {}
         if not len(asked):
@@ -183,8 +186,8 @@ def _measured(
     batch_size: int,
     tokenizer: Any,
     progress: Progress,
-) -> tuple[dict[str, float], list[str]]:
-    """Compute the metrics that need no generation, and the ``odd_samples``; see ``Evaluation``."""
+) -> tuple[dict[str, float], list[str], dict[str, Any]]:
+    """Compute the metrics that need no generation, the ``odd_samples`` and the ``details``; see ``Evaluation``."""
     ranks = prepared.ranks
     num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
 
@@ -195,6 +198,10 @@ def _measured(
     kl = None
     if mismatched is not None:
         kl = objective.estimate_kl(prepared, batches(mismatched, "evaluation kl"), len(samples))
+    if isinstance(objective, Embedding):
+        with torch.no_grad():
+            measured = objective.measure(prepared, batches(samples, "evaluation"), samples)
+        return {f"eval_{name}": value for name, value in measured.items()}, [], {}
     parts, numbers = [], []  # of each micro-batch: what the objective adds up, and the numbers of its samples
     with torch.no_grad():
         for micro_batch in on_device(batches(samples, "evaluation loss"), prepared.accelerator.device):
@@ -208,12 +215,13 @@ def _measured(
     sums = ranks.sum(of_batches.sum(dim=0)).tolist()
     metrics = {f"eval_{name}": value for name, value in objective.metrics(sums, whole).items()}
     metrics["eval_tokens"] = int(whole.num_targets.sum())
-    if samples.preferences is None:
+    if samples.are_answers:
         # exp overflows a float beyond this value; for so high a loss the exact perplexity does not matter.
         metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
         for name, num_tokens in zip(samples.dataset_names, whole.num_targets.tolist(), strict=True):
             metrics |= {f"eval_tokens/{name}": num_tokens} if f"eval_loss/{name}" in metrics else {}
-    return metrics, _odd_samples(metrics["eval_loss"], samples, of_batches, numbers)
+    details = objective.details(sums) if isinstance(objective, HeadLoss) else {}
+    return metrics, _odd_samples(metrics["eval_loss"], samples, of_batches, numbers), details
 
 
 def _odd_samples(loss: float, samples: Samples, of_batches: torch.Tensor, numbers: list[list[int]]) -> list[str]:

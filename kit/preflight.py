@@ -3,6 +3,7 @@
 Promises: all problems are reported together; nothing is written except the tokenised data in the cache.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
 from kit.console import is_main, silence_libraries
 from kit.data.feed.stream import Stream
-from kit.data.open import Data, open_data, prompt_and_reference, stop_ids
-from kit.data.samples.dataset import open_datasets
+from kit.data.open import Data, last_ids, open_data, prompt_and_reference, stop_ids
+from kit.data.samples.dataset import Dataset, open_datasets
+from kit.data.samples.labels import find_labels
 from kit.data.samples.rows import NO_IMAGES
 from kit.errors import Problem, Problems, UserError, first_line, raise_if
 from kit.evaluate import try_metrics
@@ -23,8 +25,17 @@ from kit.memory.workload import Workload
 from kit.model.attention import describe_long_rows
 from kit.model.compile import check_compile
 from kit.model.dequantise import describe_dequantised
+from kit.model.heads import head_of, labels_of, pad_with
 from kit.model.images import Images, open_images
-from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
+from kit.model.load import (
+    build_meta_model,
+    check_model,
+    fingerprint,
+    folder_fingerprint,
+    num_positions,
+    open_base_config,
+    open_config,
+)
 from kit.model.locate import open_adapter
 from kit.model.parts import aux_loss_coef
 from kit.model.sequence_parallel import sequence_problems
@@ -146,6 +157,8 @@ def check(
             if topology.strategy.name == "fsdp1":
                 problems.append(Problem("teacher", "under FSDP1, which gives no head as a whole", fix="--config fsdp"))
     with problems.caught():
+        if recipe.objective == "classify" and datasets:
+            recipe = _with_labels(recipe, datasets)
         config = open_config(recipe)
         if shorten and "max_length" not in recipe.model_fields_set:
             longest = min(recipe.max_length, num_positions(config) or recipe.max_length)
@@ -197,7 +210,12 @@ def check(
                 rollout_steps=recipe.num_iterations if recipe.rolls_out and (trains or not topology) else 0,
                 images=images,
                 no_images=no_images,
+                pooling={"words": "", "scores": "last", "embedding": recipe.pooling}[recipe.declared.head],
+                labels=recipe.labels or (),
+                has_several=recipe.problem_type == "multi_label_classification",
             )
+            if recipe.declared.head != "words" and isinstance(data, Data):
+                pad_with(tokenizer, last_ids(data.train))
             if data.images:
                 notes.append(data.images.description)
             if data.evaluation is not None:
@@ -208,7 +226,7 @@ def check(
                 asked = Asked(text, text, row, data.train.origin(0), 1, recipe.max_new_tokens)
                 try_rewards(recipe.rewards, recipe.reward_timeout, asked)
             if recipe_name is not None:
-                if not problems:  # it needs a model and adapters that are right
+                if not problems and recipe.declared.head == "words":  # it needs a model and adapters that are right
                     ids = sorted(stop_ids(data, tokenizer))
                     problems += check_stop_tokens(recipe, meta_model, tokenizer, ids, f"{recipe.output_dir}/final")
                     if any("text" not in dataset.fields for dataset in datasets):
@@ -231,7 +249,11 @@ def check(
     if recipe.vllm_server_base_url and trains and topology and is_main() and not launch.dry_run:
         check_server(recipe)
     assert tokenizer is not None and data is not None
-    tokenizer.chat_template = data.chat_template
+    # Of a head that reads plain texts none is saved: sentence-transformers would make a chat of a pair of texts.
+    reads_chats = recipe.declared.head == "words" or any(
+        {"messages", "chosen"} & {*each.fields} for each in data.datasets
+    )
+    tokenizer.chat_template = data.chat_template if reads_chats else None
     total_steps = data.total_steps(recipe)
     return Preflight(
         recipe=recipe,
@@ -249,6 +271,16 @@ def check(
     )
 
 
+def _with_labels(recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
+    """The recipe with the labels of the model, if it has some, or else of the training data; and their kind."""
+    base = open_base_config(recipe)
+    own = labels_of(base) if head_of(base) == "scores" else []
+    labels, has_several = (own, base.problem_type == "multi_label_classification") if own else find_labels(datasets)
+    kind = "multi_label_classification" if has_several else "single_label_classification"
+    values = {"labels": recipe.labels or labels, "problem_type": recipe.problem_type or kind}
+    return recipe.model_copy(update=values)
+
+
 def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tuple[Images | None, Problem]:
     """What makes pixels of images; or None, and the problem of a row that has one.
 
@@ -258,6 +290,7 @@ def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tup
         for is_asked, found, fix in (
             (bool(recipe.vllm_server_base_url), "a vLLM server", "leave out --vllm_server_base_url"),
             (recipe.declared.has_teacher, "a teacher", "--objective sft or dpo"),
+            (recipe.declared.head != "words", f"--objective {recipe.objective}", "--objective sft or dpo"),
         ):
             if is_asked:
                 raise UserError(Problem("images", f"given, and {found} was not shown with images", fix=fix))

@@ -49,7 +49,8 @@ def main() -> None:
     from kit.evaluate import evaluate
     from kit.failures.guard import Guard
     from kit.memory.shortage import explain
-    from kit.model.load import build_model, open_config
+    from kit.model.heads import head_of
+    from kit.model.load import build_model, open_base_config, open_config
     from kit.run.answers import unasked, unended
     from kit.run.opening import CHECKPOINT, precision_of, reference_of, to_open
     from kit.run.resume import verify_together
@@ -60,6 +61,10 @@ def main() -> None:
 
     scored = recipe.adapter_name_or_path or recipe.model_name_or_path
     recipe, weights = to_open(recipe)
+    is_drawn = recipe.declared.head == "scores" and not weights and not recipe.adapter_name_or_path
+    if is_drawn and head_of(open_base_config(recipe)) != "scores":
+        found = f"{scored} has no head of scores: a new one would be random"
+        raise UserError(Problem("model_name_or_path", found, "a model that a run with this objective has trained"))
     reference = reference_of(scored, recipe, recipe.method)
     if not request.launch.config:
         topology = replace(topology, mixed_precision=precision_of(scored, topology.mixed_precision))
@@ -114,7 +119,8 @@ def main() -> None:
     for answer in result.answers:
         say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")
     intervals = {"intervals": result.intervals} if result.intervals else {}
-    say(json.dumps({"model": scored, "strategy": prepared.strategy.type, **result.metrics} | intervals))
+    measured = {"model": scored, "strategy": prepared.strategy.type, **result.metrics, **result.details}
+    say(json.dumps(measured | intervals))
 
 
 if __name__ == "__main__":

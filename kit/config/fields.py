@@ -213,7 +213,8 @@ def _members(annotation: Any) -> list[Any]:
 
 def _type_name(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
-        return " | ".join(get_args(annotation))
+        names = get_args(annotation)
+        return (" | " if len(names) <= 12 else "|").join(names)  # a line of help has 120 characters
     if get_origin(annotation) is Annotated:
         return _type_name(get_args(annotation)[0])
     if get_origin(annotation) is list:

@@ -145,6 +145,9 @@ def open_data(
     rollout_steps: int = 0,
     images: Placeholders | None = None,
     no_images: Problem = NO_IMAGES,
+    pooling: str = "",
+    labels: Sequence[str] = (),
+    has_several: bool = False,
 ) -> Data | Stream:
     """Read, validate and tokenise ``datasets``, or take the result from the cache.
 
@@ -157,12 +160,16 @@ def open_data(
         wanted: what the rows hold, as the objective asks for it.
         rollout_steps: steps that learn from the model's own answers to one batch of prompts; 0: from those of the data.
         images: what stands for images in the text, and makes their pixels; None: a row with one has ``no_images``.
+        pooling: see ``Encoder``, as for ``labels`` and ``has_several``.
 
     Raises:
         UserError: with all problems of all data sets.
     """
     template = resolve_template(tokenizer, settings.chat_template, settings.chat_template_kwargs)
-    encoder = of_training = Encoder(tokenizer, template, settings, vocab_size, wanted, images, no_images)
+    encoder = of_training = Encoder(
+        *(tokenizer, template, settings, vocab_size, wanted, images, no_images),
+        *(pooling, tuple(labels), has_several),
+    )
     if rollout_steps:  # of these rows the prompts are read, which ``_with_room`` measures
         whole = settings.model_copy(update={"max_length": _LONGEST_ROW, "excess_length_strategy": "drop"})
         of_training = replace(encoder, settings=whole)
@@ -223,7 +230,8 @@ def open_data(
         capacity=encoder.pack_length if settings.packing and not rollout_steps else None,
         shuffle=settings.shuffle,
     )
-    notes = [*_summary(train, "in answers" if rollout_steps else "supervised"), *notes]
+    what = "in answers" if rollout_steps else "pooled" if pooling else "supervised"
+    notes = [*_summary(train, what), *notes]
     if (num := order.num_items(0)) < global_batch_size:
         items = "packs" if settings.packing and not rollout_steps else "samples"
         few = f"{num} {items} are fewer than the {global_batch_size} of a step"
@@ -279,6 +287,15 @@ def _summary(train: Samples, targets: str) -> list[str]:
         found = f"there is no {missing} answer, and kto learns from what tells good answers from bad ones"
         lines.append(f"warning: {found}")
     return lines
+
+
+def last_ids(samples: Samples) -> set[int]:
+    """Return the tokens with which texts for a head end, of all data sets of ``samples``."""
+    ids: set[int] = set()
+    for store in samples.stores:
+        ends = np.cumsum(store.arrays["text_lengths"], dtype=np.int64) - 1
+        ids.update(np.unique(store.arrays["input_ids"][ends]).tolist())
+    return ids
 
 
 def pad_id(tokenizer: Any) -> int:

@@ -33,6 +33,7 @@ PLACEHOLDER = "path/to/this/folder"
 LICENCE_OF_BASE = "- licence of the base: look it up before you publish"
 _IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")  # a folder of the hub's cache
 _CODE = re.compile(r"\n```(?:python|bash)\n.*", re.DOTALL)  # how to use the model: the end of a card
+_PIPELINES = {"AutoModelForSequenceClassification": "text-classification", "AutoModel": "sentence-similarity"}
 _LICENCE = re.compile(r"[\w.+-]{1,80}")
 
 
@@ -76,7 +77,7 @@ def model_card(
     # Hub ids only: the Hub links what it finds here.
     about = ModelCardData(
         library_name="transformers" if is_plain else "peft",
-        pipeline_tag="text-generation",
+        pipeline_tag=_PIPELINES.get(loader, "text-generation"),
         base_model=base,
         **more,
     )
@@ -221,6 +222,14 @@ def _code_to_use(
 ) -> list[str]:
     """Lines of Python that open the model of a card, and generate. The arguments are those of ``model_card``."""
     more = ", trust_remote_code=True" if settings.trust_remote_code else ""
+    if loader == "AutoModel":
+        return [
+            "from sentence_transformers import SentenceTransformer",
+            "",
+            f'model = SentenceTransformer("{PLACEHOLDER}"{more})',
+            'vectors = model.encode(["a question", "an answer to it"])',
+            "print(model.similarity(vectors, vectors))",
+        ]
     options = f'dtype="auto", device_map="auto"{more}'
     lines = ["import transformers"] if is_plain else ["import transformers", "from peft import PeftConfig, PeftModel"]
     lines += ["", f'folder = "{PLACEHOLDER}"', f"tokenizer = transformers.AutoTokenizer.from_pretrained(folder{more})"]
@@ -230,6 +239,9 @@ def _code_to_use(
         if dequantised_by:
             options += f", quantization_config=transformers.{dequantised_by}(dequantize=True)"
         lines += ["base = PeftConfig.from_pretrained(folder).base_model_name_or_path"]
+        if loader in _PIPELINES:
+            labels = dict(enumerate(getattr(settings, "labels", None) or ["reward"]))
+            options += f", id2label={labels}, pad_token_id=tokenizer.pad_token_id"
         lines += [f"model = transformers.{loader}.from_pretrained(base, {options})"]
         if settings.new_tokens:
             rows = "max(len(tokenizer), model.get_input_embeddings().num_embeddings)"
@@ -239,18 +251,22 @@ def _code_to_use(
             lines += [
                 "model.generation_config = transformers.GenerationConfig.from_pretrained(folder)  # where it stops"
             ]
-    if has_chat_template:
+    if has_chat_template and getattr(settings, "objective", "") != "classify":
         system = settings.system_prompt if isinstance(settings, Recipe) else None
         messages = [{"role": "system", "content": system}] if system else []
         messages += [{"role": "user", "content": "Hello!"}]
+        is_judged = loader in _PIPELINES  # with its answer
+        messages += [{"role": "assistant", "content": "Hi!"}] if is_judged else []
         lines += [
             f"messages = [{', '.join(map(json.dumps, messages))}]",
             "inputs = tokenizer.apply_chat_template(",
-            '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True',
+            f'    messages, add_generation_prompt={not is_judged}, return_tensors="pt", return_dict=True',
             ").to(model.device)",
         ]
     else:
         lines += ['inputs = tokenizer("Once upon a time", return_tensors="pt").to(model.device)']
+    if loader in _PIPELINES:
+        return [*lines, "print(model(**inputs).logits)"]
     return [
         *lines,
         "output = model.generate(**inputs, max_new_tokens=200)",

@@ -26,6 +26,7 @@ from kit.errors import TrainingError, listed
 from kit.export.card import NO_STOPS, PLACEHOLDER, serving_section
 from kit.export.stops import describe_stops, write_stops
 from kit.export.transformers4 import write_for_transformers_4
+from kit.model.heads import head_of, write_sentence_transformers
 from kit.model.serving import merge_command, serve_command, why_not_served
 from kit.strategy.weights import gather_tensor, gather_trainable, plain_name, rank_and_world, whole_state
 
@@ -124,6 +125,8 @@ def write_model(
             model.save_pretrained(folder, state_dict=whole, max_shard_size=MAX_SHARD_BYTES)
             config = copy.deepcopy(model.config)
             config.use_cache = True
+            if head_of(config) == "scores":
+                config.pad_token_id = tokenizer.pad_token_id
             config.dtype = dtype or torch.float32  # `save_pretrained` put that of the weights in training there
             config.save_pretrained(folder)
             copy_processor(folder, config, pixels)
@@ -162,6 +165,9 @@ def finish_folder(folder: Path, model: Any, tokenizer: Any, card: str, stops: Ma
     """Write what lies beside the weights. ``model`` is None if the card is whole and there are no ``stops``."""
     write_stops(folder, model, stops)
     tokenizer.save_pretrained(folder)
+    config = model and (model.get_base_model() if hasattr(model, "peft_config") else model).config
+    if of_texts := getattr(config, "sentence_transformers", None):
+        write_sentence_transformers(folder, config.hidden_size, **of_texts)
     write_for_transformers_4(folder)
     end = "" if model is None else card_for_servers(model)
     (folder / "README.md").write_text(card + end, encoding="utf-8")

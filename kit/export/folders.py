@@ -37,6 +37,7 @@ from kit.export.source import Source
 from kit.export.stops import describe_stops, new_stops, open_generation_config, read_stops
 from kit.model.adapter import adapters_off, attach_adapter
 from kit.model.dequantise import class_that_dequantises
+from kit.model.heads import head_of, pad_with
 from kit.model.load import build_meta_model, build_model, check_model
 from kit.model.plan import LoadPlan
 from kit.run.record import read_stop_tokens
@@ -85,6 +86,7 @@ def write_folder(source: Source, folder: Path, wanted: Wanted) -> tuple[str, Any
 def _write_full(source: Source, folder: Path, wanted: Wanted) -> Any:
     """Write the full model of a checkpoint: what ``final/`` would be after its step."""
     stops = _stops_of_run(source)
+    _choose_padding(source)
     model = build_model(source.settings, source.config, LoadPlan(compute_dtype="float32", device="cpu"))
     read_weights(model, source.checkpoint)  # type: ignore[arg-type]
     reference = score(model, source.rows)
@@ -98,6 +100,7 @@ def _write_full(source: Source, folder: Path, wanted: Wanted) -> Any:
 def _write_adapter(source: Source, folder: Path, wanted: Wanted) -> None:
     """Write the adapter of a checkpoint. Nothing of the base is written, so only its shapes are needed."""
     stops = _stops_of_run(source)
+    _choose_padding(source)
     model = attach_adapter(source.meta_model, source.settings)
     tensors = read_weights(model, source.checkpoint)  # type: ignore[arg-type]
     card = source.card(stops=stops, dequantised_by=class_that_dequantises(source.config))
@@ -108,6 +111,12 @@ def _write_adapter(source: Source, folder: Path, wanted: Wanted) -> None:
             raise TrainingError(f"the adapter that was written lacks {name}; nothing was kept")
     say(*describe_stops(stops, str(wanted.output_dir)), *describe_serving(model, wanted.output_dir))
     say(f"adapter, opened again: {len(tensors)} of {len(tensors)} trained tensors are there, bit for bit")
+
+
+def _choose_padding(source: Source) -> None:
+    """Let the tokenizer of a head in the place of words pad with a token that ends no text."""
+    if head_of(source.config) != "words":
+        pad_with(source.tokenizer, {row[-1] for row in source.rows.ids})
 
 
 def _pixels(source: Source) -> Pixels:
@@ -138,6 +147,9 @@ def _write_merged(source: Source, folder: Path, wanted: Wanted) -> Any:
     _cast_whole_modules(adapted)
     merged = adapted.merge_and_unload(safe_merge=True)
     merged.config.use_cache = True
+    _choose_padding(source)
+    if head_of(merged.config) == "scores":
+        merged.config.pad_token_id = source.tokenizer.pad_token_id
     if source.checkpoint and source.run_file:
         known = read_stop_tokens(source.run_file)
     else:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
@@ -26,6 +27,7 @@ from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import open_datasets
 from kit.data.samples.rows import Encoder
 from kit.errors import TrainingError, UserError
+from kit.model.heads import head_of
 
 NUM_ROWS, MAX_TOKENS = 16, 512  # of the models' inputs: their logits are kept for one row at a time
 # Mean change of a token's log-probability, in nats, that is taken for rounding: set by hand, not derived.
@@ -57,7 +59,8 @@ class Rows:
         return sum(map(len, self.learned))
 
 
-# What a model makes of ``Rows``: float64 [N], the log-probability of each of the N compared tokens, in order.
+# What a model makes of ``Rows``: float64 [N], the log-probability of each of the N compared tokens, in order; or, with
+# a head in the place of words, the scores of each row, or its embedding.
 Scores = np.ndarray
 
 
@@ -67,13 +70,14 @@ class Change:
 
     mean: float  # of the absolute changes of log-probabilities, nats per token
     largest: float
-    num_tokens: int
+    num_tokens: int  # or numbers of a head
+    of_head: bool = False
 
     def __str__(self) -> str:
-        return (
-            f"log-probabilities of {self.num_tokens} tokens differ by {self.mean:.2g} nats per token, "
-            f"at most {self.largest:.2g}"
-        )
+        what = f"{self.num_tokens} scores or numbers of embeddings differ by {self.mean:.2g}"
+        if not self.of_head:
+            what = f"log-probabilities of {self.num_tokens} tokens differ by {self.mean:.2g} nats per token"
+        return f"{what}, at most {self.largest:.2g}"
 
 
 def find_rows(run: Recipe | None, tokenizer: Any, vocab_size: int) -> Rows:
@@ -102,8 +106,13 @@ def _read(run: DataSettings, rows: RowKind, entries: Sequence[DatasetEntry], tok
     (dataset,) = open_datasets(entries, [], run.streaming, rows)
     strategy = "keep_end" if run.excess_length_strategy == "keep_end" else "truncate"
     changes = {"max_length": min(run.max_length, MAX_TOKENS), "excess_length_strategy": strategy}
-    encoder = Encoder(tokenizer, resolve_template(tokenizer, None), run.model_copy(update=changes), wanted=rows)
+    template, is_pooled = resolve_template(tokenizer, None), rows in ("compared", "labelled", "contrasts")
+    pooling = "last" if is_pooled else ""
+    encoder = Encoder(tokenizer, template, run.model_copy(update=changes), wanted=rows, pooling=pooling)
     piece = encoder.encode(dataset, islice(read_rows(dataset.source.parts, dataset.columns), NUM_ROWS))
+    if is_pooled:
+        texts = np.split(piece.input_ids, np.cumsum(piece.heads["text_lengths"])[:-1])
+        return Rows([each.tolist() for each in texts], [[len(each) - 1] for each in texts], f"{origin} ({len(texts)})")
     ids, learned = [], []
     for i in range(len(piece)):
         row, weights = piece[i]
@@ -170,7 +179,14 @@ def score(model: Any, rows: Rows, as_stored: bool = False) -> Scores:
     logprobs: list[float] = []
     with nullcontext() if as_stored else _in_float32(model):
         for ids, learned in zip(rows.ids, rows.learned, strict=True):
-            logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]  # [T, V]
+            output = model(input_ids=torch.tensor([ids]), use_cache=False)
+            if head_of(model.config) != "words":
+                numbers = (
+                    output.logits[0] if "logits" in output else F.normalize(output.last_hidden_state[0, -1], dim=0)
+                )
+                logprobs += numbers.float().tolist()
+                continue
+            logits = output.logits[0]  # [T, V]
             before = torch.tensor(learned) - 1
             chosen = logits[before].float().log_softmax(-1)  # [n, V]
             targets = torch.tensor(ids)[learned]
@@ -213,12 +229,12 @@ def _in_float32(model: Any) -> Iterator[None]:
             hook.remove()
 
 
-def change_between(one: Scores, other: Scores) -> Change:
-    """Compare the scores of two models on the same rows."""
+def change_between(one: Scores, other: Scores, of_head: bool = False) -> Change:
+    """Compare the scores of two models on the same rows. ``of_head``: they have a head in the place of words."""
     differences = np.abs(one - other)
     # A probability of zero, or a result that is no number, is no rounding.
     mean, largest = (float(f(differences)) if np.isfinite(differences).all() else math.inf for f in (np.mean, np.max))
-    return Change(mean, largest, len(differences))
+    return Change(mean, largest, len(differences), of_head)
 
 
 def check_change(what: str, change: Change, bound: float, learned: float | None = None, fix: str = "") -> str:
@@ -293,7 +309,8 @@ def check_folder(
         raise TrainingError(f"{folder} has another chat template than the model; nothing was kept")
     expected = texts_of(rows, tokenizer) + rendered(tokenizer)
     lines = [check_ids("tokenizer, opened again", expected, [encode(opened, text) for text, _ in expected])]
-    change = change_between(reference, score(model, rows, as_stored=hasattr(model, "hf_quantizer")))
+    found = score(model, rows, as_stored=hasattr(model, "hf_quantizer"))
+    change = change_between(reference, found, head_of(model.config) != "words")
     fix = "--dtype float32 rounds less; " if learned is not None and model.dtype != torch.float32 else ""
     lines += [check_change(f"model, opened again in {str(model.dtype)[6:]}", change, bound, learned, fix)]
     return [*lines, f"    compared on {rows.origin}"]

@@ -16,6 +16,7 @@ from kit.errors import Problem, UserError, raise_if
 from kit.export.card import model_card, state_of
 from kit.export.proof import Rows, find_rows
 from kit.model.classes import auto_class
+from kit.model.heads import with_head
 from kit.model.load import build_meta_model, check_model, open_config
 from kit.model.locate import base_of_adapter, hint_final
 from kit.model.token_rows import num_rows
@@ -62,7 +63,10 @@ class Source:
     @cached_property
     def config(self) -> Any:
         """The config of the model, or of the base."""
-        return open_config(self.settings)
+        config = open_config(self.settings)
+        if (run := self.run) and run.declared.head != "words":
+            return with_head(config, run, run.model_name_or_path, run.max_length)
+        return config
 
     @property
     def loader(self) -> Any:

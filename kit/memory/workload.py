@@ -91,6 +91,8 @@ class Workload:
         targets = None
         if recipe.lora_target_modules != "all-linear":
             targets = tuple(shape.names_in_layers(recipe.lora_target_modules)[0])
+        if recipe.declared.head != "words":  # no table of words beside the embedding; the new head is a row or a few
+            shape = replace(shape, tied=True)
         return cls(
             shape=shape,
             method=recipe.method,
@@ -162,9 +164,14 @@ class Workload:
         return DECLARED[self.objective]
 
     @property
+    def has_words(self) -> bool:
+        """Whether there are logits of the vocabulary, else a head without such a table."""
+        return self.declared.head == "words"
+
+    @property
     def sequences(self) -> int:
-        """Sequences of a sample: the two halves of a pair, else one."""
-        return 2 if self.declared.rows == "pairs" else 1
+        """Sequences of a sample: the two halves of a pair, a text with the one that belongs to it, else one."""
+        return self.declared.sequences_per_sample
 
     @property
     def sample_tokens(self) -> int:
@@ -196,8 +203,10 @@ class Workload:
         """Forward passes without gradients over the tokens of a step that each step makes.
 
         The reference's over its samples and, of kto, the model's and the reference's over as many mismatched sequences
-        (``kit.data.feed.mismatched``).
+        (``kit.data.feed.mismatched``). Embeddings are computed once more before the step.
         """
+        if self.declared.head == "embedding":
+            return 1
         if not self.declared.has_reference:
             return 0
         of_mismatched = 1 if self.declared.rows == "rated" else 0

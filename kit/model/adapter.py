@@ -23,6 +23,7 @@ from kit.config.settings.method import MethodSettings
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, first_line, listed
 from kit.model.freeze import freeze
+from kit.model.heads import SCORE, TASKS, head_of
 from kit.model.locate import ADAPTER_FILES, commit_of, open_adapter
 from kit.model.patterns import check_patterns
 from kit.model.targets import all_linear_targets, full_names, last_part, lost_on_reload, split_targets, tied_tables
@@ -135,8 +136,11 @@ def _new_config(model: Any, settings: MethodSettings) -> Any:
         raise ValueError(f"{listed(parameters)}: only LoRA adapts fused experts")
     elif settings.adapter_type == "vera":
         options = {"save_projection": False}
+    head = head_of(model.config)
+    if head == "scores" and SCORE not in (whole := options.get("modules_to_save", [])):  # it is new, so it trains whole
+        options["modules_to_save"] = [*whole, SCORE]
     return _config_class(settings.adapter_type)(
-        task_type="CAUSAL_LM",
+        task_type=TASKS[head],
         # The commit of a hub id; without it peft would open what the branch has become.
         revision=commit_of(settings.model_name_or_path, settings.model_revision),
         target_modules=modules,

@@ -9,6 +9,8 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
+from kit.model.heads import class_of_head
+
 # Families of models of text and images that ``benchmarks/families.py`` has found right on text. Others need an image in
 # each row (BLIP, Idefics, Kosmos 2), have an encoder for text (Florence 2), or let tokens attend to later ones.
 TEXT_OF_IMAGES = frozenset(
@@ -27,8 +29,10 @@ def auto_class(config: Any) -> Any:
     """Return the auto class of transformers that opens and builds the model of ``config``.
 
     For some configs transformers knows both a class for text and images, and one for the text alone (Llama 4, Qwen
-    3.5). ``architectures`` says which of them wrote the weights.
+    3.5). ``architectures`` says which of them wrote the weights, and whether another head takes the place of words.
     """
+    if of_head := class_of_head(config):
+        return of_head
     whole = _class_of_images(config)
     if whole is None or config.model_type not in TEXT_OF_IMAGES:
         return AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""Open, check, load and quantise a causal language model, and attach adapters.
+"""Open, check, load and quantise a causal language model, or one with another head, and attach adapters.
 
 The dtypes are the same under every strategy:
 
@@ -27,6 +27,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
+from kit.config.settings.objective import ObjectiveSettings
 from kit.errors import Problem, UserError, first_line, out_of_memory
 from kit.model.activation_offload import install_activation_offload
 from kit.model.adapter import attach_adapter, check_adapter
@@ -46,6 +47,7 @@ from kit.model.files import MAX_MODULES
 from kit.model.four_bit import four_bit_config, packed_on_meta, quantising_on
 from kit.model.fp8_linear import install_fp8_linear
 from kit.model.freeze import check_freeze, named_towers
+from kit.model.heads import check_head, draw_head, head_of, show_head, silent_about_head, with_head
 from kit.model.locate import check_weight_files, commit_of, hint_trust, hub_options, locate_model
 from kit.model.loss_head import install_loss_head
 from kit.model.parts import aux_loss_coef, check_parts
@@ -60,7 +62,18 @@ _FINGERPRINT_BYTES = 1 << 20  # read at the beginning and at the end of each wei
 
 
 def open_config(settings: ModelSettings) -> Any:
-    """Open the model's config. Raises ``UserError`` if the folder or hub id has none that can be read."""
+    """Open the model's config, with the head that the objective of a recipe trains.
+
+    Raises ``UserError`` if the folder or hub id has none that can be read, or the model cannot have that head.
+    """
+    config = open_base_config(settings)
+    if isinstance(settings, ObjectiveSettings):
+        return with_head(config, settings, settings.model_name_or_path, getattr(settings, "max_length", 0))
+    return config
+
+
+def open_base_config(settings: ModelSettings) -> Any:
+    """Open the model's config as it is. Raises ``UserError`` if the folder or hub id has none that can be read."""
     name = locate_model(settings.model_name_or_path, settings.model_revision)
     try:
         return AutoConfig.from_pretrained(name, **hub_options(settings))
@@ -163,9 +176,11 @@ def _on_meta(settings: ModelSettings, config: Any, attention: str) -> Any:
             raise ValueError(f"its config asks for more than {MAX_MODULES} modules")
 
     with torch.device("meta"), register_module_module_registration_hook(count):
-        return auto_class(config).from_config(
+        model = auto_class(config).from_config(
             plain_config(config), attn_implementation=attention, trust_remote_code=settings.trust_remote_code
         )
+    show_head(model)
+    return model
 
 
 def check_model(
@@ -212,7 +227,8 @@ def check_model(
         expected = "the losses that a sample has alone"
         fix = f"--packing false; or --max_length {limit[0] // sequences_per_sample}"
         problems.append(Problem("packing", found, expected, fix))
-    if meta_model.get_output_embeddings() is None:
+    problems += check_head(meta_model)
+    if meta_model.get_output_embeddings() is None and head_of(config) == "words":
         problems.append(Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM"))
     if not trains:
         return problems
@@ -253,7 +269,7 @@ def build_model(
         UserError: weights are missing, or do not fit the config.
     """
     attention = attention_of(settings, config, packing or plan.sequence_group is not None)
-    model = base = _base(settings, config, plan, attention)
+    model = base = _base(settings, config, plan, attention, seed)
     add_rows(model, settings)
     if settings.qat:
         install_qat(model, settings)
@@ -273,7 +289,7 @@ def build_model(
             install_trained_linear(model)
     if settings.fp8:
         install_fp8_linear(base)
-    router_coef = aux_loss_coef(base, router_aux_loss_coef)
+    router_coef = aux_loss_coef(base, router_aux_loss_coef) if head_of(config) == "words" else 0.0
     install_loss_head(
         base,
         router_aux_loss_coef=router_coef,
@@ -303,10 +319,10 @@ def build_teacher(settings: MethodSettings, config: Any, plan: LoadPlan, packing
     return model.eval()
 
 
-def _base(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str) -> Any:
+def _base(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str, seed: int = 0) -> Any:
     """The model itself, quantised for QLoRA; on meta, on a rank that reads no weights."""
     if plan.reads_weights:
-        model = _read_model(settings, config, plan, attention)
+        model = _read_model(settings, config, plan, attention, seed)
     else:
         model = _on_meta(settings, config, attention)
         if settings.method == "qlora":
@@ -353,7 +369,7 @@ def _cast_trained(model: torch.nn.Module, dtype: torch.dtype) -> None:
             module.register_forward_pre_hook(lambda norm, args: (args[0].to(norm.weight.dtype), *args[1:]))
 
 
-def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str) -> Any:
+def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str, seed: int) -> Any:
     """Read the weights, quantised for QLoRA. Raises ``UserError`` as ``build_model`` does."""
     compute = getattr(torch, plan.compute_dtype)
     options: dict[str, Any] = {"dtype": torch.float32 if settings.method == "full" else compute}
@@ -367,7 +383,7 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
     name = settings.model_name_or_path
     plain_files = dequantising(config, name) if quantisation_of(config) else nullcontext()
     try:
-        with _nothing_unpickled(settings), quantising, plain_files:
+        with _nothing_unpickled(settings), quantising, plain_files, silent_about_head(config):
             model, loaded = auto_class(config).from_pretrained(
                 locate_model(settings.model_name_or_path, settings.model_revision),
                 config=plain_config(config),
@@ -387,7 +403,8 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
         found = f"{settings.model_name_or_path} has an adapter beside its weights"
         fix = "take adapter_config.json out; to go on training it, give it as --adapter_name_or_path"
         raise UserError(Problem("model_name_or_path", found, "a model only", fix))
-    missing = sorted(loaded["missing_keys"])
+    show_head(model)
+    missing = draw_head(model, sorted(loaded["missing_keys"]), seed)
     if missing:
         found = f"{len(missing)} weights are not in {settings.model_name_or_path}: {', '.join(missing[:3])}"
         expected = "a complete checkpoint: random weights are not trained on"

@@ -11,6 +11,8 @@ the backward pass:
   all targets, so it needs the gradients that arrive for their losses, which only the backward pass knows. The parts of
   the chunks are added up in float32, so that more chunks round no more than one.
 
+A model with a head in the place of words returns what it computes of the tokens asked for, and no losses.
+
 A caller may give a function of the logits, whose values take the place of the losses. Then the backward pass computes
 the logits again, whether the head trains or not: one path, and any number of values for a target.
 
@@ -39,6 +41,7 @@ from kit.model.attention import VARLEN, needs_mask, without_search_for_packs
 from kit.model.chunks import chunk_size
 from kit.model.compile import compiled as graph_of
 from kit.model.embedding_noise import changed_embeddings
+from kit.model.heads import head_of
 from kit.model.packs import has_alibi, install_packs, masks_of_packs
 from kit.model.sequence_parallel import SequenceGroup, SharedRows
 
@@ -83,21 +86,25 @@ def install_loss_head(
         device_memory: bytes of the GPU; None: not a GPU.
         compiled: compile what is computed from the logits, so that they are read few times.
         gives_states: a call with targets returns the hidden states that predict them, [S, h], and no losses.
-            ``model.transform_logits`` is what the model does to the head's output.
+            ``model.transform_logits`` is what the model does to the head's output. So does a model of embeddings; one
+            of scores returns these, float32 [S, labels].
         sequence_group: the processes with which this one shares rows. Each makes the same calls, with whole rows, and
             gets all losses, values or states; their gradients reach only what depends on its own tokens. Calls without
             targets, and the model's own logits, are not shared.
     """
+    kind = head_of(model.config)
     head = model.get_output_embeddings()
-    plain_head_forward = head.forward
+    plain_head_forward: Any = getattr(head, "forward", None)
     plain_model_forward = model.forward
-    transform = _logit_transform(model)
-    if chunk_tokens is None:
+    transform = _logit_transform(model) if kind == "words" else _unchanged
+    if kind != "words":
+        chunk_tokens = 1
+    elif chunk_tokens is None:
         vocab_size, trains = model.config.get_text_config().vocab_size, _trains(head)
         chunk_tokens = chunk_size(vocab_size, head.weight.shape[-1], trains, device_memory)
-    head_losses = _HeadLosses(head, transform, chunk_tokens, compiled)
+    head_losses: Any = _HeadLosses(head, transform, chunk_tokens, compiled) if kind == "words" else None
     model_losses = _ModelLosses(model, router_aux_loss_coef, sequence_group)
-    model.uses_own_logits = transform is None or _decoder(model) is None
+    model.uses_own_logits = kind == "words" and (transform is None or _decoder(model) is None)
     model.transform_logits = transform
 
     # Functions bound to the modules: Accelerate takes the function out of ``model.forward``, and binds it again.
@@ -111,6 +118,8 @@ def install_loss_head(
             return plain_head_forward(hidden)
         if gives_states:
             return hidden
+        if head_losses is None:
+            return plain_head_forward(hidden).float()
         return head_losses(hidden, targets, target_values)
 
     def model_forward(
@@ -147,7 +156,8 @@ def install_loss_head(
     is_last = parameters[-1].kind == inspect.Parameter.VAR_KEYWORD
     parameters.insert(len(parameters) - is_last, unseen)
     model_forward.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    head.forward = MethodType(head_forward, head)
+    if head is not None:
+        head.forward = MethodType(head_forward, head)
     model.forward = MethodType(model_forward, model)
 
 
@@ -291,7 +301,7 @@ class _ModelLosses:
     def __init__(self, model: Any, router_aux_loss_coef: float, sequence_group: SequenceGroup | None) -> None:
         self._sequence_group = sequence_group
         self._plain_forward = model.forward
-        self._decoder = _decoder(model)
+        self._decoder = _decoder(model) or model.forward
         self._packs = install_packs(model)
         self._needs_mask = needs_mask(model.config)
         rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
@@ -323,6 +333,8 @@ class _ModelLosses:
                 options = {"output_router_logits": True} if routers else {}
                 with _routers_see(model, token_mask):
                     outputs = self._plain_forward(*args, use_cache=False, **kwargs, **options)
+                if head_of(model.config) == "scores":  # of the last token of each row
+                    return outputs.logits.float(), None
                 logits = outputs.logits.flatten(0, 1).index_select(0, wanted.target_positions).float()  # [S, V]
                 if wanted.target_values:
                     losses = _checked_values(wanted.target_values, logits, slice(0, len(logits)))
@@ -337,7 +349,9 @@ class _ModelLosses:
                 hidden = self._decoder(*args, use_cache=False, **kwargs).last_hidden_state
         # [B, T, h] -> [S, h]: only positions that predict a supervised token.
         hidden = hidden.flatten(0, 1).index_select(0, wanted.target_positions)
-        losses = model.get_output_embeddings()(hidden, targets=wanted.targets, target_values=wanted.target_values)
+        losses = hidden
+        if head := model.get_output_embeddings():
+            losses = head(hidden, targets=wanted.targets, target_values=wanted.target_values)
         return shared.gather(losses) if shared else losses, self._router_loss(aux_loss)
 
     def share(self, model: Any, wanted: _Wanted, kwargs: dict[str, Any]) -> SharedRows | None:

@@ -92,6 +92,7 @@ def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: f
     num_base = count.total() - count["trained"] - count["adapters"]
     percent_fused = f"{count['fused experts'] / num_base:.0%}"
     lines = ["; ".join(_counts(model, count, num_base, settings.method))]
+    lines += [base.new_head] if hasattr(base, "new_head") else []
     if settings.fp8:
         lines.append(describe_fp8(base))
     if settings.qat:

@@ -40,6 +40,12 @@ _SHOWN = (
     ("loss", "loss", ".4f"),
     ("reward", "reward", ".3f"),
     ("perplexity", "perplexity", ".3f"),
+    ("accuracy", "accuracy", ".1%"),
+    ("margin", "margin", "z.4f"),
+    ("f1", "macro F1", ".3f"),
+    ("ndcg_at_10", "nDCG@10", ".3f"),
+    ("mrr", "MRR", ".3f"),
+    ("recall_at_1", "recall@1", ".1%"),
     ("rewards/accuracies", "accuracy", ".1%"),
     ("rewards/margins", "margin", "z.4f"),  # z: no -0.0000
     ("kl", "kl", ".4f"),
@@ -168,6 +174,7 @@ class Log:
         """Log an evaluation after ``step`` steps: its metrics, and its answers if there are any."""
         row: dict[str, Any] = {"step": step, **evaluation.metrics, **evaluation.counts}
         row |= {"tokens_seen": self.state.tokens_seen, "seconds": self.state.elapsed_seconds}
+        row |= {"details": evaluation.details} if evaluation.details else {}
         if evaluation.intervals:
             row["intervals"] = evaluation.intervals
         if evaluation.answers:
@@ -241,8 +248,8 @@ class Log:
             early = self.state.early_stop_reason(self.recipe, self.total_steps)
             ended = [f"ended early, after step {self.state.step} of {self.total_steps}: {early}"] if early else []
             run = self.path.parent
-            talk = f"talk to it: kit chat {shlex.quote(str(run))}"
-            say(*ended, *notes, *self.summary(), f"model: {run / 'final'}", talk)
+            talk = [f"talk to it: kit chat {shlex.quote(str(run))}"] if self.recipe.declared.head == "words" else []
+            say(*ended, *notes, *self.summary(), f"model: {run / 'final'}", *talk)
 
     @property
     def _follows_evaluations(self) -> bool:

@@ -17,6 +17,7 @@ from kit.data.chat.template import Template, resolve_template
 from kit.data.chat.turns import Drafters
 from kit.errors import Problem, UserError, raise_if
 from kit.model.adapter import adapters_off
+from kit.model.heads import head_of
 from kit.model.images import Images, open_images
 from kit.model.load import build_meta_model, build_model, check_model, num_positions, open_config
 from kit.model.tokenizer import open_tokenizer
@@ -83,6 +84,9 @@ def open_model(
     if with_base and recipe.method == "full":
         raise UserError(Problem("--base", "this is a whole model, which holds no base", "an adapter", "leave it out"))
     config = open_config(recipe)
+    if (head := head_of(config)) != "words":
+        found = f"{recipe.model_name_or_path} is a model of {head}, which writes no answers"
+        raise UserError(Problem("model_name_or_path", found, "a language model", "`kit score` measures it"))
     meta_model = build_meta_model(recipe, config)
     raise_if(check_model(recipe, config, meta_model))
     tokenizer = open_tokenizer(recipe)

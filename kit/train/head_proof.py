@@ -9,6 +9,7 @@ import torch
 
 from kit.data.feed.batches import MicroBatch
 from kit.errors import Problem, UserError
+from kit.model.heads import head_of
 from kit.strategy.float64 import in_float64
 from kit.strategy.weights import reshard
 
@@ -36,17 +37,22 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
     accelerator, model = prepared.accelerator, prepared.model
     plain: Any = accelerator.unwrap_model(model)
     base = plain.get_base_model() if hasattr(plain, "get_base_model") else plain
+    head = head_of(base.config)
     if base.uses_own_logits:
         if prepared.ranks.num_parts > 1:
             found = f"{prepared.ranks.num_parts}, and {type(base).__name__} computes its logits in a way of its own"
             raise UserError(Problem("sequence_parallel_size", found, "1 for this model"))
         return []
+    if head == "embedding":
+        return []
     ids = torch.from_numpy(np.random.default_rng(0).integers(vocab_size, size=(1, _TOKENS)))
     positions = torch.arange(_TOKENS - 1)
+    if head == "scores":  # of the last token
+        positions, ids[0, -1] = positions[-1:] + 1, (base.config.get_text_config().pad_token_id or 0) ^ 1
     batch = MicroBatch(
         input_ids=ids,
         target_positions=positions,
-        targets=ids[0, 1:],
+        targets=ids[0, : len(positions)],
         weights=torch.ones(len(positions)),
         dataset_ids=torch.zeros_like(positions),
         attention_mask=torch.ones_like(ids),
@@ -66,6 +72,13 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
     with torch.no_grad():
         own = losses(own=True, magnified=1.0)
         difference = _difference(losses(own=False, magnified=1.0), own)
+        if head == "scores":
+            model.train(was_training)
+            reshard(model)
+            if difference > 1e-2:
+                found = f"its scores are not those of the last token: they differ by {difference:.1%}"
+                raise UserError(Problem("model_name_or_path", found, "a family like Llama, Qwen, Gemma or Mistral"))
+            return []
         magnified = _SPREAD / max(own.std().item(), 1e-4)
         magnified_difference = _difference(
             losses(own=False, magnified=magnified), losses(own=True, magnified=magnified)

@@ -12,6 +12,7 @@ import torch
 
 from kit.config.settings.objective import ObjectiveSettings
 from kit.train.distil import Distillation, Teacher
+from kit.train.heads import Classification, Embedding, RewardModelling
 from kit.train.policy_loss import PolicyLoss
 from kit.train.preference import (
     ContrastivePreference,
@@ -76,7 +77,8 @@ class Objective(Protocol):
         Args:
             losses: float32 [S], the cross-entropy of each target of ``micro_batch``, in nats: ``-losses`` are the
                 log-probabilities of the targets. With ``target_values`` its values instead, float32 [S] or [S, K]. The
-                auxiliary loss of routers is not in them: ``train_step`` adds it to what is minimised.
+                auxiliary loss of routers is not in them: ``train_step`` adds it to what is minimised. Of a head in the
+                place of words what it computes of each target, float32 [S, ...].
 
         Returns:
             For each term its part of the sum, shape [], to be differentiated; and numbers for the metrics, float64 [n],
@@ -105,6 +107,9 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "simpo": SimplePreference,
     "cpo": ContrastivePreference,
     "kto": KahnemanTversky,
+    "reward": RewardModelling,
+    "classify": Classification,
+    "embed": Embedding,
     "grpo": PolicyLoss,
 }
 

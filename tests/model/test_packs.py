@@ -28,6 +28,8 @@ def make_model(family, checkpointing=False):
 class Samples:
     """Rows of random tokens for the collator; all but the first token of each are learned."""
 
+    pooled = False
+
     def __init__(self):
         rng = np.random.default_rng(1)
         self.ids = [rng.integers(1, 64, length) for length in LENGTHS]

@@ -25,6 +25,13 @@ OwnMetric = Annotated[str, Field(pattern=f"^{PATTERN}$")]  # code, so the comman
 _FOLLOWED = r"^eval_([A-Za-z_]\w*(/(pass|best)@\d+)?|rewards/(accuracies|margins))$"
 
 
+RESULTS_OF_HEADS = {
+    "reward": ["eval_accuracy", "eval_margin"],
+    "classify": ["eval_accuracy", "eval_f1"],
+    "embed": ["eval_ndcg_at_10", "eval_mrr", "eval_recall_at_1", "eval_recall_at_10"],
+}
+
+
 class EvalSettings(BaseModel):
     """Evaluation data, when to evaluate, and when to end early."""
 
@@ -124,7 +131,8 @@ def _not_computed(recipe: Any) -> str:
     known = ["eval_loss"]
     if recipe.train_on != "all":  # else nothing is asked
         known += recipe.results_of_answers
-    if recipe.declared.rows != "answers":
+    known += RESULTS_OF_HEADS.get(recipe.objective, [])
+    if recipe.declared.rows in ("pairs", "rated"):
         known += ["eval_rewards/margins", *(["eval_rewards/accuracies"] if recipe.declared.rows == "pairs" else [])]
     return "" if recipe.metric_for_best_model in known else ", ".join(known)
 

@@ -22,8 +22,11 @@ _option = partial(option, "Objective")
 _identity = partial(option, "Objective", identity=True)
 
 # What a row of the data holds: a conversation whose answers are learned; two answers to one prompt, of which one is
-# better; or an answer with a label that says whether it is good.
-Rows = Literal["answers", "pairs", "rated"]
+# better; or an answer with a label that says whether it is good. For a head in the place of words: two texts of which
+# one is better; a text with its labels; a text with one that belongs to it, and some that do not.
+Rows = Literal["answers", "pairs", "rated", "compared", "labelled", "contrasts"]
+# What a model computes: logits of the vocabulary; scores of a text, from its last token; or the text's embedding.
+Head = Literal["words", "scores", "embedding"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Declared:
         has_reference: it compares the model with a reference, the model as it was at the start.
         rolls_out: it learns from answers that the model writes to the prompts of the data.
         learning_rates: the default peak rate for full training, and for adapters.
+        head: what the model computes.
     """
 
     rows: Rows = "answers"
@@ -46,11 +50,12 @@ class Declared:
     learning_rates: tuple[float, float] = (2e-5, 2e-4)
     rolls_out: bool = False
     has_teacher: bool = False
+    head: Head = "words"
 
     @property
     def sequences_per_sample(self) -> int:
-        """2 if a sample is a pair: the prompt with each of its answers."""
-        return 2 if self.rows == "pairs" else 1
+        """2 if a sample is a pair: the prompt with each of its answers. Without the negatives of ``contrasts``."""
+        return 2 if self.rows in ("pairs", "compared", "contrasts") else 1
 
 
 # OBJECTIVES in kit/train/objective.py has the class of each name. Where the defaults of those over preferences come
@@ -65,6 +70,8 @@ class Declared:
 # - kto: TRL's script, and its documentation names 5e-7 to 5e-6 as the range; LLaMA-Factory's LoRA example, also for
 #   beta.
 # - distil: those of sft.
+# - reward: OpenRLHF's script for Llama 3 8B; TRL's RewardConfig for adapters.
+# - classify, embed: those of sft, and so those of the examples of transformers and sentence-transformers.
 # - grpo: TRL's GRPOConfig, also for clipping and a beta of 0; for adapters ten times its rate.
 DECLARED: Mapping[str, Declared] = {
     "sft": Declared(settings=("label_smoothing_factor", "z_loss_coef", "neftune_noise_alpha")),
@@ -96,6 +103,9 @@ DECLARED: Mapping[str, Declared] = {
         True,
         (5e-7, 5e-6),
     ),
+    "reward": Declared("compared", ("center_rewards_coefficient",), learning_rates=(9e-6, 1e-4), head="scores"),
+    "classify": Declared("labelled", ("labels", "problem_type"), head="scores"),
+    "embed": Declared("contrasts", ("pooling", "embed_temperature", "matryoshka_dims"), head="embedding"),
     "grpo": Declared(
         settings=(
             *("rewards", "reward_weights", "reward_timeout", "num_generations", "num_iterations", "policy_loss"),
@@ -127,7 +137,7 @@ class ObjectiveSettings(BaseModel):
 
     objective: ObjectiveName = _identity(
         "sft",
-        "cross-entropy: sft, dft, eaft; a teacher: distil; pairs: dpo, orpo, simpo, cpo; rated: kto; own answers: grpo",
+        "words: sft, dft, eaft, distil; pairs: dpo, orpo, simpo, cpo; rated: kto; rollouts: grpo; heads: the others",
     )
     beta: float | None = _identity(
         None,
@@ -186,6 +196,20 @@ class ObjectiveSettings(BaseModel):
         "of distil: the share of prompts that the student answers itself; the others keep the data's answer",
         ge=0,
         le=1,
+    )
+    center_rewards_coefficient: float = _identity(
+        0.0, "of reward: this times the square of the sum of both rewards is added to a pair's loss; TRL: 0.01", ge=0
+    )
+    labels: Annotated[list[str] | None, BeforeValidator(comma_separated)] = _identity(
+        None, "of classify: names of the labels, in order; default: the model's, or those of the training data"
+    )
+    problem_type: Literal["single_label_classification", "multi_label_classification"] | None = _identity(
+        None, "of classify: one label for each text, or any number; default: several if the column holds lists"
+    )
+    pooling: Literal["last", "mean"] = _identity("last", "of embed: the state of the last token, or the mean of all")
+    embed_temperature: float = _identity(0.05, "of embed: similarities are divided by it", gt=0)
+    matryoshka_dims: Annotated[list[int], BeforeValidator(comma_separated)] = _identity(
+        [], "of embed: the loss is also that of the first N numbers of an embedding, for each N of these"
     )
     rewards: Annotated[list[RewardName | OwnMetric], BeforeValidator(comma_separated)] = _identity(
         [],
@@ -342,6 +366,36 @@ RULES = (
         "given with objective distil: the teacher has no probability for them",
         "leave it out",
     ),
+    *(
+        Rule(
+            f"{name} objective",
+            partial(lambda name, r: r.declared.head != "words" and is_given(r, name), name),
+            "given with objective {r.objective}, " + why,
+            "leave it out",
+        )
+        for name, why in (
+            ("streaming", "whose data are read before the first step"),
+            ("predict_with_generate", "which writes no answers"),
+            ("new_tokens", "with which rows of tokens do not train alone"),
+            ("trainable_tokens", "with which rows of tokens do not train alone"),
+            ("qat", "with which no rounding was shown"),
+            ("fp8", "with which no rounding was shown"),
+            ("router_aux_loss_coef", "which has no loss of routers, as in transformers"),
+            ("system_prompt", "whose texts are read as they are"),
+        )
+    ),
+    Rule(
+        "packing objective",
+        lambda r: r.packing and r.declared.rows == "contrasts",
+        "given with objective embed, whose rows hold texts of any number",
+        "--packing false",
+    ),
+    Rule(
+        "lora_dropout objective",
+        lambda r: r.declared.head == "embedding" and r.method != "full" and r.lora_dropout,
+        "{r.lora_dropout:g} with objective embed: two passes over a text would differ",
+        "--lora_dropout 0",
+    ),
     Rule("rewards objective", lambda r: r.objective == "grpo" and not r.rewards, "none given", "--rewards number"),
     Rule("rewards", _bad_pattern, "{it}", "a pattern of Python's re; with a comma in it in a recipe, as a list"),
     Rule(
@@ -411,13 +465,13 @@ RULES = (
     Rule(
         "train_on objective",
         lambda r: r.declared.rows != "answers" and r.train_on == "all",
-        "all, with objective {r.objective}, which compares answers",
+        "all, with objective {r.objective}, which does not learn to write",
         "--train_on assistant",
     ),
     Rule(
         "excess_length_strategy objective",
         lambda r: r.declared.rows != "answers" and r.excess_length_strategy == "split",
-        "split, with objective {r.objective}: preference answers cannot be cut",
+        "split, with objective {r.objective}: what is compared or judged cannot be in pieces",
         "--excess_length_strategy truncate cuts the prompt; or --excess_length_strategy drop",
     ),
     Rule(

@@ -23,13 +23,21 @@ ALIASES = {
     "chosen": "chosen_response response_chosen accepted preferred better winner response_j",
     "rejected": "rejected_response response_rejected dispreferred worse loser response_k",
     "completion": "messages conversations answer response output",
-    "label": "kto_tag",
+    "label": "kto_tag labels class category target intent",
+    "query": "question sentence1 premise text1",
+    "document": "passage sentence2 hypothesis text2 context",
+    "anchor": "query question sentence1 premise",
+    "positive": "answer document passage pos sentence2 entailment",
+    "negative": "negatives hard_negative neg contradiction",
 }
 # Of each kind of rows an objective that learns from it, and from what.
 OBJECTIVES: dict[Rows, str] = {
     "pairs": "--objective dpo learns from pairs of answers",
     "rated": "--objective kto learns from answers with a label",
     "answers": "--objective sft learns the answers",
+    "labelled": "--objective classify learns the labels of texts",
+    "contrasts": "--objective embed learns which texts belong to each other",
+    "compared": "--objective reward learns which of two texts is better",
 }
 
 

@@ -14,6 +14,8 @@ A sample is one of:
 - ``{"prompt": ..., "completion": ..., "label": bool}``: an answer, and whether it is a good one.
 - All but the next may have ``images``, if they are conversations: see ``kit.data.chat.images``.
 - ``{"input_ids": [...]}``, optionally with ``labels`` (the id itself, or -100 where nothing is learned).
+- For a head in the place of words ``{"plain": [[text], ...]}``, each a text or a pair of them, or a prompt with answers
+  or without; with ``values``, or with ``label``, a list of names.
 
 Promises: a row that does not fit is reported with the first field that is wrong, such as ``messages[2].role``; nothing
 that would change what is learned is guessed or dropped. ``FORMATS``, at the end, declares the formats.
@@ -26,6 +28,7 @@ from typing import Any
 from kit.config.prompt_format import question, reads_input
 from kit.config.settings.objective import Rows
 from kit.data.chat.images import with_images
+from kit.data.chat.judged import compared, contrasts, labelled
 from kit.data.chat.messages import (
     SPEAKERS,
     Message,
@@ -54,7 +57,7 @@ class Format:
     """A format of rows.
 
     Attributes:
-        columns: what every row has. The first column is that of no other format.
+        columns: what every row has. No other format has the same first one and only some of the others.
         make: makes a sample of the values of a row, by our names of the columns; a column that the data set lacks is
             absent, a value that the row lacks is None. Raises ``UserError`` with the first thing that is wrong.
         optional: columns that a data set may have too; a row may lack them, or have null.
@@ -80,8 +83,9 @@ class Format:
 
 
 def format_of(fields: Mapping[str, str]) -> Format:
-    """Return the format that ``columns.choose_fields`` chose: the first of ``fields`` is its first column."""
-    return _BY_FIRST_COLUMN[next(iter(fields))]
+    """Return the format that ``columns.choose_fields`` chose: ``fields`` begin with its first column, and have all."""
+    first = next(iter(fields))
+    return next(each for each in FORMATS if each.columns[0] == first and set(each.columns) <= fields.keys())
 
 
 def to_sample(
@@ -258,5 +262,16 @@ FORMATS = (
         all_or_none=("prompt", "instruction"),
         rows="rated",
     ),
+    Format(
+        ("rejected", "chosen"),
+        compared,
+        optional=("margin", "input", "system", "tools", "chat_template_kwargs"),
+        all_or_none=("prompt", "instruction"),
+        rows="compared",
+    ),
+    Format(("negative", "query", "positive"), compared, optional=("margin",), rows="compared"),
+    Format(("label", "messages"), labelled, rows="labelled"),
+    Format(("label", "text"), labelled, rows="labelled"),
+    Format(("label", "query", "document"), labelled, rows="labelled"),
+    Format(("anchor", "positive"), contrasts, optional=("negative",), rows="contrasts"),
 )
-_BY_FIRST_COLUMN = {format.columns[0]: format for format in FORMATS}

@@ -109,6 +109,7 @@ def encode_all(
     - ``text``: BOS + text + EOS, all supervised.
     - ``images`` beside one of the former, each with ``height`` and ``width``: the token that the template writes for an
       image is replaced by its placeholders, which are never supervised.
+    - ``plain``, a text or two: what the tokenizer itself makes of them, with its special tokens.
     - ``input_ids``: taken as they are; supervised are all or, if there are ``labels``, those whose label is not -100.
 
     With ``train_on="all"`` every token of messages, prompts and completions has weight 1, and an assistant turn must
@@ -178,6 +179,9 @@ class _Encoder:
         if "input_ids" in sample:
             ids = sample["input_ids"]
             return [Encoded(list(ids), [float(label != IGNORED) for label in sample.get("labels", ids)])]
+        if "plain" in sample:
+            ids = list(self.backend.encode(*sample["plain"]).ids)
+            return [Encoded(ids, [1.0] * len(ids))]
         if "text" in sample:
             return [(yield from self.encode_texts("", sample["text"]))]
         tools = sample.get("tools") or None

@@ -31,6 +31,7 @@ class Rows(Protocol):
     """The samples that ``Collator`` reads: ``Samples``, the samples of one step of a stream, or ``Mismatched``."""
 
     dataset_ids: np.ndarray  # [N], the index of the data set of each sample
+    pooled: bool  # whether a head reads the states of the tokens with a weight; else these are predicted
 
     def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return ids and weights of each sequence of sample ``i``."""
@@ -83,7 +84,8 @@ class MicroBatch:
     # What an objective needs besides, by name. There are n sequences; of pair k, sequence 2 k is the chosen one and
     # 2 k + 1 the rejected one. Of pairs and answers with a label: ``labels``, bool [n], whether the answer is a good
     # one, of pairs true; ``references``, float64 [n], the reference's log-probability, once it is known; and of kto
-    # ``kl``, float64 [n], an estimate over the global batch.
+    # ``kl``, float64 [n], an estimate over the global batch. Of a head ``values``,
+    # see ``Table.head_values``, and ``roles``, int64 [n], the number of the sequence in its sample.
     per_sequence: dict[str, torch.Tensor] = field(default_factory=dict)
     per_target: dict[str, torch.Tensor] = field(default_factory=dict)  # [S] each
     sequence_ids: torch.Tensor | None = None  # int64 [S]: the sequence of each target, if an objective needs it
@@ -247,7 +249,8 @@ class Collator:
             for i, k, ids, its_weights in rows[b] if rows else []:
                 end = start + len(ids)
                 input_ids[start:end] = ids
-                weights[start + 1 : end] = its_weights[1:]  # no token before the first one predicts it
+                first = 0 if samples.pooled else 1  # no token before the first one predicts it
+                weights[start + first : end] = its_weights[first:]
                 sequence_ids[start:end] = len(segments)
                 for name, values in samples.per_token(i).items():
                     of_tokens.setdefault(name, np.zeros(len(input_ids), values.dtype))[start:end] = values
@@ -277,7 +280,7 @@ class Collator:
         own |= samples.image_inputs(input_ids.reshape(shape), segments)
         return MicroBatch(
             input_ids=torch.from_numpy(input_ids.reshape(shape)),
-            target_positions=torch.from_numpy(at - 1),
+            target_positions=torch.from_numpy(at if samples.pooled else at - 1),
             targets=torch.from_numpy(input_ids[at]),
             weights=torch.from_numpy(weights[at]),
             dataset_ids=torch.from_numpy(samples.dataset_ids[members][sequence_ids[at]].astype(np.int64)),

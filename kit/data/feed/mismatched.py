@@ -19,6 +19,8 @@ class Mismatched:
     Has what ``kit.data.feed.batches`` reads of ``Samples``.
     """
 
+    pooled = False
+
     def __init__(self, samples: Samples, seed: int, max_length: int) -> None:
         assert samples.preferences is not None
         self._samples = samples

@@ -1,4 +1,4 @@
-"""Samples with two answers to one prompt, or with an answer and its label: how they are encoded, cut and stored. Pure.
+"""Samples of several sequences, or with a label: how they are encoded, cut and stored. Pure.
 
 Promises:
 
@@ -16,20 +16,32 @@ from kit.errors import Problem
 
 ANSWERS = ("chosen", "rejected", "completion")
 PROMPT_CUT = "the start of the prompt was cut off, so that no answer is cut"
-Halves = tuple[Encoded, ...]  # of a pair the prompt with each of its answers; of any other sample one
+# Of a pair the prompt with each of its answers; of texts that belong to each other each; of any other sample one.
+Halves = tuple[Encoded, ...]
 
 
 def parts_to_encode(sample: Sample, wanted: Rows) -> list[Sample]:
     """Return the samples that are encoded for ``sample``: for a pair, its prompt with each of its answers."""
     if wanted == "answers":
         return [sample]
+    if "plain" in sample:
+        return [{"plain": texts} for texts in sample["plain"]]
     names = [name for name in ANSWERS if name in sample]
-    shared = {key: value for key, value in sample.items() if key not in (*names, "label")}
+    shared = {key: value for key, value in sample.items() if key not in (*names, "label", "values")}
     return [{**shared, "completion": sample[name]} for name in names]
 
 
 def joined(sample: Sample, encoded: Sequence[list[Encoded] | Problem]) -> list[Halves] | Problem:
     """Join what the parts of a sample became. Returns a ``Problem`` if it cannot be learned from."""
+    if "plain" in sample or sample.get("completion") == []:
+        if problem := next((each for each in encoded if isinstance(each, Problem)), None):
+            return problem
+        texts = tuple(each[0] for each in encoded if not isinstance(each, Problem))
+        if not all(each.input_ids for each in texts):
+            return Problem("", "a text without a token", "text")
+        if len(texts) == 2 and "values" in sample and texts[0].input_ids == texts[1].input_ids:
+            return Problem("", "the worse text has the same tokens as the better one", "another text")
+        return [texts]
     names = [name for name in ANSWERS if name in sample]
     halves: Halves = ()
     for name, half in zip(names, encoded, strict=True):
@@ -70,6 +82,30 @@ def without_start_of_prompt(halves: Halves, max_length: int, bos: int | None) ->
 def first_target(weights: Sequence[float]) -> int:
     """Return the number of tokens before the first supervised one that has a token before it."""
     return next(i for i, weight in enumerate(weights) if i and weight)
+
+
+def shortened(encoded: Encoded, max_length: int, special: set[int], from_start: bool) -> Encoded:
+    """Cut a text in its middle, or at its start behind the first token. The special tokens that end it stay."""
+    ids = encoded.input_ids
+    if len(ids) <= max_length:
+        return encoded
+    if from_start:
+        first = 1 if ids[0] in special else 0
+        kept = ids[:first] + ids[len(ids) - max_length + first :]
+    else:
+        num_last = next(i for i, id_ in enumerate(reversed([None, *ids])) if id_ not in special)
+        num_last = min(num_last, max_length - 1)
+        kept = ids[: max_length - num_last] + ids[len(ids) - num_last :]
+    return Encoded(kept, [1.0] * max_length)
+
+
+def pooled(halves: Halves, pooling: str) -> Halves:
+    """Return halves whose weights are 1 for the tokens of which a head reads the states: the last one, or all."""
+    last = pooling == "last"
+    return tuple(
+        Encoded(half.input_ids, [0.0 if last else 1.0] * (len(half.input_ids) - 1) + [1.0], half.remarks)
+        for half in halves
+    )
 
 
 def in_a_row(halves: Halves) -> Encoded:

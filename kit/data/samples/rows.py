@@ -32,10 +32,12 @@ from kit.data.samples.halves import (
     in_a_row,
     joined,
     parts_to_encode,
+    pooled,
+    shortened,
     without_start_of_prompt,
 )
 from kit.data.samples.table import IMAGE, PREFERENCE, SAMPLE, StoredImages
-from kit.errors import Problem, UserError
+from kit.errors import Problem, UserError, listed
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
 CODE_VERSION = 11
@@ -53,6 +55,7 @@ class Piece(Tally):
     input_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))  # [T]
     weights: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))  # [T]
     preferences: np.ndarray | None = None  # PREFERENCE [N]; None: the rows hold answers alone
+    heads: dict[str, np.ndarray] = field(default_factory=dict)  # what a head needs: see ``Store.arrays``
     # If the model reads images: those of all samples, IMAGE [M]; of each sample their number, int32 [N]; and bytes.
     images: np.ndarray | None = None
     image_counts: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
@@ -74,7 +77,7 @@ class Piece(Tally):
     def arrays(self) -> dict[str, np.ndarray]:
         """All arrays by name, as a cache entry has them."""
         arrays = {"samples": self.samples, "input_ids": self.input_ids, "weights": self.weights}
-        arrays |= {} if self.preferences is None else {"preferences": self.preferences}
+        arrays |= self.heads | ({} if self.preferences is None else {"preferences": self.preferences})
         if self.images is None:
             return arrays
         return arrays | {"images": self.images, "image_counts": self.image_counts, "image_data": self.image_data}
@@ -88,6 +91,7 @@ class _Kept(NamedTuple):
     halves: Halves
     label: bool
     images: list[image_files.Image]
+    values: list[float]  # of a head: the margin of a pair, or the numbers of the labels
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,9 @@ class Encoder:
     wanted: Rows = "answers"  # what the rows hold
     images: Placeholders | None = None
     no_images: Problem = NO_IMAGES  # of a row that has some, if ``images`` is None
+    pooling: str = ""  # of which tokens a head reads the states: ``last`` or ``mean``; empty: tokens are predicted
+    labels: tuple[str, ...] = ()  # that rows may have; numbers stand for them if they are names
+    has_several: bool = False  # whether a row may have any number of labels, else one
 
     @property
     def max_length(self) -> int:
@@ -115,7 +122,7 @@ class Encoder:
     @property
     def pack_length(self) -> int:
         """The tokens of a pack: both halves of a pair are in one."""
-        return self.max_length * (2 if self.wanted == "pairs" else 1)
+        return self.max_length * (2 if self.wanted in ("pairs", "compared") else 1)
 
     def key(self) -> list[Any]:
         """What identifies this encoder in the key of a cache entry."""
@@ -125,6 +132,7 @@ class Encoder:
         key = [CODE_VERSION, self.template, self.prompts_as_chat, asked.train_on, asked.max_length, self.wanted]
         key += [asked.excess_length_strategy, asked.system_prompt, self.vocab_size]
         key = [*key, digest(state, self.tokenizer.special_tokens_map)]
+        key += [self.pooling, self.has_several, *self.labels] if self.pooling else []
         return [*key, self.images.key] if self.images else key
 
     def about(self) -> dict[str, Any]:
@@ -175,6 +183,8 @@ class Encoder:
                     refuse(place, unused_problems, is_common=True)
                 elif problems := self._inspect(sample, source.parts[part]):
                     refuse(place, problems, is_common=self.images is None)
+                elif self.labels and (problem := self._number_labels(sample)):
+                    refuse(place, [problem])
                 else:
                     places.append(place)
                     samples.append(sample)
@@ -210,12 +220,26 @@ class Encoder:
                     piece.left_out.append(source.origin(*place))
                     continue
                 shown = images[: halves[0].num_images]
-                kept += [_Kept(*place, cut, sample.get("label", True), shown) for cut in self._cut(halves, piece)]
+                is_good, values = sample.get("label") is not False, sample.get("values", [])
+                kept += [_Kept(*place, cut, is_good, shown, values) for cut in self._cut(halves, piece)]
         piece.bad.sort(key=lambda row: (row.part, row.number))
-        _fill(piece, kept, self.wanted)
+        _fill(piece, kept, self.wanted, bool(self.pooling))
         if self.images:
             _fill_images(piece, kept)
         return piece
+
+    def _number_labels(self, sample: Sample) -> Problem | None:
+        """Put the numbers of the labels of a sample into ``values``. Returns what is wrong with them."""
+        names, known = sample["label"], {name: i for i, name in enumerate(self.labels)}
+        if not any(map(str.isdecimal, self.labels)):
+            known = {str(i): i for i in known.values()} | known
+        if unknown := [name for name in names if name not in known]:
+            return Problem("label", f"{unknown[0]!r} is no label of this model", f"one of {listed(self.labels)}")
+        if len(names) != 1 and not self.has_several:
+            fix = "--problem_type multi_label_classification"
+            return Problem("label", f"{len(names)} labels", "one, as other rows have", fix)
+        sample["values"] = [float(known[name]) for name in names]
+        return None
 
     def _inspect(self, sample: Sample, part: Part) -> list[Problem]:
         """Replace the images of a sample by what their headers say. Returns what is wrong with them."""
@@ -273,7 +297,15 @@ class Encoder:
         """
         strategy, cut = self.settings.excess_length_strategy, [halves]
         if max(len(half.input_ids) for half in halves) > self.max_length:
-            if self.wanted == "answers":
+            # Of a pair with a prompt, that is cut.
+            of_texts = bool(self.pooling) and (self.wanted != "compared" or 0.0 not in halves[0].weights)
+            if of_texts and strategy != "drop":
+                special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
+                limit, from_start = self.max_length, strategy == "keep_end"
+                cut = [tuple(shortened(half, limit, special, from_start) for half in halves)]
+            elif of_texts:
+                cut = []
+            elif self.wanted == "answers":
                 ids, weights = halves[0].input_ids, halves[0].weights
                 cut = [
                     (Encoded([i for kept in slices for i in ids[kept]], [w for kept in slices for w in weights[kept]]),)
@@ -285,8 +317,10 @@ class Encoder:
             piece.counts[
                 "num_dropped_long" if not cut else "num_split" if strategy == "split" else "num_truncated"
             ] += 1
-            if cut and (self.wanted != "answers" or strategy == "keep_end"):
-                piece.remarks[START_CUT if self.wanted == "answers" else PROMPT_CUT] += 1
+            if cut and (strategy == "keep_end" if of_texts or self.wanted == "answers" else True):
+                piece.remarks[START_CUT if of_texts or self.wanted == "answers" else PROMPT_CUT] += 1
+        if self.pooling:
+            return [pooled(each, self.pooling) for each in cut]
         supervised = [each for each in cut if any(each[0].weights[1:])]
         piece.counts["num_dropped_unsupervised"] += len(cut) - len(supervised)
         return supervised
@@ -312,7 +346,7 @@ def with_system(sample: Sample, text: str) -> Sample:
 def _ends_without_answer(sample: Sample) -> bool:
     """Whether the last message of a conversation is not an answer."""
     conversations = [sample[name] for name in ("messages", *ANSWERS) if name in sample]
-    return any(isinstance(each, list) and each[-1]["role"] != "assistant" for each in conversations)
+    return any(isinstance(each, list) and each and each[-1]["role"] != "assistant" for each in conversations)
 
 
 def _wrong_placeholders(
@@ -350,9 +384,18 @@ def _fill_images(piece: Piece, kept: Sequence[_Kept]) -> None:
     piece.image_data = np.frombuffer(b"".join(data), np.uint8)
 
 
-def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:
-    """Write the samples into the arrays of ``piece``."""
-    encoded = [in_a_row(sample.halves) for sample in kept]
+def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows, pools: bool) -> None:
+    """Write the samples into the arrays of ``piece``. ``pools``: a head reads the states of the supervised tokens."""
+    encoded = [half for sample in kept for half in sample.halves]
+    if not pools:
+        encoded = [in_a_row(sample.halves) for sample in kept]
+    else:
+        piece.heads = {
+            "text_lengths": np.array([len(text.input_ids) for text in encoded], np.int32),
+            "text_counts": np.array([len(sample.halves) for sample in kept], np.int32),
+            "head_values": np.array([value for sample in kept for value in sample.values], np.float32),
+            "head_value_counts": np.array([len(sample.values) for sample in kept], np.int32),
+        }
     num_tokens = sum(len(each.input_ids) for each in encoded)
     piece.input_ids = np.fromiter(chain.from_iterable(each.input_ids for each in encoded), np.int32, num_tokens)
     piece.weights = np.fromiter(chain.from_iterable(each.weights for each in encoded), np.float32, num_tokens)
@@ -360,16 +403,18 @@ def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:
     end = 0
     for sample in kept:
         start, end = end, end + sum(len(half.input_ids) for half in sample.halves)
-        targets = piece.weights[start + 1 : end]  # nothing predicts a first token
+        targets = piece.weights[start + (not pools) : end]  # nothing predicts a first token
         ids_hash = xxhash.xxh3_64_intdigest(piece.input_ids[start:end].data)
         if sample.images:
             ids_hash = xxhash.xxh3_64_intdigest(f"{ids_hash} {[image.digest for image in sample.images]}".encode())
         counts = np.count_nonzero(targets), targets.sum(dtype=np.float64)
         samples.append((start, end - start, sample.part, sample.number, *counts, ids_hash))
+        if pools:
+            continue
         first_length = len(sample.halves[0].input_ids)
         first = targets[: first_length - 1]
         of_first = np.flatnonzero(first)[0] + 1, first_length, first.sum(dtype=np.float64)
         preferences.append((*of_first, sample.label))
     piece.samples = np.array(samples, SAMPLE)
-    if wanted != "answers":
+    if wanted != "answers" and not pools:
         piece.preferences = np.array(preferences, PREFERENCE)

@@ -23,7 +23,8 @@ class Store:
     source: Source
     name: str  # in metrics and tables
     # samples SAMPLE [N], input_ids int32 [T], weights float32 [T]; of pairs and answers with a label also preferences
-    # PREFERENCE [N]
+    # PREFERENCE [N]; for a head text_lengths int32 [texts], text_counts int32 [N], head_values float32 [values] and
+    # head_value_counts int32 [N]
     arrays: Mapping[str, np.ndarray]
     info: Mapping[str, Any]  # what the cache entry holds besides arrays: counts, remarks
     fingerprint: str  # of its samples: they depend on the rows that are read, how, and which are skipped
@@ -84,9 +85,20 @@ class Samples(Table):
             preferences = self._chosen(np.concatenate([store.arrays["preferences"] for store in stores]))
         columns = {name: self._column(name) for name in ("length", "num_targets", "target_weight")}
         super().__init__(columns, preferences, self._chosen(np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)))
+        if "text_counts" in stores[0].arrays:
+            self.pooled = True
+            self.sequence_lengths = self._chosen(self._in_rows("text_lengths", "text_counts", 0))
+            self.head_values = self._chosen(self._in_rows("head_values", "head_value_counts", np.nan))
 
     def _column(self, name: str) -> np.ndarray:
         return self._chosen(np.concatenate([store.arrays["samples"][name] for store in self.stores]))
+
+    def _in_rows(self, name: str, counts_name: str, absent: float) -> np.ndarray:
+        """The values of each sample in a row, [N, most of one sample]."""
+        values, counts = (np.concatenate([store.arrays[each] for store in self.stores]) for each in (name, counts_name))
+        rows = np.full((len(counts), counts.max(initial=0)), absent, values.dtype)
+        rows[np.arange(rows.shape[1]) < counts[:, None]] = values
+        return rows
 
     def _chosen(self, values: np.ndarray) -> np.ndarray:
         """The values of the chosen samples, from those of all samples in the stores."""

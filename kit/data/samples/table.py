@@ -73,7 +73,10 @@ class Table:
         target_weights: float64 [N], the sum of their weights.
         dataset_ids: int [N], the index of its data set.
         preferences: PREFERENCE [N] of pairs and answers with a label; else None.
-        sequence_lengths: int32 [N, 2] of pairs, [N, 1] of other samples: the tokens of each sequence.
+        sequence_lengths: int32 [N, 2] of pairs, [N, 1] of other samples, [N, G] of up to G texts that belong to each
+            other, 0 for one that is not there: the tokens of each sequence.
+        pooled: whether a head reads the states of the tokens with a weight; else these are predicted.
+        head_values: float32 [N, L] of such samples: the margin of a pair, or numbers of labels; NaN for none.
         references: float64 [N, 2] or None: the log-probabilities that the reference of an objective gives to the two
             sequences of a pair, or to an answer with a label and to its mismatched one (``kit.data.feed.mismatched``).
         image_maker: what makes pixels of images (``kit.model.images.Images``); None if no sample has any.
@@ -98,6 +101,8 @@ class Table:
         self.preferences = preferences
         self.sequence_lengths = self.lengths[:, None]
         self.references: np.ndarray | None = None
+        self.pooled = False
+        self.head_values: np.ndarray | None = None
         if preferences is not None and (preferences["first_length"] < self.lengths).any():
             firsts = preferences["first_length"]
             self.sequence_lengths = np.stack([firsts, self.lengths - firsts], axis=1)
@@ -106,6 +111,11 @@ class Table:
     def row_lengths(self) -> np.ndarray:
         """The tokens of each sample's longest sequence, int32 [N]: of the rows that it takes without packing."""
         return self.sequence_lengths.max(axis=1)
+
+    @property
+    def are_answers(self) -> bool:
+        """Whether the samples are answers to write, and neither compared nor for a head in the place of words."""
+        return self.preferences is None and not self.pooled
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -119,6 +129,8 @@ class Table:
 
     def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """See ``kit.data.feed.batches.Rows``."""
+        if self.head_values is not None:
+            return {"values": self.head_values[members], "roles": numbers}
         if self.labels is None:
             return {}
         known = {} if self.references is None else {"references": self.references[members, numbers]}
@@ -148,5 +160,6 @@ class Table:
 
     def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return ids and weights of each sequence of sample ``i``: of a pair the chosen one first."""
-        bounds = np.cumsum(self.sequence_lengths[i])[:-1]
+        lengths = self.sequence_lengths[i]
+        bounds = np.cumsum(lengths[lengths > 0])[:-1]
         return list(zip(*(np.split(values, bounds) for values in self[i]), strict=True))

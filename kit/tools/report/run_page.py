@@ -1,6 +1,7 @@
 """``report.html``: a page about one run, or about several beside each other: results, warnings, curves, settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,10 @@ class _Curve(NamedTuple):
 _CURVES = (
     _Curve("accuracy, % of the pairs", ("rewards/accuracies", ACCURACY), 100),
     _Curve("margin of the rewards", ("rewards/margins", _MARGIN)),
+    _Curve("accuracy of the scores, %", ("accuracy", "eval_accuracy"), 100),
+    _Curve("difference of the scores of a pair", ("margin", "eval_margin")),
+    _Curve("macro F1", ("f1", "eval_f1")),
+    _Curve("nDCG@10", ("eval_ndcg_at_10",)),
     _Curve("log-probability of an answer, nats", ("logps/chosen", "logps/rejected"), 1, True, ("chosen", "rejected")),
     _Curve("prompts whose answers have one reward, %", ("frac_reward_zero_std",), 100),
     _Curve("divergence from the teacher, nats", ("divergence",)),
@@ -181,6 +186,7 @@ def _details(run: ReportedRun) -> list[str]:
     settings = run.recipe.model_dump(mode="json", exclude_defaults=True)
     return [
         section("Steps to look at", table(_odd_steps(run))),
+        section("Scores of the last evaluation", table(_scores(run))),
         section("Answers", table(_answers(run))),
         section("Answers that it learned from", table(_rollouts(run))),
         section("Run", _named(_facts(run))),
@@ -193,6 +199,30 @@ def _details(run: ReportedRun) -> list[str]:
 def _named(values: Mapping[str, Any]) -> str:
     """A table of two columns."""
     return table([{"name": name, "value": value} for name, value in values.items()])
+
+
+def _scores(run: ReportedRun) -> list[dict[str, Any]]:
+    """Of the last evaluation the confusion of labels, or how many pairs have a difference of scores in each range."""
+    details = run.details
+    labels = details.get("labels")
+    if labels and (rows := details.get("confusion")):
+        columns = [f"given {label}" for label in labels]
+        return [
+            {"label": label, **dict(zip(columns, row, strict=True))} for label, row in zip(labels, rows, strict=True)
+        ]
+    if labels and (rows := details.get("confusion_of_each")):
+        names = ("right", "missed", "wrong", "rightly not given")
+        counts = [[*row[0], *row[1]] for row in rows]
+        return [
+            {"label": label, **dict(zip(names, row, strict=True))} for label, row in zip(labels, counts, strict=True)
+        ]
+    if margins := details.get("margins"):
+        edges, most = ["", *(f"{edge:g}" for edge in margins["edges"]), ""], max(margins["counts"])
+        ranges = [f"{low or 'below'} to {high}" if high else f"from {low}" for low, high in pairwise(edges)]
+        bars = ["█" * round(40 * count / most) if most else "" for count in margins["counts"]]
+        rows = zip(ranges, margins["counts"], bars, strict=True)
+        return [{"difference": where, "pairs": count, "": bar} for where, count, bar in rows]
+    return []
 
 
 def _odd_steps(run: ReportedRun) -> list[dict[str, Any]]:

@@ -40,6 +40,7 @@ class ReportedRun:
     # The numbers of metrics.jsonl by key: step, value, step, value, ... Keys of evaluations begin with ``eval_``.
     numbers: dict[str, "array[float]"] = field(default_factory=dict)
     answered: list[Row] = field(default_factory=list)  # the first and the last evaluation with generated answers
+    details: Row = field(default_factory=dict)  # of the scores of the last evaluation, see ``Evaluation.details``
     rollouts: list[Row] = field(default_factory=list)  # the first and the last step that shows answers it learned from
     answer_metrics: list[str] = field(default_factory=list)  # keys of the metrics of answers
     odd_steps: list[Row] = field(default_factory=list)  # skipped, or their loss was a spike; MOST_ODD with samples
@@ -55,6 +56,8 @@ class ReportedRun:
                 row = {**row, ACCURACY: None}  # the model equals its reference: all rewards are 0 but for rounding
             if isinstance(intervals := row.get("intervals"), dict):
                 self.answer_metrics = list(dict.fromkeys([*self.answer_metrics, *intervals]))
+        if isinstance(row.get("details"), dict):
+            self.details = row["details"]
         for name, kept in (("answers", self.answered), ("rollout", self.rollouts)):
             answers = row.get(name)
             if answers and isinstance(answers, list) and all(isinstance(each, dict) for each in answers):

@@ -67,10 +67,11 @@ def shown_samples(train: Samples, tokenizer: Any, num: int, are_prompts: bool) -
             ids, weights = sequences[0]
             start, end = reference_span(weights)
             sequences = [(ids[:end], np.arange(end) >= start)]
-        about = _counted(sequences, "expected" if are_prompts else "learned") + (
+        names, word = _names(train, sequences), "expected" if are_prompts else "pooled" if train.pooled else "learned"
+        about = _counted(sequences, word, names, train.pooled) + (
             "" if label is None else f", label {str(label).lower()}"
         )
-        parts = _parts(sequences, tokenizer, label is False)
+        parts = _parts(sequences, tokenizer, label is False, names)
         if train.image_maker:
             parts = [_with_pictures(part, ids, train, i) for part, (ids, _) in zip(parts, sequences, strict=True)]
         parts = [replace(part, tokens=_ends(part.tokens)) for part in parts]
@@ -91,20 +92,26 @@ def _spread(dataset_ids: np.ndarray, num: int) -> list[int]:
     return chosen
 
 
-def _counted(sequences: Sequences, word: str) -> str:
+def _counted(sequences: Sequences, word: str, names: Sequence[str], pooled: bool) -> str:
     counts = []
     for ids, weights in sequences:
-        learned = int((weights[1:] > 0).sum())
+        learned = int((weights[not pooled :] > 0).sum())
         counts.append(f"{len(ids):,} tokens, {learned:,} {word} ({learned / len(ids):.0%})")
-    return counts[0] if len(counts) == 1 else f"chosen {counts[0]}; rejected {counts[1]}"
+    return "; ".join(f"{name} {count}".lstrip() for name, count in zip(names, counts, strict=True))
 
 
-def _parts(sequences: Sequences, tokenizer: Any, is_bad: bool) -> list[Part]:
-    names = ("chosen", "rejected") if len(sequences) > 1 else ("",)
+def _parts(sequences: Sequences, tokenizer: Any, is_bad: bool, names: Sequence[str]) -> list[Part]:
     return [
-        Part(name, tokens_of(ids, weights, tokenizer), is_bad or name == "rejected")
+        Part(name, tokens_of(ids, weights, tokenizer), is_bad or name in ("rejected", "negative"))
         for name, (ids, weights) in zip(names, sequences, strict=True)
     ]
+
+
+def _names(train: Samples, sequences: Sequences) -> list[str]:
+    """What each sequence of a sample is."""
+    if train.head_values is not None and not train.head_values.shape[1]:  # neither margins nor labels
+        return ["anchor", "positive", *["negative"] * (len(sequences) - 2)]
+    return ["chosen", "rejected"] if len(sequences) > 1 else [""]
 
 
 def _with_pictures(part: Part, ids: np.ndarray, train: Samples, i: int) -> Part:

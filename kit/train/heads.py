@@ -1,0 +1,291 @@
+"""Objectives of a head in the place of words: rewards of answers, labels of texts, and embeddings.
+
+The model returns scores of the last token of each sequence, or the states that are pooled to an embedding; see
+``kit.model.heads``. Each loss is a sum over pairs, texts or anchors, divided by their number in the global batch.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from kit.data.feed.batches import on_device
+from kit.strategy.float64 import in_float64
+from kit.train.objective_base import ObjectiveBase
+from kit.train.reference import without_gradients
+
+if TYPE_CHECKING:
+    from kit.data.feed.batches import MicroBatch
+    from kit.data.feed.feed import GlobalBatch
+    from kit.data.samples.samples import Samples
+    from kit.strategy.accelerator import Prepared
+
+MARGIN_EDGES = (-8.0, -4.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the bars of a histogram
+RETRIEVED = 10  # documents that nDCG and recall look at
+RETRIEVAL = (f"ndcg_at_{RETRIEVED}", "mrr", "recall_at_1", f"recall_at_{RETRIEVED}")
+_GRADIENTS, _LOSSES = "gradients", "losses"  # of ``MicroBatch.per_sequence``: [n, h] and float64 [n]
+_AT_ONCE = 1024  # anchors whose similarities are computed together
+
+
+class HeadLoss(ObjectiveBase):
+    """A mean over the samples of the global batch."""
+
+    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
+        """Return the number of samples."""
+        return [batch.num_samples]
+
+    def details(self, sums: list[float]) -> dict[str, Any]:
+        """Return what an evaluation shows beside its metrics, from the sums of ``terms``: JSON values."""
+        return {}
+
+
+class RewardModelling(HeadLoss):
+    """-log s(r_w - r_l - m) + c (r_w + r_l)^2 of each pair, with its margin m and c = ``center_rewards_coefficient``.
+
+    r are the rewards of the better and the worse text, and s is the logistic function. Bradley and Terry 1952, as in
+    Ouyang et al. 2022, https://arxiv.org/abs/2203.02155, equation 1; m: Touvron et al. 2023,
+    https://arxiv.org/abs/2307.09288, equation 2; c: Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244.
+    """
+
+    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """See ``Objective.terms``; the numbers are the loss, sums over pairs, and how many margins each bar has."""
+        rewards = in_float64(losses).reshape(-1, 2)  # [P, 2]
+        differences = rewards[:, 0] - rewards[:, 1]
+        margins = in_float64(micro_batch.per_sequence["values"]).to(rewards)[::2, 0]
+        term = -F.logsigmoid(differences - margins).sum()
+        term = term + self.settings.center_rewards_coefficient * (rewards.sum(dim=1) ** 2).sum()
+        with torch.no_grad():
+            bars = torch.bucketize(differences, torch.tensor(MARGIN_EDGES).to(differences), right=True)
+            counts = F.one_hot(bars, len(MARGIN_EDGES) + 1).sum(dim=0).to(differences)
+            own = [term, (differences > 0).sum(), differences.sum(), rewards[:, 0].sum(), rewards[:, 1].sum()]
+            return [term], torch.cat([torch.stack([each.to(differences) for each in own]), counts])
+
+    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+        """Return ``loss``, and over pairs the share with the larger reward for the better text, and means."""
+        names = ("loss", "accuracy", "margin", "reward_chosen", "reward_rejected")
+        return {name: value / batch.num_samples for name, value in zip(names, sums, strict=False)}
+
+    def details(self, sums: list[float]) -> dict[str, Any]:
+        """Return how many pairs have a difference of rewards between two of ``MARGIN_EDGES``."""
+        return {"margins": {"edges": list(MARGIN_EDGES), "counts": [int(value) for value in sums[5:]]}}
+
+
+class Classification(HeadLoss):
+    """Cross-entropy of a text's label; or, if it may have several, the sum of the binary ones of all labels / their
+    number, as transformers' ``problem_type`` defines both."""
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the labels."""
+        return self.settings.labels or []
+
+    @property
+    def has_several(self) -> bool:
+        """Whether a text may have any number of labels."""
+        return self.settings.problem_type == "multi_label_classification"
+
+    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """See ``Objective.terms``; the numbers are the loss, and texts by their label and that of the model [C, C].
+
+        If a text may have several labels, they are the texts whose labels are all right, and of each label [C, 2, 2].
+        """
+        scores = in_float64(losses)  # [n, C]
+        given = micro_batch.per_sequence["values"].to(scores.device)  # [n, L], NaN for none
+        num_labels = scores.shape[1]
+        numbers = given.nan_to_num(num_labels).long()
+        wanted = F.one_hot(numbers, num_labels + 1).sum(dim=1)[:, :num_labels].to(scores)  # [n, C]
+        if self.has_several:
+            term = F.binary_cross_entropy_with_logits(scores, wanted, reduction="sum") / num_labels
+            found = (scores.detach() > 0).to(scores)
+            both = torch.stack([wanted, 1 - wanted], 1), torch.stack([found, 1 - found], 1)  # [n, 2, C] each
+            counts = torch.einsum("nac,nbc->cab", *both)
+            right = (found == wanted).all(dim=1).sum()[None].to(scores)
+            return [term], torch.cat([term.detach()[None], right, counts.flatten()])
+        term = -(wanted * scores.log_softmax(dim=1)).sum()
+        found = F.one_hot(scores.detach().argmax(dim=1), num_labels).to(scores)
+        return [term], torch.cat([term.detach()[None], (wanted.T @ found).flatten()])
+
+    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+        """Return ``loss``, ``accuracy``, the mean ``f1`` over labels, and that of each label, ``f1/<name>``."""
+        counts = self._counts(sums)
+        right, missed, wrong = (
+            (counts[:, 0, 0], counts[:, 0, 1], counts[:, 1, 0])
+            if self.has_several
+            else (counts.diagonal(), counts.sum(1) - counts.diagonal(), counts.sum(0) - counts.diagonal())
+        )
+        num_right = sums[1] if self.has_several else right.sum()
+        f1 = 2 * right / np.maximum(2 * right + missed + wrong, 1)  # of a label that is nowhere 0, as in scikit-learn
+        of_labels = {f"f1/{name}": float(value) for name, value in zip(self.labels, f1, strict=True)}
+        metrics = {"loss": sums[0], "accuracy": float(num_right)}
+        return {k: v / batch.num_samples for k, v in metrics.items()} | {"f1": float(f1.mean())} | of_labels
+
+    def details(self, sums: list[float]) -> dict[str, Any]:
+        """Return the names of the labels, and the confusion: of each label (row) how often the model gave each."""
+        counts = self._counts(sums).astype(int).tolist()
+        return {"labels": self.labels, "confusion_of_each" if self.has_several else "confusion": counts}
+
+    def _counts(self, sums: list[float]) -> np.ndarray:
+        size = len(self.labels)
+        return np.array(sums[2:]).reshape(size, 2, 2) if self.has_several else np.array(sums[1:]).reshape(size, size)
+
+
+class Embedding(HeadLoss):
+    """Contrastive loss (InfoNCE): of each anchor the cross-entropy of its own positive among those of all anchors of
+    the global batch and all negatives, by cosine similarity / ``embed_temperature``.
+
+    van den Oord et al. 2018, https://arxiv.org/abs/1807.03748, equation 4. With ``matryoshka_dims`` the sum of it over
+    embeddings cut to each of these sizes: Kusupati et al. 2022, https://arxiv.org/abs/2205.13147, equation 1.
+
+    The loss is not a sum over micro-batches. ``begin_step`` computes all embeddings without gradients, the loss, and
+    its gradient with respect to each embedding; then the term of a micro-batch is the product of both, whose gradients
+    are those of the loss: Gao et al. 2021, https://arxiv.org/abs/2101.06983.
+    """
+
+    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
+        """Return the batch with what each embedding is to be multiplied by. Called by all ranks."""
+        micro_batches = list(on_device(batch.micro_batches, prepared.accelerator.device))
+        with without_gradients(prepared):
+            own = [self.embeddings(prepared.model(**each.model_inputs()), each) for each in micro_batches]
+        texts = gather(prepared, micro_batches, own)
+        with torch.enable_grad():
+            texts.vectors.requires_grad_()
+            losses = self.losses(texts)
+            (gradients,) = torch.autograd.grad(losses.sum() / batch.num_samples, texts.vectors)
+        of_texts = torch.zeros_like(texts.roles, dtype=torch.float64)
+        of_texts[texts.roles == 0] = losses.detach()
+        known, start = [], texts.start
+        for micro_batch in micro_batches:
+            rows = slice(start, start + len(micro_batch.segments))
+            start = rows.stop
+            known.append(micro_batch.with_per_sequence(**{_GRADIENTS: gradients[rows], _LOSSES: of_texts[rows]}))
+        return replace(batch, micro_batches=known)
+
+    def embeddings(self, states: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
+        """Pool states [S, h] to one vector for each sequence, float32 [n, h], whose length is not changed."""
+        states = states.float()
+        if self.settings.pooling == "last" or not len(micro_batch.segments):
+            return states
+        lengths = torch.tensor([length for _, length, _ in micro_batch.segments], device=states.device)
+        return torch.segment_reduce(states, "mean", lengths=lengths)
+
+    def measure(
+        self, prepared: "Prepared", micro_batches: Iterable["MicroBatch"], samples: "Samples"
+    ) -> dict[str, float]:
+        """Return the metrics of an evaluation, of which all anchors are one batch. Called by all ranks."""
+        own, seen = [], []
+        for micro_batch in on_device(micro_batches, prepared.accelerator.device):
+            own.append(self.embeddings(prepared.model(**micro_batch.model_inputs()), micro_batch))
+            seen.append(micro_batch)
+        texts = gather(prepared, seen, own)
+        keys = [
+            samples.sequences(sample)[role][0].tobytes()
+            for sample, role in zip(texts.samples.tolist(), texts.roles.tolist(), strict=True)
+        ]
+        return {"loss": float(self.losses(texts).mean()), **retrieval(texts, keys)}
+
+    def losses(self, texts: "Texts") -> torch.Tensor:
+        """Return the loss of each anchor, float64 [A]."""
+        vectors, roles = texts.vectors, texts.roles
+        sizes = [vectors.shape[1], *(size for size in self.settings.matryoshka_dims if size < vectors.shape[1])]
+        total = torch.zeros((), dtype=torch.float64, device=vectors.device)
+        for size in sizes:
+            unit = F.normalize(vectors[:, :size], dim=1)
+            documents = torch.cat([unit[roles == 1], unit[roles > 1]])
+            own = torch.arange(int((roles == 0).sum()), device=vectors.device)
+            parts = [
+                F.cross_entropy(anchors @ documents.T / self.settings.embed_temperature, numbers, reduction="none")
+                for anchors, numbers in zip(unit[roles == 0].split(_AT_ONCE), own.split(_AT_ONCE), strict=True)
+            ]
+            total = total + torch.cat(parts)
+        return total
+
+    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
+        """Return 1: the gradients are those of the mean."""
+        return [1.0]
+
+    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """Return the product of the embeddings with the gradients, whose value says nothing; and the sum of losses."""
+        vectors = self.embeddings(losses, micro_batch)
+        gradients = micro_batch.per_sequence[_GRADIENTS].to(vectors)
+        return [(vectors * gradients).sum()], micro_batch.per_sequence[_LOSSES].sum()[None]
+
+    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+        """Return ``loss``."""
+        return {"loss": sums[0] / batch.num_samples}
+
+
+class Texts(NamedTuple):
+    """The embeddings of all ranks."""
+
+    vectors: torch.Tensor  # float64 [n, h]
+    roles: torch.Tensor  # int64 [n]: 0 an anchor, 1 its positive, from 2 on a negative
+    samples: torch.Tensor  # int64 [n]: the number of its sample
+    start: int  # the place of this rank's first
+
+
+def gather(prepared: "Prepared", micro_batches: Sequence["MicroBatch"], own: Sequence[torch.Tensor]) -> Texts:
+    """Gather the embeddings of all ranks. Called by all ranks.
+
+    Args:
+        own: of each micro-batch of this rank, float32 [n, h].
+    """
+    vectors, ranks = in_float64(torch.cat(list(own))), prepared.ranks
+    roles = torch.cat([each.per_sequence["roles"] for each in micro_batches])
+    samples = torch.tensor([sample for each in micro_batches for _, _, sample in each.segments])
+    about = torch.stack([roles.to(vectors), samples.to(vectors)], dim=1)
+    counts = torch.zeros(ranks.count, dtype=torch.float64, device=vectors.device)
+    counts[ranks.index] = len(vectors)
+    counts = ranks.sum(counts)
+    start = int(counts[: ranks.index].sum())
+    table = torch.zeros(int(counts.sum()), 2 + vectors.shape[1], dtype=torch.float64, device=vectors.device)
+    table[start : start + len(vectors)] = torch.cat([about, vectors], dim=1)
+    table = ranks.sum(table)
+    return Texts(table[:, 2:].contiguous(), table[:, 0].long(), table[:, 1].long(), start)
+
+
+def retrieval(texts: Texts, keys: Sequence[bytes]) -> dict[str, float]:
+    """Return how well each anchor finds its positive among all positives and negatives, by cosine similarity.
+
+    Texts of the same tokens are one document, and an anchor that is there several times has several positives.
+    ``mrr`` is the mean of 1 / the place of the first; ``ndcg_at_10``: Jarvelin and Kekalainen 2002, with gains of 1.
+
+    Args:
+        keys: of each text, its tokens.
+    """
+    roles = texts.roles.tolist()
+    rows: dict[bytes, int] = {}  # the number of each document
+    places: list[int] = []  # of each document, its first text
+    for i, role in enumerate(roles):
+        if role and keys[i] not in rows:
+            rows[keys[i]] = len(places)
+            places.append(i)
+    wanted: dict[bytes, set[int]] = {}  # of each anchor, the documents that belong to it
+    samples = texts.samples.tolist()
+    anchor_of = {sample: keys[i] for i, (sample, role) in enumerate(zip(samples, roles, strict=True)) if role == 0}
+    for i, role in enumerate(roles):
+        if role == 1:
+            wanted.setdefault(anchor_of[samples[i]], set()).add(rows[keys[i]])
+    unit = F.normalize(texts.vectors, dim=1)
+    documents, sums = unit[places], torch.zeros(len(RETRIEVAL), dtype=torch.float64, device=unit.device)
+    gains = 1 / torch.arange(2, len(places) + 2, dtype=torch.float64, device=unit.device).log2()
+    gains[RETRIEVED:] = 0
+    asked = [i for i, role in enumerate(roles) if role == 0]
+    for at in range(0, len(asked), _AT_ONCE):
+        some = asked[at : at + _AT_ONCE]
+        is_wanted = torch.zeros(len(some), len(places), dtype=torch.float64, device=unit.device)
+        for row, i in enumerate(some):
+            is_wanted[row, list(wanted[keys[i]])] = 1
+        order = (unit[some] @ documents.T).argsort(dim=1, descending=True, stable=True)
+        hits = is_wanted.gather(1, order)  # [a, D]: whether the document at each place belongs to the anchor
+        num = hits.sum(dim=1)
+        ideal = gains.cumsum(0)[num.long() - 1]
+        found = [
+            hits @ gains / ideal,
+            1 / (hits.argmax(dim=1) + 1),
+            *(hits[:, :k].sum(1) / num for k in (1, RETRIEVED)),
+        ]
+        sums += torch.stack([each.sum().to(sums) for each in found])
+    return dict(zip(RETRIEVAL, (sums / len(asked)).tolist(), strict=True))

@@ -1,0 +1,167 @@
+"""A model with a head in the place of words learns the same on every topology, and others open it as it was trained."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from helpers import export
+from promises.test_parity import TOPOLOGIES
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+pytestmark = pytest.mark.slow
+WORDS = "red green blue one two three four five six seven".split()
+
+
+def rows_of(objective, num, seed=0):
+    draw = np.random.default_rng(seed)
+    for _ in range(num):
+        words = list(draw.choice(WORDS, draw.integers(3, 12)))
+        text = " ".join(words)
+        better, worse = f"{text} {words[0]}", f"{text} {words[1]} no"
+        yield {
+            "reward": {
+                "prompt": [{"role": "user", "content": text}],
+                "chosen": better,
+                "rejected": worse,
+                "margin": 0.5,
+            },
+            "classify": {"text": text, "label": int(draw.integers(3)) if words[0] != "red" else 2},
+            "embed": {"anchor": text, "positive": better, "negative": [worse] * int(draw.integers(3))},
+        }[objective]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The flags of each objective."""
+    folder, flags = tmp_path_factory.mktemp("heads"), {}
+    for objective in ("reward", "classify", "embed"):
+        flags[objective] = {"objective": objective, "learning_rate": 1e-3, "global_batch_size": 24}
+        for seed, (name, num) in enumerate((("dataset", 40), ("eval_dataset", 9))):
+            path = folder / f"{objective}-{name}.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(objective, num, seed)))
+            flags[objective][name] = path
+    return flags
+
+
+CASES = [
+    ("embed", {"method": "lora", "pooling": "mean", "matryoshka_dims": "16,8"}, "ddp"),
+    ("reward", {"method": "full", "packing": True, "center_rewards_coefficient": 0.01}, "fsdp2"),
+    ("classify", {"method": "lora", "packing": True}, "hybrid"),
+]
+
+
+@pytest.mark.parametrize(("objective", "case", "name"), CASES)
+def test_every_topology_and_micro_batch_learns_the_same(finetune, fp32, data, objective, case, name):
+    flags = data[objective] | case
+    reference = finetune.ok("reference", config=fp32["single"], **flags | {"per_device_train_batch_size": 1})
+    assert float.fromhex(reference.losses[-1]) < float.fromhex(reference.losses[0])
+    config, processes, micro_batch = TOPOLOGIES[name]
+    run = finetune.ok(name, processes, config=fp32[config], **flags | {"per_device_train_batch_size": micro_batch})
+    ours, theirs = ([row["loss"] for row in each.rows if "loss" in row] for each in (run, reference))
+    assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-7)
+    assert run.grad_norms == pytest.approx(reference.grad_norms, rel=1e-5)
+    (first,), (second,) = ([row for row in each.rows if "eval_loss" in row] for each in (run, reference))
+    metrics = [key for key, value in second.items() if key.startswith("eval_") and isinstance(value, float)]
+    assert [first[key] for key in metrics] == pytest.approx([second[key] for key in metrics], rel=1e-5, abs=1e-6)
+
+
+def test_a_stopped_run_continues_bit_for_bit(finetune, data):
+    flags = data["embed"] | {"method": "lora", "save_steps": 3}
+    whole = finetune.ok("whole", **flags)
+    half = finetune.ok("half", **flags)
+    for folder in ("checkpoints/step-00000006", "final"):
+        shutil.rmtree(half.folder / folder)
+    again = finetune.ok("half", **flags)
+    assert "continuing" in again.output and again.losses[-3:] == whole.losses[-3:], again.output
+
+
+def opened(folder, kind):
+    return kind.from_pretrained(folder, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+@torch.no_grad()
+def test_transformers_opens_a_classifier_with_the_scores_that_were_measured(finetune, fp32, data):
+    run = finetune.ok("run", config=fp32["single"], method="full", **data["classify"])
+    final = run.folder / "final"
+    model, tokenizer = opened(final, AutoModelForSequenceClassification)
+    assert model.config.id2label == {0: "0", 1: "1", 2: "2"} and tokenizer.pad_token_id == model.config.pad_token_id
+    rows = [json.loads(line) for line in data["classify"]["eval_dataset"].read_text().splitlines()]
+    inputs = tokenizer([row["text"] for row in rows], return_tensors="pt", padding=True)
+    scores = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+    loss = torch.nn.functional.cross_entropy(scores, torch.tensor([row["label"] for row in rows]))
+    assert run.rows[-1]["eval_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert np.sum(run.rows[-1]["details"]["confusion"]) == 9
+    scored = finetune.score("scored", model_name_or_path=final, eval_dataset=data["classify"]["eval_dataset"])
+    assert scored.status == 0 and '"confusion"' in scored.output, scored.output
+    bad = data["classify"]["eval_dataset"].with_name("bad.jsonl")
+    bad.write_text('{"text": "one", "label": 1}\n{"text": "two", "label": 3}\n')
+    scored = finetune.score("bad", model_name_or_path=final, eval_dataset=bad)
+    assert scored.status == 2 and "bad.jsonl:2 label: '3' is no label of this model" in scored.output, scored.output
+
+
+@torch.no_grad()
+def test_a_merged_reward_model_gives_the_rewards_of_its_adapter(finetune, fp32, data, tmp_path):
+    run = finetune.ok("run", config=fp32["single"], method="lora", chat_template="chatml", **data["reward"])
+    export(run.folder / "final", tmp_path / "merged", "--dtype", "float32")
+    model, tokenizer = opened(tmp_path / "merged", AutoModelForSequenceClassification)
+    rows = [json.loads(line) for line in data["reward"]["eval_dataset"].read_text().splitlines()]
+    chats = [
+        [*row["prompt"], {"role": "assistant", "content": row[key]}] for row in rows for key in ("chosen", "rejected")
+    ]
+    inputs = tokenizer.apply_chat_template(chats, return_tensors="pt", padding=True, return_dict=True)
+    rewards = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[:, 0]
+    margin = (rewards[::2] - rewards[1::2]).mean().item()
+    assert run.rows[-1]["eval_margin"] == pytest.approx(margin, rel=1e-3, abs=1e-5)
+
+
+@torch.no_grad()
+def test_an_embedder_is_what_sentence_transformers_reads(finetune, fp32, data):
+    run = finetune.ok("run", config=fp32["single"], method="full", pooling="mean", **data["embed"])
+    model, tokenizer = opened(run.folder / "final", AutoModel)
+    read = {
+        name: json.loads((run.folder / "final" / name).read_text())
+        for name in ("modules.json", "1_Pooling/config.json")
+    }
+    assert [each["type"].rpartition(".")[2] for each in read["modules.json"]] == ["Transformer", "Pooling", "Normalize"]
+    assert read["1_Pooling/config.json"]["pooling_mode_mean_tokens"] and (run.folder / "final/2_Normalize").is_dir()
+
+    def embed(texts):
+        states = [model(torch.tensor([tokenizer(text).input_ids])).last_hidden_state[0].mean(0) for text in texts]
+        return torch.nn.functional.normalize(torch.stack(states).double(), dim=1)
+
+    rows = [json.loads(line) for line in data["embed"]["eval_dataset"].read_text().splitlines()]
+    documents = [row["positive"] for row in rows] + [text for row in rows for text in row["negative"]]
+    similarities = embed([row["anchor"] for row in rows]) @ embed(documents).T / 0.05
+    loss = torch.nn.functional.cross_entropy(similarities, torch.arange(len(rows)))
+    assert run.rows[-1]["eval_loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+REFUSED = [
+    ("classify", {"predict_with_generate": True}, "predict_with_generate: given with objective classify"),
+    ("embed", {"packing": True}, "packing: given with objective embed"),
+    ("embed", {"lora_dropout": 0.1, "method": "lora"}, "two passes over a text would differ"),
+    ("reward", {"streaming": True}, "streaming: given with objective reward"),
+]
+
+
+@pytest.mark.parametrize(("objective", "flags", "words"), REFUSED)
+def test_what_a_head_cannot_have_is_refused_by_name(finetune, data, objective, flags, words):
+    run = finetune("refused", **data[objective] | flags)
+    assert run.status == 2 and words in run.output, run.output
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (["a", "a"], "each row has the label a"),
+        (["a", ["b"]], "classes.jsonl:2 label: a list, and at "),
+        (["a", "b", 0.5], "classes.jsonl:3 label: 0.5"),
+    ],
+)
+def test_labels_that_teach_nothing_are_named(finetune, tmp_path, labels, words):
+    path = tmp_path / "classes.jsonl"
+    path.write_text("".join(json.dumps({"text": "a text", "label": label}) + "\n" for label in labels))
+    run = finetune("refused", objective="classify", dataset=path)
+    assert run.status == 2 and words in run.output, run.output
