@@ -223,6 +223,11 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Prob
     if kind != settings.adapter_type or kind not in ADAPTER_TYPES:
         fix = f"--adapter_type {kind}" if kind in ADAPTER_TYPES else ""
         return [Problem(_FIELD, f"{folder} holds an adapter of {kind.upper()}", settings.adapter_type.upper(), fix)]
+    wanted = TASKS[head_of(meta_model.config)]
+    if config.task_type not in (None, wanted):
+        found = f"{folder} holds an adapter of {config.task_type}, and this model computes {wanted}"
+        fix = "`kit export` merges it; then --model_name_or_path with what that writes"
+        return [Problem(_FIELD, found, fix=fix)]
     indices = getattr(config, "trainable_token_indices", None) or []  # ids, or ids for each module
     lists = indices.values() if isinstance(indices, dict) else [indices]
     last_id = max((max(ids) for ids in lists if ids), default=-1)

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import export
+from helpers import ROOT, export
 from promises.test_parity import TOPOLOGIES
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -138,11 +138,17 @@ def test_an_embedder_is_what_sentence_transformers_reads(finetune, fp32, data):
     assert run.rows[-1]["eval_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
+TINY = ROOT / "recipes/tiny"
 REFUSED = [
     ("classify", {"predict_with_generate": True}, "predict_with_generate: given with objective classify"),
     ("embed", {"packing": True}, "packing: given with objective embed"),
     ("embed", {"lora_dropout": 0.1, "method": "lora"}, "two passes over a text would differ"),
     ("reward", {"streaming": True}, "streaming: given with objective reward"),
+    (
+        "reward",
+        {"model_name_or_path": TINY / "model", "adapter_name_or_path": TINY / "sft", "method": "lora"},
+        "holds an adapter of CAUSAL_LM",
+    ),
 ]
 
 
