@@ -59,6 +59,7 @@ class Shape:
     caps_logits: bool = False  # whether logits pass through tanh before the loss
     caps_scores: bool = False  # the same of attention's scores
     eager: bool = False  # whether the family takes eager attention only
+    shares_rows: bool = True  # whether GPUs can share a row: no layer has a window, and none its rope from the row
 
     @cached_property
     def linears(self) -> tuple[Linear, ...]:

@@ -36,10 +36,14 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
     accelerator, model = prepared.accelerator, prepared.model
     plain: Any = accelerator.unwrap_model(model)
     base = plain.get_base_model() if hasattr(plain, "get_base_model") else plain
+    size = prepared.ranks.num_parts  # processes that share each row
+
+    def refused(why: str) -> UserError:
+        return UserError(Problem("sequence_parallel_size", f"{size}, and {why}", "1 for this model"))
+
     if base.uses_own_logits:
-        if prepared.ranks.num_parts > 1:
-            found = f"{prepared.ranks.num_parts}, and {type(base).__name__} computes its logits in a way of its own"
-            raise UserError(Problem("sequence_parallel_size", found, "1 for this model"))
+        if size > 1:
+            raise refused(f"{type(base).__name__} computes its logits in a way of its own")
         return []
     ids = torch.from_numpy(np.random.default_rng(0).integers(vocab_size, size=(1, _TOKENS)))
     positions = torch.arange(_TOKENS - 1)
@@ -78,9 +82,8 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
     differs = torch.tensor(float(worst > tolerance), device=accelerator.device)
     if not prepared.ranks.sum(differs).item():
         return []
-    if prepared.ranks.num_parts > 1:
-        found = f"{prepared.ranks.num_parts}, and losses of shared rows differ by {worst:.1%} from those of whole rows"
-        raise UserError(Problem("sequence_parallel_size", found, "1 for this model"))
+    if size > 1:
+        raise refused(f"losses of shared rows differ by {worst:.1%} from those of whole rows")
     base.uses_own_logits = True
     return [
         "note: losses come from the logits that the model computes itself, of all positions at once, which takes more"

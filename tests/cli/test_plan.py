@@ -52,6 +52,10 @@ def test_rows_that_fit_no_gpu_are_shared(capsys):
     assert len(longest) == 4 and 1.8 < longest[-1] / longest[-2] < 2.2, text
     assert main(["plan", *words.split(), "--sequence_parallel_size", "3"]) == 2
     assert "3, of 8 GPUs and 32 attention heads; expected one of 1, 2, 4, 8" in capsys.readouterr().err
+    windows = "--model gemma-3-1b --gpu h100 --gpus 2 --global_batch_size 8"
+    assert "longest rows" not in printed(capsys, windows)
+    assert main(["plan", *windows.split(), "--sequence_parallel_size", "2"]) == 2
+    assert "2, but GPUs cannot share rows of this model" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -109,6 +109,8 @@ def _refused(ask: Ask) -> list[Problem]:
     sharing = ask.sequence_parallel_size
     if sharing not in (sizes := sharing_sizes(ask.workload)):
         found = f"{sharing}, of {num} GPUs and {shape.num_heads} attention heads"
+        if sizes == [1]:
+            found = f"{sharing}, but GPUs cannot share rows of this model"
         problems.append(Problem("sequence_parallel_size", found, f"one of {', '.join(map(str, sizes))}"))
     elif recipe.global_batch_size % (unit := num // sharing * recipe.micro_batch_size):
         found = f"{recipe.global_batch_size}, of micro-batches of {recipe.micro_batch_size} on {num} GPUs"

@@ -91,9 +91,12 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
 
 
 def sharing_sizes(workload: Workload) -> list[int]:
-    """Return how many GPUs of a machine may share each row: 1, and the numbers that divide its heads."""
+    """Return how many GPUs of a machine may share each row: 1, and the numbers that divide the heads of all models."""
+    shapes = [each for each in (workload.shape, workload.teacher) if each]
+    if workload.eager or not all(each.shares_rows for each in shapes):
+        return [1]
     most = min(workload.num_gpus, workload.gpus_per_machine)
-    counts = workload.num_gpus, workload.shape.num_heads
+    counts = [workload.num_gpus, *(each.num_heads for each in shapes)]
     return [n for n in range(1, most + 1) if not any(count % n for count in counts)]
 
 
