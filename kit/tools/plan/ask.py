@@ -108,7 +108,8 @@ def _refused(ask: Ask) -> list[Problem]:
         )
     sharing = ask.sequence_parallel_size
     if sharing not in (sizes := sharing_sizes(ask.workload)):
-        found = f"{sharing}, of {num} GPUs and {shape.num_heads} attention heads"
+        on_machines = f", {ask.gpus_per_machine} a machine," if num > ask.gpus_per_machine else ""
+        found = f"{sharing}, of {num} GPUs{on_machines} and {shape.num_heads} attention heads"
         if sizes == [1]:
             found = f"{sharing}, but GPUs cannot share rows of this model"
         problems.append(Problem("sequence_parallel_size", found, f"one of {', '.join(map(str, sizes))}"))

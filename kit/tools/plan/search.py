@@ -101,8 +101,11 @@ def sharing_sizes(workload: Workload) -> list[int]:
 
 
 def longest_row(option: Option, size: int) -> int:
-    """Return the tokens of the longest row that fits if ``size`` GPUs share it, with ``option``'s other settings."""
-    own = replace(option.workload, sequence_parallel_size=size, rows=1)
+    """Return the tokens of the longest row that fits if ``size`` GPUs share it, with checkpointing.
+
+    The other settings are those of ``option``.
+    """
+    own = replace(option.workload, sequence_parallel_size=size, rows=1, gradient_checkpointing=True)
     low, high = 0, 1 << 24
     while high - low > 1:
         middle = (low + high) // 2
