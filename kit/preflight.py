@@ -153,7 +153,8 @@ def check(
             teacher_config, of_teacher = check_teacher(recipe, tokenizer, needs_weights=not launch.dry_run)
             problems += check_strategy(topology, of_teacher)
             sharing = topology.sequence_parallel_size
-            problems += sequence_problems(sharing, teacher_settings(recipe), teacher_config, of_teacher, 0.0)
+            refused = sequence_problems(sharing, teacher_settings(recipe), teacher_config, of_teacher, 0.0)
+            problems += [replace(each, found=f"{each.found}, of the teacher") for each in refused]
             if topology.strategy.name == "fsdp1":
                 problems.append(Problem("teacher", "under FSDP1, which gives no head as a whole", fix="--config fsdp"))
     with problems.caught():

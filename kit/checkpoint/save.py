@@ -16,7 +16,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ from kit.checkpoint.manifest import (
 from kit.checkpoint.tensor_files import TensorWriter
 from kit.console import say
 from kit.errors import Problem, UserError, out_of_memory
-from kit.strategy.rendezvous import COLLECTIVE_TIMEOUTS
+from kit.strategy.rendezvous import collective_timeout
 from kit.strategy.weights import is_sharded, own_part
 
 if TYPE_CHECKING:
@@ -75,8 +74,8 @@ class Saver:
             synced_first: a file that is synced before each checkpoint appears, so that after a loss of power it is not
                 older than the checkpoint.
             on_work: called with what this rank begins to do for a save; with an empty string when it is done.
-            timeout_seconds: as ``ddp_timeout``. The time-out of the collectives of a save is ``COLLECTIVE_TIMEOUTS``
-                times as long, because the thread that watches the ranks ends the process first.
+            timeout_seconds: as ``ddp_timeout``. The collectives of a save have that of ``collective_timeout``,
+                because the thread that watches the ranks ends the process first.
         """
         self._rank, self._world = accelerator.process_index, accelerator.num_processes
         self._in_background = settings.async_save
@@ -87,7 +86,7 @@ class Saver:
         self._synced_first = synced_first
         self._on_work = on_work
         # Saves have a process group of their own, because their collectives run beside those of training.
-        timeout = timedelta(seconds=COLLECTIVE_TIMEOUTS * timeout_seconds)
+        timeout = collective_timeout(timeout_seconds)
         self._group = None if alone() else torch.distributed.new_group(backend="gloo", timeout=timeout)
         self._thread = ThreadPoolExecutor(1)
         self._saving: Future[None] | None = None

@@ -14,7 +14,8 @@ from kit.memory.towers import TOWERS
 
 MODEL = "model_name_or_path"
 NO_PLAN = "it has no plan; the report of a run with --max_steps 2 shows the peak that was measured"
-# What a family's config.json does not say: its biases, or the key that says so, its norms, and whether it is tied.
+# What a family's config.json does not say: its biases, or the key that says so, its norms, whether it is tied, and
+# windows of its layers.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"bias_key": "attention_bias"},
     "mistral": {},
@@ -22,11 +23,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"bias_key": "attention_bias", "norm_of_heads": "head"},
     "gemma": {"bias_key": "attention_bias", "tied": True},
     "gemma2": {"bias_key": "attention_bias", "tied": True, "num_norms": 4, "eager": True},
-    "gemma3_text": {"bias_key": "attention_bias", "tied": True, "num_norms": 4, "norm_of_heads": "head"},
+    "gemma3_text": {
+        "bias_key": "attention_bias",
+        "tied": True,
+        "num_norms": 4,
+        "norm_of_heads": "head",
+        "shares_rows": False,
+    },
     "phi3": {"fused": True},
     "smollm3": {"bias_key": "attention_bias", "tied": True},
     "olmo2": {"bias_key": "attention_bias", "norm_of_heads": "all"},
-    "olmo3": {"bias_key": "attention_bias", "norm_of_heads": "all"},
+    "olmo3": {"bias_key": "attention_bias", "norm_of_heads": "all", "shares_rows": False},
 }
 # The text of models that read images, by what their files call it, and what files leave out.
 _TEXT = {name: "qwen2" for name in ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")}
@@ -98,16 +105,18 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         mlp_bias=bool(config.get("mlp_bias", False)),
         caps_logits=bool(config.get("final_logit_softcapping")),
         caps_scores=bool(config.get("attn_logit_softcapping")),
-        has_windows=_has_windows(config),
+        shares_rows=family_values.pop("shares_rows", not _looks_along_rows(config)) and tower is None,
         tower=tower,
         **{key: value for key, value in family_values.items() if key != "tied"},
     )
 
 
-def _has_windows(config: Mapping[str, Any]) -> bool:
-    if kinds := config.get("layer_types"):
-        return set(kinds) != {"full_attention"}
-    return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
+def _looks_along_rows(config: Mapping[str, Any]) -> bool:
+    """Whether a window, or rope that the longest row sets, forbids it (``kit.model.sequence_parallel``)."""
+    has_windows = config.get("sliding_window") and config.get("use_sliding_window", True)
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    kinds = {rope.get("rope_type"), rope.get("type")} if isinstance(rope, dict) else set()
+    return bool(has_windows) or bool(kinds & {"dynamic", "longrope"})
 
 
 def _is_size(value: Any) -> bool:

@@ -147,7 +147,8 @@ def _teacher(workload: Workload) -> float:
     of_layers = _frozen(model, model.num_shards)
     weights = of_layers[FOUR_BIT] if workload.strategy.offloads else sum(of_layers.values())
     head = model.compute_bytes * model.shape.embedding_parameters if model.sharded else 0
-    states = model.compute_bytes * model.micro_batches * model.tokens * model.shape.hidden_size
+    # Of whole rows, also where GPUs share them: each has the states of all targets.
+    states = model.compute_bytes * model.micro_batches * model.rows * model.sample_tokens * model.shape.hidden_size
     return weights + head + states
 
 

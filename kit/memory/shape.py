@@ -97,7 +97,7 @@ class Shape:
     gated: bool = True  # whether the feed-forward part multiplies two tensors
     layer_norm: bool = False  # norms with a bias
     rotates_views: bool = False  # of one tensor of queries, keys and values, in float32 (Qwen's towers)
-    has_windows: bool = False  # layers that attend to a part of the row
+    shares_rows: bool = True  # whether GPUs can share a row: no layer has a window, and none its rope from the row
     tower: Tower | None = None
 
     @cached_property

@@ -30,7 +30,7 @@ from kit.strategy.fsdp import (
 )
 from kit.strategy.gradients import take_gradients_as_computed
 from kit.strategy.precision import check_precision
-from kit.strategy.rendezvous import join_group
+from kit.strategy.rendezvous import collective_timeout, join_group
 from kit.strategy.sending import Sender
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import ActualStrategy, ShardedLayers, Topology, gpu_memory, strategy_name
@@ -164,7 +164,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
         quantise_on=str(accelerator.device),
         device_memory=gpu_memory(topology),
         reads_weights=accelerator.is_main_process or not topology.load_on_rank0,
-        sequence_group=_sequence_group(topology.sequence_parallel_size),
+        sequence_group=_sequence_group(topology.sequence_parallel_size, recipe.ddp_timeout),
     )
 
 
@@ -338,13 +338,14 @@ def data_ranks(accelerator: "Accelerator", num_parts: int = 1) -> Ranks:
     return Ranks(index, accelerator.num_processes // num_parts, own_sum, part, num_parts)
 
 
-def _sequence_group(size: int) -> SequenceGroup | None:
+def _sequence_group(size: int, timeout_seconds: float) -> SequenceGroup | None:
     """The processes with which this one shares rows; None if it shares none. Called by all ranks."""
     import torch
 
     if size == 1:
         return None
-    group, _ = torch.distributed.new_subgroups(size)
+    # Else it has torch's own time-out, whatever the group of all processes has.
+    group, _ = torch.distributed.new_subgroups(size, timeout=collective_timeout(timeout_seconds))
     return SequenceGroup(group, torch.distributed.get_rank() % size, size)
 
 

@@ -280,7 +280,8 @@ def _batch_problems(settings: OptimSettings, num_processes: int, sharing: int = 
     """A problem if groups of ``sharing`` processes cannot share the global batch in whole micro-batches."""
     batch_size, micro_batch_size = settings.global_batch_size, settings.micro_batch_size
     if num_processes % sharing:
-        return [Problem("sequence_parallel_size", f"{sharing} of {num_processes} processes", "a divisor of them")]
+        found, fix = f"{sharing} of {num_processes} processes", "--num_processes, a multiple of it; not --config single"
+        return [Problem("sequence_parallel_size", found, "a divisor of them", fix)]
     unit = num_processes // sharing * micro_batch_size
     if batch_size % unit == 0 or batch_size % micro_batch_size:  # the latter is reported with the recipe
         return []

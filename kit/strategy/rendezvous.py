@@ -32,6 +32,11 @@ _KEPT_SECONDS = 15.0  # for a connection to a store that a launcher keeps
 _QUIET_SECONDS = 3.0  # for which rank 0 waits for others before it says so
 
 
+def collective_timeout(timeout_seconds: float) -> timedelta:
+    """Return the time-out of a collective, from ``ddp_timeout``."""
+    return timedelta(seconds=COLLECTIVE_TIMEOUTS * timeout_seconds)
+
+
 def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact] = ()) -> None:
     """Meet all ranks that the launcher started, agree with them on ``facts``, and join their process group.
 
@@ -63,7 +68,7 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
     try:
         store, problems = call_within(timeout_seconds + STORE_SECONDS, meet)
         raise_if(problems)
-        timeout = timedelta(seconds=COLLECTIVE_TIMEOUTS * timeout_seconds)
+        timeout = collective_timeout(timeout_seconds)
         with _ending_after(timeout_seconds):
             torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     except (torch.distributed.DistError, TimeoutError) as error:

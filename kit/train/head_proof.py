@@ -38,10 +38,14 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
     plain: Any = accelerator.unwrap_model(model)
     base = plain.get_base_model() if hasattr(plain, "get_base_model") else plain
     head = head_of(base.config)
+    size = prepared.ranks.num_parts  # processes that share each row
+
+    def refused(why: str) -> UserError:
+        return UserError(Problem("sequence_parallel_size", f"{size}, and {why}", "1 for this model"))
+
     if base.uses_own_logits:
-        if prepared.ranks.num_parts > 1:
-            found = f"{prepared.ranks.num_parts}, and {type(base).__name__} computes its logits in a way of its own"
-            raise UserError(Problem("sequence_parallel_size", found, "1 for this model"))
+        if size > 1:
+            raise refused(f"{type(base).__name__} computes its logits in a way of its own")
         return []
     if head == "embedding":
         return []
@@ -91,9 +95,8 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
     differs = torch.tensor(float(worst > tolerance), device=accelerator.device)
     if not prepared.ranks.sum(differs).item():
         return []
-    if prepared.ranks.num_parts > 1:
-        found = f"{prepared.ranks.num_parts}, and losses of shared rows differ by {worst:.1%} from those of whole rows"
-        raise UserError(Problem("sequence_parallel_size", found, "1 for this model"))
+    if size > 1:
+        raise refused(f"losses of shared rows differ by {worst:.1%} from those of whole rows")
     base.uses_own_logits = True
     return [
         "note: losses come from the logits that the model computes itself, of all positions at once, which takes more"

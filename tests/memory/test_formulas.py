@@ -82,6 +82,12 @@ def test_a_teacher_takes_what_the_simulation_shows():
         ({"method": "lora", "strategy": DDP, "num_gpus": 8}, 19027),
     ):
         assert predict(workload("llama-1b", **llama | fields)).tensors / 2**20 == pytest.approx(measured, rel=0.01)
+    shared = {"method": "lora", "strategy": FSDP2, "num_gpus": 8, "length": 65536, "rows": 1}
+    whole, part = (
+        predict(workload("llama-1b", **llama | shared | {"sequence_parallel_size": n})).components["teacher"]
+        for n in (1, 8)
+    )
+    assert part == whole  # of the states of all targets, which each GPU has
     for fields, measured in (({}, 15716), ({"strategy": FSDP2, "num_gpus": 8}, 5370)):
         stored = workload("qwen2.5-0.5b", "lora", **llama | {"teacher_top_k": 64} | fields)
         memory = predict(stored)

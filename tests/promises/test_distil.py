@@ -176,6 +176,8 @@ def test_a_teacher_that_cannot_judge_is_refused_before_anything_loads(finetune, 
     tokenizer.add_tokens(["<|unheard_of|>"], special_tokens=True)
     tokenizer.save_pretrained(resized)
     short = make_model(tmp_path / "short", max_position_embeddings=128)
+    of_two_heads = {"teacher": make_model(tmp_path / "two", num_attention_heads=2), "dry_run": True}
+    shared = {"config": "ddp", "num_processes": 4, "sequence_parallel_size": 4}
     quantised = shutil.copytree(teacher, tmp_path / "quantised")
     config = json.loads((quantised / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
     (quantised / "config.json").write_text(json.dumps(config))
@@ -185,6 +187,7 @@ def test_a_teacher_that_cannot_judge_is_refused_before_anything_loads(finetune, 
         ({"teacher": other}, "other ids than that of"),
         ({"teacher": swapped}, "2 tokens of its vocabulary, such as '\u0120cat', have other ids than in that of"),
         ({"teacher": short}, "128 positions"),
+        (of_two_heads | shared, "4, with 2 attention heads, of the teacher; expected one of 1, 2"),
         ({"teacher": tmp_path / "none"}, "teacher: .*no such folder"),
         ({"teacher": teacher, "objective": "sft"}, "teacher: .*objective sft does not read it"),
         ({"teacher": teacher, "teacher_top_k": 4, "on_policy_share": 0.5}, "teacher_top_k: 4 with on_policy_share 0.5"),

@@ -74,7 +74,7 @@ def test_a_checkpoint_continues_with_another_number_of_processes_a_row(finetune,
     ("changed", "flags", "message"),
     [
         ({}, {"sequence_parallel_size": 3}, "sequence_parallel_size: 3 of 4 processes"),
-        ({"num_attention_heads": 2}, {}, "4, with 2 attention heads; expected one of 2"),
+        ({"num_attention_heads": 2}, {}, "4, with 2 attention heads; expected one of 1, 2"),
         ({"attention_dropout": 0.1}, {}, "4, with attention_dropout 0.1"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, {}, "rope_type dynamic"),
         ({}, {"attn_implementation": "sdpa"}, "4, with attn_implementation sdpa"),

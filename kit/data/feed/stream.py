@@ -200,7 +200,7 @@ class StreamFeed:
             self._cursors[element.dataset_id] = element.cursor
             self._counts[element.dataset_id] = element.counts
             skipped += element.skipped
-        if skipped and self._ranks.index == 0:  # the other ranks skip the same rows
+        if skipped and self._ranks.index == self._ranks.part == 0:  # the other processes skip the same rows
             append_listed(self._skipped_file, skipped)
         if skipped and not self._first_skipped:
             self._first_skipped = str(skipped[0].problem_with_origin)

@@ -108,11 +108,15 @@ def _refused(ask: Ask) -> list[Problem]:
         )
     sharing = ask.sequence_parallel_size
     if sharing not in (sizes := sharing_sizes(ask.workload)):
-        found = f"{sharing}, of {num} GPUs and {shape.num_heads} attention heads"
+        on_machines = f", {ask.gpus_per_machine} a machine," if num > ask.gpus_per_machine else ""
+        found = f"{sharing}, of {num} GPUs{on_machines} and {shape.num_heads} attention heads"
+        if sizes == [1]:
+            found = f"{sharing}, but GPUs cannot share rows of this model"
         problems.append(Problem("sequence_parallel_size", found, f"one of {', '.join(map(str, sizes))}"))
     elif recipe.global_batch_size % (unit := num // sharing * recipe.micro_batch_size):
         found = f"{recipe.global_batch_size}, of micro-batches of {recipe.micro_batch_size} on {num} GPUs"
-        problems.append(Problem("global_batch_size", found, f"a multiple of {unit}"))
+        few = "or --sequence_parallel_size N: N GPUs share each sample" if recipe.global_batch_size < num else ""
+        problems.append(Problem("global_batch_size", found, f"a multiple of {unit}", few))
     if recipe.fp8 and not gpu.fp8:
         problems.append(Problem("--fp8", f"true, and {gpu.name} has no 8-bit products", fix="--fp8 false"))
     if recipe.optim == "adamw_bf16" and not gpu.bf16:

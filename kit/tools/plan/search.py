@@ -91,21 +91,21 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
 
 
 def sharing_sizes(workload: Workload) -> list[int]:
-    """Return how many GPUs of a machine may share each row: 1, and the numbers that divide its heads.
-
-    ``kit.model.sequence_parallel.sequence_problems`` has the other reasons why none may.
-    """
-    shape = workload.shape
-    if shape.tower or shape.eager or shape.has_windows:
+    """Return how many GPUs of a machine may share each row: 1, and the numbers that divide the heads of all models."""
+    shapes = [each for each in (workload.shape, workload.teacher) if each]
+    if workload.eager or not all(each.shares_rows for each in shapes):
         return [1]
     most = min(workload.num_gpus, workload.gpus_per_machine)
-    counts = workload.num_gpus, shape.num_heads
+    counts = [workload.num_gpus, *(each.num_heads for each in shapes)]
     return [n for n in range(1, most + 1) if not any(count % n for count in counts)]
 
 
 def longest_row(option: Option, size: int) -> int:
-    """Return the tokens of the longest row that fits if ``size`` GPUs share it, with ``option``'s other settings."""
-    own = replace(option.workload, sequence_parallel_size=size, rows=1)
+    """Return the tokens of the longest row that fits if ``size`` GPUs share it, with checkpointing.
+
+    The other settings are those of ``option``.
+    """
+    own = replace(option.workload, sequence_parallel_size=size, rows=1, gradient_checkpointing=True)
     low, high = 0, 1 << 24
     while high - low > 1:
         middle = (low + high) // 2

@@ -117,7 +117,8 @@ def longest_rows(option: Option) -> list[str]:
         return []
     first = alone.removesuffix(" with 1")
     return [
-        f"longest rows, by memory: {first} tokens; if GPUs share each (--sequence_parallel_size): {', '.join(shared)}"
+        f"longest rows, by memory and with --gradient_checkpointing true: {first} tokens; if GPUs share each "
+        f"(--sequence_parallel_size): {', '.join(shared)}"
     ]
 
 

@@ -33,11 +33,11 @@ def flags(**changes):
     }
 
 
-def feeds(tokenizer, world, size, state=None, **changes):
+def feeds(tokenizer, world, size, state=None, ranks=None, **changes):
     settings = flags(per_device_train_batch_size=size, **changes)
     opened = open_all(tokenizer, **settings)
     return [
-        opened.open_feed(recipe(**settings), Ranks(rank, world), 0, state or {}, settings.get("output_dir"))
+        opened.open_feed(recipe(**settings), ranks or Ranks(rank, world), 0, state or {}, settings.get("output_dir"))
         for rank in range(world)
     ]
 
@@ -127,6 +127,11 @@ def test_a_later_bad_row_is_skipped_and_listed_once_or_ends_the_run(tmp_path, to
         row = json.loads(line)
         assert row["row"] == "part-0.jsonl:301" and "no 'completion'" in row["problems"][0]
         assert feed.closing_notes()[0] == "stream: 2 rows could not be used, and were skipped"
+    (tmp_path / "out/skipped_rows.jsonl").unlink()
+    (feed,) = feeds(tokenizer, 1, 8, ranks=Ranks(part=1, num_parts=2), output_dir="out")
+    for step in range(40):
+        feed.take(step)
+    assert not (tmp_path / "out/skipped_rows.jsonl").exists()  # another process of the same rank lists it
     (feed,) = feeds(tokenizer, 1, 8, on_bad_row="error", output_dir="out")
     with pytest.raises(
         UserError, match=r"part-0.jsonl:301: no 'completion'(.|\n)*leave them out with --on_bad_row skip"
