@@ -1,8 +1,10 @@
 """Expressions are told from names, match as in peft, and are refused if matching them takes without end."""
 
 import pytest
+from pydantic import ValidationError
 
 from kit.config import expressions
+from kit.config.recipe import Recipe
 
 
 def test_a_string_with_a_character_that_no_name_has_is_one_expression():
@@ -21,6 +23,9 @@ def test_what_cannot_be_matched_is_refused_at_once(value, monkeypatch):
     monkeypatch.setattr(expressions, "CPU_SECONDS", 1)
     with pytest.raises(ValueError):
         expressions.module_names(value)
+    for key in ("lora_target_modules", "lora_modules_to_save"):
+        with pytest.raises(ValidationError, match=key):
+            Recipe(model_name_or_path="m", dataset="d", **{key: value})
 
 
 def test_a_name_matches_what_ends_with_it_and_an_expression_the_whole_name():

@@ -72,7 +72,7 @@ class MethodSettings(ModelSettings):
         "all-linear (all but the head), module names separated by commas, or a regular expression of full names",
         expected=TARGETS,
     )
-    lora_modules_to_save: Annotated[list[str] | None, BeforeValidator(comma_separated)] = _of_adapters(
+    lora_modules_to_save: Annotated[list[str] | None, BeforeValidator(module_names)] = _of_adapters(
         None, "modules that train whole beside the adapters, separated by commas: lm_head,embed_tokens"
     )
     trainable_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _identity(
