@@ -7,8 +7,6 @@ accelerate launch recipes/finetune.py --help                             # every
 """
 
 import sys
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
@@ -17,6 +15,9 @@ from kit import interrupt
 
 if __name__ == "__main__":
     interrupt.leave_on_ctrl_c()  # also while the imports below run
+
+from dataclasses import replace
+from functools import partial
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import DEFAULT_RECIPE, PACKAGE, RECIPES

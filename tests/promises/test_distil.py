@@ -42,7 +42,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("case", "runs"), matrix(CASES, always=3))
+@pytest.mark.parametrize(("case", "runs"), matrix(CASES[:3], always=3, rest=CASES[3:]))
 def test_every_topology_and_micro_batch_learns_the_same(finetune, fp32, teacher, tmp_path, case, runs):
     flags = {"objective": "distil", "teacher": teacher, "global_batch_size": 24, "learning_rate": 2e-3, **case}
 
