@@ -82,13 +82,15 @@ def check_teacher(recipe: Recipe, tokenizer: Any, needs_weights: bool = True) ->
 def _difference(own: Any, tokenizer: Any) -> str:
     """Why the ids of one tokenizer are not those of the other; empty if they are.
 
-    The same id must be the same token; what a tokenizer adds to its vocabulary counts where the student uses it. How it
-    cuts up text shows in probes: tokenizers that cut alike may be written down in different ways.
+    The same id must be the same token; the teacher may add more to its vocabulary than the student, whose data may hold
+    any that it adds. How it cuts up text shows in probes: tokenizers that cut alike may be written down in different
+    ways.
     """
     theirs, ours = (each.backend_tokenizer.get_vocab(with_added_tokens=False) for each in (own, tokenizer))
     if differing := [token for token in ours | theirs if theirs.get(token) != ours.get(token)]:
         return f"{len(differing)} tokens of its vocabulary, such as {min(differing)!r}, have other ids than in"
-    texts = [*_PROBES, *tokenizer.all_special_tokens, str(tokenizer.chat_template)]
+    added = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    texts = [*_PROBES, *tokenizer.all_special_tokens, *added, str(tokenizer.chat_template)]
     differing = [text for text in texts if _ids(own, text) != _ids(tokenizer, text)]
     return f"its tokenizer gives {differing[0]!r:.80} other ids than" if differing else ""
 

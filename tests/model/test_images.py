@@ -264,3 +264,16 @@ def test_kto_takes_images_before_the_answer_alone(vision_model, tmp_path):
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UserError, match=r"rated.jsonl:2 images: one behind the first answer"):
         check(vision_model("qwen2_vl"), data, objective="kto", global_batch_size=2, method="lora")
+
+
+@pytest.mark.parametrize("half", ["chosen", "rejected"])
+def test_a_half_of_a_pair_has_no_image_of_its_own(half, vision_model, tmp_path):
+    """Both halves would be shown those of the chosen one."""
+    write_rows(tmp_path, [[(70, 50)]])
+    asked = {"role": "user", "content": [{"type": "image", "path": "0-0.png"}]}
+    first, later = ({"role": "assistant", "content": text} for text in ("yes", "no"))
+    pair = {"prompt": [asked], "chosen": [first], "rejected": [later]}
+    pair[half] = [first, asked, later]
+    (data := tmp_path / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
+    with pytest.raises(UserError, match=r"pairs.jsonl:1 images: one behind the first answer"):
+        check(vision_model("qwen2_vl"), data, objective="dpo", global_batch_size=1, method="lora")

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from kit.config.recipe import Recipe
 from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import MicroBatch
+from kit.errors import UserError
+from kit.model.teacher import check_teacher
+from kit.model.tokenizer import open_tokenizer
 from kit.train.distil import METRICS, Distillation, Teacher, divergence
 
 DRAW = np.random.default_rng(0)
@@ -107,3 +111,14 @@ def test_what_the_teacher_rules_out_and_the_student_does_not_is_infinitely_far_i
     teacher = torch.tensor(TEACHER)
     teacher[:, 4] = -torch.inf
     assert divergence(teacher.log_softmax(1), torch.tensor(STUDENT).log_softmax(1), "reverse_kl").isinf().all()
+
+
+def test_a_token_that_the_student_alone_has_added_is_refused(model_folder):
+    """The data may hold it, and the teacher has no such row."""
+    names = {"model_name_or_path": str(model_folder), "teacher": str(model_folder), "dataset": "unused"}
+    recipe = Recipe(**names, objective="distil", max_length=64)
+    tokenizer = open_tokenizer(recipe)
+    check_teacher(recipe, tokenizer)
+    tokenizer.add_tokens(["<tool>"])
+    with pytest.raises(UserError, match="teacher: .* gives '<tool>' other ids"):
+        check_teacher(recipe, tokenizer)

@@ -25,6 +25,7 @@ _SYSTEM = "a system prompt; map it to system, which goes with conversations, and
 _TOOLS = "tools of the assistant; map it to tools, which goes with messages and conversations"
 _HISTORY = "earlier turns; map it to history, which goes with instruction and output"
 _CONTEXT = "more text for the question; map it to input, which goes with instruction and output"
+_ASKED = "what is asked about a picture; map it to instruction, which goes with output"
 _DOCUMENTS = "documents that a chat template would put into the prompt; write them into the messages"
 _CALLS = "calls of tools; write them as the tool_calls of an assistant message"
 _REASONING = f"the reasoning of an answer; it is read as {REASONING[0]}, of a message or beside instruction and output"
@@ -49,6 +50,7 @@ COLUMNS = _by_name(
         _TOOLS: "tools functions",
         _HISTORY: "history chat_history conversation_history",
         _CONTEXT: "input context",
+        _ASKED: "question prompt query instruction problem",
         _DOCUMENTS: "documents",
         _CALLS: "tool_calls function_calls",
         _REASONING: "reasoning_content",
@@ -108,6 +110,7 @@ class Unused:
         self._read = frozenset(fields.values())
         harmless = {_TURN, _PACKED} | ({_CONTEXT} if first in ("messages", "conversations") else set())
         harmless |= {_LABEL} if format.rows != "answers" else set()
+        harmless |= {_ASKED} if first != "images" else set()
         self._harmful = {"text": _OF_TEXT, "input_ids": _OF_IDS}.get(first, frozenset(COLUMNS.values()) - harmless)
         self.counts: Counter[str] = Counter()  # rows in which a column or key has a value
 

@@ -200,7 +200,7 @@ class Encoder:
                 refuse(place, [Problem("tokens", found, fix=FIX_IDS)], is_common=True)
                 continue
             images = sample.get("images", [])
-            if self.images and (problem := _wrong_placeholders(result, images, self.images, self.wanted == "rated")):
+            if self.images and (problem := _wrong_placeholders(result, images, self.images, self.wanted != "answers")):
                 refuse(place, [problem])
                 continue
             piece.counts["num_rows"] += 1
@@ -350,11 +350,12 @@ def _ends_without_answer(sample: Sample) -> bool:
 
 
 def _wrong_placeholders(
-    result: Sequence[Halves], images: Sequence[image_files.Image], placeholders: Placeholders, is_rated: bool
+    result: Sequence[Halves], images: Sequence[image_files.Image], placeholders: Placeholders, are_judged: bool
 ) -> Problem | None:
     """The problem of a row whose tokens have another number of placeholders than its images have features.
 
-    Or that has a label, and an image behind its answer: kto sets another prompt before what follows the prompt.
+    Or of answers that are judged, and an image behind the first of them: both of a pair have the images of the prompt,
+    and kto sets another prompt before what follows it.
     """
     for encoded in chain.from_iterable(result):
         wanted = sum(placeholders.count(each.height, each.width) for each in images[: encoded.num_images])
@@ -363,8 +364,8 @@ def _wrong_placeholders(
             text = f"{found} placeholders of images in its tokens, for {wanted} features"
             return Problem("", text, "none but those of its images: the token stands in the text itself")
         first = next((i for i, weight in enumerate(encoded.weights) if i and weight), 0)
-        if is_rated and first and placeholders.placeholder_id in encoded.input_ids[first:]:
-            return Problem("images", "one behind the first answer", "all before it: kto exchanges answers")
+        if are_judged and first and placeholders.placeholder_id in encoded.input_ids[first:]:
+            return Problem("images", "one behind the first answer", "all in the prompt, before the answers that are judged")
     return None
 
 

@@ -167,7 +167,11 @@ class Samples(Table):
         """
         if (maker := self.image_maker) is None:
             return 0
-        longest = np.argsort(-self.lengths, kind="stable")[:_LOOKED_AT]
+        counts = [store.arrays.get("image_counts", np.zeros(len(store.arrays["samples"]))) for store in self.stores]
+        having = np.flatnonzero(self._chosen(np.concatenate(counts)))
+        if not len(having):
+            return 0
+        longest = having[np.argsort(-self.lengths[having], kind="stable")[:_LOOKED_AT]]
         found = [int((self[i][0] == maker.placeholder_id).sum()) for i in longest.tolist()]
         if pack_length is None:
             return max(found) // self.sequence_lengths.shape[1]

@@ -42,6 +42,7 @@ HARMFUL = [
     (IDS | {"position_ids": [0, 0]}, "position_ids"),
     ({"text": "a", "role": "prompter"}, "role"),
     ({"text": "a", "file_name": "b/A.JPG"}, "file_name"),
+    ({"images": "a.jpg", "output": "two", "question": "how many?"}, "question"),
     (answer(loss_weight=0.5), "messages.loss_weight"),
     (answer(masked=True), "messages.masked"),
     (answer(thoughts="Hm"), "messages.thoughts"),
@@ -71,7 +72,7 @@ def test_what_changes_nothing_is_not_refused():
         IDS | {"attention_mask": "[1, 1]", "label": 0},
         answer(reasoning="Hm", reasoning_details=[{"text": "Hm"}], stop_reason="end", image_url=""),
         answer(loss=True, loss_mask=1, train=False, weight=0, name="Ann"),
-        ALPACA | {"history": [["a", "b"]], "system": "Be kind"},
+        ALPACA | {"history": [["a", "b"]], "system": "Be kind", "question": "a"},
     ):
         assert looked(row)[0] == "", row
 

@@ -9,6 +9,7 @@ from vision_models import write_rows
 from kit import preflight
 from kit.config.command_line import read_recipe
 from kit.config.launch_flags import Launch
+from kit.data.samples import samples
 from kit.memory.fit import planned_workload
 from kit.memory.formulas import predict
 from kit.strategy.strategies import FSDP2
@@ -55,9 +56,11 @@ def test_a_dry_run_needs_no_weights_but_everything_else(recipe, model_folder, tm
 
 
 @pytest.mark.slow
-def test_a_plan_counts_the_images_that_the_rows_have(recipe, vision_model, tmp_path):
-    """70 x 50 pixels are 2 x 2 tokens of the tiny tower, 28 x 28 a single one."""
-    data = write_rows(tmp_path, [[(70, 50)], [(28, 28), (70, 50)], []])
+def test_a_plan_counts_the_images_that_the_rows_have(recipe, vision_model, tmp_path, monkeypatch):
+    """70 x 50 pixels are 2 x 2 tokens of the tiny tower, 28 x 28 a single one. Longer rows of text hide none."""
+    monkeypatch.setattr(samples, "_LOOKED_AT", 2)
+    data = write_rows(tmp_path, [[(70, 50)], [(28, 28), (70, 50)], [], []])
+    data.write_text(data.read_text().replace("number 2", "number 2 " * 20).replace("number 3", "number 3 " * 20))
     mine = recipe(model_name_or_path=str(vision_model("qwen2_5_vl")), dataset=str(data), global_batch_size=2)
     for changes, number in (({}, 5), ({"max_pixels": 28 * 28}, 2)):
         checked = preflight.check(mine.model_copy(update=changes), ONE_PROCESS, "mine")
