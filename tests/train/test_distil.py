@@ -120,5 +120,5 @@ def test_a_token_that_the_student_alone_has_added_is_refused(model_folder):
     tokenizer = open_tokenizer(recipe)
     check_teacher(recipe, tokenizer)
     tokenizer.add_tokens(["<tool>"])
-    with pytest.raises(UserError, match="teacher: .* gives '<tool>' other ids"):
+    with pytest.raises(UserError, match=r"teacher: .* gives '<tool>' other ids"):
         check_teacher(recipe, tokenizer)

@@ -101,7 +101,8 @@ def with_images(sample: dict[str, Any], column: Any, has_column: bool = True) ->
         raise UserError(Problem("images", kind(column), "a list of images", fix))
     given = [reference(f"images[{i}]", each) for i, each in enumerate(column)]
     if not messages:
-        fix = "--dataset_columns prompt=instruction,completion=output makes messages of such columns; or write messages"
+        more = "" if {"chosen", "label"} & sample.keys() else ",completion=output"
+        fix = f"--dataset_columns prompt=instruction{more} makes messages of such columns; or write messages"
         raise UserError(Problem("images", "given beside texts", "them beside messages", fix))
     changed = {name: [dict(message) for message in each] for name, each in lists.items()}
     messages = [message for each in changed.values() for message in each]

@@ -365,7 +365,9 @@ def _wrong_placeholders(
             return Problem("", text, "none but those of its images: the token stands in the text itself")
         first = next((i for i, weight in enumerate(encoded.weights) if i and weight), 0)
         if are_judged and first and placeholders.placeholder_id in encoded.input_ids[first:]:
-            return Problem("images", "one behind the first answer", "all in the prompt, before the answers that are judged")
+            return Problem(
+                "images", "one behind the first answer", "all in the prompt, before the answers that are judged"
+            )
     return None
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image as pil
 
+from kit.data.chat.formats import to_sample
 from kit.data.chat.images import IMAGE
 from kit.data.read import images
 from kit.data.read.images import inspect, pixels
@@ -190,6 +191,9 @@ def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
         ),
     ):
         assert found in problems_of(given)
+    pair = {"chosen": "b", "rejected": "c", "prompt": "a", "images": ["a"]}
+    (problem,) = to_sample(pair, {name: name for name in pair})
+    assert problem.fix.startswith("--dataset_columns prompt=instruction makes")
     assert "images" not in sample_of({"instruction": "<image>", "output": "b"})  # a text like any other
     answer = [{"role": "user", "content": "draw"}, {"role": "assistant", "content": [{"type": "image", "path": "a"}]}]
     assert "an image in an answer" in problems_of({"messages": answer})
