@@ -113,6 +113,10 @@ def test_an_adapter_of_a_head_keeps_the_order_of_its_labels(finetune, data, tmp_
     again["adapter_name_or_path"] = shutil.copytree(run.folder / "final", tmp_path / "alone")
     refused = finetune("refused", **again)
     assert refused.status == 2 and "the adapter does not hold their order" in refused.output, refused.output
+    file = tmp_path / "alone/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"task_type": None}))
+    refused = finetune("untold", **again, labels="2,0,1")
+    assert refused.status == 2 and "holds an adapter of no task" in refused.output, refused.output
 
 
 @torch.no_grad()
