@@ -234,8 +234,8 @@ class Encoder:
         if not any(map(str.isdecimal, self.labels)):
             known = {str(i): i for i in known.values()} | known
         if unknown := [name for name in names if name not in known]:
-            found, fix = f"{unknown[0]!r} is no label of this model", "--labels names all, in the order of the scores"
-            return Problem("label", found, f"one of {listed(self.labels)}", fix)
+            expected = f"one of {listed(self.labels)}, or --labels with the names of all, in the order of its scores"
+            return Problem("label", f"{unknown[0]!r} is no label of this model", expected)
         if len(names) != 1 and not self.has_several:
             fix = "--problem_type multi_label_classification"
             return Problem("label", f"{len(names)} labels", "one, as other rows have", fix)
