@@ -18,14 +18,14 @@ from kit.data.open import Data, last_ids, open_data, prompt_and_reference, stop_
 from kit.data.samples.dataset import Dataset, open_datasets
 from kit.data.samples.labels import find_labels
 from kit.data.samples.rows import NO_IMAGES
-from kit.errors import Problem, Problems, UserError, first_line, raise_if
+from kit.errors import Problem, Problems, UserError, first_line, listed, raise_if
 from kit.evaluate import try_metrics
 from kit.memory.fit import memory_problems, plan_record, planned_workload, resolve_auto
 from kit.memory.workload import Workload
 from kit.model.attention import describe_long_rows
 from kit.model.compile import check_compile
 from kit.model.dequantise import describe_dequantised
-from kit.model.heads import head_of, labels_of, pad_with
+from kit.model.heads import head_of, labels_of, pad_with, read_pooling
 from kit.model.images import Images, open_images
 from kit.model.load import (
     build_meta_model,
@@ -48,8 +48,9 @@ from kit.rewards import Asked, try_rewards
 from kit.run.facts import OWN_OF_MACHINE, compared_facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
+from kit.run.opening import run_of
 from kit.run.output_dir import run_in
-from kit.run.record import own_code
+from kit.run.record import own_code, read_run
 from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
 from kit.strategy.agreement import Fact
 from kit.strategy.kernels import check_kernels
@@ -160,6 +161,10 @@ def check(
     with problems.caught():
         if recipe.objective == "classify" and datasets:
             recipe = _with_labels(recipe, datasets)
+        if recipe.objective == "embed" and "pooling" not in recipe.model_fields_set:
+            base, adapter = open_base_config(recipe), recipe.adapter_name_or_path
+            own = read_pooling(adapter or base.name_or_path, None if adapter else getattr(base, "_commit_hash", None))
+            recipe = recipe.model_copy(update={"pooling": own or recipe.pooling})
         config = open_config(recipe)
         if shorten and "max_length" not in recipe.model_fields_set:
             longest = min(recipe.max_length, num_positions(config) or recipe.max_length)
@@ -273,12 +278,31 @@ def check(
 
 
 def _with_labels(recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
-    """The recipe with the labels of the model, if it has some, or else of the training data; and their kind."""
+    """The recipe with the labels of the model, if it has some, or else of the training data; and their kind.
+
+    Raises ``UserError`` if their order is another one than that of the scores, or is not known.
+    """
     base = open_base_config(recipe)
-    own = labels_of(base) if head_of(base) == "scores" else []
-    labels, has_several = (own, base.problem_type == "multi_label_classification") if own else find_labels(datasets)
-    kind = "multi_label_classification" if has_several else "single_label_classification"
-    values = {"labels": recipe.labels or labels, "problem_type": recipe.problem_type or kind}
+    own: list[str] = []
+    kind = base.problem_type
+    if head_of(base) == "scores":
+        own = labels_of(base) or [str(i) for i in range(base.num_labels)]
+    if recipe.adapter_name_or_path:
+        run_file = run_of(recipe.adapter_name_or_path)
+        if run_file and (run := read_run(run_file)[0]).labels:
+            own, kind = run.labels, run.problem_type
+        elif not own and not recipe.labels:
+            found, expected = "missing, and the adapter does not hold their order", "those that it was trained with"
+            raise UserError(Problem("labels", found, expected, "--labels NAMES, in the order of id2label in README.md"))
+    if recipe.labels and recipe.labels != own and sorted(recipe.labels) == sorted(own):
+        found = f"{listed(recipe.labels)}, in another order than the scores of the model"
+        raise UserError(Problem("labels", found, listed(own), "leave it out"))
+    labels = own
+    if not own:
+        labels, has_several = find_labels(datasets)
+        kind = "multi_label_classification" if has_several else "single_label_classification"
+    kind = recipe.problem_type or kind or "single_label_classification"
+    values = {"labels": recipe.labels or labels, "problem_type": kind}
     return recipe.model_copy(update=values)
 
 

@@ -112,6 +112,7 @@ def open_recipe_data(settings, tokenizer, vocab_size=VOCAB_SIZE, datasets=None):
         global_batch_size=settings.global_batch_size // settings.answers_per_prompt,
         wanted=settings.declared.rows,
         rollout_steps=settings.num_iterations if settings.rolls_out else 0,
+        pooling="" if settings.declared.head == "words" else "last",
     )
 
 

@@ -224,9 +224,10 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Prob
         fix = f"--adapter_type {kind}" if kind in ADAPTER_TYPES else ""
         return [Problem(_FIELD, f"{folder} holds an adapter of {kind.upper()}", settings.adapter_type.upper(), fix)]
     wanted = TASKS[head_of(meta_model.config)]
-    if config.task_type not in (None, wanted):
-        found = f"{folder} holds an adapter of {config.task_type}, and this model computes {wanted}"
-        fix = "`kit export` merges it; then --model_name_or_path with what that writes"
+    # Without its task, peft would neither train nor save a new head.
+    if config.task_type != wanted and (config.task_type or wanted == TASKS["scores"]):
+        found = f"{folder} holds an adapter of {config.task_type or 'no task'}, and this model computes {wanted}"
+        fix = "`kit export` merges it, that of a head in the folder of its run; then --model_name_or_path with it"
         return [Problem(_FIELD, found, fix=fix)]
     indices = getattr(config, "trainable_token_indices", None) or []  # ids, or ids for each module
     lists = indices.values() if isinstance(indices, dict) else [indices]

@@ -7,8 +7,9 @@ what a run has written is opened again as it was trained.
 
 import inspect
 import json
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -21,13 +22,15 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from kit.config.settings.objective import Head, ObjectiveSettings
-from kit.errors import Problem, UserError
+from kit.durable import read_small
+from kit.errors import Problem, UserError, listed
 
 SCORE = "score"  # the name of the head
 TASKS = {"words": "CAUSAL_LM", "scores": "SEQ_CLS", "embedding": "FEATURE_EXTRACTION"}  # as peft names them
+_POOLED = {"mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken"}  # as sentence-transformers has it
 _CLASSES: dict[Head, Any] = {"scores": AutoModelForSequenceClassification, "embedding": AutoModel}
 _SCORES = set(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values())
 _WORDS = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()}
@@ -68,7 +71,11 @@ def with_head(config: Any, settings: ObjectiveSettings, name: str, max_length: i
         found = f"{name} is a {config.model_type}, which has no head for {wanted}"
         raise UserError(Problem("model_name_or_path", found, expected))
     config.architectures = [made.__name__]
-    if wanted == "embedding":  # for ``write_sentence_transformers``, whenever it is written
+    if wanted == "embedding":
+        if long := [size for size in settings.matryoshka_dims if size > config.hidden_size]:
+            found = f"{long[0]}, and the embeddings of {name} have {config.hidden_size} numbers"
+            raise UserError(Problem("matryoshka_dims", found, "fewer"))
+        # For ``write_sentence_transformers``, whenever it is written.
         config.sentence_transformers = {"pooling": settings.pooling, "max_length": max_length}
     labels = ["reward"] if settings.objective == "reward" else settings.labels or []
     if wanted == "scores" and (own == "words" or labels):
@@ -119,7 +126,8 @@ def draw_head(model: Any, missing: list[str], seed: int) -> list[str]:
     drawn = torch.empty(weight.shape).normal_(0, deviation, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         weight.copy_(drawn)
-    model.new_head = f"note: the head of {len(weight)} scores is new, its weights drawn by seed {seed}"
+    names = listed([*model.config.id2label.values()], 10)
+    model.new_head = f"note: the head of {len(weight)} scores ({names}) is new, its weights drawn by seed {seed}"
     return [name for name in missing if name != f"{SCORE}.weight"]
 
 
@@ -158,6 +166,20 @@ def pad_with(tokenizer: Any, last_ids: set[int]) -> None:
     raise UserError(Problem("model_name_or_path", found, "a tokenizer with a pad_token of its own"))
 
 
+def read_pooling(name: str, revision: str | None) -> str | None:
+    """Return the tokens that a model or an adapter pools, as ``write_sentence_transformers`` wrote it; None if unknown.
+
+    Args:
+        name: a folder, or a hub id.
+    """
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
+        options: Any = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
+        file = cached_file(os.path.expanduser(name), "1_Pooling/config.json", **options)
+        read = json.loads(read_small(file)) if file else {}
+        return next((kind for kind, key in _POOLED.items() if read.get(key)), None)
+    return None
+
+
 def write_sentence_transformers(folder: Path, hidden_size: int, pooling: str, max_length: int) -> None:
     """Write what sentence-transformers needs beside a model: the tokens that it pools, and that it normalises."""
     kinds = [("0", "", "Transformer"), ("1", "1_Pooling", "Pooling"), ("2", "2_Normalize", "Normalize")]
@@ -171,8 +193,7 @@ def write_sentence_transformers(folder: Path, hidden_size: int, pooling: str, ma
         "config_sentence_transformers.json": {"similarity_fn_name": "cosine", "prompts": {}},
         "1_Pooling/config.json": {
             "word_embedding_dimension": hidden_size,
-            "pooling_mode_mean_tokens": pooling == "mean",
-            "pooling_mode_lasttoken": pooling == "last",
+            **{key: pooling == kind for kind, key in _POOLED.items()},
         },
     }
     (folder / "2_Normalize").mkdir()

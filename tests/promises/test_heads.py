@@ -99,6 +99,24 @@ def test_transformers_opens_a_classifier_with_the_scores_that_were_measured(fine
     bad.write_text('{"text": "one", "label": 1}\n{"text": "two", "label": 3}\n')
     scored = finetune.score("bad", model_name_or_path=final, eval_dataset=bad)
     assert scored.status == 2 and "bad.jsonl:2 label: '3' is no label of this model" in scored.output, scored.output
+    named = {"model_name_or_path": final, "eval_dataset": data["classify"]["eval_dataset"]}
+    scored = finetune.score("order", **named, objective="classify", labels="2,1,0")
+    assert scored.status == 2 and "in another order than the scores of the model" in scored.output, scored.output
+
+
+def test_an_adapter_of_a_head_keeps_the_order_of_its_labels(finetune, data, tmp_path):
+    run = finetune.ok("run", method="lora", labels="2,0,1", **data["classify"])
+    again = {"adapter_name_or_path": run.folder / "final", "method": "lora", **data["classify"]}
+    more = finetune.ok("more", **again, eval_on_start=True)
+    assert more.info["recipe"]["labels"] == ["2", "0", "1"]
+    assert more.rows[0]["eval_loss"] == pytest.approx(run.rows[-1]["eval_loss"], rel=1e-3)
+    again["adapter_name_or_path"] = shutil.copytree(run.folder / "final", tmp_path / "alone")
+    refused = finetune("refused", **again)
+    assert refused.status == 2 and "the adapter does not hold their order" in refused.output, refused.output
+    file = tmp_path / "alone/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"task_type": None}))
+    refused = finetune("untold", **again, labels="2,0,1")
+    assert refused.status == 2 and "holds an adapter of no task" in refused.output, refused.output
 
 
 @torch.no_grad()
@@ -117,7 +135,7 @@ def test_a_merged_reward_model_gives_the_rewards_of_its_adapter(finetune, fp32, 
 
 
 @torch.no_grad()
-def test_an_embedder_is_what_sentence_transformers_reads(finetune, fp32, data):
+def test_an_embedder_is_what_sentence_transformers_reads(finetune, fp32, data, tmp_path):
     run = finetune.ok("run", config=fp32["single"], method="full", pooling="mean", **data["embed"])
     model, tokenizer = opened(run.folder / "final", AutoModel)
     read = {
@@ -136,12 +154,18 @@ def test_an_embedder_is_what_sentence_transformers_reads(finetune, fp32, data):
     similarities = embed([row["anchor"] for row in rows]) @ embed(documents).T / 0.05
     loss = torch.nn.functional.cross_entropy(similarities, torch.arange(len(rows)))
     assert run.rows[-1]["eval_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    alone = {"model_name_or_path": shutil.copytree(run.folder / "final", tmp_path / "alone"), "objective": "embed"}
+    scored = finetune.score("scored", config=fp32["single"], **alone, eval_dataset=data["embed"]["eval_dataset"])
+    assert json.loads(scored.output.splitlines()[-1])["eval_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
 TINY = ROOT / "recipes/tiny"
 REFUSED = [
     ("classify", {"predict_with_generate": True}, "predict_with_generate: given with objective classify"),
     ("embed", {"packing": True}, "packing: given with objective embed"),
+    ("embed", {"matryoshka_dims": "16,64"}, "matryoshka_dims: 64, and the embeddings of"),
+    ("embed", {"matryoshka_dims": "0"}, "matryoshka_dims"),
+    ("classify", {"labels": "0,1,2,1"}, "labels: one of them twice"),
     ("embed", {"lora_dropout": 0.1, "method": "lora"}, "two passes over a text would differ"),
     ("reward", {"streaming": True}, "streaming: given with objective reward"),
     (
@@ -164,6 +188,7 @@ def test_what_a_head_cannot_have_is_refused_by_name(finetune, data, objective, f
         (["a", "a"], "each row has the label a"),
         (["a", ["b"]], "classes.jsonl:2 label: a list, and at "),
         (["a", "b", 0.5], "classes.jsonl:3 label: 0.5"),
+        ([[], []], "label: no row has one"),
     ],
 )
 def test_labels_that_teach_nothing_are_named(finetune, tmp_path, labels, words):

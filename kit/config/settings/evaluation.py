@@ -72,7 +72,8 @@ class EvalSettings(BaseModel):
     metric_for_best_model: Annotated[str, Field(pattern=_FOLLOWED)] = _option(
         "eval_loss",
         "what keep_best and early stopping follow; rewards are of objectives over pairs",
-        expected="eval_loss, eval_rewards/accuracies, eval_rewards/margins, or eval_ and the name of one of metrics",
+        expected="eval_loss, eval_rewards/accuracies, eval_rewards/margins, or eval_ and the name of one of metrics "
+        "or of what a head has",
         needs="keep_best or early_stopping_patience",
     )
     early_stopping_patience: int | None = _option(

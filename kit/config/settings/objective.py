@@ -208,7 +208,7 @@ class ObjectiveSettings(BaseModel):
     )
     pooling: Literal["last", "mean"] = _identity("last", "of embed: the state of the last token, or the mean of all")
     embed_temperature: float = _identity(0.05, "of embed: similarities are divided by it", gt=0)
-    matryoshka_dims: Annotated[list[int], BeforeValidator(comma_separated)] = _identity(
+    matryoshka_dims: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(comma_separated)] = _identity(
         [], "of embed: the loss is also that of the first N numbers of an embedding, for each N of these"
     )
     rewards: Annotated[list[RewardName | OwnMetric], BeforeValidator(comma_separated)] = _identity(
@@ -383,6 +383,12 @@ RULES = (
             ("router_aux_loss_coef", "which has no loss of routers, as in transformers"),
             ("system_prompt", "whose texts are read as they are"),
         )
+    ),
+    Rule(
+        "labels",
+        lambda r: r.labels and len({*r.labels}) < len(r.labels),
+        "one of them twice, in {r.labels}",
+        "give each once",
     ),
     Rule(
         "packing objective",

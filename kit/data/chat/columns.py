@@ -142,7 +142,12 @@ def _next_step(columns: Sequence[str], ignored: set[str], wanted: Rows) -> str:
             mapping |= {found: ours} if found else {}
         if set(format.columns) <= set(mapping.values()):
             return columns_flag(mapping | dict.fromkeys(sorted(ignored), IGNORE))
-    for kind, step in OBJECTIVES.items():
-        if kind != wanted and _complete(columns, {}, ignored, kind):
-            return step
+    num_read = {
+        kind: max((len({*fields.values()} & {*columns}) for fields in _complete(columns, {}, ignored, kind)), default=0)
+        for kind in OBJECTIVES
+        if kind != wanted
+    }
+    kind = max(num_read, key=lambda kind: num_read[kind])
+    if num_read[kind]:
+        return OBJECTIVES[kind]
     return f"say which column is which: {columns_flag({'COLUMN': 'FIELD'})}; or write the rows in one of these formats"

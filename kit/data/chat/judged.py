@@ -4,12 +4,13 @@ A text alone, or with a second one, becomes what the model's own tokenizer makes
 on is what ``pipeline`` of transformers and sentence-transformers give the model.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from kit.data.chat.messages import are_messages, check_text, parsed, read_messages
 from kit.data.chat.preferences import answers_to_one_prompt
-from kit.errors import Problem, UserError, kind
+from kit.errors import Problem, UserError
 
 Sample = dict[str, Any]
 
@@ -17,9 +18,13 @@ Sample = dict[str, Any]
 def compared(values: Mapping[str, Any]) -> Sample:
     """The better and the worse answer to a prompt, or two texts without one; optionally how far they are apart."""
     margin = values.get("margin")
-    if margin is not None and (isinstance(margin, bool) or not isinstance(margin, int | float)):
-        raise UserError(Problem("margin", kind(margin), "a number"))
-    more = {"values": [0.0 if margin is None else float(margin)]}
+    try:
+        number = 0.0 if margin is None else float(margin)  # also of a cell of a table
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(margin, bool) or not math.isfinite(number):
+        raise UserError(Problem("margin", repr(margin)[:80], "a number"))
+    more = {"values": [number]}
     if "query" in values:
         query = check_text("query", values["query"])
         texts = [[query, check_text(name, values[name])] for name in ("positive", "negative")]

@@ -14,7 +14,7 @@ def find_labels(datasets: Sequence[Dataset]) -> tuple[list[str], bool]:
     Reads only their column. Rows that cannot be read are left to ``tokenise``.
 
     Raises:
-        UserError: some rows have a list of labels and some do not, or all have the same label.
+        UserError: some rows have a list of labels and some do not, or all have the same label or none.
     """
     names: set[str] = set()
     kinds: dict[bool, str] = {}  # where the first row is from of those with lists, and of those without
@@ -34,6 +34,8 @@ def find_labels(datasets: Sequence[Dataset]) -> tuple[list[str], bool]:
     if len(kinds) == 2:
         raise UserError(Problem(f"{kinds[True]} label", f"a list, and at {kinds[False]} a label alone", "one of them"))
     has_several = True in kinds
+    if kinds and not names:
+        raise UserError(Problem("label", "no row has one", "lists that are not all empty"))
     if kinds and not has_several and len(names) == 1:
         raise UserError(Problem("label", f"each row has the label {min(names)}", "at least two, to tell apart"))
     return sorted(

@@ -234,7 +234,8 @@ class Encoder:
         if not any(map(str.isdecimal, self.labels)):
             known = {str(i): i for i in known.values()} | known
         if unknown := [name for name in names if name not in known]:
-            return Problem("label", f"{unknown[0]!r} is no label of this model", f"one of {listed(self.labels)}")
+            expected = f"one of {listed(self.labels)}, or --labels with the names of all, in the order of its scores"
+            return Problem("label", f"{unknown[0]!r} is no label of this model", expected)
         if len(names) != 1 and not self.has_several:
             fix = "--problem_type multi_label_classification"
             return Problem("label", f"{len(names)} labels", "one, as other rows have", fix)
@@ -302,7 +303,10 @@ class Encoder:
             if of_texts and strategy != "drop":
                 special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
                 limit, from_start = self.max_length, strategy == "keep_end"
-                cut = [tuple(shortened(half, limit, special, from_start) for half in halves)]
+                texts = tuple(shortened(half, limit, special, from_start) for half in halves)
+                # Two texts that differ only in what was cut teach nothing.
+                is_same = self.wanted == "compared" and texts[0].input_ids == texts[1].input_ids
+                cut = [] if is_same else [texts]
             elif of_texts:
                 cut = []
             elif self.wanted == "answers":

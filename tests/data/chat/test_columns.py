@@ -70,6 +70,7 @@ def test_well_known_names_are_quoted_and_not_guessed():
         ("instruction context response", "answers", "instruction=instruction,response=output,context=input"),
         ("url content", "answers", "--dataset_columns content=text"),
         ("prompt chosen rejected", "answers", "--objective dpo learns from pairs of answers"),
+        ("text label", "compared", "--objective classify learns the labels of texts"),
         ("prompt response_j response_k", "pairs", "response_j=chosen,response_k=rejected,prompt=prompt"),
         ("messages kto_tag", "rated", "--dataset_columns kto_tag=label,messages=completion"),
         ("a b", "answers", "say which column is which: --dataset_columns COLUMN=FIELD"),

@@ -105,3 +105,17 @@ def test_a_column_that_would_change_what_is_learned_stops_the_start(name, tmp_pa
         open_all(tokenizer, dataset=name)
     ignoring = open_all(tokenizer, dataset=name, dataset_columns="videos=ignore")
     assert len(ignoring.train) == 6
+
+
+def test_texts_that_are_the_same_once_cut_are_left_out_and_a_cell_of_a_table_is_a_margin(tmp_path, tokenizer):
+    write(
+        tmp_path / "train.jsonl",
+        {"chosen": "a " * 50 + "b", "rejected": "a " * 50 + "c", "margin": 1},
+        {"chosen": "a", "rejected": "b", "margin": "0.5"},
+    )
+    opened = open_all(tokenizer, max_length=16, objective="reward")
+    assert "train.jsonl: 1 of 2 samples left out: longer than 16 tokens" in opened.notes
+    assert opened.train.head_values.tolist() == [[0.5]]
+    write(tmp_path / "train.jsonl", {"chosen": "a", "rejected": "b", "margin": "far"})
+    with pytest.raises(UserError, match=r"train.jsonl:1 margin: 'far'; expected a number"):
+        open_all(tokenizer, max_length=16, objective="reward")
