@@ -349,7 +349,7 @@ def _cast_frozen(model: Any, dtype: torch.dtype, towers: tuple[str, ...], stored
 
     Args:
         dtype: that of the topology. Files of another are not rounded to it, but computed with in float32.
-        towers: prefixes of the names of what no text reaches. It computes nothing, and is written again as it was read.
+        towers: prefixes of the names of what no text reaches. It does not train, and is written again as it was read.
         stored: the dtype of the model's files.
     """
     for name, parameter in model.named_parameters():

@@ -60,17 +60,18 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parts: torch.Tensor, group: Any) -> torch.Tensor:
         ctx.group = group
-        parts = parts.contiguous()
-        received = torch.empty_like(parts)
-        torch.distributed.all_to_all_single(received, parts, group=group)
-        return received
+        return _exchanged(parts, group)
 
     @staticmethod
     def backward(ctx: Any, *arriving: Any) -> Any:
-        gradient = arriving[0].contiguous()
-        received = torch.empty_like(gradient)
-        torch.distributed.all_to_all_single(received, gradient, group=ctx.group)
-        return received, None
+        return _exchanged(arriving[0], ctx.group), None
+
+
+def _exchanged(parts: torch.Tensor, group: Any) -> torch.Tensor:
+    parts = parts.contiguous()
+    received = torch.empty_like(parts)
+    torch.distributed.all_to_all_single(received, parts, group=group)
+    return received
 
 
 class _Gather(torch.autograd.Function):
