@@ -36,7 +36,6 @@ TOOLS_FLOORS = [
     ["text_table", "typed"],
     ["plan", "convert", "opening", "push"],
     ["doctor", "report", "api", "chat"],
-    ["rates"],
 ]
 
 

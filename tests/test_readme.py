@@ -18,7 +18,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def commands():
     for page in PAGES:
         for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL):
-            for line in block.splitlines():
+            for line in block.replace("\\\n", "").replace("$rate", "1e-4").splitlines():
                 command = line.split(" #")[0].strip()
                 if command and not command.startswith("#"):
                     yield page.name, command

@@ -23,8 +23,8 @@ from kit.console import guard_libraries, show, show_error
 from kit.errors import Problem, UserError, did_you_mean
 
 SCRIPTS = "train score export".split()
-COMMANDS = "chat push recipes convert doctor plan inspect rates report cache verify-resume".split()
-SLOW_TO_IMPORT = "chat doctor inspect rates".split()
+COMMANDS = "chat push recipes convert doctor plan inspect report cache verify-resume".split()
+SLOW_TO_IMPORT = "chat doctor inspect".split()
 
 
 def main(argv: list[str] | None = None) -> int:
