@@ -263,6 +263,7 @@ def main() -> None:
             noise=noise,
             # If the last save failed, stop: the save that follows raises the error on all ranks.
             stop=stop.is_made or saver.has_failed,
+            save=saver.is_due,
             before_update=partial(compare_replicas, prepared, recipe.check_replicas, done),
         )
         loss_spike = state.end_step(done, result, 0 if recipe.rolls_out else recipe.loss_spike_ratio)
@@ -277,7 +278,8 @@ def main() -> None:
             is_stopped = outcome.was_stopped
         is_last = done == total_steps or bool(state.early_stop_reason(recipe, total_steps))
         keep_as_best = outcome.is_best and recipe.keep_best
-        is_saved = is_last or is_stopped or keep_as_best or save_is_due(recipe, data, total_steps, done)
+        is_due = result.save or save_is_due(recipe, data, total_steps, done)
+        is_saved = is_last or is_stopped or keep_as_best or is_due
         if is_saved:
             save(recipe.save_only_model and not is_stopped)  # weights alone, but a stopped run must be able to continue
 

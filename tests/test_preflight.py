@@ -3,14 +3,18 @@
 import shutil
 import sys
 from importlib.abc import MetaPathFinder
+from types import SimpleNamespace
 
 import pytest
 from preflight_helpers import ONE_PROCESS, wrong
 from safetensors.torch import load_file, save_file
 
 from kit import preflight
+from kit.config.launch_flags import Launch
 from kit.config.recipe import Recipe
 from kit.errors import UserError
+from kit.memory.fit import check_disk, planned_workload
+from kit.model.load import open_config
 from kit.strategy.strategies import FSDP2
 from kit.strategy.topology import Topology
 
@@ -43,6 +47,24 @@ def test_what_cannot_be_opened_does_not_hide_what_is_wrong_elsewhere(recipe):
         "eval_dataset",
         "model_name_or_path",
     ]  # once, though tokenizer and config both need it
+
+
+def test_a_disk_without_room_for_checkpoints_and_the_final_model_is_refused(recipe, tmp_path, monkeypatch):
+    trained = recipe(method="full", save_steps=0)
+    size = 12 * sum(p.numel() for p in preflight.check(trained).meta_model.parameters())  # of a checkpoint
+    free = size * 4 // 3  # with the final model, in float32
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+    preflight.check(trained, ONE_PROCESS, "mine")
+    free -= 1
+    assert wrong(trained, ONE_PROCESS, "mine", launch=Launch(dry_run=True)) == ["output_dir"]
+    preflight.check(trained, ONE_PROCESS, "mine", launch=Launch(skip_memory_check=True))
+    free += 1
+    lasting = trained.model_copy(update={"save_steps": "auto", "save_total_limit": 1})
+    assert wrong(lasting, ONE_PROCESS, "mine") == ["output_dir"]
+    checkpoint = tmp_path / "out/checkpoints/step-00000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "model.safetensors").write_bytes(bytes(size))  # a continued run needs no room for it
+    check_disk(lasting.output_dir, planned_workload(lasting, ONE_PROCESS, open_config(lasting)))
 
 
 def test_to_look_is_to_write_nothing(recipe, tmp_path, model_folder):

@@ -13,6 +13,7 @@ Only one save runs at a time; the next one waits for it.
 
 import json
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
     from kit.config.settings.output import OutputSettings
 
+# Between saves by time; each costs a few seconds, so less than a hundredth of it.
+SAVE_SECONDS = 30 * 60.0
 # Smaller buffers may lie in one page with others, and a page can be pinned only once.
 MIN_PINNED_BYTES = 2**20
 # Of tensors that every rank holds whole. Every rank opens all files that have one, and AdamW has one of 4 bytes for
@@ -79,6 +82,7 @@ class Saver:
         """
         self._rank, self._world = accelerator.process_index, accelerator.num_processes
         self._in_background = settings.async_save
+        self._by_time, self._saved_at = settings.saves_by_time, time.monotonic()
         self._limit = settings.save_total_limit
         self._keep_best = settings.keep_best
         self._folder = folder
@@ -105,6 +109,7 @@ class Saver:
             UserError: the save before this one failed; or this one, if saves are not in the background.
         """
         self.wait()
+        self._saved_at = time.monotonic()
         self._step = state["step"]
         target = self._folder / name_of(self._step)
         tensors, scalars = collect(model, None if weights_only else optimizer)
@@ -137,6 +142,11 @@ class Saver:
         if any(tensor.device.type != "cpu" for tensor in tensors.values()):
             torch.accelerator.synchronize()
         return self._buffers
+
+    @property
+    def is_due(self) -> bool:
+        """Whether this rank asks for a save by time. The ranks must agree, since their clocks differ."""
+        return self._by_time and time.monotonic() - self._saved_at >= SAVE_SECONDS
 
     @property
     def has_failed(self) -> bool:

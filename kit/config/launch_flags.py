@@ -25,5 +25,7 @@ class Launch(BaseModel):
     sequence_parallel_size: int | None = _launch(
         None, "processes that share each row, for long rows; without it: sp_size of the config, or 1", "processes", ge=1
     )
-    skip_memory_check: bool = _launch(False, "start even if the plan says that the GPUs' memory is too small")
+    skip_memory_check: bool = _launch(
+        False, "start even if the plan says that the GPUs' memory or the disk is too small"
+    )
     dry_run: bool = _launch(False, "validate everything, count samples, tokens and steps, show the strategy, and stop")

@@ -30,7 +30,8 @@ def steps_rules(what: str) -> tuple[Rule, ...]:
     keys = f"{what}_strategy {what}_steps"
 
     def values(recipe: Any) -> tuple[Any, Any]:
-        return getattr(recipe, f"{what}_strategy"), getattr(recipe, f"{what}_steps")
+        steps = getattr(recipe, f"{what}_steps")
+        return getattr(recipe, f"{what}_strategy"), 0 if steps == "auto" else steps
 
     return (
         Rule(

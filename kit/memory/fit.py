@@ -1,11 +1,14 @@
-"""Whether a run that is about to start fits its GPUs: the settings that are ``auto``, and a refusal if it cannot fit.
+"""Whether a run that is about to start fits its GPUs and its disk: what is ``auto``, and a refusal if it cannot fit.
 
 Promises: a run is refused only if its tensors alone are larger than a GPU, by more than the formulas may be wrong. What
 they do not describe is never refused.
 """
 
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from kit.config.recipe import Recipe
@@ -14,6 +17,7 @@ from kit.memory.families import shape_of
 from kit.memory.formulas import predict
 from kit.memory.operations import model_operations_per_token
 from kit.memory.shape import Shape
+from kit.memory.sizes import format_bytes
 from kit.memory.workload import Workload, uncovered
 from kit.model.checkpointing import Checkpointing
 from kit.strategy.topology import Topology, gpu_memory
@@ -138,7 +142,9 @@ def _described(recipe: Recipe, topology: Topology, config: Any, teacher: Any) ->
         teacher=of_teacher,
         sequence_parallel_size=topology.sequence_parallel_size,
     )
-    return replace(of, bf16=topology.mixed_precision == "bf16", device_memory=gpu_memory(topology)), ""
+    file_bytes = config.dtype.itemsize if config.dtype else 4
+    bf16 = topology.mixed_precision == "bf16"
+    return replace(of, bf16=bf16, device_memory=gpu_memory(topology), file_bytes=file_bytes), ""
 
 
 def plan_record(workload: Workload | None, topology: Topology) -> dict[str, Any]:
@@ -176,3 +182,30 @@ def memory_problems(workload: Workload | None, topology: Topology) -> list[Probl
     if workload.teacher:
         fix += f"; {FOR_TEACHER}"
     return [Problem("memory", found, fix=fix)]
+
+
+def check_disk(output_dir: str | None, workload: Workload) -> str:
+    """Return how much of the disk of ``output_dir`` is free, and how much the run needs, as a line.
+
+    It needs the final model and the checkpoints that are there at once. Those that are there already have their room.
+
+    Raises:
+        UserError: the disk has less than the run needs, or cannot be written to.
+    """
+    folder = Path(os.path.expanduser(output_dir or ".")).absolute()
+    there = sum(file.stat().st_size for file in folder.glob("checkpoints/step-*/*"))
+    disk_folder = next(path for path in (folder, *folder.parents) if path.is_dir())
+    if not os.access(disk_folder, os.W_OK):
+        raise UserError(Problem("output_dir", f"{disk_folder} cannot be written to", fix="another folder"))
+    free, disk = shutil.disk_usage(disk_folder).free, predict(workload).disk
+    disk = {name: size for name, size in disk.items() if name == "final model" or "checkpoint" in name}
+    wanted = sum(disk.values())
+    shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in disk.items())
+    found = f"{format_bytes(free)} free in {disk_folder}, {format_bytes(wanted - there)} needed ({shown})"
+    if free < wanted - there:
+        fix = (
+            "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_steps 0, "
+            "--save_only_model; --skip_memory_check true starts it all the same"
+        )
+        raise UserError(Problem("output_dir", found, fix=fix))
+    return found

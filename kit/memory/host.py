@@ -5,11 +5,10 @@ Promises: host memory is that of its worst moment: loading, training, or writing
 """
 
 from kit.memory.activations import offloaded
-from kit.memory.sizes import FINAL_BYTES, WEIGHT_BYTES
+from kit.memory.sizes import WEIGHT_BYTES
 from kit.memory.workload import Workload
 
 PROCESS_BYTES = 3 * 2**30  # Python and the libraries of one rank: assumed
-FILE_BYTES = 2  # of a weight in the model's own files, bf16 as a rule
 
 
 def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
@@ -32,7 +31,7 @@ def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
         training["weights of the start"] = num_here * of_gpu
     writing = dict(training)
     if workload.method == "full":  # rank 0 gathers all weights
-        writing["the final model"] = FINAL_BYTES * workload.shape.num_parameters
+        writing["the final model"] = workload.file_bytes * workload.shape.num_parameters
     if inputs := workload.tokens * offloaded(workload):
         pinned = 1 << (inputs - 1).bit_length()  # torch rounds each up to a power of two
         training["inputs of layers"] = num_here * workload.shape.num_layers * pinned
@@ -53,13 +52,17 @@ def disk_bytes(workload: Workload) -> dict[str, int]:
         checkpoints = {"each checkpoint, all are kept": _checkpoint(workload)}
     else:
         checkpoints = {"checkpoints": workload.num_checkpoints * _checkpoint(workload)}
-    num_parameters = workload.shape.num_parameters
-    is_full = workload.method == "full"  # an adapter is in float32
+    own = workload.file_bytes * workload.shape.num_parameters
     return {
         **checkpoints,
-        "final model": FINAL_BYTES * num_parameters if is_full else WEIGHT_BYTES * workload.trainable_parameters,
-        "the model's own files": FILE_BYTES * num_parameters,
-        **({"the teacher's own files": FILE_BYTES * workload.teacher.num_parameters} if workload.teacher else {}),
+        # An adapter is in float32, a full model has the dtype of its files.
+        "final model": own if workload.method == "full" else WEIGHT_BYTES * workload.trainable_parameters,
+        "the model's own files": own,
+        **(
+            {"the teacher's own files": workload.file_bytes * workload.teacher.num_parameters}
+            if workload.teacher
+            else {}
+        ),
     }
 
 

@@ -4,6 +4,8 @@ The only home of these numbers: formulas (``kit.memory.formulas``) and the repor
 (``kit.memory.shortage``) count with them.
 """
 
+import math
+
 from kit.config.settings.output import OutputSettings
 
 WEIGHT_BYTES = 4  # of a trained weight: float32, whatever the compute dtype, but in pure bf16
@@ -15,7 +17,6 @@ ORTHOGONALISED_BYTES = 12  # of muon at most, for each weight of the matrix that
 # these scales.
 NF4_PACKED_BYTES = 1 / 2
 NF4_TABLE_BYTES = 1 / 64 + 4 / (64 * 256)
-FINAL_BYTES = 2  # of a weight of a full model in ``final/``, which has the dtype of the model's files: bf16 as a rule
 
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
 
@@ -27,14 +28,20 @@ def format_bytes(num_bytes: int) -> str:
     return f"{num_bytes / UNITS[unit]:.{digits}f} {unit}"
 
 
-def num_checkpoints(settings: OutputSettings) -> int | None:
-    """Return the largest number of checkpoints that are on the disk at once; None if a run keeps all.
+def num_checkpoints(settings: OutputSettings, total_steps: int | None = None) -> int | None:
+    """Return the largest number of checkpoints that are on the disk at once; None if all are kept, who knows how many.
 
     A run keeps ``save_total_limit`` checkpoints and, with ``keep_best``, the best one. The newest is complete before an
     older one is deleted, so there is one more.
+
+    Args:
+        total_steps: of the run; None: not known.
     """
-    if not settings.keep_best and (settings.save_strategy == "no" or settings.save_steps == 0):
-        return 1  # the one at its end
-    if settings.save_total_limit == 0:
-        return None
-    return settings.save_total_limit + 1 + (1 if settings.keep_best else 0)
+    saves = most = math.inf
+    if not (settings.keep_best or settings.saves_by_time or settings.save_strategy == "epoch"):
+        every = settings.num_save_steps
+        saves = (total_steps or math.inf) / every if every >= 1 else 1 / (every or 1)
+    if settings.save_total_limit:
+        most = settings.save_total_limit + 1 + settings.keep_best
+    number = min(saves, most)
+    return None if math.isinf(number) else math.ceil(number)

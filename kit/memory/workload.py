@@ -61,6 +61,7 @@ class Workload:
     async_save: bool = True
     save_only_model: bool = False
     num_checkpoints: int | None = 3  # on the disk at once; None: all are kept
+    file_bytes: int = 2  # of a weight in the model's own files, bf16 as a rule
     fuses: bool = False  # compiled layers, which keep fewer tensors
     # Bytes of a logit of a chunk, where autograd differentiates a loss of its own; 0: plain cross-entropy.
     logit_bytes: int = 0

@@ -80,8 +80,8 @@ def evaluation_is_due(settings: "EvalSettings", data: "Data | Stream", total_ste
 
 
 def save_is_due(settings: "OutputSettings", data: "Data | Stream", total_steps: int, step: int) -> bool:
-    """Return whether a checkpoint is due after ``step`` of ``total_steps``, besides the one at the end of the run."""
-    return _is_due(settings.save_strategy, count_steps(settings.save_steps, total_steps), data, step)
+    """Return whether a checkpoint is due after ``step`` of ``total_steps``, besides those at the end and by time."""
+    return _is_due(settings.save_strategy, count_steps(settings.num_save_steps, total_steps), data, step)
 
 
 def _is_due(strategy: str | None, num_steps: int, data: "Data | Stream", step: int) -> bool:

@@ -42,6 +42,7 @@ class StepResult:
     grad_norm: float  # global gradient norm before clipping
     metrics: dict[str, float] = field(default_factory=dict)  # the objective's other metrics
     stop: bool = False  # whether any rank was asked to stop
+    save: bool = False  # whether any rank asked for a save
     objective: str = "SupervisedLoss"  # the class of the objective; only this one's loss compares with eval_loss
     # Whether every number of which loss and metrics are made is finite. A metric may leave one out.
     sums_are_finite: bool = True
@@ -67,6 +68,7 @@ def train_step(
     *,
     noise: EmbeddingNoise | None = None,
     stop: bool = False,
+    save: bool = False,
     before_update: Callable[[], None] = lambda: None,
 ) -> StepResult:
     """Accumulate the gradients of all micro-batches, clip them, and update the weights. Called by all ranks.
@@ -78,6 +80,7 @@ def train_step(
         max_grad_norm: clip the global gradient norm to this; 0: do not clip.
         noise: added to the input embeddings.
         stop: whether this rank was asked to stop. ``StepResult.stop`` says on all ranks whether any rank was.
+        save: whether this rank asks for a save, in the same way.
         before_update: called after clipping, when the gradients are final.
 
     Raises:
@@ -109,12 +112,12 @@ def train_step(
                 minimised = minimised + part * num_processes
             accelerator.backward(minimised)
         numbers.append(of_micro_batch)
-    stop_requested = torch.full((), float(stop), dtype=torch.float64, device=float64_device(accelerator.device))
-    of_routers = sum(router_parts, start=torch.zeros_like(stop_requested))
+    # Filled on the device: a copy of numbers from the host would wait for it.
+    kind: dict[str, Any] = {"dtype": torch.float64, "device": float64_device(accelerator.device)}
+    of_routers = sum(router_parts, start=torch.zeros((), **kind))
+    asked = [torch.full((), float(asks), **kind) for asks in (stop, save)]
     # One collective for everything that is summed over the ranks.
-    sums = prepared.ranks.sum(
-        torch.cat([functools.reduce(torch.add, numbers), torch.stack([of_routers, stop_requested])])
-    )
+    sums = prepared.ranks.sum(torch.cat([functools.reduce(torch.add, numbers), torch.stack([of_routers, *asked])]))
     norm = clip_grad_norm(model, prepared.trained, max_grad_norm)
     # With offloaded weights the norm is on the CPU, and the optimiser too.
     known = torch.cat([sums, in_float64(norm).to(sums).reshape(1)])
@@ -130,7 +133,7 @@ def train_step(
     elif all(map(math.isfinite, read())):
         optimizer.step()
     clear_gradients(accelerator, prepared.trained)
-    *values, router_loss, num_stop_requests, grad_norm = read()
+    *values, router_loss, num_stop_requests, num_save_requests, grad_norm = read()
     metrics = objective.metrics(values, batch)
     if router_parts:
         metrics["loss"] += router_loss
@@ -140,6 +143,7 @@ def train_step(
         grad_norm=grad_norm,
         metrics=metrics,
         stop=num_stop_requests > 0,
+        save=num_save_requests > 0,
         objective=type(objective).__name__,
         sums_are_finite=all(map(math.isfinite, values)),
     )

@@ -14,6 +14,7 @@ def test_settings_that_contradict_each_other_are_named():
         ({"method": "full", "adapter_name_or_path": "a"}, {"adapter_name_or_path"}),
         ({"method": "qlora", "use_dora": True}, {"use_dora"}),
         ({"save_strategy": "steps"}, {"save_strategy"}),
+        ({"save_strategy": "no"}, set()),
         ({"eval_strategy": "no", "eval_steps": 5, "eval_dataset": "e"}, {"eval_strategy"}),
         ({"streaming": True, "max_steps": 3, "save_strategy": "epoch"}, {"streaming"}),
         ({"streaming": True, "max_steps": 3, "max_train_samples": 9}, {"streaming"}),

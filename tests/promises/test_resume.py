@@ -33,6 +33,23 @@ def test_half_a_run_continued_equals_the_whole_run_bit_for_bit(finetune):
     assert weights[0] == weights[1]
 
 
+def clock_of_rank_1_alone(rank):
+    from kit.checkpoint import save
+
+    save.SAVE_SECONDS = 0 if rank == 1 else 10**9
+
+
+def test_saves_by_time_are_of_all_ranks_and_change_nothing_that_is_learned(finetune):
+    flags = DROPOUT | {"config": "ddp", "save_steps": "auto", "max_steps": 4}
+    plain = finetune.ok("plain", 2, **flags)
+    assert len(list((plain.folder / "checkpoints").iterdir())) == 1
+    whole = finetune.ok("whole", 2, prepare=clock_of_rank_1_alone, **flags)
+    assert whole.losses == plain.losses
+    interrupt_after(whole, 2, finetune.folder / "half")
+    assert len(list((finetune.folder / "half/checkpoints").iterdir())) == 2
+    assert finetune.ok("half", 2, **flags).losses == plain.losses
+
+
 # The first has another feed; what is fed does not depend on the strategy.
 MOVES = [
     (("fsdp", 2), ("single", 1), {"method": "lora", "packing": True}),

@@ -3,15 +3,9 @@
 from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints
 
-from kit.config.fields import (
-    SHARE_OR_COUNT,
-    STRICT,
-    comma_separated,
-    option,
-    share_or_count,
-)
+from kit.config.fields import STRICT, comma_separated, option, share_or_count
 from kit.config.rules import steps_rules
 
 _option = partial(option, "Output and checkpoints")
@@ -27,12 +21,11 @@ class OutputSettings(BaseModel):
     save_strategy: Literal["no", "steps", "epoch"] | None = _option(
         None, "when to save before the end: every save_steps, after each epoch, or not; default: follows save_steps"
     )
-    save_steps: Annotated[float, AfterValidator(share_or_count)] = _option(
-        0,
-        "save every N steps; below 1 a share of all steps; 0: at the end only",
+    save_steps: Annotated[float, Field(ge=0), AfterValidator(share_or_count)] | Literal["auto"] = _option(
+        "auto",
+        "save every N steps; below 1 a share of all steps; 0: at the end only; auto: about every 30 minutes",
         "steps",
-        ge=0,
-        expected=SHARE_OR_COUNT,
+        expected="whole number from 0, share below 1, or auto",
     )
     save_total_limit: int = _option(2, "complete checkpoints to keep; 0: all", "checkpoints", ge=0)
     keep_best: bool = _option(False, "save whenever metric_for_best_model is the best so far, and keep that too")
@@ -55,6 +48,16 @@ class OutputSettings(BaseModel):
         None, "name of the run in trackers; default: the name that they choose", needs="report_to"
     )
     project: str = _option("kit", "project of the run in trackers", needs="report_to")
+
+    @property
+    def saves_by_time(self) -> bool:
+        """Whether the clock decides when to save."""
+        return self.save_steps == "auto" and self.save_strategy is None
+
+    @property
+    def num_save_steps(self) -> float:
+        """``save_steps`` as a number: 0 if it is auto."""
+        return 0 if self.save_steps == "auto" else self.save_steps
 
 
 RULES = steps_rules("save")

@@ -105,6 +105,8 @@ def take_evaluation(draft: Draft) -> None:
         strategy, old, steps, per_epoch = map(draft.take, keys)
         strategy = old if strategy is None else strategy
         if is_false(strategy) or (kind == "eval" and not has_data):
+            if kind == "save":
+                draft.put("save_strategy", "no")
             continue
         if strategy in ("epoch", "best"):
             draft.put(*(("keep_best", True) if strategy == "best" else (f"{kind}_strategy", "epoch")))

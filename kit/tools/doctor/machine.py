@@ -4,9 +4,7 @@ Promises: what cannot be checked, because the model could not be opened or the p
 """
 
 import os
-import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,7 +18,7 @@ from kit.data.read.hub import ask_hub
 from kit.data.read.sources import hub_id
 from kit.errors import Problem, Problems, UserError, first_line, raise_if
 from kit.hub import cached, not_cached
-from kit.memory.fit import memory_problems, planned_workload, resolve_auto
+from kit.memory.fit import check_disk, memory_problems, planned_workload, resolve_auto
 from kit.memory.formulas import predict
 from kit.memory.sizes import format_bytes
 from kit.memory.workload import Workload
@@ -155,21 +153,4 @@ def check_memory(workload: Workload, topology: Topology) -> str:
     if free < wanted:
         fix = "end other programs, take a larger machine or more of them; --async_save false keeps no copy"
         raise UserError(Problem("this machine", found, fix=fix))
-    return found
-
-
-def check_disk(output_dir: str | None, workload: Workload) -> str:
-    """Fail if the disk of ``output_dir`` has no room for the final model and the checkpoints that are there at once."""
-    folder = Path(os.path.expanduser(output_dir or ".")).absolute()
-    folder = next(path for path in (folder, *folder.parents) if path.is_dir())
-    if not os.access(folder, os.W_OK):
-        raise UserError(Problem("output_dir", f"{folder} cannot be written to", fix="another folder"))
-    free, disk = shutil.disk_usage(folder).free, predict(workload).disk
-    disk = {name: size for name, size in disk.items() if name == "final model" or "checkpoint" in name}
-    wanted = sum(disk.values())
-    shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in disk.items())
-    found = f"{format_bytes(free)} free in {folder}, {format_bytes(wanted)} needed ({shown})"
-    if free < wanted:
-        fix = "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_only_model"
-        raise UserError(Problem("output_dir", found, fix=fix))
     return found

@@ -120,7 +120,7 @@ def test_a_file_of_each_kit_becomes_a_recipe_with_all_that_it_says_and_its_defau
         },
         "TRL": {  # which learns every token of a conversation, and checkpoints activations without being told
             "method": "full", "dataset": "a/b", "dataset_split": "train_sft", "global_batch_size": 64,
-            "save_strategy": None, "train_on": "all", "gradient_checkpointing": True, "learning_rate": 2e-5,
+            "save_strategy": "no", "train_on": "all", "gradient_checkpointing": True, "learning_rate": 2e-5,
         },
         "ms-swift": {
             "method": "lora", "lora_r": 8, "weight_decay": 0.1, "global_batch_size": 16, "eval_split_size": 0.01,
