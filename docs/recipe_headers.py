@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from kit.config.command_line import read_recipe
 from kit.config.hints import recipe_names
 from kit.config.recipe import DEFAULT_RECIPE, RECIPES, Recipe
+from kit.memory.fit import checkpointing_word
 from kit.memory.shape import Shape
 from kit.memory.workload import Workload
 from kit.tools.plan.hardware import GPUS, Gpu
@@ -40,7 +41,7 @@ MACHINES: tuple[Machine, ...] = (
     ("h100", "80 GB", 16, 2048),
     ("h100", "80 GB", 32, 2048),
 )
-TITLES = ("method", "config", "GPUs", "GiB of a GPU", "tokens/s of a GPU")
+TITLES = ("method", "config", "GPUs", "micro-batch", "checkpointing", "GiB of a GPU", "tokens/s of a GPU")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,8 @@ class Row:
         own, step = self.option.workload, self.option.step
         low, high = step.tokens_per_second if step else (0.0, 0.0)
         peak = f"{self.option.memory.peak / 2**30:.1f}"
-        return [own.method, own.config, self.machine, peak, f"{_rounded(low)} to {_rounded(high)}"]
+        batch = [str(own.rows), checkpointing_word(own.gradient_checkpointing)]
+        return [own.method, own.config, self.machine, *batch, peak, f"{_rounded(low)} to {_rounded(high)}"]
 
 
 def largest(recipes: Mapping[str, tuple[Recipe, Shape]], machines: Sequence[Machine] = MACHINES) -> list[str]:

@@ -48,7 +48,8 @@ def _plan(ask: Ask) -> list[str]:
         none = "Nothing fits. A smaller --max_length, a smaller model, or more GPUs or host memory."
         return [title, where, "", *ways(found), "", f"{none} {FOR_TEACHER}." if ask.teacher else none]
     own = best.workload
-    lines = [title, where, "", f"Recommended: {own.method} with {own.config}"]
+    host = gib(sum(best.memory.host.values()))
+    lines = [title, where, "", f"Recommended: {own.method} with {own.config} ({host} of host memory a machine)"]
     if own.method != recipe.method:
         lines[-1] += f", since {recipe.method} does not fit"
     lines += [

@@ -11,9 +11,9 @@ from kit.visible import joined
 HELP = "list the recipes, with the hardware each needs"
 _MODEL = re.compile(r"^# Model: +(\S+) \(((\d[\d.]*)([MB]) parameters)\)$", re.MULTILINE)
 _UNGATED = re.compile(r"^# Ungated: +(\S+ \(.+\))$", re.MULTILINE)
-# What a method needs: its config, its GPUs, GiB of a GPU, and tokens per second of a GPU.
-_NEEDS = re.compile(r"^# (full|lora|qlora) +(\S+) +(\d+ x .+?\)) +([\d.]+) +(\S+ to \S+)$", re.MULTILINE)
-_COLUMNS = ("recipe", "model", "parameters", "config", "GPUs", "GiB of a GPU", "tokens/s of a GPU")
+# What a method needs: the cells of ``_COLUMNS`` from its config on.
+_NEEDS = re.compile(r"^# (full|lora|qlora) +(\S+) +(\d+ x .+?\)) +(\d+) +(\w+) +([\d.]+) +(\S+ to \S+)$", re.MULTILINE)
+_COLUMNS = ("recipe", "size", "config", "GPUs", "micro-batch", "checkpointing", "GiB a GPU", "tokens/s a GPU")
 
 
 def run(argv: list[str]) -> int:
@@ -23,9 +23,9 @@ def run(argv: list[str]) -> int:
     for path in sorted(RECIPES.glob("*.yaml"), key=lambda path: path.stem):
         text = path.read_text(encoding="utf-8")
         model, parameters, number, unit = found.groups() if (found := _MODEL.search(text)) else ("-", "-", "0", "M")
-        for method, *needs in _NEEDS.findall(text) or [("", "-", "none", "-", "-")]:
+        for method, *needs in _NEEDS.findall(text) or [("", "-", "none", *"----")]:
             name = f"{path.stem}-{method}" if method else path.stem
-            cells = [name, model, parameters.removesuffix(" parameters"), *needs]
+            cells = [name, parameters.removesuffix(" parameters"), *needs]
             rows.append((float(number) * (1000 if unit == "B" else 1), dict(zip(_COLUMNS, cells, strict=True))))
         if ungated := _UNGATED.search(text):
             open_models[model] = ungated[1]

@@ -37,7 +37,8 @@ def test_a_plan_for_this_machine_counts_its_memory(capsys, monkeypatch):
         gpu = replace(GPUS["rtx4090"], host=host * 2**30)
         monkeypatch.setattr(ask, "this_machine", lambda gpu=gpu: (gpu, 4))
         text = printed(capsys, "--recipe llama-8b-full")
-        assert f"Recommended: {best}" in text and f"host memory {host}.0 GiB" in text
+        assert re.search(rf"Recommended: {best}.* \([\d.]+ GiB of host memory a machine\)", text)
+        assert f"host memory {host}.0 GiB" in text
     assert re.search(r"^full +fsdp_offload +no, host ", text, re.M) and "since full does not fit" in text
 
 
@@ -58,6 +59,8 @@ def test_rows_that_fit_no_gpu_are_shared(capsys):
     assert "8, of 8 GPUs, 4 a machine, and 32 attention heads; expected one of 1, 2, 4" in capsys.readouterr().err
     short = printed(capsys, "--recipe llama-8b-lora --gpu h100 --gpus 8 --global_batch_size 16")
     assert re.search(r"--gradient_checkpointing true: 1\d\d,\d{3} tokens; if GPUs", short), short
+    assert main("plan --recipe llama-8b-lora --gpu h100 --sequence_parallel_size 2".split()) == 2
+    assert "2, of 1 GPU and 32 attention heads; expected one of 1" in capsys.readouterr().err
     windows = "--model gemma-3-1b --gpu h100 --gpus 2 --global_batch_size 8"
     assert "longest rows" not in printed(capsys, windows)
     assert main(["plan", *windows.split(), "--sequence_parallel_size", "2"]) == 2

@@ -13,11 +13,11 @@ from kit.memory.shape import Shape
 from kit.memory.workload import Workload, uncovered
 from kit.tools.plan.hardware import Gpu, parse_gpu, parse_gpus, this_machine
 from kit.tools.plan.models import MODEL, find_shape, shipped_id
-from kit.tools.plan.search import sharing_sizes, strategies
+from kit.tools.plan.search import shares_rows, sharing_sizes, strategies
 
 OWN = {
     "model": "a folder, a hub id, or a shape that comes with the kit: llama-8b",
-    "gpu": "24GiB, 80GB, or a name: rtx4090, a100, h100; default: this machine's",
+    "gpu": "24GiB, 80GB, or a name: rtx4090, 8xh100, a100-40gb; default: this machine's",
     "gpus": "how many, or machines x GPUs: 8, 2x8; default: this machine's",
     "price": "of a GPU for an hour, in any currency",
 }
@@ -64,10 +64,12 @@ def read_ask(argv: list[str]) -> Ask:
     if own.model is None and not names & {"recipe", MODEL}:
         fix = "add --recipe llama-8b-lora, or --model meta-llama/Llama-3.1-8B; `kit recipes` lists the recipes"
         raise UserError(Problem("--recipe", "for which model? none is named", fix=fix))
-    gpu, num = (own.gpu, 1) if own.gpu else this_machine() or (None, 1)
+    gpu, *counts = own.gpu or this_machine() or (None, 1)
     if gpu is None:
         raise UserError(Problem("--gpu", "none is named, and this machine has none", "as --gpu rtx4090"))
-    num, per_machine = own.gpus or (num, num)
+    num, per_machine = own.gpus or (counts[0], counts[-1])
+    if own.gpu and 1 < counts[0] != num:
+        raise UserError(Problem("--gpus", f"{num}, and --gpu has {counts[0]}", fix="leave it out"))
     model, words = own.model, rest
     if model is not None:
         words = [*words, "--model_name_or_path", shipped_id(model) or model]
@@ -109,8 +111,8 @@ def _refused(ask: Ask) -> list[Problem]:
     sharing = ask.sequence_parallel_size
     if sharing not in (sizes := sharing_sizes(ask.workload)):
         on_machines = f", {ask.gpus_per_machine} a machine," if num > ask.gpus_per_machine else ""
-        found = f"{sharing}, of {num} GPUs{on_machines} and {shape.num_heads} attention heads"
-        if sizes == [1]:
+        found = f"{sharing}, of {num} GPU{'s' if num > 1 else ''}{on_machines} and {shape.num_heads} attention heads"
+        if not shares_rows(ask.workload):
             found = f"{sharing}, but GPUs cannot share rows of this model"
         problems.append(Problem("sequence_parallel_size", found, f"one of {', '.join(map(str, sizes))}"))
     elif recipe.global_batch_size % (unit := num // sharing * recipe.micro_batch_size):

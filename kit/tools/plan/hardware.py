@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from kit.errors import Problem, UserError, did_you_mean
+from kit.errors import Problem, UserError
 
 GB, GIB = 10**9, 2**30
 # Bytes per second in one direction between GPUs of a machine, of the manufacturer's datasheets.
@@ -61,12 +61,14 @@ def _gpu(
 
 # Memory: what CUDA reports, which is less than the name says: ECC and the driver take some. Arithmetic and bandwidth:
 # NVIDIA's datasheets and architecture whitepapers (GA102, AD102, GB202: "BF16 Tensor TFLOPS with FP32 Accumulate"); of
-# those without bf16 "single precision" of the datasheets of Tesla T4 and V100; of the MI300X AMD's datasheet.
+# those without bf16 "single precision" of the datasheets of Tesla T4 and V100, and of the RTX 2080 Ti's whitepaper
+# (TU102); A10G: AWS's "70 TFLOPS" of tensor cores; of the MI300X AMD's datasheet.
 GPUS = {
     "t4": _gpu("T4", 14.6, 8.1, 320, PCIE3, bf16=False, fp8=False),
     "v100": _gpu("V100 SXM2 16 GB", 15.7, 15.7, 900, NVLINK2, bf16=False, fp8=False),
     "v100-32": _gpu("V100 SXM2 32 GB", 31.7, 15.7, 900, NVLINK2, bf16=False, fp8=False),
     "v100-pcie": _gpu("V100 PCIe 16 GB", 15.7, 14, 900, PCIE3, bf16=False, fp8=False),
+    "rtx2080ti": _gpu("RTX 2080 Ti", 10.7, 13.4, 616, PCIE3, bf16=False, fp8=False),
     "rtx3060": _gpu("RTX 3060 12 GB", 11.6, 25.5, 360, fp8=False),
     "rtx3090": _gpu("RTX 3090", 23.6, 71, 936, fp8=False),
     "rtx4060ti": _gpu("RTX 4060 Ti 16 GB", 15.6, 44, 288),
@@ -75,6 +77,7 @@ GPUS = {
     "rtx5080": _gpu("RTX 5080", 15.5, 112.6, 960, PCIE5),
     "rtx5090": _gpu("RTX 5090", 31.3, 209.5, 1792, PCIE5),
     "a10": _gpu("A10", 22.0, 125, 600, fp8=False),
+    "a10g": _gpu("A10G", 22.0, 70, 600, fp8=False),
     "a40": _gpu("A40", 44.4, 149.7, 696, fp8=False),
     "a6000": _gpu("RTX A6000", 47.4, 154.8, 768, fp8=False),
     "rtx6000ada": _gpu("RTX 6000 Ada", 47.4, 364.2, 960),
@@ -90,17 +93,30 @@ GPUS = {
     "mi300x": _gpu("MI300X", 191.9, 1307.4, 5300, INFINITY3, fp8=False),
 }
 _UNITS = {"mb": 10**6, "gb": GB, "mib": 2**20, "gib": GIB}
+# What people write around the part of a name that distinguishes it.
+_AROUND = re.compile(r"[\s_-]|nvidia|geforce|tesla|rtx|amd|instinct|sxm\d?(?!\d)")
 
 
-def parse_gpu(text: str) -> Gpu:
-    """Read ``--gpu``: the name of a GPU, or a memory with its unit (``24GiB``). Raises ``UserError``."""
-    plain = re.sub(r"[\s_]", "", text.lower())
-    if plain in GPUS:
-        return GPUS[plain]
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([mg]i?b)", plain):
-        return Gpu(name=text, memory=int(float(match[1]) * _UNITS[match[2]]))
+def parse_gpu(text: str) -> tuple[Gpu, int, int]:
+    """Read ``--gpu``: the name of a GPU, a memory with its unit (``24GiB``), or both; how many may stand before it.
+
+    Returns:
+        The GPU, how many, and how many of them are in a machine, as ``parse_gpus`` has them.
+
+    Raises:
+        UserError: it is neither.
+    """
+    match = re.match(r"([1-9]\d*)\s*[xX×*]\s*", text)  # noqa: RUF001
+    name = text[match.end() :] if match else text
+    counts = parse_gpus(match[1] if match else "1")
+    known = {_AROUND.sub("", key): gpu for key, gpu in GPUS.items()}
+    if (plain := _AROUND.sub("", name.lower())) in known:
+        return known[plain], *counts
+    if match := re.search(r"\b(\d+(?:\.\d+)?)\s*([mg]i?b)\b", name.lower()):
+        memory = int(float(match[1]) * _UNITS[match[2]])
+        return _card(name, memory) or Gpu(name=name, memory=memory), *counts
     expected = f"a memory with its unit such as 24GiB, or one of {', '.join(GPUS)}"
-    raise UserError(Problem("--gpu", f"no GPU {text!r}", expected, did_you_mean(plain, GPUS)))
+    raise UserError(Problem("--gpu", f"no GPU {text!r}", expected))
 
 
 def parse_gpus(text: str) -> tuple[int, int]:
@@ -141,14 +157,17 @@ def gpu_of(name: str, memory: int) -> Gpu:
     Args:
         memory: bytes that the driver reports, which distinguish cards of one name.
     """
+    return replace(_card(name, memory) or Gpu(name=name, memory=memory), name=name, memory=memory)
+
+
+def _card(name: str, memory: int) -> Gpu | None:
+    """The card of that name with about that memory; if several have it, the one of whose key most is in the name."""
     words = re.sub(r"[^a-z0-9]", "", name.lower())
-    # A card of that name with about that memory; if several have it, the one of whose key most is in the name.
-    like = [key for key, gpu in GPUS.items() if key.split("-")[0] in words and 0.8 < gpu.memory / memory < 1.25]
+    near = [key for key, gpu in GPUS.items() if 0.8 * memory < gpu.memory < 1.25 * memory]
+    like = [key for key in near if _AROUND.sub("", key.split("-")[0]) in words]
     whole = [key for key in like if key.replace("-", "") in words]
     key = max(whole, key=len) if whole else min(like, key=len, default=None)
-    if key is None:
-        return Gpu(name=name, memory=memory)
-    return replace(GPUS[key], name=name, memory=memory)
+    return GPUS[key] if key else None
 
 
 def host_memory() -> tuple[int, int]:

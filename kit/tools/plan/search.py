@@ -90,13 +90,17 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
     return found
 
 
+def shares_rows(workload: Workload) -> bool:
+    """Return whether several GPUs can share the rows of its models."""
+    return not workload.eager and all(each.shares_rows for each in (workload.shape, workload.teacher) if each)
+
+
 def sharing_sizes(workload: Workload) -> list[int]:
     """Return how many GPUs of a machine may share each row: 1, and the numbers that divide the heads of all models."""
-    shapes = [each for each in (workload.shape, workload.teacher) if each]
-    if workload.eager or not all(each.shares_rows for each in shapes):
+    if not shares_rows(workload):
         return [1]
     most = min(workload.num_gpus, workload.gpus_per_machine)
-    counts = [workload.num_gpus, *(each.num_heads for each in shapes)]
+    counts = [workload.num_gpus, *(each.num_heads for each in (workload.shape, workload.teacher) if each)]
     return [n for n in range(1, most + 1) if not any(count % n for count in counts)]
 
 

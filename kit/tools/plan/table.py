@@ -104,7 +104,8 @@ def command(option: Option, ask: Ask) -> str:
     if ask.recipe_name:
         base = ask.recipe.model_dump(mode="json", exclude_none=True)  # the file with what was typed
     for key in Recipe.model_fields:
-        if key in ask.typed or taken.get(key) != base.get(key):
+        # The data are named even where the recipe has some, which are not the user's own.
+        if key in ask.typed or key == "dataset" or taken.get(key) != base.get(key):
             words += [f"--{key}", typed(key, taken.get(key))]
     return shlex.join(words)
 

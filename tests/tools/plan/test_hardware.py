@@ -11,12 +11,23 @@ from kit.tools.plan.hardware import GIB, GPUS, host_memory, parse_gpu, parse_gpu
 
 
 def test_a_gpu_is_a_name_or_a_memory_with_its_unit():
-    assert parse_gpu("H100") is GPUS["h100"] and parse_gpu("rtx 4090") is GPUS["rtx4090"]
-    for text, memory in (("24GiB", 24 * GIB), ("80GB", 80 * 10**9), ("81920MiB", 80 * GIB)):
-        gpu = parse_gpu(text)
-        assert (gpu.memory, gpu.is_known) == (memory, False)
-    for text, message in (("24", "a memory with its unit"), ("h10", "did you mean 'h100'")):
-        with pytest.raises(UserError, match=message):
+    for texts, key in (
+        ("H100 | H100-SXM5 | NVIDIA H100 80GB HBM3", "h100"),
+        ("rtx 4090 | 4090 | GeForce RTX 4090", "rtx4090"),
+        ("a100 | A100-80GB | NVIDIA A100-SXM4-80GB", "a100"),
+        ("a100-40 | a100 40GB", "a100-40"),
+        ("3060 12GB", "rtx3060"),
+        ("A10G", "a10g"),
+        ("2080 Ti | rtx2080ti", "rtx2080ti"),
+    ):
+        assert [parse_gpu(text) for text in texts.split(" | ")] == [(GPUS[key], 1, 1)] * len(texts.split(" | ")), key
+    for text, memory in (("24GiB", 24 * GIB), ("80GB", 80 * 10**9), ("81920MiB", 80 * GIB), ("L40 48GB", 48 * 10**9)):
+        gpu, *_ = parse_gpu(text)
+        assert (gpu.name, gpu.memory, gpu.is_known) == (text, memory, False)
+    for text, numbers in (("2xrtx4090", [2, 2]), ("8 x H100", [8, 8]), ("16x80GB", [16, 8])):
+        assert [*parse_gpu(text)[1:]] == numbers
+    for text in ("24", "h10", "L40", "8x", "a4000", "3060 ti"):  # of no other card either
+        with pytest.raises(UserError, match="a memory with its unit"):
             parse_gpu(text)
 
 

@@ -10,7 +10,7 @@ from kit.tools.plan.models import find_shape
 from kit.tools.plan.search import options, recommend, strategies
 
 BASE = Workload(shape=find_shape("llama-8b"), method="lora", length=2048, gradient_checkpointing=True)
-GPU = parse_gpu("24GiB")
+GPU = parse_gpu("24GiB")[0]
 
 
 def test_only_ways_that_make_sense_are_tried():
@@ -38,17 +38,17 @@ def test_the_recommended_way_is_the_simplest_of_the_fastest():
 
 def test_the_recommended_way_fits_deals_the_global_batch_and_keeps_the_method_if_that_fits():
     for text in ("24GiB", "80GB", "h100", "rtx4090"):
-        option = recommend(options(BASE, parse_gpu(text), 32), "lora")
+        option = recommend(options(BASE, parse_gpu(text)[0], 32), "lora")
         own = option.workload
         assert option.fits and own.method == "lora" and own.rows * own.micro_batches * own.num_gpus == 32
         assert own.tokens <= ENOUGH_TOKENS
     assert recommend(options(replace(BASE, method="full"), GPU, 32), "full").workload.method == "lora"
-    assert recommend(options(BASE, parse_gpu("4GiB"), 32), "lora") is None
+    assert recommend(options(BASE, parse_gpu("4GiB")[0], 32), "lora") is None
 
 
 def test_memory_is_saved_only_where_it_is_short():
     def way(text):
-        own = recommend(options(BASE, parse_gpu(text), 32), "lora").workload
+        own = recommend(options(BASE, parse_gpu(text)[0], 32), "lora").workload
         return own.gradient_checkpointing, own.activation_offload
 
     sizes = ("h100", "28GiB", "24GiB", "18GiB")
