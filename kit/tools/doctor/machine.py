@@ -63,7 +63,8 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
 
 def _check_launch(planned: LaunchPlan, launched: LaunchedRank | None) -> str:
     topology, machines = planned.topology, planned.config.num_machines
-    found = f"{topology.strategy.title}, {topology.num_processes} processes, config {topology.config_name}"
+    processes = f"{topology.num_processes} process{'es' if topology.num_processes > 1 else ''}"
+    found = f"{topology.strategy.title}, {processes}, config {topology.config_name}"
     problems = [*planned.problems, *planned.batch_problems]
     if launched is None and machines > 1:  # no launcher here, which some of these ask for
         raise_if(problem for problem in problems if problem.where == "main_process_ip")

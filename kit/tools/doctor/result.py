@@ -3,7 +3,6 @@
 Plain Python. Promise: a check that raises is a failed check, not a traceback.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -33,7 +32,6 @@ class Report:
         self.counts: Counter[str] = Counter()  # ok, warn, fail
         self._host = f"{one_line(host)}: " if host else ""
         self._shows = shows
-        self._began = time.monotonic()
 
     def check(self, name: str, check: Callable[[], str]) -> None:
         """Call ``check``, and show what it returns, or raises: a ``Doubt`` is a warning, all else a failure."""
@@ -63,5 +61,5 @@ class Report:
     def end(self) -> int:
         """Show the count. Returns the exit status."""
         counts = ", ".join(f"{self.counts[status]} {status}" for status in ("ok", "warn", "fail"))
-        show(f"{self.counts.total()} checks in {time.monotonic() - self._began:.0f} s: {counts}")
+        show(f"{self.counts.total()} checks: {counts}")
         return self.exit_status

@@ -94,4 +94,4 @@ def test_a_fault_of_a_rank_is_named_in_time_with_status_2(fault, reported, tmp_p
     status, text = visit(tmp_path, fault)
     assert reported in text, text
     assert status == 2 and "Traceback" not in text
-    assert text.count(" checks in ") == 1
+    assert text.count(" checks: ") == 1

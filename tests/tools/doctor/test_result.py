@@ -26,5 +26,5 @@ def test_each_check_is_a_line_whatever_it_raises_and_one_failure_is_status_2(cap
         "fail  gpu-a: model             model: *** was refused; expected a folder",
         "    -> give one",
         "data: gone",
-        "4 checks in 0 s: 1 ok, 1 warn, 2 fail",
+        "4 checks: 1 ok, 1 warn, 2 fail",
     ]
