@@ -93,8 +93,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def did_you_mean_path(path: str, siblings: Iterable[str]) -> str:
-    """Return a hint to the most similar of ``siblings``, which are names in the folder of ``path``."""
-    close = get_close_matches(os.path.basename(path), list(siblings), n=1, cutoff=0.6)
+    """Return a hint to the most similar of ``siblings``, names in its folder, with and without endings."""
+    name, stems = os.path.basename(path), {each: each.partition(".")[0] for each in siblings}
+    alike = get_close_matches(name.partition(".")[0], stems.values(), n=1, cutoff=0.6)
+    close = get_close_matches(name, [each for each in stems if stems[each] in alike], n=1, cutoff=0.6)
     return f"did you mean {os.path.join(os.path.dirname(path), close[0])!r}?" if close else ""
 
 

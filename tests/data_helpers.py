@@ -299,7 +299,7 @@ SYSTEM = {"role": "system", "content": "Be kind"}
 
 def sample_of(row, **mapping):
     """The sample that ``row`` becomes, or its problems. ``mapping``: our field to their column."""
-    return to_sample(row, choose_fields(list(row), {theirs: ours for ours, theirs in mapping.items()}, "train.jsonl"))
+    return to_sample(row, choose_fields(row, {theirs: ours for ours, theirs in mapping.items()}, "train.jsonl"))
 
 
 def problems_of(row):

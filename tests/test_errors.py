@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.errors import Problem, Problems, UserError, did_you_mean, kind, raise_if
+from kit.errors import Problem, Problems, UserError, did_you_mean, did_you_mean_path, kind, raise_if
 from kit.visible import joined
 
 
@@ -54,6 +54,8 @@ def test_problems_of_several_checks_are_reported_together_and_other_errors_pass(
 def test_a_hint_is_given_for_what_is_nearly_a_word():
     assert did_you_mean("lerning_rate", ["learning_rate", "seed"]) == "did you mean 'learning_rate'?"
     assert did_you_mean("zzz", ["learning_rate", "seed"]) == ""
+    assert did_you_mean_path("data/trian.jsonl", ["train.csv", "train.jsonl"]) == "did you mean 'data/train.jsonl'?"
+    assert did_you_mean_path("data/nope.jsonl", ["pics.jsonl"]) == ""  # an ending makes no name alike
 
 
 def test_values_are_called_what_json_calls_them():

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.data.chat.conversation import Conversation
-from kit.data.chat.shown import THINK, check_answer, check_shown
+from kit.data.chat.shown import THINK, check_answer, check_shown, thought_of
 from kit.data.chat.stops import Stops
 from kit.data.chat.template import AS_CONTENT, BLOCKS, OTHER_TEMPLATE, Messages, Span, Template
 from kit.errors import UserError
@@ -219,7 +219,7 @@ class AnswerFinder:
         fix = OTHER_TEMPLATE
         if not i:
             fix = 'give the first answer "train": false, or put a question before it'
-        elif _OPENED.search(prompt):
+        elif _OPENED.search(prompt) and not thought_of(conversation.messages[i]):
             fix = AS_CONTENT
         at = _num_shared(text, prompt)
         raise self._template.refusal(f"{reason} ({text[at : at + 20]!r} instead of {prompt[at : at + 20]!r})", fix)

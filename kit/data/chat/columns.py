@@ -1,28 +1,36 @@
 """Chooses the columns of a data set to read. Pure.
 
-Promise: a format is chosen only by the kit's own names, or by the user's mapping. Names that are well known elsewhere
-are quoted by the message, as a mapping to type, and never guessed.
+Promise: a format is chosen only by the kit's own names, or by the user's mapping. Names that are well known elsewhere,
+and whose first values have the type of a field, are quoted by the message, as a mapping to type, and never guessed.
 """
 
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from kit.config.settings.objective import Rows
-from kit.data.chat.formats import FORMATS, IGNORE, Format
+from kit.data.chat.formats import ANSWERS, FORMATS, IGNORE, Format, alone, opened
+from kit.data.chat.messages import are_messages, is_message
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 
-# Names of columns that are well known elsewhere, for each field that they usually mean.
+# Names of columns, or of keys of their objects, that are well known elsewhere, for each field that they usually mean,
+# the likeliest first.
 ALIASES = {
     "conversations": "conversation dialog dialogs chat chats turns",
     "instruction": "question query prompt problem input user human source article document",
     "input": "context",
-    "output": "answer response completion solution reply assistant target summary highlights caption text",
+    "output": "attempt deepseek_attempt deepseek_solution generated_solution response completion solution answer reply "
+    "assistant target summary highlights caption captions answers label text",
+    "system": "system_prompt system_message",
+    "reasoning_content": "thinking thinking_trajectories deepseek_thinking_trajectory deepseek_reasoning complex_cot "
+    "chain_of_thought cot rationale",
     "images": "image img picture photo file_name image_path image_file",
     "text": "content document article body sentence code story",
-    "chosen": "chosen_response response_chosen accepted preferred better winner response_j",
-    "rejected": "rejected_response response_rejected dispreferred worse loser response_k",
-    "completion": "messages conversations answer response output",
+    "chosen": "chosen_response response_chosen accepted preferred preferred_output better winner response_j",
+    "rejected": "rejected_response response_rejected dispreferred non_preferred_output worse loser response_k",
+    "prompt": "input messages conversations question query problem instruction context",
+    "completion": "messages conversations response output solution answer ground_truth",
     "label": "kto_tag labels class category target intent",
     "query": "question sentence1 premise text1",
     "document": "passage sentence2 hypothesis text2 context",
@@ -39,6 +47,11 @@ OBJECTIVES: dict[Rows, str] = {
     "contrasts": "--objective embed learns which texts belong to each other",
     "compared": "--objective reward learns which of two texts is better",
 }
+_CHATS = ("messages", "conversations")
+_MESSAGES = (*_CHATS, "prompt", "completion", "chosen", "rejected")  # fields that may hold messages
+# Fields that hold neither text nor messages.
+_OTHERS = ("images", "history", "tools", "chat_template_kwargs", "input_ids", "label", "labels", "negative", "margin")
+AS_MESSAGES = 'as messages: [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
 
 
 def columns_flag(columns: Mapping[str, str]) -> str:
@@ -50,7 +63,7 @@ def columns_flag(columns: Mapping[str, str]) -> str:
 
 
 def choose_fields(
-    columns: Sequence[str],
+    row: Mapping[str, Any],
     mapping: Mapping[str, str],
     name: str,
     may_lack: bool = False,
@@ -62,8 +75,9 @@ def choose_fields(
     of ``mapping`` is taken, and of equals the first of ``FORMATS``.
 
     Args:
-        columns: the columns of the data set.
-        mapping: the recipe's ``dataset_columns``, their column to our field. What it maps to ``IGNORE`` is absent.
+        row: the first of the data set.
+        mapping: the recipe's ``dataset_columns``, their column to our field, or a key of the objects in a column, such
+            as ``reward_model.ground_truth``. What it maps to ``IGNORE`` is absent.
         name: the data set's, for messages.
         may_lack: ``mapping`` was written for another data set (the training data, while this one is for evaluation):
             columns that this one lacks are ignored if it has a complete format without them.
@@ -72,8 +86,9 @@ def choose_fields(
     Raises ``UserError`` if no format fits, or if ``mapping`` names an unknown field or a column that is not there.
     """
     ignored = {theirs for theirs, ours in mapping.items() if ours == IGNORE}
-    columns = [column for column in columns if column not in ignored]
     mapping = {theirs: ours for theirs, ours in mapping.items() if theirs not in ignored}
+    row = {column: value for column, value in opened(row, mapping).items() if column not in ignored}
+    columns = list(row)
     if may_lack:
         present = {theirs: ours for theirs, ours in mapping.items() if theirs in columns}
         if any(set(present.values()) <= set(fields) for fields in _complete(columns, present, ignored, wanted)):
@@ -82,7 +97,7 @@ def choose_fields(
     complete = _complete(columns, mapping, ignored, wanted)
     if not complete:
         formats = ", or ".join(map(str, formats_of(wanted)))
-        raise UserError(Problem(name, f"columns {', '.join(columns)}", formats, _next_step(columns, ignored, wanted)))
+        raise UserError(Problem(name, f"columns {', '.join(columns)}", formats, _next_step(row, ignored, wanted)))
     fields = complete[0]
     for theirs, ours in mapping.items():
         if ours not in fields:
@@ -132,22 +147,51 @@ def _complete(
     return sorted(complete, key=lambda fields: -sum(field in fields for field in mapping.values()))
 
 
-def _next_step(columns: Sequence[str], ignored: set[str], wanted: Rows) -> str:
-    """What to do about columns that are no format, by their names alone: a mapping, or another objective."""
+def _next_step(row: Mapping[str, Any], ignored: set[str], wanted: Rows) -> str:
+    """What to do about columns that are no format: a mapping, or another objective."""
+    keys = {
+        f"{column}.{key}": value
+        for column, inner in row.items()
+        if isinstance(inner, dict) and not is_message(inner)
+        for key, value in inner.items()
+    }
     for format in formats_of(wanted):
         mapping: dict[str, str] = {}  # their column to our field
+        others = ""
         for ours in format.fields:
-            names = [ours, *ALIASES.get(ours, "").split()]
-            found = next((each for each in columns if each.lower() in names and each not in mapping), None)
-            mapping |= {found: ours} if found else {}
+            values = row if ours in format.optional else {**row, **keys}
+            fitting = [
+                theirs
+                for name in [ours, *ALIASES.get(ours, "").split()]
+                for theirs, value in values.items()
+                if theirs.rpartition(".")[2].lower() == name
+                if theirs not in mapping and _fits(format, ours, theirs, value)
+            ]
+            mapping |= {theirs: ours for theirs in fitting[:1]}
+            if ours in ANSWERS:
+                others += "".join(f"; or {theirs}={ours}" for theirs in fitting[1:])
         if set(format.columns) <= set(mapping.values()):
-            return columns_flag(mapping | dict.fromkeys(sorted(ignored), IGNORE))
+            return columns_flag(mapping | dict.fromkeys(sorted(ignored), IGNORE)) + others
     num_read = {
-        kind: max((len({*fields.values()} & {*columns}) for fields in _complete(columns, {}, ignored, kind)), default=0)
+        kind: max((len({*fields.values()} & {*row}) for fields in _complete([*row], {}, ignored, kind)), default=0)
         for kind in OBJECTIVES
         if kind != wanted
     }
     kind = max(num_read, key=lambda kind: num_read[kind])
     if num_read[kind]:
         return OBJECTIVES[kind]
+    turns = [column for column in row if column.lower() in ALIASES["conversations"].split()]
+    if turns:
+        return f"write the turns in {turns[0]} {AS_MESSAGES}"
     return f"say which column is which: {columns_flag({'COLUMN': 'FIELD'})}; or write the rows in one of these formats"
+
+
+def _fits(format: Format, ours: str, theirs: str, value: Any) -> bool:
+    """Whether a value has the type of a field of a format. Texts that are asked make a chat: as an instruction."""
+    if ours in _OTHERS:
+        return value is not None
+    if are_messages(value) or is_message(value):
+        return ours in _MESSAGES
+    if ours == "prompt" and (theirs != ours or format.rows == "answers"):
+        return False
+    return isinstance(alone(value) if ours in ANSWERS else value, str) and ours not in _CHATS

@@ -21,7 +21,7 @@ Promises: a row that does not fit is reported with the first field that is wrong
 that would change what is learned is guessed or dropped. ``FORMATS``, at the end, declares the formats.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,9 @@ from kit.data.chat.judged import compared, contrasts, labelled
 from kit.data.chat.messages import (
     SPEAKERS,
     Message,
+    after_system,
     are_messages,
+    check_no_system,
     check_text,
     parsed,
     read_kwargs,
@@ -48,6 +50,7 @@ NO_COLUMN = "no "  # so begins the problem of a row that lacks a column
 MAX_ID = 2**31  # ids are stored as int32
 IGNORED = -100  # the label of a token that is not learned
 ALPACA = "{instruction}[\n\n{input}]"  # the prompt_format of data sets that have none
+ANSWERS = ("output", "completion", "chosen", "rejected", "reasoning_content")  # which may stand alone in a list
 
 Sample = dict[str, Any]
 
@@ -99,7 +102,9 @@ def to_sample(
     ``Problem.where`` is a field of the row, such as ``messages[2].role``, or empty if the problem is the row itself.
     """
     format = format_of(fields)
+    row = opened(row, fields.values())
     values = {ours: row.get(theirs) for ours, theirs in fields.items()}
+    values |= {ours: alone(values[ours]) for ours in ANSWERS if ours in values}
     if None in values.values():
         needed = [theirs for ours, theirs in fields.items() if ours not in format.optional]
         if missing := [theirs for theirs in needed if theirs not in row]:
@@ -112,6 +117,21 @@ def to_sample(
         return with_images(sample, values.get(IMAGES), fields.get(IMAGES) in row)
     except UserError as error:
         return error.problems
+
+
+def opened(row: Mapping[str, Any], columns: Iterable[str]) -> Mapping[str, Any]:
+    """Return ``row`` with the keys of an object as columns, for each of ``columns`` that looks into one: ``a.b``."""
+    for column in columns:
+        whole = column.partition(".")[0]
+        if column not in row and isinstance(inner := row.get(whole), dict):
+            keys = {f"{whole}.{key}": value for key, value in inner.items()}
+            row = {**{name: row[name] for name in row if name != whole}, **keys}
+    return row
+
+
+def alone(value: Any) -> Any:
+    """Return the text of a list with one text; any other value as it is."""
+    return value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str) else value
 
 
 def _with_question(values: Mapping[str, Any], prompt_format: str | None) -> Mapping[str, Any]:
@@ -137,14 +157,8 @@ def _from_messages(values: Mapping[str, Any]) -> Sample:
 
 
 def _from_conversations(values: Mapping[str, Any]) -> Sample:
-    system = system_message(values)
     messages = read_messages("conversations", values["conversations"], SPEAKERS)
-    if system and messages[0]["role"] == "system":
-        if messages[0]["content"].strip() != system[0]["content"].strip():
-            found = "a second system message, beside system"
-            raise UserError(Problem("conversations[0].role", found, "one of them"))
-        messages = messages[1:]
-    return {"messages": system + messages} | _template_inputs(values)
+    return {"messages": after_system(values, messages)} | _template_inputs(values)
 
 
 def _from_pair(values: Mapping[str, Any]) -> Sample:
@@ -152,11 +166,12 @@ def _from_pair(values: Mapping[str, Any]) -> Sample:
     if isinstance(prompt, list) or are_messages(prompt):
         if isinstance(completion, str) and not are_messages(completion):
             completion = [{"role": "assistant", "content": completion}]
-        prompt = read_messages("prompt", prompt, needs_answer=False)
+        prompt = after_system(values, read_messages("prompt", prompt, needs_answer=False))
         completion = read_messages("completion", completion, may_begin=False)
     else:
         check_text("prompt", prompt)
         check_text("completion", completion)
+        check_no_system(values)
     return {"prompt": prompt, "completion": completion} | _template_inputs(values)
 
 
@@ -238,7 +253,7 @@ _PREFERENCES = ("input", "system", *_INPUTS)
 FORMATS = (
     Format(("messages",), _from_messages, optional=_INPUTS, is_chat=True),
     Format(("conversations",), _from_conversations, optional=("system", *_INPUTS), is_chat=True),
-    Format(("prompt", "completion"), _from_pair, optional=_INPUTS),
+    Format(("prompt", "completion"), _from_pair, optional=("system", *_INPUTS)),
     Format(
         ("instruction", "output"),
         _from_instruction,

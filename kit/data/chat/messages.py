@@ -87,6 +87,22 @@ def system_message(values: Mapping[str, Any]) -> list[Message]:
     return [{"role": "system", "content": system}] if is_given else []
 
 
+def check_no_system(values: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` if the column ``system`` holds something, in a row of texts, where no message can stand."""
+    if system_message(values):
+        raise UserError(Problem("system", "given beside texts", "the question as instruction, which makes a chat"))
+
+
+def after_system(values: Mapping[str, Any], messages: list[Message]) -> list[Message]:
+    """Return ``messages`` after the column ``system``, which they may repeat. Raises ``UserError`` if they differ."""
+    system = system_message(values)
+    if system and messages and messages[0]["role"] == "system":
+        if messages[0]["content"].strip() != system[0]["content"].strip():
+            raise UserError(Problem("system", "another one than the system message of the conversation", "one of them"))
+        messages = messages[1:]
+    return system + messages
+
+
 def read_messages(
     where: str,
     given: Any,
@@ -113,8 +129,9 @@ def read_messages(
             raise UserError(Problem(f"{where}[{i}].role", "another system message, or one behind others", "one, first"))
     if needs_answer and all(message["role"] != "assistant" for message in messages):
         raise UserError(Problem(where, "no assistant turn", "at least one: nothing else is learned"))
-    is_blank_system = messages[0]["role"] == "system" and not messages[0]["content"].strip()
-    return messages[1:] if is_blank_system else messages
+    # In OpenAI's form a blank system message is kept: without one, some templates write their own.
+    is_left_out = roles is SPEAKERS and messages[0]["role"] == "system" and not messages[0]["content"].strip()
+    return messages[1:] if is_left_out else messages
 
 
 def _message(at: str, written: Any, roles: Mapping[str, str]) -> Message:
@@ -150,8 +167,7 @@ def _message(at: str, written: Any, roles: Mapping[str, str]) -> Message:
     message["content"] = "" if content is None and has_calls else _joined(content_at, content, images)
     if images:  # ``images.with_images`` takes them out
         message["images"] = images
-    may_be_empty = role == "tool" or has_calls or speaker in CALLERS or bool(reasoning)
-    may_be_empty |= role == "system" and roles is SPEAKERS
+    may_be_empty = role in ("tool", "system") or has_calls or speaker in CALLERS or bool(reasoning)
     check_text(content_at, message["content"], may_be_empty)
     weight = _weight(at, given, role)
     if weight is not None:

@@ -16,12 +16,13 @@ from typing import Any
 from kit.data.chat.messages import (
     SPEAKERS,
     Message,
+    after_system,
     are_messages,
+    check_no_system,
     check_text,
     is_message,
     parsed,
     read_messages,
-    system_message,
 )
 from kit.errors import Problem, UserError, kind
 
@@ -38,7 +39,6 @@ def answers_to_one_prompt(values: Mapping[str, Any], names: Sequence[str]) -> di
     asked = [name for name in ("prompt", "instruction") if name in values]
     if len(asked) > 1:
         raise UserError(Problem("prompt and instruction", "two prompts", "one of them"))
-    system = system_message(values)
     prompt = _listed(asked[0], values[asked[0]]) if asked else None
     if asked and prompt is None:
         raise UserError(Problem(asked[0], "null", "a prompt in every row, or in none"))
@@ -53,9 +53,7 @@ def answers_to_one_prompt(values: Mapping[str, Any], names: Sequence[str]) -> di
         for name, answer in answers.items():
             check_text(name, answer)
         if "instruction" not in values and not isinstance(prompt, list):
-            if system:
-                expected = "the question as instruction, which makes a chat"
-                raise UserError(Problem("system", "given beside texts", expected))
+            check_no_system(values)
             if prompt is None:
                 raise UserError(Problem(" and ".join(answers), "no prompt", "a column prompt"))
             return {"prompt": prompt, **answers}
@@ -64,12 +62,7 @@ def answers_to_one_prompt(values: Mapping[str, Any], names: Sequence[str]) -> di
     if isinstance(prompt, list):
         prompt = read_messages(asked[0], prompt, SPEAKERS, needs_answer=False)
     before, conversations = _apart(prompt, conversations)
-    if system and before[:1] != system:
-        if before and before[0]["role"] == "system":
-            found = "another one than the system message of the prompt"
-            raise UserError(Problem("system", found, "one of them"))
-        before = system + before
-    return {"prompt": before, **conversations}
+    return {"prompt": after_system(values, before), **conversations}
 
 
 def _listed(name: str, value: Any) -> Any:

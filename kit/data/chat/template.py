@@ -29,7 +29,10 @@ FIXED_DATE = f"the chat template writes today's date: these samples say {TODAY:%
 OTHER_TEMPLATE = "give another template as --chat_template, or write the rows as this one takes them"
 BLOCKS = "correct the {% generation %} blocks in a copy of the template, given as --chat_template, or take them out"
 AS_REASONING = "write what is between the tags into reasoning_content of the message"
-AS_CONTENT = 'begin the content with the thought, each tag on a line of its own: "<think>\n...\n</think>\n\n..."'
+AS_CONTENT = (
+    "begin the content with the thought, in the tags that the template uses, each on a line of its own: "
+    '"<think>\n...\n</think>\n\n..."'
+)
 
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]] | None
@@ -70,15 +73,18 @@ def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[s
     return named if isinstance(source, dict) else named[""]
 
 
-def check_kwargs(kwargs: Mapping[str, Any], variables: Set[str]) -> None:
-    """Raise ``UserError`` if one of ``kwargs`` is not among the ``variables`` that a template reads."""
+def check_kwargs(kwargs: Mapping[str, Any], variables: Set[str], fix: str = "") -> None:
+    """Raise ``UserError`` if one of ``kwargs`` is not among the ``variables`` that a template reads.
+
+    ``fix``: what to do where no variable has a similar name.
+    """
     free = sorted(variables - _GIVEN)
     for key in kwargs:
         if key in free:
             continue
         found = f"the chat template reads no {key!r}, so it would change nothing"
         expected = "one of " + ", ".join(free) if free else "none"
-        raise UserError(Problem("chat_template_kwargs", found, expected, did_you_mean(key, free)))
+        raise UserError(Problem("chat_template_kwargs", found, expected, did_you_mean(key, free) or fix))
 
 
 def _find_template(tokenizer: Any, name_or_file: str | None) -> Jinja:
@@ -148,7 +154,7 @@ class Template:
 
     def with_values(self, kwargs: Mapping[str, Any]) -> "Template":
         """Return this template with values for its variables. Raises ``UserError`` if it reads no such variable."""
-        check_kwargs(kwargs, self.variables)
+        check_kwargs(kwargs, self.variables, "--dataset_columns chat_template_kwargs=ignore")
         template = copy.copy(self)
         template._values = {**self._values, **kwargs}
         return template

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from kit.data.chat.formats import IGNORED, format_of
+from kit.data.chat.formats import IGNORED, format_of, opened
 from kit.data.chat.messages import KEYS, REASONING, SPEAKERS, are_messages, is_message
 from kit.errors import Problem
 
@@ -117,10 +117,10 @@ class Unused:
     def check(self, row: Mapping[str, Any]) -> list[Problem]:
         """Count what is not used of a row. Returns a problem for each part that would change what is learned."""
         meanings: dict[str, str] = {}  # of each column or key; empty if it changes nothing
-        for column, value in row.items():
+        for column, value in opened(row, self._read).items():
             if column not in self._read:
                 if not is_empty(value):
-                    meaning = COLUMNS.get(column, "")
+                    meaning = COLUMNS.get(column.rpartition(".")[2], "")
                     changes = meaning in self._harmful and _changes(meaning, column, value)
                     meanings[column] = meaning if changes else ""
                 continue

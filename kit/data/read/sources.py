@@ -66,11 +66,16 @@ class Source:
 
     name: str  # as the user wrote it; for a data set of the hub with its split
     digest: str  # identifies the content, whatever its path
-    columns: list[str]  # names of the columns, from the first good row
+    first_row: dict[str, Any]  # the first good one
     parts: tuple[Part, ...]
     stamps: tuple[tuple[Path, list[int]], ...] = ()  # each file with its stamp from before its digest was computed
     notes: tuple[str, ...] = ()  # what of a folder is not read, for the user
     commit: str | None = None  # of a data set of the hub
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns of the first row."""
+        return list(self.first_row)
 
     def changed(self) -> list[Path]:
         """The files that were changed or removed since ``digest`` was computed."""
@@ -133,8 +138,8 @@ def open_source(
     except OSError as error:
         raise UserError(Problem(flag, f"{name!r} cannot be read ({error.strerror or error})")) from None
     digest = digest_of(contents, opened.marks)
-    columns = _columns(opened.name, opened.parts)
-    return Source(opened.name, digest, columns, tuple(opened.parts), stamps, tuple(notes), opened.commit)
+    first_row = _first_row(opened.name, opened.parts)
+    return Source(opened.name, digest, first_row, tuple(opened.parts), stamps, tuple(notes), opened.commit)
 
 
 def _sampled_digest(path: Path, num_pieces: int) -> str:
@@ -327,14 +332,14 @@ def read_rows(parts: Sequence[Part], columns: list[str] | None = None) -> Iterat
             yield i, number, row
 
 
-def _columns(name: str, parts: Sequence[Part]) -> list[str]:
-    """The columns of the first good row. Raises ``UserError`` with the problems of the rows if none is good."""
+def _first_row(name: str, parts: Sequence[Part]) -> dict[str, Any]:
+    """The first good row. Raises ``UserError`` with the problems of the rows if none is good."""
     bad: list[Problem] = []
     for _, _, row in read_rows(parts):
         if isinstance(row, Problem):
             bad.append(row)
         elif row:
-            return list(row)
+            return dict(row)
         if len(bad) == MAX_BAD_ROWS:
             break
     if not bad:

@@ -47,7 +47,8 @@ class Dataset:
     def columns(self) -> list[str]:
         """The columns to read: those of the fields, and those that must not be ignored unseen."""
         watched = [name for name in self.source.columns if is_watched(name) and name not in self.ignored]
-        return list(dict.fromkeys([*self.fields.values(), *watched]))
+        whole = [name if name in self.source.columns else name.partition(".")[0] for name in self.fields.values()]
+        return list(dict.fromkeys([*whole, *watched]))
 
 
 def open_datasets(
@@ -85,7 +86,7 @@ def _open_dataset(entry: DatasetEntry, flag: str, streaming: bool, wanted: Rows,
     """Open a data set that is named by ``flag``."""
     is_evaluation = flag == "eval_dataset"
     source = open_source(entry.path, entry.split or "", flag, entry.config, streaming, revision=entry.revision)
-    fields = choose_fields(source.columns, entry.columns or {}, source.name, may_lack or is_evaluation, wanted)
+    fields = choose_fields(source.first_row, entry.columns or {}, source.name, may_lack or is_evaluation, wanted)
     if entry.prompt_format is not None and "instruction" not in fields:
         found = f"prompt_format, but no column is read as instruction: its rows have {format_of(fields)}"
         expected = "rows with an instruction, or a column mapped to it"

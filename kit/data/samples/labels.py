@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from kit.data.chat.formats import opened
 from kit.data.chat.judged import label_names
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import Dataset
@@ -22,11 +23,12 @@ def find_labels(datasets: Sequence[Dataset]) -> tuple[list[str], bool]:
         if dataset.is_evaluation or "label" not in dataset.fields:
             continue
         column, parts = dataset.fields["label"], dataset.source.parts
-        for part, number, row in read_rows(parts, [column]):
-            if not isinstance(row, dict) or row.get(column) is None:
+        for part, number, row in read_rows(parts, [name for name in dataset.columns if column.startswith(name)]):
+            value = opened(row, [column]).get(column) if isinstance(row, dict) else None
+            if value is None:
                 continue
             try:
-                found, is_list = label_names(row[column])
+                found, is_list = label_names(value)
             except UserError:
                 continue
             names.update(found)

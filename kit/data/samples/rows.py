@@ -40,7 +40,7 @@ from kit.data.samples.table import IMAGE, PREFERENCE, SAMPLE, StoredImages
 from kit.errors import Problem, UserError, listed
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
-CODE_VERSION = 12
+CODE_VERSION = 13
 AFTER_ANSWERS = "turns after the last answer are left out"
 NO_IMAGES = Problem("images", "given, and the model reads none")
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
@@ -339,12 +339,15 @@ def as_chat(sample: Sample) -> Sample:
 
 
 def with_system(sample: Sample, text: str) -> Sample:
-    """Return a sample with ``text`` as its system message, if it is a conversation that has none."""
+    """Return a sample with ``text`` as its system message, if it is a conversation that has none, or a blank one."""
     name = "messages" if "messages" in sample else "prompt"
     messages = sample.get(name)
-    if not isinstance(messages, list) or (messages and messages[0]["role"] == "system"):
+    if not isinstance(messages, list):
         return sample
-    return {**sample, name: [{"role": "system", "content": text}, *messages]}
+    has_own = bool(messages) and messages[0]["role"] == "system"
+    if has_own and messages[0]["content"].strip():
+        return sample
+    return {**sample, name: [{"role": "system", "content": text}, *messages[has_own:]]}
 
 
 def _ends_without_answer(sample: Sample) -> bool:

@@ -4,13 +4,16 @@ import shlex
 
 import pytest
 
+from kit.config.dataset_entry import column_mapping
 from kit.data.chat.columns import choose_fields, columns_flag
+from kit.data.chat.formats import to_sample
+from kit.data.chat.unused import Unused
 from kit.errors import UserError
 
 
 def chosen(columns, mapping=None):
     """Of the fields that are chosen, those that the first row has."""
-    fields = choose_fields(columns, mapping or {}, "train.jsonl")
+    fields = choose_fields(dict.fromkeys(columns, "a"), mapping or {}, "train.jsonl")
     return {ours: theirs for ours, theirs in fields.items() if theirs in columns}
 
 
@@ -35,8 +38,9 @@ def test_named_columns_choose_the_format():
 
 
 def refusal(columns, mapping=None, wanted="answers"):
+    row = columns if isinstance(columns, dict) else dict.fromkeys(columns, "a")
     with pytest.raises(UserError) as caught:
-        choose_fields(columns, mapping or {}, "train.jsonl", wanted=wanted)
+        choose_fields(row, mapping or {}, "train.jsonl", wanted=wanted)
     return str(caught.value)
 
 
@@ -82,11 +86,84 @@ def test_well_known_names_are_quoted_and_not_guessed():
     assert '{"question": "instruction", "answer": "output", "a,b": "ignore"}' in message
 
 
+ASKED, TOLD = [{"role": "user", "content": "2 + 2?"}], [{"role": "assistant", "content": "4"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted", "mapping"),
+    [
+        (
+            {"input": ASKED, "output": "4", "reasoning": "on", "system_prompt": "Think."},
+            "answers",
+            "input=prompt,output=completion,system_prompt=system",
+        ),
+        ({"input": "2 + 2?", "output": "4"}, "answers", "input=instruction,output=output"),
+        ({"prompt": ASKED, "solution": "4"}, "answers", "prompt=prompt,solution=completion"),
+        ({"prompt": "2 + 2?", "solution": "4"}, "answers", "prompt=instruction,solution=output"),
+        (
+            {"solution": "4", "question": "2 + 2?", "cot": None, "thinking_trajectories": ["Two."], "attempt": "4"},
+            "answers",
+            "question=instruction,attempt=output,thinking_trajectories=reasoning_content",
+        ),
+        (
+            {"image": {"bytes": b""}, "query": "2?", "label": ["2"]},
+            "answers",
+            "query=instruction,label=output,image=images",
+        ),
+        (
+            {"prompt": ASKED, "reward_model": {"ground_truth": "4", "style": "rule"}, "extra_info": {"index": "a"}},
+            "answers",
+            "prompt=prompt,reward_model.ground_truth=completion",
+        ),
+        (
+            {"input": {"messages": ASKED, "tools": []}, "preferred_output": TOLD, "non_preferred_output": ASKED + TOLD},
+            "pairs",
+            "preferred_output=chosen,non_preferred_output=rejected,input.messages=prompt",
+        ),
+        (
+            {"question": "2?", "answers": {"text": ["2"], "start": [0]}},
+            "answers",
+            "question=instruction,answers.text=output",
+        ),
+    ],
+)
+def test_a_mapping_is_proposed_by_the_first_values_too_and_works_as_it_is_printed(row, wanted, mapping):
+    message = refusal(row, wanted=wanted)
+    assert shlex.split(message.split("--dataset_columns ")[1])[0].rstrip(";") == mapping
+    fields = choose_fields(row, column_mapping(mapping), "train.jsonl", wanted=wanted)
+    sample = to_sample(row, fields)
+    assert isinstance(sample, dict), sample
+    assert not Unused(fields, ()).check(row)
+
+
+def test_another_column_that_may_be_the_answer_is_named():
+    assert refusal(dict.fromkeys(["problem", "answer", "solution"], "4")).endswith("solution=output; or answer=output")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"conversation": [{"input": "2 + 2?", "output": "4"}]}, {"chat": "USER: 2 + 2?\n\nASSISTANT: 4"}],
+    ids=["pairs", "a text"],
+)
+def test_turns_in_a_form_that_is_not_read_are_to_be_written_anew(row):
+    assert f"write the turns in {next(iter(row))} as messages" in refusal(row)
+
+
+def test_a_tool_in_an_object_of_which_another_key_is_read_is_not_ignored_unseen():
+    row = {"input": {"messages": [*ASKED, *TOLD], "tools": [{"name": "add"}]}}
+    unused = Unused(choose_fields(row, {"input.messages": "messages"}, "train.jsonl"), ())
+    assert [problem.where for problem in unused.check(row)] == ["input.tools"]
+
+
 def test_an_evaluation_set_with_our_columns_needs_no_mapping():
     mapping = {"question": "prompt", "answer": "completion"}
 
     def fields(*columns, may_lack=True):
-        return {o: t for o, t in choose_fields(columns, mapping, "eval.jsonl", may_lack).items() if t in columns}
+        return {
+            o: t
+            for o, t in choose_fields(dict.fromkeys(columns, "a"), mapping, "eval.jsonl", may_lack).items()
+            if t in columns
+        }
 
     assert fields("prompt", "completion") == {"prompt": "prompt", "completion": "completion"}
     assert fields("question", "completion") == {"prompt": "question", "completion": "completion"}
@@ -98,9 +175,11 @@ def test_an_evaluation_set_with_our_columns_needs_no_mapping():
 
 def test_a_column_that_is_to_be_ignored_is_not_there():
     assert chosen(["messages", "text"], {"messages": "ignore"}) == {"text": "text"}
-    assert "history" not in choose_fields(["instruction", "output"], {"history": "ignore"}, "train.jsonl")
+    assert "history" not in choose_fields(
+        dict.fromkeys(["instruction", "output"]), {"history": "ignore"}, "train.jsonl"
+    )
     mapping = {"a": "ignore", "b": "ignore", "q": "text"}  # more than one, and keys of messages, which are no columns
-    assert choose_fields(["q", "a"], mapping, "train.jsonl") == {"text": "q"}
+    assert choose_fields({"q": "a", "a": "b"}, mapping, "train.jsonl") == {"text": "q"}
 
 
 def test_a_mapping_is_one_word_of_the_shell():

@@ -62,7 +62,7 @@ def test_a_prompt_format_words_the_question_of_answers_and_of_pairs():
         ({"instruction": "a", "input": " "}, "Task: a"),
     ):
         for answers, wanted in (({"output": "c"}, "answers"), ({"chosen": "c", "rejected": "d"}, "pairs")):
-            fields = choose_fields([*row, *answers], {}, "train.jsonl", wanted=wanted)
+            fields = choose_fields(dict.fromkeys([*row, *answers]), {}, "train.jsonl", wanted=wanted)
             sample = to_sample(row | answers, fields, format)
             assert sample.get("messages", sample.get("prompt"))[0] == {"role": "user", "content": question}
     row = {"instruction": "a", "input": "b", "output": "c"}
@@ -76,7 +76,30 @@ def test_a_first_system_turn_of_sharegpt_may_be_blank_or_repeat_the_column():
         expected = [USER, ANSWER] if column is None else [SYSTEM, USER, ANSWER]
         assert sample_of({"conversations": said, "system": column}) == {"messages": expected}
     message = problems_of({"conversations": said, "system": "Be brief"})
-    assert message.startswith("conversations[0].role: a second system message")
+    assert message.startswith("system: another one than the system message of the conversation")
+
+
+def test_a_blank_system_message_of_openai_is_kept_for_the_template():
+    blank = SYSTEM | {"content": ""}
+    assert sample_of({"messages": [blank, USER, ANSWER]}) == {"messages": [blank, USER, ANSWER]}
+
+
+def test_an_answer_may_stand_alone_in_a_list_and_a_prompt_may_have_a_system_message_beside_it():
+    assert sample_of({"instruction": "Hi", "output": ["Hello"]}) == {"messages": [USER, ANSWER]}
+    assert problems_of({"instruction": "Hi", "output": ["Hello", "Hi"]}) == "output: a list; expected a string"
+    row = {"prompt": [USER], "completion": ["Hello"], "system": "Be kind"}
+    assert sample_of(row) == {"prompt": [SYSTEM, USER], "completion": [ANSWER]}
+    assert problems_of({"prompt": "Hi", "completion": "Hello", "system": "Be kind"}).startswith("system: given beside")
+
+
+def test_a_key_of_an_object_may_be_mapped_as_a_column():
+    row = {"prompt": [USER], "reward_model": {"ground_truth": "Hello", "style": "rule"}}
+    mapping = {"completion": "reward_model.ground_truth"}
+    assert sample_of(row, **mapping) == {"prompt": [USER], "completion": [ANSWER]}
+    fields = choose_fields(row, {theirs: ours for ours, theirs in mapping.items()}, "train.jsonl")
+    (problem,) = to_sample({"prompt": [USER], "reward_model": {"style": "rule"}}, fields)
+    assert str(problem).startswith(": no 'reward_model.ground_truth' (it has prompt, reward_model.style)")
+    assert sample_of({"prompt": [USER], "a.b": "Hello"}, completion="a.b")["completion"] == [ANSWER]
 
 
 def test_lists_of_messages_may_be_json_strings_and_other_texts_stay_texts():
@@ -103,14 +126,16 @@ def test_a_bad_row_is_reported_with_its_field():
 
 
 def test_a_row_of_another_format_than_the_first_is_reported_with_its_columns():
-    fields = choose_fields(["prompt", "completion", "tools"], {}, "train.jsonl")
+    fields = choose_fields(dict.fromkeys(["prompt", "completion", "tools"]), {}, "train.jsonl")
     (problem,) = to_sample({"text": "a", "prompt": "b"}, fields)
     assert str(problem) == ": no 'completion' (it has text, prompt); expected prompt and completion in every row"
     assert to_sample({"prompt": "a", "completion": "b"}, fields) == {"prompt": "a", "completion": "b"}
-    fields = choose_fields(["input_ids", "labels"], {}, "train.jsonl")  # learning from all of it is not what was meant
+    fields = choose_fields(
+        dict.fromkeys(["input_ids", "labels"]), {}, "train.jsonl"
+    )  # learning from all of it is not what was meant
     (problem,) = to_sample({"input_ids": [1]}, fields)
     assert "no 'labels'" in str(problem)
-    fields = choose_fields(["messages"], {}, "train.jsonl")  # an optional column that only later rows have
+    fields = choose_fields({"messages": []}, {}, "train.jsonl")  # an optional column that only later rows have
     assert to_sample({"messages": [USER, ANSWER], "tools": [ADD]}, fields)["tools"] == [ADD]
 
 
@@ -135,7 +160,7 @@ def test_the_page_on_data_lists_the_formats_in_order_of_precedence_and_its_examp
         for example in examples:
             row = json.loads(example.replace("[...]", json.dumps([USER, ANSWER])).replace("{...}", "{}"))
             (wanted,) = (format.rows for format in FORMATS if format.columns == columns)
-            fields = choose_fields(list(row), {}, "train.jsonl", wanted=wanted)
+            fields = choose_fields(row, {}, "train.jsonl", wanted=wanted)
             sample = to_sample(row, fields)
             assert isinstance(sample, dict), f"{example}: {sample}"
             assert format_of(fields).columns == columns

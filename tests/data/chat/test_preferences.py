@@ -23,7 +23,7 @@ WHOLE = {"chosen": [USER, ANSWER], "rejected": [USER, OTHER]}
 
 def sample_of(row, wanted="pairs"):
     """The sample that a row becomes, or what is wrong with it as one string."""
-    sample = to_sample(row, choose_fields(list(row), {}, "train.jsonl", wanted=wanted))
+    sample = to_sample(row, choose_fields(row, {}, "train.jsonl", wanted=wanted))
     return "\n".join(map(str, sample)) if isinstance(sample, list) else sample
 
 
@@ -103,7 +103,7 @@ def test_a_row_that_cannot_be_used_is_a_problem_of_its_field():
         (TEXTS, "chosen and rejected: no prompt; expected a column prompt"),
         ({"prompt": "Hi", "instruction": "Hi", **TEXTS}, "prompt and instruction: two prompts; expected one of them"),
         ({"prompt": "Hi", "system": "Be kind", **TEXTS}, "system: given beside texts"),
-        ({"prompt": [SYSTEM, USER], "system": "Be brief", **ANSWERS}, "system: another one than the system message"),
+        ({"prompt": [SYSTEM, USER], "system": "Be brief", **ANSWERS}, "system: another one than the system message of"),
         ({"prompt": "Hi", "input": "Ann", **TEXTS}, "input: given without an instruction"),
     ):
         assert sample_of(row).startswith(problem), row
@@ -114,6 +114,6 @@ def test_a_row_that_cannot_be_used_is_a_problem_of_its_field():
         assert sample_of(row, "rated").startswith(problem)
     for missing in ("prompt", "chosen", "rejected"):
         row = {"prompt": "Hi", **TEXTS}
-        fields = choose_fields(list(row), {}, "train.jsonl", wanted="pairs")
+        fields = choose_fields(row, {}, "train.jsonl", wanted="pairs")
         (found,) = to_sample({name: value for name, value in row.items() if name != missing}, fields)
         assert found.found.startswith(f"no {missing!r} (it has ") and "in every row" in found.expected

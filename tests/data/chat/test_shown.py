@@ -1,9 +1,9 @@
 """What a template leaves out of a conversation is noticed."""
 
 import pytest
-from data_helpers import CALL, WEATHER, chat
+from data_helpers import CALL, HEADER, PROMPT, WEATHER, chat, encode, template_of, with_keys
 
-from kit.data.chat.shown import check_answer, check_shown
+from kit.data.chat.shown import WITH_REASONING, check_answer, check_shown
 from kit.data.chat.template import Template
 from kit.errors import UserError
 
@@ -66,6 +66,28 @@ def test_an_answer_has_its_content_reasoning_and_calls(tokenizer):
     for text in (f"C A B{call}", "C A B weather weather"):
         with pytest.raises(UserError, match=r"messages\[1\]: the template leaves out the call of 'weather', or part"):
             check_answer(template, text, answer, 1)
+
+
+TAKES_OUT = HEADER + "{{ m.content.split('</think>')[-1].strip() }}<|im_end|>\n{% endfor %}" + PROMPT
+
+
+@pytest.mark.parametrize(
+    ("shape", "train_on", "message", "step"),
+    [
+        ("chatml", "assistant", {"reasoning_content": "Low"}, "begin the content with the thought"),
+        ("chatml", "assistant", {"reasoning_content": "Low", "tool_calls": [CALL]}, WITH_REASONING),
+        (TAKES_OUT, "assistant", {"reasoning_content": "Low"}, WITH_REASONING),
+        (TAKES_OUT, "assistant", {"content": "<think>\nLow\n</think>\n\nYes"}, WITH_REASONING),
+        ("qwen3", "all", {"reasoning_content": "Low"}, "--train_on assistant"),
+    ],
+)
+def test_what_to_do_about_reasoning_that_is_left_out_helps(shape, train_on, message, step, tokenizer):
+    """A thought in the content is not advised where the template takes it out, or writes no text beside a call."""
+    sample = with_keys(chat("Cold?", "Yes", "Really?", "Yes"), assistant_0=message)
+    template = shape if shape == TAKES_OUT else template_of(shape, tokenizer)
+    with pytest.raises(UserError) as caught:
+        encode(sample, tokenizer, template, train_on)
+    assert step in caught.value.problems[0].fix
 
 
 NAMES = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"

@@ -21,7 +21,7 @@ def looked(row, mapping=None, wanted="answers"):
     """The problems of a row, as one string, and what is counted of it."""
     mapping = mapping or {}
     unused = Unused(
-        choose_fields(list(row), mapping, "train.jsonl", wanted=wanted),
+        choose_fields(row, mapping, "train.jsonl", wanted=wanted),
         [k for k, v in mapping.items() if v == "ignore"],
     )
     reported = "\n".join(map(str, unused.check(row)))
