@@ -4,8 +4,8 @@ They map each token by itself, so their backward pass can be made for one tile o
 its input and computes the rest again. As in https://arxiv.org/abs/2506.13996, section 3.1.1.
 
 Promises: a value is the same sum as without tiles; a kernel may add up a short last tile in another order. The gradient
-of a weight adds up the tiles' parts, so its last bits differ. Importing this needs no torch, so that memory can be
-planned without it.
+of a weight adds up the tiles' parts, so its last bits differ. Dropout in adapters draws other masks. Importing this
+needs no torch, so that memory can be planned without it.
 """
 
 from functools import partial

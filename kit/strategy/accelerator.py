@@ -16,6 +16,7 @@ from kit.config.settings.method import MethodSettings
 from kit.data.feed.ranks import Ranks
 from kit.errors import Problem, TrainingError
 from kit.model.adapter import adapters_off
+from kit.model.heads import head_of
 from kit.model.plan import LoadPlan
 from kit.model.sequence_parallel import SequenceGroup
 from kit.strategy.agreement import Fact
@@ -190,9 +191,10 @@ def check_strategy(topology: Topology, meta_model: "torch.nn.Module") -> list[Pr
 
 
 def check_adapter_units(topology: Topology, settings: MethodSettings, meta_model: "torch.nn.Module") -> list[Problem]:
-    """Check that FSDP can shard the adapters, and FSDP1 each module that trains whole beside them or frozen towers.
+    """Check that FSDP can shard the adapters, and that FSDP1 can train what is beside them or frozen towers.
 
-    A weight that two modules share would be flattened into both units. ``meta_model`` is not changed.
+    Under FSDP1 each module that trains is a unit, which is gathered whenever it is called: all ranks must call it
+    equally often. A weight that two modules share would be in both units. ``meta_model`` is not changed.
     """
     kind = settings.adapter_type
     if settings.method != "full" and topology.strategy.name == "fsdp1" and kind not in ("lora", "oft"):
@@ -201,26 +203,23 @@ def check_adapter_units(topology: Topology, settings: MethodSettings, meta_model
     if settings.method != "full" and topology.strategy.name == "fsdp2" and kind in ("vera", "pvera"):
         found = f"{kind} under FSDP2: its projections are buffers in float32, which sharding does not cast"
         return [Problem("adapter_type", found, fix="--config ddp")]
-    if topology.strategy.name != "fsdp1" or not _is_tied(meta_model):
+    if topology.strategy.name != "fsdp1":
         return []
     from kit.model.adapter import attach_adapter
     from kit.model.freeze import named_towers
     from kit.model.reach import freeze_unreached_parts
 
     adapted: Any = attach_adapter(copy.deepcopy(meta_model), settings)
+    found, head = "", adapted.get_output_embeddings()
     if settings.method == "full":
         freeze_unreached_parts(adapted, named_towers(adapted, settings))
-        trains = [p.requires_grad for p in adapted.parameters()]
-        if all(trains) or not adapted.get_output_embeddings().weight.requires_grad:
-            return []
-        found = "fsdp1: frozen weights, and a head that is tied to the embedding: one weight cannot be in two units"
-        return [Problem("config", found, fix="--config fsdp")]
-    head = adapted.get_base_model().get_output_embeddings()
-    if not adapted.peft_config["default"].modules_to_save or not any(p.requires_grad for p in head.parameters()):
-        return []
-    found = "the embedding, to which the head is tied, under FSDP1: one weight cannot be in two units"
-    where = "adapter_name_or_path" if settings.adapter_name_or_path else "lora_modules_to_save"
-    return [Problem(where, found, fix="--config fsdp")]
+        if _is_tied(adapted) and head.weight.requires_grad and not all(p.requires_grad for p in adapted.parameters()):
+            found = "frozen weights, and a head that is tied to the embedding: one weight cannot be in two units"
+    elif getattr(adapted.peft_config["default"], "target_parameters", None):
+        found = "an adapter on experts, whose weights FSDP1 does not gather for it"
+    elif head_of(meta_model.config) == "words" and any(p.requires_grad for p in head.parameters()):
+        found = "an output head that trains beside adapters: a rank would gather it for each chunk of its own targets"
+    return [Problem("config", f"fsdp1: {found}", fix="--config fsdp")] if found else []
 
 
 def _shared_weight(model: "torch.nn.Module", classes: tuple[str, ...]) -> str:

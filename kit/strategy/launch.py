@@ -230,6 +230,7 @@ _NOT_FSDP1 = {
     "use_dora": "DoRA reads whole base weights",
     "new_tokens": "FSDP1 trains modules whole",
     "trainable_tokens": "FSDP1 trains modules whole",
+    "tiled_mlp": "FSDP1 gathers adapters for each tile, of which ranks have different numbers",
 }
 
 

@@ -103,15 +103,28 @@ def test_another_strategy_than_the_one_asked_for_stops_the_run(accelerate_starts
         start(recipe, topology(num_processes=2))
 
 
-def test_a_weight_in_two_units_of_fsdp1_is_refused_before_weights_are_read(tmp_path):
-    cases = {("embed_tokens",): "to which the head is tied", ("norm",): "", (): ""}
-    folder = make_model(tmp_path / "model", tie_word_embeddings=True)
-    for modules, found in cases.items():
-        settings = MethodSettings(model_name_or_path=str(folder), lora_modules_to_save=list(modules))
-        meta_model = build_meta_model(settings, open_config(settings))
-        problems = check_adapter_units(topology(FSDP1), settings, meta_model)
-        assert bool(problems) == bool(found) and all(found in problem.found for problem in problems), modules
-        assert check_adapter_units(topology(FSDP2), settings, meta_model) == []
+@pytest.mark.parametrize(
+    ("tied", "changes", "found"),
+    [
+        (True, {"lora_modules_to_save": ["embed_tokens"]}, "an output head"),
+        (True, {"lora_modules_to_save": ["norm"]}, ""),
+        (True, {}, ""),
+        (False, {"lora_modules_to_save": ["lm_head"]}, "an output head"),
+        (False, {"lora_modules_to_save": ["embed_tokens"]}, ""),
+        (False, {"lora_target_modules": ["q_proj", "lm_head"]}, "an output head"),
+    ],
+)
+def test_a_head_that_trains_beside_adapters_is_refused_under_fsdp1_before_weights_are_read(
+    tmp_path, tied, changes, found
+):
+    """Its chunks would be collectives, of which a rank with more targets has more."""
+    settings = MethodSettings(
+        model_name_or_path=str(make_model(tmp_path / "model", tie_word_embeddings=tied)), **changes
+    )
+    meta_model = build_meta_model(settings, open_config(settings))
+    problems = check_adapter_units(topology(FSDP1), settings, meta_model)
+    assert bool(problems) == bool(found) and all(found in problem.found for problem in problems)
+    assert check_adapter_units(topology(FSDP2), settings, meta_model) == []
 
 
 @pytest.mark.parametrize(("tied", "found"), [(True, ["config"]), (False, [])])

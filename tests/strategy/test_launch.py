@@ -282,6 +282,7 @@ def test_what_a_strategy_cannot_train_is_refused(resolve):
         "--optim adamw_bf16 --method full": "adamw_bf16 with mixed_precision no",
         "--config fsdp1 --method lora --new_tokens <a>": "new_tokens: under FSDP1 with method lora",
         "--config fsdp1 --method full --freeze x": "freeze: under FSDP1",
+        "--config fsdp1 --method full --tiled_mlp true --gradient_checkpointing true": "tiled_mlp: under FSDP1",
         "--config fsdp1 --method lora --use_dora true": "use_dora: under FSDP1",
         "--config ddp --num_processes 5": "48 is not divisible by 5 processes",
         "--config fsdp_hybrid --num_processes 3": "3 with dp_replicate_size 2",
