@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 KITS = {"axolotl": "axolotl", "LLaMA-Factory": "llama_factory", "TRL": "trl", "ms-swift": "ms_swift"}
-FLOAT32 = "float32: `accelerate launch --mixed_precision no` without --config, or mixed_precision: no in a copy of it"
 GGUF = "a GGUF file holds weights for inference; take the model that it was made from"
 NOTHING = ("", "none", "null", "~", "[]", "{}")
 OFF = ("false", "no", "off")
