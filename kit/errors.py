@@ -80,6 +80,12 @@ def first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return ``1 process``, or ``2 processes``."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"
+
+
 def listed(names: Sequence[str], num_shown: int = 3, separator: str = ", ") -> str:
     """Return the first ``num_shown`` names, and how many others there are: ``a, b, c and 9 others``."""
     others = len(names) - num_shown

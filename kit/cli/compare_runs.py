@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kit.durable import read_small
-from kit.errors import Problem, UserError
+from kit.errors import Problem, UserError, counted
 from kit.run.record import METRICS_FILE, RUN_FILE, read_metrics
 from kit.tools.text_table import text_table
 
@@ -50,7 +50,7 @@ def compare_runs(whole: Path, continued: Path) -> Comparison:
         reason = "began at step 1 again" if not kept else "had no step left to do"
         return Comparison("not continued", table, f"not continued: the run {reason}")
     if not differing and weights == "equal":
-        steps = "1 step" if num_steps - kept == 1 else f"{num_steps - kept} steps"
+        steps = counted(num_steps - kept, "step")
         return Comparison("exact", table, f"exact: {steps} after the kill and the final weights are equal bit for bit")
     first = f"from step {differing[0]} on" if differing else "in the final weights alone"
     if differing and differing[0] <= kept:

@@ -21,7 +21,7 @@ from kit.config.recipe import Recipe
 from kit.config.settings.data import DataSettings
 from kit.config.settings.method import MethodSettings
 from kit.data.read.sources import hub_id
-from kit.errors import UserError
+from kit.errors import UserError, counted
 from kit.run.record import metrics_rows
 from kit.secrets import redacted
 from kit.strategy.topology import ActualStrategy
@@ -150,7 +150,7 @@ def _training_lines(recipe: Recipe, strategy: ActualStrategy, state: LoopState) 
         lines += [f"- objective: {', '.join([recipe.objective, *shown])}"]
     lines += [f"- {state.step} steps of {recipe.global_batch_size} {'packs' if recipe.packing else 'samples'}"]
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
-    processes = "1 process" if strategy.num_processes == 1 else f"{strategy.num_processes} processes"
+    processes = counted(strategy.num_processes, "process")
     lines += [f"- {strategy.type} on {processes}, mixed_precision {strategy.mixed_precision}"]
     if recipe.qat:
         rounded = f"- trained for weights that torchao rounds to {recipe.qat}"

@@ -31,7 +31,7 @@ from kit.config.settings.evaluation import METRIC_PACKAGES
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.optimisation import FIX_OF_BATCH, OptimSettings
 from kit.console import say
-from kit.errors import Problem, Problems, UserError, raise_if
+from kit.errors import Problem, Problems, UserError, counted, raise_if
 from kit.interrupt import OWN_TORCHRUN
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
 from kit.strategy.compiler import compile_problems, resolve_compile
@@ -67,7 +67,7 @@ def resolve(
     if not was_relaunched:  # imports are slow, so say now what will be done
         verb = ("checking" if request.launch.dry_run else "fine-tuning") if trains else "scoring"
         count = started_machines()
-        machines = f" on {count} machine{'s' if count > 1 else ''}" if count else ""
+        machines = f" on {counted(count, 'machine')}" if count else ""
         what = f"{request.recipe_name} ({recipe.method}, {config.strategy.title}{machines})"
         if not trains:
             model = recipe.adapter_name_or_path or recipe.model_name_or_path
@@ -286,9 +286,9 @@ def _batch_problems(settings: OptimSettings, num_processes: int, sharing: int = 
     unit = num_processes // sharing * micro_batch_size
     if batch_size % unit == 0 or batch_size % micro_batch_size:  # the latter is reported with the recipe
         return []
-    groups = (
-        f"{num_processes} processes" if sharing == 1 else f"{num_processes // sharing} groups of {sharing} processes"
-    )
+    groups = counted(num_processes, "process")
+    if sharing > 1:
+        groups = f"{num_processes // sharing} groups of {sharing} processes"
     found = f"{batch_size} is not divisible by {groups} x per_device_train_batch_size"
     found += f" {micro_batch_size} = {unit}"
     few = "--sequence_parallel_size N: N processes share each sample"

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 from kit.config.optimisers import OPTIMISERS
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.optimisation import OptimSettings
-from kit.errors import Problem
+from kit.errors import Problem, counted
 from kit.strategy.strategies import Strategy, StrategyName
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class ActualStrategy:
             device = f" on {self.device.upper()}"
         parts = [
             f"{Strategy(self.type).title}{device}",
-            f"{self.num_processes} process{'es' if self.num_processes > 1 else ''}",
+            counted(self.num_processes, "process"),
             "bf16" if self.mixed_precision == "bf16" else "fp32",
         ]
         if self.sequence_parallel_size > 1:

@@ -10,6 +10,7 @@ from typing import Any
 from kit.config.dataset_entry import DatasetEntry, with_own_names
 from kit.config.optimisers import OTHER_NAMES
 from kit.config.other_kits import KITS, table_of
+from kit.errors import counted
 from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, number, shown
 
 _SHARING = ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size")
@@ -27,7 +28,8 @@ def take_batch(draft: Draft, micro_batch: int, accumulation: int = 1) -> None:
     steps = int(number(draft.take("gradient_accumulation_steps", accumulation)))
     sharing = math.prod(int(number(draft.given.get(key) or 1)) for key in _SHARING)  # processes that share a sample
     readers = max(1, draft.num_processes // sharing)
-    draft.put("global_batch_size", micro * steps * readers, f"{micro} x {steps} accumulated x {readers} processes")
+    how = f"{micro} x {steps} accumulated x {counted(readers, 'process')}"
+    draft.put("global_batch_size", micro * steps * readers, how)
     draft.put("per_device_train_batch_size", math.gcd(micro, max(1, micro * steps * readers // draft.num_processes)))
 
 

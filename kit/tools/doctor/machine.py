@@ -16,7 +16,7 @@ from kit.config.settings.model import ModelSettings
 from kit.console import silence_libraries
 from kit.data.read.hub import ask_hub
 from kit.data.read.sources import hub_id
-from kit.errors import Problem, Problems, UserError, first_line, raise_if
+from kit.errors import Problem, Problems, UserError, counted, first_line, raise_if
 from kit.hub import cached, not_cached
 from kit.memory.fit import check_disk, memory_problems, planned_workload, resolve_auto
 from kit.memory.formulas import predict
@@ -63,8 +63,7 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
 
 def _check_launch(planned: LaunchPlan, launched: LaunchedRank | None) -> str:
     topology, machines = planned.topology, planned.config.num_machines
-    processes = f"{topology.num_processes} process{'es' if topology.num_processes > 1 else ''}"
-    found = f"{topology.strategy.title}, {processes}, config {topology.config_name}"
+    found = f"{topology.strategy.title}, {counted(topology.num_processes, 'process')}, config {topology.config_name}"
     problems = [*planned.problems, *planned.batch_problems]
     if launched is None and machines > 1:  # no launcher here, which some of these ask for
         raise_if(problem for problem in problems if problem.where == "main_process_ip")
