@@ -4,7 +4,8 @@ Promises:
 
 - Prompts go and answers come as ids, with their log-probabilities. They are drawn at temperature 1 from all tokens, by
   seeds of (seed, rollout, sample) to which vLLM adds the number of the answer: vLLM's draws, not those of the kit.
-- Only the main process talks to the server, and each call ends. While it waits, all ranks meet once a second.
+- Only the main process talks to the server. Each call ends within its time, and no more is read than was asked for.
+  While it waits, all ranks meet once a second.
 - An adapter is named after its content, so the server cannot answer with an earlier one. A server that was started
   again is given it again, and asked again for the whole rollout.
 
@@ -27,6 +28,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import xxhash
+from pydantic import BaseModel, FiniteFloat
 
 from kit import durable
 from kit.console import say
@@ -34,6 +36,7 @@ from kit.errors import LateError, Problem, UserError, first_line
 from kit.model.serving import why_not_served
 from kit.model.token_rows import num_rows
 from kit.strategy.rendezvous import from_main
+from kit.strategy.store import call_within
 from kit.strategy.weights import gather_trainable
 from kit.train.generation import Completion
 
@@ -46,6 +49,7 @@ FOLDER = "published"  # in output_dir: the adapter that the server reads
 MAX_REQUESTS = 128  # prompts that are asked at once
 MAX_ATTEMPTS = 5  # at one rollout, with a server that goes again and again
 PROBE_SECONDS = 30.0  # of a call that takes no time
+MAX_BYTES, BYTES_OF_TOKEN = 1 << 20, 1 << 10  # of what it answers: without tokens, and for each token
 # The server would take what is not said from the model's generation_config.json. With ignore_eos nothing but
 # stop_token_ids ends an answer. Beside the tokens drawn, no others' log-probabilities are asked for.
 SAMPLING = {
@@ -59,6 +63,30 @@ class _Gone(Exception):
     """The server does not answer, or has lost the adapter."""
 
 
+class _Model(BaseModel):
+    max_model_len: int | None = None
+    parent: str | None = None
+
+
+class _Models(BaseModel):
+    data: list[_Model]
+
+
+class _Logprobs(BaseModel):
+    token_logprobs: list[FiniteFloat]
+
+
+class _Choice(BaseModel):
+    index: int
+    finish_reason: str | None
+    token_ids: list[int]
+    logprobs: _Logprobs
+
+
+class _Completions(BaseModel):
+    choices: list[_Choice]
+
+
 class Client:
     """Calls of a vLLM server over HTTP."""
 
@@ -67,8 +95,10 @@ class Client:
         self._wait_seconds = settings.vllm_server_timeout
         self._open: set[http.client.HTTPConnection] = set()
 
-    def ask(self, path: str, body: Any = None, seconds: float = PROBE_SECONDS) -> tuple[int, bytes]:
-        """Send ``body`` as JSON, or ask without one. Returns the status and the content of the answer."""
+    def ask(
+        self, path: str, body: Any = None, seconds: float = PROBE_SECONDS, max_bytes: int = MAX_BYTES
+    ) -> tuple[int, bytes]:
+        """Send ``body`` as JSON, or ask without one. Returns the status and the content, one byte too long at most."""
         scheme, host, *_ = urlsplit(self.url)
         connect = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
         key = os.environ.get("VLLM_API_KEY")
@@ -76,22 +106,36 @@ class Client:
         method, content = ("GET", None) if body is None else ("POST", json.dumps(body))
         connection = connect(host, timeout=seconds)
         self._open.add(connection)
-        try:
+
+        def exchange() -> tuple[int, bytes]:
             connection.request(method, path, content, headers)
             response = connection.getresponse()
-            return response.status, response.read()
+            return response.status, response.read(max_bytes + 1)
+
+        try:
+            return call_within(seconds, exchange)
         except (OSError, http.client.HTTPException) as error:
             raise _Gone(first_line(error)) from None
         finally:
             self._open.discard(connection)
+            _hang_up(connection)
             connection.close()
 
-    def call(self, path: str, body: Any = None, seconds: float = PROBE_SECONDS, may_go: bool = False) -> bytes:
+    def call(
+        self,
+        path: str,
+        body: Any = None,
+        seconds: float = PROBE_SECONDS,
+        may_go: bool = False,
+        max_bytes: int = MAX_BYTES,
+    ) -> bytes:
         """Return what the server answers. With ``may_go``, 404 and errors of its own mean that it has gone."""
-        status, content = self.ask(path, body, seconds)
-        if status == 200:
+        status, content = self.ask(path, body, seconds, max_bytes)
+        if status == 200 and len(content) <= max_bytes:
             return content
         found = f"{path} gave status {status}: {content[:300].decode(errors='replace')}"
+        if status == 200:
+            found = f"{path} gave more than {max_bytes} bytes"
         if may_go and (status == 404 or status >= 500):
             raise _Gone(found)
         raise LateError(Problem(FIELD, f"{self.url}{found}", "status 200", "the server's own log says more"))
@@ -99,8 +143,7 @@ class Client:
     def hang_up(self) -> None:
         """Let all calls that are under way fail."""
         for connection in list(self._open):
-            with suppress(OSError, AttributeError):  # not connected yet
-                connection.sock.shutdown(socket.SHUT_RDWR)
+            _hang_up(connection)
 
     def wait(self, why: str = "") -> Iterator[None]:
         """Wait until the server is up, and yield each second.
@@ -112,7 +155,7 @@ class Client:
         begun = time.monotonic()
         for second in itertools.count():
             with suppress(_Gone):
-                if self.ask("/health")[0] == 200:
+                if self.ask("/health", seconds=min(PROBE_SECONDS, self._wait_seconds))[0] == 200:
                     return
             if time.monotonic() - begun > self._wait_seconds:
                 fix = "start it (docs/rollouts.md), then type the same command again"
@@ -121,6 +164,11 @@ class Client:
                 say(f"{found}: waiting for it, at most {self._wait_seconds:g} s (--vllm_server_timeout)")
             time.sleep(1)
             yield
+
+
+def _hang_up(connection: http.client.HTTPConnection) -> None:
+    with suppress(OSError, AttributeError):  # not connected, or not any more
+        connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def check_server(recipe: "Recipe") -> None:
@@ -133,11 +181,11 @@ def check_server(recipe: "Recipe") -> None:
     for _ in client.wait():
         pass
     try:
-        models = json.loads(client.call("/v1/models"))["data"]
-        longest = min(int(model["max_model_len"]) for model in models if not model.get("parent"))
+        models = _Models.model_validate_json(client.call("/v1/models"), strict=True).data
+        longest = min(model.max_model_len or 0 for model in models if not model.parent)
         takes_adapters = client.ask("/v1/load_lora_adapter", {})[0] != 404  # of no adapter
-    except (_Gone, ValueError, KeyError, TypeError) as error:
-        raise UserError(Problem(FIELD, f"{client.url}: {first_line(error)}", "a vLLM server")) from None
+    except (_Gone, ValueError) as error:
+        raise UserError(Problem(FIELD, f"{client.url}: {str(error)[:300]}", "a vLLM server")) from None
     if longest < recipe.max_length:
         fix = f"vllm serve ... --max-model-len {recipe.max_length}"
         raise UserError(Problem(FIELD, f"{client.url} takes {longest} tokens", f"max_length {recipe.max_length}", fix))
@@ -266,23 +314,30 @@ class VllmServer:
             "stop_token_ids": list(self._stops),
             **SAMPLING,
         }
-        content = self._client.call("/v1/completions", body, recipe.ddp_timeout, may_go=True)
+        num_tokens = recipe.num_generations * (len(body["prompt"]) + recipe.max_new_tokens)
+        max_bytes = MAX_BYTES + BYTES_OF_TOKEN * num_tokens
+        content = self._client.call("/v1/completions", body, recipe.ddp_timeout, may_go=True, max_bytes=max_bytes)
         try:
-            choices = sorted(json.loads(content)["choices"], key=lambda choice: choice["index"])
-            if reasons := {choice["finish_reason"] for choice in choices} - {"stop", "length"}:
+            choices = sorted(
+                _Completions.model_validate_json(content, strict=True).choices, key=lambda each: each.index
+            )
+            if reasons := {each.finish_reason for each in choices} - {"stop", "length"}:
                 raise _Gone(f"answers ended by {reasons}")  # abort: it is being stopped
             found = [
-                Completion(each["token_ids"], each["finish_reason"] == "stop", each["logprobs"]["token_logprobs"])
+                Completion(each.token_ids, each.token_ids[-1] in self._stops, each.logprobs.token_logprobs)
                 for each in choices
             ]
-            are_whole = all(0 < len(ids) == len(logps) and np.isfinite(logps).all() for ids, _, logps in found)
             known = range(num_rows(self._plain))
-            are_whole &= len(found) == recipe.num_generations and all(
-                each in known for ids, _, _ in found for each in ids
+            are_whole = len(found) == recipe.num_generations and all(
+                len(ids) == len(logps) <= recipe.max_new_tokens
+                and all(token_id in known for token_id in ids)
+                and not {*ids[:-1]} & {*self._stops}
+                and (ended or choice.finish_reason == "length")
+                for choice, (ids, ended, logps) in zip(choices, found, strict=True)
             )
             if not are_whole:
                 raise ValueError("other answers than were asked for")
-        except (ValueError, KeyError, TypeError) as error:
-            why = f"{self._client.url}/v1/completions: {type(error).__name__}: {first_line(error)}"
+        except (ValueError, IndexError) as error:
+            why = f"{self._client.url}/v1/completions: {type(error).__name__}: {str(error)[:300]}"
             raise LateError(Problem(FIELD, why, "a vLLM server with return_token_ids, as of 0.32")) from None
         return found

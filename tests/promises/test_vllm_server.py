@@ -1,14 +1,22 @@
-"""Rollouts by a vLLM server: what it gets, that it is proven, and that it may go and come back.
+"""Rollouts by a vLLM server: what it gets, that it is proven, that it may go and come back, and say anything.
 
 The server is a stand-in (tests/fake_vllm.py) over the same weights.
 """
 
+import json
 import os
 import signal
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from fake_vllm import FakeVllm
 from helpers import ROOT, free_port
+
+from kit.errors import LateError, UserError
+from kit.train.vllm_server import VllmServer, check_server
 
 pytestmark = pytest.mark.slow
 
@@ -113,3 +121,95 @@ def test_what_a_server_cannot_do_is_refused_before_the_model_is_loaded(trained, 
         run = trained("refused", server.url, **changes)
         assert run.status == 2 and words in run.output, (changes, run.output)
         assert "Traceback" not in run.output and not (run.folder / "run.json").exists()
+
+
+@pytest.fixture
+def saying(request):
+    """Start a server that answers each request with the bytes that a function yields, and return what asks it."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(TINY / "model")
+    prepared = SimpleNamespace(model=get_peft_model(model, LoraConfig(target_modules=["q_proj"])))
+    prepared.accelerator = SimpleNamespace(unwrap_model=lambda model: model)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            try:
+                for each in self.server.say():
+                    self.wfile.write(each)
+            except OSError:
+                pass  # the client has gone
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    Thread(target=server.serve_forever, daemon=True).start()
+    request.addfinalizer(server.server_close)
+    request.addfinalizer(server.shutdown)
+    recipe = SimpleNamespace(
+        vllm_server_base_url=f"http://127.0.0.1:{server.server_port}",
+        **{"vllm_server_timeout": 1.0, "ddp_timeout": 1, "output_dir": "", "max_length": 64, "max_new_tokens": 3},
+        **{"num_generations": 2, "seed": 0},
+    )
+    asking = VllmServer(prepared, recipe, lambda sample: [5, 6], [2], lambda items, *_: items)
+
+    def ask(say):
+        server.say = say
+        with asking.answering(0, [(0, 0), (0, 1)]) as answers_to:
+            return answers_to([0, 1])
+
+    def check(say):
+        server.say = say
+        check_server(recipe)
+
+    return ask, check
+
+
+def endless(start, again):
+    yield start
+    while True:
+        time.sleep(0.05)
+        yield again
+
+
+def test_a_server_that_says_anything_at_all_costs_its_time_and_a_message(saying):
+    ask, check = saying
+    first = {"index": 0, "finish_reason": "length", "token_ids": [7, 2], "logprobs": {"token_logprobs": [-1.0, -2]}}
+    second = {"index": 1, "finish_reason": "length", "token_ids": [7, 8, 9], "logprobs": {"token_logprobs": [-1] * 3}}
+    ok = b"HTTP/1.1 200 OK\r\n\r\n"
+
+    def whole(content):
+        return lambda: [ok, json.dumps(content).encode()]
+
+    answers = ask(whole({"choices": [second, first]}))
+    assert [(answer.ids, answer.ended) for answer in answers] == [([7, 2], True), ([7, 8, 9], False)]
+    for changes in (
+        {"token_ids": [7.0, 2.0]},
+        {"token_ids": [7, 10**6]},
+        {"token_ids": [], "logprobs": {"token_logprobs": []}},
+        {"token_ids": [7, 2, 7]},
+        {"token_ids": [7] * 4, "logprobs": {"token_logprobs": [-1] * 4}},
+        {"logprobs": {"token_logprobs": [[-1.0], [-2.0]]}},
+        {"logprobs": {"token_logprobs": [-1.0, float("nan")]}},
+        {"finish_reason": "stop", "token_ids": [7, 8]},
+        {"finish_reason": ["stop"]},
+        {"index": "0"},
+    ):
+        with pytest.raises(LateError, match="/v1/completions: "):
+            ask(whole({"choices": [first | changes, second]}))
+    for say, words in (
+        (lambda: [ok, b'{"choices": ' + b"[" * 100_000], "recursion limit"),
+        (lambda: endless(ok, b" " * 100_000), "gave more than"),
+        (lambda: [ok[:-2] + b"Content-Length: 99999999999\r\n\r\n", b" "], "v1/completions: "),
+        (lambda: endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "does not answer"),
+        (lambda: endless(ok, b" "), "does not answer"),
+    ):
+        with pytest.raises(LateError, match=words):
+            ask(say)
+    for models in (["a"], [{"max_model_len": float("inf")}], []):
+        with pytest.raises(UserError, match="expected a vLLM server"):
+            check(whole({"data": models}))
