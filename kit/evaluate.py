@@ -25,7 +25,7 @@ from kit.model.attention import without_cudnn_attention
 from kit.own_metric import MetricError, is_own
 from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
-from kit.train.generation import generate_answers
+from kit.train.generation import generate_answers, text_of
 from kit.train.heads import Embedding, HeadLoss
 from kit.train.objective import SupervisedLoss
 
@@ -173,7 +173,7 @@ def try_metrics(settings: "EvalSettings", train_on: str, samples: Samples, token
     """
     own = [Metric(name) for name in settings.metrics if is_own(name)]
     if own and settings.predict_with_generate and train_on != "all" and len(samples):
-        expected = tokenizer.decode(prompt_and_reference(samples, 0)[1], skip_special_tokens=True)
+        expected = text_of(tokenizer, prompt_and_reference(samples, 0)[1])
         for metric in own:
             metric.values(expected, expected, samples.data_rows([0])[0], samples.origin(0))
 
@@ -294,7 +294,7 @@ def _answers(
                 more_inputs=partial(samples.generation_inputs, numbers=ids or [0]),
             )
             for i, (prompt, reference), (written, ends, _) in zip(ids, pairs, completions, strict=False):
-                texts = (tokenizer.decode(each, skip_special_tokens=True) for each in (reference, written))
+                texts = text_of(tokenizer, reference), text_of(tokenizer, written, ends)
                 answer = Answer(samples.shown(tokenizer.decode(prompt)), *texts)
                 try:
                     given = answer.reference, answer.text, data_rows.get(i), samples.origin(i)

@@ -14,7 +14,7 @@ from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
 from kit.console import is_main, silence_libraries
 from kit.data.feed.stream import Stream
-from kit.data.open import Data, last_ids, open_data, prompt_and_reference, stop_ids
+from kit.data.open import Data, last_ids, open_data, stop_ids
 from kit.data.samples.dataset import Dataset, open_datasets
 from kit.data.samples.labels import find_labels
 from kit.data.samples.rows import NO_IMAGES
@@ -44,8 +44,6 @@ from kit.model.teacher import check_teacher, teacher_settings
 from kit.model.token_rows import num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
-from kit.own_metric import is_own
-from kit.rewards import Asked, try_rewards
 from kit.run.facts import OWN_OF_MACHINE, compared_facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
@@ -57,6 +55,7 @@ from kit.strategy.agreement import Fact
 from kit.strategy.kernels import check_kernels
 from kit.strategy.precision import describe_precision
 from kit.strategy.topology import Topology, check_router_loss
+from kit.train.rollouts import try_rewards
 from kit.train.vllm_server import check_server
 from kit.upload import check_upload
 
@@ -228,10 +227,7 @@ def check(
             if data.evaluation is not None:
                 try_metrics(recipe, recipe.train_on, data.evaluation, tokenizer)
             if recipe.rewards and trains and topology and isinstance(data, Data) and is_main():
-                text = str(tokenizer.decode(prompt_and_reference(data.train, 0)[1], skip_special_tokens=True))
-                row = data.train.data_rows([0])[0] if any(map(is_own, recipe.rewards)) else None
-                asked = Asked(text, text, row, data.train.origin(0), 1, recipe.max_new_tokens)
-                try_rewards(recipe.rewards, recipe.reward_timeout, asked)
+                notes += try_rewards(recipe, data.train, tokenizer)
             if recipe_name is not None:
                 if not problems and recipe.declared.head == "words":  # it needs a model and adapters that are right
                     ids = sorted(stop_ids(data, tokenizer))

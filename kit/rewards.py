@@ -5,27 +5,34 @@ others costs the run nothing but its time. What fails is no number but a line th
 """
 
 import contextlib
+import ctypes
 import json
+import math
 import os
+import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from kit import own_metric
 from kit.answers import METRICS
-from kit.errors import Problem, UserError
 
 _START_SECONDS = 120  # in which a process must have imported the user's files
 _LOOK_SECONDS = 0.5  # between two looks at whether the run stops
+_LONGEST = 1 << 16  # bytes of a message from such a process
+_PR_SET_CHILD_SUBREAPER = 36  # the number of this option of Linux's prctl
+
+_DELIMITERS = re.compile(r"(?<!\\)\$|\\boxed|\\[(\[]")
+_COMMAND = re.compile(r"\\[A-Za-z]+(\{[^{}]*\})?")
+_WORDS = re.compile(r"[A-Za-z]{4,}\b(?!\()|[A-Za-z]{2,}\s+[A-Za-z]{2,}")
 
 
 class Asked(NamedTuple):
@@ -58,9 +65,11 @@ def reward(name: str, asked: Asked) -> float:
     if own_metric.is_own(name):
         return own_metric.score(name, asked.expected, asked.answer, asked.row, asked.origin)
     if kind == "math":
-        from math_verify import parse, verify
+        from math_verify import verify
 
-        return float(verify(parse(asked.expected), parse(asked.answer)))
+        if not (expected := read_math(asked.expected)):
+            raise ValueError(f"math-verify cannot read {asked.expected[:60]!r}")
+        return float(verify(expected, read_math(asked.answer)))
     if kind == "json":
         try:
             json.loads(asked.answer)
@@ -74,20 +83,26 @@ def reward(name: str, asked: Asked) -> float:
     return METRICS[name](asked.answer, asked.expected)
 
 
-def try_rewards(names: Sequence[str], timeout_seconds: float, asked: Asked) -> None:
-    """Give the user's rewards the expected answer of a row, before the model is loaded.
+def read_math(text: str) -> list[Any]:
+    """Return the expressions that math-verify finds in a text; none if it finds no whole one.
 
-    Raises:
-        UserError: one fails.
+    It takes LaTeX only between delimiters: of ``2\\sqrt{3}`` it would read the 2. So a text without any is read as one
+    formula; prose only if nothing is found in it.
     """
-    own = [name for name in names if own_metric.is_own(name)]
-    for found in Scorer(own, timeout_seconds, 1)([asked])[0] if own else ():
-        if isinstance(found, str):
-            raise UserError(Problem("--rewards", f"the expected answer of a row has no reward: {found}"))
+    from math_verify import parse
+
+    forms = [text]
+    if not _DELIMITERS.search(text):
+        forms.insert(1 if _WORDS.search(_COMMAND.sub("", text)) else 0, f"${text}$")
+    for form in forms:
+        found: list[Any] = parse(form)
+        if found and not isinstance(found[0], str):
+            return found
+    return []
 
 
 class Scorer:
-    """Computes the rewards of answers, several at a time. Its processes end with the one that made it."""
+    """Computes the rewards of answers in the background, several at a time."""
 
     def __init__(
         self,
@@ -103,18 +118,31 @@ class Scorer:
         """
         self._names = tuple(names)
         self._timeout = timeout_seconds
-        self._is_stopping = is_stopping
+        self._is_closed = False
+        self._is_stopping = lambda: self._is_closed or is_stopping()
         self._threads = ThreadPoolExecutor(num_workers)
         self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
         for _ in range(num_workers):
             self._idle.put(None)
 
-    def __call__(self, asked: Sequence[Asked]) -> list[list[float | str]]:
-        """Return of each answer its rewards, in the order of the names; in place of one that failed, why.
+    def submit(self, asked: Sequence[Asked]) -> list[Future[list[float | str]]]:
+        """Begin to compute the rewards of answers. Returns what ``collect`` takes."""
+        return [self._threads.submit(self._score, each) for each in asked]
+
+    def collect(self, submitted: Sequence[Future[list[float | str]]]) -> list[list[float | str]]:
+        """Wait. Return of each answer its rewards, in the order of the names; in place of one that failed, why.
 
         A stop leaves out those that were not computed by then.
         """
-        return list(self._threads.map(self._score, asked))
+        return [future.result() for future in submitted]
+
+    def close(self) -> None:
+        """End all processes. What was not computed by then is not computed."""
+        self._is_closed = True
+        self._threads.shutdown(cancel_futures=True)
+        while not self._idle.empty():
+            if worker := self._idle.get():
+                worker.end()
 
     def _score(self, asked: Asked) -> list[float | str]:
         worker = self._idle.get()
@@ -123,33 +151,39 @@ class Scorer:
             for k in range(len(self._names)):
                 if self._is_stopping():
                     break
-                answer, why = None, f"took more than {self._timeout:g} s (row {asked.origin})"
+                answer, why = None, f"took more than {self._timeout:g} s"
                 try:
-                    worker = worker or _Worker(self._names, self._timeout, self._is_stopping)
-                    answer = worker.ask(k, asked)
-                except (EOFError, OSError):
-                    why = f"ended its process (row {asked.origin})"
+                    worker = worker or _Worker(self._names, self._is_stopping)
+                    answer = worker.ask((k, asked), self._timeout)
+                except OSError:
+                    why = "ended its process"
+                except ValueError:
+                    why = "wrote into the connection of its process"
                 if answer is None and worker is not None:
                     worker.end()
                     worker = None
                 if answer is not None or not self._is_stopping():
-                    found.append(why if answer is None else answer)
+                    found.append(f"{why} (row {asked.origin})" if answer is None else answer)
         finally:
             self._idle.put(worker)
         return found
 
 
 class _Worker:
-    """A process that computes rewards. It has a session of its own, so that what it starts ends with it."""
+    """A process that computes rewards. Whatever they start ends with it.
 
-    def __init__(self, names: tuple[str, ...], timeout: float, is_stopping: Callable[[], bool]) -> None:
-        self._timeout, self._is_stopping = timeout, is_stopping
-        self._connection, theirs = Pipe()
+    Messages to it are pickled, those from it are JSON: numbered as the question, so that no other one is taken for the
+    answer to it.
+    """
+
+    def __init__(self, names: tuple[str, ...], is_stopping: Callable[[], bool]) -> None:
+        self._is_stopping, self._number = is_stopping, 0
+        self._socket, theirs = socket.socketpair()
         code = f"import sys; sys.path = {sys.path!r}; from kit.rewards import serve; serve({theirs.fileno()})"
         # Not a fork, which would have the run's threads and its GPU.
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -157,67 +191,106 @@ class _Worker:
         )
         theirs.close()
         try:
-            self._connection.send((names, timeout, os.getpid()))
-            if not self._has_answered(_START_SECONDS):
+            if self.ask(names, _START_SECONDS) is None:
                 raise OSError
-            self._connection.recv()
-        except (EOFError, OSError):
+        except (OSError, ValueError):
             self.end()
             raise
 
-    def ask(self, number: int, asked: Asked) -> float | str | None:
-        """Return one of the rewards, by its place among the names; None if it took too long, or the run stops.
+    def ask(self, content: Any, seconds: float) -> float | str | None:
+        """Return the answer to ``content``: names of rewards, or the place of one among them and what it is asked.
 
-        Raises ``EOFError`` or ``OSError`` if the process ended.
+        None if it took too long, or the run stops.
+
+        Raises:
+            OSError: the process ended.
+            ValueError: it sent something that is no answer.
         """
-        self._connection.send((number, asked))
-        if not self._has_answered(self._timeout):
-            return None
-        answer: float | str = self._connection.recv()
-        return answer
-
-    def _has_answered(self, seconds: float) -> bool:
+        self._number += 1
         end = time.monotonic() + seconds
-        while not self._connection.poll(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
-            if self._is_stopping() or time.monotonic() >= end:
-                return False
-        return True
+        self._socket.settimeout(seconds)
+        with contextlib.suppress(TimeoutError):
+            self._socket.sendall(pickle.dumps((self._number, content)))
+            for line in self._lines(end):
+                try:
+                    number, value = json.loads(line)
+                except (ValueError, TypeError, RecursionError):
+                    raise ValueError from None
+                if number == self._number:
+                    if isinstance(value, str) or (isinstance(value, float) and math.isfinite(value)):
+                        return value
+                    raise ValueError
+        return None
+
+    def _lines(self, end: float) -> Iterator[bytes]:
+        """What the process sends until ``end``, or until the run stops."""
+        content = b""
+        while (left := end - time.monotonic()) > 0 and not self._is_stopping():
+            self._socket.settimeout(min(_LOOK_SECONDS, left))
+            with contextlib.suppress(TimeoutError):
+                if not (more := self._socket.recv(_LONGEST)):
+                    raise OSError
+                content += more
+                if len(content) > _LONGEST:
+                    raise ValueError
+                *lines, content = content.split(b"\n")
+                yield from lines
 
     def end(self) -> None:
         """End the process and those that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._connection.close()
+        self._socket.close()
+        assert self._process.stdin
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_START_SECONDS)
 
 
 def serve(number: int) -> None:
-    """Compute rewards in this process until the one that asks has ended. ``number``: that of its end of the pipe."""
-    connection: Connection[Any, Any] = Connection(number)
-    names, timeout, parent = connection.recv()
-    own = os.getpid()
-    threading.Thread(target=_end_with, args=[parent], daemon=True).start()
-    for name in filter(own_metric.is_own, names):
-        own_metric.load(name)
-    connection.send("ready")
-    with contextlib.suppress(EOFError):
+    """Compute rewards in a child of this process until the one that asks closes standard input, or ends.
+
+    Then this process ends all its children, and so those of its children, which become its own.
+
+    Args:
+        number: of this end of the connection.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    child = os.fork()
+    if not child:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        _answer(socket.socket(fileno=number))
+        os._exit(0)
+    os.close(number)
+    os.read(0, 1)
+    with contextlib.suppress(OSError):  # where there is no /proc
+        os.killpg(child, signal.SIGKILL)
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    with contextlib.suppress(ChildProcessError):
         while True:
-            number, asked = connection.recv()
-            # If the run was killed meanwhile, and a reward does not let the thread run.
-            signal.alarm(int(timeout) + 30)
-            answer = _number_or_why(names[number], asked)
-            if os.getpid() != own:  # a reward forked; a second answer would be taken for that to the next question
+            with contextlib.suppress(OSError):
+                for pid in children.read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+            os.wait()
+
+
+def _answer(connection: socket.socket) -> None:
+    """Answer each question in turn. The first one is which rewards there are."""
+    own = os.getpid()
+    names: Sequence[str] = ()
+    with connection.makefile("rb") as questions, contextlib.suppress(EOFError):
+        while True:
+            number, content = pickle.load(questions)
+            if names:
+                k, asked = content
+                answer = _number_or_why(names[k], asked)
+            else:
+                names, answer = content, ""
+                for name in filter(own_metric.is_own, names):
+                    own_metric.load(name)
+            if os.getpid() != own:  # a reward forked
                 os._exit(0)
-            connection.send(answer)
-            signal.alarm(0)
-    os.killpg(0, signal.SIGKILL)
-
-
-def _end_with(parent: int) -> None:
-    """End this process and those that it started once ``parent`` has ended, also in the middle of a reward."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.killpg(0, signal.SIGKILL)
+            connection.sendall(json.dumps([number, answer]).encode() + b"\n")
 
 
 def _number_or_why(name: str, asked: Asked) -> float | str:
@@ -227,4 +300,4 @@ def _number_or_why(name: str, asked: Asked) -> float | str:
         (problem,) = error.problems
         return f"{problem.where}: {problem.found}"
     except Exception as error:  # of a library, given any text
-        return f"{key_of(name)}: {type(error).__name__}: {error} (row {asked.origin})"
+        return f"{key_of(name)}: {type(error).__name__}: {str(error)[:300]} (row {asked.origin})"

@@ -30,6 +30,7 @@ from kit.strategy.fsdp import (
     replica_groups,
 )
 from kit.strategy.gradients import take_gradients_as_computed
+from kit.strategy.launcher import cores_of_rank
 from kit.strategy.precision import check_precision
 from kit.strategy.rendezvous import collective_timeout, join_group
 from kit.strategy.sending import Sender
@@ -114,8 +115,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
     # Where the CPU computes, all of the run or the step of offloaded weights: launchers leave one thread a rank.
     # The number of threads changes the order of sums, so it is set here and recorded in run.json.
     if on_cpu or topology.strategy.offloads:
-        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        torch.set_num_threads(cores_of_rank())
     if topology.strategy != SINGLE:
         if not on_cpu:
             # Consumer GPUs cannot do this. `accelerate launch` sets these variables, torchrun does not.

@@ -45,6 +45,12 @@ def launched_rank() -> LaunchedRank | None:
     return LaunchedRank(rank, world, int(env.get("LOCAL_RANK", rank)), int(env.get("LOCAL_WORLD_SIZE", world)))
 
 
+def cores_of_rank() -> int:
+    """Return this machine's cores for each of its ranks, at least 1."""
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 def leads_other_machine() -> bool:
     """Return whether this is the first rank of a machine other than that of rank 0."""
     rank = launched_rank()

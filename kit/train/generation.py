@@ -18,6 +18,12 @@ class Completion(NamedTuple):
     logps: Sequence[float] = ()  # of a server: the log-probabilities with which it drew the ids
 
 
+def text_of(tokenizer: Any, ids: Sequence[int], ended: bool = True) -> str:
+    """Return the text of an answer, without the special token that ended it. Others, as ``<think>``, are text."""
+    special = {tokenizer.eos_token_id, *tokenizer.added_tokens_decoder}
+    return str(tokenizer.decode(ids[:-1] if ended and ids and ids[-1] in special else ids))
+
+
 def generate_answers(
     generate: Any,
     prompts: Sequence[Sequence[int]],

@@ -9,8 +9,8 @@ Promises:
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +18,23 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 
-from kit.console import say
+from kit.console import progress, say
 from kit.data.feed.batches import Collator, on_device
 from kit.data.feed.feed import GlobalBatch, counted
 from kit.data.feed.packing import pack
 from kit.data.open import Data, pad_id, prompt_and_reference
 from kit.data.read.images import Image
+from kit.data.read.sources import FIX_ROWS, shown
 from kit.data.samples.samples import Samples
 from kit.data.samples.table import Table
-from kit.errors import LateError, Problem
+from kit.errors import LateError, Problem, Problems
 from kit.interrupt import Stopped
 from kit.model.adapter import adapters_off
 from kit.own_metric import MetricError, is_own
-from kit.rewards import Asked, Scorer, key_of
+from kit.rewards import Asked, Scorer, key_of, reward
+from kit.strategy.launcher import cores_of_rank
 from kit.train.engine import Engine, OwnEngine
+from kit.train.generation import text_of
 from kit.train.policy_loss import advantages
 from kit.train.reference import without_gradients
 from kit.train.vllm_server import FIELD, VllmServer
@@ -150,9 +153,9 @@ class Rollouts:
         self._progress = progress
         self._num_taken = int(state.get("num_taken", 0))  # batches of the data's order
         self._answers = [Answer(**each) for each in state.get("answers", [])]
+        self._metrics: dict[str, float] = dict(state.get("metrics", {}))
         self._weights = recipe.reward_weights or [1.0] * len(recipe.rewards)
-        workers = min(MAX_WORKERS, torch.get_num_threads())  # the cores of this rank
-        self._scorer = Scorer(recipe.rewards, recipe.reward_timeout, workers, is_stopping)
+        self._scorer = Scorer(recipe.rewards, recipe.reward_timeout, min(MAX_WORKERS, cores_of_rank()), is_stopping)
         self._rows: Mapping[int, Any] = {}
         if any(map(is_own, recipe.rewards)):
             self._rows = data.train.data_rows(range(len(data.train)))
@@ -168,7 +171,6 @@ class Rollouts:
         self._keys = [f"{key}_{keys[: k + 1].count(key)}" if keys.count(key) > 1 else key for k, key in enumerate(keys)]
         self._failures: Counter[str] = Counter()  # by reward
         self._has_warned = False  # of a rollout without a lesson
-        self._metrics: dict[str, float] = {}
 
     def take(self, step: int) -> GlobalBatch:
         """Return the global batch of ``step``, counted from 0. Called by all ranks.
@@ -180,7 +182,11 @@ class Rollouts:
         recipe = self._recipe
         if not step % recipe.num_iterations:
             self._engine.publish(step)
-            self._answers = self._roll_out()
+            try:
+                self._answers = self._roll_out()
+            except BaseException:  # of a rollout that ends early nobody reads the rewards
+                self._scorer.close()
+                raise
             if self._engine.published:
                 self._prove_engine()
             if recipe.num_iterations > 1:
@@ -204,7 +210,7 @@ class Rollouts:
         repeats = self._recipe.num_iterations > 1
         # Of numbers alone, as all that a state holds. None has a reward that failed.
         answers = [asdict(answer) | {"ended": int(answer.ended)} for answer in self._answers if repeats]
-        return {"num_taken": self._num_taken, "answers": answers}
+        return {"num_taken": self._num_taken, "answers": answers, "metrics": self._metrics if repeats else {}}
 
     def notes(self) -> list[str]:
         """A line for the user about a step."""
@@ -285,31 +291,27 @@ class Rollouts:
         mine = written[ranks.index :: ranks.count]
         size = recipe.eval_batch_size
         num_calls = -(-len(written) // (ranks.count * size))
-        found: list[tuple[int, Answer]] = []
+        drawn: list[tuple[int, Answer]] = []
+        submitted = []
         with self._engine.answering(number, tasks) as answers_to:
             for call in self._progress(range(num_calls), "rollout", num_calls):
                 places = mine[call * size : (call + 1) * size]
                 # A rank without a task left generates for the first one, and nobody reads that answer.
-                completions = answers_to(places or [0])[: len(places)]
-                here = [(tasks[place][0], *prompt_and_reference(train, tasks[place][0])) for place in places]
-                asked = [
-                    Asked(
-                        self._text(reference),
-                        self._text(completion.ids),
-                        self._rows.get(i),
-                        train.origin(i),
-                        len(completion.ids),
-                        recipe.max_new_tokens,
-                    )
-                    for (i, _, reference), completion in zip(here, completions, strict=True)
-                ]
-                rewards = self._scorer(asked)
-                for place, (i, prompt, _), completion, of_one in zip(places, here, completions, rewards, strict=True):
-                    answer = Answer(i, [*prompt, *completion.ids], len(prompt), completion.ended, of_one)
-                    if completion.logps:
-                        answer.logps["engine_logps"] = list(completion.logps)
-                    found.append((place, answer))
-        found = gather_object(found)
+                for place, (ids, ended, logps) in zip(places, answers_to(places or [0]), strict=False):
+                    i = tasks[place][0]
+                    prompt, reference = prompt_and_reference(train, i)
+                    expected, text = text_of(self._tokenizer, reference), text_of(self._tokenizer, ids, ended)
+                    asked = Asked(expected, text, self._rows.get(i), train.origin(i), len(ids), recipe.max_new_tokens)
+                    submitted += self._scorer.submit([asked])
+                    answer = Answer(i, [*prompt, *ids], len(prompt), ended, [])
+                    if logps:
+                        answer.logps["engine_logps"] = list(logps)
+                    drawn.append((place, answer))
+        for call in self._progress(range(num_calls), "rewards", num_calls):
+            of_call = slice(call * size, (call + 1) * size)
+            for (_, answer), rewards in zip(drawn[of_call], self._scorer.collect(submitted[of_call]), strict=True):
+                answer.rewards = rewards
+        found = gather_object(drawn)
         for place in set(range(len(tasks))) - set(written):
             i = tasks[place][0]
             prompt, reference = prompt_and_reference(train, i)
@@ -329,9 +331,6 @@ class Rollouts:
         length = sum(map(len, prompt_and_reference(self._data.train, sample)))
         draw = np.random.default_rng([recipe.seed, number, sample, answer]).random()
         return draw < recipe.on_policy_share or length > recipe.max_length
-
-    def _text(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def _add_logps(self, name: str) -> None:
         """Compute the log-probabilities of all tokens of the answers, by the model or its reference."""
@@ -434,12 +433,48 @@ class Rollouts:
                 shown.append(
                     {
                         "prompt": self._data.train.shown(self._tokenizer.decode(answer.ids[: answer.prompt_length])),
-                        "reference": self._text(reference),
-                        "text": self._text(answer.ids[answer.prompt_length :]),
+                        "reference": text_of(self._tokenizer, reference),
+                        "text": text_of(self._tokenizer, answer.ids[answer.prompt_length :], answer.ended),
                         "reward": answer.reward(self._weights),
                     }
                 )
         return shown
+
+
+def try_rewards(recipe: "Recipe", train: Samples, tokenizer: Any) -> list[str]:
+    """Judge expected answers as if the model gave them, before it is loaded: by ``math`` all, by the user's the first.
+
+    Returns:
+        A line for each rule that gives 0 for all of them.
+
+    Raises:
+        UserError: a reward of the user fails, or ``math`` cannot read an expected answer.
+    """
+
+    def asked(i: int) -> Asked:
+        text = text_of(tokenizer, prompt_and_reference(train, i)[1])
+        return Asked(text, text, None, train.origin(i), 1, recipe.max_new_tokens)
+
+    def judged(name: str, each: Sequence[Asked]) -> Iterator[tuple[Asked, float | str]]:
+        with closing(Scorer([name], recipe.reward_timeout, min(MAX_WORKERS, cores_of_rank(), len(each)))) as scorer:
+            futures = progress(scorer.submit(each), "expected answers", len(each))
+            yield from ((one, scorer.collect([future])[0][0]) for one, future in zip(each, futures, strict=True))
+
+    notes, problems = [], Problems()
+    for name in recipe.rewards:
+        if is_own(name):
+            for _, found in judged(name, [asked(0)._replace(row=train.data_rows([0])[0])]):
+                if isinstance(found, str):
+                    problems.append(Problem("--rewards", f"the expected answer of a row has no reward: {found}"))
+        elif name == "math":
+            first = {one.expected: one for one in map(asked, reversed(range(len(train))))}
+            unread = [one for one, found in judged(name, [*first.values()]) if found != 1]
+            texts = [Problem(one.origin, f"math-verify cannot read {one.expected[:60]!r}") for one in reversed(unread)]
+            problems += shown(texts, "--rewards math", FIX_ROWS)
+        elif key_of(name) in ("number", "json", "regex") and not any(reward(name, asked(i)) for i in range(len(train))):
+            notes.append(f"warning: --rewards {name}: 0 for the expected answer of every row")
+    problems.raise_if_any()
+    return notes
 
 
 def _lengths(answers: Sequence[Answer]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 Its topologies, methods and losses: tests/promises/test_whole_way.py.
 """
 
+import json
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ def letters(expected, answer, row):
     os.write(file, b"x")
     calls = os.lseek(file, 0, os.SEEK_CUR)
     if calls == {stop_at}:
-        os.kill(os.getppid(), {sent})
+        os.kill(int(open(f"/proc/{{os.getppid()}}/stat").read().split()[3]), {sent})
     if calls in {fails}:
         raise KeyError("no such column")
     return sum(map(ord, answer)) % 97 / 97
@@ -122,6 +123,7 @@ def test_a_run_that_ends_anywhere_continues_as_if_it_had_not_ended(trained, conf
         assert (f"continuing after step {after} of 4" in again.output) == bool(after), (moment, again.output)
         assert (f"changed since that checkpoint: {own}: " in again.output) == bool(after), again.output
         assert adapter(again) == adapter(whole), moment
+        assert [row["reward"] for row in again.rows] == [row["reward"] for row in whole.rows], moment
 
 
 def test_an_answer_whose_reward_fails_is_left_out_and_named_and_without_any_reward_the_run_stops(trained):
@@ -133,6 +135,24 @@ def test_an_answer_whose_reward_fails_is_left_out_and_named_and_without_any_rewa
     none = trained("none", fails=range(9, 999))
     assert none.status == 2 and "no answer of this rollout has a reward" in none.output, none.output
     assert (none.folder / "checkpoints/step-00000002").is_dir()
+
+
+def test_rewards_see_special_tokens_and_a_rule_that_suits_no_expected_answer_is_said(trained, chat_file, tmp_path):
+    path = tmp_path / "thoughts.jsonl"
+    rows = [{"instruction": f"{i} + 1?", "output": f"<thought>add</thought>{i + 1}"} for i in range(4)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rules = ["regex:^<thought>.*</thought>[0-9]+$", "regex:^Answer", "json", f"{tmp_path}/own-thoughts/own.py:letters"]
+    flags = {"dataset": path, "new_tokens": "<thought>,</thought>", "rewards": ",".join(rules), "max_steps": 1}
+    run = trained("thoughts", **flags)
+    assert run.status == 0 and "warning: --rewards regex:^Answer: 0 for the expected" in run.output, run.output
+    assert "--rewards json: 0" in run.output and "--rewards regex:^<thought>" not in run.output
+    assert "<thought>add</thought>" in (run.folder / "report.html").read_text().replace("&lt;", "<").replace(
+        "&gt;", ">"
+    )
+    pytest.importorskip("math_verify")
+    path.write_text("".join(json.dumps(row | {"output": r"\frac{1"}) + "\n" for row in rows[:1]))
+    run = trained("math", **flags | {"rewards": "math"})
+    assert run.status == 2 and r"thoughts.jsonl:1: math-verify cannot read '\\frac{1'" in run.output, run.output
 
 
 def test_wrong_combinations_are_refused_before_the_model_is_loaded(trained):
