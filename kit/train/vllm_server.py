@@ -304,17 +304,17 @@ class VllmServer:
 
     def _reply(self, number: int, sample: int) -> list[Completion]:
         """Return the answers to a prompt."""
-        recipe = self._recipe
+        recipe, prompt = self._recipe, list(self._prompt_of(sample))
         body = {
             "model": self.published,
-            "prompt": list(self._prompt_of(sample)),
+            "prompt": prompt,
             "n": recipe.num_generations,
             "seed": int(np.random.SeedSequence([recipe.seed, number, sample]).generate_state(1, np.uint64)[0] >> 2),
             "max_tokens": recipe.max_new_tokens,
             "stop_token_ids": list(self._stops),
             **SAMPLING,
         }
-        num_tokens = recipe.num_generations * (len(body["prompt"]) + recipe.max_new_tokens)
+        num_tokens = recipe.num_generations * (len(prompt) + recipe.max_new_tokens)
         max_bytes = MAX_BYTES + BYTES_OF_TOKEN * num_tokens
         content = self._client.call("/v1/completions", body, recipe.ddp_timeout, may_go=True, max_bytes=max_bytes)
         try:
