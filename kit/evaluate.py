@@ -175,7 +175,7 @@ def try_metrics(settings: "EvalSettings", train_on: str, samples: Samples, token
     if own and settings.predict_with_generate and train_on != "all" and len(samples):
         expected = text_of(tokenizer, prompt_and_reference(samples, 0)[1])
         for metric in own:
-            metric.values(expected, expected, samples.data_rows([0])[0], samples.origin(0))
+            metric.values(expected, expected, samples.data_rows([0]).get(0), samples.origin(0))
 
 
 def _measured(
@@ -269,7 +269,7 @@ def _answers(
     num_unended = torch.zeros((), dtype=torch.float64, device=float64_device(accelerator.device))
     values = np.zeros((len(samples), num, sum(metric.num_values for metric in metrics)))  # first those of this rank
     wants_rows = any(is_own(metric.name) for metric in metrics)
-    data_rows = samples.data_rows(mine.tolist()) if wants_rows else {}
+    data_rows: Any = samples.data_rows(mine.tolist()) if wants_rows else {}
     shown: dict[int, Answer] = {}
     failed: dict[int, list[Problem]] = {}
     with torch.no_grad(), without_cudnn_attention(), generating(accelerator, prepared.model) as generate:

@@ -156,9 +156,8 @@ class Rollouts:
         self._metrics: dict[str, float] = dict(state.get("metrics", {}))
         self._weights = recipe.reward_weights or [1.0] * len(recipe.rewards)
         self._scorer = Scorer(recipe.rewards, recipe.reward_timeout, min(MAX_WORKERS, cores_of_rank()), is_stopping)
-        self._rows: Mapping[int, Any] = {}
-        if any(map(is_own, recipe.rewards)):
-            self._rows = data.train.data_rows(range(len(data.train)))
+        is_read = any(map(is_own, recipe.rewards))
+        self._rows: Any = data.train.data_rows(range(len(data.train))) if is_read else {}
         pad = pad_id(tokenizer)
         ends = sorted({tokenizer.eos_token_id, *stops} - {None})
         self._engine: Engine = (
@@ -463,7 +462,7 @@ def try_rewards(recipe: "Recipe", train: Samples, tokenizer: Any) -> list[str]:
     notes, problems = [], Problems()
     for name in recipe.rewards:
         if is_own(name):
-            for _, found in judged(name, [asked(0)._replace(row=train.data_rows([0])[0])]):
+            for _, found in judged(name, [asked(0)._replace(row=train.data_rows([0]).get(0))]):
                 if isinstance(found, str):
                     problems.append(Problem("--rewards", f"the expected answer of a row has no reward: {found}"))
         elif name == "math":

@@ -1,8 +1,11 @@
 """Tokenised samples as a run sees them: all those of one or several cache entries, or some of them. Read-only."""
 
+import pickle
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -65,6 +68,27 @@ class Store:
         return notes_of(self.source.name, self.info, max_length)
 
 
+class DataRows:
+    """Rows by the index of their sample, in a temporary file: together they may be larger than the memory."""
+
+    def __init__(self) -> None:
+        self._file = TemporaryFile()  # noqa: SIM115 it ends with this object
+        self._starts: dict[int, int] = {}
+
+    def __contains__(self, i: int) -> bool:
+        return i in self._starts
+
+    def add(self, i: int, row: Any) -> None:
+        """Store the row of sample ``i``."""
+        self._starts[i] = self._file.seek(0, 2)
+        pickle.dump(row, self._file)
+
+    def get(self, i: int) -> Any:
+        """Return the row of sample ``i``, a new copy each time."""
+        self._file.seek(self._starts[i])
+        return pickle.load(self._file)
+
+
 class Samples(Table):
     """Samples of one or several stores.
 
@@ -79,7 +103,6 @@ class Samples(Table):
         sizes = [len(store.arrays["samples"]) for store in stores]
         self._firsts = np.cumsum([0, *sizes])
         self._index = index  # int [N], the chosen samples among those of all stores; None: all of them
-        self._data_rows: dict[int, Any] = {}  # those that ``data_rows`` has read
         preferences = None
         if "preferences" in stores[0].arrays:
             preferences = self._chosen(np.concatenate([store.arrays["preferences"] for store in stores]))
@@ -121,19 +144,27 @@ class Samples(Table):
         store, sample = self._find(i)
         return store.source.origin(int(sample["part"]), int(sample["number"]))
 
-    def data_rows(self, index: Sequence[int]) -> dict[int, Any]:
-        """Return the rows that the samples at ``index`` are from, by index: all columns, read again from the data set.
+    def data_rows(self, index: Sequence[int]) -> DataRows:
+        """Return the rows that the samples at ``index`` are from: all columns, read again from the data set.
 
         They are kept, because an evaluation asks for the same ones each time.
         """
-        places = {i: (int(self.dataset_ids[i]), self._find(i)[1]) for i in set(index) - self._data_rows.keys()}
-        for dataset_id, part in sorted({(of, int(sample["part"])) for of, sample in places.values()}):
-            wanted = {i: s["number"] for i, (of, s) in places.items() if (of, s["part"]) == (dataset_id, part)}
-            numbers = set(wanted.values())
-            read = read_rows([self.stores[dataset_id].source.parts[part]])
-            rows = {number: row for _, number, row in read if number in numbers}
-            self._data_rows |= {i: rows[number] for i, number in wanted.items()}
-        return {i: self._data_rows[i] for i in index}
+        parts: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for i in index:
+            if i not in self._data_rows:
+                _, sample = self._find(i)
+                parts[self.dataset_ids[i], sample["part"]][sample["number"]].append(i)
+        for (dataset_id, part), samples_of in sorted(parts.items()):
+            for _, number, row in read_rows([self.stores[dataset_id].source.parts[part]]):
+                for i in samples_of.pop(number, ()):
+                    self._data_rows.add(i, row)
+                if not samples_of:
+                    break
+        return self._data_rows
+
+    @cached_property
+    def _data_rows(self) -> DataRows:
+        return DataRows()
 
     def images(self, i: int) -> list[tuple[Image, str]]:
         """Return the images of sample ``i``, each with the folder to which its path is relative."""
