@@ -2,13 +2,16 @@
 
 Promises: no other module prints. Of a run only the main process prints, but for errors. Nothing printed holds a
 credential, or a character that a terminal would act on (``kit.visible``). A closed terminal or pipe does not end a run.
-Imports only plain Python and tqdm, so it can be used before anything slow is imported.
+What takes long is reported each ``QUIET_SECONDS``, in a log file too. Imports only plain Python and tqdm, so it can be
+used before anything slow is imported.
 """
 
 import argparse
 import logging
 import os
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +22,10 @@ from tqdm import tqdm
 
 from kit.secrets import redacted
 from kit.visible import one_line, visible
+
+QUIET_SECONDS = 30.0
+_work = ("", "", 0.0)  # what this process does now, how far it is, and since when
+_last_line = 0.0  # when the last line was printed
 
 # Messages of libraries that no user can act on: deprecations, and remarks on what the kit does on purpose.
 _SILENCED_MESSAGES = (
@@ -57,7 +64,9 @@ def say(*lines: str) -> None:
 
     A line break in a line is shown as ``\\n``, unless the line is a ``Layout``.
     """
+    global _last_line
     if lines and is_main():
+        _last_line = time.monotonic()
         with ignoring_closed_output():
             for line in lines:
                 tqdm.write(_printable(one_line(line), sys.stdout), file=sys.stdout)
@@ -66,8 +75,34 @@ def say(*lines: str) -> None:
 
 def announce_wait(what: str) -> None:
     """Print on a terminal what takes some seconds now. If standard error is redirected, print nothing."""
+    begin_work(what)
     if sys.stderr.isatty():
         show_error(one_line(f"{what} ..."))
+
+
+def begin_work(what: str, done: str = "") -> None:
+    """Note what this process does from now on, and how far it is; an empty string if nothing that takes time."""
+    global _work
+    _work = (what, done, _work[2] if what == _work[0] else time.monotonic())
+
+
+@cache
+def report_long_work() -> None:
+    """From now on, print to standard error what the main process does, each time it printed nothing for a while."""
+    if is_main():
+        threading.Thread(target=_report_long_work, daemon=True).start()
+
+
+def _report_long_work() -> None:
+    global _last_line
+    while True:
+        time.sleep(QUIET_SECONDS / 30)
+        what, done, since = _work
+        now = time.monotonic()
+        # A progress bar on the terminal says more.
+        if what and now - max(since, _last_line) > QUIET_SECONDS and not getattr(tqdm, "_instances", ()):
+            _last_line = now
+            show_error(one_line(f"{what}{done}, {now - since:.0f} s so far"))
 
 
 def show(text: str, has_colours: bool = False, end: str = "\n") -> None:
@@ -115,7 +150,7 @@ def _discard_output() -> None:
     os.close(null)
 
 
-def progress(items: Iterable[Any], name: str, total: int | None) -> Iterable[Any]:
+def progress(items: Iterable[Any], name: str, total: int | None) -> Iterator[Any]:
     """Return ``items`` with a progress bar, shown by the main process if standard error is a terminal.
 
     Args:
@@ -123,7 +158,10 @@ def progress(items: Iterable[Any], name: str, total: int | None) -> Iterable[Any
         total: the number of items; None if it is not known.
     """
     visible_here = is_main() and sys.stderr.isatty()
-    return tqdm(items, desc=one_line(name), total=total, leave=False, dynamic_ncols=True, disable=not visible_here)
+    bar = tqdm(items, desc=one_line(name), total=total, leave=False, dynamic_ncols=True, disable=not visible_here)
+    for done, item in enumerate(bar):
+        begin_work(name, f": {done} of {total}" if total else "")
+        yield item
 
 
 def bar(name: str, unit: str, total: int | None, done: int = 0, scales: bool = False) -> Any:
@@ -136,6 +174,7 @@ def bar(name: str, unit: str, total: int | None, done: int = 0, scales: bool = F
         done: units that are done already.
         scales: whether large numbers are shown as ``1.2M``.
     """
+    begin_work(name)
     return tqdm(
         desc=one_line(name) or None,
         unit=one_line(unit),

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -49,6 +50,21 @@ def test_nothing_that_is_printed_moves_the_cursor_and_no_name_begins_a_line(monk
     text = SHOWN.replace(r"\n", "\n")
     assert output.out == f"{SHOWN}\none\n{SHOWN}\n{text}\n"
     assert output.err == f"{text}\n{SHOWN} ...\nusage: p [-h]\np: error: unrecognized arguments: {SHOWN}\n"
+
+
+def test_what_takes_long_is_reported_where_no_progress_bar_is_seen():
+    code = """
+import time
+from kit import console
+console.QUIET_SECONDS = 0.1
+console.report_long_work()
+for item in console.progress(range(3), "evaluation", 3):
+    time.sleep(3600 * item)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        line = process.stderr.readline()
+        process.kill()
+    assert re.fullmatch(r"evaluation: 1 of 3, \d+ s so far\n", line)
 
 
 def test_what_libraries_warn_of_and_log_is_shown_like_the_kits_own_lines():

@@ -87,6 +87,7 @@ def _write_full(source: Source, folder: Path, wanted: Wanted) -> Any:
     """Write the full model of a checkpoint: what ``final/`` would be after its step."""
     stops = _stops_of_run(source)
     _choose_padding(source)
+    announce_wait("reading the weights")
     model = build_model(source.settings, source.config, LoadPlan(compute_dtype="float32", device="cpu"))
     read_weights(model, source.checkpoint)  # type: ignore[arg-type]
     reference = score(model, source.rows)
@@ -134,6 +135,7 @@ def _write_merged(source: Source, folder: Path, wanted: Wanted) -> Any:
     dtype = wanted.dtype or "bfloat16"
     rows = source.rows  # which checks the files, before any weight is read
     plan = LoadPlan(compute_dtype=dtype, device="cpu")  # type: ignore[arg-type]  # float16 too: nothing trains
+    announce_wait("reading the weights")
     adapted: Any = build_model(source.settings, source.config, plan)
     if source.checkpoint:
         read_weights(adapted, source.checkpoint)
@@ -144,6 +146,7 @@ def _write_merged(source: Source, folder: Path, wanted: Wanted) -> Any:
     bound = wanted.bound(getattr(torch, dtype))
     if wanted.max_change is None:
         bound = min(bound, SHARE * learned)
+    announce_wait("merging and writing the model")
     _cast_whole_modules(adapted)
     merged = adapted.merge_and_unload(safe_merge=True)
     merged.config.use_cache = True
@@ -183,6 +186,7 @@ def _checked(
     """Compare what was written with the ``reference``, and return it as plain transformers opened it."""
     gc.collect()  # the model that was written
     say(*describe_stops(stops, str(wanted.output_dir)))
+    announce_wait("comparing what was written")
     model = _open_plain(source, folder)
     say(*check_folder(folder, model, source.rows, source.tokenizer, reference, bound, learned))
     return model

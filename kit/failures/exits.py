@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kit import durable, interrupt
-from kit.console import guard_libraries, is_main, rank, show_error
+from kit.console import guard_libraries, is_main, rank, report_long_work, show_error
 from kit.errors import Problem, TrainingError, UserError
 from kit.secrets import redacted
 from kit.strategy.launcher import leads_other_machine, record_exit
@@ -36,6 +36,7 @@ def reporting_errors() -> Iterator[None]:
     """
     _run_folders.clear()
     guard_libraries()
+    report_long_work()
     try:
         yield
         if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():

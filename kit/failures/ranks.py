@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from kit.console import progress, show_error
+from kit.console import begin_work, progress, show_error
 from kit.errors import TrainingError
 from kit.failures.survey import SILENT_SECONDS, RankStatus, Survey, last_seen, names, take_survey
 from kit.phases import STARTING, Phase
@@ -71,6 +71,7 @@ class Watch:
         """Note that this rank begins ``phase``; ``step`` counts from 1, and is 0 for a phase outside the steps."""
         self._step = step
         self._phase = phase.doing
+        begin_work(phase.doing, f" in step {step}" if step else "")
         self._last_progress = time.monotonic()
 
     def enter_save(self, work: str) -> None:

@@ -13,7 +13,7 @@ from kit import durable
 from kit.answers import is_share
 from kit.checkpoint.manifest import name_of
 from kit.config.scripts import command_of
-from kit.console import bar, say
+from kit.console import QUIET_SECONDS, bar, say
 from kit.data.feed.feed import by_file
 from kit.run.answers import unasked, unended
 from kit.run.record import METRICS_FILE, metrics_row
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from kit.train.loop_state import LoopState, LossSpike
     from kit.train.step import StepResult
 
-SECONDS_BETWEEN_LINES = 5.0
 SUPERVISED_LOSS = "SupervisedLoss"  # the objective whose loss is of the same kind as eval_loss
 # What a line about a step, and one about an evaluation, shows of the metrics.
 _SHOWN = (
@@ -81,7 +80,7 @@ class Log:
         self.dataset_names = dataset_names
         self.throughput = Throughput(data_ranks(accelerator), accelerator.device, workload)
         state.start_clock()
-        self.last_line = -SECONDS_BETWEEN_LINES
+        self.last_line = -QUIET_SECONDS
         metric = recipe.metric_for_best_model
         if self._follows_evaluations and state.follows_another(metric):
             say(f"{metric} was not followed before step {state.step}: what is best is found from here on")
@@ -155,10 +154,10 @@ class Log:
         text = f"{shown}  lr {row['learning_rate']:.2e}  {speed_text(row)}"
         if self.bar is not None:
             self.bar.set_postfix_str(text)
-        elif self.state.elapsed_seconds - self.last_line >= SECONDS_BETWEEN_LINES or step in (1, self.total_steps):
+        elif self.state.elapsed_seconds - self.last_line >= QUIET_SECONDS or step in (1, self.total_steps):
             self.last_line = self.state.elapsed_seconds
-            left = self.throughput.training_seconds / self.throughput.num_steps * (self.total_steps - step)
-            say(f"step {step}/{self.total_steps}  {text}  {left:,.0f} s left")
+            left = self.throughput.seconds_of(self.total_steps - step)
+            say(f"step {step}/{self.total_steps}  {text}" + (f"  {left:,.0f} s of training left" if left else ""))
 
     def _log_skipped_step(self, step: int, batch: "GlobalBatch", result: "StepResult") -> None:
         """Log a step without an update. Its values are logged as strings, because JSON has no NaN."""

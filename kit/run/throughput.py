@@ -33,6 +33,7 @@ class Throughput:
         self.num_ranks = ranks.count
         self.training_seconds = 0.0  # of all steps so far, without evaluations
         self.num_steps = 0  # so far
+        self._warm = (0, 0.0)  # steps and seconds of the first line: a first step takes longer than others
         self._clear()
 
     def _clear(self) -> None:
@@ -69,6 +70,7 @@ class Throughput:
         """
         passed = max(time.perf_counter() - self._since, 1e-9)
         self.training_seconds += passed
+        self._warm = self._warm if self._warm[0] else (self.num_steps, self.training_seconds)
         rate, memory = self._tokens / passed, _peak_memory_bytes(self._device)
         waits, memories = self._of_all_ranks([self._waited_seconds, float(memory)])
         row: dict[str, Any] = {"tokens_per_second": rate, "peak_memory_bytes": memory}
@@ -83,6 +85,11 @@ class Throughput:
             row["highest_peak_memory_bytes"] = int(max(memories))
         self._clear()
         return row
+
+    def seconds_of(self, num_steps: int) -> float:
+        """Return how long more steps will take; 0 if it is not known yet."""
+        steps, seconds = self._warm
+        return (self.training_seconds - seconds) / max(1, self.num_steps - steps) * num_steps
 
     def _of_all_ranks(self, own: list[float]) -> list[list[float]]:
         """For each of ``own``, the numbers of all ranks."""

@@ -30,7 +30,7 @@ from kit.config.recipe_file import find_file
 from kit.config.settings.evaluation import METRIC_PACKAGES
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.optimisation import FIX_OF_BATCH, OptimSettings
-from kit.console import say
+from kit.console import begin_work, say
 from kit.errors import Problem, Problems, UserError, counted, raise_if
 from kit.interrupt import OWN_TORCHRUN
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
@@ -76,6 +76,7 @@ def resolve(
         say(*request.notes, *describe_unused(recipe))
         if check:
             check(recipe, not request.launch.dry_run)
+    begin_work("checking model and data")
     planned = _plan(request, recipe, config, config_name, trains)
     recipe, topology = planned.recipe, planned.topology
     say(*([] if was_relaunched else planned.notes))

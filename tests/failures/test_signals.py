@@ -10,7 +10,7 @@ import time
 import pytest
 from helpers import ROOT, matrix
 
-from kit.run.log import SECONDS_BETWEEN_LINES
+from kit.console import QUIET_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +124,7 @@ def test_a_run_continues_when_the_reader_of_its_output_ends(finetune):
     try:
         assert any(line.startswith("step 1/") for line in process.stdout)
         process.stdout.close()
-        time.sleep(2 * SECONDS_BETWEEN_LINES)  # it has something to say, to nobody
+        time.sleep(QUIET_SECONDS + 5)  # it has something to say, to nobody
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 75

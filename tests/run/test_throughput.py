@@ -40,6 +40,17 @@ def test_of_all_ranks_the_longest_wait_for_data_and_the_highest_memory_count(clo
     json.loads(json.dumps(row, allow_nan=False))
 
 
+def test_the_time_that_is_left_is_not_that_of_a_slow_first_step(clock):
+    throughput = Throughput(Ranks(), torch.device("cpu"))
+    left = []
+    for seconds in (9.0, 1.0, 1.0):
+        clock.now += seconds
+        throughput.add(GlobalBatch([], np.array([1]), np.array([1]), np.array([1]), 0.5, []))
+        throughput.take()
+        left.append(throughput.seconds_of(10))
+    assert left == [0.0, 10.0, 10.0]
+
+
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_operations_are_those_of_the_real_lengths_and_targets_without_padding_and_recomputation(clock, method):
     workload = Workload(shape=find_shape("llama-1b"), method=method, gradient_checkpointing=True, length=1000)
