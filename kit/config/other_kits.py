@@ -124,7 +124,7 @@ def kit_of(values: Mapping[str, Any], ours: Collection[str], least: int = 1) -> 
     given = set(values) - set(ours)
     if len(given) < least:
         return ""
-    hits = {kit: len(given & set(table_of(stem)["recognised_by"].split())) for kit, stem in KITS.items()}
+    kits = KITS.keys() - ({"TRL"} if "dataset" in values else {})  # TRL's is dataset_name
+    hits = {kit: len(given & set(table_of(KITS[kit])["recognised_by"].split())) for kit in sorted(kits)}
     best = max(hits, key=lambda kit: hits[kit])
-    is_ours = best == "TRL" and "dataset" in values  # TRL's is dataset_name
-    return best if hits[best] >= least and not is_ours else ""
+    return best if hits[best] >= least else ""

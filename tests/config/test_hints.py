@@ -7,7 +7,7 @@ def test_a_value_that_another_setting_or_another_program_has_is_answered():
     cases = [
         ("method", "oft", "--method lora --adapter_type oft"),
         ("objective", "sigmoid", "use dpo_loss: sigmoid"),
-        ("objective", "ppo", "no model is trained as a judge"),
+        ("objective", "ppo", "lists the objectives"),
         ("report_to", "wandb,Aim", "metrics.jsonl has each number"),
         ("init_lora_weights", "pissa_niter_16", "docs/models.md#initial-values-that-change-the-base"),
     ]

@@ -1,6 +1,7 @@
 """Files of axolotl: what ``kits/axolotl.yaml`` cannot say."""
 
 import os
+import re
 from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
@@ -8,22 +9,21 @@ from kit.tools.convert.common import entry, put_data, take_batch, take_evaluatio
 from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, is_true
 
 _NAMES = {
-    "micro_batch_size": "per_device_train_batch_size",
     "eval_batch_size": "per_device_eval_batch_size",
     "lr_scheduler": "lr_scheduler_type",
     "optimizer": "optim",
 }
 _PLUGINS_OF_SPEED = ("cut_cross_entropy", "liger", "kernels", "expert_parallel", "swanlab")
-_PAIRS = ("dpo", "orpo", "simpo", "cpo", "kto")
+_PAIRS = ("dpo", "orpo", "simpo", "cpo", "kto", "reward")
 _TEXTS = ("completion", "pretrain")
 _BY_HAND = (
-    "rows of this type have words of their own there; --dataset NAME --chat_template alpaca, or another template's"
+    "rows of this type have words of their own there; write them with --chat_template, or a prompt_format: docs/data.md"
 )
 _KNOWN = set(
     """
     path type name split revision data_files ds_type field text_column field_messages message_property_mappings
     message_field_role message_field_content field_chosen field_rejected roles roles_to_train train_on_eos train_on_eot
-    field_tools chat_template chat_template_jinja trust_remote_code conversation
+    field_tools chat_template chat_template_jinja trust_remote_code conversation field_thinking template_thinking_key
     """.split()
 )
 _ROLES = {"user": {"human", "user"}, "assistant": {"gpt", "assistant"}, "system": {"system"}, "tool": {"tool"}}
@@ -32,7 +32,9 @@ _ROLES = {"user": {"human", "user"}, "assistant": {"gpt", "assistant"}, "system"
 def convert(draft: Draft) -> None:
     """Read the keys that a table cannot explain."""
     draft.put("method", "full")
-    draft.read("rl", "adapter", "load_in_4bit")
+    draft.read("rl", "reward_model", "adapter", "load_in_4bit")
+    draft.has_images = "processor_type" in draft.given
+    _take_modules(draft)
     for theirs in _NAMES.keys() & draft.given.keys():
         draft.given[_NAMES[theirs]] = draft.given.pop(theirs)
         draft.sources[_NAMES[theirs]] = theirs
@@ -40,11 +42,6 @@ def convert(draft: Draft) -> None:
         draft.given["report_to"] = "wandb"
     take_batch(draft, 1)
     take_training(draft)
-    if "warmup_steps" not in draft.values:
-        draft.put("warmup_steps", 0.03, "the default of axolotl, which warms up for at most 100 steps")
-    if (share := draft.take("cosine_min_lr_ratio")) is not None:
-        draft.put("min_lr_rate", share)
-        draft.given["lr_scheduler_type"] = "cosine_with_min_lr"
     _take_data(draft)
     take_evaluation(draft)
     _take_special_tokens(draft)
@@ -53,15 +50,32 @@ def convert(draft: Draft) -> None:
         draft.leave("plugins", plugin, group, "code of other kits is not run")
 
 
+def _take_modules(draft: Draft) -> None:
+    """Read what adapters lie around: all that several keys name."""
+    modules, experts = draft.take("lora_target_modules", []), as_list(draft.take("lora_target_parameters"))
+    if is_true(draft.take("lora_target_linear")):
+        draft.put("lora_target_modules", "all-linear")
+        others = [name for name in as_list(modules) if re.search("head|embed|wte", name)] + experts
+        if others:
+            draft.leave(
+                "lora_target_modules", others, Group.LEARNS, "all-linear takes none of these; or name all modules"
+            )
+    elif modules or experts:
+        draft.put("lora_target_modules", [*as_list(modules), *experts] if experts else modules)
+
+
 def _take_special_tokens(draft: Draft) -> None:
     """A padding token is never learned; the end of a text is."""
-    for key, value in draft.take("special_tokens", {}).items():
+    tokens = draft.take("tokens") if isinstance(draft.given.get("tokens"), dict) else {}  # its older name
+    for key, value in (draft.take("special_tokens", {}) | tokens).items():
         if key == "additional_special_tokens":
             draft.put("new_tokens", as_list(value))
         elif not is_nothing(value):
-            is_learned = key != "pad_token" and "chat_template" not in draft.values
+            ends_turns = draft.values.get("chat_template", "bare") != "bare"
+            is_learned = key not in ("pad_token", "unk_token") and not ends_turns
             group = Group.LEARNS if is_learned else Group.NEEDLESS
-            draft.leave(f"special_tokens.{key}", value, group, "the tokenizer's own; a chat template ends its turns")
+            reason = "the tokenizer's own; one that it lacks is added by --new_tokens"
+            draft.leave(f"special_tokens.{key}", value, group, reason)
 
 
 def _take_data(draft: Draft) -> None:
@@ -71,14 +85,22 @@ def _take_data(draft: Draft) -> None:
     if streams:
         draft.put("streaming", True, "pretraining_dataset is a stream")
         draft.put("packing", True, "as axolotl packs what it streams")
+        draft.given.setdefault("save_strategy", "no")
     types = [_type_of(section) for section in trains + streams]
+    entries = _entries(draft, "datasets", trains) + _entries(draft, "pretraining_dataset", streams)
     for key in ("chat_template", "chat_template_jinja"):  # that of a data set is for all of them here
         draft.given[key] = next((each[key] for each in [draft.given, *trains] if not is_nothing(each.get(key))), None)
     has_text = not is_nothing(draft.given["chat_template_jinja"])
     if has_text or draft.given["chat_template"] == "tokenizer_default":
         draft.take("chat_template")
+    if "alpaca" in types:
+        for key in ("chat_template", "chat_template_jinja"):
+            draft.given.pop(key)
+        draft.put("chat_template", "bare", "prompt_format has all of the text")
+        if set(types) != {"alpaca"}:
+            draft.refuse("datasets", types, "alpaca has no chat template, the others have: train on one kind of them")
     take_template(draft, "chat_template_jinja" if has_text else "chat_template")
-    put_data(draft, "dataset", _entries(draft, "datasets", trains) + _entries(draft, "pretraining_dataset", streams))
+    put_data(draft, "dataset", entries)
     if tests:
         put_data(draft, "eval_dataset", _entries(draft, "test_datasets", tests))
         draft.take("val_set_size")
@@ -118,10 +140,11 @@ def _entry(draft: Draft, where: str, section: dict[str, Any]) -> DatasetEntry:
     for key, value in section.items():
         if key not in _KNOWN and not is_nothing(value) and not is_false(value):
             draft.leave(f"{where}.{key}", value, Group.LEARNS, "not known here")
-    is_pair = draft.values.get("objective") in _PAIRS
+    is_pair = draft.objective in _PAIRS
+    wording = draft.table["prompt_formats"].get(str(section.get("type")))
     columns = (_columns_of_pairs if is_pair else _columns)(draft, where, section)
     config = None if section.get("name") is None else str(section["name"])
-    return entry(path, columns, section.get("split"), revision=revision, config=config)
+    return entry(path, columns, section.get("split"), revision=revision, config=config, prompt_format=wording)
 
 
 def _columns(draft: Draft, where: str, section: dict[str, Any]) -> dict[str, str]:
@@ -129,6 +152,8 @@ def _columns(draft: Draft, where: str, section: dict[str, Any]) -> dict[str, str
     kind = _type_of(section)
     if kind in _TEXTS:
         return {str(section.get("field") or section.get("text_column") or "text"): "text"}
+    if str(section.get("type")) in ("None", *draft.table["prompt_formats"]):  # without a type, input_ids
+        return {}
     if kind != "chat_template":
         draft.refuse(f"{where}.type", section.get("type"), _BY_HAND)
         return {}
@@ -155,7 +180,12 @@ def _columns(draft: Draft, where: str, section: dict[str, Any]) -> dict[str, str
 
 
 def _columns_of_pairs(draft: Draft, where: str, section: dict[str, Any]) -> dict[str, str]:
-    template, _, kind = str(section.get("type")).partition(".")
+    template, _, kind = str(section.get("type")).removeprefix("bradley_terry.").partition(".")
+    if draft.objective == "reward":
+        return {"input": "instruction"}
+    if template in ("chatml", "llama3") and kind in draft.table["pairs"] and draft.objective != "kto":
+        draft.given["chat_template"] = template
+        return dict(draft.table["pairs"][kind])
     if template != "chat_template":
         draft.refuse(f"{where}.type", section.get("type"), _BY_HAND)
     columns = {str(section[f"field_{ours}"]): ours for ours in ("chosen", "rejected") if section.get(f"field_{ours}")}

@@ -9,11 +9,18 @@ from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry, with_own_names
 from kit.config.optimisers import OTHER_NAMES
-from kit.config.other_kits import KITS, table_of
 from kit.errors import counted
-from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, number, shown
+from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, is_true, number, shown
 
-_SHARING = ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size")
+# Sizes of groups of processes that share a sample: those that share its tokens, and those that share the model.
+_SEQUENCE = ("context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size")
+_MODEL = ("tensor_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size")
+_FROZEN = {
+    "vision": "freeze_vit freeze_vision_tower",
+    "projector": "freeze_aligner freeze_multi_modal_projector",
+    "language": "freeze_llm freeze_language_model",
+}
+FAR = 8192  # tokens, where the other kit takes what the model can
 _TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
@@ -24,13 +31,19 @@ def take_batch(draft: Draft, micro_batch: int, accumulation: int = 1) -> None:
         micro_batch: the kit's default.
         accumulation: the kit's default.
     """
-    micro = int(number(draft.take("per_device_train_batch_size", micro_batch)))
+    micro = int(number(draft.take("per_device_train_batch_size", draft.take("micro_batch_size", micro_batch))))
     steps = int(number(draft.take("gradient_accumulation_steps", accumulation)))
-    sharing = math.prod(int(number(draft.given.get(key) or 1)) for key in _SHARING)  # processes that share a sample
-    readers = max(1, draft.num_processes // sharing)
-    how = f"{micro} x {steps} accumulated x {counted(readers, 'process')}"
-    draft.put("global_batch_size", micro * steps * readers, how)
-    draft.put("per_device_train_batch_size", math.gcd(micro, max(1, micro * steps * readers // draft.num_processes)))
+    sequence = draft.sequence_parallel = math.prod(int(number(draft.take(key, 1))) for key in _SEQUENCE)
+    sharing = sequence * math.prod(int(number(draft.given.get(key) or 1)) for key in _MODEL)
+    if sharing > sequence or number(draft.given.get("expert_model_parallel_size") or 1) > 1:
+        draft.config = "fsdp"
+    draft.num_processes = max(draft.num_processes, sharing)
+    readers = draft.num_processes // sharing
+    size = int(number(draft.take("global_batch_size", micro * steps * readers)))
+    draft.put("global_batch_size", size, f"{micro} x {steps} accumulated x {counted(readers, 'process')}")
+    groups = math.gcd(size, draft.num_processes // sequence)
+    draft.num_processes = groups * sequence
+    draft.put("per_device_train_batch_size", math.gcd(micro, size // groups))
 
 
 def take_training(draft: Draft) -> None:
@@ -56,10 +69,35 @@ def _take_schedule(draft: Draft) -> None:
         draft.put("warmup_steps", 0)
     options = draft.take("lr_scheduler_kwargs", {})
     floor = options.pop("min_lr_rate", None) if isinstance(options, dict) else None
+    least = draft.take("min_lr", options.pop("min_lr", 0) if isinstance(options, dict) else 0)
+    if number(least):
+        floor = round(number(least) / number(draft.given.get("learning_rate", draft.given.get("lr"))), 6)
+    floor = draft.take("cosine_min_lr_ratio", floor)
     if floor is not None:
-        draft.put("min_lr_rate", floor)
+        is_constant = number(floor) == 1
+        draft.given["lr_scheduler_type"] = "constant" if is_constant else "cosine_with_min_lr"
+        draft.values |= {} if is_constant else {"min_lr_rate": floor}
     if options:
         draft.given["lr_scheduler_kwargs"] = options
+
+
+def take_answers(draft: Draft) -> None:
+    """Read how a student draws the answers that it learns from."""
+    draft.given.setdefault("max_new_tokens", draft.take("max_completion_length"))
+    for name in ("max_new_tokens", "temperature", "top_p"):
+        if (value := draft.take(name)) is not None:
+            draft.put(name, value)
+
+
+def take_parts(draft: Draft) -> None:
+    """Read which parts of a model of images train, in full training."""
+    if draft.values["method"] == "full":
+        frozen = {part: [draft.take(key) for key in keys.split()] for part, keys in _FROZEN.items()}
+        trains = [part for part in ("vision", "projector") if any(is_false(each) for each in frozen[part])]
+        if not any(map(is_true, frozen["language"])):
+            trains.append("language")
+        if trains != ["language"]:
+            draft.put("train_only", trains)
 
 
 def _take_config(draft: Draft) -> None:
@@ -82,7 +120,7 @@ def _take_config(draft: Draft) -> None:
 
 def take_template(draft: Draft, key: str) -> None:
     """Set our template of the same text; any other is left out."""
-    same = table_of(KITS[draft.kit]).get("templates", {})
+    same = {} if draft.has_images else draft.table.get("templates", {})  # ours know no images
     name = draft.take(key)
     if name is None or "chat_template" in draft.typed:
         return
@@ -116,10 +154,9 @@ def take_evaluation(draft: Draft) -> None:
             _put_share(draft, kind, number(per_epoch))
         elif steps is not None and number(steps) > 0:
             draft.put(f"{kind}_steps", steps, "" if number(steps) >= 1 else "a share of all steps")
-        elif kind == "save" and strategy is None and draft.kit == "axolotl":
-            draft.default("save_strategy", "epoch")
         elif kind == "save":
-            draft.default("save_steps", 500)
+            for name, value in draft.table["saving"].items():
+                draft.default(name, value)
     if not has_data:
         beginnings = ("eval_", "early_stopping", "per_device_eval", "load_best", "metric_for_best")
         for key in [key for key in draft.given if key.startswith(beginnings)]:
@@ -157,7 +194,8 @@ def put_data(draft: Draft, name: str, entries: list[DatasetEntry]) -> None:
     if name == "eval_dataset" and len(entries) == 1 and first.split is None:
         first = first.model_copy(update={"split": "train"})  # the default of eval_dataset_split is test
     needs_list = first.prompt_format is not None or first.max_samples is not None
-    if len(entries) > 1 or needs_list or (name == "eval_dataset" and first.columns):
+    needs_list |= name == "eval_dataset" and bool(first.columns or first.config or first.revision)
+    if len(entries) > 1 or needs_list:
         draft.put(name, [each.as_written() for each in with_own_names([first, *entries[1:]])])
         return
     draft.put(name, first.path)

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from kit.config.fields import expected, is_switch
+from kit.config.optimisers import OPTIMISERS
 from kit.config.other_kits import kit_of
 from kit.config.recipe import Recipe
 from kit.config.recipe_file import read_yaml
@@ -50,12 +51,15 @@ def convert(
         UserError: it cannot be read, is of no known kit, asks for what this kit does not do, or the result would not
             be a valid recipe.
     """
+    if path.suffix == ".sh":
+        fix = "type its flags after `kit train`: the error names ours for each"
+        raise UserError(Problem(str(path), "a shell script", "key: value lines", fix))
     values, lines = read_yaml(path)
     kit = kit_of(values, Recipe.model_fields)
     if not kit:
         raise UserError(_unknown(path, values))
     given = {key: value for key, value in values.items() if not is_nothing(value)}
-    draft = Draft(kit, given, path, flags or {})
+    draft = Draft(kit, given, path, lines, flags or {})
     try:
         count = int(number(draft.take("num_processes", 1)))  # which `trl` hands to the launcher
         draft.num_processes = num_processes or count
@@ -67,12 +71,15 @@ def convert(
         found = f"a value of a wrong kind ({first_line(error)})"
         raise UserError(*draft.refused, Problem(str(path), found, f"the file as {kit} takes it")) from None
     draft.put_defaults()
+    if draft.objective == "distil":
+        _finish_distillation(draft)
     _leave_what_nothing_reads(draft)
     for name, value in draft.typed.items():
         draft.put(name, value, "typed")
     raise_if(draft.refused)  # alone: what else is in the way does not matter
-    raise_if(draft.problems + _not_dropped(draft, path, lines, drop) + _invalid(draft, path, lines))
+    _leave_dropped(draft, drop)
     draft.config = draft.config or ("single" if draft.num_processes == 1 else "ddp")
+    raise_if(draft.problems + _not_dropped(draft, drop) + _invalid(draft))
     return draft
 
 
@@ -88,11 +95,31 @@ def _leave_data(draft: Draft) -> None:
         draft.leave(key, draft.take(key), Group.NEEDLESS, "of the data that --dataset replaces")
 
 
+def _finish_distillation(draft: Draft) -> None:
+    """Name the divergence that a beta of 0 or 1 is elsewhere, and give the student's answers room and checkpoints."""
+    beta = number(draft.values.pop("beta", 0))
+    draft.put("divergence", {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd"), f"beta {beta:g}")
+    if 0 < beta < 1:
+        draft.put("beta", beta)
+    if number(draft.values.get("on_policy_share", 0)):
+        both = [int(number(draft.values[name])) for name in ("max_length", "max_new_tokens")]
+        draft.put("max_length", sum(both), f"{both[0]} of the prompt, and the answer")
+        if draft.values.pop("save_only_model", False):
+            draft.leave(
+                "save_only_model", True, Group.SPEED, "a run that draws answers continues from whole checkpoints"
+            )
+
+
 def _leave_what_nothing_reads(draft: Draft) -> None:
     """Leave out adapters' settings in full training, trackers' without one, and a buffer without a stream."""
     settings = {**draft.values, **draft.typed}
     of_adapters = [name for name in draft.values if name.startswith(("lora_", "use_dora", "use_rslora", "init_lora"))]
     reasons = dict.fromkeys(of_adapters, "method full has no adapter") if settings.get("method") == "full" else {}
+    if draft.objective == "distil" and not number(settings.get("on_policy_share", 0)):
+        reasons |= dict.fromkeys(("temperature", "top_p", "max_new_tokens"), "the student answers nothing")
+    if draft.objective == "simpo" and number(alpha := draft.values.pop("cpo_alpha", 0)):
+        reason = "the chosen answers are learned too, which objective simpo does not; or --objective cpo"
+        draft.leave("cpo_alpha", alpha, Group.LEARNS, reason)
     if settings.get("report_to") in (None, [], "none"):
         reasons |= dict.fromkeys(("run_name", "project"), "there is no tracker")
     if not is_true(settings.get("streaming")):
@@ -101,13 +128,20 @@ def _leave_what_nothing_reads(draft: Draft) -> None:
         draft.leave(draft.sources.get(name, name), draft.values.pop(name), Group.NEEDLESS, reasons[name])
 
 
-def _not_dropped(draft: Draft, path: Path, lines: Mapping[str, int], drop: Collection[str]) -> list[Problem]:
+def _leave_dropped(draft: Draft, drop: Collection[str]) -> None:
+    """Leave out a setting whose key is dropped for another reason than that it has none here."""
+    keys = set(drop) - {each.key for each in draft.left_out} - set(draft.typed)
+    for name in [name for name in draft.values if draft.sources.get(name, name) in keys]:
+        draft.leave(draft.sources.get(name, name), draft.values.pop(name), Group.LEARNS, "dropped")
+
+
+def _not_dropped(draft: Draft, drop: Collection[str]) -> list[Problem]:
     """A problem for each key that changes what is learned, unless it may be left out. The last one has the fix."""
     learns = [each for each in draft.left_out if each.group is Group.LEARNS]
     problems = []
     for each in learns:
         if each.key not in drop:
-            where = _place(path, lines, each.key) or f"{path} {each.key}"
+            where = _place(draft, each.key) or f"{draft.path} {each.key}"
             problems.append(Problem(where, f"{shown(each.value)} {Group.LEARNS.value}; {each.reason}"))
     if problems:
         keys = ",".join(dict.fromkeys(each.key for each in learns))
@@ -115,18 +149,24 @@ def _not_dropped(draft: Draft, path: Path, lines: Mapping[str, int], drop: Colle
     return problems
 
 
-def _place(path: Path, lines: Mapping[str, int], key: str) -> str:
+def _place(draft: Draft, key: str) -> str:
     """Where a key, or what is in it, stands in the file; empty if it does not."""
     top = re.split(r"[.\[]", key)[0]
-    return f"{path}:{lines[top]} {key}" if top in lines else ""
+    return f"{draft.path}:{draft.lines[top]} {key}" if top in draft.lines else ""
 
 
-def _invalid(draft: Draft, path: Path, lines: Mapping[str, int]) -> list[Problem]:
+def _invalid(draft: Draft) -> list[Problem]:
     """What a run would say of the recipe, by the keys of the file. A switch of YAML is a word in a recipe."""
     values = yaml.load(recipe_text(draft, []), yaml.BaseLoader) or {}
     keys = {name: name if name in draft.typed else draft.sources.get(name, name) for name in values}
-    where = {name: _place(path, lines, key) or key for name, key in keys.items()}
+    where = {name: _place(draft, key) or key for name, key in keys.items()}
     problems = []
+    if draft.config == "fsdp" and number(values.get("router_aux_loss_coef", 0)):
+        found = f"{values['router_aux_loss_coef']} under FSDP, which cannot do that"
+        problems.append(Problem(where["router_aux_loss_coef"], found, fix="--router_aux_loss_coef 0"))
+    if draft.config == "fsdp" and OPTIMISERS.get(str(values.get("optim")), OPTIMISERS["adamw_torch"]).bitsandbytes:
+        fix = "--optim adamw_torch_fused; of a full model, --optim adamw_bf16 takes little memory"
+        problems.append(Problem(where["optim"], f"{values['optim']} cannot read sharded weights", fix=fix))
     for name, value in draft.values.items():
         info = Recipe.model_fields[name]
         if any(isinstance(each, bool) for each in as_list(value)) and not is_switch(info):

@@ -45,6 +45,7 @@ class Draft:
         kit: whose file it is.
         given: the keys of the file that were not read yet.
         path: of the file.
+        lines: of all keys of the file.
         typed: our settings that the user gave; they win.
         num_processes: over all machines.
         values: our settings.
@@ -54,11 +55,14 @@ class Draft:
         refused: problems that nothing can help: another kind of training.
         problems: what a setting that is typed can help: a file that is missing, ...
         config: the Accelerate config that the file asks for; empty: by the number of processes.
+        sequence_parallel: processes that share each row.
+        has_images: whether rows have them.
     """
 
     kit: str
     given: dict[str, Any]
     path: Path
+    lines: Mapping[str, int] = field(default_factory=dict)
     typed: Mapping[str, Any] = field(default_factory=dict)
     num_processes: int = 1
     values: dict[str, Any] = field(default_factory=dict)
@@ -68,6 +72,18 @@ class Draft:
     refused: list[Problem] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     config: str = ""
+    sequence_parallel: int = 1
+    has_images: bool = False
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The kit's own table."""
+        return table_of(KITS[self.kit])
+
+    @property
+    def objective(self) -> str:
+        """What the run minimises, as far as it was read."""
+        return str({**self.values, **self.typed}.get("objective", "sft"))
 
     def take(self, key: str, default: Any = None) -> Any:
         """Remove a key and return its value; ``default`` if it is absent, null or empty."""
@@ -109,12 +125,13 @@ class Draft:
 
     def put_defaults(self) -> None:
         """Set what the kit does where its file says nothing."""
-        table = table_of(KITS[self.kit])
-        defaults = dict(table.get("defaults", {}))
-        if self.values.get("method") != "full" and not {"adapter_name_or_path", "adapter_type"} & set(self.values):
-            defaults |= table.get("adapter_defaults", {})
-        for name, value in defaults.items():
+        defaults = dict(self.table["defaults"])
+        if self.values["method"] != "full" and not {"adapter_name_or_path", "adapter_type"} & set(self.values):
+            defaults |= self.table.get("adapter_defaults", {})
+        for name, value in (defaults | self.table["by_objective"].get(self.objective, {})).items():
             self.default(name, value)
+        if self.objective in self.table["without_dropout"] and number(self.values.get("lora_dropout", 0)):
+            self.put("lora_dropout", 0, f"{self.kit} sets every dropout to 0 with {self.objective}")
 
     def default(self, name: str, value: Any) -> None:
         """Set one thing that the kit does where its file says nothing."""

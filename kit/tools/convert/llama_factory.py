@@ -6,7 +6,15 @@ from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.durable import read_small
-from kit.tools.convert.common import entry, put_data, take_batch, take_evaluation, take_template, take_training
+from kit.tools.convert.common import (
+    entry,
+    put_data,
+    take_batch,
+    take_evaluation,
+    take_parts,
+    take_template,
+    take_training,
+)
 from kit.tools.convert.draft import Draft, Group, as_list, is_true, number
 
 _FIELDS = {"prompt": "instruction", "query": "input", "response": "output", "kto_tag": "label"}
@@ -24,11 +32,17 @@ def convert(draft: Draft) -> None:
     take_training(draft)
     _take_data(draft)
     take_evaluation(draft)
+    take_parts(draft)
+    if (size := draft.take("oft_block_size")) is not None:
+        draft.put("adapter_options", {"oft_block_size": size})
     template = draft.take("template")
     if not is_pretraining:
         draft.given["template"] = template
         take_template(draft, "template")
-    draft.given.setdefault("lora_alpha", 2 * int(number(draft.given.get("lora_rank", 8))))
+    if draft.values["method"] != "full" and "adapter_type" not in draft.values:
+        draft.given.setdefault("lora_alpha", 2 * int(number(draft.given.get("lora_rank", 8))))
+    if draft.has_images and str(template).startswith("qwen"):
+        draft.given = {"image_max_pixels": 768 * 768, "image_min_pixels": 32 * 32} | draft.given
 
 
 def _take_data(draft: Draft) -> None:
@@ -43,6 +57,8 @@ def _take_data(draft: Draft) -> None:
             reason = f"it is not in {folder}/dataset_info.json; run it where you ran LLaMA-Factory, or --{name} FILE"
             draft.refuse(name, each, reason)
         put_data(draft, name, [_entry(draft, each, info[each], file.parent, limit) for each in names if each in info])
+        if limit is not None and name in draft.values:
+            draft.notes[name] = f"of a file it takes the first {limit} rows, and max_samples draws as many"
 
 
 def _entry(draft: Draft, name: str, info: dict[str, Any], folder: Path, limit: Any) -> DatasetEntry:
@@ -52,13 +68,17 @@ def _entry(draft: Draft, name: str, info: dict[str, Any], folder: Path, limit: A
         draft.refuse(
             "dataset", name, "it has a loading script, videos or sound; write its rows without, for --dataset FILE"
         )
+    draft.has_images |= "images" in columns
     is_alpaca = info.get("formatting", "alpaca") == "alpaca"
     ours = _columns(columns) if is_alpaca else _columns_of_chat(draft, name, info, columns)
-    split, drawn = info.get("split"), info.get("num_samples")  # drawn at random; of others the first ones are taken
-    if limit is not None and drawn is None:
+    split, drawn = (
+        info.get("split"),
+        info.get("num_samples"),
+    )  # drawn at random; by max_samples the first ones are taken
+    if limit is not None and drawn is None and isinstance(path, str):
         split = f"{split or 'train'}[:{int(number(limit))}]"
     elif limit is not None:
-        drawn = min(drawn, limit)
+        drawn = min(drawn or limit, limit)
     wording = "{instruction}[\n{input}]" if "input" in ours.values() else None
     return entry(path, ours, split, config=info.get("subset"), prompt_format=wording, max_samples=drawn)
 

@@ -11,6 +11,7 @@ from kit.data.chat.shipped import SHIPPED
 # not be continued.
 SAVED_TEXTS = {
     "alpaca": "6c46315192596dde",
+    "bare": "8c860591704a95ea",
     "chatml": "2d25a233c34b1018",
     "gemma": "4f6c434ff4095822",
     "llama2": "39f81a870e768367",

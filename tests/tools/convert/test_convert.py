@@ -23,6 +23,8 @@ def test_a_file_that_cannot_be_converted_is_refused_with_what_is_wrong(converted
     ):
         with pytest.raises(UserError, match=says):
             converted(text)
+    with pytest.raises(UserError, match="a shell script"):
+        converted("swift sft --model m\n", name="train.sh")
     with pytest.raises(UserError, match="No such file"):
         convert(tmp_path / "nowhere.yaml")
 
@@ -37,7 +39,8 @@ def test_each_setting_that_a_table_names_exists_and_takes_what_the_table_gives_i
     for stem in ("common", *KITS.values()):
         table = table_of(stem)
         assert set(table["same"].values()) | set(table.get("values", {})) <= set(Recipe.model_fields)
-        settings = [table.get("defaults", {}), table.get("adapter_defaults", {})]
+        settings = [table.get("defaults", {}), table.get("adapter_defaults", {}), table.get("saving", {})]
+        settings += table.get("by_objective", {}).values()
         settings += [chosen for values in table.get("choices", {}).values() for chosen in values.values()]
         settings += [{"chat_template": name} for name in table.get("templates", {}).values()]
         for name, value in [each for chosen in settings for each in chosen.items()]:

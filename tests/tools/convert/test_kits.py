@@ -81,6 +81,7 @@ TRL = {
     "gradient_accumulation_steps": 2,
     "bf16": True,
     "eval_strategy": "no",
+    "packing": False,
     "save_strategy": "no",
     "warmup_ratio": 0.1,
     "push_to_hub": True,
@@ -114,9 +115,8 @@ def test_a_file_of_each_kit_becomes_a_recipe_with_all_that_it_says_and_its_defau
             "excess_length_strategy": "drop",
         },
         "LLaMA-Factory": {
-            "lora_target_modules": "all-linear", "lora_r": 8, "lora_alpha": 16, "dataset": "data/mine.json",
-            "dataset_columns": {"turns": "conversations"}, "dataset_split": "train[:500]", "learning_rate": 5e-5,
-            "lr_scheduler_type": "linear", "save_steps": 500, "global_batch_size": 32,
+            "lora_target_modules": "all-linear", "lora_r": 8, "lora_alpha": 16, "learning_rate": 5e-5,
+            "lr_scheduler_type": "linear", "save_steps": 500, "save_total_limit": 0, "global_batch_size": 32,
         },
         "TRL": {  # which learns every token of a conversation, and checkpoints activations without being told
             "method": "full", "dataset": "a/b", "dataset_split": "train_sft", "global_batch_size": 64,
@@ -133,6 +133,8 @@ def test_a_file_of_each_kit_becomes_a_recipe_with_all_that_it_says_and_its_defau
         assert {name: getattr(recipe, name) for name in settings} == settings
     data = [(entry.path, entry.config, entry.max_samples) for entry in recipe.dataset]
     assert data == [("a/b", None, 500), ("a/c", "main", 20), ("mine.jsonl", None, None)]
+    [mine] = converted(FACTORY)[1].dataset  # a slice is for a hub id
+    assert (mine.path, mine.columns, mine.max_samples) == ("data/mine.json", {"turns": "conversations"}, 500)
     result, _ = converted(AXOLOTL)
     left_out = {"flash_attention": Group.SPEED, "bf16": Group.NEEDLESS, "special_tokens.pad_token": Group.NEEDLESS}
     assert {each.key: each.group for each in result.left_out} == left_out
@@ -140,33 +142,75 @@ def test_a_file_of_each_kit_becomes_a_recipe_with_all_that_it_says_and_its_defau
 
 def test_a_key_means_what_its_value_says(converted, info):
     floor = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
+    pairs = {"datasets": [CHAT | {"type": "chat_template.argilla"}]}
+    gkd = {"rlhf_type": "gkd", "teacher_model": "t", "target_modules": None}
+    megatron = {"learning_rate": None, "gradient_accumulation_steps": None, "lr": 1e-4, "min_lr": 1e-5}
     cases = [
-        ("axolotl", {"load_in_4bit": True, "adapter": "qlora"}, "method", "qlora"),
-        ("axolotl", {"evals_per_epoch": 4, "num_epochs": 1}, "eval_steps", 0.25),
-        ("axolotl", {"rl": "ipo", "datasets": [CHAT | {"type": "chat_template.argilla"}]}, "dpo_loss", "ipo"),
-        ("axolotl", {"context_parallel_size": 2}, "global_batch_size", 32),
-        ("LLaMA-Factory", {"dataset": "hub"}, "dataset_columns", {"question": "instruction", "answer": "output"}),
-        ("LLaMA-Factory", {"dataset": "texts", "stage": "pt", "template": "x"}, "packing", True),
+        ("axolotl", {"load_in_4bit": True, "adapter": "qlora"}, {"method": "qlora"}),
+        ("axolotl", {"evals_per_epoch": 4, "num_epochs": 1}, {"eval_steps": 0.25}),
+        ("axolotl", pairs | {"rl": "ipo", "lora_dropout": 0.1}, {"dpo_loss": "ipo", "lora_dropout": 0}),
+        ("axolotl", pairs | {"rl": "orpo", "orpo_alpha": 0.2}, {"objective": "orpo", "beta": 0.2}),
+        ("axolotl", {"lora_target_modules": ["q_proj"]}, {"lora_target_modules": "all-linear"}),
+        (
+            "axolotl",
+            {"tiled_mlp": True, "activation_offloading": "legacy"},
+            {"tiled_mlp": True, "activation_offload": True},
+        ),
+        ("axolotl", {"datasets": [{"path": "ids"}]}, {"dataset": "ids", "dataset_columns": {}}),
+        ("LLaMA-Factory", {"dataset": "hub"}, {"dataset_columns": {"question": "instruction", "answer": "output"}}),
+        ("LLaMA-Factory", {"dataset": "hub"}, {"dataset_split": "train[:500]"}),
+        ("LLaMA-Factory", {"dataset": "texts", "stage": "pt", "template": "x"}, {"packing": True}),
         (
             "LLaMA-Factory",
-            {"stage": "dpo", "dataset": "pairs", "pref_loss": "simpo", "pref_beta": 2.0},
-            "objective",
-            "simpo",
+            {"stage": "dpo", "dataset": "pairs", "pref_loss": "simpo"},
+            {"objective": "simpo", "beta": 0.1},
         ),
-        ("LLaMA-Factory", {"stage": "kto", "dataset": "rated"}, "dataset_columns", {"messages": "completion"}),
-        ("TRL", {"assistant_only_loss": True}, "train_on", "assistant"),
-        ("TRL", floor, "min_lr_rate", 0.1),
-        ("TRL", {"beta": 0.05, "loss_type": "ipo"}, "dpo_loss", "ipo"),
-        ("TRL", {"dataset_mixture": None, "dataset_name": "a/b", "eval_strategy": "epoch"}, "eval_dataset", "a/b"),
-        ("ms-swift", {"gradient_accumulation_steps": None}, "global_batch_size", 16),
-        ("ms-swift", {"rlhf_type": "simpo"}, "simpo_gamma", 1),
-        ("ms-swift", {"system": "Be brief.\\nBe kind."}, "system_prompt", "Be brief.\nBe kind."),
+        ("LLaMA-Factory", {"finetuning_type": "oft", "oft_target": "all"}, {"lora_target_modules": "all-linear"}),
+        (
+            "LLaMA-Factory",
+            {"finetuning_type": "full", "freeze_vision_tower": False},
+            {"train_only": ["vision", "language"]},
+        ),
+        ("LLaMA-Factory", {"add_special_tokens": False}, {"new_tokens": None}),
+        ("TRL", {"assistant_only_loss": True}, {"train_on": "assistant"}),
+        ("TRL", floor, {"min_lr_rate": 0.1}),
+        ("TRL", {"max_seq_length": None, "max_length": None}, {"excess_length_strategy": "error"}),
+        (
+            "TRL",
+            {"dataset_mixture": None, "dataset_name": "a/b", "dataset_config": "main", "eval_strategy": "epoch"},
+            {"dataset_config": "main", "has_evaluation": True},
+        ),
+        ("ms-swift", {"gradient_accumulation_steps": None}, {"global_batch_size": 16}),
+        ("ms-swift", {"rlhf_type": "simpo", "cpo_alpha": 0}, {"simpo_gamma": 1}),
+        ("ms-swift", {"system": "Be brief.\\nBe kind."}, {"system_prompt": "Be brief.\nBe kind."}),
+        (
+            "ms-swift",
+            gkd,
+            {"divergence": "jsd", "beta": 0.5, "on_policy_share": 0.5, "temperature": 0.9, "train_on": "last"},
+        ),
+        (
+            "ms-swift",
+            gkd | {"lmbda": 0, "beta": 1},
+            {"divergence": "reverse_kl", "on_policy_share": 0, "temperature": None},
+        ),
+        ("ms-swift", {"task_type": "seq_cls", "num_labels": 3, "use_chat_template": False}, {"objective": "classify"}),
+        (
+            "ms-swift",
+            megatron | {"micro_batch_size": 2},
+            {"min_lr_rate": 0.1, "global_batch_size": 16, "method": "lora"},
+        ),
     ]
-    for kit, given, name, value in cases:
-        found = getattr(
-            converted(FILES[kit] | given, num_processes=8 if "context_parallel_size" in given else 2)[1], name
-        )
-        assert found == value, (kit, given, found)
+    for kit, given, expected in cases:
+        _, recipe = converted(FILES[kit] | given, num_processes=2)
+        assert {name: getattr(recipe, name) for name in expected} == expected, (kit, given)
+
+
+def test_the_global_batch_counts_the_processes_that_read_different_samples(converted, info):
+    result, recipe = converted(AXOLOTL | {"context_parallel_size": 2}, num_processes=8)
+    assert (recipe.global_batch_size, result.sequence_parallel, result.config) == (32, 2, "ddp")
+    shared = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+    result, recipe = converted(FACTORY | shared, num_processes=8)
+    assert (recipe.global_batch_size, recipe.per_device_train_batch_size, result.config) == (32, 2, "fsdp")
 
 
 def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(converted, info):
@@ -178,6 +222,9 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
         ("axolotl", {"plugins": ["axolotl.integrations.liger.LigerPlugin", "mine.Plugin"]}, "plugins"),
         ("ms-swift", {"system": "prompt.txt"}, "system"),
         ("ms-swift", {"dataset": ["swift/self-cognition#5", "a/b"]}, "dataset"),
+        ("ms-swift", {"rlhf_type": "simpo"}, "cpo_alpha"),
+        ("ms-swift", {"freeze_vit": False}, "freeze_vit"),
+        ("TRL", {"packing_strategy": "wrapped"}, "packing_strategy"),
     ]
     for kit, given, key in cases:
         with pytest.raises(UserError) as refused:
@@ -190,7 +237,8 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
 def test_what_no_drop_helps_is_refused_and_another_kind_of_training_alone(converted, info):
     cases = [
         ("axolotl", {"rl": "grpo", "min_sample_len": 3}, ["rl"], "rewards are code"),
-        ("axolotl", {"datasets": [{"path": "a", "type": "alpaca"}]}, ["datasets[0].type"], "words of their own"),
+        ("axolotl", {"datasets": [{"path": "a", "type": "jeopardy"}]}, ["datasets[0].type"], "words of their own"),
+        ("axolotl", {"fsdp": ["full_shard"]}, ["theirs.yaml:25 optimizer"], "cannot read sharded weights"),
         ("LLaMA-Factory", {"do_train": None, "train_dataset": "v1.yaml"}, ["train_dataset"], "its v1 are not read"),
         ("LLaMA-Factory", {"dataset": "films"}, ["dataset"], "videos"),
         ("LLaMA-Factory", {"dataset": "nowhere"}, ["dataset"], "not in data/dataset_info.json"),
@@ -203,13 +251,18 @@ def test_what_no_drop_helps_is_refused_and_another_kind_of_training_alone(conver
         assert [problem.where.rpartition("/")[2] for problem in refused.value.problems] == keys, given
 
 
+def test_a_key_whose_value_does_not_fit_can_be_dropped(converted):
+    _, recipe = converted(AXOLOTL | {"optimizer": "adamw_torch_4bit"}, drop=["optimizer"])
+    assert recipe.optim == "adamw_torch_fused"
+
+
 def test_the_config_shards_what_the_file_shards(converted):
     for topology, config in (
         ({"fsdp": ["full_shard", "auto_wrap"], "fsdp_config": {"fsdp_version": 2}}, "fsdp"),
         ({"deepspeed": "deepspeed_configs/zero1.json"}, "ddp"),
         ({"deepspeed": {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "none"}}}}, "fsdp"),
     ):
-        assert converted(AXOLOTL | topology, 8)[0].config == config, topology
+        assert converted(AXOLOTL | topology | {"optimizer": "adamw_torch"}, 8)[0].config == config, topology
 
 
 def test_rows_get_the_columns_and_the_wording_that_the_other_kit_has(converted, info):
@@ -221,6 +274,20 @@ def test_rows_get_the_columns_and_the_wording_that_the_other_kit_has(converted, 
     _, recipe = converted(AXOLOTL | {"rl": "dpo", "rl_beta": 0.3, "datasets": [pairs]})
     assert (recipe.objective, recipe.beta) == ("dpo", 0.3)
     assert recipe.dataset_columns == {"conversations": "prompt", "good": "chosen", "bad": "rejected"}
+    _, recipe = converted(AXOLOTL | {"rl": "dpo", "datasets": [{"path": "a/b", "type": "chatml.intel"}]})
+    assert (recipe.chat_template, recipe.dataset_columns) == ("chatml", {"question": "instruction"})
+    _, recipe = converted(AXOLOTL | {"datasets": [{"path": "a/b", "type": "alpaca"}]})
+    asked = question(recipe.dataset[0].prompt_format, "Add.", "2, 2")
+    assert recipe.chat_template == "bare" and asked.startswith(
+        "Below is an instruction that describes a task, paired with"
+    )
+    assert asked.endswith("request.\n\n### Instruction:\nAdd.\n\n### Input:\n2, 2\n\n### Response:\n")
+    assert "task. Write" in question(recipe.dataset[0].prompt_format, "Add.", "")
+    _, recipe = converted(SWIFT | {"dataset": "a/alpaca:zh/en#9"})
+    assert [(entry.config, question(entry.prompt_format, "Add.", "2, 2")) for entry in recipe.dataset] == [
+        ("zh", "Add.\n2, 2"),
+        ("en", "Add.\n2, 2"),
+    ]
     _, recipe = converted(FACTORY | {"dataset": "plain, hub", "max_samples": 20})
     assert [(entry.path, entry.split, entry.max_samples) for entry in recipe.dataset] == [
         ("data/plain.json", None, 20),
@@ -233,9 +300,25 @@ def test_rows_get_the_columns_and_the_wording_that_the_other_kit_has(converted, 
     assert recipe.eval_split_size == 1000
 
 
-def test_the_folder_says_what_trl_trains(converted):
-    _, recipe = converted(TRL | {"beta": 0.05}, name="recipes/model/orpo/config.yaml")
-    assert (recipe.objective, recipe.beta, recipe.learning_rate) == ("orpo", 0.05, 1e-6)
+def test_the_path_or_a_key_says_what_trl_trains_and_it_is_never_guessed(converted):
+    least = {"model_name_or_path": "m", "dataset_name": "a/b"}
+    for given, name, objective, rate in (
+        ({"beta": 0.05}, "recipes/model/orpo/config.yaml", "orpo", 1e-6),
+        ({}, "dpo_config.yaml", "dpo", 1e-6),
+        ({}, "kto_config.yaml", "kto", 1e-6),
+        ({}, "reward_config.yaml", "reward", 1e-4),
+        ({"packing": True}, "theirs.yaml", "sft", 2e-5),
+        ({"desirable_weight": 2.0}, "theirs.yaml", "kto", 1e-6),
+        ({"loss_type": "dft"}, "theirs.yaml", "dft", 2e-5),
+    ):
+        _, recipe = converted(least | given, name=name)
+        assert (recipe.objective, recipe.learning_rate) == (objective, rate), name
+    with pytest.raises(UserError, match="--objective sft, dpo"):
+        converted(least | {"beta": 0.05})
+    _, recipe = converted(least | {"beta": 0.05, "loss_type": "ipo"}, flags={"objective": "dpo"})
+    assert (recipe.dpo_loss, recipe.learning_rate) == ("ipo", 1e-6)
+    _, recipe = converted({"model_name_or_path": "m", "datasets": [{"path": "a/b"}], "packing": True})
+    assert (recipe.dataset, recipe.train_on) == ("a/b", "all")
 
 
 def test_data_that_are_typed_replace_those_of_the_file(converted):
