@@ -15,7 +15,8 @@ from kit.errors import Problems, UserError
 def check_inputs(recipe: Recipe, needs_weights: bool = True) -> None:
     """Look at the folders of model and adapter, the columns of the data, and the output folder.
 
-    ``kit.preflight`` looks at them again, with everything else, and reports the same in the same words.
+    ``kit.preflight`` looks at them again, with everything else, and reports the same in the same words. Columns for
+    which it has a mapping are left to it, because it goes on with the mapping.
 
     Args:
         recipe: without ``output_dir`` for a command that has none.
@@ -34,7 +35,7 @@ def check_inputs(recipe: Recipe, needs_weights: bool = True) -> None:
     # Together or not at all: the fix for one depends on how many there are.
     if _are_quick(train, "dataset") and _are_quick(evaluation, "eval_dataset"):
         with problems.caught():
-            open_datasets(train, evaluation, recipe.streaming, recipe.declared.rows)
+            open_datasets(train, evaluation, recipe.streaming, recipe.declared.rows, proposed=[])
     problems += folder_problems(recipe, needs_weights)
     with problems.caught():
         if recipe.output_dir:

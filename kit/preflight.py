@@ -13,8 +13,11 @@ from kit.config.launch_flags import Launch
 from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
 from kit.console import is_main, silence_libraries
+from kit.data.chat.shipped import fitting
+from kit.data.chat.template import no_template
 from kit.data.feed.stream import Stream
 from kit.data.open import Data, last_ids, open_data, stop_ids
+from kit.data.samples.checks import holds_chats
 from kit.data.samples.dataset import Dataset, open_datasets
 from kit.data.samples.labels import find_labels
 from kit.data.samples.rows import NO_IMAGES
@@ -112,7 +115,6 @@ def check(
     recipe: Recipe,
     topology: Topology | None = None,
     recipe_name: str | None = None,
-    shorten: bool = False,
     launch: Launch | None = None,
 ) -> Preflight:
     """Open and check the model's config, its shapes, the tokenizer, the data and the output folder.
@@ -120,7 +122,6 @@ def check(
     Args:
         topology: how the run will be distributed; None for a command that runs no model.
         recipe_name: the name of the recipe in ``run.json``; None for a command that trains nothing and has no folder.
-        shorten: if the recipe does not set ``max_length``, limit its default to what the model can read.
         launch: with ``skip_memory_check``, a run that cannot fit its GPUs is no problem; with ``dry_run``, a model
             without weights is none.
 
@@ -133,6 +134,7 @@ def check(
     if topology:  # alone, because other checks would fail at the same import
         raise_if(check_bitsandbytes(recipe.method, recipe.optim))
     problems = Problems()
+    is_proposed = False  # then what is missing was reported, and the first rows are checked as if it were there
     datasets = tokenizer = config = meta_model = data = folder = None
     workload: Workload | None = None
     plan: dict[str, Any] = {}
@@ -145,7 +147,9 @@ def check(
             recipe.streaming,
             recipe.declared.rows,
             scores=bool(topology) and not trains,
+            proposed=problems,
         )
+        is_proposed = bool(problems)
     with problems.caught():
         tokenizer = open_tokenizer(recipe)
     teacher_config = None
@@ -158,7 +162,11 @@ def check(
             problems += [replace(each, found=f"{each.found}, of the teacher") for each in refused]
             if topology.strategy.name == "fsdp1":
                 problems.append(Problem("teacher", "under FSDP1, which gives no head as a whole", fix="--config fsdp"))
+    num_problems = len(problems)  # without those of the model and its adapters
     with problems.caught():
+        if "max_length" not in recipe.model_fields_set:
+            longest = num_positions(open_base_config(recipe)) or recipe.max_length
+            recipe = recipe.model_copy(update={"max_length": min(recipe.max_length, longest)})
         if recipe.objective == "classify" and datasets:
             recipe = _with_labels(recipe, datasets)
         if recipe.objective == "embed" and "pooling" not in recipe.model_fields_set:
@@ -166,9 +174,6 @@ def check(
             own = read_pooling(adapter or base.name_or_path, None if adapter else getattr(base, "_commit_hash", None))
             recipe = recipe.model_copy(update={"pooling": own or recipe.pooling})
         config = open_config(recipe)
-        if shorten and "max_length" not in recipe.model_fields_set:
-            longest = min(recipe.max_length, num_positions(config) or recipe.max_length)
-            recipe = recipe.model_copy(update={"max_length": longest})
         meta_model = build_meta_model(recipe, config, recipe.packing)
         problems += check_model(
             recipe,
@@ -191,7 +196,7 @@ def check(
             problems += check_kernels(recipe, topology)
             if recipe.torch_compile:
                 problems += check_compile(meta_model, layer_classes(topology, meta_model), recipe.packing)
-            if not problems:  # it needs adapters that fit
+            if len(problems) == num_problems:  # it needs adapters that fit
                 problems += check_adapter_units(topology, recipe, meta_model)
             notes += describe_precision(topology, launch.config)
             notes += describe_dequantised(config)
@@ -204,8 +209,13 @@ def check(
     if datasets and tokenizer and meta_model:
         with problems.caught():
             images, no_images = _images(recipe, config, meta_model, tokenizer)
+            fits = len(problems) == num_problems
+            if not recipe.chat_template and not tokenizer.chat_template and any(map(holds_chats, datasets)):
+                problems.append(no_template(tokenizer))
+                is_proposed = True
+                recipe = recipe.model_copy(update={"chat_template": next(iter(fitting(tokenizer)), None)})
             data = open_data(
-                recipe,
+                recipe.model_copy(update={"streaming": recipe.streaming or is_proposed}),
                 datasets,
                 tokenizer,
                 num_rows(meta_model),
@@ -229,14 +239,15 @@ def check(
             if recipe.rewards and trains and topology and isinstance(data, Data) and is_main():
                 notes += try_rewards(recipe, data.train, tokenizer)
             if recipe_name is not None:
-                if not problems and recipe.declared.head == "words":  # it needs a model and adapters that are right
+                if fits and recipe.declared.head == "words":  # it needs a model and adapters that are right
                     ids = sorted(stop_ids(data, tokenizer))
                     problems += check_stop_tokens(recipe, meta_model, tokenizer, ids, f"{recipe.output_dir}/final")
                     if any("text" not in dataset.fields for dataset in datasets):
                         stop_tokens = dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
-                of_teacher = fingerprint(teacher_settings(recipe)) if teacher_config else None
-                run_identity = identity(recipe, data.fingerprint, fingerprint(recipe), of_teacher)
-                folder = RunFolder(recipe, recipe_name, run_identity)
+                if not is_proposed:
+                    of_teacher = fingerprint(teacher_settings(recipe)) if teacher_config else None
+                    run_identity = identity(recipe, data.fingerprint, fingerprint(recipe), of_teacher)
+                    folder = RunFolder(recipe, recipe_name, run_identity)
     if workload and topology:
         if workload.shape.tower:  # now it is known how large its images are
             of_images = (
@@ -250,7 +261,7 @@ def check(
                     number = num_checkpoints(recipe, data.total_steps(recipe))
                     check_disk(recipe.output_dir, replace(workload, num_checkpoints=number))
         plan = plan_record(workload, topology)
-    if trains and data is None:
+    if trains and (data is None or is_proposed):
         with problems.caught():
             run_in(recipe.overwrite_output_dir, Path(recipe.output_dir or ""), recipe.inputs)
     problems.raise_if_any()

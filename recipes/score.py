@@ -68,7 +68,7 @@ def main() -> None:
     reference = reference_of(scored, recipe, recipe.method)
     if not request.launch.config:
         topology = replace(topology, mixed_precision=precision_of(scored, topology.mixed_precision))
-    checked = preflight.check(recipe, topology, shorten=True)
+    checked = preflight.check(recipe, topology)
     recipe, samples = checked.recipe, checked.data.evaluation
     assert samples is not None
     if recipe.declared.has_reference:

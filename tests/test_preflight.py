@@ -13,6 +13,7 @@ from kit import preflight
 from kit.config.launch_flags import Launch
 from kit.config.recipe import Recipe
 from kit.errors import UserError
+from kit.inputs import check_inputs
 from kit.memory.fit import check_disk, planned_workload
 from kit.model.load import open_config
 from kit.strategy.strategies import FSDP2
@@ -76,22 +77,44 @@ def test_to_look_is_to_write_nothing(recipe, tmp_path, model_folder):
 
 
 @pytest.mark.slow
-def test_a_length_that_nobody_set_is_cut_to_what_the_model_reads_only_where_asked(recipe, model_folder, chat_file):
+def test_a_length_that_nobody_set_is_cut_to_what_the_model_reads(recipe, model_folder, chat_file, tmp_path):
     plain = {"model_name_or_path": str(model_folder), "dataset": str(chat_file)}
-    assert preflight.check(Recipe(**plain), shorten=True).recipe.max_length == 1024
-    assert wrong(Recipe(**plain)) == ["max_length"]
-    assert wrong(recipe(max_length=1025), shorten=True) == ["max_length"]
-    assert preflight.check(recipe(max_length=300), shorten=True).recipe.max_length == 300
+    assert preflight.check(Recipe(**plain)).recipe.max_length == 1024
+    (tmp_path / "rows.jsonl").write_text('{"anchor": "2 + 2?", "positive": "4"}\n' * 3)
+    embed = Recipe(**plain | {"dataset": str(tmp_path / "rows.jsonl")}, objective="embed")
+    assert preflight.check(embed).config.sentence_transformers["max_length"] == 1024
+    assert wrong(recipe(max_length=1025)) == ["max_length"]
+    assert preflight.check(recipe(max_length=300)).recipe.max_length == 300
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("streaming", [{}, {"streaming": True, "max_steps": 2}])
-def test_a_run_that_could_not_learn_to_stop_is_refused(recipe, model_folder, tmp_path, streaming):
+@pytest.fixture
+def silent(model_folder, tmp_path):
+    """A model that was never trained to write its special tokens, among them those that end an answer."""
     base = shutil.copytree(model_folder, tmp_path / "base")
     weights = load_file(base / "model.safetensors")
     weights["lm_head.weight"][:3] = 0
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-    flags = {"model_name_or_path": str(base), **streaming}
+    return base
+
+
+@pytest.mark.slow
+def test_columns_template_and_stop_token_are_reported_together_each_as_if_the_advice_before_was_followed(
+    recipe, silent, tmp_path
+):
+    (silent / "chat_template.jinja").unlink()
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"question": "2 + 2?", "answer": "4"}\n' * 3)
+    flags = {"model_name_or_path": str(silent), "dataset": str(data)}
+    check_inputs(recipe(**flags))  # it leaves such columns to the later checks
+    assert wrong(recipe(**flags), ONE_PROCESS, "mine") == [str(data), "chat_template", "trainable_tokens"]
+    flags |= {"dataset_columns": "question=instruction,answer=output", "chat_template": "alpaca"}
+    assert preflight.check(recipe(**flags, trainable_tokens="<|im_end|>"), ONE_PROCESS, "mine")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", [{}, {"streaming": True, "max_steps": 2}])
+def test_a_run_that_could_not_learn_to_stop_is_refused(recipe, silent, streaming):
+    flags = {"model_name_or_path": str(silent), **streaming}
     assert wrong(recipe(**flags), ONE_PROCESS, "mine") == ["trainable_tokens"]
     assert preflight.check(recipe(**flags))  # scores or shows samples, and trains nothing
     assert preflight.check(recipe(**flags, trainable_tokens="<|im_end|>"), ONE_PROCESS, "mine")

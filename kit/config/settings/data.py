@@ -59,7 +59,9 @@ class DataSettings(BaseModel):
     train_on: Literal["assistant", "last", "all"] = _identity(
         "assistant", "assistant: every assistant turn, or the completion; last: the last turn only; all: every token"
     )
-    max_length: int = _identity(2048, "longest sample, and size of a pack", "tokens", ge=8)
+    max_length: int = _identity(
+        2048, "longest sample, and size of a pack; default: at most the model's positions", "tokens", ge=8
+    )
     excess_length_strategy: Literal["truncate", "keep_end", "drop", "error", "split"] = _identity(
         "truncate",
         "longer samples: truncate cuts the end, keep_end the start; drop leaves out; error stops; split (text) divides",

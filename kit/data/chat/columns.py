@@ -68,6 +68,7 @@ def choose_fields(
     name: str,
     may_lack: bool = False,
     wanted: Rows = "answers",
+    proposed: list[Problem] | None = None,
 ) -> dict[str, str]:
     """Choose a format by the columns of a data set: ``{"prompt": "question", "completion": "answer"}``.
 
@@ -82,6 +83,8 @@ def choose_fields(
         may_lack: ``mapping`` was written for another data set (the training data, while this one is for evaluation):
             columns that this one lacks are ignored if it has a complete format without them.
         wanted: what the rows must hold for the objective.
+        proposed: if no format fits and the message has a mapping, it is added here, and the fields are those of the
+            mapping: so what else is wrong is found in the same round.
 
     Raises ``UserError`` if no format fits, or if ``mapping`` names an unknown field or a column that is not there.
     """
@@ -97,7 +100,12 @@ def choose_fields(
     complete = _complete(columns, mapping, ignored, wanted)
     if not complete:
         formats = ", or ".join(map(str, formats_of(wanted)))
-        raise UserError(Problem(name, f"columns {', '.join(columns)}", formats, _next_step(row, ignored, wanted)))
+        mapping, step = _next_step(row, ignored, wanted)
+        problem = Problem(name, f"columns {', '.join(columns)}", formats, step)
+        if proposed is None or not mapping:
+            raise UserError(problem)
+        proposed.append(problem)
+        complete = _complete([*opened(row, mapping)], mapping, ignored, wanted)
     fields = complete[0]
     for theirs, ours in mapping.items():
         if ours not in fields:
@@ -147,8 +155,8 @@ def _complete(
     return sorted(complete, key=lambda fields: -sum(field in fields for field in mapping.values()))
 
 
-def _next_step(row: Mapping[str, Any], ignored: set[str], wanted: Rows) -> str:
-    """What to do about columns that are no format: a mapping, or another objective."""
+def _next_step(row: Mapping[str, Any], ignored: set[str], wanted: Rows) -> tuple[dict[str, str], str]:
+    """A mapping for columns that are no format; and what to do about them: it, or another objective."""
     keys = {
         f"{column}.{key}": value
         for column, inner in row.items()
@@ -171,7 +179,7 @@ def _next_step(row: Mapping[str, Any], ignored: set[str], wanted: Rows) -> str:
             if ours in ANSWERS:
                 others += "".join(f"; or {theirs}={ours}" for theirs in fitting[1:])
         if set(format.columns) <= set(mapping.values()):
-            return columns_flag(mapping | dict.fromkeys(sorted(ignored), IGNORE)) + others
+            return mapping, columns_flag(mapping | dict.fromkeys(sorted(ignored), IGNORE)) + others
     num_read = {
         kind: max((len({*fields.values()} & {*row}) for fields in _complete([*row], {}, ignored, kind)), default=0)
         for kind in OBJECTIVES
@@ -179,11 +187,12 @@ def _next_step(row: Mapping[str, Any], ignored: set[str], wanted: Rows) -> str:
     }
     kind = max(num_read, key=lambda kind: num_read[kind])
     if num_read[kind]:
-        return OBJECTIVES[kind]
+        return {}, OBJECTIVES[kind]
     turns = [column for column in row if column.lower() in ALIASES["conversations"].split()]
     if turns:
-        return f"write the turns in {turns[0]} {AS_MESSAGES}"
-    return f"say which column is which: {columns_flag({'COLUMN': 'FIELD'})}; or write the rows in one of these formats"
+        return {}, f"write the turns in {turns[0]} {AS_MESSAGES}"
+    step = f"say which column is which: {columns_flag({'COLUMN': 'FIELD'})}; or write the rows in one of these formats"
+    return {}, step
 
 
 def _fits(format: Format, ours: str, theirs: str, value: Any) -> bool:

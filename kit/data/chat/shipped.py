@@ -59,4 +59,6 @@ def is_one_token(tokenizer: Any, text: str) -> bool:
     return len(tokenizer(text, add_special_tokens=False).input_ids) == 1
 
 
-NAMES = f"--chat_template {' | '.join(SHIPPED)}, or a file of your own"  # what to give where a template is missing
+def fitting(tokenizer: Any) -> list[str]:
+    """Return the names of the templates whose tokens the tokenizer has."""
+    return [name for name, template in SHIPPED.items() if not template.missing_tokens(tokenizer)]

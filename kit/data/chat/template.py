@@ -19,7 +19,7 @@ from typing import Any
 
 from kit.data.chat.images import IMAGE
 from kit.data.chat.sandbox import CLOSE, OPEN, TODAY, TemplateError, render, variables
-from kit.data.chat.shipped import SHIPPED, is_one_token, without_header
+from kit.data.chat.shipped import SHIPPED, fitting, is_one_token, without_header
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
 
@@ -71,6 +71,12 @@ def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[s
         values = ((key, value) for key, value in kwargs.items() if key in read[name])
         named[name] = "".join(f"{{%- set {key} = {key} | default({value!r}) %}}\n" for key, value in values) + text
     return named if isinstance(source, dict) else named[""]
+
+
+def no_template(tokenizer: Any) -> Problem:
+    """The problem of a chat whose tokenizer has no template."""
+    fix = f"--chat_template {' | '.join([*fitting(tokenizer), 'FILE'])}"
+    return Problem("chat_template", "the tokenizer has no chat template of its own", fix=fix)
 
 
 def check_kwargs(kwargs: Mapping[str, Any], variables: Set[str], fix: str = "") -> None:

@@ -20,7 +20,6 @@ from kit.data.chat.answers import AnswerFinder, RenderedAnswer
 from kit.data.chat.conversation import Conversation
 from kit.data.chat.images import IMAGE
 from kit.data.chat.messages import REASONING
-from kit.data.chat.shipped import NAMES
 from kit.data.chat.shown import (
     check_extras,
     check_shown,
@@ -30,7 +29,7 @@ from kit.data.chat.shown import (
     thought_of,
 )
 from kit.data.chat.stops import Stops
-from kit.data.chat.template import Jinja, Messages, Template, Tools
+from kit.data.chat.template import Jinja, Messages, Template, Tools, no_template
 from kit.errors import Problem, UserError
 
 NO_END_OF_TURN = "the chat template ends an answer without a special token, so nothing teaches the model to stop"
@@ -183,6 +182,7 @@ class Drafters:
         self._named = source if isinstance(source, dict) else {"default": source} if source is not None else {}
         self._train_on = train_on
         self._stops = Stops(tokenizer)
+        self._tokenizer = tokenizer
         self._template = cache(lambda name: Template(self._named[name], tokenizer, image_token))
         self._with_values = lru_cache(MAX_DRAFTERS)(self._make)
 
@@ -192,8 +192,7 @@ class Drafters:
         Raises ``UserError`` if there is no template, it does not compile, or it never reads one of ``kwargs``.
         """
         if not self._named:
-            found = "the tokenizer has no chat template of its own"
-            raise UserError(Problem("chat_template", found, fix=NAMES))
+            raise UserError(no_template(self._tokenizer))
         name = "tool_use" if has_tools and "tool_use" in self._named else "default"
         return self._with_values(name, json.dumps(kwargs))
 

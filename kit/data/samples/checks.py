@@ -58,6 +58,12 @@ def _takes_system(dataset: Dataset, encoder: Encoder) -> bool:
     return not sample or any(isinstance(with_message.get(name), list) for name in ("messages", "prompt"))
 
 
+def holds_chats(dataset: Dataset) -> bool:
+    """Whether the first sample holds messages, which only a chat template makes a text."""
+    sample = first_sample(dataset)
+    return any(isinstance(sample.get(name), list) for name in ("messages", "prompt"))
+
+
 def reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
     """Say how the rows of a data set are read, where that may not be what the user expects."""
     is_text = isinstance(first_sample(dataset).get("prompt"), str)

@@ -57,6 +57,7 @@ def open_datasets(
     streaming: bool,
     wanted: Rows = "answers",
     scores: bool = False,
+    proposed: list[Problem] | None = None,
 ) -> list[Dataset]:
     """Open the data sets to train on, then those to evaluate on, and choose the columns to read.
 
@@ -64,6 +65,7 @@ def open_datasets(
         streaming: training data of the hub are read over the network later instead of downloaded now.
         wanted: what the rows must hold for the objective.
         scores: ``entries`` only stand for ``eval_entries``, to score a run whose names of columns are taken.
+        proposed: see ``choose_fields``.
 
     Raises:
         UserError: with the problems of all data sets.
@@ -72,21 +74,23 @@ def open_datasets(
     problems = Problems()
     for entry in entries:
         with problems.caught():
-            datasets.append(_open_dataset(entry, "dataset", streaming, wanted, scores))
+            datasets.append(_open_dataset(entry, "dataset", streaming, wanted, scores, proposed))
     for entry in eval_entries:
         with problems.caught():
-            datasets.append(_open_dataset(entry, "eval_dataset", False, wanted))
+            datasets.append(_open_dataset(entry, "eval_dataset", False, wanted, True, proposed))
     # What is missing both to train and to evaluate on is reported once: to score, eval_dataset stands for both.
     last_of_each = {(problem.where.removeprefix("eval_"), problem.found): problem for problem in problems}
     raise_if(last_of_each.values())
     return datasets
 
 
-def _open_dataset(entry: DatasetEntry, flag: str, streaming: bool, wanted: Rows, may_lack: bool = False) -> Dataset:
+def _open_dataset(
+    entry: DatasetEntry, flag: str, streaming: bool, wanted: Rows, may_lack: bool, proposed: list[Problem] | None
+) -> Dataset:
     """Open a data set that is named by ``flag``."""
     is_evaluation = flag == "eval_dataset"
     source = open_source(entry.path, entry.split or "", flag, entry.config, streaming, revision=entry.revision)
-    fields = choose_fields(source.first_row, entry.columns or {}, source.name, may_lack or is_evaluation, wanted)
+    fields = choose_fields(source.first_row, entry.columns or {}, source.name, may_lack, wanted, proposed)
     if entry.prompt_format is not None and "instruction" not in fields:
         found = f"prompt_format, but no column is read as instruction: its rows have {format_of(fields)}"
         expected = "rows with an instruction, or a column mapped to it"
