@@ -16,8 +16,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -83,6 +84,7 @@ def reward(name: str, asked: Asked) -> float:
     return METRICS[name](asked.answer, asked.expected)
 
 
+@lru_cache(1000)  # the expected text of all answers to a prompt
 def read_math(text: str) -> list[Any]:
     """Return the expressions that math-verify finds in a text; none if it finds no whole one.
 
@@ -129,7 +131,7 @@ class Scorer:
         """Begin to compute the rewards of answers. Returns what ``collect`` takes."""
         return [self._threads.submit(self._score, each) for each in asked]
 
-    def collect(self, submitted: Sequence[Future[list[float | str]]]) -> list[list[float | str]]:
+    def collect(self, submitted: Iterable[Future[list[float | str]]]) -> list[list[float | str]]:
         """Wait. Return of each answer its rewards, in the order of the names; in place of one that failed, why.
 
         A stop leaves out those that were not computed by then.
@@ -151,19 +153,21 @@ class Scorer:
             for k in range(len(self._names)):
                 if self._is_stopping():
                     break
-                answer, why = None, f"took more than {self._timeout:g} s"
                 try:
                     worker = worker or _Worker(self._names, self._is_stopping)
-                    answer = worker.ask((k, asked), self._timeout)
+                    found.append(worker.ask((k, asked), self._timeout))
+                    continue
+                except TimeoutError:
+                    why = f"took more than {self._timeout:g} s"
                 except OSError:
                     why = "ended its process"
                 except ValueError:
                     why = "wrote into the connection of its process"
-                if answer is None and worker is not None:
+                if worker:
                     worker.end()
-                    worker = None
-                if answer is not None or not self._is_stopping():
-                    found.append(f"{why} (row {asked.origin})" if answer is None else answer)
+                worker = None
+                if not self._is_stopping():
+                    found.append(f"{why} (row {asked.origin})")
         finally:
             self._idle.put(worker)
         return found
@@ -191,36 +195,33 @@ class _Worker:
         )
         theirs.close()
         try:
-            if self.ask(names, _START_SECONDS) is None:
-                raise OSError
+            self.ask(names, _START_SECONDS)
         except (OSError, ValueError):
             self.end()
             raise
 
-    def ask(self, content: Any, seconds: float) -> float | str | None:
+    def ask(self, content: Any, seconds: float) -> float | str:
         """Return the answer to ``content``: names of rewards, or the place of one among them and what it is asked.
 
-        None if it took too long, or the run stops.
-
         Raises:
+            TimeoutError: it took too long, or the run stops.
             OSError: the process ended.
             ValueError: it sent something that is no answer.
         """
         self._number += 1
         end = time.monotonic() + seconds
         self._socket.settimeout(seconds)
-        with contextlib.suppress(TimeoutError):
-            self._socket.sendall(pickle.dumps((self._number, content)))
-            for line in self._lines(end):
-                try:
-                    number, value = json.loads(line)
-                except (ValueError, TypeError, RecursionError):
-                    raise ValueError from None
-                if number == self._number:
-                    if isinstance(value, str) or (isinstance(value, float) and math.isfinite(value)):
-                        return value
-                    raise ValueError
-        return None
+        self._socket.sendall(pickle.dumps((self._number, content)))
+        for line in self._lines(end):
+            try:
+                number, value = json.loads(line)
+            except (TypeError, RecursionError):
+                raise ValueError from None
+            if number == self._number:
+                if isinstance(value, str) or (isinstance(value, float) and math.isfinite(value)):
+                    return value
+                raise ValueError
+        raise TimeoutError
 
     def _lines(self, end: float) -> Iterator[bytes]:
         """What the process sends until ``end``, or until the run stops."""

@@ -9,7 +9,7 @@ Promises:
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -454,22 +454,28 @@ def try_rewards(recipe: "Recipe", train: Samples, tokenizer: Any) -> list[str]:
         text = text_of(tokenizer, prompt_and_reference(train, i)[1])
         return Asked(text, text, None, train.origin(i), 1, recipe.max_new_tokens)
 
-    def judged(name: str, each: Sequence[Asked]) -> Iterator[tuple[Asked, float | str]]:
-        with closing(Scorer([name], recipe.reward_timeout, min(MAX_WORKERS, cores_of_rank(), len(each)))) as scorer:
-            futures = progress(scorer.submit(each), "expected answers", len(each))
-            yield from ((one, scorer.collect([future])[0][0]) for one, future in zip(each, futures, strict=True))
+    def judged(name: str, each: Sequence[Asked]) -> list[list[float | str]]:
+        with closing(Scorer([name], recipe.reward_timeout, min(MAX_WORKERS, cores_of_rank()))) as scorer:
+            return scorer.collect(progress(scorer.submit(each), "expected answers", len(each)))
 
     notes, problems = [], Problems()
     for name in recipe.rewards:
         if is_own(name):
-            for _, found in judged(name, [asked(0)._replace(row=train.data_rows([0]).get(0))]):
-                if isinstance(found, str):
-                    problems.append(Problem("--rewards", f"the expected answer of a row has no reward: {found}"))
+            [[found]] = judged(name, [asked(0)._replace(row=train.data_rows([0]).get(0))])
+            if isinstance(found, str):
+                problems.append(Problem("--rewards", f"the expected answer of a row has no reward: {found}"))
         elif name == "math":
-            first = {one.expected: one for one in map(asked, reversed(range(len(train))))}
-            unread = [one for one, found in judged(name, [*first.values()]) if found != 1]
-            texts = [Problem(one.origin, f"math-verify cannot read {one.expected[:60]!r}") for one in reversed(unread)]
-            problems += shown(texts, "--rewards math", FIX_ROWS)
+            every = [asked(i) for i in range(len(train))]
+            say(f"math-verify reads {len(every)} expected answers")
+            problems += shown(
+                [
+                    Problem(one.origin, f"math-verify cannot read {one.expected[:60]!r}")
+                    for one, found in zip(every, judged(name, every), strict=True)
+                    if found != [1.0]
+                ],
+                "--rewards math",
+                FIX_ROWS,
+            )
         elif key_of(name) in ("number", "json", "regex") and not any(reward(name, asked(i)) for i in range(len(train))):
             notes.append(f"warning: --rewards {name}: 0 for the expected answer of every row")
     problems.raise_if_any()

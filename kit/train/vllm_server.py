@@ -133,9 +133,8 @@ class Client:
         status, content = self.ask(path, body, seconds, max_bytes)
         if status == 200 and len(content) <= max_bytes:
             return content
-        found = f"{path} gave status {status}: {content[:300].decode(errors='replace')}"
-        if status == 200:
-            found = f"{path} gave more than {max_bytes} bytes"
+        is_long = f", more than {max_bytes} bytes" if len(content) > max_bytes else ""
+        found = f"{path} gave status {status}{is_long}: {content[:300].decode(errors='replace')}"
         if may_go and (status == 404 or status >= 500):
             raise _Gone(found)
         raise LateError(Problem(FIELD, f"{self.url}{found}", "status 200", "the server's own log says more"))
