@@ -200,7 +200,7 @@ def _measured(
         kl = objective.estimate_kl(prepared, batches(mismatched, "evaluation kl"), len(samples))
     if isinstance(objective, Embedding):
         with torch.no_grad():
-            measured = objective.measure(prepared, batches(samples, "evaluation"), samples)
+            measured = objective.measure(prepared, batches(samples, "evaluation"))
         return {f"eval_{name}": value for name, value in measured.items()}, [], {}
     parts, numbers = [], []  # of each micro-batch: what the objective adds up, and the numbers of its samples
     with torch.no_grad():

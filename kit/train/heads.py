@@ -4,13 +4,14 @@ The model returns scores of the last token of each sequence, or the states that 
 ``kit.model.heads``. Each loss is a sum over pairs, texts or anchors, divided by their number in the global batch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from xxhash import xxh3_64_intdigest
 
 from kit.data.feed.batches import on_device
 from kit.strategy.float64 import in_float64
@@ -20,7 +21,6 @@ from kit.train.reference import without_gradients
 if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
-    from kit.data.samples.samples import Samples
     from kit.strategy.accelerator import Prepared
 
 MARGIN_EDGES = (-8.0, -4.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the bars of a histogram
@@ -134,7 +134,8 @@ class Classification(HeadLoss):
 
 class Embedding(HeadLoss):
     """Contrastive loss (InfoNCE): of each anchor the cross-entropy of its own positive among those of all anchors of
-    the global batch and all negatives, by cosine similarity / ``embed_temperature``.
+    the global batch and all negatives, by cosine similarity / ``embed_temperature``. No negative of an anchor is the
+    text of its positives, whichever row they are in, or its own text.
 
     van den Oord et al. 2018, https://arxiv.org/abs/1807.03748, equation 4. With ``matryoshka_dims`` the sum of it over
     embeddings cut to each of these sizes: Kusupati et al. 2022, https://arxiv.org/abs/2205.13147, equation 1.
@@ -153,9 +154,10 @@ class Embedding(HeadLoss):
         with torch.enable_grad():
             texts.vectors.requires_grad_()
             losses = self.losses(texts)
-            (gradients,) = torch.autograd.grad(losses.sum() / batch.num_samples, texts.vectors)
+        assert texts.vectors.grad is not None
+        gradients = texts.vectors.grad / batch.num_samples
         of_texts = torch.zeros_like(texts.roles, dtype=torch.float64)
-        of_texts[texts.roles == 0] = losses.detach()
+        of_texts[texts.roles == 0] = losses
         known, start = [], texts.start
         for micro_batch in micro_batches:
             rows = slice(start, start + len(micro_batch.segments))
@@ -171,36 +173,35 @@ class Embedding(HeadLoss):
         lengths = torch.tensor([length for _, length, _ in micro_batch.segments], device=states.device)
         return torch.segment_reduce(states, "mean", lengths=lengths)
 
-    def measure(
-        self, prepared: "Prepared", micro_batches: Iterable["MicroBatch"], samples: "Samples"
-    ) -> dict[str, float]:
+    def measure(self, prepared: "Prepared", micro_batches: Iterable["MicroBatch"]) -> dict[str, float]:
         """Return the metrics of an evaluation, of which all anchors are one batch. Called by all ranks."""
         own, seen = [], []
         for micro_batch in on_device(micro_batches, prepared.accelerator.device):
             own.append(self.embeddings(prepared.model(**micro_batch.model_inputs()), micro_batch))
             seen.append(micro_batch)
         texts = gather(prepared, seen, own)
-        keys = [
-            samples.sequences(sample)[role][0].tobytes()
-            for sample, role in zip(texts.samples.tolist(), texts.roles.tolist(), strict=True)
-        ]
-        return {"loss": float(self.losses(texts).mean()), **retrieval(texts, keys)}
+        return {"loss": float(self.losses(texts).mean()), **retrieval(texts)}
 
     def losses(self, texts: "Texts") -> torch.Tensor:
-        """Return the loss of each anchor, float64 [A]."""
+        """Return the loss of each anchor, float64 [A]; if the vectors require gradients, its sum adds to theirs."""
         vectors, roles = texts.vectors, texts.roles
         sizes = [vectors.shape[1], *(size for size in self.settings.matryoshka_dims if size < vectors.shape[1])]
-        total = torch.zeros((), dtype=torch.float64, device=vectors.device)
-        for size in sizes:
-            unit = F.normalize(vectors[:, :size], dim=1)
-            documents = torch.cat([unit[roles == 1], unit[roles > 1]])
-            own = torch.arange(int((roles == 0).sum()), device=vectors.device)
-            parts = [
-                F.cross_entropy(anchors @ documents.T / self.settings.embed_temperature, numbers, reduction="none")
-                for anchors, numbers in zip(unit[roles == 0].split(_AT_ONCE), own.split(_AT_ONCE), strict=True)
-            ]
-            total = total + torch.cat(parts)
-        return total
+        documents = torch.cat([torch.nonzero(roles == 1), torch.nonzero(roles > 1)])[:, 0]
+        losses, start = [], 0
+        for anchors, is_wanted, is_anchor in texts.relations(documents):
+            own = torch.arange(len(anchors), device=vectors.device) + start
+            start += len(anchors)
+            left_out = (is_wanted | is_anchor).scatter(1, own[:, None], False)
+            total = torch.zeros(len(own), dtype=torch.float64, device=vectors.device)
+            for size in sizes:
+                unit = F.normalize(vectors[:, :size], dim=1)
+                similarities = (unit[anchors] @ unit[documents].T).masked_fill(left_out, -torch.inf)
+                part = F.cross_entropy(similarities / self.settings.embed_temperature, own, reduction="none")
+                if part.requires_grad:  # now, so that memory holds the similarities of one size and some anchors
+                    part.sum().backward()
+                total += part.detach()
+            losses.append(total)
+        return torch.cat(losses)
 
     def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
         """Return 1: the gradients are those of the mean."""
@@ -218,12 +219,32 @@ class Embedding(HeadLoss):
 
 
 class Texts(NamedTuple):
-    """The embeddings of all ranks."""
+    """The embeddings of all ranks. Each sample's texts follow one another: its anchor, its positive, its negatives."""
 
     vectors: torch.Tensor  # float64 [n, h]
     roles: torch.Tensor  # int64 [n]: 0 an anchor, 1 its positive, from 2 on a negative
-    samples: torch.Tensor  # int64 [n]: the number of its sample
+    keys: torch.Tensor  # int64 [n]: equal if the tokens are
     start: int  # the place of this rank's first
+
+    def relations(self, documents: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Yield the places of some anchors [a], and two masks, bool [a, D]: documents that are the text of one of its
+        positives, whichever sample they are from; and those that are the text of the anchor.
+
+        Args:
+            documents: int64 [D], their places.
+        """
+        keys, numbers = self.keys.unique(return_inverse=True)
+        anchors = torch.nonzero(self.roles == 0)[:, 0]
+        wanted: dict[int, list[int]] = {}
+        for anchor, positive in torch.stack([numbers[anchors], numbers[self.roles == 1]], dim=1).tolist():
+            wanted.setdefault(anchor, []).append(positive)
+        for some in anchors.split(_AT_ONCE):
+            of_rows = [wanted[anchor] for anchor in numbers[some].tolist()]
+            rows = [row for row, positives in enumerate(of_rows) for _ in positives]
+            is_wanted = torch.zeros(len(some), len(keys), dtype=torch.bool)
+            is_wanted[rows, [number for positives in of_rows for number in positives]] = True
+            is_anchor = numbers[some][:, None] == numbers[documents]
+            yield some, is_wanted.to(numbers.device)[:, numbers[documents]], is_anchor
 
 
 def gather(prepared: "Prepared", micro_batches: Sequence["MicroBatch"], own: Sequence[torch.Tensor]) -> Texts:
@@ -234,8 +255,11 @@ def gather(prepared: "Prepared", micro_batches: Sequence["MicroBatch"], own: Seq
     """
     vectors, ranks = in_float64(torch.cat(list(own))), prepared.ranks
     roles = torch.cat([each.per_sequence["roles"] for each in micro_batches])
-    samples = torch.tensor([sample for each in micro_batches for _, _, sample in each.segments])
-    about = torch.stack([roles.to(vectors), samples.to(vectors)], dim=1)
+    keys = []
+    for each in micro_batches:
+        ids = each.input_ids.flatten().cpu().numpy()
+        keys += [xxh3_64_intdigest(ids[at : at + length].tobytes()) >> 11 for at, length, _ in each.segments]
+    about = torch.stack([roles.to(vectors), torch.tensor(keys).to(vectors)], dim=1)  # a float64 holds 53 bits exactly
     counts = torch.zeros(ranks.count, dtype=torch.float64, device=vectors.device)
     counts[ranks.index] = len(vectors)
     counts = ranks.sum(counts)
@@ -246,46 +270,29 @@ def gather(prepared: "Prepared", micro_batches: Sequence["MicroBatch"], own: Seq
     return Texts(table[:, 2:].contiguous(), table[:, 0].long(), table[:, 1].long(), start)
 
 
-def retrieval(texts: Texts, keys: Sequence[bytes]) -> dict[str, float]:
+def retrieval(texts: Texts) -> dict[str, float]:
     """Return how well each anchor finds its positive among all positives and negatives, by cosine similarity.
 
-    Texts of the same tokens are one document, and an anchor that is there several times has several positives.
-    ``mrr`` is the mean of 1 / the place of the first; ``ndcg_at_10``: Jarvelin and Kekalainen 2002, with gains of 1.
-
-    Args:
-        keys: of each text, its tokens.
+    Texts of the same tokens are one document, and an anchor that is there several times has several positives. Its own
+    text is found only if it is one of them. ``mrr`` is the mean of 1 / the place of the first; ``ndcg_at_10``: Jarvelin
+    and Kekalainen 2002, with gains of 1.
     """
-    roles = texts.roles.tolist()
-    rows: dict[bytes, int] = {}  # the number of each document
-    places: list[int] = []  # of each document, its first text
-    for i, role in enumerate(roles):
-        if role and keys[i] not in rows:
-            rows[keys[i]] = len(places)
-            places.append(i)
-    wanted: dict[bytes, set[int]] = {}  # of each anchor, the documents that belong to it
-    samples = texts.samples.tolist()
-    anchor_of = {sample: keys[i] for i, (sample, role) in enumerate(zip(samples, roles, strict=True)) if role == 0}
-    for i, role in enumerate(roles):
-        if role == 1:
-            wanted.setdefault(anchor_of[samples[i]], set()).add(rows[keys[i]])
+    first: dict[int, int] = {}  # of each document the place of its first text
+    for i, (key, role) in enumerate(torch.stack([texts.keys, texts.roles], dim=1).tolist()):
+        if role:
+            first.setdefault(key, i)
+    documents = torch.tensor([*first.values()], device=texts.keys.device)
     unit = F.normalize(texts.vectors, dim=1)
-    documents, sums = unit[places], torch.zeros(len(RETRIEVAL), dtype=torch.float64, device=unit.device)
-    gains = 1 / torch.arange(2, len(places) + 2, dtype=torch.float64, device=unit.device).log2()
-    gains[RETRIEVED:] = 0
-    asked = [i for i, role in enumerate(roles) if role == 0]
-    for at in range(0, len(asked), _AT_ONCE):
-        some = asked[at : at + _AT_ONCE]
-        is_wanted = torch.zeros(len(some), len(places), dtype=torch.float64, device=unit.device)
-        for row, i in enumerate(some):
-            is_wanted[row, list(wanted[keys[i]])] = 1
-        order = (unit[some] @ documents.T).argsort(dim=1, descending=True, stable=True)
-        hits = is_wanted.gather(1, order)  # [a, D]: whether the document at each place belongs to the anchor
-        num = hits.sum(dim=1)
-        ideal = gains.cumsum(0)[num.long() - 1]
-        found = [
-            hits @ gains / ideal,
-            1 / (hits.argmax(dim=1) + 1),
-            *(hits[:, :k].sum(1) / num for k in (1, RETRIEVED)),
-        ]
-        sums += torch.stack([each.sum().to(sums) for each in found])
-    return dict(zip(RETRIEVAL, (sums / len(asked)).tolist(), strict=True))
+    gains = 1 / torch.arange(2, 2 + min(RETRIEVED, len(documents)), dtype=torch.float64, device=unit.device).log2()
+    found = []
+    for anchors, is_wanted, is_anchor in texts.relations(documents):
+        similarities = (unit[anchors] @ unit[documents].T).masked_fill(is_anchor & ~is_wanted, -torch.inf)
+        best = similarities.masked_fill(~is_wanted, -torch.inf).max(dim=1, keepdim=True).values
+        hits = is_wanted.gather(1, similarities.topk(len(gains)).indices).to(unit)  # [a, 10]
+        num = is_wanted.sum(dim=1)
+        ideal = gains.cumsum(0)[num.clamp(max=len(gains)) - 1]
+        place = 1 + (~(similarities < best) & ~is_wanted).sum(dim=1, dtype=torch.float64)  # last of equals, and of NaN
+        found.append(
+            torch.stack([hits @ gains / ideal, 1 / place, *(hits[:, :k].sum(1) / num for k in (1, RETRIEVED))])
+        )
+    return dict(zip(RETRIEVAL, torch.cat(found, dim=1).mean(dim=1).tolist(), strict=True))

@@ -28,7 +28,12 @@ def rows_of(objective, num, seed=0):
                 "margin": 0.5,
             },
             "classify": {"text": text, "label": int(draw.integers(3)) if words[0] != "red" else 2},
-            "embed": {"anchor": text, "positive": better, "negative": [worse] * int(draw.integers(3))},
+            # Of what is trained on, several texts have the same positive.
+            "embed": {
+                "anchor": text,
+                "positive": better if seed else words[0],
+                "negative": [worse] * int(draw.integers(3)),
+            },
         }[objective]
 
 

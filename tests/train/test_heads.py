@@ -5,26 +5,29 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import MicroBatch
 from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.ranks import Ranks
+from kit.train import heads
 from kit.train.heads import Classification, Embedding, RewardModelling, Texts, retrieval
 
 DRAW = np.random.default_rng(0)
 NONE = torch.empty(0)
 
 
-def micro_batch(values, roles=None, lengths=None, samples=None, states=NONE):
+def micro_batch(values, roles=None, lengths=None, ids=NONE):
     n = len(values)
+    lengths = lengths or [1] * n
     return MicroBatch(
-        input_ids=states,
+        input_ids=ids,
         target_positions=NONE,
         targets=NONE,
         weights=NONE,
         dataset_ids=NONE,
-        segments=tuple((0, length, i) for length, i in zip(lengths or [1] * n, samples or range(n), strict=True)),
+        segments=tuple(zip(np.cumsum([0, *lengths[:-1]]), lengths, range(n), strict=True)),
         per_sequence={"values": torch.as_tensor(values), "roles": torch.as_tensor(roles or [0] * n)},
     )
 
@@ -88,42 +91,50 @@ def test_the_loss_of_labels_is_cross_entropy_or_binary_cross_entropy(several):
     assert several or counts[0][1] == ((hot[:, 0] == 1) & (found[:, 1] == 1)).sum()
 
 
+# Texts of samples: an anchor, its positive, its negatives. Two have the same positive, which a third has as a negative;
+# two have the same anchor; and the positives of the last two are each other's anchor.
+ROWS = [(0, 1), (2, 1), (3, 4, 1), (5, 6), (5, 7, 8), (9, 10, 8), (11, 12), (12, 11)]
+
+
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_gradients_of_embeddings_are_those_of_the_whole_batch_however_it_is_cut(pooling):
-    num, dims = 7, [16, 8]
-    roles = [role for i in range(num) for role in range(3 if i % 2 else 2)]  # some without a negative
-    samples = [i for i in range(num) for _ in range(3 if i % 2 else 2)]
-    lengths = [1 if pooling == "last" else 1 + i % 3 for i in range(len(roles))]
-    states = torch.tensor(DRAW.normal(0, 1, (sum(lengths), 32)), dtype=torch.float32)
-    ends = np.cumsum(lengths)
+def test_gradients_of_embeddings_are_those_of_the_whole_batch_however_it_is_cut(monkeypatch, pooling):
+    monkeypatch.setattr(heads, "_AT_ONCE", 3)
+    num, dims, texts = len(ROWS), [16, 8], [text for row in ROWS for text in row]
+    roles = [role for row in ROWS for role in range(len(row))]
+    size = 1 if pooling == "last" else 3
+    lengths = [1 + text % size for text in texts]
+    ids = [[size * text + at for at in range(length)] for text, length in zip(texts, lengths, strict=True)]
+    table = torch.tensor(DRAW.normal(0, 1, (13 * size, 32)), dtype=torch.float32)
     objective = Embedding(["all"], ObjectiveSettings(objective="embed", pooling=pooling, matryoshka_dims=dims))
     parts = []
     for start, end in ((0, 5), (5, 14), (14, len(roles))):
-        rows = slice(0 if start == 0 else ends[start - 1], ends[end - 1])
-        of = roles[start:end], lengths[start:end], samples[start:end]
-        parts.append(micro_batch(np.zeros((end - start, 0)), *of, states=states[rows]))
+        of = roles[start:end], lengths[start:end], torch.tensor(np.concatenate(ids[start:end])[None])
+        parts.append(micro_batch(np.zeros((end - start, 0)), *of))
 
     class Model(torch.nn.Module):
         def forward(self, input_ids, **_):
-            return input_ids
+            return table[input_ids[0]]
 
     prepared = SimpleNamespace(accelerator=SimpleNamespace(device=torch.device("cpu")), model=Model(), ranks=Ranks())
     batch = GlobalBatch(parts, *[np.zeros(1)] * 3, 0.0, [], num_samples=num)
     gradients, sums = [], 0
     for part in objective.begin_step(prepared, batch).micro_batches:
-        own = part.input_ids.clone().requires_grad_()
+        own = table[part.input_ids[0]].requires_grad_()
         (term,), numbers = objective.terms(own, part)
         gradients.append(torch.autograd.grad(term, own)[0])
         sums = sums + numbers
 
-    y = states.double().requires_grad_()
+    y = table[np.concatenate(ids)].double().requires_grad_()
     vectors = torch.stack([part.mean(0) for part in y.split(lengths)])
-    role = torch.tensor(roles)
+    places = {role: [i for i, each in enumerate(roles) if each == role] for role in range(3)}
     loss = 0
     for size in (32, *dims):
         unit = vectors[:, :size] / vectors[:, :size].norm(dim=1, keepdim=True)
-        chances = torch.exp(unit[role == 0] @ torch.cat([unit[role == 1], unit[role == 2]]).T / 0.05)
-        loss = loss - (chances.diagonal() / chances.sum(1)).log().mean()
+        for anchor, own in zip(places[0], places[1], strict=True):
+            alike = {texts[anchor]} | {row[1] for row in ROWS if row[0] == texts[anchor]}
+            others = [i for i in places[1] + places[2] if texts[i] not in alike]
+            similarities = unit[[own, *others]] @ unit[anchor] / 0.05
+            loss = loss + (similarities.logsumexp(0) - similarities[0]) / num
     loss.backward()
     assert objective.metrics(sums.tolist(), batch)["loss"] == pytest.approx(loss.item(), rel=1e-6)
     assert torch.allclose(torch.cat(gradients).double(), y.grad, rtol=1e-5, atol=2e-6)
@@ -131,9 +142,30 @@ def test_gradients_of_embeddings_are_those_of_the_whole_batch_however_it_is_cut(
 
 def test_retrieval_counts_a_text_that_occurs_twice_as_one_document():
     vectors = torch.tensor([[1, 0], [1, 0.1], [0, 1], [1, 0.05], [1, 0], [1, 0.1]], dtype=torch.float64)
-    roles, samples = torch.tensor([0, 1, 0, 1, 0, 1]), torch.tensor([0, 0, 1, 1, 2, 2])
-    keys = [b"question", b"yes", b"other", b"no", b"question", b"yes"]
-    found = retrieval(Texts(vectors, roles, samples, 0), keys)
+    roles, question, yes = torch.tensor([0, 1, 0, 1, 0, 1]), 1, 2
+    found = retrieval(Texts(vectors, roles, torch.tensor([question, yes, 3, 4, question, yes]), 0))
     # "question" finds "no" before its own "yes", twice; "other" is orthogonal to both, and nearer to "yes".
     assert found["mrr"] == pytest.approx(1 / 2) and found["recall_at_1"] == 0 and found["recall_at_10"] == 1
     assert found["ndcg_at_10"] == pytest.approx(1 / np.log2(3))
+
+
+def test_retrieval_is_that_of_a_sorted_list_of_documents():
+    num, vectors = 40, torch.tensor(DRAW.normal(0, 1, (80, 4)))
+    vectors[40:] += 0.5 * vectors[:40]
+    roles, keys = torch.tensor([0] * num + [1] * num), torch.arange(80)
+    keys[7] = keys[3]  # a question with two answers
+    keys[79] = keys[5]  # an anchor, which is an answer too
+    order = np.argsort(-(F.normalize(vectors[:40], dim=1) @ F.normalize(vectors[40:], dim=1).T).numpy(), axis=1)
+    found = retrieval(Texts(vectors, roles, keys, 0))
+    places = []
+    for i in range(num):
+        own = {3, 7} if i in (3, 7) else {i}
+        found_at = [place for place, j in enumerate(j for j in order[i] if not (i == 5 and j == 39)) if j in own]
+        places.append(found_at)
+    assert found["mrr"] == pytest.approx(np.mean([1 / (1 + min(each)) for each in places]))
+    assert found["recall_at_10"] == pytest.approx(np.mean([np.mean([at < 10 for at in each]) for each in places]))
+    gains = 1 / np.log2(np.arange(2, 42))
+    ideal = [sum(gains[at] for at in each if at < 10) / gains[: len(each)].sum() for each in places]
+    assert found["ndcg_at_10"] == pytest.approx(np.mean(ideal))
+    equal = retrieval(Texts(torch.ones(80, 4, dtype=torch.float64), roles, keys, 0))
+    assert equal["mrr"] < 0.1  # equal embeddings find nothing
