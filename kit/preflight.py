@@ -311,7 +311,7 @@ def _with_labels(recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
         found = f"{listed(recipe.labels)}, in another order than the scores of the model"
         raise UserError(Problem("labels", found, listed(own), "leave it out"))
     labels = own
-    if not own:
+    if not own and not (recipe.labels and recipe.problem_type):  # a checkpoint of the kit has both
         labels, has_several = find_labels(datasets)
         kind = "multi_label_classification" if has_several else "single_label_classification"
     kind = recipe.problem_type or kind or "single_label_classification"

@@ -90,8 +90,14 @@ def with_head(config: Any, settings: ObjectiveSettings, name: str, max_length: i
 
 
 def labels_of(config: Any) -> list[str]:
-    """Return the names of the labels of a model of scores; empty if it has no names of its own."""
-    names = [str(config.id2label[i]) for i in range(config.num_labels)]
+    """Return the names of the labels of a model of scores; empty if it has no names of its own.
+
+    Raises ``UserError`` if a number has no name, or not one of its own.
+    """
+    names = [str(config.id2label.get(i, "")) for i in range(config.num_labels)]
+    if "" in names or len(set(names)) < len(names):
+        expected = f"a name for each number from 0 to {len(names) - 1}, no name twice"
+        raise UserError(Problem("model_name_or_path", f"config.json has id2label {config.id2label}"[:200], expected))
     return [] if names == [f"LABEL_{i}" for i in range(len(names))] else names
 
 
@@ -141,10 +147,14 @@ def check_head(meta_model: Any) -> list[Problem]:
         found = f"{name}, whose scores are not known to be those of the last token"
         problems.append(Problem("model_name_or_path", found, "a family like Llama, Qwen, Gemma or Mistral"))
     if head == "embedding":
-        config = vars(meta_model.config)
-        drops = [key for key, value in config.items() if "dropout" in key or key.endswith("_pdrop") if value]
+        drops = [
+            f"{key} {value}"
+            for key, value in vars(meta_model.config).items()
+            if value and ("dropout" in key or key.endswith("_pdrop"))
+            if not key.startswith(("summary_", "classifier_"))  # of heads, which an embedding has not
+        ]
         if drops:
-            found = f"{name} has {drops[0]} {config[drops[0]]}: two passes over a text would differ"
+            found = f"{name} has {listed(drops)}: two passes over a text would differ"
             problems.append(Problem("model_name_or_path", found, fix="write 0 there in its config.json"))
     return problems
 

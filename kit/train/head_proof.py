@@ -52,7 +52,7 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
     ids = torch.from_numpy(np.random.default_rng(0).integers(vocab_size, size=(1, _TOKENS)))
     positions = torch.arange(_TOKENS - 1)
     if head == "scores":  # of the last token
-        positions, ids[0, -1] = positions[-1:] + 1, (base.config.get_text_config().pad_token_id or 0) ^ 1
+        positions, ids[0, -1] = positions[-1:] + 1, ((base.config.get_text_config().pad_token_id or 0) + 1) % vocab_size
     batch = MicroBatch(
         input_ids=ids,
         target_positions=positions,

@@ -6,9 +6,12 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, export
+from helpers import ROOT, export, make_model
 from promises.test_parity import TOPOLOGIES
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, GPT2Config, GPT2Model
+
+from kit.errors import UserError
+from kit.model.heads import check_head, labels_of
 
 pytestmark = pytest.mark.slow
 WORDS = "red green blue one two three four five six seven".split()
@@ -88,7 +91,7 @@ def opened(folder, kind):
 
 @torch.no_grad()
 def test_transformers_opens_a_classifier_with_the_scores_that_were_measured(finetune, fp32, data):
-    run = finetune.ok("run", config=fp32["single"], method="full", **data["classify"])
+    run = finetune.ok("run", config=fp32["single"], method="full", save_steps=6, **data["classify"])
     final = run.folder / "final"
     model, tokenizer = opened(final, AutoModelForSequenceClassification)
     assert model.config.id2label == {0: "0", 1: "1", 2: "2"} and tokenizer.pad_token_id == model.config.pad_token_id
@@ -100,6 +103,10 @@ def test_transformers_opens_a_classifier_with_the_scores_that_were_measured(fine
     assert np.sum(run.rows[-1]["details"]["confusion"]) == 9
     scored = finetune.score("scored", model_name_or_path=final, eval_dataset=data["classify"]["eval_dataset"])
     assert scored.status == 0 and '"confusion"' in scored.output, scored.output
+    one = data["classify"]["eval_dataset"].with_name("one.jsonl")
+    one.write_text('{"text": "one two", "label": 1}\n' * 2)
+    scored = finetune.score("one", model_name_or_path=run.folder / "checkpoints/step-00000006", eval_dataset=one)
+    assert scored.status == 0 and '"eval_loss"' in scored.output, scored.output
     bad = data["classify"]["eval_dataset"].with_name("bad.jsonl")
     bad.write_text('{"text": "one", "label": 1}\n{"text": "two", "label": 3}\n')
     scored = finetune.score("bad", model_name_or_path=final, eval_dataset=bad)
@@ -164,6 +171,41 @@ def test_an_embedder_is_what_sentence_transformers_reads(finetune, fp32, data, t
     assert json.loads(scored.output.splitlines()[-1])["eval_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
+def test_a_row_with_several_negatives_is_a_pair_with_each(finetune, tmp_path):
+    path = tmp_path / "rank.jsonl"
+    row = {"query": "one", "positive": "two", "negative": ["three", "four five", "six"]}
+    path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"negative": "seven"}) + "\n")
+    run = finetune.ok("ranked", objective="reward", dataset=path, max_steps=1, global_batch_size=4)
+    assert run.info["data"]["train"]["num_samples"] == 4 and "loss" in run.rows[-1], run.output
+
+
+def test_the_pad_token_may_be_the_last_row_of_the_embedding(finetune, data, tmp_path):
+    model = make_model(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens([f"<{i}>" for i in range(len(tokenizer) % 2)])
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    assert tokenizer.pad_token_id % 2 == 0
+    make_model(model, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
+    tokenizer.save_pretrained(model)
+    finetune.ok("padded", **data["classify"] | {"model_name_or_path": model, "max_steps": 1})
+
+
+def test_a_family_with_dropout_has_no_embedding_unless_it_is_that_of_another_head():
+    config = GPT2Config(n_layer=1, n_embd=8, n_head=1, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    config.architectures = ["GPT2Model"]
+    with torch.device("meta"):
+        model = GPT2Model(config)
+    assert config.summary_first_dropout and not check_head(model)
+    config.attn_pdrop = 0.1
+    assert "attn_pdrop 0.1: two passes over a text would differ" in str(check_head(model)[0])
+
+
+@pytest.mark.parametrize("id2label", [{0: "a", 7: "b"}, {0: "a", 1: "a"}])
+def test_a_model_whose_labels_have_no_names_of_their_own_is_refused(id2label):
+    with pytest.raises(UserError, match="expected a name for each number from 0 to 1, no name twice"):
+        labels_of(GPT2Config(id2label=id2label))
+
+
 TINY = ROOT / "recipes/tiny"
 REFUSED = [
     ("classify", {"predict_with_generate": True}, "predict_with_generate: given with objective classify"),
@@ -190,10 +232,12 @@ def test_what_a_head_cannot_have_is_refused_by_name(finetune, data, objective, f
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        (["a", "a"], "each row has the label a"),
+        (["a", "a"], "each row has a; expected rows that differ"),
         (["a", ["b"]], "classes.jsonl:2 label: a list, and at "),
         (["a", "b", 0.5], "classes.jsonl:3 label: 0.5"),
         ([[], []], "label: no row has one"),
+        ([[0, 1], [1, 0]], "label: each row has 0, 1; expected rows that differ in it\n    -> of a multi-hot list"),
+        ([[0, 1], [0, 0]], "classes.jsonl:2 label: [0, 0]; expected the names or the numbers of its labels"),
     ],
 )
 def test_labels_that_teach_nothing_are_named(finetune, tmp_path, labels, words):

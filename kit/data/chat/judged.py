@@ -5,6 +5,7 @@ on is what ``pipeline`` of transformers and sentence-transformers give the model
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ from kit.data.chat.messages import are_messages, check_text, parsed, read_messag
 from kit.data.chat.preferences import answers_to_one_prompt
 from kit.errors import Problem, UserError
 
+_ANSWERS = ("chosen", "rejected")
+MULTI_HOT = "of a multi-hot list, write the places of its ones, from 0: [1, 2] for [0, 1, 1]"
+_NO_LIST = re.compile(r"""\s*\[([^\W\d][^,'"\[\]]*\]|[^'"\[\]]*\]\s*\S)""")  # [PER], [1] and more, [a, b] and more
 Sample = dict[str, Any]
 
 
@@ -27,14 +31,15 @@ def compared(values: Mapping[str, Any]) -> Sample:
     more = {"values": [number]}
     if "query" in values:
         query = check_text("query", values["query"])
-        texts = [[query, check_text(name, values[name])] for name in ("positive", "negative")]
-        return {"plain": texts, **more}
-    answers = [values[name] for name in ("chosen", "rejected")]
+        texts = {"positive": values["positive"], **_negatives(values)}
+        if len(texts) == 1:
+            raise UserError(Problem("negative", "none", "at least one"))
+        return {"plain": [[query, check_text(name, text)] for name, text in texts.items()], **more}
+    answers = [values[name] for name in _ANSWERS]
     has_prompt = "prompt" in values or "instruction" in values
     if not has_prompt and all(isinstance(each, str) and not are_messages(each) for each in answers):
-        texts = [[check_text(name, each)] for name, each in zip(("chosen", "rejected"), answers, strict=True)]
-        return {"plain": texts, **more}
-    return answers_to_one_prompt(values, ("chosen", "rejected")) | more
+        return {"plain": [[check_text(name, each)] for name, each in zip(_ANSWERS, answers, strict=True)], **more}
+    return answers_to_one_prompt(values, _ANSWERS) | more
 
 
 def labelled(values: Mapping[str, Any]) -> Sample:
@@ -49,10 +54,14 @@ def labelled(values: Mapping[str, Any]) -> Sample:
 
 def label_names(value: Any) -> tuple[list[str], bool]:
     """Return the names of the labels in a column, and whether it may hold several. Raises ``UserError``."""
-    value = parsed("label", value) if isinstance(value, str) and value.lstrip().startswith("[") else value
-    if isinstance(value, list):
-        return list(dict.fromkeys(_name(f"label[{i}]", each) for i, each in enumerate(value))), True
-    return [_name("label", value)], False
+    value = _as_list("label", value)
+    if not isinstance(value, list):
+        return [_name("label", value)], False
+    names = [_name(f"label[{i}]", each) for i, each in enumerate(value)]
+    if len(set(names)) < len(names) or any(isinstance(each, bool | float) for each in value):
+        expected = "the names or the numbers of its labels, each once"
+        raise UserError(Problem("label", repr(value)[:80], expected, MULTI_HOT))
+    return names, True
 
 
 def _name(where: str, value: Any) -> str:
@@ -67,10 +76,19 @@ def _name(where: str, value: Any) -> str:
 
 def contrasts(values: Mapping[str, Any]) -> Sample:
     """A text, one that belongs to it, and any number of others that do not: each is embedded alone."""
-    negatives = values.get("negative")
-    if isinstance(negatives, str) and negatives.lstrip().startswith("["):
-        negatives = parsed("negative", negatives)
-    negatives = negatives if isinstance(negatives, list) else [] if negatives is None else [negatives]
-    texts = {"anchor": values["anchor"], "positive": values["positive"]}
-    texts |= {f"negative[{i}]": each for i, each in enumerate(negatives)}
+    texts = {"anchor": values["anchor"], "positive": values["positive"], **_negatives(values)}
     return {"plain": [[check_text(name, text)] for name, text in texts.items()]}
+
+
+def _negatives(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The texts in the column ``negative``, each with its name: one, a list of them, or none."""
+    given = _as_list("negative", values.get("negative"))
+    if isinstance(given, list):
+        return {f"negative[{i}]": each for i, each in enumerate(given)}
+    return {} if given is None else {"negative": given}
+
+
+def _as_list(name: str, value: Any) -> Any:
+    """A value, as a list if it is a JSON string of one. Raises ``UserError`` for a string that only looks like one."""
+    is_list = isinstance(value, str) and value.lstrip().startswith("[") and not _NO_LIST.match(value)
+    return parsed(name, value) if is_list else value

@@ -53,6 +53,10 @@ class Part:
         """The folder of the file, to which paths in its rows are relative; empty if there is none."""
         return os.path.dirname(os.path.abspath(path)) if (path := getattr(self, "path", "")) else ""
 
+    def class_names(self, column: str) -> list[str]:
+        """Return the names of the classes of ``column``, in order; empty if it has none."""
+        return []
+
     def origin(self, number: int) -> str:
         """Name a line or row so that a user can find it: ``train.jsonl:17``, ``train.parquet row 17``."""
         return f"{self.name}:{number}" if self.has_lines else f"{self.name} row {number}"

@@ -5,6 +5,7 @@ The promises of ``kit.data.read.parts`` hold here too.
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +21,12 @@ MAX_BLOCK_BYTES = 1 << 28  # of a block in memory; ordinary ones have some megab
 class _Table(Part):
     has_schema: ClassVar[bool] = True
     has_lines: ClassVar[bool] = False
+
+    def class_names(self, column: str) -> list[str]:
+        """See ``Part``."""
+        with suppress(Exception):  # of a damaged file, which its rows report
+            return _class_names(next(iter(self._tables([column]))).schema)[column]
+        return []
 
     def _read(self, columns: list[str] | None) -> Iterator[Block]:
         first = 1
@@ -123,18 +130,35 @@ def _to_dict_or_problem(row: Any, where: str) -> Any:
 
 
 def _to_dicts(table: Any) -> list[dict[str, Any]]:
-    """The rows of an Arrow table, with nested values as they were before Arrow."""
+    """The rows of an Arrow table, with nested values as they were before Arrow, and the names of classes."""
     from pyarrow import types
 
     columns = [column.to_pylist() for column in table.columns]  # twice as fast as table.to_pylist()
+    classes = _class_names(table.schema)
     for i, kind in enumerate(table.schema.types):
         if types.is_nested(kind):
             columns[i] = [_without_nulls(value) for value in columns[i]]
         if "arrow.json" in str(kind):
             columns[i] = [_parse_json(value, kind) for value in columns[i]]
+        if names := classes.get(table.column_names[i]):
+            columns[i] = [_named(value, names) for value in columns[i]]
     if not columns:
         return [{} for _ in range(table.num_rows)]
     return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _class_names(schema: Any) -> dict[str, list[str]]:
+    """The names of the classes of each column that ``datasets`` has marked as ``ClassLabel``, or as a list of them."""
+    features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    kinds = {column: feature.get("feature", feature) for column, feature in features.items()}
+    return {column: kind["names"] for column, kind in kinds.items() if kind.get("_type") == "ClassLabel"}
+
+
+def _named(value: Any, names: list[str]) -> Any:
+    """The name of a class, or of each of a list; null for a number without one: ``datasets`` writes -1 for no class."""
+    if isinstance(value, list):
+        return [_named(each, names) for each in value]
+    return names[value] if value is not None and 0 <= value < len(names) else None
 
 
 def _without_nulls(value: Any) -> Any:

@@ -39,9 +39,12 @@ def joined(sample: Sample, encoded: Sequence[list[Encoded] | Problem]) -> list[H
         texts = tuple(each[0] for each in encoded if not isinstance(each, Problem))
         if not all(each.input_ids for each in texts):
             return Problem("", "a text without a token", "text")
-        if len(texts) == 2 and "values" in sample and texts[0].input_ids == texts[1].input_ids:
+        if len(texts) == 1 or "values" not in sample:
+            return [texts]
+        better, *worse = texts
+        if any(each.input_ids == better.input_ids for each in worse):
             return Problem("", "the worse text has the same tokens as the better one", "another text")
-        return [texts]
+        return [(better, each) for each in worse]
     names = [name for name in ANSWERS if name in sample]
     halves: Halves = ()
     for name, half in zip(names, encoded, strict=True):

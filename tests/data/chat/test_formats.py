@@ -125,6 +125,33 @@ def test_a_bad_row_is_reported_with_its_field():
         assert message in problems_of(row)
 
 
+def judged(wanted, **row):
+    made = to_sample(row, choose_fields(row, {}, "train.jsonl", wanted=wanted))
+    return str(made[0]) if isinstance(made, list) else made
+
+
+def test_a_list_of_labels_names_each_once_and_a_multi_hot_list_is_refused():
+    for label in ([1, 0, 0], [0.0, 1.0], [True, False], "[1, 0, 1]", ["a", "a"]):
+        assert "expected the names or the numbers of its labels, each once\n    -> of a multi-hot list" in judged(
+            "labelled", text="t", label=label
+        )
+    for label, names in (("[PER]", ["[PER]"]), ('["a", "[b]"]', ["a", "[b]"]), ([2, 0], ["2", "0"]), ([], [])):
+        assert judged("labelled", text="t", label=label)["label"] == names
+    assert judged("labelled", text="t", label="['a', 'b']").startswith("label: a string that is not JSON")
+
+
+def test_negatives_are_a_text_or_a_list_of_texts():
+    for given, texts in (
+        ("[Music] no", ["[Music] no"]),
+        ('["no", "never"]', ["no", "never"]),
+        (["[1] no"], ["[1] no"]),
+    ):
+        assert judged("contrasts", anchor="a", positive="b", negative=given)["plain"][2:] == [[each] for each in texts]
+        pairs = judged("compared", query="a", positive="b", negative=given)["plain"]
+        assert pairs == [["a", each] for each in ("b", *texts)]
+    assert judged("compared", query="a", positive="b", negative=[]) == "negative: none; expected at least one"
+
+
 def test_a_row_of_another_format_than_the_first_is_reported_with_its_columns():
     fields = choose_fields(dict.fromkeys(["prompt", "completion", "tools"]), {}, "train.jsonl")
     (problem,) = to_sample({"text": "a", "prompt": "b"}, fields)

@@ -33,6 +33,21 @@ def test_what_save_to_disk_has_written_comes_as_it_was(folder):
     assert "one has 2 files data-*.arrow, of a save of 1 and a save of 2" in refused("one")
 
 
+def test_classes_are_read_by_their_names():
+    import datasets
+
+    kind = datasets.ClassLabel(names=["no", "yes"])
+    features = datasets.Features({"label": kind, "several": datasets.Sequence(kind), "text": datasets.Value("string")})
+    rows = {"label": [1, 0, -1], "several": [[0, 1], [], [1]], "text": ["a", "b", "c"]}
+    table = datasets.Dataset.from_dict(rows, features)
+    table.to_parquet("a.parquet")
+    table.save_to_disk("saved")
+    for name in ("a.parquet", "saved"):
+        first, second, third = contents(source_of(name), ["label", "several"])
+        assert (first, second) == ({"label": "yes", "several": ["no", "yes"]}, {"label": "no", "several": []})
+        assert third["label"] is None and source_of(name).parts[0].class_names("several") == ["no", "yes"]
+
+
 def test_a_row_that_python_cannot_hold_and_two_columns_with_one_name_are_reported():
     import pyarrow
     from pyarrow import parquet
