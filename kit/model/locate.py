@@ -60,8 +60,7 @@ def locate_model(name: str, revision: str | None) -> str:
         check_index(Path(folder), _MODEL)
         return folder
     if os.path.isfile(os.path.join(folder, "manifest.json")):
-        export = f"{command_of('export.py')} {shlex.quote(name)} --output_dir MODEL"
-        raise UserError(Problem(_MODEL, f"{name} is a checkpoint, not a model", expected, f"`{export}` makes one"))
+        raise UserError(Problem(_MODEL, f"{name} is a checkpoint, not a model", expected, _export(name)))
     found = "no config.json in it" if os.path.isdir(folder) else "no such folder"
     raise UserError(Problem(_MODEL, f"{name}: {found}", expected, hint_final(folder)))
 
@@ -122,9 +121,16 @@ def folder_problems(settings: MethodSettings, needs_weights: bool) -> list[Probl
 
 
 def hint_final(folder: str | Path) -> str:
-    """Return a hint to ``final/`` if ``folder`` is the output folder of a run; else an empty string."""
+    """Return where the model is of a run whose output folder is ``folder``, or of an adapter; else an empty string."""
     final = os.path.join(folder, "final")
-    return f"did you mean {final}?" if os.path.isdir(final) else ""
+    model = final if os.path.isdir(final) else str(folder)
+    if os.path.isfile(os.path.join(model, ADAPTER_FILES[0])):
+        return _export(model)
+    return f"did you mean {final}?" if model == final else ""
+
+
+def _export(source: str) -> str:
+    return f"`{command_of('export.py')} {shlex.quote(source)} --output_dir MODEL` makes one"
 
 
 def open_adapter(name: str) -> Path:
@@ -140,6 +146,8 @@ def open_adapter(name: str) -> Path:
         raise UserError(Problem(_ADAPTER, f"{name}: no such folder", "a folder with adapter_config.json, or a hub id"))
     is_pickled = os.path.isfile(folder / "adapter_model.bin")
     fix = "convert adapter_model.bin: pickled weights are never opened" if is_pickled else ""
+    if (final := folder / "final" / ADAPTER_FILES[0]).is_file():
+        fix = f"did you mean {final.parent}?"
     absent = [file for file in ADAPTER_FILES if not os.path.isfile(folder / file)]
     raise_if(Problem(_ADAPTER, f"no {file} in {name}", fix=fix) for file in absent)
     check_files(folder, _ADAPTER)

@@ -67,7 +67,8 @@ MESSAGES = {
     f"{CHAT} --chat_template gemma": ["'gemma' needs bos_token, <start_of_turn>", "take another template"],
     f"{CHAT} --streaming": ["--streaming: without max_steps", "--max_steps 1000"],
     # models and adapters
-    f"{TRAIN} --dataset chat.jsonl --model_name_or_path run": ["run: no config.json in it", "did you mean run/final?"],
+    f"{TRAIN} --dataset chat.jsonl --model_name_or_path run": ["run: no config.json in it", "`kit export run/final"],
+    f"{CHAT} --adapter_name_or_path run": ["no adapter_config.json in run", "did you mean run/final?"],
     f"{TRAIN} --dataset chat.jsonl --model_name_or_path {STEP}": [f"{STEP} is a checkpoint", f"kit export {STEP}"],
     f"{CHAT} --lora_target_modules q_prj": ["no module 'q_prj'; expected all-linear,", "did you mean 'q_proj'?"],
     f"{CHAT} --router_aux_loss_coef 0.1": ["router_aux_loss_coef: 0.1", "leave it out"],
@@ -137,7 +138,7 @@ def content(folder):
 
 @pytest.mark.slow
 def test_a_mistake_is_answered_in_words_and_writes_nothing(folder, typed_here):
-    assert len(MESSAGES) == 40
+    assert len(MESSAGES) == 41
     before = content(folder)
     with (folder / "busy/.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
