@@ -1,8 +1,8 @@
 """Many rows with an image each: seconds to the first step, memory of the process, images a second, waiting of the step.
 
-    python benchmarks/image_rows.py FOLDER [--rows 100000] [--steps 200] [any finetune flag]
+    python benchmarks/image_rows.py FOLDER [--rows 100000] [--side 224] [--steps 200] [any finetune flag]
 
-Writes JPEGs of 64 x 64 to 224 x 224 pixels into ten parquet files in FOLDER, as datasets.Image does, unless they are
+Writes JPEGs of 64 x 64 to ``side`` x ``side`` pixels into ten parquet files in FOLDER, as datasets.Image does, unless they are
 there; trains tiny-vision on them with recipes/finetune.py on the CPU, and reads its log; and gives as many images to
 the image processor in a bare loop. Seconds of the CPU do not depend on other work on the machine.
 """
@@ -35,11 +35,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--steps", type=int, default=200)
     args, flags = parser.parse_known_args()
     data = args.folder / "data"
     if not data.exists():
-        write_rows(data, args.rows)
+        write_rows(data, args.rows, args.side)
     own = [*FLAGS, "--dataset", str(data), "--max_steps", str(args.steps), *flags]
     for name in ("cold", "again"):
         output = args.folder / name
@@ -53,7 +54,7 @@ def main() -> None:
     feed_beside_processor(own, data, args.steps)
 
 
-def write_rows(folder: Path, num_rows: int) -> None:
+def write_rows(folder: Path, num_rows: int, side: int) -> None:
     """Write rows with a question, an answer, and a picture of random colours."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -61,7 +62,7 @@ def write_rows(folder: Path, num_rows: int) -> None:
         rows = []
         for i in range(num_rows // NUM_FILES):
             colours = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
-            width, height = rng.integers(64, 225, 2).tolist()
+            width, height = rng.integers(64, side + 1, 2).tolist()
             file = io.BytesIO()
             colours.resize((width, height), Image.Resampling.BILINEAR).save(file, "JPEG", quality=85)
             rows.append(

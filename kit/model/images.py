@@ -34,7 +34,7 @@ FAMILIES = (
     *("idefics3", "llava", "llava_next", "internvl"),
 )
 _SIZES = ((64, 64), (40, 300), (1200, 900))  # in which it is seen whether the text is made of placeholders alone
-_DIGESTS = 2  # the version of ``Image.digest``, which cache entries hold
+_DIGESTS = 3  # the version of ``Image.digest``, which cache entries hold
 _MOST_SIZES = 1 << 16  # whose texts are kept
 OfSegment = Sequence[tuple[Image, str, str]]  # images, each with the folder of its path, and where its row is from
 

@@ -160,6 +160,24 @@ def test_an_image_is_not_cut_and_a_row_that_is_too_long_is_named(vision_model, t
     assert any(f"too long with their images: {data}:2" in note for note in checked.notes)
 
 
+def test_a_damaged_image_is_a_bad_row_and_not_the_end_of_a_run(vision_model, tmp_path):
+    data = write_rows(tmp_path, [[(70, 50)]] * 40)
+    content = bytearray((tmp_path / "1-0.png").read_bytes())
+    content[len(content) // 2] ^= 255  # in its pixels: the header and the end are whole
+    (tmp_path / "1-0.png").write_bytes(content)
+    with pytest.raises(UserError, match=r"train.jsonl:2 images\[0\]: 1-0.png cannot be decoded"):
+        check(vision_model("qwen2_vl"), data)
+    checked = check(vision_model("qwen2_vl"), data, on_bad_row="skip", global_batch_size=39)
+    assert len(checked.data.train) == 39 and len(first_batch(checked).origins) == 39
+    stream = {"streaming": True, "shuffle_buffer_size": 4, "on_bad_row": "skip", "global_batch_size": 39}
+    checked = check(vision_model("qwen2_vl"), data, **stream)
+    (batches,) = {
+        tuple(checked.data.open_feed(checked.recipe, Ranks(i, 2), 0, {}, str(tmp_path)).take(0).origins)
+        for i in range(2)
+    }
+    assert len(batches) == 39 and f"{data}:2" not in batches
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -181,7 +199,7 @@ def test_an_image_that_changes_is_not_trained_on_unseen(vision_model, tmp_path, 
     checked = check(vision_model("qwen2_vl"), data, global_batch_size=2)
     fingerprint = checked.data.fingerprint
     picture(7).save(tmp_path / "0-0.png")
-    with pytest.raises(UserError, match=r"train.jsonl:1: 0-0.png: changed since its header was read"):
+    with pytest.raises(UserError, match=r"train.jsonl:1: 0-0.png: changed since its row was read"):
         first_batch(checked)
     capsys.readouterr()
     assert check(vision_model("qwen2_vl"), data, global_batch_size=2).data.fingerprint != fingerprint

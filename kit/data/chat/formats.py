@@ -27,7 +27,7 @@ from typing import Any
 
 from kit.config.prompt_format import question, reads_input
 from kit.config.settings.objective import Rows
-from kit.data.chat.images import with_images
+from kit.data.chat.images import images_of_cell, with_images
 from kit.data.chat.judged import compared, contrasts, labelled
 from kit.data.chat.messages import (
     SPEAKERS,
@@ -111,10 +111,11 @@ def to_sample(
             found = f"{NO_COLUMN}{' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
             return [Problem("", found, " and ".join(needed) + " in every row")]
     try:
-        sample = format.make(_with_question(values, prompt_format))
         if IMAGES not in format.fields:
-            return sample
-        return with_images(sample, values.get(IMAGES), fields.get(IMAGES) in row)
+            return format.make(_with_question(values, prompt_format))
+        values[IMAGES] = images_of_cell(values.get(IMAGES))
+        sample = format.make(_with_question(values, prompt_format))
+        return with_images(sample, values[IMAGES], fields.get(IMAGES) in row)
     except UserError as error:
         return error.problems
 

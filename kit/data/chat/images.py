@@ -6,8 +6,11 @@ these characters: each is a path, or the content of a file.
 
 import base64
 import binascii
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote
 
 from kit.errors import Problem, UserError, kind
 
@@ -36,6 +39,8 @@ def reference(where: str, value: Any) -> Reference:
     scheme, has_scheme, rest = value.partition(":")
     if scheme == "data" and has_scheme:
         return _decoded(where, rest.partition(",")[2])
+    if scheme.lower() == "file" and rest.startswith("///"):
+        return reference(where, unquote(rest.removeprefix("//")))
     if rest.startswith("//"):
         fix = "download it first, and give its path: what an address holds may change"
         raise UserError(Problem(where, f"an address ({value[:60]})", _EXPECTED, fix))
@@ -75,22 +80,29 @@ def image_of_part(where: str, part: Mapping[str, Any]) -> Reference | None:
     return reference(where, {"base64": given[0]} if given[0] is part.get("base64") else given[0])
 
 
+def images_of_cell(cell: Any) -> Any:
+    """Return the images of a row's cell as a list, which a CSV file holds as JSON. What cannot be images stays."""
+    if isinstance(cell, str) and cell.startswith(("[", "{")):
+        with suppress(ValueError, RecursionError):  # a path may begin like that
+            cell = json.loads(cell)
+    images = [cell] if isinstance(cell, str | bytes | dict) else cell or []
+    # Tables fill what is absent with nulls.
+    return images if not isinstance(images, list) or any(map(_holds, images)) else []
+
+
 def with_images(sample: dict[str, Any], column: Any, has_column: bool = True) -> dict[str, Any]:
     """Return a sample with ``images``, from the parts of its messages or from the column ``images`` of its row.
 
     Without a part or a mark that says where, the images of the column come first in the first message of the user.
 
     Args:
-        column: of the row; of what is absent or null there, None.
+        column: of the row, as ``images_of_cell`` returned it.
         has_column: the row has it. Without it, marks are text like any other.
 
     Raises ``UserError`` if their number is not that of the marks, or if an answer has one.
     """
     lists = {name: value for name, value in sample.items() if isinstance(value, list) and name in _LISTS}
     messages = [message for each in lists.values() for message in each]
-    column = [column] if isinstance(column, str | bytes | dict) else column or []
-    if isinstance(column, list) and not any(map(_holds, column)):  # tables fill what is absent with nulls
-        column = []
     if not column and not any("images" in message for message in messages):
         num_marks = sum(message["content"].count(MARK) for message in messages if message["role"] != "assistant")
         if has_column and num_marks:  # it would be learned as text

@@ -1,20 +1,20 @@
-"""Images of strangers: what their headers say, and their pixels, both within bounds.
+"""Images of strangers: whether they can be decoded, and their pixels, both within bounds.
 
 Promises:
 
 - Nothing is decoded before its header was checked: bytes, pixels, format. So no image fills the memory.
-- A header is enough to know the size in which the model sees an image: turned as EXIF asks.
-- An image that changes after its header was read is not trained on unseen.
+- Every image is decoded once when samples are made, so that a damaged one is a problem of its row, and not of a step.
+- An image that changes after that is not trained on unseen.
 - A path leads to a file below the folder that the user gave, or in which the data file lies; nothing is downloaded.
 """
 
 import base64
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -28,16 +28,9 @@ MAX_SIDE = 1 << 16  # what a processor makes of a longer one is as long, and wid
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EXPECTED = "a still picture: PNG, JPEG, WebP, BMP or GIF"
 INSTALL = 'python -m pip install "accelerate-recipes[vision]"'
-# Of the beginning, and of the end: read with the header anyway. Whole files would be read twice. Two pictures of as
-# many bytes that differ between are taken for one: only formats without compression have such.
-_HASHED_BYTES = 1 << 16
 _ORIENTATION = 0x0112  # the tag of EXIF, whose values 5 to 8 exchange height and width
-# What whole files hold near their end; others have their length in the header.
-_ENDINGS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND", "GIF": b";"}
-_LENGTHS: dict[str, Callable[[bytes], int]] = {
-    "WEBP": lambda head: int.from_bytes(head[4:8], "little") + 8,
-    "BMP": lambda head: int.from_bytes(head[2:6], "little"),
-}
+# To 8 bits Pillow scales the samples of such a PNG, and not the value that is transparent.
+_SCALES = {"L;2": 85, "L;4": 17}
 
 
 class Image(NamedTuple):
@@ -47,7 +40,7 @@ class Image(NamedTuple):
     is_path: bool
     height: int  # turned as EXIF asks
     width: int
-    digest: int  # of the number of bytes, and the first and last of them
+    digest: int  # of the content
     stamp: int  # of a file: of its size and its time; else 0
 
 
@@ -72,43 +65,22 @@ def stamp_of(file: Path) -> int:
 
 
 def inspect(given: str | bytes, folder: str) -> Image:
-    """Check the header of an image.
+    """Decode an image once. Its pixels are not kept.
 
     Args:
         given: a path, or the content of a file.
         folder: to which paths are relative.
 
     Raises:
-        UserError: it is no image that may be decoded. ``Problem.where`` is empty.
+        UserError: it is no image that can or may be decoded. ``Problem.where`` is empty.
     """
-    with _as_problem(str(given) if isinstance(given, str) else "the image"), _opened(given, folder) as file:
-        size = file.seek(0, os.SEEK_END)
-        if not 0 < size <= MAX_BYTES:
-            raise UserError(Problem("", f"{size} bytes", f"1 to {MAX_BYTES >> 20} MiB"))
-        file.seek(0)
-        head = file.read(_HASHED_BYTES)
-        file.seek(max(0, size - _HASHED_BYTES))
-        tail = file.read()
-        file.seek(0)
-        picture = _open(file)
-        height, width = picture.height, picture.width
-        if height * width > MAX_PIXELS:
-            raise UserError(Problem("", f"{width} x {height} pixels", f"at most {MAX_PIXELS >> 20} million"))
-        if max(height, width) > MAX_SIDE:
-            raise UserError(Problem("", f"{width} x {height} pixels", f"at most {MAX_SIDE:,} a side"))
-        if getattr(picture, "is_animated", False) and picture.format != "MPO":
-            raise UserError(Problem("", f"an animation of {picture.n_frames} pictures", EXPECTED))
-        is_whole = _ENDINGS.get(picture.format, b"") in tail
-        if picture.format in _LENGTHS:
-            is_whole = size >= _LENGTHS[picture.format](head)
-        if not is_whole:
-            raise UserError(Problem("", f"a {picture.format} file that is cut short", "the whole file"))
-        if _orientation(picture) >= 5:
-            height, width = width, height
+    with _as_problem(given):
         is_path = isinstance(given, str)
         data = given.encode() if isinstance(given, str) else given
         stamp = stamp_of(find(given, folder)) if isinstance(given, str) else 0
-        return Image(data, is_path, height, width, _digest(head, tail, size), stamp)
+        content = _read(given, folder)
+        picture = _decoded(content)
+        return Image(data, is_path, picture.height, picture.width, xxhash.xxh3_64_intdigest(content), stamp)
 
 
 def pixels(image: Image, folder: str) -> Any:
@@ -117,36 +89,15 @@ def pixels(image: Image, folder: str) -> Any:
     What is transparent becomes white, of 16 bits the upper eight stay.
 
     Raises:
-        UserError: it cannot be decoded, or is another one than before. ``Problem.where`` is empty.
+        UserError: it is another one than before. ``Problem.where`` is empty.
     """
-    from PIL import Image as pil
-
     given = image.data.decode() if image.is_path else image.data
-    with _as_problem(str(given) if image.is_path else "the image"), _opened(given, folder) as file:
-        content = file.read(MAX_BYTES + 1)
-        is_same = _digest(content[:_HASHED_BYTES], content[-_HASHED_BYTES:], len(content)) == image.digest
-        if not is_same or (image.is_path and stamp_of(find(str(given), folder)) != image.stamp):
-            fix = "start the command again: its size is read anew"
-            raise UserError(Problem("", "changed since its header was read", fix=fix))
-        picture = _open(io.BytesIO(content))
-        turn = _orientation(picture)
-        if picture.mode.startswith("I"):  # converted by Pillow, values above 255 would all be white
-            picture = pil.fromarray((np.asarray(picture).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
-        elif picture.has_transparency_data:
-            picture = picture.convert("RGBA")
-            picture = pil.alpha_composite(pil.new("RGBA", picture.size, "white"), picture)
-        picture = picture.convert("RGB")
-        ways = pil.Transpose
-        turns = {
-            2: ways.FLIP_LEFT_RIGHT,
-            3: ways.ROTATE_180,
-            4: ways.FLIP_TOP_BOTTOM,
-            5: ways.TRANSPOSE,
-            6: ways.ROTATE_270,
-            7: ways.TRANSVERSE,
-            8: ways.ROTATE_90,
-        }
-        return picture.transpose(turns[turn]) if turn in turns else picture
+    with _as_problem(given):
+        content = _read(given, folder)
+        if xxhash.xxh3_64_intdigest(content) != image.digest:
+            fix = "start the command again: it is read anew"
+            raise UserError(Problem("", "changed since its row was read", fix=fix))
+        return _decoded(content)
 
 
 def small(image: Image, folder: str, side: int) -> str:
@@ -161,14 +112,62 @@ def small(image: Image, folder: str, side: int) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def _open(file: BinaryIO) -> Any:
-    """Read the header. Raises what Pillow does if it knows no such file."""
+def _read(given: str | bytes, folder: str) -> bytes:
+    """Return the content of an image of at most ``MAX_BYTES``. Raises ``UserError``."""
+    content = given
+    if isinstance(given, str):
+        file = find(given, folder)
+        if not file.is_file():
+            fix = "--image_folder with the folder to which paths are relative, if that is not the one of the data file"
+            raise UserError(Problem("", f"no file {given!r} in {folder or '.'}", fix=fix))
+        with file.open("rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
+    assert isinstance(content, bytes)
+    if not 0 < len(content) <= MAX_BYTES:
+        raise UserError(Problem("", f"{len(content)} bytes", f"1 to {MAX_BYTES >> 20} MiB"))
+    return content
+
+
+def _decoded(content: bytes) -> Any:
+    """Check the header, then decode. Raises ``UserError``, and what Pillow does if a file is damaged."""
     from PIL import Image as pil
 
     try:
-        return pil.open(file, formats=FORMATS)
+        picture: Any = pil.open(io.BytesIO(content), formats=FORMATS)
     except pil.UnidentifiedImageError:
         raise UserError(Problem("", "no picture that is known", EXPECTED)) from None
+    height, width = picture.height, picture.width
+    if height * width > MAX_PIXELS:
+        raise UserError(Problem("", f"{width} x {height} pixels", f"at most {MAX_PIXELS >> 20} million"))
+    if max(height, width) > MAX_SIDE:
+        raise UserError(Problem("", f"{width} x {height} pixels", f"at most {MAX_SIDE:,} a side"))
+    if getattr(picture, "is_animated", False) and picture.format != "MPO":
+        raise UserError(Problem("", f"an animation of {picture.n_frames} pictures", EXPECTED))
+    turn, transparent = _orientation(picture), picture.info.get("transparency")
+    if picture.mode.startswith("I"):  # converted by Pillow, values above 255 would all be white
+        grey = np.asarray(picture)
+        grey = np.where(grey == transparent, 65535, grey).astype(np.uint32) >> 8
+        picture = pil.fromarray(grey.clip(0, 255).astype(np.uint8))
+    elif picture.has_transparency_data:
+        samples = picture.tile[0].args if picture.format == "PNG" else ""
+        if samples in _SCALES:
+            picture.info["transparency"] = transparent * _SCALES[samples]
+        elif samples == "RGB;16B" and transparent:
+            picture.info["transparency"] = tuple(value >> 8 for value in transparent)
+        picture = picture.convert("RGBA")
+        picture = pil.alpha_composite(pil.new("RGBA", picture.size, "white"), picture)
+    picture = picture.convert("RGB")
+    ways = pil.Transpose
+    turns = {
+        2: ways.FLIP_LEFT_RIGHT,
+        3: ways.ROTATE_180,
+        4: ways.FLIP_TOP_BOTTOM,
+        5: ways.TRANSPOSE,
+        6: ways.ROTATE_270,
+        7: ways.TRANSVERSE,
+        8: ways.ROTATE_90,
+    }
+    return picture.transpose(turns[turn]) if turn in turns else picture
 
 
 def _orientation(picture: Any) -> int:
@@ -185,35 +184,20 @@ def _orientation(picture: Any) -> int:
 
 
 @contextmanager
-def _opened(given: str | bytes, folder: str) -> Iterator[BinaryIO]:
-    if isinstance(given, bytes):
-        yield io.BytesIO(given)
-        return
-    file = find(given, folder)
-    if not file.is_file():
-        fix = "--image_folder with the folder to which paths are relative, if that is not the one of the data file"
-        raise UserError(Problem("", f"no file {given!r} in {folder or '.'}", fix=fix))
-    with file.open("rb") as opened:
-        yield opened
-
-
-@contextmanager
-def _as_problem(name: str) -> Iterator[None]:
-    """Turn what a damaged file makes Pillow raise into a ``UserError``."""
+def _as_problem(given: str | bytes) -> Iterator[None]:
+    """Turn what a damaged file makes Pillow raise into a ``UserError``, and name the file."""
     try:
         yield
     except UserError as error:
-        if name == "the image":
+        if isinstance(given, bytes):
             raise
         named = [
-            p if name in p.found else Problem(p.where, f"{name}: {p.found}", p.expected, p.fix) for p in error.problems
+            p if given in p.found else Problem(p.where, f"{given}: {p.found}", p.expected, p.fix)
+            for p in error.problems
         ]
         raise UserError(*named) from None
     except ImportError:
         raise UserError(Problem("", "images need Pillow, which is not installed", fix=INSTALL)) from None
     except Exception as error:
+        name = given if isinstance(given, str) else "the image"
         raise UserError(Problem("", f"{name} cannot be decoded ({type_and_message(error)})", EXPECTED)) from None
-
-
-def _digest(head: bytes, tail: bytes, size: int) -> int:
-    return xxhash.xxh3_64_intdigest(size.to_bytes(8, "little") + head + tail)

@@ -1,8 +1,7 @@
-"""Images of strangers: sizes from headers, pixels within bounds, and a plain reason for each that is refused."""
+"""Images of strangers: decoded once, pixels within bounds, and a plain reason for each that is refused."""
 
 import base64
 import io
-import os
 import struct
 import zlib
 
@@ -33,9 +32,9 @@ def chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-def png(width: int, height: int, data: bytes = b"") -> bytes:
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+def png(width: int, height: int, data: bytes = b"", depth: int = 8, colour: int = 2, more: bytes = b"") -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + more + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
 
 
 def turned(orientation: int, format: str) -> bytes:
@@ -44,7 +43,7 @@ def turned(orientation: int, format: str) -> bytes:
     return encoded(pil.fromarray(COLOURS), format, exif=exif)
 
 
-def test_the_size_in_the_header_is_that_of_the_pixels_also_if_exif_turns_them():
+def test_the_size_of_an_image_is_that_of_its_pixels_also_if_exif_turns_them():
     for format in ("PNG", "JPEG", "WEBP"):
         for orientation in range(1, 9):
             image = inspect(turned(orientation, format), "")
@@ -61,6 +60,17 @@ def test_other_modes_become_rgb_of_eight_bits():
     assert np.array_equal(sixteen[..., 0], grey >> 8)
     half = pil.fromarray(np.dstack([COLOURS, np.full((6, 4), 0, np.uint8)]))
     assert (np.asarray(pixels(inspect(encoded(half), ""), "")) == 255).all()  # transparent: white
+    for depth, colour, row, transparent in (
+        (16, 0, [0, 1000, 30000, 65535], 30000),
+        (16, 2, [value for value in (0, 1000, 30000, 65535) for _ in range(3)], 30000),
+        (4, 0, [0, 1, 7, 15], 7),
+        (2, 0, [0, 1, 2, 3], 2),
+    ):
+        packed = sum(value << depth * i for i, value in enumerate(reversed(row))).to_bytes(len(row) * depth // 8, "big")
+        values = struct.pack(">H", transparent) * (1 + colour)
+        image = inspect(png(4, 1, b"\0" + packed, depth, colour, chunk(b"tRNS", values)), "")
+        shown = np.asarray(pixels(image, ""))[0, :, 0]
+        assert [value < 255 for value in shown.tolist()] == [True, True, False, False]
     for mode in ("1", "L", "LA", "P", "CMYK"):
         format = "JPEG" if mode == "CMYK" else "PNG"
         picture = pixels(inspect(encoded(pil.fromarray(COLOURS).convert(mode), format), ""), "")
@@ -72,8 +82,22 @@ def animated(format: str) -> bytes:
     return encoded(frames[0], format, save_all=True, append_images=frames[1:])
 
 
-def test_what_may_not_be_decoded_is_refused_by_its_header(monkeypatch):
+def with_thumbnail(length: int) -> bytes:
+    """A JPEG whose EXIF holds the end mark of another one."""
+    picture = pil.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
+    return encoded(picture, "JPEG", exif=b"Exif\0\0" + plain("JPEG"))[:length]
+
+
+def test_what_follows_a_whole_image_does_not_matter():
+    for format in ("PNG", "JPEG", "WEBP", "BMP", "GIF"):
+        whole, longer = plain(format), plain(format) + b"ftyp" * 20000  # as a motion photo holds its video
+        assert np.array_equal(*(np.asarray(pixels(inspect(each, ""), "")) for each in (whole, longer)))
+
+
+def test_what_cannot_or_may_not_be_decoded_is_refused(monkeypatch):
     monkeypatch.setattr(images, "MAX_BYTES", 5000)
+    damaged = bytearray(plain())
+    damaged[damaged.index(b"IDAT") + 20] ^= 255
     svg = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
     for given, found in (
         (b"\0" * 5001, "5001 bytes; expected 1 to"),
@@ -88,22 +112,15 @@ def test_what_may_not_be_decoded_is_refused_by_its_header(monkeypatch):
         (animated("GIF"), "an animation of 3 pictures"),
         (animated("WEBP"), "an animation of 3 pictures"),
         (animated("PNG"), "an animation of 3 pictures"),
-        (plain()[:-20], "a PNG file that is cut short"),
-        (plain("JPEG")[:-20], "Truncated"),
-        (encoded(pil.fromarray(COLOURS.repeat(50, 0).repeat(50, 1)), "JPEG")[:-20], "a JPEG file that is cut short"),
-        (plain("WEBP")[:-20], "cannot be decoded"),
-        (plain("BMP")[:-20], "a BMP file that is cut short"),
+        (png(4, 6, b"\0" * 5), "the image cannot be decoded"),  # fewer pixels than the header says
+        (bytes(damaged), "the image cannot be decoded"),
+        (with_thumbnail(3000), "the image cannot be decoded"),
+        *((plain(format)[:-20], "cannot be decoded") for format in ("JPEG", "WEBP", "BMP", "GIF")),
+        (plain()[:-30], "cannot be decoded"),
         (plain()[:20], "cannot be decoded"),
     ):
         with pytest.raises(UserError, match=found):
             inspect(given, "")
-
-
-def test_what_breaks_only_when_it_is_decoded_is_an_error_too():
-    broken = png(4, 6, b"\0" * 5)  # fewer pixels than the header says
-    image = inspect(broken, "")
-    with pytest.raises(UserError, match="the image cannot be decoded"):
-        pixels(image, "")
 
 
 def test_a_path_leads_nowhere_but_below_the_folder(tmp_path):
@@ -121,20 +138,15 @@ def test_a_path_leads_nowhere_but_below_the_folder(tmp_path):
         inspect("absent.png", folder)
 
 
-def test_a_file_that_changes_in_its_middle_is_not_decoded(tmp_path):
-    """And one that differs only at its end is another picture, whatever its time."""
-    picture = np.zeros((300, 300, 3), np.uint8)
-    file = tmp_path / "a.bmp"
+def test_a_file_that_changes_is_not_decoded(tmp_path):
+    picture, file = np.zeros((300, 300, 3), np.uint8), tmp_path / "a.bmp"
     file.write_bytes(encoded(pil.fromarray(picture), "BMP"))
-    os.utime(file, (1, 1))  # what is written later has another time, however coarse the clock
     image = inspect("a.bmp", str(tmp_path))
     assert not np.asarray(pixels(image, str(tmp_path))).any()
     picture[150] = 255
     file.write_bytes(encoded(pil.fromarray(picture), "BMP"))
     with pytest.raises(UserError, match=r"a\.bmp: changed since"):
         pixels(image, str(tmp_path))
-    picture[0] = 255  # of BMP, the upper rows come last
-    assert inspect(encoded(pil.fromarray(picture), "BMP"), "").digest != image.digest
 
 
 URI = "data:image/png;base64," + base64.b64encode(plain()).decode()
@@ -153,6 +165,7 @@ def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
         ({"type": "image", "source": source}, plain()),
         ({"type": "image", "path": "a.png"}, "a.png"),
         ({"type": "image", "image": "a.png"}, "a.png"),
+        ({"type": "image", "path": "file:///a%20b.png"}, "/a b.png"),
         ({"type": "image", "base64": URI.partition(",")[2]}, plain()),
         ({"type": "image", "image": {"bytes": plain(), "path": None}}, plain()),
     ):
@@ -165,6 +178,14 @@ def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
     }
     sample = sample_of(marked)
     assert (sample["images"], sample["messages"][0]["content"]) == (["a.png", plain()], f"{IMAGE} and {IMAGE}?")
+    for cell, expected in (
+        ('["a.png", "b.png"]', ["a.png", "b.png"]),  # as CSV files hold lists
+        ('{"path": "a.png"}', ["a.png"]),
+        ("[a].png", ["[a].png"]),
+        ("[]", None),
+    ):
+        assert sample_of({"instruction": "what?", "output": "b", "images": cell}).get("images") == expected
+    assert "none; expected a picture" in problems_of({"images": "[null]", "output": "a"})
     unmarked = sample_of({"instruction": "what?", "output": "b", "images": ["a.png"]})
     assert unmarked["messages"][0]["content"] == f"{IMAGE}what?"
     assert "images" not in sample_of({"instruction": "what?", "output": "b", "images": [{"bytes": None, "path": None}]})
