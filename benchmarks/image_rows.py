@@ -2,9 +2,9 @@
 
     python benchmarks/image_rows.py FOLDER [--rows 100000] [--side 224] [--steps 200] [any finetune flag]
 
-Writes JPEGs of 64 x 64 to ``side`` x ``side`` pixels into ten parquet files in FOLDER, as datasets.Image does, unless they are
-there; trains tiny-vision on them with recipes/finetune.py on the CPU, and reads its log; and gives as many images to
-the image processor in a bare loop. Seconds of the CPU do not depend on other work on the machine.
+Writes JPEGs of 64 x 64 to ``side`` x ``side`` pixels into ten parquet files in FOLDER, as datasets.Image does, unless
+they are there; trains tiny-vision on them with recipes/finetune.py on the CPU, and reads its log; and gives as many
+images to the image processor in a bare loop. Seconds of the CPU do not depend on other work on the machine.
 """
 
 import argparse

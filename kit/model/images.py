@@ -24,7 +24,7 @@ import torch
 from kit.cache import digest
 from kit.config.settings.data import DataSettings
 from kit.config.settings.model import ModelSettings
-from kit.data.read.images import INSTALL, Image, inspect, pixels
+from kit.data.read.images import INSTALL, MAX_PIXELS, Image, inspect, pixels
 from kit.errors import Problem, UserError, first_line
 from kit.model.locate import hub_options, locate_model
 
@@ -36,6 +36,13 @@ FAMILIES = (
 _SIZES = ((64, 64), (40, 300), (1200, 900))  # in which it is seen whether the text is made of placeholders alone
 _DIGESTS = 3  # the version of ``Image.digest``, which cache entries hold
 _MOST_SIZES = 1 << 16  # whose texts are kept
+# Settings of a processor that say how large it makes an image, or a part of it; how often it makes one so large; and
+# others on which the number of tokens depends.
+_EDGES = ("size", "crop_size", "max_image_size", "pad_size", "image_grid_pinpoints")
+_REPEATED = ("max_patches", "pan_and_scan_max_num_crops", "temporal_patch_size")
+_OTHERS = ("patch_size", "merge_size", "image_seq_length", "image_seq_len", "num_additional_image_tokens")
+_MOST = 2048  # of any of these
+_MOST_TILES = 16  # beside one another
 OfSegment = Sequence[tuple[Image, str, str]]  # images, each with the folder of its path, and where its row is from
 
 
@@ -73,9 +80,12 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
         image_processor = AutoImageProcessor.from_pretrained(name, **options)
         parts = {"image_processor": image_processor, "tokenizer": tokenizer}
         settings_of_processor, _ = still.get_processor_dict(name, **options)
+        _check_bounds(image_processor, settings_of_processor)
         processor = still.from_args_and_dict(
             [parts.get(each) for each in still.get_attributes()], settings_of_processor
         )
+    except UserError:
+        raise
     except Exception as error:  # the files may hold anything
         fix = f"{INSTALL}, or copy the processor's files beside the weights"
         raise UserError(
@@ -93,6 +103,32 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
     if (data.min_pixels or data.max_pixels) and size["shortest_edge"] > size["longest_edge"]:
         raise UserError(Problem("max_pixels", f"{size['longest_edge']}, below min_pixels {size['shortest_edge']}"))
     return Images(processor, config, meta_model)
+
+
+def _check_bounds(of_images: Any, of_processor: dict[str, Any]) -> None:
+    """Raise ``UserError`` if a setting of a processor could make an image fill the memory."""
+    settings = {**of_processor, **of_images.to_dict()}
+    are_areas = hasattr(of_images, "merge_size")  # of Qwen, sizes are numbers of pixels
+    most_edge = MAX_PIXELS if are_areas else _MOST
+    edges = [number for number in _numbers([settings.get(name) for name in _EDGES]) if number <= most_edge]
+    edge = int(max(edges, default=most_edge))
+    for name in (*_EDGES, *_REPEATED, *_OTHERS):
+        least, most = 4 if name == "patch_size" else 0, _MOST
+        if name in _REPEATED:
+            most = MAX_PIXELS // (edge if are_areas else edge**2)
+        elif name in _EDGES:
+            least, most = 0 if are_areas else edge // _MOST_TILES, most_edge
+        if not all(least <= number <= most for number in _numbers(settings.get(name))):
+            found = f"its processor of images has {name} {settings[name]}"
+            raise UserError(Problem("model_name_or_path", found, f"{least:,} to {most:,}"))
+
+
+def _numbers(value: Any) -> list[float]:
+    """The numbers in a value of JSON."""
+    if isinstance(value, dict | list | tuple):
+        inner = value.values() if isinstance(value, dict) else value
+        return [number for each in inner for number in _numbers(each)]
+    return [value] if isinstance(value, int | float) else []
 
 
 def _any_class(self: Any, name: str, argument: Any) -> None:

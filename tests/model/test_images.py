@@ -1,11 +1,15 @@
 """Each family that trains on images computes what its own processor and forward compute, alone and in packs."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import matrix
+from helpers import ROOT, matrix
 from transformers import AutoProcessor
 from transformers.models.smolvlm import processing_smolvlm
 from vision_models import picture, write_rows
@@ -158,6 +162,35 @@ def test_an_image_is_not_cut_and_a_row_that_is_too_long_is_named(vision_model, t
     checked = check(vision_model("qwen2_vl"), data, max_length=40, global_batch_size=1)
     assert len(checked.data.train) == 1
     assert any(f"too long with their images: {data}:2" in note for note in checked.notes)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value"),
+    [
+        ("qwen2_vl", "size", {"shortest_edge": 10**12, "longest_edge": 10**12}),
+        ("llava", "crop_size", {"height": 10**5, "width": 10**5}),
+        ("internvl", "max_patches", 10**6),
+        ("idefics3", "max_image_size", {"longest_edge": 1}),
+    ],
+)
+def test_a_processor_that_would_fill_the_memory_is_refused(family, name, value, vision_model, tmp_path):
+    model = shutil.copytree(vision_model(family), tmp_path / "model")
+    file = model / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+    with pytest.raises(UserError, match=f"its processor of images has {name}"):
+        check(model, write_rows(tmp_path, ROWS))
+
+
+@pytest.mark.slow
+def test_a_torchvision_that_does_not_fit_torch_is_named_and_not_used(tmp_path):
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision/__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-c", "from kit import preflight; from transformers import AutoModelForCausalLM"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    expected = "note: torchvision does not fit this torch (operator torchvision::nms does not exist), and is not used"
+    assert done.stdout.startswith(expected) and done.stdout.count("\n") == 1
 
 
 def test_a_damaged_image_is_a_bad_row_and_not_the_end_of_a_run(vision_model, tmp_path):

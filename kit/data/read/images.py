@@ -24,7 +24,7 @@ from kit.errors import Problem, UserError
 
 MAX_BYTES = 1 << 26
 MAX_PIXELS = 1 << 26
-MAX_SIDE = 1 << 16  # what a processor makes of a longer one is as long, and wide
+MAX_RATIO = 200  # some processors make the shorter side a given number of pixels, whatever the longer one is then
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EXPECTED = "a still picture: PNG, JPEG, WebP, BMP or GIF"
 INSTALL = 'python -m pip install "accelerate-recipes[vision]"'
@@ -139,8 +139,8 @@ def _decoded(content: bytes) -> Any:
     height, width = picture.height, picture.width
     if height * width > MAX_PIXELS:
         raise UserError(Problem("", f"{width} x {height} pixels", f"at most {MAX_PIXELS >> 20} million"))
-    if max(height, width) > MAX_SIDE:
-        raise UserError(Problem("", f"{width} x {height} pixels", f"at most {MAX_SIDE:,} a side"))
+    if max(height, width) > MAX_RATIO * min(height, width):
+        raise UserError(Problem("", f"{width} x {height} pixels", f"one side at most {MAX_RATIO} times the other"))
     if getattr(picture, "is_animated", False) and picture.format != "MPO":
         raise UserError(Problem("", f"an animation of {picture.n_frames} pictures", EXPECTED))
     turn, transparent = _orientation(picture), picture.info.get("transparency")
