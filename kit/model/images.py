@@ -36,13 +36,14 @@ FAMILIES = (
 _SIZES = ((64, 64), (40, 300), (1200, 900))  # in which it is seen whether the text is made of placeholders alone
 _DIGESTS = 3  # the version of ``Image.digest``, which cache entries hold
 _MOST_SIZES = 1 << 16  # whose texts are kept
-# Settings of a processor that say how large it makes an image, or a part of it; how often it makes one so large; and
-# others on which the number of tokens depends.
-_EDGES = ("size", "crop_size", "max_image_size", "pad_size", "image_grid_pinpoints")
-_REPEATED = ("max_patches", "pan_and_scan_max_num_crops", "temporal_patch_size")
-_OTHERS = ("patch_size", "merge_size", "image_seq_length", "image_seq_len", "num_additional_image_tokens")
-_MOST = 2048  # of any of these
-_MOST_TILES = 16  # beside one another
+# The least and the most that a number in a setting of a processor may be. Of Qwen, ``size`` is in pixels.
+_BOUNDS = {
+    **dict.fromkeys(("size", "crop_size", "max_image_size", "pad_size", "image_grid_pinpoints"), (32, 2048)),
+    **dict.fromkeys(("image_seq_length", "image_seq_len", "num_additional_image_tokens"), (0, 2048)),
+    **dict.fromkeys(("max_patches", "pan_and_scan_max_num_crops", "merge_size"), (0, 64)),
+    "patch_size": (4, 2048),
+    "temporal_patch_size": (1, 4),
+}
 OfSegment = Sequence[tuple[Image, str, str]]  # images, each with the folder of its path, and where its row is from
 
 
@@ -108,19 +109,12 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
 def _check_bounds(of_images: Any, of_processor: dict[str, Any]) -> None:
     """Raise ``UserError`` if a setting of a processor could make an image fill the memory."""
     settings = {**of_processor, **of_images.to_dict()}
-    are_areas = hasattr(of_images, "merge_size")  # of Qwen, sizes are numbers of pixels
-    most_edge = MAX_PIXELS if are_areas else _MOST
-    edges = [number for number in _numbers([settings.get(name) for name in _EDGES]) if number <= most_edge]
-    edge = int(max(edges, default=most_edge))
-    for name in (*_EDGES, *_REPEATED, *_OTHERS):
-        least, most = 4 if name == "patch_size" else 0, _MOST
-        if name in _REPEATED:
-            most = MAX_PIXELS // (edge if are_areas else edge**2)
-        elif name in _EDGES:
-            least, most = 0 if are_areas else edge // _MOST_TILES, most_edge
+    for name, (least, most) in _BOUNDS.items():
+        if name == "size" and hasattr(of_images, "merge_size"):
+            most = MAX_PIXELS
         if not all(least <= number <= most for number in _numbers(settings.get(name))):
             found = f"its processor of images has {name} {settings[name]}"
-            raise UserError(Problem("model_name_or_path", found, f"{least:,} to {most:,}"))
+            raise UserError(Problem("model_name_or_path", found, f"{least} to {most:,}"))
 
 
 def _numbers(value: Any) -> list[float]:

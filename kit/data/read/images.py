@@ -12,7 +12,7 @@ import base64
 import io
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,6 @@ MAX_RATIO = 200  # some processors make the shorter side a given number of pixel
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EXPECTED = "a still picture: PNG, JPEG, WebP, BMP or GIF"
 INSTALL = 'python -m pip install "accelerate-recipes[vision]"'
-_ORIENTATION = 0x0112  # the tag of EXIF, whose values 5 to 8 exchange height and width
 # To 8 bits Pillow scales the samples of such a PNG, and not the value that is transparent.
 _SCALES = {"L;2": 85, "L;4": 17}
 
@@ -131,6 +130,7 @@ def _read(given: str | bytes, folder: str) -> bytes:
 def _decoded(content: bytes) -> Any:
     """Check the header, then decode. Raises ``UserError``, and what Pillow does if a file is damaged."""
     from PIL import Image as pil
+    from PIL import ImageOps
 
     try:
         picture: Any = pil.open(io.BytesIO(content), formats=FORMATS)
@@ -143,44 +143,23 @@ def _decoded(content: bytes) -> Any:
         raise UserError(Problem("", f"{width} x {height} pixels", f"one side at most {MAX_RATIO} times the other"))
     if getattr(picture, "is_animated", False) and picture.format != "MPO":
         raise UserError(Problem("", f"an animation of {picture.n_frames} pictures", EXPECTED))
-    turn, transparent = _orientation(picture), picture.info.get("transparency")
+    samples = picture.tile[0].args if picture.format == "PNG" else ""
+    picture.load()
+    with suppress(Exception):  # EXIF may hold anything
+        ImageOps.exif_transpose(picture, in_place=True)
+    transparent = picture.info.get("transparency")
     if picture.mode.startswith("I"):  # converted by Pillow, values above 255 would all be white
         grey = np.asarray(picture)
         grey = np.where(grey == transparent, 65535, grey).astype(np.uint32) >> 8
         picture = pil.fromarray(grey.clip(0, 255).astype(np.uint8))
     elif picture.has_transparency_data:
-        samples = picture.tile[0].args if picture.format == "PNG" else ""
         if samples in _SCALES:
             picture.info["transparency"] = transparent * _SCALES[samples]
         elif samples == "RGB;16B" and transparent:
             picture.info["transparency"] = tuple(value >> 8 for value in transparent)
         picture = picture.convert("RGBA")
         picture = pil.alpha_composite(pil.new("RGBA", picture.size, "white"), picture)
-    picture = picture.convert("RGB")
-    ways = pil.Transpose
-    turns = {
-        2: ways.FLIP_LEFT_RIGHT,
-        3: ways.ROTATE_180,
-        4: ways.FLIP_TOP_BOTTOM,
-        5: ways.TRANSPOSE,
-        6: ways.ROTATE_270,
-        7: ways.TRANSVERSE,
-        8: ways.ROTATE_90,
-    }
-    return picture.transpose(turns[turn]) if turn in turns else picture
-
-
-def _orientation(picture: Any) -> int:
-    """How EXIF turns a picture: 1 (as it is) to 8. What a PNG says behind its pixels is not read."""
-    from PIL import Image as pil
-
-    exif = pil.Exif()
-    try:
-        exif.load(picture.info.get("exif") or b"")
-        turn = exif.get(_ORIENTATION, 1)
-    except Exception:  # it may hold anything
-        return 1
-    return turn if turn in range(1, 9) else 1
+    return picture.convert("RGB")
 
 
 @contextmanager
