@@ -19,39 +19,36 @@ _PROJECTOR = re.compile(r"(^|\.)\w*(merger|projector|projection|connector|multi_
 
 
 def freeze(model: Any, settings: MethodSettings) -> None:
-    """Freeze the parameters that match ``freeze``, or all that do not match ``train_only``."""
-    if settings.train_only:
-        trained = _matched_parameters(model, settings.train_only)
-        frozen = {id(parameter) for parameter in model.parameters()} - trained
-    else:
-        frozen = _matched_parameters(model, settings.freeze or [])
+    """Freeze the parameters that match ``freeze``, and all that do not match ``train_only``."""
+    trained = _trained(model, settings)
     for parameter in model.parameters():
-        if id(parameter) in frozen:
+        if id(parameter) not in trained:
             parameter.requires_grad_(False)
 
 
 def check_freeze(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Check that every pattern matches a parameter, and that something is left to train. Does not change the model."""
-    field, patterns = ("freeze", settings.freeze) if settings.freeze else ("train_only", settings.train_only or [])
     names = [name for name, _ in meta_model.named_parameters(remove_duplicate=False)]
     problems = [
         Problem(
             field, f"{pattern!r} matches no parameter", f"a pattern such as {names[0]!r}", did_you_mean(pattern, names)
         )
-        for pattern in patterns
+        for field in ("freeze", "train_only")
+        for pattern in getattr(settings, field) or ()
         if not _matched_parameters(meta_model, [pattern])
     ]
     if problems:
         return problems
-    matched = _matched_parameters(meta_model, patterns)
     unreached = _matched_parameters(meta_model, [f"{name}*" for name in unreached_parts(meta_model)])
-    reached = {id(parameter) for parameter in meta_model.parameters()} - (
-        unreached - named_towers(meta_model, settings)
-    )
-    trained = reached & matched if settings.train_only else reached - matched
-    if not trained:
+    if not _trained(meta_model, settings) - (unreached - named_towers(meta_model, settings)):
+        field = "freeze" if settings.freeze else "train_only"
         return [Problem(field, "nothing is left to train", "some parameter that no pattern matches")]
     return []
+
+
+def _trained(model: Any, settings: MethodSettings) -> set[int]:
+    """The ``id`` of each parameter that ``train_only`` and ``freeze`` leave to train."""
+    return _matched_parameters(model, settings.train_only or ["*"]) - _matched_parameters(model, settings.freeze or [])
 
 
 def named_towers(model: Any, settings: MethodSettings) -> set[int]:

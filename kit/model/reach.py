@@ -38,7 +38,7 @@ _traces: dict[tuple[type, str], Trace] = {}
 
 def belongs_to_selector(name: str) -> bool:
     """Return whether a parameter belongs to a part that only selects keys or experts."""
-    return any(_SELECTORS.search(part) for part in [*_parents(name), name])
+    return any(_SELECTORS.search(part) for part in [*parents(name), name])
 
 
 def unreached_parts(model: Any) -> list[str]:
@@ -84,10 +84,10 @@ def freeze_unreached_parts(model: Any, kept: Collection[int] = ()) -> tuple[str,
 def _outermost(names: list[str]) -> list[str]:
     """The names that do not lie within another of them."""
     unique = dict.fromkeys(names)
-    return [name for name in unique if not any(parent in unique for parent in _parents(name))]
+    return [name for name in unique if not any(parent in unique for parent in parents(name))]
 
 
-def _parents(name: str) -> list[str]:
+def parents(name: str) -> list[str]:
     """The names of the modules that contain a module or parameter: ``a`` and ``a.b`` for ``a.b.c``."""
     parts = name.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts))]

@@ -22,6 +22,7 @@ from kit.data.feed.batches import on_device
 from kit.data.feed.feed import by_file
 from kit.errors import Problem, TrainingError, UserError, listed
 from kit.model.embedding_noise import EmbeddingNoise
+from kit.model.reach import parents
 from kit.strategy.float64 import float64_device, in_float64
 from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, rebuild_ddp_buckets
 from kit.strategy.weights import own_part, plain_name
@@ -189,7 +190,7 @@ def _check_gradients(prepared: "Prepared") -> None:
     if all(p.grad is not None or p.numel() == 0 for p in prepared.trained):  # in each step, so without the names
         return
     named = [(name, p) for name, p in prepared.model.named_parameters() if p.requires_grad and p.numel()]
-    without = [name.removeprefix("module.") for name, p in named if p.grad is None]
+    without = [plain_name(name) for name, p in named if p.grad is None]
     if not without:
         return
     found = f"no gradient reaches {len(without)} of {len(named)} trainable weights: {', '.join(without[:3])}"
@@ -200,9 +201,12 @@ def _check_gradients(prepared: "Prepared") -> None:
         fix = "--torch_compile false, if it is true; else train weights on which the loss depends"
         raise UserError(Problem("method", f"{found}: nothing would be learned", fix=fix))
     found += "; other processes would wait for it"
-    if any(plain_name(name).startswith("base_model.") for name in without):  # as peft names them
+    if any(name.startswith("base_model.") for name in without):  # as peft names them
         raise UserError(Problem("lora_target_modules", found, "modules that every batch reaches"))
-    raise UserError(Problem("freeze", found, fix="--freeze with the names of these weights"))
+    trained = [plain_name(name) for name, p in prepared.model.named_parameters() if p.requires_grad]
+    reached = {parent for name in trained if name not in without for parent in parents(name)}
+    patterns = [next((f"{parent}.*" for parent in parents(name) if parent not in reached), name) for name in without]
+    raise UserError(Problem("freeze", found, fix=f"add to --freeze: {','.join(dict.fromkeys(patterns))}"))
 
 
 def _report_still_adapters(prepared: "Prepared") -> None:

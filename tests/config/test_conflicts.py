@@ -23,7 +23,6 @@ def test_settings_that_contradict_each_other_are_named():
         ({"min_lr_rate": 0.1, "lr_decay_steps": 0.1}, {"min_lr_rate", "lr_decay_steps"}),
         ({"early_stopping_patience": 2}, {"early_stopping_patience"}),
         ({"early_stopping_patience": 2, "eval_dataset": "e", "eval_strategy": "epoch"}, set()),
-        ({"method": "full", "freeze": "a*", "train_only": "b*"}, {"train_only"}),
         ({"train_only": "b*"}, {"train_only"}),
         ({"new_tokens": "<a>", "adapter_name_or_path": "a"}, {"new_tokens"}),
         ({"beta": 0.1}, {"beta"}),

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
     [
         ({"freeze": "model.embed_tokens*,model.layers.[01].*"}, ("model.layers.2.", "model.norm.", "lm_head.")),
         ({"train_only": "model.layers.2.*,lm_head.weight"}, ("model.layers.2.", "lm_head.")),
+        ({"train_only": "model.layers.*", "freeze": "model.layers.[01].*"}, ("model.layers.2.",)),
     ],
 )
 def test_patterns_select_what_trains_and_the_rest_keeps_its_bits(recipe, model_folder, tmp_path, settings, trained):

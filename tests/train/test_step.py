@@ -134,7 +134,7 @@ def test_a_weight_without_gradient_is_said_once_and_refused_where_others_would_w
     assert said.count("no gradient reaches 1 of 2 trainable weights: layers.1.weight") == 1
     model = Unused()
     before = model.layers[0].weight.item()
-    with pytest.raises(UserError, match=r"layers\.1\.weight.*\n.*--freeze"):
+    with pytest.raises(UserError, match=r"layers\.1\.weight.*\n.*add to --freeze: layers\.1\.\*"):
         learn(model, Ranks(0, 2))
     assert model.layers[0].weight.item() == before
 

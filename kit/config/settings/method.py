@@ -101,12 +101,6 @@ RULES = (
         "given with method full",
         "--method lora, which trains the adapter on",
     ),
-    Rule(
-        "train_only freeze",
-        lambda r: r.freeze and r.train_only,
-        "given together with freeze",
-        "leave out --freeze; or leave out --train_only",
-    ),
     *(
         Rule(
             f"{name} method",
