@@ -15,6 +15,7 @@ from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError
 from kit.memory.families import shape_of
 from kit.memory.formulas import predict
+from kit.memory.host import host_memory
 from kit.memory.operations import model_operations_per_token
 from kit.memory.shape import Shape
 from kit.memory.sizes import format_bytes
@@ -37,8 +38,9 @@ CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
 def resolve_auto(recipe: Recipe, topology: Topology, config: Any, teacher: Any = None) -> tuple[Recipe, list[str]]:
     """Return the recipe with a value for each setting that is ``auto``: the best one on the GPUs of this machine.
 
-    Neither setting changes the maths. On a CPU, and where nothing fits, the micro-batch is 1. Checkpointing is off on a
-    CPU, and on, not selective, where nothing fits or the formulas do not describe the run.
+    Neither setting changes the maths. On a CPU half of the machine's memory counts, also where the formulas do not
+    describe all that trains: the parts that they lack do not grow with the micro-batch. Where nothing fits, or without
+    a plan, the micro-batch is 1, and checkpointing is on, not selective; on a CPU it is off.
 
     Args:
         config: the model's config, as transformers opened it.
@@ -52,24 +54,31 @@ def resolve_auto(recipe: Recipe, topology: Topology, config: Any, teacher: Any =
     if rows is not None and checkpointing is not None:
         return recipe, []
     total = gpu_memory(topology)
+    on_cpu = topology.device_type == "cpu"
+    room = host_memory()[0] // 2 if on_cpu else total  # the other half is for other programs
     workload, unknown = _described(recipe, topology, config, teacher)
-    if total is not None and workload is not None:
-        best = choose(workload, lambda way: fits(way, total), recipe.global_batch_size, checkpointing, rows)
+    if workload and room is not None and (on_cpu or not unknown):
+        best = choose(workload, lambda way: fits(way, room, on_cpu), recipe.global_batch_size, checkpointing, rows)
         if best is not None:
             update = {"per_device_train_batch_size": best.rows, "gradient_checkpointing": best.gradient_checkpointing}
             return recipe.model_copy(update=update), []
     taken: dict[str, Any] = {"per_device_train_batch_size": 1} if rows is None else {}
     words = [f"micro-batch {size}" for size in taken.values()]
     if checkpointing is None:
-        taken["gradient_checkpointing"] = topology.device_type != "cpu"
+        taken["gradient_checkpointing"] = not on_cpu
         words.append(f"gradient checkpointing {checkpointing_word(taken['gradient_checkpointing'])}")
     why = f"no plan for {unknown}" if unknown else "nothing fits by the plan"
     return recipe.model_copy(update=taken), [f"auto: {why}: {', '.join(words)}"] if total is not None else []
 
 
-def fits(workload: Workload, total: int) -> bool:
-    """Return whether a GPU of ``total`` bytes is enough, with ``MARGIN`` of them left free."""
-    return predict(workload).peak <= int((1 - MARGIN) * total)
+def fits(workload: Workload, total: int, on_cpu: bool = False) -> bool:
+    """Return whether a GPU of ``total`` bytes, or a machine, is enough, with ``MARGIN`` of them left free."""
+    memory = predict(workload)
+    needed = memory.peak
+    if on_cpu:
+        num_here = min(workload.num_gpus, workload.gpus_per_machine)
+        needed = sum(memory.host.values()) + num_here * memory.tensors
+    return needed <= int((1 - MARGIN) * total)
 
 
 def choose(
@@ -93,7 +102,11 @@ def choose(
     for how in CHECKPOINTING if checkpointing is None else (checkpointing,):
         for size in sizes:
             micro_batches = max(1, share // size)
-            candidate = replace(workload, gradient_checkpointing=how, rows=size, micro_batches=micro_batches)
+            # Without a size of its own, a call writes as many answers as a micro-batch has.
+            written = size if workload.generated_rows == workload.rows else workload.generated_rows
+            candidate = replace(
+                workload, gradient_checkpointing=how, rows=size, micro_batches=micro_batches, generated_rows=written
+            )
             if fits(candidate):
                 return candidate
     return None
@@ -111,11 +124,12 @@ def planned_workload(recipe: Recipe, topology: Topology, config: Any, teacher: A
         config: the model's config, as transformers opened it.
         teacher: the teacher's, or None.
     """
-    return _described(recipe, topology, config, teacher)[0]
+    workload, unknown = _described(recipe, topology, config, teacher)
+    return None if unknown else workload
 
 
 def _described(recipe: Recipe, topology: Topology, config: Any, teacher: Any) -> tuple[Workload | None, str]:
-    """What the run does, as a workload; or None, and what of it the formulas do not describe."""
+    """What the run does, as a workload, and what of it the formulas do not describe; None: they know no such model."""
     found: list[str] = []
     if topology.strategy.name == "fsdp1":
         found.append(topology.strategy.name)
@@ -131,8 +145,7 @@ def _described(recipe: Recipe, topology: Topology, config: Any, teacher: Any) ->
             return None, ", ".join([*found, f"a model of type {each.to_dict().get('model_type')!r}"])
     shape, of_teacher = shapes
     assert shape is not None
-    if found := [*found, *(f"--{key}" for key in uncovered(recipe, shape))]:
-        return None, ", ".join(found)
+    unknown = ", ".join([*found, *(f"--{key}" for key in uncovered(recipe, shape))])
     of = Workload.of(
         recipe,
         shape,
@@ -144,7 +157,7 @@ def _described(recipe: Recipe, topology: Topology, config: Any, teacher: Any) ->
     )
     file_bytes = config.dtype.itemsize if config.dtype else 4
     bf16 = topology.mixed_precision == "bf16"
-    return replace(of, bf16=bf16, device_memory=gpu_memory(topology), file_bytes=file_bytes), ""
+    return replace(of, bf16=bf16, device_memory=gpu_memory(topology), file_bytes=file_bytes), unknown
 
 
 def plan_record(workload: Workload | None, topology: Topology) -> dict[str, Any]:

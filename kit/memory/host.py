@@ -1,14 +1,32 @@
-"""What a run takes of a machine's memory and of the disk, by formulas.
+"""What a machine has of memory, and what a run takes of it and of the disk, by formulas.
 
 Promises: host memory is that of its worst moment: loading, training, or writing ``final/``. A machine is one with rank
 0, which takes the most.
 """
 
+from pathlib import Path
+
+import psutil
+
 from kit.memory.activations import offloaded
 from kit.memory.sizes import WEIGHT_BYTES
 from kit.memory.workload import Workload
 
+CGROUP = Path("/sys/fs/cgroup")
 PROCESS_BYTES = 3 * 2**30  # Python and the libraries of one rank: assumed
+
+
+def host_memory() -> tuple[int, int]:
+    """Return the bytes of memory of this machine, and those that are free; within the limit of a container."""
+    own = psutil.virtual_memory()
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+        used = (CGROUP / "memory.current").read_text().strip()
+        if limit != "max":
+            return min(own.total, int(limit)), min(own.available, int(limit) - int(used))
+    except (OSError, ValueError):  # no control group of version 2
+        pass
+    return own.total, own.available
 
 
 def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ import torch
 from kit.config.command_line import read_recipe
 from kit.memory.fit import memory_problems, plan_record, planned_workload, resolve_auto
 from kit.memory.formulas import predict
-from kit.strategy.strategies import FSDP1, FSDP2, SINGLE
+from kit.strategy.strategies import DDP, FSDP1, FSDP2, SINGLE
 from kit.strategy.topology import Topology
 from kit.tools.plan.models import SHAPES
 
@@ -72,8 +72,18 @@ def test_auto_takes_what_is_best_on_the_gpus_of_the_machine(config, gpus, gib, r
     assert (resolved.per_device_train_batch_size, resolved.gradient_checkpointing) == (rows, checkpointing)
     if gib > 8:
         assert memory_problems(planned_workload(resolved, alone, config), alone) == []
-    on_cpu, _ = resolve_auto(recipe, replace(alone, device_type="cpu"), config)
-    assert (on_cpu.per_device_train_batch_size, on_cpu.gradient_checkpointing) == (1, False)
+
+
+def test_auto_takes_what_fits_half_of_the_memory_of_a_machine_without_gpus(config, monkeypatch):
+    auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto", "max_length": 4096}
+    on_cpu = replace(GPU, strategy=DDP, num_processes=2, mixed_precision="no", device_type="cpu")
+    lora = read_recipe(["--recipe", "llama-8b-lora"]).model_copy(update=auto)
+    for gib, rows, checkpointing in ((2000, 4, False), (200, 2, True), (8, 1, False)):
+        monkeypatch.setattr("kit.memory.fit.host_memory", lambda gib=gib: (gib * 2**30, 0))
+        for recipe in (lora, lora.model_copy(update={"trainable_tokens": ["<a>"]})):
+            resolved, lines = resolve_auto(recipe, on_cpu, config)
+            assert (resolved.per_device_train_batch_size, resolved.gradient_checkpointing) == (rows, checkpointing)
+            assert lines == []
 
 
 def test_a_run_says_what_auto_took_without_a_plan_and_why(config, gpus):

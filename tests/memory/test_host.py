@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from kit.memory import host
 from kit.memory.formulas import predict
+from kit.memory.host import host_memory
 from kit.memory.workload import Workload
 from kit.strategy.strategies import FSDP2, OFFLOAD
 from kit.tools.plan.models import find_shape
@@ -50,3 +52,13 @@ def test_offloaded_weights_gradients_and_optimiser_wait_on_the_machine():
         assert "copies of a save" in memory.host
         assert predict(replace(offloaded, async_save=False)).host["the final model"] == 2 * SHAPE  # rank 0 gathers it
         assert memory.host["offloaded weights and optimiser"] == pytest.approx(replicas * 16 * SHAPE / 2, rel=1e-6)
+
+
+def test_a_containers_limit_counts(monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "CGROUP", tmp_path)
+    whole, _ = host_memory()
+    (tmp_path / "memory.current").write_text("200\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert host_memory() == (1000, 800)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert host_memory()[0] == whole

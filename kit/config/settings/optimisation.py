@@ -22,7 +22,7 @@ class OptimSettings(BaseModel):
         32, "samples (a pair is one), or packs, per optimiser step over all processes", "samples", ge=1
     )
     per_device_train_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = _option(
-        1,
+        "auto",
         "samples, or packs, per micro-batch; accumulation follows from it; auto: the number that the plan finds best",
         "samples",
         expected="whole number from 1, or auto",

@@ -20,6 +20,7 @@ from kit.errors import Problem, Problems, UserError, counted, first_line, raise_
 from kit.hub import cached, not_cached
 from kit.memory.fit import check_disk, memory_problems, planned_workload, resolve_auto
 from kit.memory.formulas import predict
+from kit.memory.host import host_memory
 from kit.memory.sizes import format_bytes
 from kit.memory.workload import Workload
 from kit.model.load import open_config
@@ -28,7 +29,6 @@ from kit.strategy.launcher import LaunchedRank
 from kit.strategy.precision import check_precision, describe_precision
 from kit.strategy.topology import Topology, gpu_memory
 from kit.tools.doctor.result import Doubt, Report
-from kit.tools.plan.hardware import host_memory
 
 _NVIDIA = "/proc/driver/nvidia/version"
 

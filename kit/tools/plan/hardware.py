@@ -7,11 +7,9 @@ import math
 import re
 import subprocess
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-import psutil
 
 from kit.errors import Problem, UserError
+from kit.memory.host import host_memory
 
 GB, GIB = 10**9, 2**30
 # Bytes per second in one direction between GPUs of a machine, of the manufacturer's datasheets.
@@ -21,7 +19,6 @@ INFINITY3 = 448 * GB  # of an MI300X: seven links of 64 GB/s
 # Of one GPU to other machines: 400 Gbit/s per GPU is what DGX H100 and the clouds' machines with eight H100 have.
 NETWORK = 50 * GB
 _BF16_FROM = 8.0  # compute capability
-CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,16 +165,3 @@ def _card(name: str, memory: int) -> Gpu | None:
     whole = [key for key in like if key.replace("-", "") in words]
     key = max(whole, key=len) if whole else min(like, key=len, default=None)
     return GPUS[key] if key else None
-
-
-def host_memory() -> tuple[int, int]:
-    """Return the bytes of memory of this machine, and those that are free; within the limit of a container."""
-    own = psutil.virtual_memory()
-    try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-        used = (CGROUP / "memory.current").read_text().strip()
-        if limit != "max":
-            return min(own.total, int(limit)), min(own.available, int(limit) - int(used))
-    except (OSError, ValueError):  # no control group of version 2
-        pass
-    return own.total, own.available

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from kit.errors import UserError
+from kit.memory.host import host_memory
 from kit.tools.plan import hardware
-from kit.tools.plan.hardware import GIB, GPUS, host_memory, parse_gpu, parse_gpus, this_machine
+from kit.tools.plan.hardware import GIB, GPUS, parse_gpu, parse_gpus, this_machine
 
 
 def test_a_gpu_is_a_name_or_a_memory_with_its_unit():
@@ -53,13 +54,3 @@ def test_this_machines_gpus_are_those_of_its_driver(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("PATH", "")
     assert this_machine() is None
-
-
-def test_a_containers_limit_counts(monkeypatch, tmp_path):
-    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
-    whole, _ = host_memory()
-    (tmp_path / "memory.current").write_text("200\n")
-    (tmp_path / "memory.max").write_text("1000\n")
-    assert host_memory() == (1000, 800)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert host_memory()[0] == whole
