@@ -15,12 +15,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from kit import own_metric
@@ -123,9 +123,7 @@ class Scorer:
         self._is_closed = False
         self._is_stopping = lambda: self._is_closed or is_stopping()
         self._threads = ThreadPoolExecutor(num_workers)
-        self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
-        for _ in range(num_workers):
-            self._idle.put(None)
+        self._workers: dict[int, _Worker] = {}  # by the thread that asks it
 
     def submit(self, asked: Sequence[Asked]) -> list[Future[list[float | str]]]:
         """Begin to compute the rewards of answers. Returns what ``collect`` takes."""
@@ -142,34 +140,30 @@ class Scorer:
         """End all processes. What was not computed by then is not computed."""
         self._is_closed = True
         self._threads.shutdown(cancel_futures=True)
-        while not self._idle.empty():
-            if worker := self._idle.get():
-                worker.end()
+        for worker in self._workers.values():
+            worker.end()
 
     def _score(self, asked: Asked) -> list[float | str]:
-        worker = self._idle.get()
+        thread = threading.get_ident()
         found: list[float | str] = []
-        try:
-            for k in range(len(self._names)):
-                if self._is_stopping():
-                    break
-                try:
-                    worker = worker or _Worker(self._names, self._is_stopping)
-                    found.append(worker.ask((k, asked), self._timeout))
-                    continue
-                except TimeoutError:
-                    why = f"took more than {self._timeout:g} s"
-                except OSError:
-                    why = "ended its process"
-                except ValueError:
-                    why = "wrote into the connection of its process"
-                if worker:
-                    worker.end()
-                worker = None
-                if not self._is_stopping():
-                    found.append(f"{why} (row {asked.origin})")
-        finally:
-            self._idle.put(worker)
+        for k in range(len(self._names)):
+            if self._is_stopping():
+                break
+            try:
+                if thread not in self._workers:
+                    self._workers[thread] = _Worker(self._names, self._is_stopping)
+                found.append(self._workers[thread].ask((k, asked), self._timeout))
+                continue
+            except TimeoutError:
+                why = f"took more than {self._timeout:g} s"
+            except OSError:
+                why = "ended its process"
+            except ValueError:
+                why = "wrote into the connection of its process"
+            if thread in self._workers:
+                self._workers.pop(thread).end()
+            if not self._is_stopping():
+                found.append(f"{why} (row {asked.origin})")
         return found
 
 
