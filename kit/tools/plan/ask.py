@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
 from kit.console import Parser
-from kit.errors import Problem, UserError, raise_if
+from kit.errors import Problem, UserError, counted, raise_if
 from kit.memory.shape import Shape
 from kit.memory.workload import Workload, uncovered
 from kit.tools.plan.hardware import Gpu, parse_gpu, parse_gpus, this_machine
@@ -111,7 +111,7 @@ def _refused(ask: Ask) -> list[Problem]:
     sharing = ask.sequence_parallel_size
     if sharing not in (sizes := sharing_sizes(ask.workload)):
         on_machines = f", {ask.gpus_per_machine} a machine," if num > ask.gpus_per_machine else ""
-        found = f"{sharing}, of {num} GPU{'s' if num > 1 else ''}{on_machines} and {shape.num_heads} attention heads"
+        found = f"{sharing}, of {counted(num, 'GPU')}{on_machines} and {shape.num_heads} attention heads"
         if not shares_rows(ask.workload):
             found = f"{sharing}, but GPUs cannot share rows of this model"
         problems.append(Problem("sequence_parallel_size", found, f"one of {', '.join(map(str, sizes))}"))
@@ -126,6 +126,6 @@ def _refused(ask: Ask) -> list[Problem]:
         problems.append(Problem("--optim", found, fix="--optim adamw_torch_fused"))
     own = [way.config for way in strategies(ask.workload)]
     if ask.only and ask.only not in own:
-        found = f"{ask.only}, with {recipe.method} and {recipe.optim} on {num} GPU{'s' if num > 1 else ''}"
+        found = f"{ask.only}, with {recipe.method} and {recipe.optim} on {counted(num, 'GPU')}"
         problems.append(Problem("--config", found, f"one of {', '.join(own)}"))
     return problems
