@@ -17,5 +17,5 @@ for _name in ("torchvision", "torchaudio"):
             import_module(_name)
         except Exception as error:
             sys.modules[_name] = None  # type: ignore[assignment]  # transformers takes it for not installed
-            found = f"{_name} does not fit this torch ({first_line(error)})"
-            say(f"note: {found}, and is not used: uninstall it, or install the one of this torch")
+            fix = "uninstall it, or install the one of this torch"
+            say(f"note: {_name} does not fit this torch ({first_line(error)}), and is not used: {fix}")

@@ -58,13 +58,11 @@ def named_towers(model: Any, settings: MethodSettings) -> set[int]:
 
 def _matched_parameters(model: Any, patterns: list[str]) -> set[int]:
     """The ``id`` of each parameter that has a name which matches one of ``patterns``, or is in a part of that name."""
-    parameters = list(model.named_parameters(remove_duplicate=False))
-    parts = [pattern for pattern in patterns if pattern in PARTS]
-    part_of = _part_of(model) if parts else {}
+    part_of = _part_of(model) if set(patterns) & set(PARTS) else {}
     return {
         id(p)
-        for name, p in parameters
-        if part_of.get(name) in parts or any(fnmatchcase(name, pattern) for pattern in patterns)
+        for name, p in model.named_parameters(remove_duplicate=False)
+        if part_of.get(name) in patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
     }
 
 
@@ -73,10 +71,8 @@ def _part_of(model: Any) -> dict[str, str]:
     if model.config.get_text_config() is model.config:
         return {}
     towers = tuple(f"{name}." for name in unreached_parts(model))
-
-    def part(name: str) -> str:
-        if not f"{name}.".startswith(towers):
-            return "language"
-        return "projector" if _PROJECTOR.search(name) else "vision"
-
-    return {name: part(name) for name, _ in model.named_parameters(remove_duplicate=False)}
+    parts = {}
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        of_tower = "projector" if _PROJECTOR.search(name) else "vision"
+        parts[name] = of_tower if f"{name}.".startswith(towers) else "language"
+    return parts

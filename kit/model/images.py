@@ -13,6 +13,7 @@ Promises:
 import copy
 import io
 import re
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from inspect import signature
@@ -92,17 +93,16 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
         raise UserError(
             Problem("model_name_or_path", f"{name}: no processor of images ({first_line(error)})", fix=fix)
         ) from None
-    limits = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
-    size = dict(image_processor.size or {})
-    for setting, edge in limits.items():
-        if value := getattr(data, setting):
-            # The sides of other processors are lengths. These are numbers of pixels.
-            if set(size) & set(limits.values()) != set(limits.values()) or not hasattr(image_processor, "merge_size"):
-                raise UserError(Problem(setting, f"given, and {type(image_processor).__name__} has no such limit"))
-            size[edge] = value
-            image_processor.size = size
-    if (data.min_pixels or data.max_pixels) and size["shortest_edge"] > size["longest_edge"]:
-        raise UserError(Problem("max_pixels", f"{size['longest_edge']}, below min_pixels {size['shortest_edge']}"))
+    limits = {"shortest_edge": data.min_pixels, "longest_edge": data.max_pixels}
+    if any(limits.values()):
+        setting = "min_pixels" if data.min_pixels else "max_pixels"
+        # The sides of other processors are lengths. These are numbers of pixels.
+        if not hasattr(image_processor, "merge_size"):
+            raise UserError(Problem(setting, f"given, and {type(image_processor).__name__} has no such limit"))
+        size = dict(image_processor.size) | {edge: value for edge, value in limits.items() if value}
+        if size["shortest_edge"] > size["longest_edge"]:
+            raise UserError(Problem("max_pixels", f"{size['longest_edge']}, below min_pixels {size['shortest_edge']}"))
+        image_processor.size = size
     return Images(processor, config, meta_model)
 
 
@@ -110,19 +110,13 @@ def _check_bounds(of_images: Any, of_processor: dict[str, Any]) -> None:
     """Raise ``UserError`` if a setting of a processor could make an image fill the memory."""
     settings = {**of_processor, **of_images.to_dict()}
     for name, (least, most) in _BOUNDS.items():
-        if name == "size" and hasattr(of_images, "merge_size"):
+        if name == "size" and hasattr(type(of_images), "merge_size"):
             most = MAX_PIXELS
-        if not all(least <= number <= most for number in _numbers(settings.get(name))):
-            found = f"its processor of images has {name} {settings[name]}"
+        value = settings.get(name)
+        numbers = np.array([*value.values()] if isinstance(value, dict) else value or least, np.float64)
+        if not ((least <= numbers) & (numbers <= most)).all():
+            found = f"its processor of images has {name} {value}"
             raise UserError(Problem("model_name_or_path", found, f"{least} to {most:,}"))
-
-
-def _numbers(value: Any) -> list[float]:
-    """The numbers in a value of JSON."""
-    if isinstance(value, dict | list | tuple):
-        inner = value.values() if isinstance(value, dict) else value
-        return [number for each in inner for number in _numbers(each)]
-    return [value] if isinstance(value, int | float) else []
 
 
 def _any_class(self: Any, name: str, argument: Any) -> None:
@@ -150,7 +144,6 @@ class Images:
         self.placeholder_id: int = config.image_token_id
         self._placeholder = self._tokenizer.convert_ids_to_tokens(self.placeholder_id)
         self._texts: dict[tuple[int, int], str] = {}
-        self._distinct: dict[str, str] = {}
         if self._placeholder is None or self.token is None:
             raise UserError(Problem("model_name_or_path", "its tokenizer has no placeholder of images"))
 
@@ -182,7 +175,7 @@ class Images:
         except Exception as error:  # the code of any family
             raise UserError(Problem("", f"{width} x {height} pixels: {first_line(error)}")) from None
         if len(self._texts) < _MOST_SIZES:  # most sizes have the text of another one, which may have kilobytes
-            text = self._texts[height, width] = self._distinct.setdefault(text, text)
+            text = self._texts[height, width] = sys.intern(text)
         return text
 
     def _of_blank(self, height: int, width: int) -> str:

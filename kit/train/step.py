@@ -189,8 +189,8 @@ def _check_gradients(prepared: "Prepared") -> None:
         return
     if all(p.grad is not None or p.numel() == 0 for p in prepared.trained):  # in each step, so without the names
         return
-    named = [(name, p) for name, p in prepared.model.named_parameters() if p.requires_grad and p.numel()]
-    without = [plain_name(name) for name, p in named if p.grad is None]
+    named = [(plain_name(name), p) for name, p in prepared.model.named_parameters() if p.requires_grad]
+    without = [name for name, p in named if p.grad is None and p.numel()]
     if not without:
         return
     found = f"no gradient reaches {len(without)} of {len(named)} trainable weights: {', '.join(without[:3])}"
@@ -203,8 +203,7 @@ def _check_gradients(prepared: "Prepared") -> None:
     found += "; other processes would wait for it"
     if any(name.startswith("base_model.") for name in without):  # as peft names them
         raise UserError(Problem("lora_target_modules", found, "modules that every batch reaches"))
-    trained = [plain_name(name) for name, p in prepared.model.named_parameters() if p.requires_grad]
-    reached = {parent for name in trained if name not in without for parent in parents(name)}
+    reached = {parent for name, _ in named if name not in without for parent in parents(name)}
     patterns = [next((f"{parent}.*" for parent in parents(name) if parent not in reached), name) for name in without]
     raise UserError(Problem("freeze", found, fix=f"add to --freeze: {','.join(dict.fromkeys(patterns))}"))
 

@@ -13,6 +13,7 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ def find(path: str, folder: str) -> Path:
     root = os.path.realpath(os.path.expanduser(folder))
     target = os.path.realpath(os.path.join(root, path))
     if not target.startswith(root.rstrip("/") + "/"):
-        found = f"{path!r} is not below {folder or '.'}"
+        found = f"not below {folder or '.'}"
         fix = "--image_folder with the folder in which all images lie; paths are relative to it"
         raise UserError(Problem("", found, "a file there: nothing else of this machine is learned unseen", fix))
     return Path(target)
@@ -113,15 +114,15 @@ def small(image: Image, folder: str, side: int) -> str:
 
 def _read(given: str | bytes, folder: str) -> bytes:
     """Return the content of an image of at most ``MAX_BYTES``. Raises ``UserError``."""
-    content = given
-    if isinstance(given, str):
+    if isinstance(given, bytes):
+        content = given
+    else:
         file = find(given, folder)
         if not file.is_file():
             fix = "--image_folder with the folder to which paths are relative, if that is not the one of the data file"
-            raise UserError(Problem("", f"no file {given!r} in {folder or '.'}", fix=fix))
+            raise UserError(Problem("", f"no such file in {folder or '.'}", fix=fix))
         with file.open("rb") as opened:
             content = opened.read(MAX_BYTES + 1)
-    assert isinstance(content, bytes)
     if not 0 < len(content) <= MAX_BYTES:
         raise UserError(Problem("", f"{len(content)} bytes", f"1 to {MAX_BYTES >> 20} MiB"))
     return content
@@ -136,7 +137,7 @@ def _decoded(content: bytes) -> Any:
         picture: Any = pil.open(io.BytesIO(content), formats=FORMATS)
     except pil.UnidentifiedImageError:
         raise UserError(Problem("", "no picture that is known", EXPECTED)) from None
-    height, width = picture.height, picture.width
+    width, height = picture.size
     if height * width > MAX_PIXELS:
         raise UserError(Problem("", f"{width} x {height} pixels", f"at most {MAX_PIXELS >> 20} million"))
     if max(height, width) > MAX_RATIO * min(height, width):
@@ -155,7 +156,7 @@ def _decoded(content: bytes) -> Any:
     elif picture.has_transparency_data:
         if samples in _SCALES:
             picture.info["transparency"] = transparent * _SCALES[samples]
-        elif samples == "RGB;16B" and transparent:
+        elif samples == "RGB;16B":
             picture.info["transparency"] = tuple(value >> 8 for value in transparent)
         picture = picture.convert("RGBA")
         picture = pil.alpha_composite(pil.new("RGBA", picture.size, "white"), picture)
@@ -165,18 +166,10 @@ def _decoded(content: bytes) -> Any:
 @contextmanager
 def _as_problem(given: str | bytes) -> Iterator[None]:
     """Turn what a damaged file makes Pillow raise into a ``UserError``, and name the file."""
+    name = given if isinstance(given, str) else "the image"
     try:
         yield
     except UserError as error:
-        if isinstance(given, bytes):
-            raise
-        named = [
-            p if given in p.found else Problem(p.where, f"{given}: {p.found}", p.expected, p.fix)
-            for p in error.problems
-        ]
-        raise UserError(*named) from None
-    except ImportError:
-        raise UserError(Problem("", "images need Pillow, which is not installed", fix=INSTALL)) from None
+        raise UserError(*(replace(p, found=f"{name}: {p.found}") for p in error.problems)) from None
     except Exception as error:
-        name = given if isinstance(given, str) else "the image"
         raise UserError(Problem("", f"{name} cannot be decoded ({type_and_message(error)})", EXPECTED)) from None

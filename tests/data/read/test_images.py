@@ -131,10 +131,10 @@ def test_a_path_leads_nowhere_but_below_the_folder(tmp_path):
     folder = str(tmp_path / "data")
     assert inspect("own.png", folder).width == 4
     for path in ("../secret.png", str(tmp_path / "secret.png"), "link.png", "own.png/../../secret.png"):
-        with pytest.raises(UserError, match="is not below"):
+        with pytest.raises(UserError, match="not below"):
             inspect(path, folder)
     assert inspect("secret.png", str(tmp_path)).width == 4
-    with pytest.raises(UserError, match=r"no file 'absent\.png'"):
+    with pytest.raises(UserError, match=r"absent\.png: no such file"):
         inspect("absent.png", folder)
 
 
