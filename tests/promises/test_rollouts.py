@@ -137,6 +137,30 @@ def test_an_answer_whose_reward_fails_is_left_out_and_named_and_without_any_rewa
     assert (none.folder / "checkpoints/step-00000002").is_dir()
 
 
+def note_calls(path, rank):
+    """In a rank, before the script: write a byte to the file at each call that generates answers."""
+    import kit.train.engine
+
+    real = kit.train.engine.generate_answers
+
+    def noting(*args, **options):
+        with path.open("a") as file:
+            file.write("x")
+        return real(*args, **options)
+
+    kit.train.engine.generate_answers = noting
+
+
+def test_the_next_answers_are_written_while_rewards_are_computed(trained, tmp_path):
+    path, own = tmp_path / "calls", tmp_path / "waiting.py"
+    path.touch()
+    waits = f"    while answer != expected and os.path.getsize({str(path)!r}) < 2:\n        time.sleep(0.05)\n"
+    own.write_text(f"import os, time\n\ndef f(expected, answer, row):\n{waits}    return len(answer) % 5\n")
+    flags = {"rewards": f"{own}:f", "per_device_eval_batch_size": 4, "max_steps": 1}
+    run = trained("waiting", prepare=partial(note_calls, path), **flags)
+    assert run.status == 0 and "reward f failed" not in run.output, run.output
+
+
 def test_rewards_see_special_tokens_and_a_rule_that_suits_no_expected_answer_is_said(trained, chat_file, tmp_path):
     path = tmp_path / "thoughts.jsonl"
     rows = [{"instruction": f"{i} + 1?", "output": f"<thought>add</thought>{i + 1}"} for i in range(4)]
