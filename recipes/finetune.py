@@ -152,7 +152,7 @@ def main() -> None:
         compile_first(prepared, layers, recipe, recipe.num_rows)
     if recipe.teacher:
         teacher = teacher or open_teacher()
-        parts.append(teacher.describe(prepared, recipe))
+        parts.append(teacher.description)
     if recipe.precomputes_reference:  # with the weights from which the run begins
         guard.enter(phases.REFERENCE)
         add_references(

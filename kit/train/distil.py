@@ -34,7 +34,6 @@ from kit.train.reference import without_gradients
 from kit.train.supervised import SupervisedLoss
 
 if TYPE_CHECKING:
-    from kit.config.settings.objective import ObjectiveSettings
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
     from kit.strategy.accelerator import Prepared
@@ -55,16 +54,12 @@ class Teacher:
         self._weight = whole_tensor(head.weight).to(prepared.accelerator.device)  # [V, h]
         self._bias = None if head.bias is None else whole_tensor(head.bias).to(prepared.accelerator.device)
         self._transform: Callable[[torch.Tensor], torch.Tensor] = model.transform_logits
-        self._description = f"teacher: {type(model).__name__} with {model.num_parameters():,} parameters"
+        self.description = f"teacher: {type(model).__name__} with {model.num_parameters():,} parameters"
 
     @property
     def vocab_size(self) -> int:
         """Rows of its head."""
         return len(self._weight)
-
-    def describe(self, prepared: "Prepared", settings: "ObjectiveSettings") -> str:
-        """Return a line about it."""
-        return self._description
 
     def states(self, batch: "GlobalBatch") -> "GlobalBatch":
         """Return the batch with the hidden states that predict each target. Called by all ranks."""

@@ -15,7 +15,6 @@ Promises:
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +35,7 @@ from kit.model.load import attention_of
 from kit.model.teacher import teacher_settings
 from kit.strategy.accelerator import sum_over_ranks
 from kit.strategy.rendezvous import together
-from kit.train.distil import Teacher, divergence
+from kit.train.distil import Teacher
 from kit.train.precompute import Progress, hash_of, key_of_model, used_samples
 from kit.train.reference import without_gradients
 
@@ -44,14 +43,11 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from kit.config.recipe import Recipe
-    from kit.config.settings.objective import ObjectiveSettings
     from kit.data.feed.feed import GlobalBatch
-    from kit.strategy.accelerator import Prepared
 
 FOLDER = "teachers"  # of the cache
 CODE_VERSION = 1  # part of every key: raise it whenever the same teacher would give other numbers
 BLOCK_VALUES = 1 << 25  # tokens that a block holds for all its targets: each is 8 bytes
-NUM_PROBED = 64  # targets of which all of the teacher's probabilities are kept, to say what the others lose
 _IDS, _LOGPS = "teacher_ids", "teacher_logps"  # of ``MicroBatch.per_target``: int32 [S, K], float32 [S, K + 1]
 
 
@@ -66,7 +62,6 @@ class StoredTeacher:
     bounds: np.ndarray  # int64 [blocks + 1]: the first target of each block
     num_tokens: int  # K
     size: int  # tokens of both vocabularies
-    pad_token_id: int
 
     def states(self, batch: "GlobalBatch") -> "GlobalBatch":
         """Return the batch with what the teacher thinks of each target."""
@@ -99,40 +94,14 @@ class StoredTeacher:
         agrees = of_student.argmax(dim=-1) == ids[:, 0]
         return micro_batch.per_target[_LOGPS][rows], outcomes(of_student, ids, temperature), agrees
 
-    def describe(self, prepared: "Prepared", settings: "ObjectiveSettings") -> str:
-        """Return a line about what the truncation loses, measured on a few targets. Called by all ranks."""
-        whole = torch.from_numpy(self.blocks[0]["whole"].reshape(-1, self.size).copy())  # [P, V]
-        collator = Collator(1, self.pad_token_id, packing=False, max_length=int(self.samples.row_lengths.max()))
-        values = []
-        with without_gradients(prepared):
-            for i in self.chosen[: np.searchsorted(self.starts[self.chosen], len(whole))]:  # one at a time has room
-                known = self._known(collator.collate(self.samples, [np.array([i])]))
-                rows = whole[self.starts[i] :][: len(known.targets)]
-                known = replace(
-                    known,
-                    target_positions=known.target_positions[: len(rows)],
-                    targets=known.targets[: len(rows)],
-                    per_target=known.per_target | {"whole": rows},
-                ).to(prepared.accelerator.device)
-                losses = partial(self._truncation, known, settings)
-                values.append(prepared.model(**known.model_inputs(), target_values=losses))
-        stored, exact, held = torch.cat(values).mean(dim=0).tolist()
+    @property
+    def description(self) -> str:
+        """A line about how much of the teacher's probability is stored, measured on the first block."""
+        held = np.exp(self._block(0, _LOGPS)[:, : self.num_tokens]).sum(axis=1).mean()
         return (
-            f"teacher: of each target its {self.num_tokens} most probable tokens, and the rest together; on "
-            f"{len(whole)} targets they hold {held:.2%} of the probability, "
-            f"and the divergence is {stored:.4g} of {exact:.4g} nats"
+            f"teacher: of each target its {self.num_tokens} most probable tokens, and the rest together; "
+            f"on {self.bounds[1]} targets they hold {held:.2%} of the probability"
         )
-
-    def _truncation(
-        self, known: MicroBatch, settings: "ObjectiveSettings", logits: torch.Tensor, rows: slice
-    ) -> torch.Tensor:
-        """The divergence of what is stored and of all tokens, and the probability of those stored, float32 [C, 3]."""
-        kind, weight, temperature = settings.divergence, settings.reward_scale, settings.distil_temperature
-        p, q, _ = self.compare(known, logits, rows, temperature)
-        all_q = (logits[:, : self.size] / temperature).log_softmax(dim=-1)
-        all_p = known.per_target["whole"][rows]
-        held = p[:, : self.num_tokens].exp().sum(dim=1)
-        return torch.stack([divergence(p, q, kind, weight), divergence(all_p, all_q, kind, weight), held], dim=1)
 
 
 def _width(num_tokens: int, size: int) -> int:
@@ -196,7 +165,7 @@ def store_teacher(
     settings = teacher_settings(recipe)
     key = [CODE_VERSION, key_of_model(accelerator, settings, attention_of(settings, config, recipe.packing))]
     key += [samples.fingerprint, recipe.distil_temperature, k, size]
-    folders = [cache_folder() / FOLDER / digest(key, hash_of(part), i == 0) for i, part in enumerate(parts)]
+    folders = [cache_folder() / FOLDER / digest(key, hash_of(part)) for part in parts]
     device = accelerator.device
     absent = torch.tensor([float(open_entry(folder) is None) for folder in folders], device=device)
     missing = torch.nonzero(sum_over_ranks(absent)).flatten().tolist()  # on one machine or more
@@ -209,8 +178,7 @@ def store_teacher(
         ranks = teacher.prepared.ranks
         for number in missing:
             asked = _Asked(samples, parts[number], starts - bounds[number], k, size, recipe.distil_temperature)
-            num_probed = NUM_PROBED if number == 0 else 0
-            values = asked.answers(teacher, ranks, recipe.micro_batch_size, pad_token_id, progress, num_probed)
+            values = asked.answers(teacher, ranks, recipe.micro_batch_size, pad_token_id, progress)
             with together(accelerator):  # an error on one rank stops all ranks
                 if accelerator.is_local_main_process:
                     _store(folders[number], values, recipe.teacher or "")
@@ -220,7 +188,7 @@ def store_teacher(
     entries = [open_entry(folder) for folder in folders]
     assert all(entries), "a block vanished from the cache"
     blocks = [entry[0] for entry in entries if entry]
-    return StoredTeacher(samples, chosen, starts, blocks, bounds, k, size, pad_token_id)
+    return StoredTeacher(samples, chosen, starts, blocks, bounds, k, size)
 
 
 @dataclass(frozen=True)
@@ -241,16 +209,13 @@ class _Asked:
         batch_size: int,
         pad_token_id: int,
         progress: Progress,
-        num_probed: int,
     ) -> dict[str, np.ndarray]:
-        """Each rank computes its share, and all get the whole. The first targets' probabilities are kept whole."""
+        """Each rank computes its share, and all get the whole."""
         num = int(self.samples.num_targets[self.chosen].sum())
         values = {
             _IDS: torch.zeros(num, self.num_tokens, dtype=torch.int32),
             _LOGPS: torch.zeros(num, _width(self.num_tokens, self.size)),
         }
-        if num_probed:
-            values["whole"] = torch.zeros(min(num_probed, num), self.size)
         max_length = int(self.samples.row_lengths.max())
         collator = Collator(batch_size, pad_token_id, packing=False, max_length=max_length)
         own = list(shares(self.samples.row_lengths, self.chosen, ranks, batch_size))
@@ -280,10 +245,6 @@ class _Asked:
             ids = logits.topk(self.num_tokens, dim=-1).indices
             values[_IDS][at[rows]] = ids.int().cpu()
             values[_LOGPS][at[rows]] = outcomes(logits, ids, self.temperature).cpu()
-            if "whole" in values:
-                probed = at[rows] < len(values["whole"])
-                whole = (logits[probed.to(logits.device)] / self.temperature).log_softmax(dim=-1)
-                values["whole"][at[rows][probed]] = whole.cpu()
 
 
 def _store(folder: Any, values: Mapping[str, np.ndarray], teacher: str) -> None:

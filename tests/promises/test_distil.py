@@ -13,7 +13,7 @@ from helpers import make_model, matrix
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.slow
-TRUNCATED = r"its (\d+) most probable tokens, .* hold ([\d.]+)% .* divergence is ([\d.e-]+) of ([\d.e-]+) nats"
+TRUNCATED = r"its (\d+) most probable tokens, .* hold ([\d.]+)% of the probability"
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,8 @@ def test_what_is_stored_of_the_whole_vocabulary_teaches_what_the_teacher_beside_
     assert few.rows[0]["cross_entropy"] == pytest.approx(beside.rows[0]["cross_entropy"], rel=1e-6)
     assert few.rows[0]["teacher_agreement"] == beside.rows[0]["teacher_agreement"]
     assert 0 < few.rows[0]["divergence"] < beside.rows[0]["divergence"]
-    _, kept, of_few, exact = map(float, re.search(TRUNCATED, few.output).groups())
-    *_, of_all, same = map(float, re.search(TRUNCATED, stored.output).groups())
-    assert 20 < kept < 100 and of_few < exact and of_all == same == pytest.approx(exact)
+    held, of_all = (float(re.search(TRUNCATED, run.output)[2]) for run in (few, stored))
+    assert 20 < held < of_all == 100
 
 
 def test_the_loss_is_that_of_both_models_own_logits(finetune, fp32, teacher, model_folder):

@@ -58,7 +58,7 @@ def test_a_divergence_over_the_most_probable_tokens_is_that_of_the_equation_and_
         }
     )
     logits = STUDENT.float().requires_grad_()
-    p, q, agrees = StoredTeacher(None, None, None, [], None, k, size, 0).compare(known, logits, slice(0, 6), t)
+    p, q, agrees = StoredTeacher(None, None, None, [], None, k, size).compare(known, logits, slice(0, 6), t)
     value = divergence(p, q, kind, beta)
     value.sum().backward()
     expected = STUDENT.clone().requires_grad_()
