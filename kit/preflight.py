@@ -24,7 +24,6 @@ from kit.data.samples.rows import NO_IMAGES
 from kit.errors import Problem, Problems, UserError, first_line, listed, raise_if
 from kit.evaluate import try_metrics
 from kit.memory.fit import check_disk, memory_problems, plan_record, planned_workload, resolve_auto
-from kit.memory.sizes import num_checkpoints
 from kit.memory.workload import Workload
 from kit.model.attention import describe_long_rows
 from kit.model.compile import check_compile
@@ -254,13 +253,11 @@ def check(
                 data.train.image_tokens(recipe.max_length if recipe.packing else None) if isinstance(data, Data) else 0
             )
             workload = replace(workload, image_tokens=of_images)
-        if not launch.skip_memory_check:
-            problems += memory_problems(workload, topology)
-            if data and folder and not folder.finished_steps:
-                with problems.caught():
-                    number = num_checkpoints(recipe, data.total_steps(recipe))
-                    check_disk(recipe.output_dir, replace(workload, num_checkpoints=number))
+        problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
         plan = plan_record(workload, topology)
+    if data and folder and topology and not (folder.finished_steps or launch.skip_memory_check):
+        with problems.caught():
+            check_disk(recipe, topology, config, data.total_steps(recipe))
     if trains and (data is None or is_proposed):
         with problems.caught():
             run_in(recipe.overwrite_output_dir, Path(recipe.output_dir or ""), recipe.inputs)

@@ -14,7 +14,7 @@ from kit.config.launch_flags import Launch
 from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.inputs import check_inputs
-from kit.memory.fit import check_disk, planned_workload
+from kit.memory.fit import check_disk
 from kit.model.load import open_config
 from kit.strategy.strategies import FSDP2
 from kit.strategy.topology import Topology
@@ -65,7 +65,11 @@ def test_a_disk_without_room_for_checkpoints_and_the_final_model_is_refused(reci
     checkpoint = tmp_path / "out/checkpoints/step-00000001"
     checkpoint.mkdir(parents=True)
     (checkpoint / "model.safetensors").write_bytes(bytes(size))  # a continued run needs no room for it
-    check_disk(lasting.output_dir, planned_workload(lasting, ONE_PROCESS, open_config(lasting)))
+    check_disk(lasting, ONE_PROCESS, open_config(lasting))
+    free = 0  # also of a run whose memory is not planned
+    assert wrong(recipe(trainable_tokens="red", output_dir=str(tmp_path / "new")), ONE_PROCESS, "mine") == [
+        "output_dir"
+    ]
 
 
 def test_to_look_is_to_write_nothing(recipe, tmp_path, model_folder):

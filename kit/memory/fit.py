@@ -18,7 +18,7 @@ from kit.memory.formulas import predict
 from kit.memory.host import host_memory
 from kit.memory.operations import model_operations_per_token
 from kit.memory.shape import Shape
-from kit.memory.sizes import format_bytes
+from kit.memory.sizes import format_bytes, num_checkpoints
 from kit.memory.workload import Workload, uncovered
 from kit.model.checkpointing import Checkpointing
 from kit.strategy.topology import Topology, gpu_memory
@@ -31,6 +31,8 @@ ENOUGH_TOKENS = 16384
 FOR_TEACHER = (
     "--teacher_in_4bit true makes the teacher smaller; with --teacher_top_k 64 it is gone when training begins"
 )
+# No formula has what they take; without them a checkpoint is smaller.
+ONLY_ADDED = ("lora_modules_to_save", "trainable_tokens", "new_tokens", "use_dora")
 # From the fastest to the one that takes the least memory.
 CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
 
@@ -197,15 +199,23 @@ def memory_problems(workload: Workload | None, topology: Topology) -> list[Probl
     return [Problem("memory", found, fix=fix)]
 
 
-def check_disk(output_dir: str | None, workload: Workload) -> str:
+def check_disk(recipe: Recipe, topology: Topology, config: Any, total_steps: int | None = None) -> str:
     """Return how much of the disk of ``output_dir`` is free, and how much the run needs, as a line.
 
     It needs the final model and the checkpoints that are there at once. Those that are there already have their room.
 
+    Args:
+        config: the model's config, as transformers opened it.
+        total_steps: of the run; None: not known.
+
     Raises:
         UserError: the disk has less than the run needs, or cannot be written to.
     """
-    folder = Path(os.path.expanduser(output_dir or ".")).absolute()
+    workload = planned_workload(recipe.model_copy(update=dict.fromkeys(ONLY_ADDED)), topology, config)
+    if workload is None:
+        return "not checked: the plan does not describe this run"
+    workload = replace(workload, num_checkpoints=num_checkpoints(recipe, total_steps))
+    folder = Path(os.path.expanduser(recipe.output_dir or ".")).absolute()
     there = sum(file.stat().st_size for file in folder.glob("checkpoints/step-*/*"))
     disk_folder = next(path for path in (folder, *folder.parents) if path.is_dir())
     if not os.access(disk_folder, os.W_OK):

@@ -58,7 +58,7 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
     local_world = launched.local_world if launched else -(-topology.num_processes // config.num_machines)
     here = replace(workload, gpus_per_machine=local_world)
     report.check("memory", lambda: check_memory(here, topology))
-    report.check("disk", lambda: check_disk(recipe.output_dir, here))
+    report.check("disk", lambda: check_disk(recipe, topology, opened[0]))
 
 
 def _check_launch(planned: LaunchPlan, launched: LaunchedRank | None) -> str:
