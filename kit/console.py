@@ -86,17 +86,20 @@ def begin_work(what: str, done: str = "") -> None:
     _work = (what, done, _work[2] if what == _work[0] else time.monotonic())
 
 
-@cache
-def report_long_work() -> None:
-    """From now on, print to standard error what the main process does, each time it printed nothing for a while."""
+def report_long_work() -> threading.Event:
+    """Print to standard error what the main process does, whenever it printed nothing for a while.
+
+    Returns what ends that when it is set.
+    """
+    is_over = threading.Event()
     if is_main():
-        threading.Thread(target=_report_long_work, daemon=True).start()
+        threading.Thread(target=_report_long_work, args=(is_over,), daemon=True).start()
+    return is_over
 
 
-def _report_long_work() -> None:
+def _report_long_work(is_over: threading.Event) -> None:
     global _last_line
-    while True:
-        time.sleep(QUIET_SECONDS / 30)
+    while not is_over.wait(QUIET_SECONDS / 30):
         what, done, since = _work
         now = time.monotonic()
         # A progress bar on the terminal says more.

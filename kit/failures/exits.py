@@ -36,7 +36,7 @@ def reporting_errors() -> Iterator[None]:
     """
     _run_folders.clear()
     guard_libraries()
-    report_long_work()
+    is_over = report_long_work()
     try:
         yield
         if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
@@ -70,6 +70,8 @@ def reporting_errors() -> Iterator[None]:
         text = visible(redacted(text))
         show_error(f"\n{text}{_written_to_run_folder(text)}")
         leave(status)  # the interpreter's shutdown would wait for threads that wait for other ranks
+    finally:
+        is_over.set()
 
 
 def leave(status: int) -> NoReturn:
