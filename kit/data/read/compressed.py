@@ -20,7 +20,7 @@ BUFFER_BYTES = 1 << 18
 def _open_zst(stream: Any) -> Any:
     import pyarrow
 
-    return pyarrow.CompressedInputStream(pyarrow.PythonFile(stream, mode="r"), "zstd")
+    return pyarrow.CompressedInputStream(stream, "zstd")
 
 
 DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {

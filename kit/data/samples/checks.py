@@ -9,7 +9,7 @@ from kit.data.chat.formats import Sample, format_of
 from kit.data.chat.messages import check_text
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import Dataset
-from kit.data.samples.rows import Encoder, as_chat, with_system
+from kit.data.samples.rows import Encoder
 from kit.errors import Problem, Problems
 
 
@@ -52,10 +52,7 @@ def check_datasets(datasets: Sequence[Dataset], encoder: Encoder, generates: boo
 def _takes_system(dataset: Dataset, encoder: Encoder) -> bool:
     """Whether the first sample has messages, before which a system message can stand; true if there is no sample."""
     sample = first_sample(dataset)
-    asked = sample | {"completion": ""}
-    system = str(encoder.settings.system_prompt)
-    with_message = with_system(as_chat(asked) if encoder.prompts_as_chat else asked, system)
-    return not sample or any(isinstance(with_message.get(name), list) for name in ("messages", "prompt"))
+    return not sample or holds_chats(dataset) or (encoder.prompts_as_chat and "prompt" in sample)
 
 
 def holds_chats(dataset: Dataset) -> bool:
