@@ -44,7 +44,7 @@ def check_extras(template: Template, messages: Messages, tools: Tools, learned: 
         if i in learned and message.get("reasoning_content") and not any(reads(template, name) for name in REASONING):
             # Many templates write no text beside a call, and some take thoughts out of contents.
             takes_out = "</think>" in template.source and "<think>" not in template.source
-            fix = WITH_REASONING if takes_out or message.get("tool_calls") else AS_CONTENT
+            fix = WITH_REASONING if takes_out or message.get("tool_calls") else f"{AS_CONTENT}; or leave it out"
             raise template.refusal(f"messages[{i}]: the template knows no reasoning_content", fix)
 
 
