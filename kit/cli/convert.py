@@ -39,6 +39,8 @@ def run(argv: list[str]) -> int:
     command = f"{command_of('finetune.py')} --config {draft.config} --recipe {recipe}"
     if draft.config != "single":  # by itself it would take all GPUs, which the global batch was not made for
         command += f" --num_processes {draft.num_processes}"
+    if draft.sequence_parallel > 1:
+        command += f" --sequence_parallel_size {draft.sequence_parallel}"
     header = [f"Made by kit convert of {given.file.name}, a file of {draft.kit}.", f"Launch: {command}"]
     if draft.num_processes == 1:
         sharded = "The weights were sharded" if draft.config.startswith("fsdp") else "One process"

@@ -46,6 +46,8 @@ def test_the_recipe_is_written_and_the_command_that_trains_it_is_printed(theirs,
     assert (request.launch.config, request.launch.num_processes, request.problems) == ("ddp", 2, [])
     assert request.recipe == recipe
     assert out == Path("ours.yaml").read_text()
+    assert main(["convert", theirs(context_parallel_size=2), "--num_processes", "4"]) == 0
+    assert "--num_processes 4 --sequence_parallel_size 2\n" in capsys.readouterr().out
     assert "changes only speed or memory.\n#   flash_attention: True" in out and "wandb_project" not in out
 
 

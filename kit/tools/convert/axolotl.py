@@ -95,7 +95,8 @@ def _take_data(draft: Draft) -> None:
         draft.take("chat_template")
     if "alpaca" in types:
         for key in ("chat_template", "chat_template_jinja"):
-            draft.given.pop(key)
+            if (template := draft.take(key)) is not None:
+                draft.leave(key, template, Group.NEEDLESS, "rows of alpaca have none")
         draft.put("chat_template", "bare", "prompt_format has all of the text")
         if set(types) != {"alpaca"}:
             draft.refuse("datasets", types, "alpaca has no chat template, the others have: train on one kind of them")

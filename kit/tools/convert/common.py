@@ -10,16 +10,11 @@ from typing import Any
 from kit.config.dataset_entry import DatasetEntry, with_own_names
 from kit.config.optimisers import OTHER_NAMES
 from kit.errors import counted
-from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, is_true, number, shown
+from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, number, shown
 
 # Sizes of groups of processes that share a sample: those that share its tokens, and those that share the model.
 _SEQUENCE = ("context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size")
 _MODEL = ("tensor_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size")
-_FROZEN = {
-    "vision": "freeze_vit freeze_vision_tower",
-    "projector": "freeze_aligner freeze_multi_modal_projector",
-    "language": "freeze_llm freeze_language_model",
-}
 FAR = 8192  # tokens, where the other kit takes what the model can
 _TRACKERS = ("tensorboard", "wandb", "trackio")
 
@@ -87,17 +82,6 @@ def take_answers(draft: Draft) -> None:
     for name in ("max_new_tokens", "temperature", "top_p"):
         if (value := draft.take(name)) is not None:
             draft.put(name, value)
-
-
-def take_parts(draft: Draft) -> None:
-    """Read which parts of a model of images train, in full training."""
-    if draft.values["method"] == "full":
-        frozen = {part: [draft.take(key) for key in keys.split()] for part, keys in _FROZEN.items()}
-        trains = [part for part in ("vision", "projector") if any(is_false(each) for each in frozen[part])]
-        if not any(map(is_true, frozen["language"])):
-            trains.append("language")
-        if trains != ["language"]:
-            draft.put("train_only", trains)
 
 
 def _take_config(draft: Draft) -> None:

@@ -17,6 +17,7 @@ from kit.config.optimisers import OPTIMISERS
 from kit.config.other_kits import kit_of
 from kit.config.recipe import Recipe
 from kit.config.recipe_file import read_yaml
+from kit.config.settings.objective import DECLARED
 from kit.config.validation import check_recipe, problems_with_secrets
 from kit.errors import Problem, UserError, first_line, raise_if
 from kit.tools.convert import axolotl, llama_factory, ms_swift, trl
@@ -34,6 +35,8 @@ _DATA = """
     dataset_config dataset_train_split dataset_test_split dataset_text_field dataset_dir
     cached_dataset cached_val_dataset columns max_samples
 """.split()
+_HEADS = [name for name, declared in DECLARED.items() if declared.head != "words"]
+_UNSHARDED = [name for name, optimiser in OPTIMISERS.items() if optimiser.bitsandbytes]
 _HELD_OUT = ("val_set_size", "val_size", "split_dataset_ratio")
 
 
@@ -96,7 +99,7 @@ def _leave_data(draft: Draft) -> None:
 
 
 def _finish_distillation(draft: Draft) -> None:
-    """Name the divergence that a beta of 0 or 1 is elsewhere, and give the student's answers room and checkpoints."""
+    """Name the divergence that a beta of 0 or 1 is elsewhere, and give the student's answers room."""
     beta = number(draft.values.pop("beta", 0))
     draft.put("divergence", {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd"), f"beta {beta:g}")
     if 0 < beta < 1:
@@ -104,28 +107,32 @@ def _finish_distillation(draft: Draft) -> None:
     if number(draft.values.get("on_policy_share", 0)):
         both = [int(number(draft.values[name])) for name in ("max_length", "max_new_tokens")]
         draft.put("max_length", sum(both), f"{both[0]} of the prompt, and the answer")
-        if draft.values.pop("save_only_model", False):
-            draft.leave(
-                "save_only_model", True, Group.SPEED, "a run that draws answers continues from whole checkpoints"
-            )
 
 
 def _leave_what_nothing_reads(draft: Draft) -> None:
-    """Leave out adapters' settings in full training, trackers' without one, and a buffer without a stream."""
+    """Leave out settings that have no effect beside others, and those that a run would refuse beside them."""
     settings = {**draft.values, **draft.typed}
-    of_adapters = [name for name in draft.values if name.startswith(("lora_", "use_dora", "use_rslora", "init_lora"))]
-    reasons = dict.fromkeys(of_adapters, "method full has no adapter") if settings.get("method") == "full" else {}
-    if draft.objective == "distil" and not number(settings.get("on_policy_share", 0)):
-        reasons |= dict.fromkeys(("temperature", "top_p", "max_new_tokens"), "the student answers nothing")
-    if draft.objective == "simpo" and number(alpha := draft.values.pop("cpo_alpha", 0)):
-        reason = "the chosen answers are learned too, which objective simpo does not; or --objective cpo"
-        draft.leave("cpo_alpha", alpha, Group.LEARNS, reason)
+    names = [name for name in draft.values if name.startswith(("lora_", "use_dora", "use_rslora", "init_lora"))]
+    unread = dict.fromkeys(names, "method full has no adapter") if settings.get("method") == "full" else {}
+    lost = {}
+    if number(settings.get("on_policy_share", 0)):
+        unread["save_only_model"] = "a run that draws answers continues from whole checkpoints"
+    elif draft.objective == "distil":
+        unread |= dict.fromkeys(("temperature", "top_p", "max_new_tokens"), "the student answers nothing")
+    if draft.objective == "simpo":
+        reasons = lost if number(settings.get("cpo_alpha", 0)) else unread
+        reasons["cpo_alpha"] = "simpo learns no cross-entropy of the chosen answers; --objective cpo does"
     if settings.get("report_to") in (None, [], "none"):
-        reasons |= dict.fromkeys(("run_name", "project"), "there is no tracker")
+        unread |= dict.fromkeys(("run_name", "project"), "there is no tracker")
     if not is_true(settings.get("streaming")):
-        reasons["shuffle_buffer_size"] = "nothing is streamed"
-    for name in [name for name in reasons if name in draft.values and name not in draft.typed]:
-        draft.leave(draft.sources.get(name, name), draft.values.pop(name), Group.NEEDLESS, reasons[name])
+        unread["shuffle_buffer_size"] = "nothing is streamed"
+    if (draft.config == "fsdp" or draft.objective in _HEADS) and number(settings.get("router_aux_loss_coef", 0)):
+        lost["router_aux_loss_coef"] = "neither FSDP nor a head has the loss of routers"
+    if draft.config == "fsdp" and settings.get("optim") in _UNSHARDED:
+        lost["optim"] = "it cannot read sharded weights; --optim adamw_bf16 takes little memory, of a full model"
+    for group, reasons in ((Group.NEEDLESS, unread), (Group.LEARNS, lost)):
+        for name in [name for name in reasons if name in draft.values and name not in draft.typed]:
+            draft.leave(draft.sources.get(name, name), draft.values.pop(name), group, reasons[name])
 
 
 def _leave_dropped(draft: Draft, drop: Collection[str]) -> None:
@@ -161,12 +168,6 @@ def _invalid(draft: Draft) -> list[Problem]:
     keys = {name: name if name in draft.typed else draft.sources.get(name, name) for name in values}
     where = {name: _place(draft, key) or key for name, key in keys.items()}
     problems = []
-    if draft.config == "fsdp" and number(values.get("router_aux_loss_coef", 0)):
-        found = f"{values['router_aux_loss_coef']} under FSDP, which cannot do that"
-        problems.append(Problem(where["router_aux_loss_coef"], found, fix="--router_aux_loss_coef 0"))
-    if draft.config == "fsdp" and OPTIMISERS.get(str(values.get("optim")), OPTIMISERS["adamw_torch"]).bitsandbytes:
-        fix = "--optim adamw_torch_fused; of a full model, --optim adamw_bf16 takes little memory"
-        problems.append(Problem(where["optim"], f"{values['optim']} cannot read sharded weights", fix=fix))
     for name, value in draft.values.items():
         info = Recipe.model_fields[name]
         if any(isinstance(each, bool) for each in as_list(value)) and not is_switch(info):

@@ -11,7 +11,6 @@ from kit.tools.convert.common import (
     put_data,
     take_batch,
     take_evaluation,
-    take_parts,
     take_template,
     take_training,
 )
@@ -32,9 +31,6 @@ def convert(draft: Draft) -> None:
     take_training(draft)
     _take_data(draft)
     take_evaluation(draft)
-    take_parts(draft)
-    if (size := draft.take("oft_block_size")) is not None:
-        draft.put("adapter_options", {"oft_block_size": size})
     template = draft.take("template")
     if not is_pretraining:
         draft.given["template"] = template
@@ -57,8 +53,6 @@ def _take_data(draft: Draft) -> None:
             reason = f"it is not in {folder}/dataset_info.json; run it where you ran LLaMA-Factory, or --{name} FILE"
             draft.refuse(name, each, reason)
         put_data(draft, name, [_entry(draft, each, info[each], file.parent, limit) for each in names if each in info])
-        if limit is not None and name in draft.values:
-            draft.notes[name] = f"of a file it takes the first {limit} rows, and max_samples draws as many"
 
 
 def _entry(draft: Draft, name: str, info: dict[str, Any], folder: Path, limit: Any) -> DatasetEntry:

@@ -14,7 +14,6 @@ from kit.tools.convert.common import (
     take_answers,
     take_batch,
     take_evaluation,
-    take_parts,
     take_template,
     take_training,
 )
@@ -39,7 +38,6 @@ def convert(draft: Draft) -> None:
         put_data(draft, ours, [part for each in data if "self-cognition" not in each for part in _entries(each)])
     take_evaluation(draft)
     take_template(draft, "template")
-    take_parts(draft)
     for key in ("system", "new_special_tokens"):
         if any(str(each).endswith(".txt") for each in as_list(draft.given.get(key))):
             draft.leave(key, draft.take(key), Group.LEARNS, "it stands in a file; give its text by hand")
