@@ -34,7 +34,13 @@ def convert(draft: Draft) -> None:
     draft.put("method", "full")
     draft.read("rl", "reward_model", "adapter", "load_in_4bit")
     draft.has_images = "processor_type" in draft.given
-    _take_modules(draft)
+    if is_true(draft.take("lora_target_linear")):
+        modules = as_list(draft.take("lora_target_modules"))
+        draft.put("lora_target_modules", "all-linear")
+        if others := [name for name in modules if re.search("head|embed|wte", name)]:
+            draft.leave(
+                "lora_target_modules", others, Group.LEARNS, "all-linear takes none of these; or name all modules"
+            )
     for theirs in _NAMES.keys() & draft.given.keys():
         draft.given[_NAMES[theirs]] = draft.given.pop(theirs)
         draft.sources[_NAMES[theirs]] = theirs
@@ -42,6 +48,9 @@ def convert(draft: Draft) -> None:
         draft.given["report_to"] = "wandb"
     take_batch(draft, 1)
     take_training(draft)
+    if (share := draft.take("cosine_min_lr_ratio")) is not None:
+        draft.put("min_lr_rate", share)
+        draft.given["lr_scheduler_type"] = "cosine_with_min_lr"
     _take_data(draft)
     take_evaluation(draft)
     _take_special_tokens(draft)
@@ -50,24 +59,9 @@ def convert(draft: Draft) -> None:
         draft.leave("plugins", plugin, group, "code of other kits is not run")
 
 
-def _take_modules(draft: Draft) -> None:
-    """Read what adapters lie around: all that several keys name."""
-    modules, experts = draft.take("lora_target_modules", []), as_list(draft.take("lora_target_parameters"))
-    if is_true(draft.take("lora_target_linear")):
-        draft.put("lora_target_modules", "all-linear")
-        others = [name for name in as_list(modules) if re.search("head|embed|wte", name)] + experts
-        if others:
-            draft.leave(
-                "lora_target_modules", others, Group.LEARNS, "all-linear takes none of these; or name all modules"
-            )
-    elif modules or experts:
-        draft.put("lora_target_modules", [*as_list(modules), *experts] if experts else modules)
-
-
 def _take_special_tokens(draft: Draft) -> None:
     """A padding token is never learned; the end of a text is."""
-    tokens = draft.take("tokens") if isinstance(draft.given.get("tokens"), dict) else {}  # its older name
-    for key, value in (draft.take("special_tokens", {}) | tokens).items():
+    for key, value in draft.take("special_tokens", {}).items():
         if key == "additional_special_tokens":
             draft.put("new_tokens", as_list(value))
         elif not is_nothing(value):

@@ -64,14 +64,8 @@ def _take_schedule(draft: Draft) -> None:
         draft.put("warmup_steps", 0)
     options = draft.take("lr_scheduler_kwargs", {})
     floor = options.pop("min_lr_rate", None) if isinstance(options, dict) else None
-    least = draft.take("min_lr", options.pop("min_lr", 0) if isinstance(options, dict) else 0)
-    if number(least):
-        floor = round(number(least) / number(draft.given.get("learning_rate", draft.given.get("lr"))), 6)
-    floor = draft.take("cosine_min_lr_ratio", floor)
     if floor is not None:
-        is_constant = number(floor) == 1
-        draft.given["lr_scheduler_type"] = "constant" if is_constant else "cosine_with_min_lr"
-        draft.values |= {} if is_constant else {"min_lr_rate": floor}
+        draft.put("min_lr_rate", floor)
     if options:
         draft.given["lr_scheduler_kwargs"] = options
 

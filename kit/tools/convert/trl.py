@@ -82,9 +82,8 @@ def _take_data(draft: Draft) -> None:
 def _part(draft: Draft, given: dict[str, Any]) -> DatasetEntry:
     """One part of a mixture; its weight there is the share of its rows that is taken, at random."""
     share = number(given.get("weight") or 1)
-    for key, value in {"weight": share if share > 1 else None, "fraction": given.get("fraction")}.items():
-        if value is not None:
-            draft.leave(f"datasets.{key}", value, Group.LEARNS, "a part comes once in an epoch; weight says otherwise")
+    if share > 1 or given.get("fraction"):
+        draft.leave("datasets.weight", given, Group.LEARNS, "a part comes once in an epoch; weight says otherwise")
     config = given.get("config", given.get("name"))
     config = None if config == "default" else config
     path = given.get("id") or given.get("path")
