@@ -61,7 +61,8 @@ def convert(draft: Draft) -> None:
 
 def _take_special_tokens(draft: Draft) -> None:
     """A padding token is never learned; the end of a text is."""
-    for key, value in draft.take("special_tokens", {}).items():
+    tokens = draft.take("tokens") if isinstance(draft.given.get("tokens"), dict) else {}  # its older name
+    for key, value in (draft.take("special_tokens", {}) | tokens).items():
         if key == "additional_special_tokens":
             draft.put("new_tokens", as_list(value))
         elif not is_nothing(value):
