@@ -114,7 +114,7 @@ def _leave_what_nothing_reads(draft: Draft) -> None:
     settings = {**draft.values, **draft.typed}
     names = [name for name in draft.values if name.startswith(("lora_", "use_dora", "use_rslora", "init_lora"))]
     unread = dict.fromkeys(names, "method full has no adapter") if settings.get("method") == "full" else {}
-    lost = {}
+    lost: dict[str, str] = {}
     if number(settings.get("on_policy_share", 0)):
         unread["save_only_model"] = "a run that draws answers continues from whole checkpoints"
     elif draft.objective == "distil":

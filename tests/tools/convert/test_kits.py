@@ -151,6 +151,7 @@ def test_a_key_means_what_its_value_says(converted, info):
         ("axolotl", pairs | {"rl": "ipo", "lora_dropout": 0.1}, {"dpo_loss": "ipo", "lora_dropout": 0}),
         ("axolotl", pairs | {"rl": "orpo", "orpo_alpha": 0.2}, {"objective": "orpo", "beta": 0.2}),
         ("axolotl", {"lora_target_modules": ["q_proj"]}, {"lora_target_modules": "all-linear"}),
+        ("axolotl", {"sequence_len": None}, {"max_length": 512}),
         (
             "axolotl",
             {"tiled_mlp": True, "activation_offloading": "legacy"},
