@@ -25,7 +25,6 @@ from kit.console import say
 from kit.errors import TrainingError, listed
 from kit.export.card import NO_STOPS, PLACEHOLDER, serving_section
 from kit.export.stops import describe_stops, write_stops
-from kit.export.transformers4 import write_for_transformers_4
 from kit.model.heads import head_of, write_sentence_transformers
 from kit.model.serving import merge_command, serve_command, why_not_served
 from kit.strategy.weights import gather_tensor, gather_trainable, plain_name, rank_and_world, whole_state
@@ -168,7 +167,6 @@ def finish_folder(folder: Path, model: Any, tokenizer: Any, card: str, stops: Ma
     config = model and (model.get_base_model() if hasattr(model, "peft_config") else model).config
     if of_texts := getattr(config, "sentence_transformers", None):
         write_sentence_transformers(folder, config.hidden_size, **of_texts)
-    write_for_transformers_4(folder)
     end = "" if model is None else card_for_servers(model)
     (folder / "README.md").write_text(card + end, encoding="utf-8")
     give_usual_mode(folder)
@@ -235,7 +233,10 @@ def _unwrapped_twin(model: Any) -> Any:
         base = type(model.get_base_model())(model.get_base_model().config)
     config = copy.deepcopy(model.peft_config["default"])
     config.base_model_name_or_path = None  # peft puts this run's there, and warns of an adapter that named another
-    return get_peft_model(base, config)
+    twin = get_peft_model(base, config)
+    if os.path.isdir(name := os.path.expanduser(base.name_or_path)):
+        config.base_model_name_or_path = os.path.abspath(name)  # found from any folder
+    return twin
 
 
 def _with_tied(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
