@@ -1,9 +1,12 @@
 """The README and docs tell the truth about what can be typed."""
 
+import json
 import re
 import shlex
+from pathlib import Path
 
-from helpers import ROOT
+import pytest
+from helpers import ROOT, WORDS, typed
 
 from kit.cli.main import COMMANDS
 from kit.config.command_line import read_command_line
@@ -88,3 +91,41 @@ def test_the_changes_that_the_architecture_page_shows_fit():
         if 1 not in (text.count(old), text.count(new)):
             stale.append(f"{path}:\n{old}")
     assert not stale, "docs/architecture.md shows these lines otherwise than they are now:\n\n" + "\n\n".join(stale)
+
+
+# Blocks that are part of a file; and one that test_api.py runs.
+PARTS = ("architecture.md", "python.md")
+MORE = {
+    "debugging.md": ("import torch\n", "profile.stop()"),
+    "objectives.md": ("", 'assert model.config.id2label == {0: "food", 1: "staff"} and model.score.out_features == 2'),
+    "questions.md": ("", 'assert close("about 10", "it is 10.5", {}) == 1'),
+    "rollouts.md": ("", 'assert judge("", "red", {"messages": [{"role": "user", "content": "blue"}, {}]}) != 0'),
+}
+
+
+@pytest.mark.slow
+def test_the_python_of_the_pages_runs(finetune, model_folder, tmp_path, monkeypatch):
+    """On adapters of a judge and of a classifier, and the judge as a reward."""
+    monkeypatch.chdir(tmp_path)
+    finetune.folder = tmp_path / "runs"
+    finetune.folder.mkdir()
+    pairs = [{"prompt": [{"role": "user", "content": w}], "chosen": f"{w} red", "rejected": w} for w in WORDS]
+    labelled = [{"text": w, "label": ("food", "staff")[i % 2]} for i, w in enumerate(WORDS)]
+    for name, objective, rows in (("judge", "reward", pairs), ("topics", "classify", labelled)):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        finetune.ok(name, objective=objective, dataset=f"{name}.jsonl", max_steps=2)
+    for page in PAGES:
+        for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            if page.name in PARTS:
+                continue
+            before, after = MORE.get(page.name, ("", ""))
+            script = tmp_path / f"{page.stem}.py"
+            script.write_text(f"{before}{code}\n{after}\n".replace('"BASE"', repr(str(model_folder))))
+            done = typed(str(script), cwd=tmp_path)
+            assert done.returncode == 0, page.name + done.stderr
+    assert {"debugging", "models", "objectives", "questions", "rollouts"} <= {
+        path.stem for path in tmp_path.glob("*.py")
+    }
+    of_judge = {"objective": "grpo", "rewards": f"{tmp_path}/rollouts.py:judge", "num_generations": 4, "max_steps": 1}
+    run = finetune.ok("grpo", **of_judge, max_new_tokens=8)
+    assert run.rows[0]["reward"] != 0, run.output
