@@ -28,7 +28,7 @@ from kit.memory.workload import Workload
 from kit.model.attention import describe_long_rows
 from kit.model.compile import check_compile
 from kit.model.dequantise import describe_dequantised
-from kit.model.heads import head_of, labels_of, pad_with, read_pooling
+from kit.model.heads import head_of, labels_of, pad_with, read_pooling, template_beside
 from kit.model.images import Images, open_images
 from kit.model.load import (
     build_meta_model,
@@ -86,7 +86,7 @@ class Preflight:
 
     def describe_data(self) -> dict[str, Any]:
         """Return the entry ``data`` for ``run.json``."""
-        return {**self.data.describe(), "stop_tokens": self.stop_tokens}
+        return {**self.data.describe(), "stop_tokens": self.stop_tokens, "text_form": self.data.text_form}
 
     def facts(self, topology: Topology) -> list[Fact]:
         """Return what the ranks of all machines compare before they load weights; nothing for a single process."""
@@ -265,11 +265,7 @@ def check(
     if recipe.vllm_server_base_url and trains and topology and is_main() and not launch.dry_run:
         check_server(recipe)
     assert tokenizer is not None and data is not None
-    # Of a head that reads plain texts none is saved: sentence-transformers would make a chat of a pair of texts.
-    reads_chats = recipe.declared.head == "words" or any(
-        {"messages", "chosen"} & {*each.fields} for each in data.datasets
-    )
-    tokenizer.chat_template = data.chat_template if reads_chats else None
+    tokenizer.chat_template = template_beside(recipe.declared.head, data.chat_template, data.text_form)
     total_steps = data.total_steps(recipe)
     return Preflight(
         recipe=recipe,

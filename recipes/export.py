@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--qat_group_size", type=int, metavar="N", help="weights of a row that share a scale")
     parser.add_argument("--model_name_or_path", help="the base, where it is no longer at its own path")
     dtypes = ("bfloat16", "float16", "float32")
-    parser.add_argument("--dtype", choices=dtypes, help="default: bfloat16 when merged; of a full model, its base's")
+    parser.add_argument("--dtype", choices=dtypes, help="default: that of the base")
     parser.add_argument(
         "--max_change", type=float, metavar="NATS", help="bound of the mean change of a token's log-probability"
     )
@@ -61,10 +61,8 @@ def main() -> None:
 
     from kit.export import gguf
 
-    is_gguf = args.format == "gguf"
     types = list(dict.fromkeys(each.strip().lower() for each in (args.gguf_type or "f16").split(",")))
     raise_if(_problems(args, types, [*gguf.CONVERTED, *gguf.QUANTISED]))
-    tools = gguf.find_tools(args.llama_cpp, types, args.pre_tokenizer) if is_gguf else None
 
     from kit.export.folders import Wanted, new_folder, write_folder, write_gguf_folder, write_torchao_folder
     from kit.export.source import find_source
@@ -75,6 +73,7 @@ def main() -> None:
     if args.format == "torchao" and args.qat is None and (run := opened.run):
         args.qat, args.qat_group_size = run.qat, args.qat_group_size or run.qat_group_size
     raise_if(_problems_of(args, opened))
+    tools = gguf.find_tools(args.llama_cpp, types, args.pre_tokenizer) if args.format == "gguf" else None
     wanted = Wanted(
         args.dtype,
         args.max_change,

@@ -288,7 +288,7 @@ def main() -> None:
     if not is_stopped:
         guard.enter(phases.WRITING_FINAL)
         opened_by = auto_class(config).__name__, class_that_dequantises(config)
-        card = model_card(recipe, prepared.strategy, state, bool(tokenizer.chat_template), stops, *opened_by)
+        card = model_card(recipe, prepared.strategy, state, tokenizer, data.text_form, stops, *opened_by)
         pixels = recipe.min_pixels, recipe.max_pixels
         save_final(prepared, tokenizer, folder.final, card, config.dtype, stops, pixels)
     folder.end(state.step, is_stopped, state.early_stop_reason(recipe, total_steps))

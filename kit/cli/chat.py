@@ -13,7 +13,7 @@ default answers are greedy too.
 
   --image FILE       a picture before the first question of a conversation; several are several
   --base             answer with the base as well: the model without the adapter
-  --plain            no chat template: what you type is the prompt, for a model trained on prompts as plain text
+  --plain            no chat template: what you type is the prompt, as for a run on plain text
   --temperature T    draw from probabilities of this temperature, from 0.01 (default: greedy)
   --top_p P          with a temperature: draw from the likeliest tokens that together have this probability
 

@@ -21,7 +21,7 @@ from kit.config.settings.objective import Rows
 from kit.config.settings.optimisation import OptimSettings
 from kit.data.chat.formats import format_of
 from kit.data.chat.template import Jinja, resolve_template
-from kit.data.chat.tokens import Placeholders
+from kit.data.chat.tokens import Placeholders, form_of
 from kit.data.feed.feed import Feed
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
@@ -56,6 +56,11 @@ class Data:
     def chat_template(self) -> Jinja:
         """The template to be saved with the model."""
         return self.encoder.template
+
+    @property
+    def text_form(self) -> str:
+        """The form of the texts to train on, see ``FORMS``."""
+        return form_of(*(store.info["counts"] for store in self.train.stores))
 
     @property
     def fingerprint(self) -> str:

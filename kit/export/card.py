@@ -22,6 +22,7 @@ from kit.config.settings.data import DataSettings
 from kit.config.settings.method import MethodSettings
 from kit.data.read.sources import hub_id
 from kit.errors import UserError, counted
+from kit.own_metric import is_own
 from kit.run.record import metrics_rows
 from kit.secrets import redacted
 from kit.strategy.topology import ActualStrategy
@@ -41,7 +42,8 @@ def model_card(
     settings: MethodSettings,
     strategy: ActualStrategy | None,
     state: LoopState,
-    has_chat_template: bool,
+    tokenizer: Any,
+    text_form: str = "chat",
     stops: Mapping[str, int] = NO_STOPS,
     loader: str = "AutoModelForCausalLM",
     dequantised_by: str = "",
@@ -53,7 +55,8 @@ def model_card(
         settings: the recipe of the run; other settings, which open the base, if the run is not known.
         strategy: of the run; None: not known.
         state: after the last step.
-        has_chat_template: whether the tokenizer beside the card has one.
+        tokenizer: the one beside the card.
+        text_form: of the texts that the model was trained on, see ``kit.data.chat.tokens.FORMS``.
         stops: the tokens that end answers, but for those at which the base stops too, see ``new_stops``.
         loader: the class of transformers that opens the base, see ``kit.model.classes``.
         dequantised_by: the class of transformers that opens the files of a quantised base as they were trained on.
@@ -90,7 +93,7 @@ def model_card(
         lines += [f"- the adapter is merged into its base, in {merged}: the model needs nothing else"]
         lines += ["- the evaluation is that of the adapter on its base, before the merge"] * bool(table)
     lines += ["", *table]
-    code = _code_to_use(settings, is_plain, has_chat_template, bool(stops), loader, dequantised_by)
+    code = _code_to_use(settings, is_plain, tokenizer, text_form, bool(stops), loader, dequantised_by)
     return redacted("\n".join([*lines, "```python", *code, "```", ""]))
 
 
@@ -146,7 +149,7 @@ def _training_lines(recipe: Recipe, strategy: ActualStrategy, state: LoopState) 
     lines = []
     settings = recipe.objective_settings
     if recipe.objective != "sft" or any(settings.values()):
-        shown = [f"{name} {value}" for name, value in settings.items() if value]
+        shown = [as_code(f"{name} {_without_folder(value)}") for name, value in settings.items() if value]
         lines += [f"- objective: {', '.join([recipe.objective, *shown])}"]
     lines += [f"- {state.step} steps of {recipe.global_batch_size} {'packs' if recipe.packing else 'samples'}"]
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
@@ -158,6 +161,16 @@ def _training_lines(recipe: Recipe, strategy: ActualStrategy, state: LoopState) 
     if recipe.system_prompt:
         lines += [f"- system message of conversations that had none: {as_code(recipe.system_prompt)}"]
     return lines
+
+
+def _without_folder(value: Any) -> Any:
+    """The value of a setting; of a path of this machine the name of the file, with its function if it is code."""
+    if isinstance(value, list):
+        return [_without_folder(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    file = value.rpartition(":")[0] if is_own(value) else value
+    return os.path.basename(value) if os.path.exists(os.path.expanduser(file)) else value
 
 
 def _base_id(name: str) -> str | None:
@@ -202,7 +215,8 @@ def _table(state: LoopState) -> list[str]:
     lines = [f"| | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     for name in (name for name in last if not name.startswith(OF_THE_DATA)):
         values = (f"{each[name]:.5g}" if name in each else "" for each in columns.values())
-        lines.append(f"| {as_code(name)} | {' | '.join(values)} |")
+        shown = as_code(name.replace("\\", "\\\\").replace("|", "\\|"))  # else a cell would end there
+        lines.append(f"| {shown} | {' | '.join(values)} |")
     return [*lines, ""]
 
 
@@ -215,7 +229,8 @@ def as_code(text: str) -> str:
 def _code_to_use(
     settings: MethodSettings,
     is_plain: bool,
-    has_chat_template: bool,
+    tokenizer: Any,
+    text_form: str,
     has_stops: bool,
     loader: str,
     dequantised_by: str,
@@ -230,6 +245,7 @@ def _code_to_use(
             'vectors = model.encode(["a question", "an answer to it"])',
             "print(model.similarity(vectors, vectors))",
         ]
+    has_head = loader in _PIPELINES
     options = f'dtype="auto", device_map="auto"{more}'
     lines = ["import transformers"] if is_plain else ["import transformers", "from peft import PeftConfig, PeftModel"]
     lines += ["", f'folder = "{PLACEHOLDER}"', f"tokenizer = transformers.AutoTokenizer.from_pretrained(folder{more})"]
@@ -239,7 +255,7 @@ def _code_to_use(
         if dequantised_by:
             options += f", quantization_config=transformers.{dequantised_by}(dequantize=True)"
         lines += ["base = PeftConfig.from_pretrained(folder).base_model_name_or_path"]
-        if loader in _PIPELINES:
+        if has_head:
             labels = dict(enumerate(getattr(settings, "labels", None) or ["reward"]))
             options += f", id2label={labels}, pad_token_id=tokenizer.pad_token_id"
         lines += [f"model = transformers.{loader}.from_pretrained(base, {options})"]
@@ -251,21 +267,25 @@ def _code_to_use(
             lines += [
                 "model.generation_config = transformers.GenerationConfig.from_pretrained(folder)  # where it stops"
             ]
-    if has_chat_template and getattr(settings, "objective", "") != "classify":
+    if tokenizer.chat_template and text_form == "chat":
         system = settings.system_prompt if isinstance(settings, Recipe) else None
         messages = [{"role": "system", "content": system}] if system else []
         messages += [{"role": "user", "content": "Hello!"}]
-        is_judged = loader in _PIPELINES  # with its answer
+        is_judged = has_head and getattr(settings, "objective", "") != "classify"  # a question with its answer
         messages += [{"role": "assistant", "content": "Hi!"}] if is_judged else []
         lines += [
             f"messages = [{', '.join(map(json.dumps, messages))}]",
             "inputs = tokenizer.apply_chat_template(",
-            f'    messages, add_generation_prompt={not is_judged}, return_tensors="pt", return_dict=True',
+            f'    messages, add_generation_prompt={not has_head}, return_tensors="pt", return_dict=True',
             ").to(model.device)",
         ]
+    elif text_form == "ended":
+        bos = "tokenizer.bos_token + " if tokenizer.bos_token else ""
+        text = '"a question\\nan answer" + tokenizer.eos_token' if has_head else '"Once upon a time"'
+        lines += [f'inputs = tokenizer({bos}{text}, add_special_tokens=False, return_tensors="pt").to(model.device)']
     else:
         lines += ['inputs = tokenizer("Once upon a time", return_tensors="pt").to(model.device)']
-    if loader in _PIPELINES:
+    if has_head:
         return [*lines, "print(model(**inputs).logits)"]
     return [
         *lines,

@@ -32,7 +32,7 @@ from kit.export.final import (
     finish_folder,
     write_model,
 )
-from kit.export.proof import BOUNDS, SHARE, Scores, change_between, check_folder, score
+from kit.export.proof import BOUNDS, SHARE, Scores, change_between, check_folder, check_tokenizer, score
 from kit.export.source import Source
 from kit.export.stops import describe_stops, new_stops, open_generation_config, read_stops
 from kit.model.adapter import adapters_off, attach_adapter
@@ -40,7 +40,6 @@ from kit.model.dequantise import class_that_dequantises
 from kit.model.heads import head_of, pad_with
 from kit.model.load import build_meta_model, build_model, check_model
 from kit.model.plan import LoadPlan
-from kit.run.record import read_stop_tokens
 from kit.strategy.weights import whole_state
 
 
@@ -48,7 +47,7 @@ from kit.strategy.weights import whole_state
 class Wanted:
     """How a model is written."""
 
-    dtype: str | None  # of the weights; None: that of the base, of a merged model bfloat16
+    dtype: str | None  # of the weights; None: that of the base
     max_change: float | None = None  # nats per token; None: ``BOUNDS``, and of a merge ``SHARE``
     output_dir: Path = Path("model")  # for messages: what is written has another name until it is complete
     merges: bool = False  # the adapter of a checkpoint too
@@ -111,6 +110,7 @@ def _write_adapter(source: Source, folder: Path, wanted: Wanted) -> None:
         if not any(each.shape == tensor.shape and torch.equal(each, tensor.to(each.dtype)) for each in left):
             raise TrainingError(f"the adapter that was written lacks {name}; nothing was kept")
     say(*describe_stops(stops, str(wanted.output_dir)), *describe_serving(model, wanted.output_dir))
+    say(*check_tokenizer(folder, source.rows, source.tokenizer))
     say(f"adapter, opened again: {len(tensors)} of {len(tensors)} trained tensors are there, bit for bit")
 
 
@@ -127,12 +127,12 @@ def _pixels(source: Source) -> Pixels:
 
 def _stops_of_run(source: Source) -> dict[str, int]:
     open_generation_config(source.settings, source.meta_model)
-    return new_stops(source.meta_model, read_stop_tokens(source.run_file)) if source.run_file else {}
+    return new_stops(source.meta_model, source.texts.stop_tokens)
 
 
 def _write_merged(source: Source, folder: Path, wanted: Wanted) -> Any:
     """Merge an adapter into its base, in the wanted dtype, and write a plain model."""
-    dtype = wanted.dtype or "bfloat16"
+    dtype = wanted.dtype or str(source.config.dtype or torch.float32)[6:]
     rows = source.rows  # which checks the files, before any weight is read
     plan = LoadPlan(compute_dtype=dtype, device="cpu")  # type: ignore[arg-type]  # float16 too: nothing trains
     announce_wait("reading the weights")
@@ -153,9 +153,8 @@ def _write_merged(source: Source, folder: Path, wanted: Wanted) -> Any:
     _choose_padding(source)
     if head_of(merged.config) == "scores":
         merged.config.pad_token_id = source.tokenizer.pad_token_id
-    if source.checkpoint and source.run_file:
-        known = read_stop_tokens(source.run_file)
-    else:
+    known = source.texts.stop_tokens
+    if not source.checkpoint:
         known = read_stops(Path(source.settings.adapter_name_or_path or ""), source.tokenizer)
     stops = new_stops(merged, known)
     merged.save_pretrained(folder, max_shard_size=MAX_SHARD_BYTES)

@@ -23,6 +23,7 @@ from kit.config.recipe import Recipe
 from kit.config.settings.data import DataSettings
 from kit.config.settings.objective import Rows as RowKind
 from kit.data.chat.template import Template, resolve_template
+from kit.data.chat.tokens import form_of
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import open_datasets
 from kit.data.samples.rows import Encoder
@@ -52,6 +53,7 @@ class Rows:
     learned: list[list[int]]  # of each row, the positions in ``ids`` of the tokens that are compared; from 1 on
     origin: str  # for messages
     texts: tuple[str, ...] = ()  # of the rows, if they are known; else they are decoded
+    text_form: str = "chat"  # see ``kit.data.chat.tokens.FORMS``; of texts of the kit this says nothing
 
     @property
     def num_tokens(self) -> int:
@@ -112,7 +114,9 @@ def _read(run: DataSettings, rows: RowKind, entries: Sequence[DatasetEntry], tok
     piece = encoder.encode(dataset, islice(read_rows(dataset.source.parts, dataset.columns), NUM_ROWS))
     if is_pooled:
         texts = np.split(piece.input_ids, np.cumsum(piece.heads["text_lengths"])[:-1])
-        return Rows([each.tolist() for each in texts], [[len(each) - 1] for each in texts], f"{origin} ({len(texts)})")
+        ids = [each.tolist() for each in texts]
+        learned = [[len(row) - 1] for row in ids]
+        return Rows(ids, learned, f"{origin} ({len(ids)})", text_form=form_of(piece.counts))
     ids, learned = [], []
     for i in range(len(piece)):
         row, weights = piece[i]
@@ -278,6 +282,21 @@ def check_ids(what: str, expected: Sequence[tuple[str, list[int]]], ids: Sequenc
     return f"{what}: ids equal for {len(expected)} of {len(expected)} texts"
 
 
+def check_tokenizer(folder: Path, rows: Rows, tokenizer: Any) -> list[str]:
+    """Compare the tokenizer in a written folder with ``tokenizer``, which was written, and with what was trained on.
+
+    Raises:
+        TrainingError: ids or template differ, or a template would make chats of the plain texts of a head.
+    """
+    from transformers import AutoTokenizer
+
+    opened = AutoTokenizer.from_pretrained(folder)
+    if opened.chat_template != tokenizer.chat_template or (rows.text_form != "chat" and opened.chat_template):
+        raise TrainingError(f"{folder} has another chat template than the model; nothing was kept")
+    expected = texts_of(rows, tokenizer) + rendered(tokenizer)
+    return [check_ids("tokenizer, opened again", expected, [encode(opened, text) for text, _ in expected])]
+
+
 def check_folder(
     folder: Path,
     model: Any,
@@ -302,13 +321,7 @@ def check_folder(
     Raises:
         TrainingError: ids differ, or answers by more than ``bound``.
     """
-    from transformers import AutoTokenizer
-
-    opened = AutoTokenizer.from_pretrained(folder)
-    if opened.chat_template != tokenizer.chat_template:
-        raise TrainingError(f"{folder} has another chat template than the model; nothing was kept")
-    expected = texts_of(rows, tokenizer) + rendered(tokenizer)
-    lines = [check_ids("tokenizer, opened again", expected, [encode(opened, text) for text, _ in expected])]
+    lines = check_tokenizer(folder, rows, tokenizer)
     found = score(model, rows, as_stored=hasattr(model, "hf_quantizer"))
     change = change_between(reference, found, head_of(model.config) != "words")
     fix = "--dtype float32 rounds less; " if learned is not None and model.dtype != torch.float32 else ""

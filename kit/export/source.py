@@ -16,13 +16,13 @@ from kit.errors import Problem, UserError, raise_if
 from kit.export.card import model_card, state_of
 from kit.export.proof import Rows, find_rows
 from kit.model.classes import auto_class
-from kit.model.heads import with_head
+from kit.model.heads import template_beside, with_head
 from kit.model.load import build_meta_model, check_model, open_config
 from kit.model.locate import base_of_adapter, hint_final
 from kit.model.token_rows import num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.run.opening import run_of
-from kit.run.record import RUN_FILE, read_run, with_model_of_checkpoint
+from kit.run.record import RUN_FILE, Texts, read_run, read_texts, with_model_of_checkpoint
 from kit.strategy.topology import ActualStrategy
 from kit.train.loop_state import LoopState
 
@@ -47,6 +47,11 @@ class Source:
         if self.run_file is None:
             return None
         return read_run(self.run_file)[0].model_copy(update={"model_name_or_path": self.settings.model_name_or_path})
+
+    @cached_property
+    def texts(self) -> Texts:
+        """What is known of the texts that the run trained on."""
+        return read_texts(self.run_file)
 
     @property
     def strategy(self) -> ActualStrategy | None:
@@ -86,7 +91,8 @@ class Source:
         """The tokenizer, with the chat template of the run: beside a model it is that of its folder."""
         tokenizer = open_tokenizer(self.settings)
         if self.checkpoint and (run := self.run):
-            tokenizer.chat_template = resolve_template(tokenizer, run.chat_template, run.chat_template_kwargs)
+            template = resolve_template(tokenizer, run.chat_template, run.chat_template_kwargs)
+            tokenizer.chat_template = template_beside(run.declared.head, template, self.texts.form)
         return tokenizer
 
     @cached_property
@@ -96,8 +102,8 @@ class Source:
 
     def card(self, **more: Any) -> str:
         """Return the model card. ``more`` are arguments of ``model_card``."""
-        about = {"has_chat_template": bool(self.tokenizer.chat_template), "loader": self.loader.__name__, **more}
-        return model_card(self.run or self.settings, self.strategy, self.state, **about)
+        about = {"text_form": self.texts.form, "loader": self.loader.__name__, **more}
+        return model_card(self.run or self.settings, self.strategy, self.state, self.tokenizer, **about)
 
 
 def find_source(path: Path, base: str | None, trust_remote_code: str) -> Source:

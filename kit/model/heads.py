@@ -159,6 +159,14 @@ def check_head(meta_model: Any) -> list[Problem]:
     return problems
 
 
+def template_beside(head: Head, template: Any, text_form: str) -> Any:
+    """Return the chat template to save with a model; None for a head on plain texts.
+
+    sentence-transformers would make chats of those.
+    """
+    return template if text_form == "chat" or head == "words" else None
+
+
 def pad_with(tokenizer: Any, last_ids: set[int]) -> None:
     """Let ``tokenizer`` pad with a token that ends no text: transformers takes the last one that is no padding.
 

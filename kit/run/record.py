@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +13,8 @@ from pydantic import ValidationError
 from kit import __version__, durable
 from kit.cache import file_digest
 from kit.checkpoint.manifest import ALL, verify
-from kit.config.recipe import Recipe
+from kit.config.recipe import IDENTITY, Recipe
+from kit.config.settings.data import DataSettings
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.objective import ObjectiveSettings
 from kit.durable import open_regular, read_small
@@ -26,6 +28,7 @@ Opening = TypeVar("Opening", bound=MethodSettings)
 MAX_STEP = 2**53  # a float holds each whole number up to it
 # How the model is computed, not what it is: settings of whoever opens the model, not of the run.
 _OF_WHO_OPENS = ("trust_remote_code", "attn_implementation", "gradient_checkpointing", "activation_offload")
+_OF_TRAINING = {"streaming", "shuffle", "shuffle_buffer_size", "packing", "max_train_samples"}  # and of its data alone
 
 
 def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:
@@ -34,9 +37,15 @@ def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:
     Raises:
         UserError: the file is absent, damaged, or not a record of a run.
     """
-    try:
-        values = json.loads(read_small(run_file))
+    with _opened(run_file) as values:
         return Recipe.model_validate(values["recipe"]), ActualStrategy.from_record(values["strategy"])
+
+
+@contextmanager
+def _opened(run_file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the values of ``run.json``. What they lack in the ``with`` block is a ``UserError``."""
+    try:
+        yield json.loads(read_small(run_file))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         found = f"no record of a run ({fault_of_record(error)})"
         raise UserError(Problem(str(run_file), found, "the folder of a run, or what lies in it")) from None
@@ -52,13 +61,20 @@ def fault_of_record(error: Exception) -> str:
     return type(error).__name__
 
 
-def read_stop_tokens(run_file: Path) -> dict[str, int]:
-    """Return the tokens that end answers of a run's data, with their ids; empty if ``run.json`` has none."""
-    try:
-        stops = json.loads(read_small(run_file))["data"]["stop_tokens"]
-        return {str(token): int(id_) for token, id_ in stops.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # of an earlier version
-        return {}
+@dataclass(frozen=True)
+class Texts:
+    """What ``run.json`` says of the texts that a run trains on."""
+
+    stop_tokens: dict[str, int]  # that end answers, with their ids
+    form: str  # see ``kit.data.chat.tokens.FORMS``
+
+
+def read_texts(run_file: Path | None) -> Texts:
+    """Read what ``run.json`` says of the texts, as ``read_run`` reads the rest; None: no run is known."""
+    if run_file is None:
+        return Texts({}, "chat")
+    with _opened(run_file) as values:
+        return Texts(values["data"]["stop_tokens"], values["data"]["text_form"])
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -121,21 +137,21 @@ def with_model_of_checkpoint(
 
 
 def as_trained(settings: Recipe, run: Recipe) -> Recipe:
-    """Return ``settings`` with all that says what a run computed: texts, lengths, losses, and rounded weights.
+    """Return ``settings`` with all that says what a run computed: texts, lengths, images, losses, and rounding.
 
     What ``settings`` set themselves stays: another objective with its own settings, another template with its own
     variables. The method is the run's if both are of adapters.
     """
-    names = {"max_length", "train_on", "excess_length_strategy", "system_prompt", "chat_template_kwargs"}
-    names |= {"dataset_columns"} if "dataset_columns" not in settings.model_fields_set else set()
+    names = {*DataSettings.model_fields, "fp8", "qat", "qat_group_size"} & set(IDENTITY) - _OF_TRAINING
     own = {name for name in settings.model_fields_set if getattr(settings, name) is not None}
-    names |= {"chat_template"} if "chat_template" not in own else set()
     if "chat_template" in own:
         names.remove("chat_template_kwargs")
+    if "qat" in own:
+        names -= {"qat_group_size", "fp8"}
+    if "method" in own and settings.method == "qlora":
+        names.remove("fp8")
     if settings.objective == run.objective or "objective" not in own:
         names |= set(ObjectiveSettings.model_fields)
-    if "qat" not in own:
-        names |= {"qat", "qat_group_size"}
     if "lora" in settings.method and "lora" in run.method:
         names.add("method")
     return settings.model_copy(update={name: getattr(run, name) for name in names - own})

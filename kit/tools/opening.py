@@ -12,7 +12,7 @@ from kit import interrupt
 from kit.checkpoint.load import load_weights
 from kit.config.command_line import Request
 from kit.config.recipe import Recipe
-from kit.console import silence_libraries
+from kit.console import say, silence_libraries
 from kit.data.chat.template import Template, resolve_template
 from kit.data.chat.turns import Drafters
 from kit.errors import Problem, UserError, raise_if
@@ -22,7 +22,7 @@ from kit.model.images import Images, open_images
 from kit.model.load import build_meta_model, build_model, check_model, num_positions, open_config
 from kit.model.tokenizer import open_tokenizer
 from kit.run.opening import CHECKPOINT, precision_of, run_of, to_open
-from kit.run.record import read_stop_tokens
+from kit.run.record import read_texts
 from kit.run.resume import verify_together
 from kit.strategy.accelerator import Prepared, prepare, start
 from kit.strategy.launch import forget_launcher, plan_launch
@@ -71,7 +71,7 @@ def open_model(
     """Open the model that a recipe names.
 
     Args:
-        is_plain: without a chat template.
+        is_plain: without a chat template, as for a run on plain texts.
         with_base: ``base_of`` will be asked for.
         with_images: it must read images.
 
@@ -79,7 +79,10 @@ def open_model(
         UserError: it cannot be opened, needs a chat template and has none, is no adapter and so has no base, or reads
             no images.
     """
-    run_file = run_of(recipe.adapter_name_or_path or recipe.model_name_or_path)
+    texts = read_texts(run_of(recipe.adapter_name_or_path or recipe.model_name_or_path))
+    if texts.form != "chat" and not (is_plain or with_images or recipe.chat_template):
+        is_plain = True
+        say("note: the run learned plain text, so what you type is the prompt; --chat_template makes a chat of it")
     recipe, checkpoint = to_open(recipe)
     if with_base and recipe.method == "full":
         raise UserError(Problem("--base", "this is a whole model, which holds no base", "an adapter", "leave it out"))
@@ -101,7 +104,7 @@ def open_model(
     if checkpoint:
         load_weights(prepared.model, checkpoint)
     prepared.model.eval()
-    ends = set(read_stop_tokens(run_file).values()) if run_file else set()
+    ends = set(texts.stop_tokens.values())
     own = accelerator.unwrap_model(prepared.model).generation_config
     eos = own.eos_token_id if own else None
     ends |= {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}

@@ -11,6 +11,7 @@ from kit.config.settings.method import MethodSettings
 from kit.export.card import converted_card, model_card, serving_section, state_of
 from kit.train.loop_state import LoopState
 
+TOKENIZER = SimpleNamespace(chat_template="{{ messages }}", bos_token=None)
 STRATEGY = SimpleNamespace(type="single", num_processes=1, mixed_precision="no")
 
 
@@ -22,7 +23,7 @@ def state(last=None, first=None, step=160):
 
 def card_of(model="some/base-1.5B_v2", stops=None, loop=None, **changes):
     values = {"model_name_or_path": str(model), "dataset": "d.jsonl", "max_length": 8, **changes}
-    return model_card(Recipe(**values), STRATEGY, loop or state(), True, stops or {})
+    return model_card(Recipe(**values), STRATEGY, loop or state(), TOKENIZER, "chat", stops or {})
 
 
 def about(card):
@@ -63,13 +64,15 @@ HOSTILE = [
     "`a` <script>b</script> ``",
     "[a](https://b.c)\x1b[2J\u202e",
     "{a: !!python/object b}",
+    "a|b\\|<img src=x onerror=alert(1)>",
 ]
 
 
 def test_names_of_strangers_are_only_names_in_a_card():
     def card_with(name):
         loop = state({f"eval_loss/{name}": 1.0}, step=1)
-        return card_of(name, {name: 2}, loop, dataset=[{"path": "d.jsonl", "name": name}], new_tokens=[name])
+        labels = {"objective": "classify", "labels": [name, "b"]}
+        return card_of(name, {name: 2}, loop, dataset=[{"path": "d.jsonl", "name": name}], new_tokens=[name], **labels)
 
     for name in HOSTILE:
         card, usual = card_with(name), card_with("/a")
@@ -80,11 +83,21 @@ def test_names_of_strangers_are_only_names_in_a_card():
         assert len(body.splitlines()) == len(usual_body.splitlines()), name
         outside = re.sub(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)", "", body.split("```python")[0])  # of code spans
         assert not re.search(r"[<>\[\]{!`\\]", outside), name
+        row = next(line for line in body.splitlines() if line.startswith("| `eval_loss/"))
+        assert len(re.findall(r"(?:\\.|[^|\\])+", row.strip("| "))) == 2, row  # the cells of GitHub's tables
 
 
 def test_the_code_opens_what_was_trained():
     """By its own class, on the base as it was trained on, and with the tokens that end answers."""
-    of_run = (STRATEGY, state(), True, {"<|im_end|>": 2}, "AutoModelForImageTextToText", "FineGrainedFP8Config")
+    of_run = (
+        STRATEGY,
+        state(),
+        TOKENIZER,
+        "chat",
+        {"<|im_end|>": 2},
+        "AutoModelForImageTextToText",
+        "FineGrainedFP8Config",
+    )
     for method, merged in (("full", ""), ("lora", ""), ("lora", "bfloat16")):
         recipe = Recipe(model_name_or_path="some/base", dataset="d.jsonl", max_length=8, method=method)
         card = model_card(recipe, *of_run, merged=merged)
@@ -101,8 +114,30 @@ def test_the_code_opens_what_was_trained():
         assert ("quantization_config=transformers.FineGrainedFP8Config(dequantize=True))" in card) == is_adapter
         assert ("GenerationConfig.from_pretrained" in card) == is_adapter
         assert "answers end with `<|im_end|>`" in card
-    unknown = model_card(MethodSettings(model_name_or_path="some/base"), None, LoopState(), False)
+    unknown = model_card(MethodSettings(model_name_or_path="some/base"), None, LoopState(), TOKENIZER, "plain")
     assert "data and training: not known" in unknown and 'tokenizer("Once upon a time"' in unknown
+
+
+def test_the_code_gives_the_text_that_was_learned():
+    tokenizer = SimpleNamespace(chat_template="x", bos_token="<s>")
+    for objective, form, shown in (
+        ("sft", "ended", 'tokenizer(tokenizer.bos_token + "Once upon a time", add_special_tokens=False'),
+        ("reward", "ended", 'bos_token + "a question\\nan answer" + tokenizer.eos_token, add_special_tokens=False'),
+        ("reward", "chat", '"assistant", "content": "Hi!"}]\ninputs = tokenizer.apply_chat_template('),
+        ("reward", "plain", 'tokenizer("Once upon a time", return'),
+        ("classify", "chat", '"content": "Hello!"}]\ninputs = tokenizer.apply_chat_template('),
+    ):
+        recipe = Recipe(model_name_or_path="some/base", dataset="d.jsonl", max_length=8, objective=objective)
+        loader = "AutoModelForCausalLM" if objective == "sft" else "AutoModelForSequenceClassification"
+        card = model_card(recipe, STRATEGY, state(), tokenizer, form, loader=loader)
+        assert shown in card and ("apply_chat_template" in card) == (form == "chat"), card
+
+
+def test_of_paths_of_this_machine_the_card_has_the_last_part(tmp_path):
+    (tmp_path / "own.py").write_text("")
+    rewards = [f"{tmp_path}/own.py:judge", "regex:a/b"]
+    card = card_of(objective="grpo", rewards=rewards)
+    assert str(tmp_path) not in card and "own.py:judge" in card and "regex:a/b" in card
 
 
 def test_the_card_of_other_files_says_how_they_were_compared():

@@ -13,6 +13,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from kit.errors import UserError
 from kit.model.heads import check_head, labels_of
 
+from kit.errors import TrainingError, UserError
+
 pytestmark = pytest.mark.slow
 WORDS = "red green blue one two three four five six seven".split()
 
@@ -144,6 +146,44 @@ def test_a_merged_reward_model_gives_the_rewards_of_its_adapter(finetune, fp32, 
     rewards = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[:, 0]
     margin = (rewards[::2] - rewards[1::2]).mean().item()
     assert run.rows[-1]["eval_margin"] == pytest.approx(margin, rel=1e-3, abs=1e-5)
+
+
+def test_a_head_on_plain_texts_has_no_chat_template_wherever_it_is_written(
+    finetune, fp32, model_folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(model_folder.parent)  # an adapter is opened from any folder
+    flags = {"objective": "reward", "method": "lora", "model_name_or_path": model_folder.name, "max_steps": 2}
+    rows = [{"prompt": word, "chosen": f"{word} red", "rejected": word} for word in WORDS]
+    dataset = tmp_path / "plain.jsonl"
+    dataset.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = finetune.ok("run", config=fp32["single"], **flags, dataset=dataset, eval_dataset=dataset)
+    monkeypatch.chdir(tmp_path)
+    checkpoint = run.folder / "checkpoints/step-00000002"
+    base = f"--model_name_or_path={model_folder}"  # which the run names by a relative path
+    export(checkpoint, tmp_path / "adapter", base)
+    export(checkpoint, tmp_path / "merged", base, "--merge")
+    export(run.folder, tmp_path / "again")
+    for folder in (run.folder / "final", tmp_path / "adapter", tmp_path / "merged", tmp_path / "again"):
+        assert AutoTokenizer.from_pretrained(folder).chat_template is None, folder
+    card = (tmp_path / "again/README.md").read_text()
+    code = card.partition("```python\n")[2].partition("```")[0].replace("path/to/this/folder", f"{tmp_path}/again")
+    shown = code.replace("a question\\nan answer", "red\\nred red").replace("print(", "found.append(")
+    found: list = []
+    exec(shown, {"found": found})
+    model, tokenizer = opened(tmp_path / "again", AutoModelForSequenceClassification)
+    assert json.loads((tmp_path / "again/config.json").read_text())["dtype"] == "float32"  # as the base
+    (row,) = [row for row in run.rows if "eval_reward_chosen" in row]
+    texts = [f"{row['prompt']}\n{row['chosen']}{tokenizer.eos_token}" for row in rows]
+    rewards = [model(torch.tensor([tokenizer(text).input_ids])).logits.item() for text in texts]
+    assert row["eval_reward_chosen"] == pytest.approx(np.mean(rewards), rel=1e-4)
+    assert found[0].item() == pytest.approx(rewards[0], rel=1e-4)
+    monkeypatch.setattr("kit.export.source.template_beside", lambda head, template, form: template)
+    for flags in ([], ["--merge"]):
+        with pytest.raises(TrainingError, match="has another chat template"):
+            export(checkpoint, tmp_path / "wrong", base, *flags)
+    with pytest.raises(UserError) as caught:
+        export(run.folder, tmp_path / "file", "--format=gguf")
+    assert "gguf of a model of scores" in str(caught.value) and "llama_cpp" not in str(caught.value)
 
 
 @torch.no_grad()

@@ -30,13 +30,16 @@ def opened(final, **flags):
 
 def test_what_a_run_was_trained_with_is_taken_from_it_but_for_what_is_given(run):
     trained = {"objective": "kto", "beta": 0.3, "max_length": 77, "method": "qlora", "train_on": "last"}
-    trained |= {"qat": "int4_weight_only", "qat_group_size": 8, "method": "qlora"}
+    trained |= {"qat": "int4_weight_only", "qat_group_size": 8, "method": "qlora", "min_pixels": 50, "max_pixels": 99}
     final = run(**trained)
     assert {name: getattr(opened(final), name) for name in trained} == trained
     given = {"objective": "simpo", "max_length": 50, "method": "lora", "qat": "int8_weight_only"}
     recipe = opened(final, **given)
     assert {name: getattr(recipe, name) for name in given} == given and recipe.train_on == "last"
     assert recipe.beta is None and recipe.qat_group_size is None, "they belong to what was replaced"
+    rounded = run(fp8=True, method="lora")
+    assert opened(rounded).fp8 and not opened(rounded, fp8=False).fp8 and not opened(rounded, method="qlora").fp8
+    final = run(**trained)
     whole = {"model_name_or_path": final, "adapter_name_or_path": None}
     assert opened(final, **whole).method == "full" and opened(final, **whole).beta == 0.3
     final = run(dataset_columns="question=prompt,solution=completion")

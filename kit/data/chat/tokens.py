@@ -56,6 +56,16 @@ class Cut(NamedTuple):
     stop: int  # index of the first token after the span; 0 if a token straddles the span's end
 
 
+# Of texts: those that the chat template writes, and token ids; those that the kit ends by EOS; and those that are what
+# the tokenizer makes of them.
+FORMS = ("chat", "ended", "plain")
+
+
+def form_of(*counts: Mapping[str, int]) -> str:
+    """Return the form of texts for a model of them all, given how many of each data set have which."""
+    return next((form for form in FORMS if any(each.get(f"num_{form}") for each in counts)), FORMS[0])
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """The token ids of a sample, and their weights."""
@@ -64,6 +74,7 @@ class Encoded:
     weights: list[float]  # [T], of each token in the loss as a target; 0: nothing is learned from it
     remarks: tuple[str, ...] = ()  # for the user; if a conversation became several samples, the first has them
     num_images: int = 0  # the first ones of the sample stand in it
+    form: str = FORMS[0]
 
 
 class Placeholders(Protocol):
@@ -181,7 +192,7 @@ class _Encoder:
             return [Encoded(list(ids), [float(label != IGNORED) for label in sample.get("labels", ids)])]
         if "plain" in sample:
             ids = list(self.backend.encode(*sample["plain"]).ids)
-            return [Encoded(ids, [1.0] * len(ids))]
+            return [Encoded(ids, [1.0] * len(ids), form="plain")]
         if "text" in sample:
             return [(yield from self.encode_texts("", sample["text"]))]
         tools = sample.get("tools") or None
@@ -217,7 +228,7 @@ class _Encoder:
             ids, weights = [self.bos, *ids], [0.0, *weights]
         if ids[-1:] != [self.eos]:
             ids, weights = [*ids, self.eos], [*weights, 1.0]
-        return Encoded(ids, weights, (NEWLINE_ADDED,) if needs_newline else ())
+        return Encoded(ids, weights, (NEWLINE_ADDED,) if needs_newline else (), form="ended")
 
     def encode_chat(
         self, messages: Messages, first: int, tools: Tools, kwargs: Mapping[str, Any], images: Sequence[Any] = ()

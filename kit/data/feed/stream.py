@@ -23,6 +23,7 @@ from kit.cache import digest
 from kit.config.settings.data import DataSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.data.chat.template import Jinja
+from kit.data.chat.tokens import form_of
 from kit.data.feed.batches import Collator, Item
 from kit.data.feed.feed import Ahead, GlobalBatch, counted
 from kit.data.feed.order import MIX, uniform
@@ -61,6 +62,11 @@ class Stream:
     def chat_template(self) -> Jinja:
         """The template to be saved with the model."""
         return self.encoder.template
+
+    @property
+    def text_form(self) -> str:
+        """The form of the first texts of its data sets, see ``FORMS``."""
+        return form_of(*(first_piece(dataset, self.encoder).counts for dataset in self.datasets))
 
     @property
     def fingerprint(self) -> str:

@@ -205,6 +205,7 @@ class Encoder:
                 continue
             piece.counts["num_rows"] += 1
             piece.counts["num_encoded"] += len(result)  # more than rows where a template rewrites earlier turns
+            piece.counts[f"num_{every[0].form}"] += 1
             piece.remarks.update(set(chain.from_iterable(encoded.remarks for encoded in every)))
             if self.settings.train_on != "all" and _ends_without_answer(sample):
                 piece.remarks[AFTER_ANSWERS] += 1
