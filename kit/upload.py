@@ -22,7 +22,7 @@ from kit.console import say
 from kit.errors import Problem, Problems, UserError, causes, first_line
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi, ModelInfo
+    from huggingface_hub import HfApi
 
 KINDS = {False: "a full model", True: "an adapter"}
 _SETTING = "push_to_hub"
@@ -105,10 +105,8 @@ def is_id(name: str) -> bool:
     return name.count("/") <= 1 and not name.startswith((".", "/", "~"))
 
 
-def find_repository(
-    api: "HfApi", name: str, is_adapter: bool, is_public: bool, field: str
-) -> "tuple[str, ModelInfo | None]":
-    """Return the id of the repository, and what the hub knows of it; None if there is none yet.
+def find_repository(api: "HfApi", name: str, is_adapter: bool, is_public: bool, field: str) -> str:
+    """Return the id of the repository, which may not exist yet.
 
     Args:
         is_adapter, is_public: what will be uploaded.
@@ -139,7 +137,7 @@ def find_repository(
         try:
             info = api.model_info(repo)
         except RepositoryNotFoundError:
-            return repo, None
+            return repo
     if not info.private and not is_public:
         fix = "another name; or `kit push --public` after the run"
         raise UserError(Problem(field, f"{repo} is public: everyone would see the model", "a private one", fix))
@@ -150,7 +148,7 @@ def find_repository(
     if {"config.json", "adapter_config.json"} & names and ("adapter_config.json" in names) != is_adapter:
         found = f"{repo} holds {KINDS[not is_adapter]}, and this is {KINDS[is_adapter]}"
         raise UserError(Problem(field, found, "another name"))
-    return repo, info
+    return repo
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def push(source: str, name: str | None, public: bool, base_model: str | None) ->
     name = name or _usual_name(model.folder)
     show(_summary(model, name if "/" in name else f"YOU/{name}", public))
     api = HfApi()
-    repo, old = find_repository(api, name, model.adapter is not None, public, "NAME")
+    repo = find_repository(api, name, model.adapter is not None, public, "NAME")
     card = finished_card(model, repo, _licence_on_hub(api, model))
     if public and not getattr(model.card.data, "license", None):
         show("warning: the card names no licence; the base's card has none")
@@ -80,8 +80,7 @@ def push(source: str, name: str | None, public: bool, base_model: str | None) ->
         api.create_repo(repo, private=not public, exist_ok=True)
         # One commit. It deletes weights of an earlier model of other shards.
         info = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message, delete_patterns=_WEIGHTS)
-    is_same = old is not None and old.sha == info.oid
-    show(f"{'nothing to upload, it is all there' if is_same else 'uploaded'}: {url_of(repo)}")
+    show(f"uploaded: {url_of(repo)}, commit {info.oid}")
 
 
 def _usual_name(folder: Path) -> str:

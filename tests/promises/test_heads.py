@@ -10,10 +10,8 @@ from helpers import ROOT, export, make_model
 from promises.test_parity import TOPOLOGIES
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, GPT2Config, GPT2Model
 
-from kit.errors import UserError
-from kit.model.heads import check_head, labels_of
-
 from kit.errors import TrainingError, UserError
+from kit.model.heads import check_head, labels_of
 
 pytestmark = pytest.mark.slow
 WORDS = "red green blue one two three four five six seven".split()

@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_hub import Repository, served
+from fake_hub import Repository, _commit_of, served
 from helpers import ROOT, actual_strategy
 from huggingface_hub import ModelCard, constants
 from safetensors.torch import save_file
@@ -49,7 +50,9 @@ def make(tmp_path, monkeypatch):
         last = LoopState(step=3, last_evaluation={"eval_loss": 1.5}, evaluated_step=3)
         strategy = actual_strategy(type="single", num_processes=1)
         served = serving_section("vllm serve path/to/this/folder") if adapter is None else ""
-        (final / "README.md").write_text(model_card(recipe, strategy, last, has_chat_template=True) + served)
+        (final / "README.md").write_text(
+            model_card(recipe, strategy, last, SimpleNamespace(chat_template="x")) + served
+        )
         (final / "tokenizer_config.json").write_text("{}")
         (final / "error.txt").write_text("/home/somebody")
         (final / "optimizer.safetensors").write_text("x")
@@ -97,7 +100,7 @@ def test_a_run_is_uploaded_in_one_private_commit_once_and_only_its_model_with_a_
     assert 'folder = "me/my-run"' in card and "path/to" not in card
     assert Path("my run/final/README.md").read_text() == before
     status, text = push(capsys, "my run")
-    assert status == 0 and "nothing to upload" in text and len(found.commits) == 1 and len(hub.uploads) == 2
+    assert status == 0 and f"commit {_commit_of(found)}" in text and len(found.commits) == 1 and len(hub.uploads) == 2
 
 
 def test_gguf_files_are_uploaded_with_their_card(hub, make, capsys):

@@ -40,7 +40,7 @@ from kit.data.samples.table import IMAGE, PREFERENCE, SAMPLE, StoredImages
 from kit.errors import Problem, UserError, listed
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
-CODE_VERSION = 13
+CODE_VERSION = 14
 AFTER_ANSWERS = "turns after the last answer are left out"
 NO_IMAGES = Problem("images", "given, and the model reads none")
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
