@@ -1,7 +1,7 @@
 """Makes the pictures in docs/pictures: runs the kit in a temporary folder, and photographs its pages with Chromium.
 
     python docs/pictures.py                   # all, in about five minutes on two cores
-    python docs/pictures.py report rates
+    python docs/pictures.py report inspect
 
 Each is a PNG of few colours, at most ``MOST_BYTES`` large.
 """
