@@ -75,7 +75,7 @@ class Evaluation:
         stops: the special tokens that end references; EOS only if there is no other.
         intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take
             a thousand passes over all answers.
-        details: of scores, what a report shows: ``confusion`` with ``labels``, or ``margins``.
+        details: of scores, what a report shows: ``confusions``, or ``margins``.
         odd_samples: where the samples are from of micro-batches whose losses are not finite, ``eval.jsonl:17``.
     """
 
@@ -202,17 +202,22 @@ def _measured(
         with torch.no_grad():
             measured = objective.measure(prepared, batches(samples, "evaluation"))
         return {f"eval_{name}": value for name, value in measured.items()}, [], {}
-    parts, numbers = [], []  # of each micro-batch: what the objective adds up, and the numbers of its samples
+    total: Any = 0.0  # what the objective adds up
+    are_finite, numbers, seen = [], [], []  # of each micro-batch, with the numbers of its samples
     with torch.no_grad():
         for micro_batch in on_device(batches(samples, "evaluation loss"), prepared.accelerator.device):
             if kl is not None:
                 micro_batch = micro_batch.with_per_sequence(kl=kl.expand(len(micro_batch.segments)))
             one = replace(whole, micro_batches=[micro_batch])
             (batch,) = objective.begin_step(prepared, one).micro_batches
-            parts.append(objective.terms(prepared.model(**batch.model_inputs()), batch)[1])
-            numbers.append([number for *_, number in batch.segments])
-    of_batches = torch.stack(parts)
-    sums = ranks.sum(of_batches.sum(dim=0)).tolist()
+            outputs = prepared.model(**batch.model_inputs())
+            part = objective.terms(outputs, batch)[1]
+            total = total + part
+            are_finite.append(part.isfinite().all())
+            numbers.append(list(dict.fromkeys(number for *_, number in batch.segments)))
+            if isinstance(objective, HeadLoss):
+                seen.append(objective.seen(outputs, batch))
+    sums = ranks.sum(total).tolist()
     metrics = {f"eval_{name}": value for name, value in objective.metrics(sums, whole).items()}
     metrics["eval_tokens"] = int(whole.num_targets.sum())
     if samples.are_answers:
@@ -220,20 +225,24 @@ def _measured(
         metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
         for name, num_tokens in zip(samples.dataset_names, whole.num_targets.tolist(), strict=True):
             metrics |= {f"eval_tokens/{name}": num_tokens} if f"eval_loss/{name}" in metrics else {}
-    details = objective.details(sums) if isinstance(objective, HeadLoss) else {}
-    return metrics, _odd_samples(metrics["eval_loss"], samples, of_batches, numbers), details
+    details = {}
+    if isinstance(objective, HeadLoss):
+        own = torch.cat(seen)
+        at = torch.tensor([i for each in numbers for i in each], dtype=torch.long, device=own.device)
+        of_samples = own.new_zeros(len(samples), own.shape[1]).index_copy(0, at, own)
+        details = objective.details(sums, ranks.sum(of_samples).cpu().numpy())
+    return metrics, _odd_samples(metrics["eval_loss"], samples, are_finite, numbers), details
 
 
-def _odd_samples(loss: float, samples: Samples, of_batches: torch.Tensor, numbers: list[list[int]]) -> list[str]:
+def _odd_samples(loss: float, samples: Samples, are_finite: list[torch.Tensor], numbers: list[list[int]]) -> list[str]:
     """Return where the samples of all ranks' micro-batches are from whose sums are not finite, if ``loss`` is not.
 
     Args:
-        of_batches: the sums of this rank's micro-batches, [micro-batches, ...].
+        are_finite: whether the sums of this rank's micro-batches are, of each a bool [].
         numbers: the samples of each micro-batch.
     """
     if math.isfinite(loss):
         return []
-    are_finite = of_batches.isfinite().flatten(1).all(dim=1).tolist()
     odd = [i for batch, is_finite in zip(numbers, are_finite, strict=True) if not is_finite for i in batch]
     return [samples.origin(i) for i in sorted(set(gather_object(odd)))]
 

@@ -64,9 +64,9 @@ def main() -> None:
     types = list(dict.fromkeys(each.strip().lower() for each in (args.gguf_type or "f16").split(",")))
     raise_if(_problems(args, types, [*gguf.CONVERTED, *gguf.QUANTISED]))
 
+    from kit.export.final import describe_serving
     from kit.export.folders import Wanted, new_folder, write_folder, write_gguf_folder, write_torchao_folder
     from kit.export.source import find_source
-    from kit.model.serving import serve_command
 
     silence_libraries()
     opened = find_source(args.source, args.model_name_or_path, args.trust_remote_code)
@@ -88,7 +88,7 @@ def main() -> None:
             what = write_torchao_folder(opened, folder, wanted, args.qat, args.qat_group_size)
         else:
             what, model = write_folder(opened, folder, wanted)
-            lines = [f"to serve it: {serve_command(args.output_dir)}"] if model is not None else []
+            lines = describe_serving(model, args.output_dir) if model is not None else []
     say(f"{what}: {args.output_dir}", *lines)
 
 

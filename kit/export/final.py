@@ -75,9 +75,7 @@ def save_final(
         raise
     if accelerator.is_main_process:
         durable.sync(folder.parent)
-        is_adapter = hasattr(plain, "peft_config")
-        serving = describe_serving(plain, folder) if is_adapter else [f"to serve it: {serve_command(folder)}"]
-        say(*describe_stops(stops, f"{folder.name}/"), *serving)
+        say(*describe_stops(stops, f"{folder.name}/"), *describe_serving(plain, folder))
     accelerator.wait_for_everyone()
 
 
@@ -173,15 +171,17 @@ def finish_folder(folder: Path, model: Any, tokenizer: Any, card: str, stops: Ma
 
 
 def describe_serving(model: Any, folder: Path) -> list[str]:
-    """Return a line if servers do not take the adapter of ``model``, written to ``folder``, as it is; else nothing."""
-    reason = why_not_served(model.peft_config["default"]) if hasattr(model, "peft_config") else ""
+    """Return how to serve ``model``, written to ``folder``: a language model; an adapter only if it must be merged."""
+    if not hasattr(model, "peft_config"):
+        return [f"to serve it: {serve_command(folder)}"] if head_of(model.config) == "words" else []
+    reason = why_not_served(model.peft_config["default"])
     return [f"{reason}. Merged, it is a model like any other: {merge_command(folder)}"] if reason else []
 
 
 def card_for_servers(model: Any) -> str:
     """The end of a model card that says how to serve a model, or to merge an adapter that servers do not take."""
     if not hasattr(model, "peft_config"):
-        return serving_section(serve_command(PLACEHOLDER))
+        return serving_section(serve_command(PLACEHOLDER)) if head_of(model.config) == "words" else ""
     reason = why_not_served(model.peft_config["default"])
     if not reason:
         return ""

@@ -4,6 +4,7 @@ The model returns scores of the last token of each sequence, or the states that 
 ``kit.model.heads``. Each loss is a sum over pairs, texts or anchors, divided by their number in the global batch.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,7 @@ MARGIN_EDGES = (-8.0, -4.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # o
 RETRIEVED = 10  # documents that nDCG and recall look at
 RETRIEVAL = (f"ndcg_at_{RETRIEVED}", "mrr", "recall_at_1", f"recall_at_{RETRIEVED}")
 _GRADIENTS, _LOSSES = "gradients", "losses"  # of ``MicroBatch.per_sequence``: [n, h] and float64 [n]
+MOST_CONFUSIONS = 50  # that an evaluation keeps
 _AT_ONCE = 1024  # anchors whose similarities are computed together
 
 
@@ -37,9 +39,18 @@ class HeadLoss(ObjectiveBase):
         """Return the number of samples."""
         return [batch.num_samples]
 
-    def details(self, sums: list[float]) -> dict[str, Any]:
-        """Return what an evaluation shows beside its metrics, from the sums of ``terms``: JSON values."""
-        return {}
+    def seen(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
+        """Return what an evaluation shows of each sample, float64 [samples, k]."""
+        raise NotImplementedError
+
+    def details(self, sums: list[float], seen: np.ndarray) -> dict[str, Any]:
+        """Return what an evaluation shows beside its metrics, of all samples: JSON values.
+
+        Args:
+            sums: those of ``terms``.
+            seen: what ``seen`` returns.
+        """
+        raise NotImplementedError
 
 
 class RewardModelling(HeadLoss):
@@ -51,26 +62,30 @@ class RewardModelling(HeadLoss):
     """
 
     def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
-        """See ``Objective.terms``; the numbers are the loss, sums over pairs, and how many margins each bar has."""
+        """See ``Objective.terms``; the numbers are the loss, and sums over pairs."""
         rewards = in_float64(losses).reshape(-1, 2)  # [P, 2]
         differences = rewards[:, 0] - rewards[:, 1]
         margins = in_float64(micro_batch.per_sequence["values"]).to(rewards)[::2, 0]
         term = -F.logsigmoid(differences - margins).sum()
         term = term + self.settings.center_rewards_coefficient * (rewards.sum(dim=1) ** 2).sum()
         with torch.no_grad():
-            bars = torch.bucketize(differences, torch.tensor(MARGIN_EDGES).to(differences), right=True)
-            counts = F.one_hot(bars, len(MARGIN_EDGES) + 1).sum(dim=0).to(differences)
             own = [term, (differences > 0).sum(), differences.sum(), rewards[:, 0].sum(), rewards[:, 1].sum()]
-            return [term], torch.cat([torch.stack([each.to(differences) for each in own]), counts])
+            return [term], torch.stack([each.to(differences) for each in own])
+
+    def seen(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
+        """Return the difference of the rewards of each pair."""
+        rewards = in_float64(losses).reshape(-1, 2)
+        return rewards[:, :1] - rewards[:, 1:]
 
     def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
         """Return ``loss``, and over pairs the share with the larger reward for the better text, and means."""
         names = ("loss", "accuracy", "margin", "reward_chosen", "reward_rejected")
-        return {name: value / batch.num_samples for name, value in zip(names, sums, strict=False)}
+        return {name: value / batch.num_samples for name, value in zip(names, sums, strict=True)}
 
-    def details(self, sums: list[float]) -> dict[str, Any]:
+    def details(self, sums: list[float], seen: np.ndarray) -> dict[str, Any]:
         """Return how many pairs have a difference of rewards between two of ``MARGIN_EDGES``."""
-        return {"margins": {"edges": list(MARGIN_EDGES), "counts": [int(value) for value in sums[5:]]}}
+        counts, _ = np.histogram(seen, [-math.inf, *MARGIN_EDGES, math.inf])
+        return {"margins": {"edges": list(MARGIN_EDGES), "counts": counts.tolist()}}
 
 
 class Classification(HeadLoss):
@@ -88,48 +103,58 @@ class Classification(HeadLoss):
         return self.settings.problem_type == "multi_label_classification"
 
     def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
-        """See ``Objective.terms``; the numbers are the loss, and texts by their label and that of the model [C, C].
-
-        If a text may have several labels, they are the texts whose labels are all right, and of each label [C, 2, 2].
-        """
+        """See ``Objective.terms``; the numbers are the loss, how many texts are right, and of each label how many
+        have it and are given it, have it, and are given it: [3, C]."""
         scores = in_float64(losses)  # [n, C]
-        given = micro_batch.per_sequence["values"].to(scores.device)  # [n, L], NaN for none
-        num_labels = scores.shape[1]
-        numbers = given.nan_to_num(num_labels).long()
-        wanted = F.one_hot(numbers, num_labels + 1).sum(dim=1)[:, :num_labels].to(scores)  # [n, C]
+        numbers = self._given(micro_batch, scores)
+        wanted = torch.zeros(len(scores), scores.shape[1] + 1).to(scores).scatter_(1, numbers, 1)[:, :-1]  # [n, C]
         if self.has_several:
-            term = F.binary_cross_entropy_with_logits(scores, wanted, reduction="sum") / num_labels
+            term = F.binary_cross_entropy_with_logits(scores, wanted, reduction="sum") / scores.shape[1]
             found = (scores.detach() > 0).to(scores)
-            both = torch.stack([wanted, 1 - wanted], 1), torch.stack([found, 1 - found], 1)  # [n, 2, C] each
-            counts = torch.einsum("nac,nbc->cab", *both)
-            right = (found == wanted).all(dim=1).sum()[None].to(scores)
-            return [term], torch.cat([term.detach()[None], right, counts.flatten()])
-        term = -(wanted * scores.log_softmax(dim=1)).sum()
-        found = F.one_hot(scores.detach().argmax(dim=1), num_labels).to(scores)
-        return [term], torch.cat([term.detach()[None], (wanted.T @ found).flatten()])
+        else:
+            term = F.cross_entropy(scores, numbers[:, 0], reduction="sum")
+            found = torch.zeros_like(wanted).scatter_(1, scores.detach().argmax(dim=1, keepdim=True), 1)
+        right = (found == wanted).all(dim=1).sum()
+        of_labels = [each.sum(dim=0) for each in (wanted * found, wanted, found)]
+        return [term], torch.cat([torch.stack([term.detach(), right.to(scores)]), *of_labels])
+
+    def _given(self, micro_batch: "MicroBatch", scores: torch.Tensor) -> torch.Tensor:
+        """The numbers of the labels that texts have, int64 [n, L]; C for none."""
+        return micro_batch.per_sequence["values"].to(scores.device).nan_to_num(scores.shape[1]).long()
+
+    def seen(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
+        """Return the number of the label that each text has, and that it is given, if it has one: [n, 2]."""
+        scores = in_float64(losses)
+        if self.has_several:
+            return scores.new_zeros(len(scores), 1)  # sums say all that is shown
+        return torch.stack([self._given(micro_batch, scores)[:, 0], scores.argmax(dim=1)], dim=1).to(scores)
 
     def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
-        """Return ``loss``, ``accuracy``, the mean ``f1`` over labels, and that of each label, ``f1/<name>``."""
-        counts = self._counts(sums)
-        right, missed, wrong = (
-            (counts[:, 0, 0], counts[:, 0, 1], counts[:, 1, 0])
-            if self.has_several
-            else (counts.diagonal(), counts.sum(1) - counts.diagonal(), counts.sum(0) - counts.diagonal())
-        )
-        num_right = sums[1] if self.has_several else right.sum()
-        f1 = 2 * right / np.maximum(2 * right + missed + wrong, 1)  # of a label that is nowhere 0, as in scikit-learn
-        of_labels = {f"f1/{name}": float(value) for name, value in zip(self.labels, f1, strict=True)}
-        metrics = {"loss": sums[0], "accuracy": float(num_right)}
-        return {k: v / batch.num_samples for k, v in metrics.items()} | {"f1": float(f1.mean())} | of_labels
+        """Return ``loss``, ``accuracy``, the mean ``f1`` of the labels, and ``f1/<name>`` of each that occurs."""
+        right, wanted, found = self._of_labels(sums)
+        f1 = 2 * right / np.maximum(wanted + found, 1)  # of a label that is nowhere 0, as in scikit-learn
+        occurs = np.flatnonzero(wanted + found).tolist()
+        metrics = {"loss": sums[0] / batch.num_samples, "accuracy": sums[1] / batch.num_samples, "f1": float(f1.mean())}
+        return metrics | {f"f1/{self.labels[i]}": float(f1[i]) for i in occurs}
 
-    def details(self, sums: list[float]) -> dict[str, Any]:
-        """Return the names of the labels, and the confusion: of each label (row) how often the model gave each."""
-        counts = self._counts(sums).astype(int).tolist()
-        return {"labels": self.labels, "confusion_of_each" if self.has_several else "confusion": counts}
+    def details(self, sums: list[float], seen: np.ndarray) -> dict[str, Any]:
+        """Return the most frequent confusions: the label of texts, the one that they are given, and how many texts.
 
-    def _counts(self, sums: list[float]) -> np.ndarray:
-        size = len(self.labels)
-        return np.array(sums[2:]).reshape(size, 2, 2) if self.has_several else np.array(sums[1:]).reshape(size, size)
+        If a text may have several labels, one of both is null: a label is missed, or given to texts without it.
+        """
+        names = [*self.labels, None]
+        if self.has_several:
+            right, wanted, found = self._of_labels(sums)
+            every, none = np.arange(len(right)), np.full(len(right), len(right))
+            pairs = np.concatenate([np.stack([every, none], 1), np.stack([none, every], 1)])
+            counts = np.concatenate([wanted - right, found - right])
+        else:
+            pairs, counts = np.unique(seen[seen[:, 0] != seen[:, 1]].astype(int), axis=0, return_counts=True)
+        most = [i for i in np.argsort(-counts, kind="stable")[:MOST_CONFUSIONS] if counts[i]]
+        return {"confusions": [[*(names[k] for k in pairs[i]), int(counts[i])] for i in most]}
+
+    def _of_labels(self, sums: list[float]) -> np.ndarray:
+        return np.array(sums[2:]).reshape(3, -1)
 
 
 class Embedding(HeadLoss):

@@ -48,14 +48,6 @@ _CURVES = (
     _Curve("mean length of the answers, tokens", ("completions/mean_length",)),
     _Curve("kl to the reference, nats", ("kl", "eval_kl")),
     _Curve("difference of the server's log-probabilities, nats", ("sampling/logp_difference/mean",), 1, True),
-    _Curve("learning rate", ("learning_rate",)),
-    _Curve("gradient norm before clipping", ("grad_norm",), 1, True),
-    _Curve("tokens per second", ("tokens_per_second",)),
-    _Curve("TFLOP/s of rank 0", ("tflops_per_second",)),
-    _Curve("peak memory of rank 0, GiB", ("peak_memory_bytes",), _GIB),
-    _Curve("GPU utilisation, %", ("gpu_utilisation",), 100),
-    _Curve("waiting for data, % of the time", ("data_wait_share",), 100),
-    _Curve("padding, % of the computed tokens", ("padding_share",), 100),
 )
 
 
@@ -202,21 +194,10 @@ def _named(values: Mapping[str, Any]) -> str:
 
 
 def _scores(run: ReportedRun) -> list[dict[str, Any]]:
-    """Of the last evaluation the confusion of labels, or how many pairs have a difference of scores in each range."""
-    details = run.details
-    labels = details.get("labels")
-    if labels and (rows := details.get("confusion")):
-        columns = [f"given {label}" for label in labels]
-        return [
-            {"label": label, **dict(zip(columns, row, strict=True))} for label, row in zip(labels, rows, strict=True)
-        ]
-    if labels and (rows := details.get("confusion_of_each")):
-        names = ("right", "missed", "wrong", "rightly not given")
-        counts = [[*row[0], *row[1]] for row in rows]
-        return [
-            {"label": label, **dict(zip(names, row, strict=True))} for label, row in zip(labels, counts, strict=True)
-        ]
-    if margins := details.get("margins"):
+    """Of the last evaluation the largest confusions, or how many pairs have a difference of scores in each range."""
+    if confusions := run.details.get("confusions"):
+        return [{"texts with": label, "were given": given, "how many": n} for label, given, n in confusions]
+    if margins := run.details.get("margins"):
         edges, most = ["", *(f"{edge:g}" for edge in margins["edges"]), ""], max(margins["counts"])
         ranges = [f"{low or 'below'} to {high}" if high else f"from {low}" for low, high in pairwise(edges)]
         bars = ["█" * round(40 * count / most) if most else "" for count in margins["counts"]]

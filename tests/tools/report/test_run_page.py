@@ -34,7 +34,7 @@ def test_the_page_shows_what_the_run_left(tmp_path):
         at = page.find(text, at + 1)
         assert at > 0, text
     assert page.count("<script") == 1 and "<b>.jsonl" not in page and not re.search("(src|href)=", page)
-    assert page.count("role=img") == 8 == page.count("class=mark")
+    assert page.count("role=img") == 2 == page.count("class=mark")
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "report.html", "run.json"]
 
 
