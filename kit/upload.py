@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 KINDS = {False: "a full model", True: "an adapter"}
 _SETTING = "push_to_hub"
-_TOOLS = Path(__file__).parent / "tools"
 _AFTERWARDS = "leave it out, and after the run `kit push"
 _RIGHTS = "a token with write access: `hf auth login`, or HF_TOKEN"
 
@@ -46,8 +45,6 @@ def check_upload(name: str, base: str, is_adapter: bool) -> None:
         UserError: it cannot, with all reasons that are known.
     """
     problems = Problems()
-    if not _TOOLS.is_dir():
-        problems.append(Problem(_SETTING, f"there is no {_TOOLS}, which uploads", fix="leave it out"))
     if os.path.exists(os.path.expanduser(base)):
         found = f"the model's card would name its base, and {base} is a folder"
         problems.append(Problem(_SETTING, found, "a base that the hub has", f"{_AFTERWARDS} --base_model ID`"))
@@ -68,7 +65,7 @@ def push_at_end(run: Path, name: str, wait: Callable[[], object]) -> None:
         wait: called again and again while it is uploaded.
     """
     words = ["push", str(run), name]
-    paths = [str(_TOOLS.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     got: list[int] = []  # signals
     # From here to the end of the process: a signal may come twice, as a launcher passes it on. Nothing is left to save.

@@ -283,13 +283,12 @@ def _write_plain(source: Source, work: Path, wanted: Wanted) -> tuple[Path, Any,
 def new_folder(output_dir: Path) -> Iterator[Path]:
     """Yield a temporary folder, and rename it to ``output_dir`` if the ``with`` block succeeds.
 
-    If it fails, the temporary folder and parent folders created for it are deleted.
+    If it fails, the temporary folder is deleted.
 
     Raises:
         UserError: the folder cannot be written.
     """
     staging = durable.staging_of(output_dir)
-    made = [folder for folder in output_dir.parents if not os.path.exists(folder)]
     try:
         durable.make_afresh(staging)
         yield staging
@@ -298,6 +297,3 @@ def new_folder(output_dir: Path) -> Iterator[Path]:
         raise UserError(Problem("--output_dir", f"{output_dir} cannot be written ({error})")) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-        for folder in made:  # succeeds only for empty ones
-            with suppress(OSError):
-                folder.rmdir()

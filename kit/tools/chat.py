@@ -126,6 +126,8 @@ def talk(request: Request, with_base: bool, is_plain: bool, image_files: Sequenc
     system = tuned.recipe.system_prompt
     beginning = [{"role": "system", "content": system}] if system else []
     in_terminal = sys.stdin.isatty()
+    if in_terminal and tuned.template is None:
+        say("plain text: what you type is the prompt; --chat_template makes a chat of it")
     conversations = [beginning] * len(models)
     for question in _typed() if in_terminal else (line.rstrip("\n") for line in sys.stdin):
         is_new = question.strip() == "/new"

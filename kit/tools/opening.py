@@ -12,7 +12,7 @@ from kit import interrupt
 from kit.checkpoint.load import load_weights
 from kit.config.command_line import Request
 from kit.config.recipe import Recipe
-from kit.console import say, silence_libraries
+from kit.console import silence_libraries
 from kit.data.chat.template import Template, resolve_template
 from kit.data.chat.turns import Drafters
 from kit.errors import Problem, UserError, raise_if
@@ -80,9 +80,7 @@ def open_model(
             no images.
     """
     texts = read_texts(run_of(recipe.adapter_name_or_path or recipe.model_name_or_path))
-    if texts.form != "chat" and not (is_plain or with_images or recipe.chat_template):
-        is_plain = True
-        say("note: the run learned plain text, so what you type is the prompt; --chat_template makes a chat of it")
+    is_plain |= texts.form != "chat" and not (with_images or recipe.chat_template)
     recipe, checkpoint = to_open(recipe)
     if with_base and recipe.method == "full":
         raise UserError(Problem("--base", "this is a whole model, which holds no base", "an adapter", "leave it out"))

@@ -44,6 +44,20 @@ def test_greedy_answers_are_those_of_the_evaluation(finetune, model_folder, tmp_
 
 
 @pytest.mark.slow
+def test_a_run_on_plain_text_is_asked_by_plain_text_and_shows_it_on_its_card(finetune, tmp_path):
+    data = tmp_path / "plain.jsonl"
+    write(data, *[{"prompt": text, "completion": "eight"} for text in ("red", "green blue", "small cat")])
+    run = finetune.ok("run", dataset=data, max_steps=2)
+    assert 'tokenizer("Once upon a time", add_special_tokens=False' in (run.folder / "final/README.md").read_text()
+    answers = []
+    for words in ([], ["--plain"], ["--chat_template", "chatml"]):
+        done = typed("-m", "kit.cli.main", "chat", str(run.folder), "--max_new_tokens", "8", *words, text="red")
+        assert done.returncode == 0, done.stderr
+        answers.append(done.stdout)
+    assert answers[0] == answers[1] != answers[2]
+
+
+@pytest.mark.slow
 def test_a_model_without_a_template_takes_plain_text(model_folder, tmp_path):
     plain = tmp_path / "plain"
     shutil.copytree(model_folder, plain, ignore=shutil.ignore_patterns("chat_template.jinja"))

@@ -14,6 +14,7 @@ Promises:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class Stream:
         """The template to be saved with the model."""
         return self.encoder.template
 
-    @property
+    @cached_property
     def text_form(self) -> str:
         """The form of the first texts of its data sets, see ``FORMS``."""
         return form_of(*(first_piece(dataset, self.encoder).counts for dataset in self.datasets))
