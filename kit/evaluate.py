@@ -25,7 +25,7 @@ from kit.model.attention import without_cudnn_attention
 from kit.own_metric import MetricError, is_own
 from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
-from kit.train.generation import generate_answers, text_of
+from kit.train.generation import generate_answers, special_ids, text_of
 from kit.train.heads import Embedding, HeadLoss
 from kit.train.objective import SupervisedLoss
 
@@ -141,9 +141,8 @@ def evaluate(
             return Evaluation(metrics, counts=unasked, odd_samples=odd)
         if unasked:
             samples = samples.select(asked, "asked")
-        special = {tokenizer.eos_token_id, *tokenizer.added_tokens_decoder} - {None}
         # What ends an answer: EOS, and what ends a reference; a chat template may use another token than EOS.
-        stops = {tokenizer.eos_token_id, *ends} & special
+        stops = ({tokenizer.eos_token_id, *ends} & special_ids(tokenizer)) - {None}
         of_answers = [Metric(name) for name in dict.fromkeys(["exact_match", *settings.metrics])]
         answers, values, num_unended = _answers(
             prepared, samples, stops, batch_size, settings, seed, tokenizer, progress, of_answers

@@ -150,8 +150,12 @@ def _to_dicts(table: Any) -> list[dict[str, Any]]:
 def _class_names(schema: Any) -> dict[str, list[str]]:
     """The names of the classes of each column that ``datasets`` has marked as ``ClassLabel``, or as a list of them."""
     features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    kinds = {column: feature.get("feature", feature) for column, feature in features.items()}
-    return {column: kind["names"] for column, kind in kinds.items() if kind.get("_type") == "ClassLabel"}
+    found = {}
+    for column, feature in features.items():
+        kind = feature[0] if isinstance(feature, list) else feature.get("feature", feature)
+        if isinstance(kind, dict) and kind.get("_type") == "ClassLabel":
+            found[column] = kind["names"]
+    return found
 
 
 def _named(value: Any, names: list[str]) -> Any:
