@@ -120,13 +120,10 @@ class Data:
 
     def describe(self) -> dict[str, Any]:
         """Return what ``run.json`` records of the data."""
-        evaluation = None
-        if self.evaluation is not None:
-            evaluation = {"fingerprint": self.evaluation.fingerprint, **self.evaluation.report}
         return {
             "fingerprint": self.fingerprint,
             "train": self.train.report,
-            "evaluation": evaluation,
+            "evaluation": self.evaluation.report if self.evaluation else None,
             "sources": [store.report for store in self._stores()],
         }
 

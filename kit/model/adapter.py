@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kit.config.adapter_types import ADAPTER_TYPES
-from kit.config.expressions import TARGETS, is_expression, matches, take_without_end
+from kit.config.expressions import matches
 from kit.config.settings.method import MethodSettings
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, first_line, listed
@@ -180,7 +180,7 @@ def check_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Check whether the adapters of ``settings``, new or from files, fit the model. Does not change ``meta_model``."""
     if settings.adapter_name_or_path:
         return _check_saved_adapter(settings, meta_model)
-    return _check_kind(settings) or _check_expressions(settings, meta_model) or _check_targets(settings, meta_model)
+    return _check_kind(settings) or _check_targets(settings, meta_model)
 
 
 def _check_kind(settings: MethodSettings) -> list[Problem]:
@@ -282,17 +282,6 @@ def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) 
     name = differing[0]
     found = f"{folder} does not fit this model in {len(differing)} tensors: {name} is {stored.get(name, 'absent')}"
     return [Problem(_FIELD, found, str(expected.get(name, "absent")), _base_flag(base))]
-
-
-def _check_expressions(settings: MethodSettings, meta_model: Any) -> list[Problem]:
-    """Check that regular expressions can be matched with the names in the model. Nothing else may match them before."""
-    targets = settings.lora_target_modules
-    expressions = [] if targets == "all-linear" else [target for target in targets if is_expression(target)]
-    names = [name for name, _ in [*meta_model.named_modules(), *meta_model.named_parameters()]]
-    if not expressions or not take_without_end(expressions, names):
-        return []
-    found = f"matching {listed(expressions)} with {len(names)} names takes without end"
-    return [Problem("lora_target_modules", found, TARGETS)]
 
 
 def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:

@@ -5,7 +5,6 @@ they are the same for a model on meta and for one with weights.
 """
 
 import inspect
-import re
 from collections import Counter
 from typing import Any
 
@@ -114,26 +113,9 @@ def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: f
     coefficient = aux_loss_coef(base, router_aux_loss_coef)
     if coefficient:
         lines.append(f"note: the training loss contains {coefficient:g} x the auxiliary loss of the routers")
-    for term in _other_terms(base):
-        lines.append(f"note: the training loss leaves out what {type(base).__name__} adds to its own: {term}")
     if settings.attn_implementation == "auto" and base.config._attn_implementation == "eager":
         lines.append(f"note: eager attention, because {type(base).__name__} takes no sdpa")
     return lines
-
-
-def _other_terms(model: Any) -> list[str]:
-    """What the model's own forward adds to the cross-entropy beside the loss of routers, as its source code says it.
-
-    A term whose coefficient, a number that is an attribute of the model, is 0 or None is left out.
-    """
-    try:
-        source = inspect.getsource(type(model).forward)
-    except (OSError, TypeError):
-        return []
-    terms = re.findall(r"^\s*loss (?:=\s*loss\s*\+|\+=)\s*(.+?)(?:\s*#.*)?$", source, re.MULTILINE)
-    coefficients = {term: [getattr(model, name, "") for name in re.findall(r"self\.(\w+)", term)] for term in terms}
-    added = [term for term in terms if not any(number in (0, None) for number in coefficients[term])]
-    return [term.replace("self.", "") for term in added if "aux_loss" not in term]
 
 
 def _count(model: Any) -> "Counter[str]":

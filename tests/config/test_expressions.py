@@ -1,4 +1,4 @@
-"""Expressions are told from names, match as in peft, and are refused if matching them takes without end."""
+"""Expressions are told from names, match as in peft, and are refused if Python cannot read them."""
 
 import pytest
 from pydantic import ValidationError
@@ -18,9 +18,8 @@ def test_a_string_with_a_character_that_no_name_has_is_one_expression():
         assert expressions.module_names(value) == names, (value, names)
 
 
-@pytest.mark.parametrize("value", [".*(q_proj", r"(\w*\w*\.?)*!", ["q_proj", "*"]])
-def test_what_cannot_be_matched_is_refused_at_once(value, monkeypatch):
-    monkeypatch.setattr(expressions, "CPU_SECONDS", 1)
+@pytest.mark.parametrize("value", [".*(q_proj", ["q_proj", "*"]])
+def test_what_cannot_be_matched_is_refused_at_once(value):
     with pytest.raises(ValueError):
         expressions.module_names(value)
     for key in ("lora_target_modules", "lora_modules_to_save"):

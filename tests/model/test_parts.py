@@ -49,14 +49,6 @@ def test_a_model_that_changes_its_weights_to_evaluate_is_refused_with_the_line_t
     assert "divides its weights" in problem.found and '"rescale_every": 0' in problem.fix
 
 
-def test_a_term_that_a_family_adds_to_its_own_loss_is_reported_if_it_counts():
-    model = on_meta("bamba")
-    assert "leaves out" not in str(describe_parts(model, settings()))
-    model.z_loss_coefficient = 1e-4
-    line = "note: the training loss leaves out what BambaForCausalLM adds to its own: z_loss_coefficient * z_loss"
-    assert line in describe_parts(model, settings())
-
-
 # What qlora does
 
 

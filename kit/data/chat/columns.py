@@ -38,20 +38,19 @@ ALIASES = {
     "positive": "answer document passage pos sentence2 entailment",
     "negative": "negatives hard_negative neg contradiction",
 }
-# Of each kind of rows an objective that learns from it, and from what.
+# Of each kind of rows an objective that learns from it, and from what. Those that others could read are last.
 OBJECTIVES: dict[Rows, str] = {
     "pairs": "--objective dpo learns from pairs of answers",
     "rated": "--objective kto learns from answers with a label",
-    "answers": "--objective sft learns the answers",
     "labelled": "--objective classify learns the labels of texts",
     "contrasts": "--objective embed learns which texts belong to each other",
     "compared": "--objective reward learns which of two texts is better",
+    "answers": "--objective sft learns the answers",
 }
 _CHATS = ("messages", "conversations")
 _MESSAGES = (*_CHATS, "prompt", "completion", "chosen", "rejected")  # fields that may hold messages
 # Fields that hold neither text nor messages.
 _OTHERS = ("images", "history", "tools", "chat_template_kwargs", "input_ids", "label", "labels", "negative", "margin")
-AS_MESSAGES = 'as messages: [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
 
 
 def columns_flag(columns: Mapping[str, str]) -> str:
@@ -180,19 +179,9 @@ def _next_step(row: Mapping[str, Any], ignored: set[str], wanted: Rows) -> tuple
                 others += "".join(f"; or {theirs}={ours}" for theirs in fitting[1:])
         if set(format.columns) <= set(mapping.values()):
             return mapping, columns_flag(mapping | dict.fromkeys(sorted(ignored), IGNORE)) + others
-    num_read = {
-        kind: max((len({*fields.values()} & {*row}) for fields in _complete([*row], {}, ignored, kind)), default=0)
-        for kind in OBJECTIVES
-        if kind != wanted
-    }
-    kind = max(num_read, key=lambda kind: num_read[kind])
-    if num_read[kind]:
-        return {}, OBJECTIVES[kind]
-    turns = [column for column in row if column.lower() in ALIASES["conversations"].split()]
-    if turns:
-        return {}, f"write the turns in {turns[0]} {AS_MESSAGES}"
     step = f"say which column is which: {columns_flag({'COLUMN': 'FIELD'})}; or write the rows in one of these formats"
-    return {}, step
+    others_read = (OBJECTIVES[kind] for kind in OBJECTIVES if kind != wanted and _complete([*row], {}, ignored, kind))
+    return {}, next(others_read, step)
 
 
 def _fits(format: Format, ours: str, theirs: str, value: Any) -> bool:

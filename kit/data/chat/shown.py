@@ -8,7 +8,7 @@ from typing import Any
 
 from kit.data.chat.images import IMAGE
 from kit.data.chat.messages import REASONING
-from kit.data.chat.template import AS_CONTENT, AS_REASONING, OTHER_TEMPLATE, Messages, Template, Tools
+from kit.data.chat.template import AS_REASONING, OTHER_TEMPLATE, Messages, Template, Tools
 from kit.errors import UserError
 
 THINK = re.compile("</?think>")
@@ -22,8 +22,10 @@ _PART = "leaves part of the answer out, or changes it"
 _NO_REASONING = "leaves the reasoning of the answer out"
 WITH_TOOLS = "give a template that writes tools and calls as --chat_template; of the kit's own chatml and llama3 do"
 AS_SCHEMA = 'write the parameters of tools as JSON schemas: {"type": "object", "properties": {...}}'
-_OF_ALL = "learn each answer where it stands, as the last of its conversation: --train_on assistant"
-WITH_REASONING = "give a template that writes reasoning as --chat_template, or leave it out of the rows"
+WITH_REASONING = (
+    "give a template that writes reasoning as --chat_template, or leave it out of the rows; with one that writes it in "
+    "the last answer alone, --train_on assistant"
+)
 
 
 def reads(template: Template, name: str) -> bool:
@@ -42,10 +44,7 @@ def check_extras(template: Template, messages: Messages, tools: Tools, learned: 
         if message.get("tool_calls") and "tool_calls" not in template.source:
             raise template.refusal(f"messages[{i}]: the template knows no tool_calls", WITH_TOOLS)
         if i in learned and message.get("reasoning_content") and not any(reads(template, name) for name in REASONING):
-            # Many templates write no text beside a call, and some take thoughts out of contents.
-            takes_out = "</think>" in template.source and "<think>" not in template.source
-            fix = WITH_REASONING if takes_out or message.get("tool_calls") else f"{AS_CONTENT}; or leave it out"
-            raise template.refusal(f"messages[{i}]: the template knows no reasoning_content", fix)
+            raise template.refusal(f"messages[{i}]: the template knows no reasoning_content", WITH_REASONING)
 
 
 def check_shown(
@@ -71,7 +70,7 @@ def check_shown(
     at = 0
     for i, message in enumerate(messages):
         is_system = message["role"] == "system"  # some templates put it after other messages
-        end = _end_of(template, text, 0 if is_system else at, message, i, i in learned, _OF_ALL)
+        end = _end_of(template, text, 0 if is_system else at, message, i, i in learned)
         at = at if is_system else end
 
 
@@ -88,7 +87,7 @@ def check_answer(template: Template, text: str, message: dict[str, Any], i: int)
 
     ``i`` is the number of ``message`` in the conversation.
     """
-    _end_of(template, text, 0, message, i, True, WITH_REASONING)
+    _end_of(template, text, 0, message, i, True)
 
 
 def check_thought(template: Template, text: str, moved_text: str, content: str, tag: str, thought: str, i: int) -> None:
@@ -126,16 +125,11 @@ def keeps_reasoning(text: str, message: dict[str, Any]) -> bool:
     return all(thought.strip() in text for thought in [message.get("reasoning_content") or "", *thoughts])
 
 
-def _end_of(
-    template: Template, text: str, start: int, message: dict[str, Any], i: int, is_learned: bool, for_reasoning: str
-) -> int:
-    """Where message number ``i`` ends in ``text[start:]``. Raises ``UserError`` if it is not there; see ``_place``.
-
-    ``for_reasoning``: what to do if its reasoning is left out.
-    """
+def _end_of(template: Template, text: str, start: int, message: dict[str, Any], i: int, is_learned: bool) -> int:
+    """Where message number ``i`` ends in ``text[start:]``. Raises ``UserError`` if it is not there; see ``_place``."""
     end, found = _place(text, start, message, is_learned)
     if found:
-        fix = for_reasoning if found == _NO_REASONING else OTHER_TEMPLATE
+        fix = WITH_REASONING if found == _NO_REASONING else OTHER_TEMPLATE
         raise template.refusal(f"messages[{i}]: the template {found}", fix)
     return end
 

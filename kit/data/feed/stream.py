@@ -117,13 +117,10 @@ class Stream:
 
     def describe(self) -> dict[str, Any]:
         """Return what ``run.json`` records of the data."""
-        evaluation = None
-        if self.evaluation is not None:
-            evaluation = {"fingerprint": self.evaluation.fingerprint, **self.evaluation.report}
         return {
             "fingerprint": self.fingerprint,
             "train": {"num_files": sum(len(dataset.source.parts) for dataset in self.datasets)},
-            "evaluation": evaluation,
+            "evaluation": self.evaluation.report if self.evaluation else None,
             "sources": [
                 {"name": name, **({"commit": each.source.commit} if each.source.commit else {})}
                 for name, each in zip(self.dataset_names, self.datasets, strict=True)

@@ -29,8 +29,6 @@ MAX_RATIO = 200  # some processors make the shorter side a given number of pixel
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EXPECTED = "a still picture: PNG, JPEG, WebP, BMP or GIF"
 INSTALL = 'python -m pip install "accelerate-recipes[vision]"'
-# To 8 bits Pillow scales the samples of such a PNG, and not the value that is transparent.
-_SCALES = {"L;2": 85, "L;4": 17}
 
 
 class Image(NamedTuple):
@@ -144,20 +142,14 @@ def _decoded(content: bytes) -> Any:
         raise UserError(Problem("", f"{width} x {height} pixels", f"one side at most {MAX_RATIO} times the other"))
     if getattr(picture, "is_animated", False) and picture.format != "MPO":
         raise UserError(Problem("", f"an animation of {picture.n_frames} pictures", EXPECTED))
-    samples = picture.tile[0].args if picture.format == "PNG" else ""
     picture.load()
     with suppress(Exception):  # EXIF may hold anything
         ImageOps.exif_transpose(picture, in_place=True)
-    transparent = picture.info.get("transparency")
     if picture.mode.startswith("I"):  # converted by Pillow, values above 255 would all be white
         grey = np.asarray(picture)
-        grey = np.where(grey == transparent, 65535, grey).astype(np.uint32) >> 8
+        grey = np.where(grey == picture.info.get("transparency"), 65535, grey).astype(np.uint32) >> 8
         picture = pil.fromarray(grey.clip(0, 255).astype(np.uint8))
     elif picture.has_transparency_data:
-        if samples in _SCALES:
-            picture.info["transparency"] = transparent * _SCALES[samples]
-        elif samples == "RGB;16B":
-            picture.info["transparency"] = tuple(value >> 8 for value in transparent)
         picture = picture.convert("RGBA")
         picture = pil.alpha_composite(pil.new("RGBA", picture.size, "white"), picture)
     return picture.convert("RGB")

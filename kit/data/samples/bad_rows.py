@@ -11,7 +11,6 @@ from kit import durable
 from kit.console import say
 from kit.data.read.sources import FIX, FIX_ROWS, MAX_SKIPPED_SHARE, shown
 from kit.errors import Problem, UserError, raise_if
-from kit.errors import listed as some
 
 SKIPPED_FILE = "skipped_rows.jsonl"
 # What may happen to samples, in words that take max_length.
@@ -50,7 +49,6 @@ class Tally:
     unused: Counter[str] = field(default_factory=Counter)  # rows for each column, or key of messages, not used
     counts: Counter[str] = field(default_factory=Counter)  # what became of the rows
     remarks: Counter[str] = field(default_factory=Counter)  # rows for each remark
-    left_out: list[str] = field(default_factory=list)  # where rows with images are from that are too long
 
     def add(self, other: "Tally") -> None:
         """Add what became of other rows."""
@@ -59,7 +57,6 @@ class Tally:
         self.unused += other.unused
         self.counts += other.counts
         self.remarks += other.remarks
-        self.left_out += other.left_out
 
     def check(self, name: str, skips: bool, num_left: int) -> None:
         """Raise ``UserError`` if the data set ``name`` cannot be used: because of its rows, or because none is left.
@@ -90,7 +87,6 @@ class Tally:
             "remarks": dict(self.remarks),
             "unused": dict(self.unused),
             "skipped": listed(self.bad),
-            **({"left_out": self.left_out} if self.left_out else {}),
         }
 
 
@@ -142,8 +138,6 @@ def notes_of(name: str, record: Mapping[str, Any], max_length: int) -> list[str]
         for key, text in LOSSES.items()
         if counts.get(key)
     ]
-    if left_out := record.get("left_out"):
-        lines.append(f"{name}: too long with their images: {some(left_out, 10)}")
     if counts.get("num_blank_lines"):
         lines.append(f"{name}: {counts['num_blank_lines']} blank lines skipped")
     if skipped:

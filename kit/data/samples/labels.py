@@ -18,10 +18,9 @@ def find_labels(datasets: Sequence[Dataset]) -> tuple[list[str], bool]:
     Raises:
         UserError: some rows have a list of labels and some do not, or all have the same ones.
     """
-    names: set[str] = set()
     classes: list[str] = []
-    first: list[str] | None = None  # the labels of the first row
-    differ = False
+    seen: set[frozenset[str]] = set()  # the labels of rows
+    is_sure = True  # that these are all: every row could be read
     kinds: dict[bool, str] = {}  # where the first row is from of those with lists, and of those without
     for dataset in datasets:
         if dataset.is_evaluation or "label" not in dataset.fields:
@@ -35,16 +34,15 @@ def find_labels(datasets: Sequence[Dataset]) -> tuple[list[str], bool]:
             try:
                 found, is_list = label_names(value)
             except UserError:
-                differ = True
+                is_sure = False
                 continue
-            names.update(found)
-            first = found if first is None else first
-            differ = differ or set(found) != set(first)
+            seen.add(frozenset(found))
             kinds.setdefault(is_list, dataset.source.origin(part, number))
     if len(kinds) == 2:
         raise UserError(Problem(f"{kinds[True]} label", f"a list, and at {kinds[False]} a label alone", "one of them"))
     has_several = True in kinds
-    if kinds and not differ:
+    names: frozenset[str] = frozenset().union(*seen)
+    if len(seen) == 1 and is_sure:
         same = f"each row has {listed(sorted(names))}" if names else "no row has one"
         raise UserError(Problem("label", same, "rows that differ in it", MULTI_HOT if has_several else ""))
     others = sorted(

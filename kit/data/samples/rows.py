@@ -218,7 +218,6 @@ class Encoder:
                     continue
                 if num_tokens > self.max_length and halves[0].num_images:  # an image is never cut
                     piece.counts["num_dropped_images"] += 1
-                    piece.left_out.append(source.origin(*place))
                     continue
                 shown = images[: halves[0].num_images]
                 is_good, values = sample.get("label") is not False, sample.get("values", [])

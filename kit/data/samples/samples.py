@@ -237,9 +237,10 @@ class Samples(Table):
         return np.concatenate([[0], np.cumsum(is_next)])
 
     @property
-    def report(self) -> dict[str, int]:
-        """The size of the data, in samples and tokens."""
+    def report(self) -> dict[str, Any]:
+        """What the data are, and their size in samples and tokens."""
         return {
+            "fingerprint": self.fingerprint,
             "num_samples": len(self),
             "num_tokens": int(self.lengths.sum(dtype=np.int64)),
             "num_supervised_tokens": int(self.num_targets.sum(dtype=np.int64)),

@@ -140,15 +140,6 @@ def test_another_column_that_may_be_the_answer_is_named():
     assert refusal(dict.fromkeys(["problem", "answer", "solution"], "4")).endswith("solution=output; or answer=output")
 
 
-@pytest.mark.parametrize(
-    "row",
-    [{"conversation": [{"input": "2 + 2?", "output": "4"}]}, {"chat": "USER: 2 + 2?\n\nASSISTANT: 4"}],
-    ids=["pairs", "a text"],
-)
-def test_turns_in_a_form_that_is_not_read_are_to_be_written_anew(row):
-    assert f"write the turns in {next(iter(row))} as messages" in refusal(row)
-
-
 def test_a_tool_in_an_object_of_which_another_key_is_read_is_not_ignored_unseen():
     row = {"input": {"messages": [*ASKED, *TOLD], "tools": [{"name": "add"}]}}
     unused = Unused(choose_fields(row, {"input.messages": "messages"}, "train.jsonl"), ())

@@ -72,22 +72,20 @@ TAKES_OUT = HEADER + "{{ m.content.split('</think>')[-1].strip() }}<|im_end|>\n{
 
 
 @pytest.mark.parametrize(
-    ("shape", "train_on", "message", "step"),
+    ("shape", "train_on", "message"),
     [
-        ("chatml", "assistant", {"reasoning_content": "Low"}, "begin the content with the thought"),
-        ("chatml", "assistant", {"reasoning_content": "Low", "tool_calls": [CALL]}, WITH_REASONING),
-        (TAKES_OUT, "assistant", {"reasoning_content": "Low"}, WITH_REASONING),
-        (TAKES_OUT, "assistant", {"content": "<think>\nLow\n</think>\n\nYes"}, WITH_REASONING),
-        ("qwen3", "all", {"reasoning_content": "Low"}, "--train_on assistant"),
+        ("chatml", "assistant", {"reasoning_content": "Low"}),
+        (TAKES_OUT, "assistant", {"content": "<think>\nLow\n</think>\n\nYes"}),
+        ("qwen3", "all", {"reasoning_content": "Low"}),
     ],
 )
-def test_what_to_do_about_reasoning_that_is_left_out_helps(shape, train_on, message, step, tokenizer):
-    """A thought in the content is not advised where the template takes it out, or writes no text beside a call."""
+def test_what_to_do_about_reasoning_that_is_left_out_helps(shape, train_on, message, tokenizer):
+    """A thought in the content is not advised: some templates take it out, or write no text beside a call."""
     sample = with_keys(chat("Cold?", "Yes", "Really?", "Yes"), assistant_0=message)
     template = shape if shape == TAKES_OUT else template_of(shape, tokenizer)
     with pytest.raises(UserError) as caught:
         encode(sample, tokenizer, template, train_on)
-    assert step in caught.value.problems[0].fix
+    assert caught.value.problems[0].fix == WITH_REASONING
 
 
 NAMES = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"

@@ -16,7 +16,7 @@ from data_helpers import (
 )
 from tokenizers import AddedToken, processors
 
-from kit.data.chat.shipped import SHIPPED
+from kit.data.chat.shipped import fitting
 from kit.data.chat.template import Template, resolve_template
 from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, Encoded, encode_all
 from kit.data.samples.rows import as_chat
@@ -49,8 +49,8 @@ def test_prompt_and_completion_become_messages_with_chat_template(tokenizer):
     assert marked(encode(pair, tokenizer, template), tokenizer) == "Hi[[\nHello<|endoftext|>]]"
 
 
-def test_no_template_is_refused_with_those_of_the_kit(tokenizer):
-    with pytest.raises(UserError, match=re.escape(f"--chat_template {' | '.join(SHIPPED)}")):
+def test_no_template_is_refused_with_those_that_fit(tokenizer):
+    with pytest.raises(UserError, match=re.escape(f"--chat_template {' | '.join(fitting(tokenizer))}")):
         encode(chat("Hi", "Hello"), tokenizer, None)
 
 
