@@ -26,7 +26,7 @@ from kit.own_metric import MetricError, is_own
 from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
 from kit.train.generation import generate_answers, special_ids, text_of
-from kit.train.heads import Embedding, HeadLoss
+from kit.train.heads import Classification, Embedding
 from kit.train.objective import SupervisedLoss
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Evaluation:
         stops: the special tokens that end references; EOS only if there is no other.
         intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take
             a thousand passes over all answers.
-        details: of scores, what a report shows: ``confusions``, or ``margins``.
+        details: of labels, what a report shows: ``confusions``.
         odd_samples: where the samples are from of micro-batches whose losses are not finite, ``eval.jsonl:17``.
     """
 
@@ -214,7 +214,7 @@ def _measured(
             total = total + part
             are_finite.append(part.isfinite().all())
             numbers.append(list(dict.fromkeys(number for *_, number in batch.segments)))
-            if isinstance(objective, HeadLoss):
+            if isinstance(objective, Classification):
                 seen.append(objective.seen(outputs, batch))
     sums = ranks.sum(total).tolist()
     metrics = {f"eval_{name}": value for name, value in objective.metrics(sums, whole).items()}
@@ -225,11 +225,11 @@ def _measured(
         for name, num_tokens in zip(samples.dataset_names, whole.num_targets.tolist(), strict=True):
             metrics |= {f"eval_tokens/{name}": num_tokens} if f"eval_loss/{name}" in metrics else {}
     details = {}
-    if isinstance(objective, HeadLoss):
+    if isinstance(objective, Classification):
         own = torch.cat(seen)
         at = torch.tensor([i for each in numbers for i in each], dtype=torch.long, device=own.device)
         of_samples = own.new_zeros(len(samples), own.shape[1]).index_copy(0, at, own)
-        details = objective.details(sums, ranks.sum(of_samples).cpu().numpy())
+        details = objective.details(ranks.sum(of_samples).cpu().numpy())
     return metrics, _odd_samples(metrics["eval_loss"], samples, are_finite, numbers), details
 
 

@@ -4,7 +4,6 @@ The model returns scores of the last token of each sequence, or the states that 
 ``kit.model.heads``. Each loss is a sum over pairs, texts or anchors, divided by their number in the global batch.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from kit.data.feed.feed import GlobalBatch
     from kit.strategy.accelerator import Prepared
 
-MARGIN_EDGES = (-8.0, -4.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the bars of a histogram
 RETRIEVED = 10  # documents that nDCG and recall look at
 RETRIEVAL = (f"ndcg_at_{RETRIEVED}", "mrr", "recall_at_1", f"recall_at_{RETRIEVED}")
 _GRADIENTS, _LOSSES = "gradients", "losses"  # of ``MicroBatch.per_sequence``: [n, h] and float64 [n]
@@ -38,19 +36,6 @@ class HeadLoss(ObjectiveBase):
     def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
         """Return the number of samples."""
         return [batch.num_samples]
-
-    def seen(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
-        """Return what an evaluation shows of each sample, float64 [samples, k]."""
-        raise NotImplementedError
-
-    def details(self, sums: list[float], seen: np.ndarray) -> dict[str, Any]:
-        """Return what an evaluation shows beside its metrics, of all samples: JSON values.
-
-        Args:
-            sums: those of ``terms``.
-            seen: what ``seen`` returns.
-        """
-        raise NotImplementedError
 
 
 class RewardModelling(HeadLoss):
@@ -72,20 +57,10 @@ class RewardModelling(HeadLoss):
             own = [term, (differences > 0).sum(), differences.sum(), rewards[:, 0].sum(), rewards[:, 1].sum()]
             return [term], torch.stack([each.to(differences) for each in own])
 
-    def seen(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
-        """Return the difference of the rewards of each pair."""
-        rewards = in_float64(losses).reshape(-1, 2)
-        return rewards[:, :1] - rewards[:, 1:]
-
     def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
         """Return ``loss``, and over pairs the share with the larger reward for the better text, and means."""
         names = ("loss", "accuracy", "margin", "reward_chosen", "reward_rejected")
         return {name: value / batch.num_samples for name, value in zip(names, sums, strict=True)}
-
-    def details(self, sums: list[float], seen: np.ndarray) -> dict[str, Any]:
-        """Return how many pairs have a difference of rewards between two of ``MARGIN_EDGES``."""
-        counts, _ = np.histogram(seen, [-math.inf, *MARGIN_EDGES, math.inf])
-        return {"margins": {"edges": list(MARGIN_EDGES), "counts": counts.tolist()}}
 
 
 class Classification(HeadLoss):
@@ -123,38 +98,31 @@ class Classification(HeadLoss):
         return micro_batch.per_sequence["values"].to(scores.device).nan_to_num(scores.shape[1]).long()
 
     def seen(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
-        """Return the number of the label that each text has, and that it is given, if it has one: [n, 2]."""
+        """Return the number of the label that each text has, and that it is given, float64 [n, 2]."""
         scores = in_float64(losses)
-        if self.has_several:
-            return scores.new_zeros(len(scores), 1)  # sums say all that is shown
         return torch.stack([self._given(micro_batch, scores)[:, 0], scores.argmax(dim=1)], dim=1).to(scores)
 
     def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
         """Return ``loss``, ``accuracy``, the mean ``f1`` of the labels, and ``f1/<name>`` of each that occurs."""
-        right, wanted, found = self._of_labels(sums)
+        right, wanted, found = np.array(sums[2:]).reshape(3, -1)
         f1 = 2 * right / np.maximum(wanted + found, 1)  # of a label that is nowhere 0, as in scikit-learn
         occurs = np.flatnonzero(wanted + found).tolist()
         metrics = {"loss": sums[0] / batch.num_samples, "accuracy": sums[1] / batch.num_samples, "f1": float(f1.mean())}
         return metrics | {f"f1/{self.labels[i]}": float(f1[i]) for i in occurs}
 
-    def details(self, sums: list[float], seen: np.ndarray) -> dict[str, Any]:
+    def details(self, seen: np.ndarray) -> dict[str, Any]:
         """Return the most frequent confusions: the label of texts, the one that they are given, and how many texts.
 
-        If a text may have several labels, one of both is null: a label is missed, or given to texts without it.
-        """
-        names = [*self.labels, None]
-        if self.has_several:
-            right, wanted, found = self._of_labels(sums)
-            every, none = np.arange(len(right)), np.full(len(right), len(right))
-            pairs = np.concatenate([np.stack([every, none], 1), np.stack([none, every], 1)])
-            counts = np.concatenate([wanted - right, found - right])
-        else:
-            pairs, counts = np.unique(seen[seen[:, 0] != seen[:, 1]].astype(int), axis=0, return_counts=True)
-        most = [i for i in np.argsort(-counts, kind="stable")[:MOST_CONFUSIONS] if counts[i]]
-        return {"confusions": [[*(names[k] for k in pairs[i]), int(counts[i])] for i in most]}
+        If a text may have several labels there are none; the ``f1`` of each label says how it goes.
 
-    def _of_labels(self, sums: list[float]) -> np.ndarray:
-        return np.array(sums[2:]).reshape(3, -1)
+        Args:
+            seen: what ``seen`` returns, of all samples.
+        """
+        if self.has_several:
+            return {}
+        pairs, counts = np.unique(seen[seen[:, 0] != seen[:, 1]].astype(int), axis=0, return_counts=True)
+        most = np.argsort(-counts, kind="stable")[:MOST_CONFUSIONS]
+        return {"confusions": [[*(self.labels[k] for k in pairs[i]), int(counts[i])] for i in most]}
 
 
 class Embedding(HeadLoss):

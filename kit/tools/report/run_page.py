@@ -1,7 +1,6 @@
 """``report.html``: a page about one run, or about several beside each other: results, warnings, curves, settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,17 +19,15 @@ _GIB = 2**-30
 _MARGIN = "eval_rewards/margins"
 _OWN = {"output_dir", "overwrite_output_dir", "resume_from_checkpoint", "run_name"}  # settings without effect
 _HIDDEN = ("fingerprint", "num_encoded")  # of the data
-_MOST_DATA_SETS = 8  # in a chart
 
 
 class _Curve(NamedTuple):
-    """A chart of one run; of several runs, with lines for each."""
+    """A chart of one run; of several runs, with lines for each. Two keys are of training and of evaluation."""
 
     title: str
     keys: Sequence[str]  # of the metrics; those of evaluations begin with ``eval_``
     scale: float = 1.0
     is_fitted: bool = False  # see ``draw``
-    names: Sequence[str] = ("training", "evaluation")  # of the lines, if there are several
 
 
 _CURVES = (
@@ -40,14 +37,10 @@ _CURVES = (
     _Curve("difference of the scores of a pair", ("margin", "eval_margin")),
     _Curve("macro F1", ("f1", "eval_f1")),
     _Curve("nDCG@10", ("eval_ndcg_at_10",)),
-    _Curve("log-probability of an answer, nats", ("logps/chosen", "logps/rejected"), 1, True, ("chosen", "rejected")),
     _Curve("prompts whose answers have one reward, %", ("frac_reward_zero_std",), 100),
     _Curve("divergence from the teacher, nats", ("divergence",)),
     _Curve("same first choice as the teacher, %", ("teacher_agreement",), 100),
-    _Curve("entropy of the next token, nats", ("entropy", "teacher_entropy"), names=("model", "teacher")),
-    _Curve("mean length of the answers, tokens", ("completions/mean_length",)),
     _Curve("kl to the reference, nats", ("kl", "eval_kl")),
-    _Curve("difference of the server's log-probabilities, nats", ("sampling/logp_difference/mean",), 1, True),
 )
 
 
@@ -139,27 +132,18 @@ def _charts(runs: Sequence[ReportedRun], labels: Sequence[str]) -> Iterator[str]
     curves += _CURVES
     marks = []
     if len(runs) == 1:
-        curves += [_by_data_set(runs[0], "loss/", "training"), _by_data_set(runs[0], "eval_loss/", "evaluation")]
         marks = [start["step"] for start in runs[0].record.get("starts", []) if start["step"]]
     for curve in curves:
         lines = []
         for at, (run, label) in enumerate(zip(runs, labels, strict=True)):
             for i, key in enumerate(curve.keys):
-                name = curve.names[i] if len(curve.keys) > 1 else "last"
+                name = ("training", "evaluation")[i] if len(curve.keys) > 1 else "last"
                 colour, is_dashed = i, False
                 if len(runs) > 1:  # each run has its colour
                     name, colour, is_dashed = label if name == "last" else f"{label}, {name}", at, i > 0
                 points = run.points(key) * (1.0, curve.scale)
                 lines.append(Line(name, points, colour, is_dashed))
         yield draw(curve.title, lines, marks, curve.is_fitted)
-
-
-def _by_data_set(run: ReportedRun, prefix: str, kind: str) -> _Curve:
-    """The losses of the data sets of which most is learned."""
-    names = [key.removeprefix(prefix) for key in run.numbers if key.startswith(prefix)]
-    names.sort(key=lambda name: -run.values(f"supervised_tokens/{name}").sum())
-    names = names[:_MOST_DATA_SETS]
-    return _Curve(f"{kind} loss by data set", [prefix + name for name in names], 1, True, names)
 
 
 def _restarts(run: ReportedRun) -> Iterator[str]:
@@ -178,7 +162,7 @@ def _details(run: ReportedRun) -> list[str]:
     settings = run.recipe.model_dump(mode="json", exclude_defaults=True)
     return [
         section("Steps to look at", table(_odd_steps(run))),
-        section("Scores of the last evaluation", table(_scores(run))),
+        section("Confusions of the last evaluation", table(_confusions(run))),
         section("Answers", table(_answers(run))),
         section("Answers that it learned from", table(_rollouts(run))),
         section("Run", _named(_facts(run))),
@@ -193,17 +177,9 @@ def _named(values: Mapping[str, Any]) -> str:
     return table([{"name": name, "value": value} for name, value in values.items()])
 
 
-def _scores(run: ReportedRun) -> list[dict[str, Any]]:
-    """Of the last evaluation the largest confusions, or how many pairs have a difference of scores in each range."""
-    if confusions := run.details.get("confusions"):
-        return [{"texts with": label, "were given": given, "how many": n} for label, given, n in confusions]
-    if margins := run.details.get("margins"):
-        edges, most = ["", *(f"{edge:g}" for edge in margins["edges"]), ""], max(margins["counts"])
-        ranges = [f"{low or 'below'} to {high}" if high else f"from {low}" for low, high in pairwise(edges)]
-        bars = ["█" * round(40 * count / most) if most else "" for count in margins["counts"]]
-        rows = zip(ranges, margins["counts"], bars, strict=True)
-        return [{"difference": where, "pairs": count, "": bar} for where, count, bar in rows]
-    return []
+def _confusions(run: ReportedRun) -> list[dict[str, Any]]:
+    confusions = run.details.get("confusions", ())
+    return [{"texts with": label, "were given": given, "how many": n} for label, given, n in confusions]
 
 
 def _odd_steps(run: ReportedRun) -> list[dict[str, Any]]:

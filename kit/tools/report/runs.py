@@ -40,7 +40,7 @@ class ReportedRun:
     # The numbers of metrics.jsonl by key: step, value, step, value, ... Keys of evaluations begin with ``eval_``.
     numbers: dict[str, "array[float]"] = field(default_factory=dict)
     answered: list[Row] = field(default_factory=list)  # the first and the last evaluation with generated answers
-    details: Row = field(default_factory=dict)  # of the scores of the last evaluation, see ``Evaluation.details``
+    details: Row = field(default_factory=dict)  # of the labels of the last evaluation, see ``Evaluation.details``
     rollouts: list[Row] = field(default_factory=list)  # the first and the last step that shows answers it learned from
     answer_metrics: list[str] = field(default_factory=list)  # keys of the metrics of answers
     odd_steps: list[Row] = field(default_factory=list)  # skipped, or their loss was a spike; MOST_ODD with samples
