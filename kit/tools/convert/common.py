@@ -112,16 +112,11 @@ def take_template(draft: Draft, key: str) -> None:
 def take_evaluation(draft: Draft) -> None:
     """Read when to evaluate and when to save. Call it when the data are known."""
     draft.read("val_set_size", "val_size", "split_dataset_ratio")
+    draft.given.setdefault("eval_strategy", draft.take("evaluation_strategy"))
     has_data = any({**draft.values, **draft.typed}.get(name) for name in ("eval_dataset", "eval_split_size"))
     for kind in ("eval", "save"):
-        keys = (
-            f"{kind}_strategy",
-            "evaluation_strategy" if kind == "eval" else "",
-            f"{kind}_steps",
-            f"{kind}s_per_epoch",
-        )
-        strategy, old, steps, per_epoch = map(draft.take, keys)
-        strategy = old if strategy is None else strategy
+        keys = (f"{kind}_strategy", f"{kind}_steps", f"{kind}s_per_epoch")
+        strategy, steps, per_epoch = map(draft.take, keys)
         if is_false(strategy) or (kind == "eval" and not has_data):
             if kind == "save":
                 draft.put("save_strategy", "no")

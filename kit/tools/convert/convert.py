@@ -12,16 +12,13 @@ from typing import Any
 
 import yaml
 
-from kit.config.fields import expected, is_switch
-from kit.config.optimisers import OPTIMISERS
 from kit.config.other_kits import kit_of
 from kit.config.recipe import Recipe
 from kit.config.recipe_file import read_yaml
-from kit.config.settings.objective import DECLARED
 from kit.config.validation import check_recipe, problems_with_secrets
 from kit.errors import Problem, UserError, first_line, raise_if
 from kit.tools.convert import axolotl, llama_factory, ms_swift, trl
-from kit.tools.convert.draft import Draft, Group, as_list, is_nothing, is_true, number, shown
+from kit.tools.convert.draft import Draft, Group, is_nothing, is_true, number, shown
 from kit.tools.convert.write import recipe_text
 
 KITS: dict[str, Callable[[Draft], None]] = {
@@ -35,8 +32,6 @@ _DATA = """
     dataset_config dataset_train_split dataset_test_split dataset_text_field dataset_dir
     cached_dataset cached_val_dataset columns max_samples
 """.split()
-_HEADS = [name for name, declared in DECLARED.items() if declared.head != "words"]
-_UNSHARDED = [name for name, optimiser in OPTIMISERS.items() if optimiser.bitsandbytes]
 _HELD_OUT = ("val_set_size", "val_size", "split_dataset_ratio")
 
 
@@ -60,7 +55,7 @@ def convert(
     values, lines = read_yaml(path)
     kit = kit_of(values, Recipe.model_fields)
     if not kit:
-        raise UserError(_unknown(path, values))
+        raise UserError(Problem(str(path), "no file of a known kit", f"one of {', '.join(KITS)}"))
     given = {key: value for key, value in values.items() if not is_nothing(value)}
     draft = Draft(kit, given, path, lines, flags or {})
     try:
@@ -86,12 +81,6 @@ def convert(
     return draft
 
 
-def _unknown(path: Path, values: Mapping[str, Any]) -> Problem:
-    if "dataset" in values and set(values) <= {*Recipe.model_fields, "by_method", "by_objective"}:
-        return Problem(str(path), "a recipe of this kit", "a file of another one", f"kit train --recipe {path}")
-    return Problem(str(path), "no file of a known kit", f"one of {', '.join(KITS)}")
-
-
 def _leave_data(draft: Draft) -> None:
     """Leave out what describes the data of the file. A share of any can be held out; a number may be all of them."""
     for key in [key for key in draft.given if key in _DATA or (key in _HELD_OUT and number(draft.given[key]) >= 1)]:
@@ -110,7 +99,7 @@ def _finish_distillation(draft: Draft) -> None:
 
 
 def _leave_what_nothing_reads(draft: Draft) -> None:
-    """Leave out settings that have no effect beside others, and those that a run would refuse beside them."""
+    """Leave out settings that have no effect beside others."""
     settings = {**draft.values, **draft.typed}
     names = [name for name in draft.values if name.startswith(("lora_", "use_dora", "use_rslora", "init_lora"))]
     unread = dict.fromkeys(names, "method full has no adapter") if settings.get("method") == "full" else {}
@@ -126,10 +115,6 @@ def _leave_what_nothing_reads(draft: Draft) -> None:
         unread |= dict.fromkeys(("run_name", "project"), "there is no tracker")
     if not is_true(settings.get("streaming")):
         unread["shuffle_buffer_size"] = "nothing is streamed"
-    if (draft.config == "fsdp" or draft.objective in _HEADS) and number(settings.get("router_aux_loss_coef", 0)):
-        lost["router_aux_loss_coef"] = "neither FSDP nor a head has the loss of routers"
-    if draft.config == "fsdp" and settings.get("optim") in _UNSHARDED:
-        lost["optim"] = "it cannot read sharded weights; --optim adamw_bf16 takes little memory, of a full model"
     for group, reasons in ((Group.NEEDLESS, unread), (Group.LEARNS, lost)):
         for name in [name for name in reasons if name in draft.values and name not in draft.typed]:
             draft.leave(draft.sources.get(name, name), draft.values.pop(name), group, reasons[name])
@@ -163,16 +148,10 @@ def _place(draft: Draft, key: str) -> str:
 
 
 def _invalid(draft: Draft) -> list[Problem]:
-    """What a run would say of the recipe, by the keys of the file. A switch of YAML is a word in a recipe."""
+    """What a run would say of the recipe, by the keys of the file."""
     values = yaml.load(recipe_text(draft, []), yaml.BaseLoader) or {}
     keys = {name: name if name in draft.typed else draft.sources.get(name, name) for name in values}
     where = {name: _place(draft, key) or key for name, key in keys.items()}
-    problems = []
-    for name, value in draft.values.items():
-        info = Recipe.model_fields[name]
-        if any(isinstance(each, bool) for each in as_list(value)) and not is_switch(info):
-            fix = f"--{name} with a value that it takes replaces it"
-            problems.append(Problem(where[name], f"found {shown(value)}", expected(info), fix))
-    problems += check_recipe(values, where)[1] + problems_with_secrets(draft.values, {})
+    problems = check_recipe(values, where)[1] + problems_with_secrets(draft.values, {})
     # Of a data set that was refused, nobody has to be told that it is missing.
     return [each for each in problems if not (draft.problems and each.found == "missing")]

@@ -6,7 +6,6 @@ Its hub is ModelScope: ids may have another name at Hugging Face's.
 import math
 
 from kit.config.dataset_entry import DatasetEntry
-from kit.errors import Problem
 from kit.tools.convert.common import (
     FAR,
     entry,
@@ -20,8 +19,6 @@ from kit.tools.convert.common import (
 from kit.tools.convert.draft import Draft, Group, as_list, number
 
 _SELF = "its rows have {{NAME}} and {{AUTHOR}}: write the names into a copy of the file, and give that"
-
-_CONTRASTS = "write rows of anchor, positive and negative, docs/data.md#pairs-and-labels, for --dataset FILE"
 
 
 def convert(draft: Draft) -> None:
@@ -43,9 +40,6 @@ def convert(draft: Draft) -> None:
             draft.leave(key, draft.take(key), Group.LEARNS, "it stands in a file; give its text by hand")
         elif key == "system" and key in draft.given:
             draft.put("system_prompt", str(draft.take(key)).replace("\\n", "\n"))
-    if any(str(each).startswith("linear_") for each in as_list(draft.given.get("target_modules"))):
-        reason = "Megatron's names; of Llama linear_qkv is q_proj,k_proj,v_proj, linear_proj o_proj"
-        draft.leave("target_modules", draft.take("target_modules"), Group.LEARNS, reason)
     draft.given.setdefault("target_modules", "all-linear")
     if "max_length" not in draft.given:
         draft.put("max_length", FAR, "ms-swift takes what the model can; raise it if a sample is longer")
@@ -54,13 +48,6 @@ def convert(draft: Draft) -> None:
         if (temperature := draft.given.get("temperature")) is not None:
             draft.put("distil_temperature", temperature)
         take_answers(draft)
-    elif draft.objective == "embed":
-        if (loss := draft.take("loss_type", "cosine_similarity")) != "infonce":
-            draft.refused.append(
-                Problem("loss_type", f"found {loss}", "infonce", "no other loss of embeddings is offered")
-            )
-        if "dataset" not in draft.typed:
-            draft.refuse("dataset", "rows with positive_messages", _CONTRASTS)
 
 
 def _entries(given: str) -> list[DatasetEntry]:
