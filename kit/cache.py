@@ -196,6 +196,20 @@ class Writer:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 
+def store(folder: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
+    """Write an entry of one piece, unless it is there. Raises ``UserError`` if the cache cannot be written."""
+    with locked(folder), cannot_write(folder.parent):
+        if open_entry(folder):  # another machine has stored it on a shared disk
+            return
+        writer = Writer(folder)
+        try:
+            writer.append(arrays)
+            writer.finish({"about": about})
+        except BaseException:
+            writer.discard()
+            raise
+
+
 def read_entry(folder: Path) -> dict[str, Any]:
     """Return what ``entry.json`` of an entry holds: ``arrays`` and ``info``.
 

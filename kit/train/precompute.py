@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import xxhash
 
-from kit.cache import Writer, cache_folder, cannot_write, digest, file_digest, locked, open_entry
+from kit.cache import cache_folder, digest, file_digest, open_entry, store
 from kit.console import say
 from kit.data.feed.batches import Collator, SizedRows, on_device, shares
 from kit.data.feed.stream import Stream
@@ -105,7 +105,8 @@ def add_reference(
     attention = plain.config.get_text_config()._attn_implementation
     model = key_of_model(prepared.accelerator, settings, attention, seed, compiled)
     folder = cache_folder() / FOLDER / digest(model, samples.fingerprint, [hash_of(each) for each in order])
-    values = _open(folder, len(samples))
+    entry = open_entry(folder)
+    values = np.array(entry[0]["references"]).reshape(len(samples), 2) if entry else None
     device = prepared.accelerator.device
     if prepared.ranks.sum(torch.tensor(float(values is None), device=device)).item():  # on one machine or more
         values = np.concatenate(
@@ -114,7 +115,8 @@ def add_reference(
         )
         _check(values, samples, chosen)
         if prepared.accelerator.is_local_main_process:
-            _store(folder, values, settings.model_name_or_path, len(chosen))
+            about = {"model": settings.model_name_or_path, "num_samples": len(chosen)}
+            store(folder, {"references": values.reshape(-1)}, about)
     else:
         say(f"reference: the log-probabilities of {len(chosen)} samples are in the cache")
     samples.references = values
@@ -200,22 +202,3 @@ def _check(values: np.ndarray, samples: Samples, chosen: np.ndarray) -> None:
             f"the reference gives no finite log-probability to {len(wrong)} of {len(chosen)} samples, first {origins}\n"
             "    -> fix or remove them, or train with another mixed_precision"
         )
-
-
-def _open(folder: Path, num_samples: int) -> np.ndarray | None:
-    """The values of an entry of the cache, float64 [N, 2]; None if there is none."""
-    entry = open_entry(folder)
-    values = entry[0].get("references") if entry else None
-    fits = values is not None and values.dtype == np.float64 and len(values) == 2 * num_samples
-    return np.array(values).reshape(num_samples, 2) if fits else None
-
-
-def _store(folder: Path, values: np.ndarray, model: str, num_samples: int) -> None:
-    with locked(folder), cannot_write(folder.parent):
-        writer = Writer(folder)
-        try:
-            writer.append({"references": values.reshape(-1)})
-            writer.finish({"about": {"model": model, "num_samples": num_samples}})
-        except BaseException:
-            writer.discard()
-            raise

@@ -21,10 +21,9 @@ import numpy as np
 import torch
 from accelerate.utils.memory import clear_device_cache
 
-from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
+from kit.cache import cache_folder, digest, open_entry, store
 from kit.console import say
 from kit.data.feed.batches import Collator, MicroBatch, on_device, shares
-from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream
 from kit.data.open import Data
 from kit.data.samples.samples import Samples
@@ -175,13 +174,12 @@ def store_teacher(
         stored = format_bytes(int(ends[-1]) * 4 * (k + _width(k, size)))
         say(f"teacher: storing its {k} most probable tokens of {ends[-1]} targets in the cache, {stored}")
         teacher = open_teacher()
-        ranks = teacher.prepared.ranks
         for number in missing:
-            asked = _Asked(samples, parts[number], starts - bounds[number], k, size, recipe.distil_temperature)
-            values = asked.answers(teacher, ranks, recipe.micro_batch_size, pad_token_id, progress)
+            of_part = parts[number], starts - bounds[number], k, size
+            values = _answers(teacher, recipe, samples, *of_part, pad_token_id, progress)
             with together(accelerator):  # an error on one rank stops all ranks
                 if accelerator.is_local_main_process:
-                    _store(folders[number], values, recipe.teacher or "")
+                    store(folders[number], values, {"teacher": recipe.teacher, "num_values": len(values[_IDS])})
         del teacher
         accelerator.free_memory()
         clear_device_cache(garbage_collection=True)  # the model is part of cycles
@@ -191,70 +189,47 @@ def store_teacher(
     return StoredTeacher(samples, chosen, starts, blocks, bounds, k, size)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What the teacher is asked: its thoughts of the targets of some samples."""
+def _answers(
+    teacher: Teacher,
+    recipe: "Recipe",
+    samples: Samples,
+    chosen: np.ndarray,
+    starts: np.ndarray,
+    num_tokens: int,
+    size: int,
+    pad_token_id: int,
+    progress: Progress,
+) -> dict[str, np.ndarray]:
+    """Return what the teacher thinks of the targets of the samples ``chosen``. Each rank computes its share.
 
-    samples: Samples
-    chosen: np.ndarray
-    starts: np.ndarray  # int64 [N]: the first target of each sample among those of the chosen ones
-    num_tokens: int
-    size: int
-    temperature: float
-
-    def answers(
-        self,
-        teacher: Teacher,
-        ranks: Ranks,
-        batch_size: int,
-        pad_token_id: int,
-        progress: Progress,
-    ) -> dict[str, np.ndarray]:
-        """Each rank computes its share, and all get the whole."""
-        num = int(self.samples.num_targets[self.chosen].sum())
-        values = {
-            _IDS: torch.zeros(num, self.num_tokens, dtype=torch.int32),
-            _LOGPS: torch.zeros(num, _width(self.num_tokens, self.size)),
-        }
-        max_length = int(self.samples.row_lengths.max())
-        collator = Collator(batch_size, pad_token_id, packing=False, max_length=max_length)
-        own = list(shares(self.samples.row_lengths, self.chosen, ranks, batch_size))
-        with_bar = progress(own, "teacher", len(own))
-        micro_batches = (collator.collate(self.samples, list(share[:, None])) for share in with_bar)
-        with without_gradients(teacher.prepared):
-            for micro_batch in on_device(micro_batches, teacher.prepared.accelerator.device):
-                known = teacher.with_states(micro_batch)
-                rows = [np.empty(0, np.int64)]
-                for _, _, i in micro_batch.segments:
-                    rows.append(self.starts[i] + np.arange(self.samples.num_targets[i]))
-                self._add(values, teacher, known, torch.from_numpy(np.concatenate(rows)))
-        values = {name: ranks.sum(each) for name, each in values.items()}
-        if values[_LOGPS].isnan().any():
-            wrong = np.flatnonzero(values[_LOGPS].isnan().any(dim=1).numpy())
-            at = np.searchsorted(self.starts[self.chosen], wrong, side="right") - 1
-            origins = ", ".join(dict.fromkeys(self.samples.origin(int(self.chosen[i])) for i in at[:3]))
-            raise TrainingError(f"the teacher gives {len(wrong)} of {num} targets no probability, first in {origins}")
-        return {name: each.numpy().reshape(-1) for name, each in values.items()}
-
-    def _add(self, values: dict[str, torch.Tensor], teacher: Teacher, known: MicroBatch, at: torch.Tensor) -> None:
-        """Write what the teacher thinks of the targets of a micro-batch to the rows ``at``, a chunk at a time."""
-        chunk = chunk_size(teacher.vocab_size, 1, head_trains=False)
-        for start in range(0, len(at), chunk):
-            rows = slice(start, min(start + chunk, len(at)))
-            logits = teacher.logits(known, rows)[:, : self.size]
-            ids = logits.topk(self.num_tokens, dim=-1).indices
-            values[_IDS][at[rows]] = ids.int().cpu()
-            values[_LOGPS][at[rows]] = outcomes(logits, ids, self.temperature).cpu()
-
-
-def _store(folder: Any, values: Mapping[str, np.ndarray], teacher: str) -> None:
-    with locked(folder), cannot_write(folder.parent):
-        if open_entry(folder):  # another machine has stored it on a shared disk
-            return
-        writer = Writer(folder)
-        try:
-            writer.append(values)
-            writer.finish({"about": {"teacher": teacher, "num_values": len(values[_IDS])}})
-        except BaseException:
-            writer.discard()
-            raise
+    Args:
+        starts: int64 [N], the first target of each of ``samples`` among those of the chosen ones.
+        num_tokens, size: see ``StoredTeacher``.
+    """
+    ranks, lengths, batch_size = teacher.prepared.ranks, samples.row_lengths, recipe.micro_batch_size
+    num = int(samples.num_targets[chosen].sum())
+    ids = torch.zeros(num, num_tokens, dtype=torch.int32)
+    logps = torch.zeros(num, _width(num_tokens, size))
+    collator = Collator(batch_size, pad_token_id, packing=False, max_length=int(lengths.max()))
+    own = list(shares(lengths, chosen, ranks, batch_size))
+    with_bar = progress(own, "teacher", len(own))
+    micro_batches = (collator.collate(samples, list(share[:, None])) for share in with_bar)
+    chunk = chunk_size(teacher.vocab_size, 1, head_trains=False)
+    with without_gradients(teacher.prepared):
+        for micro_batch in on_device(micro_batches, teacher.prepared.accelerator.device):
+            known = teacher.with_states(micro_batch)
+            rows = [starts[i] + np.arange(samples.num_targets[i]) for _, _, i in micro_batch.segments]
+            at = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *rows]))
+            for start in range(0, len(at), chunk):
+                some = slice(start, min(start + chunk, len(at)))
+                logits = teacher.logits(known, some)[:, :size]
+                best = logits.topk(num_tokens, dim=-1).indices
+                ids[at[some]] = best.int().cpu()
+                logps[at[some]] = outcomes(logits, best, recipe.distil_temperature).cpu()
+    ids, logps = ranks.sum(ids), ranks.sum(logps)
+    wrong = torch.nonzero(logps.isnan().any(dim=1))
+    if len(wrong):
+        first = np.searchsorted(starts[chosen], int(wrong[0]), side="right") - 1
+        origin = samples.origin(int(chosen[first]))
+        raise TrainingError(f"the teacher gives {len(wrong)} of {num} targets no probability, first in {origin}")
+    return {_IDS: ids.numpy().reshape(-1), _LOGPS: logps.numpy().reshape(-1)}

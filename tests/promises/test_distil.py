@@ -114,7 +114,7 @@ def dies(moment, folder, rank):
     with_cache(folder)
     kit.train.stored_teacher.BLOCK_VALUES = 2048
     module, name, number = {
-        "in the teacher's pass": (kit.train.stored_teacher, "_store", 3),
+        "in the teacher's pass": (kit.train.stored_teacher, "store", 3),
         "in a step": (kit.train.step, "train_step", 5),
         "never": (kit.train.step, "train_step", 0),
     }[moment]

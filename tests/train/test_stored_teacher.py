@@ -180,17 +180,17 @@ def test_a_pass_that_was_stopped_goes_on_with_its_next_block(store, monkeypatch)
     whole = store()
     blocks = entries()
     changed = {"distil_temperature": 3.0}
-    writing = stored_teacher._store
+    writing = stored_teacher.store
 
     def stopped(*args):
         if len(entries()) == len(blocks) + 2:
             raise KeyboardInterrupt
         writing(*args)
 
-    monkeypatch.setattr(stored_teacher, "_store", stopped)
+    monkeypatch.setattr(stored_teacher, "store", stopped)
     with pytest.raises(KeyboardInterrupt):
         store(**changed)
-    monkeypatch.setattr(stored_teacher, "_store", writing)
+    monkeypatch.setattr(stored_teacher, "store", writing)
     again = store(**changed)
     assert 0 < again.num_calls < whole.num_calls and len(entries()) == 2 * len(blocks)
 
