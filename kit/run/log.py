@@ -87,7 +87,6 @@ class Log:
         if recipe.report_to and not state.tracker_id:
             state.tracker_id = uuid.uuid4().hex[:8]
         self.path = output_dir / METRICS_FILE
-        self._pictures: list[list[str]] = []  # of the answers of the last evaluation
         self.bar: Any = None
         kept = []
         if self.is_main:
@@ -177,9 +176,7 @@ class Log:
         if evaluation.intervals:
             row["intervals"] = evaluation.intervals
         if evaluation.answers:
-            pictures = [answer.pictures for answer in evaluation.answers]
-            is_same, self._pictures = pictures == self._pictures, pictures
-            row["answers"] = [_as_row(answer, is_same) for answer in evaluation.answers]
+            row["answers"] = [_as_row(answer) for answer in evaluation.answers]
         if evaluation.odd_samples:
             row["samples"] = [redacted(origin) for origin in evaluation.odd_samples]
         if self.is_main:
@@ -264,14 +261,10 @@ class Log:
             track(self.accelerator, row)
 
 
-def _as_row(answer: "Answer", is_same: bool) -> dict[str, Any]:
-    """An answer in ``metrics.jsonl``; if ``is_same``, null stands for its pictures: those of the evaluation before."""
+def _as_row(answer: "Answer") -> dict[str, Any]:
+    """An answer in ``metrics.jsonl``."""
     texts = {name: redacted(getattr(answer, name)) for name in ("prompt", "reference", "text")}
-    return {
-        **texts,
-        "exact": answer.exact,
-        **({"pictures": None if is_same else answer.pictures} if answer.pictures else {}),
-    }
+    return {**texts, "exact": answer.exact, **({"pictures": answer.pictures} if answer.pictures else {})}
 
 
 def _measured(name: str, value: float) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from kit.config.recipe import Recipe
 from kit.data.feed.feed import GlobalBatch
-from kit.evaluate import Answer, Evaluation
+from kit.evaluate import Evaluation
 from kit.run import throughput as throughput_module
 from kit.run.log import Log
 from kit.train.loop_state import LoopState
@@ -103,16 +103,6 @@ def test_samples_of_a_wild_step_are_named_without_secrets(start, rows, capsys, m
     assert [row["samples"] for row in rows()[-2:]] == [["data/***.jsonl:1"]] * 2
     assert capsys.readouterr().out.count("samples: data/***.jsonl:1\n") == 2
     assert "NaN" not in log.path.read_text()  # which is no JSON
-
-
-def test_pictures_of_answers_are_written_once_in_a_start(start, rows):
-    answers = [Answer("what?", "r", "t", ["data:a"]), Answer("who?", "r", "t")]
-    for _ in range(2):
-        log = start()
-        for step in (0, 1):
-            log.evaluation(step, replace(evaluation(1.0), answers=answers))
-    pictures = [[answer.get("pictures", "no key") for answer in row["answers"]] for row in rows()]
-    assert pictures == [[["data:a"], "no key"], [None, "no key"]]
 
 
 def test_a_line_cut_off_by_a_kill_is_dropped(start, rows, tmp_path):

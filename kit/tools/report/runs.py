@@ -61,9 +61,6 @@ class ReportedRun:
         for name, kept in (("answers", self.answered), ("rollout", self.rollouts)):
             answers = row.get(name)
             if answers and isinstance(answers, list) and all(isinstance(each, dict) for each in answers):
-                for answer, before in zip(answers, kept[-1][name] if kept else (), strict=False):
-                    if "pictures" in answer and answer["pictures"] is None:  # as in the evaluation before
-                        answer["pictures"] = before.get("pictures")
                 kept[1:] = [row]
         for key, value in row.items():
             if (number := finite_number(value)) is not None:

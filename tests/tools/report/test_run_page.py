@@ -147,7 +147,11 @@ def test_pictures_stand_beside_the_answers_and_tell_equal_questions_apart(tmp_pa
         return evaluation_row(step, answers=answers)
 
     odd = [one, "javascript:no", "data:image/jpeg;base64,'onload=no", 3]
-    rows = [step_row(1), answered(0, ("first of 1", odd), ("first of 2", [two])), answered(4, ("x", None), ("y", None))]
+    rows = [
+        step_row(1),
+        answered(0, ("first of 1", odd), ("first of 2", [two])),
+        answered(4, ("x", odd), ("y", [two])),
+    ]
     page = report_page([opened(tmp_path, rows)])
     assert page.count("<img") == 2 and "javascript" not in page and "onload" not in page
     places = [page.index(text) for text in (one, "first of 1", ">x<", two, "first of 2", ">y<")]
