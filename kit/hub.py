@@ -56,11 +56,9 @@ def refusal(error: Exception, tried: str, name: str, kind: Kind, field: str) -> 
             found = f"the hub has no such public {title}"
             fix = "check the name; a private one needs `hf auth login`"
         return Problem(field, f"{tried}, and {found}", fix=fix)
-    if status == 401:
-        return Problem(field, f"{name}: the hub refuses your token", fix="`hf auth login` again, or unset HF_TOKEN")
-    if status == 403:
-        fix = "give it read access: huggingface.co/settings/tokens"
-        return Problem(field, f"{name}: your token may not read it", fix=fix)
+    if status in (401, 403):
+        fix = "`hf auth login` with one that may read it, or unset HF_TOKEN"
+        return Problem(field, f"{name}: the hub refuses your token", fix=fix)
     if isinstance(error, errors.HfHubHTTPError):
         return Problem(field, f"{tried}, and the hub refuses it ({reason})", fix="try again later")
     if name in cached(kind):

@@ -26,12 +26,8 @@ if TYPE_CHECKING:
 
 KINDS = {False: "a full model", True: "an adapter"}
 _SETTING = "push_to_hub"
-_AFTERWARDS = "leave it out, and after the run `kit push"
+_AFTERWARDS = "leave it out, and after the run `kit push --base_model ID`"
 _RIGHTS = "a token with write access: `hf auth login`, or HF_TOKEN"
-
-
-class Unreachable(UserError):
-    """There is no network, or nobody is logged in."""
 
 
 def check_upload(name: str, base: str, is_adapter: bool) -> None:
@@ -47,14 +43,9 @@ def check_upload(name: str, base: str, is_adapter: bool) -> None:
     problems = Problems()
     if os.path.exists(os.path.expanduser(base)):
         found = f"the model's card would name its base, and {base} is a folder"
-        problems.append(Problem(_SETTING, found, "a base that the hub has", f"{_AFTERWARDS} --base_model ID`"))
+        problems.append(Problem(_SETTING, found, "a base that the hub has", _AFTERWARDS))
     with problems.caught():
-        try:
-            find_repository(huggingface_hub.HfApi(), name, is_adapter, False, _SETTING)
-        except Unreachable as error:
-            (problem,) = error.problems
-            found = f"whether you may write {name} cannot be checked: {problem.found}"
-            raise UserError(Problem(_SETTING, found, fix=f"{problem.fix}; or {_AFTERWARDS}`")) from None
+        find_repository(huggingface_hub.HfApi(), name, is_adapter, False, _SETTING)
     problems.raise_if_any()
 
 
@@ -110,15 +101,14 @@ def find_repository(api: "HfApi", name: str, is_adapter: bool, is_public: bool, 
         field: what names the repository, for messages.
 
     Raises:
-        UserError: it may not be written, or it holds something else.
-        Unreachable: the hub cannot be asked.
+        UserError: it may not be written, it holds something else, or the hub cannot be asked.
     """
     from huggingface_hub.errors import RepositoryNotFoundError
 
     if not is_id(name):
         raise UserError(Problem(field, f"{name!r} is no hub id", "OWNER/NAME"))
     if not huggingface_hub.get_token():
-        raise Unreachable(Problem("the hub", f"no token for {constants.ENDPOINT}", fix=_RIGHTS))
+        raise UserError(Problem("the hub", f"no token for {constants.ENDPOINT}", fix=_RIGHTS))
     with answers(name):
         me = api.whoami()
     mine, own = me["name"], name.rpartition("/")[2]
@@ -150,7 +140,7 @@ def find_repository(api: "HfApi", name: str, is_adapter: bool, is_public: bool, 
 
 @contextmanager
 def answers(name: str) -> Iterator[None]:
-    """Turn errors of requests about the repository ``name`` into ``UserError``, or ``Unreachable``."""
+    """Turn errors of requests about the repository ``name`` into ``UserError``."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     again = "the same command again uploads only what is missing"
@@ -167,8 +157,8 @@ def answers(name: str) -> Iterator[None]:
         if found is not None or isinstance(error, ValueError):
             raise UserError(Problem("the hub", f"it refuses {name} ({reason})", fix=again)) from None
         offline = "HF_HUB_OFFLINE is set" if isinstance(error, OfflineModeIsEnabled) else reason
-        problem = Problem("the hub", f"{constants.ENDPOINT} cannot be reached ({offline})", fix=again)
-        raise Unreachable(problem) from None
+        fix = "connect to a network, and type the same command again"
+        raise UserError(Problem("the hub", f"{constants.ENDPOINT} cannot be reached ({offline})", fix=fix)) from None
 
 
 def url_of(repo: str) -> str:

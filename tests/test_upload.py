@@ -45,9 +45,6 @@ def refusal(name="me/mine", base=BASE, is_adapter=True):
     return str(caught.value)
 
 
-AFTERWARDS = "leave it out, and after the run `kit push`"
-
-
 def test_a_name_that_cannot_be_written_is_refused(hub):
     hub.repositories["dataset", "me/data"] = Repository(True)
     hub.repositories["model", "me/full"] = Repository(True, {"config.json": b"{}"})
@@ -65,7 +62,7 @@ def test_a_name_that_cannot_be_written_is_refused(hub):
 def test_a_token_without_the_rights_is_refused(hub, monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     for token, says in (
-        ("", f"whether you may write me/mine cannot be checked: no token .*HF_TOKEN.*{AFTERWARDS}"),
+        ("", "the hub: no token .*HF_TOKEN"),
         ("wrong", "it refuses your token for me/mine .*`hf auth login`"),
         ("read", "the token of me may only read; expected a token with write access"),
     ):
@@ -73,9 +70,9 @@ def test_a_token_without_the_rights_is_refused(hub, monkeypatch, tmp_path):
         assert re.search(says, refusal(), re.DOTALL), refusal()
 
 
-def test_where_the_hub_is_out_of_reach_the_way_to_upload_afterwards_is_said(hub, monkeypatch):
+def test_a_hub_out_of_reach_is_said(hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "cannot be reached (HF_HUB_OFFLINE is set)" in refusal() and f"; or {AFTERWARDS}" in refusal()
+    assert "cannot be reached (HF_HUB_OFFLINE is set)" in refusal()
 
 
 def test_a_base_in_a_folder_is_said_with_what_else_is_wrong(hub, model_folder):

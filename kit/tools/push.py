@@ -221,8 +221,7 @@ def _licence_on_hub(api: HfApi, model: Model) -> dict[str, Any]:
     """The licence that the base's card on the hub names, as metadata.
 
     Raises:
-        UserError: the hub has no such base.
-        Unreachable: the hub cannot be asked.
+        UserError: the hub has no such base, or cannot be asked.
     """
     if model.base is None:
         return {}

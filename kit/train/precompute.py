@@ -73,9 +73,6 @@ def add_references(
         if samples is not None:
             of_data = samples, data.mismatched(samples), batch_size, pad_token_id, progress, used
             add_reference(prepared, settings, *of_data, seed=seed, compiled=compiled)
-    dropouts = [module.p for module in prepared.model.modules() if isinstance(module, torch.nn.Dropout)]
-    if settings.adapter_name_or_path and any(dropouts):  # what new adapters add is zero, with dropout and without
-        say(f"note: a dropout of {max(dropouts):g} acts in each step, and not in the reference: rewards begin near 0")
 
 
 def add_reference(
