@@ -33,7 +33,9 @@ _PR_SET_CHILD_SUBREAPER = 36  # the number of this option of Linux's prctl
 
 _DELIMITERS = re.compile(r"(?<!\\)\$|\\boxed|\\[(\[]")
 _COMMAND = re.compile(r"\\[A-Za-z]+(\{[^{}]*\})?")
-_WORDS = re.compile(r"[A-Za-z]{4,}\b(?!\()|[A-Za-z]{2,}\s+[A-Za-z]{2,}")
+_WORDS = re.compile(
+    r"[A-Za-z]{4,}\b(?!\()|[A-Za-z]{2,}\s+[A-Za-z]{2,}|\b(?!ln|lg)[a-z]{2}\s+\d|\d\s+(?!ln|lg|log|pi|sin|cos|tan)[A-Za-z]{2,}"
+)
 
 
 class Asked(NamedTuple):
