@@ -103,21 +103,21 @@ def _leave_what_nothing_reads(draft: Draft) -> None:
     settings = {**draft.values, **draft.typed}
     names = [name for name in draft.values if name.startswith(("lora_", "use_dora", "use_rslora", "init_lora"))]
     unread = dict.fromkeys(names, "method full has no adapter") if settings.get("method") == "full" else {}
-    lost: dict[str, str] = {}
     if number(settings.get("on_policy_share", 0)):
         unread["save_only_model"] = "a run that draws answers continues from whole checkpoints"
     elif draft.objective == "distil":
         unread |= dict.fromkeys(("temperature", "top_p", "max_new_tokens"), "the student answers nothing")
     if draft.objective == "simpo":
-        reasons = lost if number(settings.get("cpo_alpha", 0)) else unread
-        reasons["cpo_alpha"] = "simpo learns no cross-entropy of the chosen answers; --objective cpo does"
+        unread["cpo_alpha"] = "simpo learns no cross-entropy of the chosen answers; --objective cpo does"
     if settings.get("report_to") in (None, [], "none"):
         unread |= dict.fromkeys(("run_name", "project"), "there is no tracker")
     if not is_true(settings.get("streaming")):
         unread["shuffle_buffer_size"] = "nothing is streamed"
-    for group, reasons in ((Group.NEEDLESS, unread), (Group.LEARNS, lost)):
-        for name in [name for name in reasons if name in draft.values and name not in draft.typed]:
-            draft.leave(draft.sources.get(name, name), draft.values.pop(name), group, reasons[name])
+    for name in [name for name in unread if name in draft.values and name not in draft.typed]:
+        value = draft.values.pop(name)
+        learns = name == "cpo_alpha" and number(value)  # CPO-SimPO
+        group = Group.LEARNS if learns else Group.NEEDLESS
+        draft.leave(draft.sources.get(name, name), value, group, unread[name])
 
 
 def _leave_dropped(draft: Draft, drop: Collection[str]) -> None:

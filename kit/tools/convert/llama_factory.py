@@ -6,14 +6,7 @@ from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.durable import read_small
-from kit.tools.convert.common import (
-    entry,
-    put_data,
-    take_batch,
-    take_evaluation,
-    take_template,
-    take_training,
-)
+from kit.tools.convert.common import entry, put_data, take_batch, take_evaluation, take_template, take_training
 from kit.tools.convert.draft import Draft, Group, as_list, is_true, number
 
 _FIELDS = {"prompt": "instruction", "query": "input", "response": "output", "kto_tag": "label"}
@@ -65,10 +58,7 @@ def _entry(draft: Draft, name: str, info: dict[str, Any], folder: Path, limit: A
     draft.has_images |= "images" in columns
     is_alpaca = info.get("formatting", "alpaca") == "alpaca"
     ours = _columns(columns) if is_alpaca else _columns_of_chat(draft, name, info, columns)
-    split, drawn = (
-        info.get("split"),
-        info.get("num_samples"),
-    )  # drawn at random; by max_samples the first ones are taken
+    split, drawn = info.get("split"), info.get("num_samples")  # drawn at random; max_samples takes the first ones
     if limit is not None and drawn is None and isinstance(path, str):
         split = f"{split or 'train'}[:{int(number(limit))}]"
     elif limit is not None:
