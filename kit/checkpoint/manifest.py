@@ -173,7 +173,7 @@ def verify(path: Path, part: slice = ALL) -> list[str]:
     if not (path / MANIFEST).is_file():
         return [f"not a complete checkpoint (no {MANIFEST})"]
     try:
-        manifest = json.loads(read_small(path / MANIFEST))
+        manifest = read_manifest(path)
         own_digest = manifest.pop("xxh3_128")
         expected = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in manifest["files"].items()}
         parts = [*(manifest[name] for name in PARTS), manifest.get("rounding", {})]  # older ones lack the last

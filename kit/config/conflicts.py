@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 from itertools import chain
+from typing import Any
 
-from kit.config.fields import needs_of
 from kit.config.recipe import Recipe
 from kit.config.rules import is_given
 from kit.config.settings import data, evaluation, method, model, objective, optimisation, output
@@ -34,9 +34,10 @@ def describe_unused(recipe: Recipe) -> list[str]:
     They are not refused: a recipe may hold them for another method, or for another data set.
     """
     unused: dict[str, list[str]] = {}
+    info: Any
     for name, info in Recipe.model_fields.items():
         if name in recipe.model_fields_set and is_given(recipe, name):
-            for needs in filter(None, needs_of(info).split(" and ")):
+            for needs in filter(None, info.json_schema_extra["needs"].split(" and ")):
                 others = [part.partition(" ") for part in needs.split(" or ")]
                 if not any(
                     getattr(recipe, other) == value if value else getattr(recipe, other) for other, _, value in others

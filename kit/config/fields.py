@@ -57,18 +57,16 @@ def comma_separated(value: Any) -> Any:
 def column_mapping(value: Any) -> Any:
     """Parse ``column=field,column=field``, or a JSON object, into a mapping of columns to the kit's fields.
 
-    A string of any other form is returned as it is, and validation then refuses it.
+    Each field is read as JSON if it is that. A string of any other form is returned as it is, and validation then
+    refuses it; so is what is no string.
     """
-    return _pairs(value) if isinstance(value, str) else value
-
-
-def _pairs(text: str) -> Any:
-    """Parse a JSON object, or ``name=value,name=value`` where each value is JSON or a string; else return ``text``."""
-    if text.lstrip().startswith("{"):  # also for names with a comma or an equals sign
-        return json_or_string(text)
-    pairs = [[part.strip() for part in pair.split("=", 1)] for pair in text.split(",")]
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("{"):  # also for names with a comma or an equals sign
+        return json_or_string(value)
+    pairs = [[part.strip() for part in pair.split("=", 1)] for pair in value.split(",")]
     found = {pair[0]: json_or_string(pair[1]) for pair in pairs if len(pair) == 2}
-    return found if len(found) == len(pairs) else text
+    return found if len(found) == len(pairs) else value
 
 
 TEMPLATE_KWARGS = "name=value, separated by commas, or a JSON object"
@@ -81,7 +79,7 @@ def template_kwargs(value: Any) -> Any:
 
     What is neither, or has a name that no template can read, is returned as a string, which validation then refuses.
     """
-    given = _pairs(value) if isinstance(value, str) else value
+    given = column_mapping(value)
     if given is None:
         return None
     fits = isinstance(given, dict) and all(name.isidentifier() and item is not None for name, item in given.items())
@@ -180,12 +178,6 @@ def is_identity(info: FieldInfo) -> bool:
     """Return whether the field is part of the identity of a run."""
     extra: Any = info.json_schema_extra
     return bool(extra["identity"])
-
-
-def needs_of(info: FieldInfo) -> str:
-    """Return what must be set so that the field has an effect; empty if nothing."""
-    extra: Any = info.json_schema_extra
-    return str(extra["needs"])
 
 
 def is_optional(info: FieldInfo) -> bool:

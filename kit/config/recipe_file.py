@@ -22,7 +22,7 @@ from kit.config.fields import comma_separated, json_or_string
 from kit.config.hints import METHODS, OBJECTIVES, recipe_names
 from kit.config.other_kits import kit_of
 from kit.config.recipe import RECIPES, Recipe
-from kit.config.settings.objective import DECLARED, show_rate
+from kit.config.settings.objective import DECLARED
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, first_line, raise_if
 from kit.own_metric import is_own
@@ -204,7 +204,7 @@ def _leave_out_rate(values: dict[str, Any], where: dict[str, str], method: str, 
     rate = values.pop("learning_rate")
     return (
         f"note: {where['learning_rate']}: {rate} is for {own}; {objective} takes its default of "
-        f"{show_rate(rates[method != 'full'])} (another: --learning_rate, or {BY_OBJECTIVE} in the file)"
+        f"{rates[method != 'full']:.0e} (another: --learning_rate, or {BY_OBJECTIVE} in the file)"
     )
 
 

@@ -28,6 +28,7 @@ from kit.data.feed.order import Order
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import LATE_IMAGES, Stream, check_beginning, first_piece
 from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited
+from kit.data.samples.bad_rows import notes_of
 from kit.data.samples.checks import check_datasets, reading_notes
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import NO_IMAGES, Encoder, Piece
@@ -191,7 +192,7 @@ def open_data(
                 streams_images |= has_images
             else:
                 store = _tokenised(dataset, encoder if dataset.is_evaluation else of_training, settings)
-                notes += store.notes(settings.max_length)
+                notes += notes_of(dataset.source.name, store.info, settings.max_length)
                 (eval_stores if dataset.is_evaluation else train_stores).append(store)
     problems.raise_if_any()
 

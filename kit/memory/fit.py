@@ -57,10 +57,13 @@ def resolve_auto(recipe: Recipe, topology: Topology, config: Any, teacher: Any =
         return recipe, []
     total = gpu_memory(topology)
     on_cpu = topology.device_type == "cpu"
-    room = host_memory()[0] // 2 if on_cpu else total  # the other half is for other programs
     workload, unknown = _described(recipe, topology, config, teacher)
-    if workload and room is not None and (on_cpu or not unknown):
-        best = choose(workload, lambda way: fits(way, room, on_cpu), recipe.global_batch_size, checkpointing, rows)
+    room = total or 0
+    if workload and on_cpu:  # the other half is for other programs
+        room = host_memory()[0] // 2 // min(workload.num_gpus, workload.gpus_per_machine)
+    if workload and room and (on_cpu or not unknown):
+        most = int((1 - MARGIN) * room)
+        best = choose(workload, lambda way: predict(way).peak <= most, recipe.global_batch_size, checkpointing, rows)
         if best is not None:
             update = {"per_device_train_batch_size": best.rows, "gradient_checkpointing": best.gradient_checkpointing}
             return recipe.model_copy(update=update), []
@@ -71,16 +74,6 @@ def resolve_auto(recipe: Recipe, topology: Topology, config: Any, teacher: Any =
         words.append(f"gradient checkpointing {checkpointing_word(taken['gradient_checkpointing'])}")
     why = f"no plan for {unknown}" if unknown else "nothing fits by the plan"
     return recipe.model_copy(update=taken), [f"auto: {why}: {', '.join(words)}"] if total is not None else []
-
-
-def fits(workload: Workload, total: int, on_cpu: bool = False) -> bool:
-    """Return whether a GPU of ``total`` bytes, or a machine, is enough, with ``MARGIN`` of them left free."""
-    memory = predict(workload)
-    needed = memory.peak
-    if on_cpu:
-        num_here = min(workload.num_gpus, workload.gpus_per_machine)
-        needed = sum(memory.host.values()) + num_here * memory.tensors
-    return needed <= int((1 - MARGIN) * total)
 
 
 def choose(

@@ -37,7 +37,11 @@ def auto_class(config: Any) -> Any:
     if whole is None or config.model_type not in TEXT_OF_IMAGES:
         return AutoModelForCausalLM
     is_named = whole.__name__ in (config.architectures or ())
-    return AutoModelForImageTextToText if is_named or _causal_class(config) is None else AutoModelForCausalLM
+    return (
+        AutoModelForImageTextToText
+        if is_named or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+        else AutoModelForCausalLM
+    )
 
 
 def model_class(config: Any) -> Any:
@@ -56,7 +60,3 @@ def why_no_text(config: Any) -> str:
 
 def _class_of_images(config: Any) -> Any:
     return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
-
-
-def _causal_class(config: Any) -> Any:
-    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)

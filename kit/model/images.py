@@ -200,10 +200,6 @@ class Images:
         """See ``Placeholders``."""
         return self.of(height, width).count(self._placeholder)
 
-    def begin_in_worker(self) -> None:
-        """See ``Placeholders``."""
-        torch.set_num_threads(1)
-
     def ids(self, text: str) -> frozenset[int]:
         """See ``Placeholders``."""
         added = self._tokenizer.added_tokens_decoder

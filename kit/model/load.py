@@ -328,18 +328,12 @@ def _base(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str,
         if settings.method == "qlora":
             model = packed_on_meta(model, getattr(torch, plan.compute_dtype))
     model.config.use_cache = False
-    _switch_off_repacking(model)
-    return model
-
-
-def _switch_off_repacking(model: Any) -> None:
-    """Keep bitsandbytes from repacking 4-bit weights on a CPU at the first evaluation.
-
-    That would change bits, and not every shape supports it.
-    """
+    # Else bitsandbytes repacks 4-bit weights on a CPU at the first evaluation: that would change bits, and not every
+    # shape supports it.
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+    return model
 
 
 def _cast_frozen(model: Any, dtype: torch.dtype, towers: tuple[str, ...], stored: torch.dtype) -> None:

@@ -12,7 +12,6 @@ import torch
 
 from kit.config.settings.method import MethodSettings
 from kit.errors import Problem
-from kit.model.classes import model_class
 from kit.model.four_bit import quantised_on_meta
 from kit.model.fp8_linear import check_fp8, describe_fp8
 from kit.model.qat import check_qat, describe_qat
@@ -56,9 +55,6 @@ def check_parts(settings: MethodSettings, meta_model: Any, router_aux_loss_coef:
         found = f"rescale_every {rescale_every}: {name} divides its weights whenever it evaluates"
         fix = 'write "rescale_every": 0 into its config.json; only float16 needs it'
         problems.append(Problem("model_name_or_path", found, "weights that only training changes", fix))
-    if settings.method == "full" and _is_only_a_part(meta_model.config):
-        found = f"final/ of a full run could not be opened: transformers knows {name} only as a part of another model"
-        problems.append(Problem("method", found, fix="--method lora"))
     if settings.fp8:
         problems += check_fp8(meta_model)
     if settings.qat:
@@ -71,12 +67,6 @@ def check_parts(settings: MethodSettings, meta_model: Any, router_aux_loss_coef:
             found += f": its linear layers are {', '.join(unknown)}, which bitsandbytes does not know"
         problems.append(Problem("method", found, fix="--method lora"))
     return problems
-
-
-def _is_only_a_part(config: Any) -> bool:
-    """Whether transformers knows the config, but opens no model by its type (the text of Llama 3.2 Vision)."""
-    is_known = type(config).__module__.startswith("transformers.")
-    return is_known and model_class(config) is None
 
 
 def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: float | None = None) -> list[str]:

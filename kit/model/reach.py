@@ -62,7 +62,8 @@ def unreached_parts(model: Any) -> list[str]:
         if owned and all(id(parameter) in unreached for parameter in owned):
             names.append(name)
     names += [name for name, parameter in parameters.items() if id(parameter) in unreached]
-    return _outermost(names)
+    unique = dict.fromkeys(names)
+    return [name for name in unique if not any(parent in unique for parent in parents(name))]  # not within another
 
 
 def freeze_unreached_parts(model: Any, kept: Collection[int] = ()) -> tuple[str, ...]:
@@ -79,12 +80,6 @@ def freeze_unreached_parts(model: Any, kept: Collection[int] = ()) -> tuple[str,
         if f"{name}.".startswith(prefixes) and id(parameter) not in kept:
             parameter.requires_grad_(False)
     return prefixes
-
-
-def _outermost(names: list[str]) -> list[str]:
-    """The names that do not lie within another of them."""
-    unique = dict.fromkeys(names)
-    return [name for name in unique if not any(parent in unique for parent in parents(name))]
 
 
 def parents(name: str) -> list[str]:

@@ -227,16 +227,14 @@ def test_a_placeholder_that_the_text_itself_has_is_refused(text, found, vision_m
         check(vision_model("qwen2_vl"), data)
 
 
-def test_an_image_that_changes_is_not_trained_on_unseen(vision_model, tmp_path, capsys):
+def test_an_image_that_changes_is_not_trained_on_unseen(vision_model, tmp_path):
     data = write_rows(tmp_path, [[(70, 50)], [(70, 50)]])
     checked = check(vision_model("qwen2_vl"), data, global_batch_size=2)
     fingerprint = checked.data.fingerprint
     picture(7).save(tmp_path / "0-0.png")
     with pytest.raises(UserError, match=r"train.jsonl:1: 0-0.png: changed since its row was read"):
         first_batch(checked)
-    capsys.readouterr()
     assert check(vision_model("qwen2_vl"), data, global_batch_size=2).data.fingerprint != fingerprint
-    assert "0-0.png: not the file of which its row was read" in capsys.readouterr().out
 
 
 def test_equal_questions_on_other_pictures_are_no_leak(vision_model, tmp_path):

@@ -125,11 +125,6 @@ else:
     ObjectiveName = Literal[tuple(DECLARED)]
 
 
-def show_rate(rate: float) -> str:
-    """Return a rate of one digit as people write it: ``5e-7``."""
-    return f"{rate:.0e}".replace("e-0", "e-")
-
-
 class ObjectiveSettings(BaseModel):
     """What a step minimises."""
 

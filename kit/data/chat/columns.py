@@ -164,21 +164,18 @@ def _next_step(row: Mapping[str, Any], ignored: set[str], wanted: Rows) -> tuple
     }
     for format in formats_of(wanted):
         mapping: dict[str, str] = {}  # their column to our field
-        others = ""
         for ours in format.fields:
             values = row if ours in format.optional else {**row, **keys}
-            fitting = [
-                theirs
+            fitting = (
+                {theirs: ours}
                 for name in [ours, *ALIASES.get(ours, "").split()]
                 for theirs, value in values.items()
                 if theirs.rpartition(".")[2].lower() == name
                 if theirs not in mapping and _fits(format, ours, theirs, value)
-            ]
-            mapping |= {theirs: ours for theirs in fitting[:1]}
-            if ours in ANSWERS:
-                others += "".join(f"; or {theirs}={ours}" for theirs in fitting[1:])
+            )
+            mapping |= next(fitting, {})
         if set(format.columns) <= set(mapping.values()):
-            return mapping, columns_flag(mapping | dict.fromkeys(sorted(ignored), IGNORE)) + others
+            return mapping, columns_flag(mapping | dict.fromkeys(sorted(ignored), IGNORE))
     step = f"say which column is which: {columns_flag({'COLUMN': 'FIELD'})}; or write the rows in one of these formats"
     others_read = (OBJECTIVES[kind] for kind in OBJECTIVES if kind != wanted and _complete([*row], {}, ignored, kind))
     return {}, next(others_read, step)

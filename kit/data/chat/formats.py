@@ -153,10 +153,6 @@ def _with_question(values: Mapping[str, Any], prompt_format: str | None) -> Mapp
     return {**values, "instruction": question(wording, check_text("instruction", instruction), more)}
 
 
-def _from_messages(values: Mapping[str, Any]) -> Sample:
-    return {"messages": read_messages("messages", values["messages"])} | _template_inputs(values)
-
-
 def _from_conversations(values: Mapping[str, Any]) -> Sample:
     messages = read_messages("conversations", values["conversations"], SPEAKERS)
     return {"messages": after_system(values, messages)} | _template_inputs(values)
@@ -224,14 +220,6 @@ def _from_token_ids(values: Mapping[str, Any]) -> Sample:
     return {"input_ids": ids, "labels": labels}
 
 
-def _from_text(values: Mapping[str, Any]) -> Sample:
-    return {"text": check_text("text", values["text"])}
-
-
-def _from_pair_of_answers(values: Mapping[str, Any]) -> Sample:
-    return answers_to_one_prompt(values, ("chosen", "rejected")) | _template_inputs(values)
-
-
 def _from_rated_answer(values: Mapping[str, Any]) -> Sample:
     label = values["label"]
     if isinstance(label, str) and label.strip().lower() in ("true", "false"):  # a cell of a table
@@ -252,7 +240,12 @@ _INPUTS = ("tools", "chat_template_kwargs", IMAGES)
 _PREFERENCES = ("input", "system", *_INPUTS)
 # In order of precedence: the first format whose columns are all there is taken, of those with the rows asked for.
 FORMATS = (
-    Format(("messages",), _from_messages, optional=_INPUTS, is_chat=True),
+    Format(
+        ("messages",),
+        lambda values: {"messages": read_messages("messages", values["messages"])} | _template_inputs(values),
+        optional=_INPUTS,
+        is_chat=True,
+    ),
     Format(("conversations",), _from_conversations, optional=("system", *_INPUTS), is_chat=True),
     Format(("prompt", "completion"), _from_pair, optional=("system", *_INPUTS)),
     Format(
@@ -262,11 +255,11 @@ FORMATS = (
         is_chat=True,
     ),
     Format(("input_ids",), _from_token_ids, all_or_none=("labels",)),
-    Format(("text",), _from_text),
+    Format(("text",), lambda values: {"text": check_text("text", values["text"])}),
     Format((IMAGES, "output"), _from_images, optional=("system",), is_chat=True),
     Format(
         ("chosen", "rejected"),
-        _from_pair_of_answers,
+        lambda values: answers_to_one_prompt(values, ("chosen", "rejected")) | _template_inputs(values),
         optional=_PREFERENCES,
         all_or_none=("prompt", "instruction"),
         rows="pairs",

@@ -96,9 +96,6 @@ class Placeholders(Protocol):
     def ids(self, text: str) -> frozenset[int]:
         """Return the ids of the added tokens in that text."""
 
-    def begin_in_worker(self) -> None:
-        """Called in a process that was forked: threads of the one before are not there."""
-
 
 def encode_all(
     samples: Sequence[Mapping[str, Any]],

@@ -76,11 +76,6 @@ _OF_TEXT = frozenset((_MEDIA, _IMAGES, _WEIGHT, _MASK, _SYSTEM, _TOOLS, _HISTORY
 _OF_IDS = frozenset((_MEDIA, _IMAGES, _WEIGHT, _MASK, _PACKED))
 
 
-def is_watched(column: str) -> bool:
-    """Whether a value in a column that is not read may change what is learned."""
-    return column in COLUMNS
-
-
 def read_keys(ignored: Collection[str]) -> list[str]:
     """Return those of ``ignored`` that are keys of messages that the kit would read: ``messages.thinking``."""
     return sorted(name for name in ignored if name.partition(".")[2] in KEYS)

@@ -209,10 +209,10 @@ class Collator:
         """
         size = self.micro_batch_size
         if self.packing:
-            # Equal costs save ranks from waiting for each other.
-            dealt = balance(
-                _attention_costs(lengths, items), num_ranks, size
-            )  # [micro-steps, ranks, size], -1 for none
+            # The cost of attention grows with the square of a sample's length. Equal ones save ranks from waiting.
+            squares = np.square(lengths[np.concatenate(items)], dtype=np.int64)
+            costs = np.add.reduceat(squares, np.cumsum([0, *map(len, items[:-1])]))  # [number of items]
+            dealt = balance(costs, num_ranks, size)  # [micro-steps, ranks, size], -1 for none
             return [[[items[i] for i in share if i >= 0] for share in micro_step] for micro_step in dealt]
         order = np.argsort(-lengths[[item[0] for item in items]], kind="stable")
         micro_steps = []
@@ -289,12 +289,6 @@ class Collator:
             segments=tuple(segments),
             **own,
         )
-
-
-def _attention_costs(lengths: np.ndarray, items: Sequence[Item]) -> np.ndarray:
-    """The cost of attention of each item, int64 [number of items]: it grows with the square of a sample's length."""
-    squares = np.square(lengths[np.concatenate(items)], dtype=np.int64)
-    return np.add.reduceat(squares, np.cumsum([0, *map(len, items[:-1])]))
 
 
 def evaluation_batches(samples: SizedRows, ranks: Ranks, size: int, pad_token_id: int) -> Iterator[MicroBatch]:

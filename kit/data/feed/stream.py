@@ -39,7 +39,6 @@ from kit.data.samples.samples import Samples
 from kit.data.samples.table import Table
 from kit.errors import Problem, UserError
 
-MUCH_GIB = 1.0  # of the images of a window, in the memory of each process
 LATE_IMAGES = Problem("images", "given, but the first rows of the stream have none", fix="put a row with images first")
 
 
@@ -122,7 +121,7 @@ class Stream:
             "train": {"num_files": sum(len(dataset.source.parts) for dataset in self.datasets)},
             "evaluation": self.evaluation.report if self.evaluation else None,
             "sources": [
-                {"name": name, **({"commit": each.source.commit} if each.source.commit else {})}
+                {"name": name, "commit": each.source.commit}
                 for name, each in zip(self.dataset_names, self.datasets, strict=True)
             ],
         }
@@ -143,10 +142,6 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> tuple[li
     piece, name = first_piece(dataset, encoder), f"{dataset.source.name} (first rows)"
     piece.check(name, skips, len(piece))
     notes = notes_of(name, piece.record(), encoder.max_length)
-    num_rows = encoder.settings.shuffle_buffer_size
-    gib = len(piece.image_data) / len(piece) * num_rows / 2**30
-    if gib > MUCH_GIB:
-        notes.append(f"warning: {name}: images of {num_rows} rows take {gib:.1f} GiB: lower --shuffle_buffer_size")
     return notes, piece.images is not None and len(piece.images) > 0
 
 

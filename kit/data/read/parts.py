@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, ClassVar
 
 from kit.data.read.cells import csv_rows
 from kit.data.read.compressed import open_file, type_and_message
-from kit.data.read.text import MAX_LINE_BYTES, Ending, Row, array_rows, json_row, long_line, rows_of_lines, text_row
+from kit.data.read.text import MAX_LINE_BYTES, Ending, Row, array_rows, json_row, long_line, rows_of_lines
 
 BLOCK_BYTES = 1 << 18
 BLOCK_ROWS = 1000
@@ -129,7 +129,7 @@ class TextFile(_TextPart):
     """Plain text. Each line is a row, as in ``datasets``."""
 
     def _parse(self, payload: bytes, first: int) -> Iterator[Row]:
-        return rows_of_lines(payload, first, self.name, text_row)
+        return rows_of_lines(payload, first, self.name, lambda line, where: {"text": line})
 
 
 @dataclass(frozen=True)

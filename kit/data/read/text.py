@@ -61,11 +61,6 @@ def json_row(line: str, where: str) -> Any:
     return _object(parse(line.strip()), where)
 
 
-def text_row(line: str, where: str) -> Any:
-    """Take a line of plain text for a row with the column ``text``."""
-    return {"text": line}
-
-
 def reason(error: Exception) -> tuple[str, str]:
     """Return what an error in a line says was found, and what is expected there."""
     match error:

@@ -12,7 +12,7 @@ from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.objective import Rows
 from kit.data.chat.columns import choose_fields
 from kit.data.chat.formats import IGNORE, IMAGES, format_of, to_sample
-from kit.data.chat.unused import is_watched, read_keys
+from kit.data.chat.unused import COLUMNS, read_keys
 from kit.data.read.sources import Source, open_source
 from kit.errors import Problem, Problems, UserError, raise_if
 
@@ -46,7 +46,7 @@ class Dataset:
     @cached_property
     def columns(self) -> list[str]:
         """The columns to read: those of the fields, and those that must not be ignored unseen."""
-        watched = [name for name in self.source.columns if is_watched(name) and name not in self.ignored]
+        watched = [name for name in self.source.columns if name in COLUMNS and name not in self.ignored]
         whole = [name if name in self.source.columns else name.partition(".")[0] for name in self.fields.values()]
         return list(dict.fromkeys([*whole, *watched]))
 

@@ -13,7 +13,7 @@ import numpy as np
 from kit.cache import digest
 from kit.data.read.images import Image
 from kit.data.read.sources import Source, read_rows
-from kit.data.samples.bad_rows import LOSSES, notes_of, unused_shares
+from kit.data.samples.bad_rows import LOSSES, unused_shares
 from kit.data.samples.table import StoredImages, Table
 
 _LOOKED_AT = 1000  # samples of which the tokens of images are counted
@@ -49,7 +49,7 @@ class Store:
             **dict.fromkeys((*LOSSES, "num_blank_lines"), 0),
             **self.info["counts"],
             "num_skipped": len(self.skipped),
-            **({"commit": self.source.commit} if self.source.commit else {}),
+            "commit": self.source.commit,
         }
 
     @property
@@ -62,10 +62,6 @@ class Store:
     def unused(self) -> dict[str, float]:
         """See ``unused_shares``."""
         return unused_shares(self.info)
-
-    def notes(self, max_length: int) -> list[str]:
-        """See ``notes_of``."""
-        return notes_of(self.source.name, self.info, max_length)
 
 
 class DataRows:

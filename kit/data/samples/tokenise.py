@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
-from kit.console import bar, say
+from kit.console import bar
 from kit.data.read.images import stamp_of
 from kit.data.read.parts import Block
 from kit.data.read.sources import read_blocks
@@ -64,9 +64,6 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
         with locked(folder):
             cached = _open(folder, dataset, image_folder)  # another process may have made it meanwhile
             if cached is None:
-                old = open_entry(folder)
-                if old and (file := _changed_image(old[0], dataset, image_folder)):
-                    say(f"{file}: not the file of which its row was read: {dataset.source.name} is read again")
                 _make(folder, dataset, encoder, num_processes, skips)
                 cached = open_entry(folder)
     assert cached is not None
@@ -82,13 +79,13 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
 def _open(folder: Path, dataset: Dataset, image_folder: str | None) -> tuple[dict[str, np.ndarray], Any] | None:
     """The cache entry; None if there is none, or if a file of its images has changed since."""
     entry = open_entry(folder)
-    return None if entry is None or _changed_image(entry[0], dataset, image_folder) else entry
+    return None if entry is None or _is_outdated(entry[0], dataset, image_folder) else entry
 
 
-def _changed_image(arrays: Mapping[str, np.ndarray], dataset: Dataset, image_folder: str | None) -> Path | None:
-    """A file of images in a cache entry that has changed since; None if there is none."""
+def _is_outdated(arrays: Mapping[str, np.ndarray], dataset: Dataset, image_folder: str | None) -> bool:
+    """Whether a file of images in a cache entry has changed since."""
     if not len(arrays.get("images", ())):
-        return None
+        return False
     parts = np.repeat(arrays["samples"]["part"], arrays["image_counts"])
     stamps: dict[Path, int] = {}
     for image, part in zip(arrays["images"], parts.tolist(), strict=True):
@@ -99,8 +96,8 @@ def _changed_image(arrays: Mapping[str, np.ndarray], dataset: Dataset, image_fol
             if file not in stamps:
                 stamps[file] = stamp_of(file)
             if stamps[file] != image["stamp"]:
-                return file
-    return None
+                return True
+    return False
 
 
 def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int | None, skips: bool) -> None:
@@ -193,7 +190,9 @@ def _start_worker(encoder: Encoder, dataset: Dataset, parent: int) -> None:
         os._exit(1)  # the parent died before prctl was called
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes already use every core
     if encoder.images:
-        encoder.images.begin_in_worker()
+        import torch
+
+        torch.set_num_threads(1)  # those of the process before are not there
     global _ENCODE
     _ENCODE = partial(encoder.encode_block, dataset)
 

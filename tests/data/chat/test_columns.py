@@ -129,15 +129,11 @@ ASKED, TOLD = [{"role": "user", "content": "2 + 2?"}], [{"role": "assistant", "c
 )
 def test_a_mapping_is_proposed_by_the_first_values_too_and_works_as_it_is_printed(row, wanted, mapping):
     message = refusal(row, wanted=wanted)
-    assert shlex.split(message.split("--dataset_columns ")[1])[0].rstrip(";") == mapping
+    assert shlex.split(message.split("--dataset_columns ")[1])[0] == mapping
     fields = choose_fields(row, column_mapping(mapping), "train.jsonl", wanted=wanted)
     sample = to_sample(row, fields)
     assert isinstance(sample, dict), sample
     assert not Unused(fields, ()).check(row)
-
-
-def test_another_column_that_may_be_the_answer_is_named():
-    assert refusal(dict.fromkeys(["problem", "answer", "solution"], "4")).endswith("solution=output; or answer=output")
 
 
 def test_a_tool_in_an_object_of_which_another_key_is_read_is_not_ignored_unseen():
