@@ -31,9 +31,12 @@ _ROLES = {"user": {"human", "user"}, "assistant": {"gpt", "assistant"}, "system"
 
 def convert(draft: Draft) -> None:
     """Read the keys that a table cannot explain."""
+    given = draft.given
     draft.put("method", "full")
     draft.read("rl", "reward_model", "adapter", "load_in_4bit")
-    draft.has_images = "processor_type" in draft.given
+    draft.has_images = "processor_type" in given
+    if draft.has_images and draft.values["method"] == "full" and not is_true(given.get("freeze_mm_modules")):
+        draft.put("train_only", "vision,projector,language", "axolotl trains them all")
     if is_true(draft.take("lora_target_linear")):
         modules = as_list(draft.take("lora_target_modules"))
         draft.put("lora_target_modules", "all-linear")
@@ -41,16 +44,16 @@ def convert(draft: Draft) -> None:
             draft.leave(
                 "lora_target_modules", others, Group.LEARNS, "all-linear takes none of these; or name all modules"
             )
-    for theirs in _NAMES.keys() & draft.given.keys():
-        draft.given[_NAMES[theirs]] = draft.given.pop(theirs)
+    for theirs in _NAMES.keys() & given.keys():
+        given[_NAMES[theirs]] = given.pop(theirs)
         draft.sources[_NAMES[theirs]] = theirs
-    if "wandb_project" in draft.given and not is_false(draft.given.get("use_wandb")):
-        draft.given["report_to"] = "wandb"
+    if "wandb_project" in given and not is_false(given.get("use_wandb")):
+        given["report_to"] = "wandb"
     take_batch(draft, 1)
     take_training(draft)
     if (share := draft.take("cosine_min_lr_ratio")) is not None:
         draft.put("min_lr_rate", share)
-        draft.given["lr_scheduler_type"] = "cosine_with_min_lr"
+        given["lr_scheduler_type"] = "cosine_with_min_lr"
     _take_data(draft)
     take_evaluation(draft)
     _take_special_tokens(draft)

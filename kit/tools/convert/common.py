@@ -34,8 +34,10 @@ def take_batch(draft: Draft, micro_batch: int, accumulation: int = 1) -> None:
         draft.config = "fsdp"
     draft.num_processes = max(draft.num_processes, sharing)
     readers = draft.num_processes // sharing
-    size = int(number(draft.take("global_batch_size", micro * steps * readers)))
-    draft.put("global_batch_size", size, f"{micro} x {steps} accumulated x {counted(readers, 'process')}")
+    given = draft.take("global_batch_size")
+    size = int(number(given or micro * steps * readers))
+    note = "" if given else f"{micro} x {steps} accumulated x {counted(readers, 'process')}"
+    draft.put("global_batch_size", size, note)
     groups = math.gcd(size, draft.num_processes // sequence)
     draft.num_processes = groups * sequence
     draft.put("per_device_train_batch_size", math.gcd(micro, size // groups))
@@ -56,12 +58,10 @@ def take_training(draft: Draft) -> None:
 
 def _take_schedule(draft: Draft) -> None:
     steps, share = draft.take("warmup_steps"), draft.take("warmup_ratio")
-    if steps is not None and number(steps) > 0:
-        draft.put("warmup_steps", steps)
-    elif share is not None:
+    if share is not None and not number(steps or 0):
         draft.put("warmup_steps", share, "a share of all steps")
     elif steps is not None:
-        draft.put("warmup_steps", 0)
+        draft.put("warmup_steps", steps)
     options = draft.take("lr_scheduler_kwargs", {})
     floor = options.pop("min_lr_rate", None) if isinstance(options, dict) else None
     if floor is not None:
@@ -115,13 +115,12 @@ def take_evaluation(draft: Draft) -> None:
     draft.given.setdefault("eval_strategy", draft.take("evaluation_strategy"))
     has_data = any({**draft.values, **draft.typed}.get(name) for name in ("eval_dataset", "eval_split_size"))
     for kind in ("eval", "save"):
-        keys = (f"{kind}_strategy", f"{kind}_steps", f"{kind}s_per_epoch")
-        strategy, steps, per_epoch = map(draft.take, keys)
-        if is_false(strategy) or (kind == "eval" and not has_data):
-            if kind == "save":
-                draft.put("save_strategy", "no")
+        strategy, steps, per_epoch = map(draft.take, (f"{kind}_strategy", f"{kind}_steps", f"{kind}s_per_epoch"))
+        if kind == "eval" and not has_data:
             continue
-        if strategy in ("epoch", "best"):
+        if is_false(strategy):
+            draft.put(f"{kind}_strategy", "no")
+        elif strategy in ("epoch", "best"):
             draft.put(*(("keep_best", True) if strategy == "best" else (f"{kind}_strategy", "epoch")))
         elif per_epoch is not None and number(per_epoch) > 0:
             _put_share(draft, kind, number(per_epoch))

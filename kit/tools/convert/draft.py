@@ -57,6 +57,7 @@ class Draft:
         config: the Accelerate config that the file asks for; empty: by the number of processes.
         sequence_parallel: processes that share each row.
         has_images: whether rows have them.
+        keeps_dropout: whether this trainer of the kit leaves dropout as it is, with any objective.
     """
 
     kit: str
@@ -74,6 +75,7 @@ class Draft:
     config: str = ""
     sequence_parallel: int = 1
     has_images: bool = False
+    keeps_dropout: bool = False
 
     @property
     def table(self) -> dict[str, Any]:
@@ -130,7 +132,8 @@ class Draft:
             defaults |= self.table.get("adapter_defaults", {})
         for name, value in (defaults | self.table["by_objective"].get(self.objective, {})).items():
             self.default(name, value)
-        if self.objective in self.table["without_dropout"] and number(self.values.get("lora_dropout", 0)):
+        has_none = not self.keeps_dropout and self.objective in self.table["without_dropout"]
+        if has_none and number(self.values.get("lora_dropout", 0)):
             self.put("lora_dropout", 0, f"{self.kit} sets every dropout to 0 with {self.objective}")
 
     def default(self, name: str, value: Any) -> None:

@@ -16,9 +16,10 @@ _ROLES = {"human", "user", "gpt", "assistant", "observation", "function_call", "
 
 def convert(draft: Draft) -> None:
     """Read the keys that a table cannot explain."""
-    draft.given.setdefault("do_train", "train_dataset" in draft.given)  # its v1 has no such switch
+    given = draft.given
+    given.setdefault("do_train", "train_dataset" in given)  # its v1 has no such switch
     draft.put("method", "lora")
-    is_pretraining = draft.given.get("stage") == "pt"
+    is_pretraining = given.get("stage") == "pt"
     draft.read("stage", "pref_loss", "finetuning_type", "quantization_bit")
     take_batch(draft, 8)
     take_training(draft)
@@ -26,12 +27,12 @@ def convert(draft: Draft) -> None:
     take_evaluation(draft)
     template = draft.take("template")
     if not is_pretraining:
-        draft.given["template"] = template
+        given["template"] = template
         take_template(draft, "template")
     if draft.values["method"] != "full" and "adapter_type" not in draft.values:
-        draft.given.setdefault("lora_alpha", 2 * int(number(draft.given.get("lora_rank", 8))))
+        given.setdefault("lora_alpha", 2 * int(number(given.get("lora_rank", 8))))
     if draft.has_images and str(template).startswith("qwen"):
-        draft.given = {"image_max_pixels": 768 * 768, "image_min_pixels": 32 * 32} | draft.given
+        draft.given = {"image_max_pixels": 768 * 768, "image_min_pixels": 32 * 32} | given
 
 
 def _take_data(draft: Draft) -> None:

@@ -23,9 +23,12 @@ _SELF = "its rows have {{NAME}} and {{AUTHOR}}: write the names into a copy of t
 
 def convert(draft: Draft) -> None:
     """Read the keys that a table cannot explain."""
-    draft.put("method", "full" if "micro_batch_size" in draft.given else "lora")  # the default of its Megatron
+    given = draft.given
+    draft.keeps_dropout = "micro_batch_size" in given  # its Megatron
+    draft.put("method", "full" if draft.keeps_dropout else "lora")
+    given.update((name.lower(), value) for name, value in draft.take("ENV", {}).items())
     draft.read("tuner_type", "train_type", "quant_bits", "rlhf_type", "task_type")
-    micro = int(number(draft.given.get("per_device_train_batch_size", draft.given.get("micro_batch_size", 1))))
+    micro = int(number(given.get("per_device_train_batch_size", given.get("micro_batch_size", 1))))
     take_batch(draft, 1, max(1, math.ceil(16 / micro / draft.num_processes)))
     take_training(draft)
     for name, ours in (("dataset", "dataset"), ("val_dataset", "eval_dataset")):
@@ -33,20 +36,21 @@ def convert(draft: Draft) -> None:
         for each in [each for each in data if "self-cognition" in each]:
             draft.leave(name, each, Group.LEARNS, f"{_SELF}; with --drop, it is left out")
         put_data(draft, ours, [part for each in data if "self-cognition" not in each for part in _entries(each)])
+    draft.notes["dataset"] = "check rows: ms-swift knows other columns and subsets, and has code for some ids"
+    given.setdefault("eval_strategy", given.get("save_strategy"))
+    given.setdefault("eval_steps", given.get("save_steps", 500))
     take_evaluation(draft)
     take_template(draft, "template")
     for key in ("system", "new_special_tokens"):
-        if any(str(each).endswith(".txt") for each in as_list(draft.given.get(key))):
+        if any(str(each).endswith(".txt") for each in as_list(given.get(key))):
             draft.leave(key, draft.take(key), Group.LEARNS, "it stands in a file; give its text by hand")
-        elif key == "system" and key in draft.given:
+        elif key == "system" and key in given:
             draft.put("system_prompt", str(draft.take(key)).replace("\\n", "\n"))
-    draft.given.setdefault("target_modules", "all-linear")
-    if "max_length" not in draft.given:
+    if "max_length" not in given:
         draft.put("max_length", FAR, "ms-swift takes what the model can; raise it if a sample is longer")
         draft.put("excess_length_strategy", "error")
     if draft.objective == "distil":
-        if (temperature := draft.given.get("temperature")) is not None:
-            draft.put("distil_temperature", temperature)
+        given.setdefault("distil_temperature", given.get("temperature"))
         take_answers(draft)
 
 

@@ -57,6 +57,9 @@ def _take_trainer(draft: Draft) -> None:
         found = meaning("trainer", name, "TRL")
         if found and (found.kind == "refused" or "objective" in found.settings):
             draft.given["trainer"] = name
+            if name == "distillation":
+                draft.keeps_dropout = True
+                draft.given.setdefault("distil_temperature", draft.given.get("temperature"))
             draft.read("trainer")
             return
     draft.refused.append(

@@ -138,12 +138,15 @@ def test_a_file_of_each_kit_becomes_a_recipe_with_all_that_it_says_and_its_defau
     result, _ = converted(AXOLOTL)
     left_out = {"flash_attention": Group.SPEED, "bf16": Group.NEEDLESS, "special_tokens.pad_token": Group.NEEDLESS}
     assert {each.key: each.group for each in result.left_out} == left_out
+    result, _ = converted(FACTORY | {"quantization_bit": 4, "double_quantization": False})
+    assert "double_quantization" in {each.key for each in result.left_out}
 
 
 def test_a_key_means_what_its_value_says(converted, info):
     floor = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
     pairs = {"datasets": [CHAT | {"type": "chat_template.argilla"}]}
     gkd = {"rlhf_type": "gkd", "teacher_model": "t", "target_modules": None}
+    rated = {"desirable_weight": 1, "max_seq_length": None, "packing": None}
     megatron = {"gradient_accumulation_steps": None, "tuner_type": None}
     cases = [
         ("axolotl", {"load_in_4bit": True, "adapter": "qlora"}, {"method": "qlora"}),
@@ -156,6 +159,12 @@ def test_a_key_means_what_its_value_says(converted, info):
             "axolotl",
             {"tiled_mlp": True, "activation_offloading": "legacy"},
             {"tiled_mlp": True, "activation_offload": True},
+        ),
+        ("axolotl", {"revision_of_model": "v1"}, {"model_revision": "v1"}),
+        (
+            "axolotl",
+            {"processor_type": "AutoProcessor", "adapter": None, "chat_template": None},
+            {"method": "full", "train_only": ["vision", "projector", "language"]},
         ),
         ("axolotl", {"datasets": [{"path": "ids"}]}, {"dataset": "ids", "dataset_columns": {}}),
         ("LLaMA-Factory", {"dataset": "hub"}, {"dataset_columns": {"question": "instruction", "answer": "output"}}),
@@ -170,6 +179,8 @@ def test_a_key_means_what_its_value_says(converted, info):
         ("LLaMA-Factory", {"add_special_tokens": False}, {"new_tokens": None}),
         ("TRL", {"assistant_only_loss": True}, {"train_on": "assistant"}),
         ("TRL", floor, {"min_lr_rate": 0.1}),
+        ("TRL", rated, {"objective": "kto", "shuffle": False}),
+        ("TRL", rated | {"train_sampling_strategy": "random"}, {"shuffle": True}),
         ("TRL", {"max_seq_length": None, "max_length": None}, {"excess_length_strategy": "error"}),
         (
             "TRL",
@@ -177,6 +188,11 @@ def test_a_key_means_what_its_value_says(converted, info):
             {"dataset_config": "main", "has_evaluation": True},
         ),
         ("ms-swift", {"gradient_accumulation_steps": None}, {"global_batch_size": 16}),
+        ("ms-swift", {"ENV": {"MAX_PIXELS": "1003520", "NCCL_DEBUG": "INFO"}}, {"max_pixels": 1003520}),
+        ("ms-swift", {"eval_steps": None, "save_steps": 20}, {"eval_steps": 20}),
+        ("ms-swift", {"eval_steps": None, "save_strategy": "epoch"}, {"eval_strategy": "epoch"}),
+        ("ms-swift", gkd, {"lora_dropout": 0}),
+        ("ms-swift", gkd | {"micro_batch_size": 1}, {"lora_dropout": 0.05}),
         ("ms-swift", {"rlhf_type": "simpo", "cpo_alpha": 0}, {"simpo_gamma": 1}),
         ("ms-swift", {"system": "Be brief.\\nBe kind."}, {"system_prompt": "Be brief.\nBe kind."}),
         (
@@ -204,6 +220,7 @@ def test_a_key_means_what_its_value_says(converted, info):
 def test_the_global_batch_counts_the_processes_that_read_different_samples(converted, info):
     result, recipe = converted(AXOLOTL | {"context_parallel_size": 2}, num_processes=8)
     assert (recipe.global_batch_size, result.sequence_parallel, result.config) == (32, 2, "ddp")
+    assert converted(SWIFT | {"global_batch_size": 4}, num_processes=2)[0].notes["global_batch_size"] == ""
     shared = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
     result, recipe = converted(FACTORY | shared, num_processes=8)
     assert (recipe.global_batch_size, recipe.per_device_train_batch_size, result.config) == (32, 2, "fsdp")
@@ -216,6 +233,7 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
         ("axolotl", {"datasets": [CHAT | {"roles_to_train": ["human"]}]}, "datasets[0].roles_to_train"),
         ("axolotl", {"a_key_of_tomorrow": 3}, "a_key_of_tomorrow"),
         ("axolotl", {"plugins": ["axolotl.integrations.liger.LigerPlugin", "mine.Plugin"]}, "plugins"),
+        ("axolotl", {"tokenizer_use_mistral_common": True}, "tokenizer_use_mistral_common"),
         ("ms-swift", {"system": "prompt.txt"}, "system"),
         ("ms-swift", {"dataset": ["swift/self-cognition#5", "a/b"]}, "dataset"),
         ("ms-swift", {"rlhf_type": "simpo"}, "cpo_alpha"),
@@ -308,6 +326,10 @@ def test_the_path_or_a_key_says_what_trl_trains_and_it_is_never_guessed(converte
     ):
         _, recipe = converted(least | given, name=name)
         assert (recipe.objective, recipe.learning_rate) == (objective, rate), name
+    given = {"teacher_model_name_or_path": "t", "temperature": 0.5, "use_peft": True}
+    _, recipe = converted(least | given, name="distillation.yaml")
+    assert (recipe.divergence, recipe.on_policy_share, recipe.top_p) == ("reverse_kl", 1, None)
+    assert (recipe.temperature, recipe.distil_temperature, recipe.lora_dropout) == (0.5, 0.5, 0.05)
     with pytest.raises(UserError, match="--objective sft, dpo"):
         converted(least | {"beta": 0.05})
     _, recipe = converted(least | {"beta": 0.05, "loss_type": "ipo"}, flags={"objective": "dpo"})
