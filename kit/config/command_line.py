@@ -71,8 +71,9 @@ def read_command_line(
     if any(word in ("-h", "--help") for word in argv):
         print_help(about, first)
     flags, problems, notes = read_flags(argv, in_order)
+    typed = {name: f"--{name}" for name in flags}
     launch_flags = {name: flags.pop(name) for name in Launch.model_fields if name in flags}
-    launch, more, _ = validate(Launch, launch_flags, {name: f"--{name}" for name in launch_flags})
+    launch, more, _ = validate(Launch, launch_flags, typed)
     problems += more
 
     values: dict[str, Any] = {}
@@ -90,9 +91,9 @@ def read_command_line(
             problems += error.problems
             uncertain = set(Recipe.model_fields) - set(flags)
     for key in _replaced(flags, values):
-        del values[key]
+        values.pop(key, None)
     values |= flags
-    where |= {name: f"--{name}" for name in flags}
+    where |= typed
     problems += fill_in_base(values, where)
     if not trains and values.get("adapter_name_or_path"):
         for key in ("new_tokens", "trainable_tokens", "lora_modules_to_save"):
@@ -104,9 +105,7 @@ def read_command_line(
             problems.append(Problem(flag, "missing", Recipe.model_fields[flag].description or "", f"--{flag} {NAME}"))
         values[other], where[other] = values.get(flag, NAME), f"--{flag}"
     recipe, more = check_recipe(values, where, uncertain)
-    secrets = problems_with_secrets({f"--{key}": value for key, value in launch_flags.items()}, {})
-    secrets += problems_with_secrets(values, where)
-    if secrets:
+    if secrets := problems_with_secrets(launch_flags | values, where):
         return Request(launch, None, DEFAULT_RECIPE, secrets)  # no other problem: it might quote part of a credential
     name = name or _name_of(str(values.get("adapter_name_or_path") or values["model_name_or_path"]))
     compares = recipe and (recipe.declared.rows != "answers" or recipe.rolls_out)
@@ -124,9 +123,11 @@ def _replaced(flags: dict[str, str], values: dict[str, Any]) -> set[str]:
         keys = {"eval_dataset", "eval_dataset_split"}
     elif "dataset" in flags and "eval_dataset" in values:  # the recipe evaluates on what belongs to its own data
         keys = set(EvalSettings.model_fields)
+        if {"rewards", "on_policy_share"} & {*values, *flags}:
+            keys -= {"max_new_tokens", "per_device_eval_batch_size"}  # of rollouts too
     if flags.get("optim", "").startswith("lion") and not str(values.get("optim")).startswith("lion"):
         keys.add("learning_rate")  # which is for another optimiser; a lion then asks for one
-    return keys & (set(values) - set(flags))
+    return keys
 
 
 def _name_of(model: str) -> str:

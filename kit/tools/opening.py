@@ -86,7 +86,7 @@ def open_model(
         raise UserError(Problem("--base", "this is a whole model, which holds no base", "an adapter", "leave it out"))
     config = open_config(recipe)
     if (head := head_of(config)) != "words":
-        found = f"{recipe.model_name_or_path} is a model of {head}, which writes no answers"
+        found = f"a model of {head}, which writes no answers"
         raise UserError(Problem("model_name_or_path", found, "a language model", "`kit score` measures it"))
     meta_model = build_meta_model(recipe, config)
     raise_if(check_model(recipe, config, meta_model))

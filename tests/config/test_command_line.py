@@ -56,6 +56,9 @@ def test_own_data_is_not_judged_by_the_evaluation_of_the_recipe_s():
     given = read_command_line(["--dataset", "mine.jsonl", "--eval_dataset", "theirs.jsonl"])
     assert given.recipe.eval_dataset == "theirs.jsonl" and given.recipe.eval_on_start
     assert read_command_line([]).recipe.eval_dataset.endswith("eval.jsonl")
+    rollouts = read_command_line(["--recipe", "tiny-grpo", "--dataset", "mine.jsonl"])
+    assert not rollouts.problems and not rollouts.recipe.predict_with_generate
+    assert (rollouts.recipe.max_new_tokens, rollouts.recipe.per_device_eval_batch_size) == (48, 64)
 
 
 def test_a_flag_replaces_the_other_source_of_evaluation_data_of_the_recipe():

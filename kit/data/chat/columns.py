@@ -129,7 +129,8 @@ def _problems_of_mapping(columns: Sequence[str], mapping: Mapping[str, str], nam
             problems.append(Problem(where, f"{ours} is given twice", "one column for each field"))
         if theirs not in columns:
             found, expected = f"{name} has no column {theirs!r}", "one of " + ", ".join(columns)
-            problems.append(Problem(where, found, expected, did_you_mean(theirs, columns)))
+            fix = did_you_mean(theirs, columns) or "--dataset_columns none forgets those of a recipe"
+            problems.append(Problem(where, found, expected, fix))
     return problems
 
 

@@ -49,6 +49,7 @@ def test_a_wrong_mapping_is_reported():
         ({"question": "promt"}, "'promt' is no field; expected messages, tools, chat_template_kwargs, images, "),
         ({"question": "promt"}, "did you mean 'prompt'"),
         ({"questions": "prompt"}, "train.jsonl has no column 'questions'; expected one of question, answer, more"),
+        ({"input": "prompt"}, "-> --dataset_columns none forgets those of a recipe"),
         ({"question": "prompt", "answer": "prompt"}, "prompt is given twice"),
         ({"question": "prompt"}, "columns question, answer, more; expected messages, or conversations, or prompt and"),
         (
