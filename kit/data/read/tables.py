@@ -149,12 +149,12 @@ def _to_dicts(table: Any) -> list[dict[str, Any]]:
 
 def _class_names(schema: Any) -> dict[str, list[str]]:
     """The names of the classes of each column that ``datasets`` has marked as ``ClassLabel``, or as a list of them."""
-    features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
     found = {}
-    for column, feature in features.items():
-        kind = feature[0] if isinstance(feature, list) else feature.get("feature", feature)
-        if isinstance(kind, dict) and kind.get("_type") == "ClassLabel":
-            found[column] = kind["names"]
+    with suppress(Exception):  # other metadata, or none
+        for column, feature in json.loads(schema.metadata[b"huggingface"])["info"]["features"].items():
+            kind = feature[0] if isinstance(feature, list) else feature.get("feature", feature)
+            if isinstance(kind, dict) and kind.get("_type") == "ClassLabel":
+                found[column] = kind["names"]
     return found
 
 
@@ -162,7 +162,9 @@ def _named(value: Any, names: list[str]) -> Any:
     """The name of a class, or of each of a list; null for a number without one: ``datasets`` writes -1 for no class."""
     if isinstance(value, list):
         return [_named(each, names) for each in value]
-    return names[value] if value is not None and 0 <= value < len(names) else None
+    if not isinstance(value, int):  # the column was changed after ``datasets`` had described it
+        return value
+    return names[value] if 0 <= value < len(names) else None
 
 
 def _without_nulls(value: Any) -> Any:

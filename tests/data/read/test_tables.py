@@ -50,7 +50,7 @@ def test_classes_are_read_by_their_names():
         assert third["label"] is None and source_of(name).parts[0].class_names("several") == ["no", "yes"]
 
 
-def test_lists_as_earlier_versions_of_datasets_described_them_are_read():
+def test_tables_that_datasets_described_otherwise_are_read():
     import pyarrow
     from pyarrow import parquet
 
@@ -61,6 +61,10 @@ def test_lists_as_earlier_versions_of_datasets_described_them_are_read():
     described = {"huggingface": json.dumps({"info": {"features": features}})}
     parquet.write_table(pyarrow.Table.from_pylist([row]).replace_schema_metadata(described), "a.parquet")
     assert contents(source_of("a.parquet")) == [{**row, "several": ["yes", "no"]}]
+    for description in (json.dumps({"info": {"features": {"several": kind}}}), "[]", "no JSON"):
+        table = pyarrow.table({"several": ["no"]}).replace_schema_metadata({"huggingface": description})
+        parquet.write_table(table, "a.parquet")
+        assert contents(source_of("a.parquet")) == [{"several": "no"}]
 
 
 def test_a_row_that_python_cannot_hold_and_two_columns_with_one_name_are_reported():
