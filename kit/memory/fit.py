@@ -213,12 +213,12 @@ def check_disk(recipe: Recipe, topology: Topology, config: Any, total_steps: int
     disk_folder = next(path for path in (folder, *folder.parents) if path.is_dir())
     if not os.access(disk_folder, os.W_OK):
         raise UserError(Problem("output_dir", f"{disk_folder} cannot be written to", fix="another folder"))
-    free, disk = shutil.disk_usage(disk_folder).free, predict(workload).disk
-    disk = {name: size for name, size in disk.items() if name == "final model" or "checkpoint" in name}
-    wanted = sum(disk.values())
+    free = shutil.disk_usage(disk_folder).free
+    disk = {name: size for name, size in predict(workload).disk.items() if "own files" not in name}
+    wanted = max(0, sum(disk.values()) - there)
     shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in disk.items())
-    found = f"{format_bytes(free)} free in {disk_folder}, {format_bytes(wanted - there)} needed ({shown})"
-    if free < wanted - there:
+    found = f"{format_bytes(free)} free in {disk_folder}, {format_bytes(wanted)} needed ({shown})"
+    if free < wanted:
         fix = (
             "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_steps 0, "
             "--save_only_model; --skip_memory_check true starts it all the same"

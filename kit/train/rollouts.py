@@ -465,9 +465,7 @@ def try_rewards(recipe: "Recipe", train: Samples, tokenizer: Any) -> list[str]:
             if isinstance(found, str):
                 problems.append(Problem("--rewards", f"the expected answer of a row has no reward: {found}"))
         elif name == "math":
-            of_texts = {one.expected: one for one in map(asked, range(len(train) - 1, -1, -1))}  # the first of equals
-            every = list(of_texts.values())
-            say(f"math-verify reads {len(every)} different expected answers")
+            every = [*{one.expected: one for one in map(asked, range(len(train)))}.values()]  # one of equals
             problems += shown(
                 [
                     Problem(one.origin, f"math-verify cannot read {one.expected[:60]!r}")
