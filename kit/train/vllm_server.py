@@ -4,7 +4,7 @@ Promises:
 
 - Prompts go and answers come as ids, with their log-probabilities. They are drawn at temperature 1 from all tokens, by
   seeds of (seed, rollout, sample) to which vLLM adds the number of the answer: vLLM's draws, not those of the kit.
-- Only the main process talks to the server. Each call ends within its time.
+- Only the main process talks to the server. Each call ends within its time, and no more is read than was asked for.
   While it waits, all ranks meet once a second.
 - An adapter is named after its content, so the server cannot answer with an earlier one. A server that was started
   again is given it again, and asked again for the whole rollout.
@@ -49,6 +49,7 @@ FOLDER = "published"  # in output_dir: the adapter that the server reads
 MAX_REQUESTS = 128  # prompts that are asked at once
 MAX_ATTEMPTS = 5  # at one rollout, with a server that goes again and again
 PROBE_SECONDS = 30.0  # of a call that takes no time
+MAX_BYTES, BYTES_OF_TOKEN = 1 << 20, 1 << 10  # of what it answers: without tokens, and for each token
 # The server would take what is not said from the model's generation_config.json. With ignore_eos nothing but
 # stop_token_ids ends an answer. Beside the tokens drawn, no others' log-probabilities are asked for.
 SAMPLING = {
@@ -94,8 +95,10 @@ class Client:
         self._wait_seconds = settings.vllm_server_timeout
         self._open: set[http.client.HTTPConnection] = set()
 
-    def ask(self, path: str, body: Any = None, seconds: float = PROBE_SECONDS) -> tuple[int, bytes]:
-        """Send ``body`` as JSON, or ask without one. Returns the status and the content."""
+    def ask(
+        self, path: str, body: Any = None, seconds: float = PROBE_SECONDS, max_bytes: int = MAX_BYTES
+    ) -> tuple[int, bytes]:
+        """Send ``body`` as JSON, or ask without one. Returns the status and the content, one byte too long at most."""
         scheme, host, *_ = urlsplit(self.url)
         connect = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
         key = os.environ.get("VLLM_API_KEY")
@@ -107,7 +110,7 @@ class Client:
         def exchange() -> tuple[int, bytes]:
             connection.request(method, path, content, headers)
             response = connection.getresponse()
-            return response.status, response.read()
+            return response.status, response.read(max_bytes + 1)
 
         try:
             return call_within(seconds, exchange)
@@ -118,12 +121,20 @@ class Client:
             _hang_up(connection)
             connection.close()
 
-    def call(self, path: str, body: Any = None, seconds: float = PROBE_SECONDS, may_go: bool = False) -> bytes:
+    def call(
+        self,
+        path: str,
+        body: Any = None,
+        seconds: float = PROBE_SECONDS,
+        may_go: bool = False,
+        max_bytes: int = MAX_BYTES,
+    ) -> bytes:
         """Return what the server answers. With ``may_go``, 404 and errors of its own mean that it has gone."""
-        status, content = self.ask(path, body, seconds)
-        if status == 200:
+        status, content = self.ask(path, body, seconds, max_bytes)
+        if status == 200 and len(content) <= max_bytes:
             return content
-        found = f"{path} gave status {status}: {content[:300].decode(errors='replace')}"
+        is_long = f", more than {max_bytes} bytes" if len(content) > max_bytes else ""
+        found = f"{path} gave status {status}{is_long}: {content[:300].decode(errors='replace')}"
         if may_go and (status == 404 or status >= 500):
             raise _Gone(found)
         raise LateError(Problem(FIELD, f"{self.url}{found}", "status 200", "the server's own log says more"))
@@ -302,7 +313,9 @@ class VllmServer:
             "stop_token_ids": list(self._stops),
             **SAMPLING,
         }
-        content = self._client.call("/v1/completions", body, recipe.ddp_timeout, may_go=True)
+        num_tokens = recipe.num_generations * (len(prompt) + recipe.max_new_tokens)
+        max_bytes = MAX_BYTES + BYTES_OF_TOKEN * num_tokens
+        content = self._client.call("/v1/completions", body, recipe.ddp_timeout, may_go=True, max_bytes=max_bytes)
         try:
             choices = sorted(
                 _Completions.model_validate_json(content, strict=True).choices, key=lambda each: each.index

@@ -203,6 +203,8 @@ def test_a_server_that_says_anything_at_all_costs_its_time_and_a_message(saying)
             ask(whole({"choices": [first | changes, second]}))
     for say, words in (
         (lambda: [ok, b'{"choices": ' + b"[" * 100_000], "recursion limit"),
+        (lambda: endless(ok, b" " * 100_000), "status 200, more than"),
+        (lambda: [ok[:-2] + b"Content-Length: 99999999999\r\n\r\n", b" "], "v1/completions: "),
         (lambda: endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "does not answer"),
         (lambda: endless(ok, b" "), "does not answer"),
     ):
