@@ -133,7 +133,7 @@ def is_allowed(row: dict[str, str]) -> bool:
 ROLLOUTS = {
     name: values.split()
     for name, values in {
-        "family": "llama gpt2 mixtral",
+        "family": "llama gpt2 mixtral gemma3",
         "method": "lora full frozen dora qlora",
         "data": "messages completion mixture",
         "packing": "no yes",
@@ -152,6 +152,9 @@ ROLLOUTS = {
         "iterations": "1 2",
         "kl": "0 k2 k3",
         "groups": "all dynamic",
+        "images": "no yes",
+        "sequence": "whole parallel",
+        "tiles": "no yes",
     }.items()
 }
 NOTHING.append({"policy": "rloo", "kl": "k2|k3"})
@@ -184,8 +187,8 @@ TASKS = {
 }
 HEADS = "reward|classify|embed"
 NOTHING += [
-    {"images": "yes", "family": "llama|gpt2"},
-    {"images": "yes", "data": "completion"},
+    {"images": "yes", "family": "llama|gpt2|mixtral"},
+    {"images": "yes", "data": "completion|mixture"},
     {"objective": f"sft|dpo|{HEADS}", "teacher": "beside|stored"},
     {"objective": "sft|dpo|distil|reward|embed", "labels": "several"},
     {"objective": "sft|dpo|distil|reward|classify", "pooling": "mean"},

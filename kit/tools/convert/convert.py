@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from kit.config.optimisers import OPTIMISERS
 from kit.config.other_kits import kit_of
 from kit.config.recipe import Recipe
 from kit.config.recipe_file import read_yaml
@@ -113,9 +114,13 @@ def _leave_what_nothing_reads(draft: Draft) -> None:
         unread |= dict.fromkeys(("run_name", "project"), "there is no tracker")
     if not is_true(settings.get("streaming")):
         unread["shuffle_buffer_size"] = "nothing is streamed"
+    if draft.config == "fsdp":
+        unread["router_aux_loss_coef"] = "FSDP has no loss of routers"
+        if OPTIMISERS[settings.get("optim", "adamw_torch")].bitsandbytes:
+            unread["optim"] = "it cannot read sharded weights; --optim adamw_bf16 takes little memory, of a full model"
     for name in [name for name in unread if name in draft.values and name not in draft.typed]:
         value = draft.values.pop(name)
-        learns = name == "cpo_alpha" and number(value)  # CPO-SimPO
+        learns = name == "optim" or (name in ("cpo_alpha", "router_aux_loss_coef") and number(value))
         group = Group.LEARNS if learns else Group.NEEDLESS
         draft.leave(draft.sources.get(name, name), value, group, unread[name])
 

@@ -237,6 +237,7 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
         ("ms-swift", {"system": "prompt.txt"}, "system"),
         ("ms-swift", {"dataset": ["swift/self-cognition#5", "a/b"]}, "dataset"),
         ("ms-swift", {"rlhf_type": "simpo"}, "cpo_alpha"),
+        ("axolotl", {"fsdp": ["full_shard"]}, "optimizer"),
         ("ms-swift", {"freeze_vit": False}, "freeze_vit"),
         ("TRL", {"packing_strategy": "wrapped"}, "packing_strategy"),
     ]
