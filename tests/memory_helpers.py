@@ -4,6 +4,7 @@ import pytest
 
 from kit.config.recipe import Recipe
 from kit.memory.shortage import explain
+from kit.phases import TRAINING
 from kit.strategy.strategies import DDP, SINGLE
 from kit.strategy.topology import Topology
 
@@ -31,8 +32,8 @@ def placed(num_processes=1, strategy=None, device_type="cpu", **more):
     return Topology(strategy=strategy, num_processes=num_processes, device_type=device_type, **plain, **more)
 
 
-def message_of(error, model=None, optimizer=None, topology=None, **changes):
-    answer = explain(error, model, optimizer, make(**changes), topology or placed())
+def message_of(error, model=None, optimizer=None, topology=None, phase=TRAINING, **changes):
+    answer = explain(error, model, optimizer, phase, make(**changes), topology or placed())
     assert answer is not None and len(answer.problems) == 1
     return str(answer)
 

@@ -22,20 +22,20 @@ class Guard(Watch):
         self,
         accelerator: "Accelerator",
         timeout_seconds: float,
-        explain_memory: Callable[[BaseException, Any, Any], Exception | None],
+        explain_memory: Callable[[BaseException, Any, Any, Any], Exception | None],
         trains: bool = True,
     ) -> None:
         """
         Args:
             timeout_seconds: as ``ddp_timeout``.
-            explain_memory: ``kit.memory.shortage.explain``, which is given the error, the model and the optimiser.
+            explain_memory: ``kit.memory.shortage.explain``, which gets the error, model, optimiser and phase.
             trains: the same command goes on from a checkpoint.
         """
         super().__init__(accelerator, open_store(), timeout_seconds, trains)
         self._model: torch.nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         exits.explain_with(self.explain)
-        exits.explain_with(lambda error: explain_memory(error, self._model, self._optimizer))
+        exits.explain_with(lambda error: explain_memory(error, self._model, self._optimizer, self.phase))
 
     def set_model(self, model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None) -> None:
         """Set the model and optimiser whose memory is measured if memory runs out."""

@@ -60,7 +60,7 @@ class Watch:
         self._timeout = timeout_seconds
         self._trains = trains
         self._step = 0
-        self._phase = STARTING.doing
+        self.phase = STARTING
         self._save = ""
         self._last_progress = time.monotonic()
         self._is_surveying = False
@@ -70,7 +70,7 @@ class Watch:
     def enter(self, phase: Phase, step: int = 0) -> None:
         """Note that this rank begins ``phase``; ``step`` counts from 1, and is 0 for a phase outside the steps."""
         self._step = step
-        self._phase = phase.doing
+        self.phase = phase
         begin_work(phase.doing, f" in step {step}" if step else "")
         self._last_progress = time.monotonic()
 
@@ -127,7 +127,7 @@ class Watch:
                 rank=self._rank,
                 beats=beats,
                 step=self._step,
-                phase=self._phase,
+                phase=self.phase.doing,
                 save=self._save,
                 collectives=collectives,
                 idle_seconds=now - self._last_progress,
@@ -147,7 +147,7 @@ class Watch:
 
         ``os._exit``, because an exception cannot interrupt a collective that never returns.
         """
-        waited = f"{self._timeout} s without progress (--ddp_timeout), {self._phase}"
+        waited = f"{self._timeout} s without progress (--ddp_timeout), {self.phase.doing}"
         waited += f" in step {self._step}" if self._step else ""
         try:
             found = take_survey(store, self._world, self._timeout)

@@ -20,7 +20,7 @@ from kit.errors import Problem, UserError, causes, first_line, out_of_memory
 from kit.memory.fit import planned_workload
 from kit.memory.formulas import FOUR_BIT, FROZEN, GATHERED, GRADIENTS, OPTIMISER, TRAINABLE, Memory, predict
 from kit.memory.sizes import format_bytes
-from kit.phases import BY_FUNCTION, COMPARING, EVALUATING, FORWARD, TRAINING, Phase
+from kit.phases import TRAINING, Phase
 from kit.strategy.gradients import keeps_gradients
 from kit.strategy.weights import gathered_weights, own_part, own_shards
 from kit.visible import Layout, joined
@@ -54,6 +54,7 @@ def explain(
     error: BaseException,
     model: torch.nn.Module | None,
     optimizer: torch.optim.Optimizer | None,
+    phase: Phase,
     recipe: "Recipe",
     topology: "Topology",
     trains: bool = True,
@@ -65,6 +66,7 @@ def explain(
     Args:
         model: None if it does not exist yet. It may be changed (resharded), and must not be used afterwards.
         optimizer: None if it does not exist yet.
+        phase: of the run.
         trains: whether there are steps and checkpoints.
     """
     cause = out_of_memory(error)
@@ -77,8 +79,9 @@ def explain(
     if trains and not on_cpu and not beside and (config := getattr(model, "config", None)) is not None:
         workload = planned_workload(recipe, topology, config)
         planned = predict(workload) if workload else None
+    doing = _part_of_step(error) if phase is TRAINING else phase.noun or phase.doing
     lines = [
-        f"{f'rank {rank}: ' if rank is not None else ''}in {_phase(error).noun}",
+        f"{f'rank {rank}: ' if rank is not None else ''}in {doing}",
         first_line(cause),
         *_table(components(model, optimizer, on_cpu), _peak(on_cpu), planned),
     ]
@@ -88,18 +91,19 @@ def explain(
     return UserError(Problem("out of memory", joined(lines, "\n    "), fix=_advice(recipe, trains)))
 
 
-def _phase(error: BaseException) -> Phase:
-    """The phase of the run, by the innermost function of one that the traceback has."""
-    phase: Phase | None = None
+def _part_of_step(error: BaseException) -> str:
+    """The part of a training step, by what is in the traceback."""
+    part = TRAINING.noun
     for cause in causes(error):
         for frame, _ in walk_tb(cause.__traceback__):
-            found = BY_FUNCTION.get(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}")
-            # An evaluation compares with the reference too, and has other batches.
-            if found and not (found is COMPARING and phase is EVALUATING):
-                phase = found
-            elif phase is None and isinstance(frame.f_locals.get("self"), torch.nn.Module):
-                phase = FORWARD
-    return phase or TRAINING
+            module = frame.f_globals.get("__name__")
+            if module == "torch.autograd" and frame.f_code.co_name == "backward":
+                return "the backward pass"
+            if module == "accelerate.optimizer":
+                return "the optimiser's step"
+            if isinstance(frame.f_locals.get("self"), torch.nn.Module):
+                part = "the forward pass"
+    return part
 
 
 def _rank(error: BaseException) -> int | None:

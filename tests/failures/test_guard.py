@@ -50,7 +50,7 @@ def test_a_phase_and_each_item_of_an_evaluation_count_as_progress(guard):
     """Or an evaluation that takes longer than the time-out would be taken for a rank that hangs."""
     guard._last_progress = 0.0
     guard.enter(phases.EVALUATING, 4)
-    assert guard._last_progress > 0 and (guard._phase, guard._step) == ("evaluating", 4)
+    assert guard._last_progress > 0 and (guard.phase, guard._step) == (phases.EVALUATING, 4)
     moves = []
     for item in guard.progress([1, 2, 3], "evaluation loss", 3):
         moves.append((item, guard._last_progress > 0))

@@ -22,6 +22,7 @@ from kit.memory.formulas import FOUR_BIT, FROZEN, GATHERED, GRADIENTS, LOGITS, O
 from kit.memory.shortage import COMPONENTS, components, explain
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
+from kit.phases import LOADING, SAVING, TRAINING
 from kit.run.identity import identity
 from kit.strategy import launch
 
@@ -58,7 +59,7 @@ def test_other_errors_are_not_explained():
         KeyError("out of memory"),
         KeyboardInterrupt(),
     ):
-        assert explain(error, None, None, make(), placed()) is None, error
+        assert explain(error, None, None, TRAINING, make(), placed()) is None, error
 
 
 def test_weights_that_do_not_fit_are_no_mistake_in_the_models_name(model_folder, monkeypatch):
@@ -66,7 +67,7 @@ def test_weights_that_do_not_fit_are_no_mistake_in_the_models_name(model_folder,
     recipe = make(model_name_or_path=str(model_folder), method="lora")
     error = raised(build_model, recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
     assert not isinstance(error, UserError)
-    text = message_of(error)
+    text = message_of(error, phase=LOADING)
     assert text.startswith("error: out of memory: in loading\n")
     assert "--method qlora" in text
 
@@ -90,7 +91,7 @@ def test_a_save_that_fails_is_named_whoever_met_the_limit(build, tmp_path, monke
         monkeypatch.setattr(saver.TensorWriter, "write_data", Mock(side_effect=RuntimeError(message)))
         saving = saver_of(tmp_path)
         saving.save(model, optimizer, {"step": 1})
-        text = message_of(raised(saving.wait), model, optimizer)
+        text = message_of(raised(saving.wait), model, optimizer, phase=SAVING)
         assert text.startswith("error: out of memory: in saving\n") and "--async_save false" in text
 
 
@@ -215,7 +216,7 @@ def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, build
 def test_a_run_continues_with_what_has_no_mark_and_every_change_is_allowed(settings):
     """As the output folder, the recipe and the launch decide it."""
     recipe = make(eval_split_size=2, predict_with_generate=True, **settings)
-    text = str(explain(torch.OutOfMemoryError(ON_GPU), None, None, recipe, placed(device_type="cuda")))
+    text = str(explain(torch.OutOfMemoryError(ON_GPU), None, None, TRAINING, recipe, placed(device_type="cuda")))
     lines = re.findall(r"^ +(\*?) ?--(\w+) (\S+)", text, re.M)
     assert lines[0][1] == "per_device_eval_batch_size" and lines[-1][1] == "max_length"
     assert ("teacher_in_4bit" in text, "teacher_top_k" in text) == (("teacher" in settings),) * 2
@@ -231,7 +232,7 @@ def test_a_run_continues_with_what_has_no_mark_and_every_change_is_allowed(setti
 def test_a_command_that_trains_nothing_gets_no_setting_of_training():
     """It has no step, no checkpoint and no run that could go on."""
     error = torch.OutOfMemoryError(ON_GPU)
-    text = str(explain(error, None, None, make(method="full"), placed(device_type="cuda"), trains=False))
+    text = str(explain(error, None, None, TRAINING, make(method="full"), placed(device_type="cuda"), trains=False))
     assert re.findall(r"^ +--(\w+)", text, re.M) == ["per_device_eval_batch_size", "config", "max_length"]
     assert "checkpoint" not in text
 

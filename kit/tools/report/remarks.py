@@ -33,17 +33,11 @@ _WASTE = (
     ),
     ("padding_share", 1, 0.25, "of the computed tokens were padding: --packing true avoids it"),
 )
-_LOST = {
-    "num_dropped_long": "left out, too long",
-    "num_dropped_unsupervised": "left out, nothing to learn",
-    "num_skipped": "left out, cannot be used",
-    "num_truncated": "cut at max_length",
-}
 
 
 def remarks(run: ReportedRun) -> list[str]:
     """Return the remarks about a run, the most serious first; empty for a run without any."""
-    return [*_end(run), *_losses(run), *_preferences(run), *_rewards(run), *_answers(run), *_waste(run), *_data(run)]
+    return [*_end(run), *_losses(run), *_preferences(run), *_rewards(run), *_answers(run), *_waste(run)]
 
 
 def _end(run: ReportedRun) -> Iterator[str]:
@@ -112,11 +106,3 @@ def _waste(run: ReportedRun) -> Iterator[str]:
         shares = run.values(key)[start:]
         if len(shares) and shares.mean() > much:
             yield f"{shares.mean():.0%} {text}."
-
-
-def _data(run: ReportedRun) -> Iterator[str]:
-    for key, what in _LOST.items():
-        counts = [(finite_number(source.get(key)), source.get("name")) for source in run.record["data"]["sources"]]
-        lost = [f"{count:,.0f} of {name}" for count, name in counts if count]
-        if lost:
-            yield f"Rows {what}: {', '.join(lost[:5])}{' and others' if len(lost) > 5 else ''}."

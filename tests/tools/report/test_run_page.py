@@ -117,8 +117,6 @@ def test_remarks_follow_from_the_record(tmp_path):
     assert remarks(run) == [
         "The run ended with an error:\nerror: no memory",
         "This was a rehearsal on a CPU of a config for GPUs: its speed and its memory say nothing about GPUs.",
-        "Rows left out, cannot be used: 1 of one.",
-        "Rows cut at max_length: 7 of one.",
     ]
 
 
