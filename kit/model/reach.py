@@ -97,7 +97,8 @@ def trace(model: Any) -> Trace:
     key = (type(model), model.config.to_json_string(use_diff=False))
     if key not in _traces:
         _traces[key] = Trace()
-        with suppress(Exception), torch.device("meta"):  # the code of any family may fail, also code from the hub
+        # The code of any family may fail, also code from the hub.
+        with suppress(Exception), torch.device("meta"), torch.enable_grad():
             _traces[key] = _trace(type(model)._from_config(copy.deepcopy(model.config)))
     return _traces[key]
 

@@ -76,7 +76,10 @@ MESSAGES = {
     f"{CHAT} --trainable_tokens '<|im_ende|>'": ["'<|im_ende|>' is no token", "did you mean '<|im_end|>'?"],
     f"{TINY} --lora_modules_to_save lm_head": ["are one weight here, of which", "embed_tokens"],
     f"{CHAT} --adapter_name_or_path run/final --adapter_type oft": ["an adapter of LORA", "--adapter_type lora"],
-    f"{TINY} --adapter_name_or_path run/final": ["run/final does not fit this model", "--model_name_or_path model"],
+    f"{TINY} --adapter_name_or_path run/final": [
+        "run/final does not fit this model",
+        "its base: --model_name_or_path /",
+    ],
     "recipes/export.py orphan --output_dir merged": ["names a base that cannot be opened: /nowhere/base", "BASE"],
     "recipes/score.py --model_name_or_path model --eval_dataset pairs.jsonl --max_length 256 --objective dpo": [
         "objective: dpo compares a model with its reference",

@@ -46,7 +46,7 @@ TESTS = {
         "tests/data/read/test_sources.py": "test_a_pipe_is_no_file",
     },
     "An image is decoded": {
-        "tests/data/read/test_images.py": "test_what_may_not_be_decoded_is_refused_by_its_header",
+        "tests/data/read/test_images.py": "test_what_cannot_or_may_not_be_decoded_is_refused",
     },
     "A path of an image": {
         "tests/data/read/test_images.py": "test_a_path_leads_nowhere_but_below_the_folder "

@@ -62,6 +62,7 @@ MODULES = {
     "bloom": ("query_key_value", "lm_head", "word_embeddings"),
     "phi3": ("qkv_proj", "lm_head", "embed_tokens"),
 }
+LAYERS = {"gpt2": "transformer.h", "bloom": "transformer.h", "gemma3": "model.language_model.layers"}
 LLAMA_MODULES = ("q_proj,v_proj", "lm_head", "embed_tokens")
 
 # Rules: values of factors, separated by |, that do not meet. Those of the first list would mean nothing: such a row
@@ -198,13 +199,19 @@ NOTHING += [
 ]
 REFUSED += [
     ({"objective": "distil", "teacher": "none"}, "teacher: none given"),
-    ({"objective": f"distil|{HEADS}", "images": "yes"}, "images: given, and .* was not shown with images"),
-    ({"family": "gemma3", "sequence": "parallel"}, "sequence_parallel_size: 2, with a model of more than text"),
+    (
+        {"objective": "distil", "teacher": "beside|stored", "images": "yes", "family": "gemma3"},
+        "images: given, and .* was not shown with images",
+    ),
+    (
+        {"family": "gemma3", "sequence": "parallel", "topology": "ddp|fsdp|fsdp1"},
+        "sequence_parallel_size: 2, with a model of more than text",
+    ),
     ({"tiles": "yes", "checkpointing": "no"}, "tiled_mlp: true, with gradient_checkpointing False"),
     ({"tiles": "yes", "topology": "fsdp1"}, "tiled_mlp: under FSDP1"),
     ({"objective": HEADS, "family": "gemma3"}, "is a gemma3, which has no head"),
-    ({"objective": "distil", "topology": "fsdp1"}, "teacher: under FSDP1"),
-    ({"tiles": "yes", "family": "gpt2"}, "have no gated MLP"),
+    ({"objective": "distil", "teacher": "beside|stored", "topology": "fsdp1"}, "teacher: under FSDP1"),
+    ({"tiles": "yes", "checkpointing": "yes", "family": "gpt2|mixtral"}, "have no gated MLP"),
     ({"objective": "embed", "packing": "yes"}, "packing: given with objective embed"),
 ]
 
@@ -505,9 +512,7 @@ class Way:
             flags["dataset"] = json.dumps([{"path": str(flags["dataset"]), "weight": 2}, *entries])
         given = {
             "method": {
-                "frozen": {
-                    "train_only": "transformer.h.1.*" if row["family"] in ("gpt2", "bloom") else "model.layers.1.*"
-                },
+                "frozen": {"train_only": f"{LAYERS.get(row['family'], 'model.layers')}.1.*"},
                 "dora": {"use_dora": True},
                 "rslora": {"use_rslora": True},
                 "oft": {"adapter_type": "oft", "adapter_options": "oft_block_size=8"},
