@@ -312,7 +312,7 @@ def _rows(row: dict[str, str], count: int, folder: Path, longest: int = 0) -> li
         else:
             plain = {"prompt": asked, "completion": f" {answer}"}
             again = [{"role": "user", "content": _say(i + 3, 2)}, {"role": "assistant", "content": _say(i + 4, 3)}]
-            chat = {"messages": [question, answered, *(again if i % 3 == 0 and row["images"] == "no" else [])]}
+            chat = {"messages": [question, answered, *(again if i % 3 == 0 and row["family"] != "gemma3" else [])]}
         ids = [3 + (i * 5 + j * 11) % 250 for j in range(5 + i % 4)]
         made.append(
             {
