@@ -56,7 +56,11 @@ def convert(
     values, lines = read_yaml(path)
     kit = kit_of(values, Recipe.model_fields)
     if not kit:
-        raise UserError(Problem(str(path), "no file of a known kit", f"one of {', '.join(KITS)}"))
+        if "dataset" in values and set(values) <= {*Recipe.model_fields, "by_method", "by_objective"}:
+            found, expected, fix = "a recipe of this kit", "a file of another one", f"kit train --recipe {path}"
+        else:
+            found, expected, fix = "no file of a known kit", f"one of {', '.join(KITS)}", ""
+        raise UserError(Problem(str(path), found, expected, fix))
     given = {key: value for key, value in values.items() if not is_nothing(value)}
     draft = Draft(kit, given, path, lines, flags or {})
     try:
