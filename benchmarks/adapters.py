@@ -16,9 +16,9 @@ import torch
 from kit.config.adapter_types import ADAPTER_TYPES
 from kit.config.recipe import Recipe
 from kit.export.final import write_model
-from kit.model.load import build_model, open_config
-from kit.model.plan import LoadPlan
-from kit.model.tokenizer import open_tokenizer
+from kit.model.build import build_model, open_config
+from kit.model.load_plan import LoadPlan
+from kit.model.pretrained.tokenizer import open_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, RATE = 20, 2e-3

@@ -57,9 +57,9 @@ def finetune() -> None:
     if NEAREST in sys.argv:
         sys.argv.remove(NEAREST)
         sys.path.insert(0, str(ROOT))
-        import kit.train.bf16_adamw
+        import kit.train.optim.bf16_adamw
 
-        kit.train.bf16_adamw.round_at_random = lambda exact, noise: exact  # to bf16 it is copied then
+        kit.train.optim.bf16_adamw.round_at_random = lambda exact, noise: exact  # to bf16 it is copied then
     sys.argv[0] = str(SCRIPT)
     runpy.run_path(str(SCRIPT), run_name="__main__")
 

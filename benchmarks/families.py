@@ -48,21 +48,21 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator, MicroBatch
+from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
-from kit.data.feed.ranks import Ranks
-from kit.errors import Problem, UserError, raise_if
 from kit.export.final import save_final
-from kit.model.classes import TEXT_OF_IMAGES, auto_class
+from kit.model.build import build_meta_model, build_model, check_model, open_config
 from kit.model.four_bit import four_bit_config
-from kit.model.load import build_meta_model, build_model, check_model, open_config
-from kit.model.parts import aux_loss_coef
+from kit.model.pretrained.classes import TEXT_OF_IMAGES, auto_class
+from kit.model.summary import aux_loss_coef
 from kit.strategy.accelerator import check_strategy, prepare, start
 from kit.strategy.strategies import Strategy
 from kit.strategy.topology import Topology, check_router_loss
-from kit.train.head_proof import prove_head
-from kit.train.isolation import check_isolation
+from kit.system.errors import Problem, UserError, raise_if
+from kit.train.checks.head_proof import prove_head
+from kit.train.checks.isolation import check_isolation
 from kit.train.objective import SupervisedLoss
-from kit.train.optim import build_optimizer
+from kit.train.optim.optim import build_optimizer
 from kit.train.step import rebuild_gradient_buckets, train_step
 
 ROOT = Path(__file__).resolve().parents[1]

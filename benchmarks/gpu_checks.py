@@ -77,7 +77,7 @@ def bf16(bench: Bench) -> list[Figure]:
 
 def varlen(bench: Bench) -> list[Figure]:
     """The kernel of packed attention in bf16, forward and backward, against the loop over samples in float64."""
-    from kit.model.attention import _attend_by_kernel, _attend_by_loop, has_kernel
+    from kit.model.layers.attention import _attend_by_kernel, _attend_by_loop, has_kernel
 
     lengths = [3, 40, 1, 20] if bench.rehearse else [1000, 1, 63, 64, 2040, 928]
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=bench.device)
@@ -212,7 +212,7 @@ def generation(bench: Bench) -> list[Figure]:
     """Greedy answers with a cache, padded on the left: each token against the logits of a whole pass in float64."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from kit.model.attention import without_cudnn_attention
+    from kit.model.layers.attention import without_cudnn_attention
 
     tokenizer = AutoTokenizer.from_pretrained(TINY / "model")
     lines = (TINY / "eval.jsonl").read_text().splitlines()[: 2 if bench.rehearse else 16]

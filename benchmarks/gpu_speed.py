@@ -196,9 +196,9 @@ def ledger(bench: Bench) -> dict[str, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-    from kit.model.adapter import attach_adapter
-    from kit.model.attention import varlen_attention
-    from kit.model.loss_head import install_loss_head
+    from kit.model.adapters.adapter import attach_adapter
+    from kit.model.layers.attention import varlen_attention
+    from kit.model.layers.loss_head import install_loss_head
 
     config = AutoConfig.from_pretrained(ROOT / "recipes" / ("tiny/model" if bench.rehearse else "shapes/llama-8b"))
     num_layers, config.num_hidden_layers = config.num_hidden_layers, 1

@@ -102,9 +102,9 @@ def feed_beside_processor(flags: list[str], data: Path, num_steps: int) -> None:
     """Print images for each second of the CPU: of the feed alone, and of the image processor in a bare loop."""
     os.environ["KIT_CACHE"] = str(data.parent / "cache")
     from kit.config.command_line import read_command_line
-    from kit.data.feed.ranks import Ranks
-    from kit.preflight import check
-    from kit.strategy import launch
+    from kit.data.feed.data_ranks import Ranks
+    from kit.preflight.preflight import check
+    from kit.strategy.launch import launch
 
     recipe, topology = launch.resolve(read_command_line([*flags, "--output_dir", str(data.parent / "feed")]))
     checked = check(recipe, topology, "feed")

@@ -40,7 +40,7 @@ GIB = 2**30
 # What is in a layer when it is compiled: few enough for a CPU, and enough that bytes grow in proportion.
 # Odd, since an even one that some width has too would be a constant of the graph.
 COMPILED_LENGTHS = (129, 257)
-PEFT_FORWARD = "import kit.model.lora_linear as one; one.install_lora_linear = lambda model: None"
+PEFT_FORWARD = "import kit.model.layers.lora_linear as one; one.install_lora_linear = lambda model: None"
 LAYERS = 32
 
 
@@ -194,7 +194,7 @@ def layer_of(method: str, in_place: bool) -> tuple[Any, Any]:
     from peft import LoraConfig, get_peft_model
     from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
-    from kit.model.lora_linear import install_lora_linear
+    from kit.model.layers.lora_linear import install_lora_linear
 
     values = json.loads((ROOT / "recipes/shapes/llama-8b/config.json").read_text())
     config = LlamaConfig(**(values | {"num_hidden_layers": 1, "vocab_size": 256, "dtype": "bfloat16"}))
@@ -297,7 +297,7 @@ def count_part(part: str, method: str, in_place: bool, tokens: int, length: int)
 
     torch._inductor.config.force_disable_caches = True
     if part == "layer":
-        from kit.model.compile import CompiledLayers
+        from kit.model.layers.compile import CompiledLayers
 
         model, run = layer_of(method, in_place)
         layers = CompiledLayers(model, ["LlamaDecoderLayer"])
@@ -307,8 +307,8 @@ def count_part(part: str, method: str, in_place: bool, tokens: int, length: int)
             run(tokens).sum().backward()
     else:
         from benchmarks.simulation.meter import Meter
-        from kit.model.compile import compiled
-        from kit.model.loss_head import _cross_entropy, _softmax_loss
+        from kit.model.layers.compile import compiled
+        from kit.model.layers.loss_head import _cross_entropy, _softmax_loss
 
         trains = method == "full"  # then the backward pass computes the losses again
         logits = torch.randn(tokens, 128_256, dtype=torch.bfloat16, requires_grad=trains)

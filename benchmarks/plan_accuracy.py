@@ -99,7 +99,7 @@ YI = replace(
 )
 KEPT = dict(loss="kept chunks", fuses=True)
 LORA = dict(length=2048, rows=2, lora_r=8, gradient_checkpointing=True, loss="kept chunks", fuses=True)
-COMPILED = "the kit's compiled layers keep less than torchtune's (kit.model.compile)"
+COMPILED = "the kit's compiled layers keep less than torchtune's (kit.model.layers.compile)"
 SELECTIVE = "recomputes some products (selective checkpointing)"
 ROWS = [
     Row("torchtune 3B full, packed", torchtune("llama-3b"), A100, 60.0, 7075),

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from benchmarks.simulation.simulate import simulate  # noqa: E402
 from kit.memory.workload import Workload  # noqa: E402
-from kit.model.checkpointing import Checkpointing  # noqa: E402
+from kit.model.layers.checkpointing import Checkpointing  # noqa: E402
 from kit.strategy.strategies import Strategy  # noqa: E402
 from kit.tools.plan.models import read_shape  # noqa: E402
 

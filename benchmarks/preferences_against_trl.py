@@ -203,13 +203,13 @@ class Kit:
     """The kit's side: one step, as recipes/finetune.py makes it."""
 
     def __init__(self, case: Case, method: str, args: argparse.Namespace) -> None:
-        from kit import preflight
         from kit.config.command_line import read_recipe
+        from kit.data.feed.data_ranks import Ranks
         from kit.data.feed.feed import Feed
-        from kit.data.feed.ranks import Ranks
         from kit.data.open import pad_id
-        from kit.model.load import build_model, open_config
-        from kit.model.plan import LoadPlan
+        from kit.model.build import build_model, open_config
+        from kit.model.load_plan import LoadPlan
+        from kit.preflight import preflight
 
         self.kind = "rated" if case.flags["objective"] == "kto" else "pairs"
         flags = {

@@ -239,10 +239,10 @@ class Kit:
     """The kit's side: one step, as recipes/finetune.py makes it of answers that it has."""
 
     def __init__(self, packing: bool, num_answers: int) -> None:
-        from kit import preflight
         from kit.config.command_line import read_recipe
-        from kit.model.load import build_model, open_config
-        from kit.model.plan import LoadPlan
+        from kit.model.build import build_model, open_config
+        from kit.model.load_plan import LoadPlan
+        from kit.preflight import preflight
         from kit.strategy.accelerator import prepare, start
         from kit.strategy.strategies import SINGLE
         from kit.strategy.topology import Topology
@@ -294,11 +294,11 @@ class Kit:
 
     def _batch(self, case: Case, answers: Sequence[Drawn], has_reference: bool) -> Any:
         from kit.data.feed.batches import Collator
+        from kit.data.feed.data_ranks import Ranks
         from kit.data.feed.feed import counted
         from kit.data.feed.packing import pack
-        from kit.data.feed.ranks import Ranks
         from kit.data.open import pad_id
-        from kit.train.rollouts import Answer, Answers
+        from kit.train.rollouts.rollouts import Answer, Answers
 
         gains = of_the_kit(case.kind, [each.reward for each in answers])
         own = [

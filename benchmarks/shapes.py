@@ -15,7 +15,7 @@ import numpy as np
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator, Item
 from kit.data.feed.order import Order
-from kit.model.load import open_config
+from kit.model.build import open_config
 from kit.tools.plan.lengths import read_training_data
 
 EPOCHS = 3

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-from kit.model.classes import auto_class
+from kit.model.pretrained.classes import auto_class
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY, HIDDEN, LAYERS, HEADS, EXPERTS = 160, 32, 2, 4, 4

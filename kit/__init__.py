@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if sys.platform == "win32":  # the first import of fcntl would end in a traceback
-    from kit.console import show_error
+    from kit.system.console import show_error
 
     show_error(
         "error: Windows: the kit locks files and stops processes as Linux and macOS do\n"

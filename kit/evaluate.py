@@ -13,21 +13,21 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 
-from kit.answers import Metric, exact_match
-from kit.console import is_main, progress
 from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches, on_device
 from kit.data.feed.feed import by_file, counted
 from kit.data.open import pad_id, prompt_and_reference, reference_span
-from kit.data.read.images import small
+from kit.data.read.image_files import small
 from kit.data.samples.samples import Samples
-from kit.errors import Problem
-from kit.model.attention import without_cudnn_attention
-from kit.own_metric import MetricError, is_own
+from kit.model.layers.attention import without_cudnn_attention
+from kit.scoring.metrics import Metric, exact_match
+from kit.scoring.own_metric import MetricError, is_own
 from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
-from kit.train.generation import generate_answers, special_ids, text_of
+from kit.system.console import is_main, progress
+from kit.system.errors import Problem
 from kit.train.heads import Classification, Embedding
 from kit.train.objective import SupervisedLoss
+from kit.train.rollouts.generation import generate_answers, special_ids, text_of
 
 if TYPE_CHECKING:
     from kit.config.settings.evaluation import EvalSettings
@@ -64,7 +64,7 @@ class Evaluation:
         metrics: the same on every rank. ``eval_loss`` (nats per supervised token), ``eval_perplexity``,
             ``eval_tokens`` (supervised tokens); with several data sets also ``eval_loss/<name>`` and
             ``eval_tokens/<name>``; with generation ``eval_exact_match`` and the others of the
-            setting ``metrics`` (``kit.answers.Metric.results``): of a conversation only the last answer is
+            setting ``metrics`` (``kit.scoring.metrics.Metric.results``): of a conversation only the last answer is
             generated, of a pair the chosen answer is expected. For preferences
             ``eval_loss`` is the objective's, there is no perplexity, and all metrics of a step are there, each with
             ``eval_`` before its name.

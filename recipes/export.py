@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
-from kit import interrupt
+from kit.system import interrupt
 
 if __name__ == "__main__":
     interrupt.leave_on_ctrl_c()  # also while the imports below run
 
-from kit.config.scripts import TYPED_AS
+from kit.config.commands import TYPED_AS
 from kit.config.settings.method import MethodSettings
-from kit.console import Parser, say, silence_libraries
-from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
+from kit.system.console import Parser, say, silence_libraries
+from kit.system.errors import Problem, UserError, raise_if
 
 if TYPE_CHECKING:
     from kit.export.source import Source
@@ -114,7 +114,7 @@ def _problems(args: argparse.Namespace, types: list[str], known: list[str]) -> l
 
 def _problems_of(args: argparse.Namespace, opened: "Source") -> list[Problem]:
     """What does not fit the source."""
-    from kit.model.heads import head_of
+    from kit.model.pretrained.heads import head_of
 
     is_full = opened.settings.method == "full"
     makes_other = args.format != "safetensors"

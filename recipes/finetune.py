@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
-from kit import interrupt
+from kit.system import interrupt
 
 if __name__ == "__main__":
     interrupt.leave_on_ctrl_c()  # also while the imports below run
@@ -20,12 +20,12 @@ from dataclasses import replace
 from functools import partial
 
 from kit.config.command_line import read_command_line
+from kit.config.commands import command_of
 from kit.config.recipe import DEFAULT_RECIPE, PACKAGE, RECIPES
-from kit.config.scripts import command_of
-from kit.console import say
 from kit.failures import exits
-from kit.inputs import check_inputs
-from kit.strategy import launch
+from kit.preflight.inputs import check_inputs
+from kit.strategy.launch import launch
+from kit.system.console import say
 
 HAS_TOOLS = (PACKAGE / "tools").is_dir()  # a run needs none of them
 NEXT_FLAGS = "--config single --recipe llama-8b-lora --dataset my.jsonl"
@@ -37,7 +37,6 @@ def main() -> None:
     recipe, topology = launch.resolve(request, check=check_inputs)
 
     # The slow imports come here, so that a mistyped flag is reported before them.
-    from kit import phases, preflight
     from kit.checkpoint.load import load_checkpoint
     from kit.checkpoint.save import Saver
     from kit.data.feed.feed import BatchSource
@@ -45,32 +44,34 @@ def main() -> None:
     from kit.evaluate import evaluate
     from kit.export.card import model_card
     from kit.export.final import save_final
-    from kit.export.stops import new_stops
+    from kit.export.stop_tokens import new_stops
+    from kit.failures import phases
     from kit.failures.guard import Guard
     from kit.failures.signals import CAUSES, StopRequest
     from kit.memory.shortage import explain
-    from kit.model.classes import auto_class
-    from kit.model.compile import CompiledLayers
-    from kit.model.dequantise import class_that_dequantises
-    from kit.model.embedding_noise import EmbeddingNoise
-    from kit.model.load import build_model, build_teacher
-    from kit.model.parts import describe_parts
+    from kit.model.build import build_model, build_teacher
+    from kit.model.layers.compile import CompiledLayers
+    from kit.model.layers.embedding_noise import EmbeddingNoise
+    from kit.model.pretrained.classes import auto_class
+    from kit.model.pretrained.dequantise import class_that_dequantises
+    from kit.model.summary import describe_parts
     from kit.model.teacher import naming_teacher, teacher_settings
+    from kit.preflight import preflight
     from kit.run.log import Log
     from kit.run.shared import check_shared
     from kit.strategy.accelerator import layer_classes, prepare, start
-    from kit.strategy.rendezvous import together
+    from kit.strategy.processes.rendezvous import together
     from kit.strategy.weights import StartWeights
-    from kit.train.compilation import compile_first
+    from kit.train.checks.compilation import compile_first
+    from kit.train.checks.head_proof import prove_head
+    from kit.train.checks.isolation import check_isolation
+    from kit.train.checks.replicas import compare_replicas, describe_check
     from kit.train.distil import Teacher
-    from kit.train.head_proof import prove_head
-    from kit.train.isolation import check_isolation
     from kit.train.loop_state import EvaluationOutcome
     from kit.train.objective import build_objective
-    from kit.train.optim import build_optimizer, keep_rate_factors
+    from kit.train.optim.optim import build_optimizer, keep_rate_factors
     from kit.train.precompute import add_references
-    from kit.train.replicas import compare_replicas, describe_check
-    from kit.train.rollouts import Rollouts
+    from kit.train.rollouts.rollouts import Rollouts
     from kit.train.schedule import evaluation_is_due, learning_rate, save_is_due
     from kit.train.step import nonfinite_error, rebuild_gradient_buckets, seed_everything, train_step
     from kit.train.stored_teacher import StoredTeacher, store_teacher

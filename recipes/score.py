@@ -15,17 +15,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
-from kit import interrupt
+from kit.system import interrupt
 
 if __name__ == "__main__":
     interrupt.leave_on_ctrl_c()  # also while the imports below run
 
-from kit import phases
 from kit.config.command_line import read_command_line
-from kit.console import say
-from kit.errors import Problem, UserError, raise_if
-from kit.failures import exits
-from kit.strategy import launch
+from kit.failures import exits, phases
+from kit.strategy.launch import launch
+from kit.system.console import say
+from kit.system.errors import Problem, UserError, raise_if
 
 # The flags that matter here, for --help. Most others say how a model is trained.
 FIRST = """
@@ -43,19 +42,19 @@ def main() -> None:
     if recipe.eval_dataset is None:
         raise UserError(Problem("eval_dataset", "missing", "the data to score on", "--eval_dataset FILE"))
 
-    from kit import preflight
     from kit.checkpoint.load import load_weights
     from kit.data.open import pad_id
     from kit.evaluate import evaluate
     from kit.failures.guard import Guard
     from kit.memory.shortage import explain
-    from kit.model.heads import head_of
-    from kit.model.load import build_model, open_base_config, open_config
-    from kit.run.answers import unasked, unended
-    from kit.run.opening import CHECKPOINT, precision_of, reference_of, to_open
+    from kit.model.build import build_model, open_base_config, open_config
+    from kit.model.pretrained.heads import head_of
+    from kit.preflight import preflight
+    from kit.run.doubtful_answers import unasked, unended
+    from kit.run.model_source import CHECKPOINT, precision_of, reference_of, to_open
     from kit.run.resume import verify_together
     from kit.strategy.accelerator import prepare, start
-    from kit.train.head_proof import prove_head
+    from kit.train.checks.head_proof import prove_head
     from kit.train.objective import build_objective
     from kit.train.precompute import add_reference
 

@@ -8,9 +8,9 @@ from kit.checkpoint.manifest import list_checkpoints
 from kit.checkpoint.save import Saver
 from kit.config.recipe import Recipe
 from kit.config.settings.output import OutputSettings
-from kit.model.load import build_model, open_config
-from kit.model.plan import LoadPlan
-from kit.train.optim import build_optimizer
+from kit.model.build import build_model, open_config
+from kit.model.load_plan import LoadPlan
+from kit.train.optim.optim import build_optimizer
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other
 ALONE = SimpleNamespace(process_index=0, num_processes=1)  # an Accelerator of one process

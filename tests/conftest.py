@@ -155,9 +155,9 @@ def build(model_folder):
     from accelerate.optimizer import AcceleratedOptimizer
     from memory_helpers import make
 
-    from kit.model.load import build_model, open_config
-    from kit.model.plan import LoadPlan
-    from kit.train.optim import build_optimizer
+    from kit.model.build import build_model, open_config
+    from kit.model.load_plan import LoadPlan
+    from kit.train.optim.optim import build_optimizer
 
     Accelerator(cpu=True)  # its optimiser asks for one
 

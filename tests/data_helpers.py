@@ -20,7 +20,7 @@ from kit.data.chat.tokens import encode_all
 from kit.data.open import open_data
 from kit.data.read.sources import open_source, read_rows
 from kit.data.samples.dataset import open_datasets
-from kit.errors import Problem, UserError
+from kit.system.errors import Problem, UserError
 
 VOCAB_SIZE = 1000
 # Chat templates, and by hand what of their texts is learned.

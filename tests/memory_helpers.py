@@ -3,8 +3,8 @@
 import pytest
 
 from kit.config.recipe import Recipe
+from kit.failures.phases import TRAINING
 from kit.memory.shortage import explain
-from kit.phases import TRAINING
 from kit.strategy.strategies import DDP, SINGLE
 from kit.strategy.topology import Topology
 

@@ -4,8 +4,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.tiny_families import tiny_config
-from kit.model.load import build_meta_model, build_model, check_model, open_config
-from kit.model.plan import LoadPlan
+from kit.model.build import build_meta_model, build_model, check_model, open_config
+from kit.model.load_plan import LoadPlan
 
 BF16 = LoadPlan(compute_dtype="bfloat16", device="cpu")
 FP32 = LoadPlan(compute_dtype="float32", device="cpu")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kit import preflight
-from kit.errors import UserError
+from kit.preflight import preflight
 from kit.strategy.strategies import SINGLE
 from kit.strategy.topology import Topology
+from kit.system.errors import UserError
 
 ONE_PROCESS = Topology(
     strategy=SINGLE, config_name="single", num_processes=1, mixed_precision="no", device_type="cpu", rehearsal=False

@@ -11,7 +11,7 @@ import pytest
 from helpers import ROOT, typed
 
 PLAN = runpy.run_path(str(ROOT / "docs/architecture.py"))
-FLOORS, DATA_FLOORS, TOOLS_FLOORS = PLAN["FLOORS"], PLAN["DATA_FLOORS"], PLAN["TOOLS_FLOORS"]
+FLOORS = PLAN["FLOORS"]
 TOOLS = {name for names in PLAN["TOOLS"] for name in names}
 imported, arrows = PLAN["imported"], PLAN["arrows"]
 MODULES = PLAN["modules"]()
@@ -19,10 +19,10 @@ RECIPES = {path.stem: ast.parse(path.read_text()) for path in (ROOT / "recipes")
 
 # Answer a mistyped flag, so they are imported before anything slow is.
 LIGHT = """
-visible interrupt errors secrets console lock config.fields config.dataset_entry config.recipe config.recipe_file
-config.validation config.conflicts config.hints config.other_kits
-config.command_line strategy.topology strategy.accelerate_config strategy.launcher strategy.launch failures.exits
-inputs phases train.schedule tools.doctor.result cli.doctor cli.main
+system.visible system.interrupt system.errors system.credentials system.console system.lock config.fields
+config.dataset_entry config.recipe config.recipe_file config.validation config.conflicts config.hints config.other_kits
+config.command_line strategy.topology strategy.accelerate_config strategy.processes.launcher strategy.launch.launch
+failures.exits failures.phases preflight.inputs train.schedule tools.doctor.result cli.doctor cli.main
 """.split()
 HEAVY = ["torch", "transformers", "accelerate", "peft", "datasets", "bitsandbytes", "numpy"]
 
@@ -47,16 +47,18 @@ def words(tree):
 
 
 def test_every_package_has_its_floor_and_every_floor_only_what_exists():
-    for folder, floors in (("kit", FLOORS), ("kit/data", DATA_FLOORS), ("kit/tools", TOOLS_FLOORS)):
-        paths = [path for path in (ROOT / folder).iterdir() if path.is_dir() or path.suffix == ".py"]
+    for package, floors in FLOORS.items():
+        folder = ROOT / package.replace(".", "/")
+        paths = [path for path in folder.iterdir() if path.is_dir() or path.suffix == ".py"]
         names = {path.stem for path in paths if not path.name.startswith("__")}
         assert sorted(floor_of(floors)) == sorted(names)
 
 
 def test_nothing_is_imported_from_above_or_from_the_same_floor():
-    for depth, under, floors in ((2, "kit", FLOORS), (3, "kit.data", DATA_FLOORS), (3, "kit.tools", TOOLS_FLOORS)):
+    for package, floors in FLOORS.items():
         floor = floor_of(floors)
-        assert {(one, two) for one, two in arrows(depth, under) if floor[two] >= floor[one]} == set()
+        found = arrows(package.count(".") + 2, package)
+        assert {(one, two) for one, two in found if floor[two] >= floor[one]} == set()
 
 
 # What the training script calls where the tools are installed, and does without where they are not.
@@ -93,19 +95,15 @@ def test_training_scoring_and_exporting_work_without_the_tools(tmp_path):
 
 
 def test_imports_never_go_in_a_circle():
-    seen = set()
-
-    def visit(name, path):
-        assert name not in path, " -> ".join([*path, name])
-        if name not in seen:
-            for other in imported(MODULES[name]):
-                target = other if other in MODULES else other.rpartition(".")[0]
-                if target in MODULES:
-                    visit(target, [*path, name])
-            seen.add(name)
-
-    for name in MODULES:
-        visit(name, [])
+    """Neither modules, nor the parts of a package: its modules and the packages inside of it."""
+    packages = {".".join(name.split(".")[:depth]) for name in MODULES for depth in range(1, name.count(".") + 1)}
+    for package in packages:
+        found = arrows(package.count(".") + 2, package)
+        while found:
+            imports = {one for one, _ in found}
+            left = {(one, two) for one, two in found if two in imports}
+            assert left != found, (package, sorted(found))
+            found = left
 
 
 def test_the_kit_knows_no_recipe_and_recipes_do_not_know_each_other():
@@ -127,7 +125,7 @@ def test_only_the_strategy_package_reads_what_launchers_leave_in_the_environment
     for name, tree in OUTSIDE.items():
         strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
         # The console needs the rank before there is a strategy: one rank reports what is wrong with a command line.
-        allowed = ["RANK"] if name in ("kit.console", "kit.interrupt") else []
+        allowed = ["RANK"] if name in ("kit.system.console", "kit.system.interrupt") else []
         assert [text for text in strings if re.fullmatch(variable, text)] == allowed, name
 
 

@@ -12,15 +12,15 @@ from data_helpers import open_recipe_data
 from torch import nn
 
 from kit.config.recipe import Recipe
-from kit.data.feed.ranks import Ranks
+from kit.data.feed.data_ranks import Ranks
 from kit.data.open import prompt_and_reference
 from kit.data.samples.samples import Samples
 from kit.evaluate import evaluate
-from kit.model.load import build_model, open_config
-from kit.model.plan import LoadPlan
-from kit.model.tokenizer import open_tokenizer
-from kit.own_metric import MetricError
-from kit.run.answers import unasked
+from kit.model.build import build_model, open_config
+from kit.model.load_plan import LoadPlan
+from kit.model.pretrained.tokenizer import open_tokenizer
+from kit.run.doubtful_answers import unasked
+from kit.scoring.own_metric import MetricError
 from kit.strategy.accelerator import Prepared
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other

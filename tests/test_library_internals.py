@@ -18,7 +18,7 @@ import torch
 
 
 def test_torchrun_waits_as_long_as_the_environment_says():
-    """kit/strategy/launch.py: after a signal a step and its save need longer than torchrun's 30 seconds."""
+    """kit/strategy/launch/launch.py: after a signal a step and its save need longer than torchrun's 30 seconds."""
     from torch.distributed.launcher.api import LaunchConfig
 
     with patch.dict(os.environ, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="123"):
@@ -26,7 +26,7 @@ def test_torchrun_waits_as_long_as_the_environment_says():
 
 
 def test_accelerate_launch_passes_the_strategy_in_variables_with_known_prefixes():
-    """kit/strategy/launch.py reads the topology from these variables, and drops all under the prefixes for a config."""
+    """kit/strategy/launch/ reads the topology from these variables, and drops all under the prefixes for a config."""
     from accelerate.commands.launch import launch_command_parser
     from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 
@@ -55,7 +55,7 @@ def test_accelerate_launch_passes_the_strategy_in_variables_with_known_prefixes(
 
 
 def test_messages_of_allocators_have_the_requested_bytes():
-    """kit/errors.py and kit/memory/shortage.py know by these words that memory ran out, and what was asked for."""
+    """kit/system/errors.py and shortage.py know by these words that memory ran out, and what was asked for."""
     import numpy as np
 
     with pytest.raises(RuntimeError, match=r"DefaultCPUAllocator: can't allocate memory.* allocate \d+ bytes"):
@@ -71,7 +71,7 @@ def test_messages_of_allocators_have_the_requested_bytes():
 
 
 def test_functions_of_a_run_have_the_name_they_are_known_by():
-    """kit/phases.py knows by the functions on the way what a run was doing when memory ran out."""
+    """kit/failures/phases.py knows by the functions on the way what a run was doing when memory ran out."""
     for owner, method, name in (
         ("accelerate.optimizer.AcceleratedOptimizer", "step", "accelerate.optimizer.step"),
         ("transformers.GenerationMixin", "generate", "transformers.generation.utils.generate"),
@@ -92,7 +92,7 @@ def test_functions_of_a_run_have_the_name_they_are_known_by():
 
 
 def test_what_only_a_gpu_calls_exists_with_the_arguments_it_is_given():
-    """kit/memory/shortage.py and kit/run/log.py; kit/model/attention.py calls the kernel."""
+    """kit/memory/shortage.py and kit/run/log.py; kit/model/layers/attention.py calls the kernel."""
     from torch.nn.attention.varlen import varlen_attn
 
     names = "is_available current_device_index max_memory_allocated memory_allocated memory_reserved get_memory_info"
@@ -119,7 +119,7 @@ def test_4_bit_weights_can_be_quantised_elsewhere_than_they_are_loaded_to():
 
 
 def test_repacking_of_4_bit_weights_on_a_cpu_can_be_switched_off():
-    """kit/model/load.py: on a CPU with AVX512 the first evaluation would repack weights: other bits."""
+    """kit/model/build.py: on a CPU with AVX512 the first evaluation would repack weights: other bits."""
     import bitsandbytes as bnb
 
     assert hasattr(bnb.nn.Linear4bit(64, 64), "support_avx512bf16_for_cpu")
@@ -128,7 +128,7 @@ def test_repacking_of_4_bit_weights_on_a_cpu_can_be_switched_off():
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "Olmo2"])
 def test_the_forward_of_a_causal_model_is_decoder_then_head(family):
-    """kit/model/loss_head.py reads from the source what a family does between decoder and logits. Written otherwise,
+    """loss_head.py reads from the source what a family does between decoder and logits. Written otherwise,
     the family is still right, and takes full logits: slower and much larger."""
     import transformers
 
@@ -144,7 +144,7 @@ def test_the_forward_of_a_causal_model_is_decoder_then_head(family):
     "name", ["bitsandbytes", "torch._higher_order_ops.wrap", "torch.distributed.fsdp._state_dict_utils"]
 )
 def test_loggers_that_are_silenced_are_those_of_their_modules(name):
-    """kit/console.py silences their remarks by the names of the loggers."""
+    """kit/system/console.py silences their remarks by the names of the loggers."""
     module = importlib.import_module(name)
     loggers = [each for each in vars(module).values() if isinstance(each, logging.Logger)]
     assert not loggers or name in [each.name for each in loggers]

@@ -10,8 +10,8 @@ from helpers import ROOT, WORDS, typed
 
 from kit.cli.main import COMMANDS
 from kit.config.command_line import read_command_line
+from kit.config.commands import COMMANDS as SCRIPTS
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
-from kit.config.scripts import COMMANDS as SCRIPTS
 from kit.tools.plan.ask import OWN, read_ask
 
 MADE = {"two.yaml"}  # docs/multi-node.md shows how to make it

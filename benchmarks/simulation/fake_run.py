@@ -28,8 +28,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import kit.checkpoint.save
 import kit.data.feed.feed
-import kit.model.lora_linear
-import kit.model.sequence_parallel
+import kit.model.layers.lora_linear
+import kit.model.layers.sequence_parallel
 import kit.strategy.accelerator
 from benchmarks.simulation.fake_tensors import (
     keep_inputs_on_host,
@@ -45,20 +45,20 @@ from benchmarks.simulation.simulate import set_rank_0_variables
 from benchmarks.simulation.storages import GRADIENTS
 from kit.config.recipe import Recipe
 from kit.config.settings.objective import Rows
-from kit.console import guard_libraries, show_error, silence_libraries
 from kit.data.feed.feed import Feed, GlobalBatch
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
-from kit.data.samples.table import PREFERENCE, Table
+from kit.data.samples.records import PREFERENCE, Table
 from kit.memory.families import shape_of
-from kit.model.load import attention_of, build_model, build_teacher, open_config
+from kit.model.build import attention_of, build_model, build_teacher, open_config
 from kit.model.teacher import teacher_settings
 from kit.strategy.gradients import hold_in_float32, trains_in_bf16
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
+from kit.system.console import guard_libraries, show_error, silence_libraries
 from kit.train.distil import Teacher
 from kit.train.objective import build_objective
-from kit.train.optim import build_optimizer
+from kit.train.optim.optim import build_optimizer
 from kit.train.step import rebuild_gradient_buckets, seed_everything, train_step
 
 
@@ -163,7 +163,7 @@ class FakeRun:
         )
         size = topology.sequence_parallel_size
         # Of targets in all places, which fake tensors do not know, each process has its share.
-        kit.model.sequence_parallel.indices = lambda mask: torch.arange(len(mask) // size)
+        kit.model.layers.sequence_parallel.indices = lambda mask: torch.arange(len(mask) // size)
         kit.data.feed.feed.ThreadPoolExecutor = kit.checkpoint.save.ThreadPoolExecutor = AtOnce  # type: ignore[misc, assignment]
 
     def build(self) -> str:

@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.quantizers import AutoHfQuantizer
 
-import kit.model.activation_offload
-import kit.model.attention
+import kit.model.layers.activation_offload
+import kit.model.layers.attention
 from benchmarks.simulation.meter import Meter
-from kit.model.classes import auto_class
+from kit.model.pretrained.classes import auto_class
 
 
 def teach_fake_tensors(meter: Meter) -> None:
@@ -82,7 +82,7 @@ def keep_inputs_on_host(meter: Meter) -> None:
         with meter.on_host():
             return torch.empty_like(tensor)
 
-    kit.model.activation_offload.empty_on_host = empty_on_host
+    kit.model.layers.activation_offload.empty_on_host = empty_on_host
 
 
 def take_kernels_of_cuda() -> None:
@@ -92,8 +92,8 @@ def take_kernels_of_cuda() -> None:
     it holds what CUDA's flash and memory-efficient kernels hold. In float32 heads of keys are repeated, as on CUDA.
     """
     half = (torch.bfloat16, torch.float16)
-    kit.model.attention.has_kernel = lambda query: kit.model.attention.computed_dtype(query) in half
-    kit.model.attention.takes_groups = lambda key: kit.model.attention.has_kernel(key)
+    kit.model.layers.attention.has_kernel = lambda query: kit.model.layers.attention.computed_dtype(query) in half
+    kit.model.layers.attention.takes_groups = lambda key: kit.model.layers.attention.has_kernel(key)
 
 
 def _address(self: Any) -> int:

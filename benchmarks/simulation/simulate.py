@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from kit.config.recipe import ACCELERATE_CONFIGS
-from kit.console import show_error
-from kit.errors import TrainingError
 from kit.memory.workload import Workload
 from kit.strategy.accelerate_config import read_config
 from kit.strategy.strategies import SINGLE
 from kit.strategy.topology import Topology
+from kit.system.console import show_error
+from kit.system.errors import TrainingError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from kit.checkpoint.manifest import STATE, read_state
-from kit.errors import Problem, UserError, first_line
 from kit.strategy.weights import changing_only
+from kit.system.errors import Problem, UserError, first_line
 
 
 def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import xxhash
 
-from kit import durable, lock
-from kit.durable import read_small
-from kit.errors import Problem, UserError, kind, raise_if
+from kit.system import durable, lock
+from kit.system.durable import read_small
+from kit.system.errors import Problem, UserError, kind, raise_if
 
 MANIFEST = "manifest.json"
 STATE = "state.json"

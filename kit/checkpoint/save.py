@@ -24,7 +24,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
 
-from kit import durable
 from kit.checkpoint.load import alone, collect
 from kit.checkpoint.manifest import (
     FORMAT,
@@ -37,10 +36,11 @@ from kit.checkpoint.manifest import (
     name_of,
 )
 from kit.checkpoint.tensor_files import TensorWriter
-from kit.console import say
-from kit.errors import Problem, UserError, out_of_memory
-from kit.strategy.rendezvous import collective_timeout
+from kit.strategy.processes.rendezvous import collective_timeout
 from kit.strategy.weights import is_sharded, own_part
+from kit.system import durable
+from kit.system.console import say
+from kit.system.errors import Problem, UserError, out_of_memory
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

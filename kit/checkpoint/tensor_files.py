@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from kit import durable
 from kit.checkpoint.manifest import describe_file
+from kit.system import durable
 
 _DTYPES = {
     torch.float64: "F64",

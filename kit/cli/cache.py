@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit.console import Parser, show
-from kit.errors import Problem, UserError
-from kit.visible import joined
+from kit.system.console import Parser, show
+from kit.system.errors import Problem, UserError
+from kit.system.visible import joined
 
 HELP = "list or verify what the cache holds, and remove what no run has used for long"
 _FOLDERS = ("samples", "references", "teachers")  # of the cache, with entries
@@ -41,7 +41,7 @@ def run(argv: list[str]) -> int:
     days = options.older_than
     if (options.action == "prune") != (days is not None) or (days is not None and days < 1):
         parser.error("kit cache prune --older_than DAYS")
-    from kit.cache import cache_folder, delete_old, is_whole
+    from kit.system.cache import cache_folder, delete_old, is_whole
 
     cache = cache_folder()
     damaged = 0
@@ -69,7 +69,7 @@ def run(argv: list[str]) -> int:
 
 def _entries(cache: Path) -> Iterator[Entry]:
     """All entries, also damaged and unfinished ones."""
-    from kit.cache import read_entry
+    from kit.system.cache import read_entry
 
     for folder in (path for name in _FOLDERS for path in (cache / name).glob("*/")):
         status = folder.stat()

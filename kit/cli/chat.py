@@ -1,8 +1,8 @@
 """``kit chat``: talk to the model of a run, or to any other."""
 
 from kit.config.command_line import read_command_line
-from kit.console import Parser, announce_wait, show
-from kit.errors import Problem, UserError, raise_if
+from kit.system.console import Parser, announce_wait, show
+from kit.system.errors import Problem, UserError, raise_if
 
 HELP = "talk to the model of a run, and beside it to the base of an adapter"
 USAGE = """usage: kit chat RUN [--image FILE] [--base] [--plain] [--temperature T] [--top_p P] [--flag value ...]

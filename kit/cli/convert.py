@@ -4,10 +4,10 @@ import shlex
 from pathlib import Path
 
 from kit.config.command_line import read_flags
+from kit.config.commands import command_of
 from kit.config.recipe import Recipe
-from kit.config.scripts import command_of
-from kit.console import Parser, show
-from kit.errors import Problem, UserError, did_you_mean, raise_if
+from kit.system.console import Parser, show
+from kit.system.errors import Problem, UserError, did_you_mean, raise_if
 from kit.tools.convert.convert import convert
 from kit.tools.convert.write import recipe_text
 

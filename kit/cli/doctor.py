@@ -6,15 +6,15 @@ the first rank of each machine checks that machine, and all ranks are compared.
 
 import socket
 
-from kit import interrupt
 from kit.config.command_line import Request, read_command_line
-from kit.console import Parser, is_main, show
-from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
-from kit.strategy.launch import plan_launch, resolve_config
-from kit.strategy.launcher import LaunchedRank, launched_rank
+from kit.strategy.launch.launch import plan_launch, resolve_config
+from kit.strategy.launch.torchrun import torchrun_command
+from kit.strategy.processes.launcher import LaunchedRank, launched_rank
 from kit.strategy.strategies import SINGLE
-from kit.strategy.torchrun import torchrun_command
+from kit.system import interrupt
+from kit.system.console import Parser, is_main, show
+from kit.system.errors import Problem, UserError, raise_if
 from kit.tools.doctor.result import Report
 
 HELP = "check this machine, and a run planned on it, before it costs anything"
@@ -75,8 +75,8 @@ def _run_as_rank(request: Request, launched: LaunchedRank, timeout_seconds: floa
     The first rank of a machine prints what it finds there; rank 0 also prints what all ranks find together, and counts.
     """
     resolve_config(request, checks_batch=False)
+    from kit.tools.doctor.collectives import check_ranks
     from kit.tools.doctor.machine import check_machine
-    from kit.tools.doctor.ranks import check_ranks
 
     interrupt.raise_on_ctrl_c()
 

@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
-from kit import interrupt
 from kit.config.command_line import read_recipe
-from kit.console import Parser, announce_wait, show
-from kit.errors import Problem, UserError, raise_if
-from kit.inputs import check_inputs
-from kit.visible import one_line
+from kit.preflight.inputs import check_inputs
+from kit.system import interrupt
+from kit.system.console import Parser, announce_wait, show
+from kit.system.errors import Problem, UserError, raise_if
+from kit.system.visible import one_line
 
 HELP = "show samples as they are tokenised, with what is learned from marked"
 
@@ -30,8 +30,8 @@ def run(argv: list[str]) -> int:
     recipe = read_recipe(rest)
     announce_wait(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
     check_inputs(recipe)
-    from kit import preflight
     from kit.data.open import Data
+    from kit.preflight import preflight
     from kit.tools.report import samples_page
     from kit.tools.report.page import write_page
 

@@ -8,7 +8,7 @@ other slow packages are imported inside ``run``. ``kit.cli.scripts`` starts the 
 import os
 import sys
 
-from kit import interrupt
+from kit.system import interrupt
 
 if os.path.basename(sys.argv[0]) in ("kit", "main.py"):
     interrupt.leave_on_ctrl_c()  # also while the imports below run
@@ -19,8 +19,8 @@ from pathlib import Path
 from types import ModuleType
 
 from kit import __version__
-from kit.console import guard_libraries, show, show_error
-from kit.errors import Problem, UserError, did_you_mean
+from kit.system.console import guard_libraries, show, show_error
+from kit.system.errors import Problem, UserError, did_you_mean
 
 SCRIPTS = "train score export".split()
 COMMANDS = "chat push recipes convert doctor plan inspect report cache verify-resume".split()

@@ -4,13 +4,13 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kit.console import announce_wait, show
 from kit.memory.fit import FOR_TEACHER
+from kit.system.console import announce_wait, show
+from kit.system.visible import joined
 from kit.tools.plan.ask import OWN, Ask, read_ask
 from kit.tools.plan.lengths import Lengths, measure_lengths, read_training_data
 from kit.tools.plan.search import Option, options, recommend
-from kit.tools.plan.table import command, gib, longest_rows, own_config, parts, rows_of, time_lines, ways
-from kit.visible import joined
+from kit.tools.plan.shown_plan import command, gib, longest_rows, own_config, parts, rows_of, time_lines, ways
 
 if TYPE_CHECKING:
     from kit.data.open import Data

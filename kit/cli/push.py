@@ -1,6 +1,6 @@
 """``kit push``: upload the model of a run to the hub."""
 
-from kit.console import Parser
+from kit.system.console import Parser
 
 HELP = "upload the model of a run to the hub, private unless you say otherwise"
 _ABOUT = f"""{HELP.capitalize()}: a model repository, with its card complete: base, licence,

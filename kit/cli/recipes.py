@@ -2,11 +2,11 @@
 
 import re
 
+from kit.config.commands import command_of
 from kit.config.recipe import RECIPES
-from kit.config.scripts import command_of
-from kit.console import Parser, show
+from kit.system.console import Parser, show
+from kit.system.visible import joined
 from kit.tools.text_table import text_table
-from kit.visible import joined
 
 HELP = "list the recipes, with the hardware each needs"
 _MODEL = re.compile(r"^# Model: +(\S+) \(((\d[\d.]*)([MB]) parameters)\)$", re.MULTILINE)

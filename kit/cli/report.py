@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
-from kit.console import Parser, show
-from kit.durable import read_small
-from kit.errors import Problem, Problems, UserError
 from kit.run.record import RUN_FILE
-from kit.visible import joined, one_line
+from kit.system.console import Parser, show
+from kit.system.durable import read_small
+from kit.system.errors import Problem, Problems, UserError
+from kit.system.visible import joined, one_line
 
 HELP = "write the report of a run as far as it has come, or compare several runs"
 RUNS = Path("runs")  # where runs are unless --output_dir says otherwise

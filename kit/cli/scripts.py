@@ -8,9 +8,9 @@ import os
 import sys
 from typing import NoReturn
 
-from kit import interrupt
+from kit.config.commands import COMMANDS, TYPED_AS
 from kit.config.recipe import RECIPES
-from kit.config.scripts import COMMANDS, TYPED_AS
+from kit.system import interrupt
 
 HELP = {
     "train": "fine-tune a model: recipes/finetune.py",

@@ -11,14 +11,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit.cli.compare_runs import compare_runs
-from kit.cli.starts import SET, ScriptFailed, run_script, workplace
 from kit.config.command_line import read_command_line, read_flags
 from kit.config.recipe import Recipe
-from kit.console import Parser, show, show_error
-from kit.errors import Problem, UserError, raise_if
 from kit.run.record import read_run
-from kit.visible import joined
+from kit.system.console import Parser, show, show_error
+from kit.system.errors import Problem, UserError, raise_if
+from kit.system.visible import joined
+from kit.tools.verify_resume.compare_runs import compare_runs
+from kit.tools.verify_resume.run_script import SET, ScriptFailed, run_script, workplace
 
 HELP = "kill a short run with your flags, continue it, and compare bit for bit"
 DEFAULT_STEPS = 6

@@ -9,8 +9,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from kit.durable import read_small
-from kit.errors import Problem
+from kit.system.durable import read_small
+from kit.system.errors import Problem
 
 ADAPTER_CONFIG = "adapter_config.json"
 _MODEL, _ADAPTER = "model_name_or_path", "adapter_name_or_path"

@@ -7,7 +7,7 @@ from typing import Any
 from kit.config.recipe import Recipe
 from kit.config.rules import is_given
 from kit.config.settings import data, evaluation, method, model, objective, optimisation, output
-from kit.errors import Problem
+from kit.system.errors import Problem
 
 GROUPS = (optimisation, data, objective, output, evaluation, method, model)
 RULES = tuple(chain.from_iterable(each.RULES for each in GROUPS))

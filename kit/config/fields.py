@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from kit.durable import read_small
+from kit.system.durable import read_small
 
 
 def option(

@@ -11,7 +11,7 @@ class Optimiser(NamedTuple):
     """What is known of an optimiser by its name."""
 
     # Makes it from the model, the groups of weights, the settings, the peak rate and the seed.
-    build: str = "kit.train.optim.torch_adamw"
+    build: str = "kit.train.optim.optim.torch_adamw"
     bitsandbytes: str = ""  # the class of that library; empty: torch, or this kit, computes it
     num_moments: int = 2  # tensors of the size of a weight that it keeps
     moments_of_matrices: int | None = None  # the same of the layers' linear modules, where it differs
@@ -21,12 +21,12 @@ class Optimiser(NamedTuple):
     not_fsdp1: str = ""  # why FSDP1 cannot have it; empty: it can
 
 
-_BITSANDBYTES = "kit.train.optim.of_bitsandbytes"
+_BITSANDBYTES = "kit.train.optim.optim.of_bitsandbytes"
 OPTIMISERS = {
     "adamw_torch": Optimiser(),
     "adamw_torch_fused": Optimiser(),
     "adamw_bf16": Optimiser(
-        "kit.train.bf16_adamw.build",
+        "kit.train.optim.bf16_adamw.build",
         update_bytes=340,  # some forty operations, counted on fake tensors
         not_fsdp1="the flat parameters of FSDP1 do not say where in a weight a shard begins",
     ),
@@ -34,7 +34,7 @@ OPTIMISERS = {
     "paged_adamw_8bit": Optimiser(_BITSANDBYTES, "PagedAdamW8bit", in_8_bits=True, paged=True),
     "paged_adamw_32bit": Optimiser(_BITSANDBYTES, "PagedAdamW32bit", paged=True),
     "muon": Optimiser(
-        "kit.train.muon.build", moments_of_matrices=1, not_fsdp1="the flat parameters of FSDP1 have no matrices"
+        "kit.train.optim.muon.build", moments_of_matrices=1, not_fsdp1="the flat parameters of FSDP1 have no matrices"
     ),
     "lion_8bit": Optimiser(_BITSANDBYTES, "Lion8bit", num_moments=1, in_8_bits=True),
     "lion_32bit": Optimiser(_BITSANDBYTES, "Lion32bit", num_moments=1),

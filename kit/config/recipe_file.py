@@ -23,9 +23,9 @@ from kit.config.hints import METHODS, OBJECTIVES, recipe_names
 from kit.config.other_kits import kit_of
 from kit.config.recipe import RECIPES, Recipe
 from kit.config.settings.objective import DECLARED
-from kit.durable import read_small
-from kit.errors import Problem, UserError, did_you_mean, first_line, raise_if
-from kit.own_metric import is_own
+from kit.scoring.own_metric import is_own
+from kit.system.durable import read_small
+from kit.system.errors import Problem, UserError, did_you_mean, first_line, raise_if
 
 BY_METHOD, BY_OBJECTIVE = "by_method", "by_objective"
 NAMES = {BY_METHOD: METHODS, BY_OBJECTIVE: OBJECTIVES}  # of the sections that each may have

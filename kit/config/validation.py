@@ -16,8 +16,8 @@ from kit.config.hints import hint_for_value
 from kit.config.launch_flags import Launch
 from kit.config.other_kits import other_kits_word
 from kit.config.recipe import Recipe
-from kit.errors import Problem, did_you_mean
-from kit.secrets import redacted
+from kit.system.credentials import redacted
+from kit.system.errors import Problem, did_you_mean
 
 FLAGS = Launch.model_fields | Recipe.model_fields
 NAME = "NAME"  # in a fix, what only the user knows

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from kit.cache import digest, exposure
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.objective import Rows
@@ -22,10 +21,10 @@ from kit.config.settings.optimisation import OptimSettings
 from kit.data.chat.formats import format_of
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.chat.tokens import Placeholders, form_of
+from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import Feed
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
-from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import LATE_IMAGES, Stream, check_beginning, first_piece
 from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited
 from kit.data.samples.bad_rows import notes_of
@@ -34,7 +33,8 @@ from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import NO_IMAGES, Encoder, Piece
 from kit.data.samples.samples import Samples, Store
 from kit.data.samples.tokenise import tokenise
-from kit.errors import Problem, UserError
+from kit.system.cache import digest, exposure
+from kit.system.errors import Problem, UserError
 
 _LONGEST_ROW = 1 << 20  # tokens of a row of which the prompt alone is used
 

@@ -21,13 +21,13 @@ from kit.config.recipe import Recipe
 from kit.config.settings.data import DataSettings
 from kit.config.settings.method import MethodSettings
 from kit.data.read.sources import hub_id
-from kit.errors import UserError, counted
-from kit.own_metric import is_own
 from kit.run.record import metrics_rows
-from kit.secrets import redacted
+from kit.scoring.own_metric import is_own
 from kit.strategy.topology import ActualStrategy
+from kit.system.credentials import redacted
+from kit.system.errors import UserError, counted
+from kit.system.visible import one_line
 from kit.train.loop_state import OF_THE_DATA, LoopState
-from kit.visible import one_line
 
 NO_STOPS: Mapping[str, int] = {}
 PLACEHOLDER = "path/to/this/folder"
@@ -58,7 +58,7 @@ def model_card(
         tokenizer: the one beside the card.
         text_form: of the texts that the model was trained on, see ``kit.data.chat.tokens.FORMS``.
         stops: the tokens that end answers, but for those at which the base stops too, see ``new_stops``.
-        loader: the class of transformers that opens the base, see ``kit.model.classes``.
+        loader: the class of transformers that opens the base, see ``kit.model.pretrained.classes``.
         dequantised_by: the class of transformers that opens the files of a quantised base as they were trained on.
         merged: the dtype in which the adapter was merged into its base; empty: it was not, or there is none.
     """

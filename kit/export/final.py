@@ -19,15 +19,15 @@ import torch
 from safetensors import SafetensorError
 from transformers.utils import cached_file
 
-from kit import durable
 from kit.config.adapter_types import module_adapted_by
-from kit.console import say
-from kit.errors import TrainingError, listed
 from kit.export.card import NO_STOPS, PLACEHOLDER, serving_section
-from kit.export.stops import describe_stops, write_stops
-from kit.model.heads import head_of, write_sentence_transformers
-from kit.model.serving import merge_command, serve_command, why_not_served
+from kit.export.stop_tokens import describe_stops, write_stops
+from kit.model.adapters.serving import merge_command, serve_command, why_not_served
+from kit.model.pretrained.heads import head_of, write_sentence_transformers
 from kit.strategy.weights import gather_tensor, gather_trainable, plain_name, rank_and_world, whole_state
+from kit.system import durable
+from kit.system.console import say
+from kit.system.errors import TrainingError, listed
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared

@@ -17,10 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from kit import durable
 from kit.checkpoint.load import read_weights
-from kit.console import announce_wait, say
-from kit.errors import Problem, TrainingError, UserError, raise_if
 from kit.export import gguf, torchao
 from kit.export.card import converted_card
 from kit.export.final import (
@@ -34,13 +31,16 @@ from kit.export.final import (
 )
 from kit.export.proof import BOUNDS, SHARE, Scores, change_between, check_folder, check_tokenizer, score
 from kit.export.source import Source
-from kit.export.stops import describe_stops, new_stops, open_generation_config, read_stops
-from kit.model.adapter import adapters_off, attach_adapter
-from kit.model.dequantise import class_that_dequantises
-from kit.model.heads import head_of, pad_with
-from kit.model.load import build_meta_model, build_model, check_model
-from kit.model.plan import LoadPlan
+from kit.export.stop_tokens import describe_stops, new_stops, open_generation_config, read_stops
+from kit.model.adapters.adapter import adapters_off, attach_adapter
+from kit.model.build import build_meta_model, build_model, check_model
+from kit.model.load_plan import LoadPlan
+from kit.model.pretrained.dequantise import class_that_dequantises
+from kit.model.pretrained.heads import head_of, pad_with
 from kit.strategy.weights import whole_state
+from kit.system import durable
+from kit.system.console import announce_wait, say
+from kit.system.errors import Problem, TrainingError, UserError, raise_if
 
 
 @dataclass(frozen=True)

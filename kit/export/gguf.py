@@ -23,8 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from kit.console import announce_wait
-from kit.errors import Problem, TrainingError, UserError, raise_if
 from kit.export.proof import (
     Rows,
     Scores,
@@ -37,6 +35,8 @@ from kit.export.proof import (
     texts_of,
 )
 from kit.export.sentencepiece_file import write_sentencepiece
+from kit.system.console import announce_wait
+from kit.system.errors import Problem, TrainingError, UserError, raise_if
 
 SCRIPT = "convert_hf_to_gguf.py"
 CONVERTED = ("f32", "f16", "bf16", "q8_0")  # by the converter; others by quantising what it wrote

@@ -27,8 +27,8 @@ from kit.data.chat.tokens import form_of
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import open_datasets
 from kit.data.samples.rows import Encoder
-from kit.errors import TrainingError, UserError
-from kit.model.heads import head_of
+from kit.model.pretrained.heads import head_of
+from kit.system.errors import TrainingError, UserError
 
 NUM_ROWS, MAX_TOKENS = 16, 512  # of the models' inputs: their logits are kept for one row at a time
 # Mean change of a token's log-probability, in nats, that is taken for rounding: set by hand, not derived.

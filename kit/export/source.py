@@ -12,18 +12,18 @@ from kit.config.adapter_base import saved_adapter_type
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
 from kit.data.chat.template import resolve_template
-from kit.errors import Problem, UserError, raise_if
 from kit.export.card import model_card, state_of
 from kit.export.proof import Rows, find_rows
-from kit.model.classes import auto_class
-from kit.model.heads import template_beside, with_head
-from kit.model.load import build_meta_model, check_model, open_config
-from kit.model.locate import base_of_adapter, hint_final
-from kit.model.token_rows import num_rows
-from kit.model.tokenizer import open_tokenizer
-from kit.run.opening import run_of
+from kit.model.adapters.token_rows import num_rows
+from kit.model.build import build_meta_model, check_model, open_config
+from kit.model.pretrained.classes import auto_class
+from kit.model.pretrained.heads import template_beside, with_head
+from kit.model.pretrained.locate import base_of_adapter, hint_final
+from kit.model.pretrained.tokenizer import open_tokenizer
+from kit.run.model_source import run_of
 from kit.run.record import RUN_FILE, Texts, read_run, read_texts, with_model_of_checkpoint
 from kit.strategy.topology import ActualStrategy
+from kit.system.errors import Problem, UserError, raise_if
 from kit.train.loop_state import LoopState
 
 

@@ -11,7 +11,7 @@ import torch
 
 from kit.config.settings.method import MethodSettings
 from kit.export.proof import Rows, change_between, score
-from kit.model.qat import install_qat, layers, quantised_as
+from kit.model.adapters.qat import install_qat, layers, quantised_as
 
 
 def write(

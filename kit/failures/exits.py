@@ -16,12 +16,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from kit import durable, interrupt
-from kit.console import guard_libraries, is_main, rank, report_long_work, show_error
-from kit.errors import Problem, TrainingError, UserError
-from kit.secrets import redacted
-from kit.strategy.launcher import leads_other_machine, record_exit
-from kit.visible import one_line, visible
+from kit.strategy.processes.launcher import leads_other_machine, record_exit
+from kit.system import durable, interrupt
+from kit.system.console import guard_libraries, is_main, rank, report_long_work, show_error
+from kit.system.credentials import redacted
+from kit.system.errors import Problem, TrainingError, UserError
+from kit.system.visible import one_line, visible
 
 ERROR_FILE = "error.txt"  # in an output_dir, until the run continues
 STOPPED = 75  # stopped by a signal after saving; EX_TEMPFAIL of sysexits.h: run the same command again

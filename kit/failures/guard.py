@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kit.failures import exits
-from kit.failures.ranks import Watch
-from kit.strategy.rendezvous import open_store
+from kit.failures.watch import Watch
+from kit.strategy.processes.rendezvous import open_store
 
 if TYPE_CHECKING:
     import torch

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from kit import interrupt
-from kit.errors import LateError
 from kit.failures import exits
-from kit.strategy.launcher import launcher_is_gone
+from kit.strategy.processes.launcher import launcher_is_gone
+from kit.system import interrupt
+from kit.system.errors import LateError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

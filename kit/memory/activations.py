@@ -27,7 +27,7 @@ one keeps also the results of its linear modules and of attention, 2h + 2q + 2k 
 import math
 
 from kit.memory.workload import Workload
-from kit.model.checkpointing import is_wide
+from kit.model.layers.checkpointing import is_wide
 
 FRAGMENT = 8  # bytes per token of the norms' two factors
 
@@ -133,7 +133,7 @@ def held(workload: Workload) -> int:
 
 
 def offloaded(workload: Workload) -> int:
-    """Bytes per token of the input that one layer keeps in host memory, see ``kit.model.activation_offload``."""
+    """Bytes per token of the input that one layer keeps in host memory, see ``kit.model.layers.activation_offload``."""
     return stream(workload) if workload.activation_offload and workload.gradient_checkpointing else 0
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kit.errors import Problem, UserError, raise_if
 from kit.memory.shape import Shape
 from kit.memory.towers import TOWERS
+from kit.system.errors import Problem, UserError, raise_if
 
 MODEL = "model_name_or_path"
 NO_PLAN = "it has no plan; the report of a run with --max_steps 2 shows the peak that was measured"
@@ -112,7 +112,7 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
 
 
 def _looks_along_rows(config: Mapping[str, Any]) -> bool:
-    """Whether a window, or rope that the longest row sets, forbids it (``kit.model.sequence_parallel``)."""
+    """Whether a window, or rope that the longest row sets, forbids it (``kit.model.layers.sequence_parallel``)."""
     has_windows = config.get("sliding_window") and config.get("use_sliding_window", True)
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     kinds = {rope.get("rope_type"), rope.get("type")} if isinstance(rope, dict) else set()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from kit.config.recipe import Recipe
-from kit.errors import Problem, UserError
 from kit.memory.families import shape_of
 from kit.memory.formulas import predict
 from kit.memory.host import host_memory
@@ -20,8 +19,9 @@ from kit.memory.operations import model_operations_per_token
 from kit.memory.shape import Shape
 from kit.memory.sizes import format_bytes, num_checkpoints
 from kit.memory.workload import Workload, uncovered
-from kit.model.checkpointing import Checkpointing
+from kit.model.layers.checkpointing import Checkpointing
 from kit.strategy.topology import Topology, gpu_memory
+from kit.system.errors import Problem, UserError
 
 GIB = 2**30
 # Share of a GPU's memory that a plan leaves free: by this much the formulas may be wrong.

@@ -35,8 +35,8 @@ from kit.memory.sizes import (
     WEIGHT_BYTES,
 )
 from kit.memory.workload import Workload
-from kit.model.chunks import chunk_size
-from kit.model.tiled_mlp import TILE
+from kit.model.layers.chunks import chunk_size
+from kit.model.layers.tiled_mlp import TILE
 from kit.strategy.strategies import DDP
 
 # What tensors take of a GPU. A simulation sees these, and not the rest.

@@ -18,7 +18,7 @@ These are the counts of the PaLM paper's appendix B (6 per weight, 12 L q s), wi
 from dataclasses import replace
 
 from kit.memory.workload import Workload
-from kit.model.checkpointing import is_wide
+from kit.model.layers.checkpointing import is_wide
 
 
 def model_operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:

@@ -13,7 +13,7 @@ from kit.config.settings.method import MethodSettings
 from kit.config.settings.objective import DECLARED, Declared, ObjectiveName
 from kit.memory.shape import Shape
 from kit.memory.sizes import GRADIENT_BYTES, WEIGHT_BYTES, num_checkpoints
-from kit.model.checkpointing import Checkpointing
+from kit.model.layers.checkpointing import Checkpointing
 from kit.strategy.strategies import DDP, SINGLE, Strategy
 
 

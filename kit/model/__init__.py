@@ -8,8 +8,8 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 
-from kit.console import say
-from kit.errors import first_line
+from kit.system.console import say
+from kit.system.errors import first_line
 
 for _name in ("torchvision", "torchaudio"):
     if find_spec(_name):

@@ -14,7 +14,7 @@ from transformers import BitsAndBytesConfig
 from transformers.quantizers import AutoHfQuantizer
 from transformers.quantizers.base import get_keys_to_not_convert
 
-from kit.model.targets import kept_out_of_4_bit
+from kit.model.adapters.targets import kept_out_of_4_bit
 
 
 def four_bit_config(compute_dtype: torch.dtype, meta_model: Any) -> BitsAndBytesConfig:

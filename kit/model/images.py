@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from kit.cache import digest
 from kit.config.settings.data import DataSettings
 from kit.config.settings.model import ModelSettings
-from kit.data.read.images import INSTALL, MAX_PIXELS, Image, inspect, pixels
-from kit.errors import Problem, UserError, first_line
-from kit.model.locate import hub_options, locate_model
+from kit.data.read.image_files import INSTALL, MAX_PIXELS, Image, inspect, pixels
+from kit.model.pretrained.locate import hub_options, locate_model
+from kit.system.cache import digest
+from kit.system.errors import Problem, UserError, first_line
 
 # Families whose loss and gradients with images are those of their own forward (tests/model/test_images.py).
 FAMILIES = (

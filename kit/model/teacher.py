@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from kit.config.recipe import Recipe
-from kit.errors import Problem, UserError, raise_if
-from kit.model.load import build_meta_model, check_model, open_config
-from kit.model.loss_head import install_loss_head
-from kit.model.tokenizer import open_tokenizer
+from kit.model.build import build_meta_model, check_model, open_config
+from kit.model.layers.loss_head import install_loss_head
+from kit.model.pretrained.tokenizer import open_tokenizer
+from kit.system.errors import Problem, UserError, raise_if
 
 # Spaces, digits, scripts, marks and code, which tokenizers that differ cut up differently.
 _PROBES = (

@@ -22,10 +22,10 @@ from transformers.utils import cached_file
 
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
-from kit.durable import read_small
-from kit.errors import Problem
-from kit.model.adapter import attach_adapter
-from kit.model.serving import merge_command
+from kit.model.adapters.adapter import attach_adapter
+from kit.model.adapters.serving import merge_command
+from kit.system.durable import read_small
+from kit.system.errors import Problem
 
 # Rows of other tokens to compare with: blocks spread evenly over the vocabulary.
 NUM_BLOCKS = 8

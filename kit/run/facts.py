@@ -15,7 +15,7 @@ import xxhash
 
 from kit.config.recipe import PACKAGE, REINSTALL
 from kit.run.record import versions
-from kit.strategy.agreement import Fact
+from kit.strategy.processes.agreement import Fact
 from kit.strategy.topology import Topology
 
 # Their content is compared: ``content`` of ``compared_facts`` has it, and kit/run/shared.py looks at output_dir.

@@ -12,26 +12,26 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit import durable, lock
 from kit.checkpoint.manifest import drop_after, in_the_way_after, list_checkpoints, read_state
+from kit.config.commands import command_of
 from kit.config.recipe import Recipe
-from kit.config.scripts import command_of
 from kit.config.settings.evaluation import EvalSettings
-from kit.console import is_main, say
 from kit.data.samples.bad_rows import SKIPPED_FILE, write_listed
-from kit.durable import read_small
-from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
+from kit.hub.upload import push_at_end
 from kit.run.identity import ROUNDING, changes
 from kit.run.output_dir import check_owner, outputs, unfinished
 from kit.run.record import RUN_FILE, own_code, versions, write_record
 from kit.run.resume import choose, wanted_checkpoint
-from kit.run.starts import starts
-from kit.strategy.rendezvous import together
+from kit.run.start_list import starts
+from kit.strategy.processes.rendezvous import together
 from kit.strategy.topology import ActualStrategy
+from kit.system import durable, lock
+from kit.system.console import is_main, say
+from kit.system.durable import read_small
+from kit.system.errors import Problem, UserError, raise_if
 from kit.train.loop_state import LoopState
 from kit.train.schedule import schedule_change
-from kit.upload import push_at_end
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -9,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit import durable
-from kit.answers import is_share
 from kit.checkpoint.manifest import name_of
-from kit.config.scripts import command_of
-from kit.console import QUIET_SECONDS, bar, say
+from kit.config.commands import command_of
 from kit.data.feed.feed import by_file
-from kit.run.answers import unasked, unended
+from kit.run.doubtful_answers import unasked, unended
 from kit.run.record import METRICS_FILE, metrics_row
 from kit.run.throughput import Throughput, speed_text
 from kit.run.trackers import start_trackers, track
-from kit.secrets import redacted
+from kit.scoring.metrics import is_share
 from kit.strategy.accelerator import data_ranks
+from kit.system import durable
+from kit.system.console import QUIET_SECONDS, bar, say
+from kit.system.credentials import redacted
 from kit.train.loop_state import OF_THE_DATA
 
 if TYPE_CHECKING:

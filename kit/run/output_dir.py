@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kit import durable, lock
 from kit.config.recipe import Recipe
 from kit.data.samples.bad_rows import SKIPPED_FILE
-from kit.durable import read_small
-from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.run.identity import OTHER_DATA, differences
 from kit.run.record import METRICS_FILE, RUN_FILE, fault_of_record
+from kit.system import durable, lock
+from kit.system.durable import read_small
+from kit.system.errors import Problem, UserError, raise_if
 
 # Everything that a run writes to its folder besides run.json, the lock and temporary names. `kit` is TensorBoard's.
 OUTPUT_FILES = (METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, "report.html")

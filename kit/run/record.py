@@ -10,18 +10,19 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from kit import __version__, durable
-from kit.cache import file_digest
+from kit import __version__
 from kit.checkpoint.manifest import ALL, verify
 from kit.config.recipe import IDENTITY, Recipe
 from kit.config.settings.data import DataSettings
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.objective import ObjectiveSettings
-from kit.durable import open_regular, read_small
-from kit.errors import Problem, UserError, raise_if
-from kit.model.locate import check_base
-from kit.own_metric import is_own
+from kit.model.pretrained.locate import check_base
+from kit.scoring.own_metric import is_own
 from kit.strategy.topology import ActualStrategy
+from kit.system import durable
+from kit.system.cache import file_digest
+from kit.system.durable import open_regular, read_small
+from kit.system.errors import Problem, UserError, raise_if
 
 RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
 Opening = TypeVar("Opening", bound=MethodSettings)

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.checkpoint.manifest import NONE, find_checkpoint, list_checkpoints, read_manifest, verify
-from kit.config.scripts import command_of
+from kit.config.commands import command_of
 from kit.config.settings.output import OutputSettings
-from kit.console import say
-from kit.durable import read_small
-from kit.errors import Problem, UserError
 from kit.run.identity import differences
 from kit.run.record import RUN_FILE
-from kit.strategy.launcher import launched_rank
-from kit.strategy.rendezvous import together
+from kit.strategy.processes.launcher import launched_rank
+from kit.strategy.processes.rendezvous import together
+from kit.system.console import say
+from kit.system.durable import read_small
+from kit.system.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit import durable, lock
-from kit.errors import Problem, UserError
-from kit.strategy.launcher import leads_other_machine
-from kit.strategy.rendezvous import from_main, together
+from kit.strategy.processes.launcher import leads_other_machine
+from kit.strategy.processes.rendezvous import from_main, together
+from kit.system import durable, lock
+from kit.system.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

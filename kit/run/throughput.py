@@ -14,8 +14,8 @@ import torch
 from kit.memory.operations import model_operations_per_token
 
 if TYPE_CHECKING:
+    from kit.data.feed.data_ranks import Ranks
     from kit.data.feed.feed import GlobalBatch
-    from kit.data.feed.ranks import Ranks
     from kit.memory.workload import Workload
 
 MUCH = 0.05  # share of the time from which a loss is printed

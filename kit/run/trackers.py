@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config.settings.output import OutputSettings
-from kit.errors import Problem, UserError, first_line
+from kit.system.errors import Problem, UserError, first_line
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

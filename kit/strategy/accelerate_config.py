@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from kit.config.recipe_file import read_yaml
-from kit.errors import Problem, UserError, did_you_mean, raise_if
 from kit.strategy.parallelism import NOT_OFFERED, PREFIX, GroupSizes, group_sizes
 from kit.strategy.precision import FLOAT32
 from kit.strategy.strategies import Strategy, StrategyName
 from kit.strategy.topology import Precision
+from kit.system.errors import Problem, UserError, did_you_mean, raise_if
 
 _KINDS: dict[str, StrategyName] = {
     "no": "single",

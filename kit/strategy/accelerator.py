@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
-from kit.data.feed.ranks import Ranks
-from kit.errors import Problem, TrainingError
-from kit.model.adapter import adapters_off
-from kit.model.heads import head_of
-from kit.model.plan import LoadPlan
-from kit.model.sequence_parallel import SequenceGroup
-from kit.strategy.agreement import Fact
+from kit.data.feed.data_ranks import Ranks
+from kit.model.adapters.adapter import adapters_off
+from kit.model.layers.sequence_parallel import SequenceGroup
+from kit.model.load_plan import LoadPlan
+from kit.model.pretrained.heads import head_of
 from kit.strategy.fsdp import (
     force_fsdp,
     fsdp1_adapter_policy,
@@ -30,13 +28,15 @@ from kit.strategy.fsdp import (
     replica_groups,
 )
 from kit.strategy.gradients import take_gradients_as_computed
-from kit.strategy.launcher import cores_of_rank
 from kit.strategy.precision import check_precision
-from kit.strategy.rendezvous import collective_timeout, join_group
+from kit.strategy.processes.agreement import Fact
+from kit.strategy.processes.launcher import cores_of_rank
+from kit.strategy.processes.rendezvous import collective_timeout, join_group
 from kit.strategy.sending import Sender
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import ActualStrategy, ShardedLayers, Topology, gpu_memory, strategy_name
 from kit.strategy.weights import StartWeights
+from kit.system.errors import Problem, TrainingError
 
 if TYPE_CHECKING:
     import torch
@@ -205,9 +205,9 @@ def check_adapter_units(topology: Topology, settings: MethodSettings, meta_model
         return [Problem("adapter_type", found, fix="--config ddp")]
     if topology.strategy.name != "fsdp1":
         return []
-    from kit.model.adapter import attach_adapter
-    from kit.model.freeze import named_towers
-    from kit.model.reach import freeze_unreached_parts
+    from kit.model.adapters.adapter import attach_adapter
+    from kit.model.adapters.freeze import named_towers
+    from kit.model.adapters.reach import freeze_unreached_parts
 
     adapted: Any = attach_adapter(copy.deepcopy(meta_model), settings)
     found, head = "", adapted.get_output_embeddings()

@@ -3,8 +3,8 @@
 from importlib.util import find_spec
 
 from kit.config.settings.process import ProcessSettings
-from kit.errors import Problem
 from kit.strategy.topology import Topology
+from kit.system.errors import Problem
 
 
 def resolve_compile(settings: ProcessSettings, config_asks: bool, topology: Topology) -> tuple[bool, list[str]]:

@@ -5,8 +5,8 @@ kernel takes its place. A CPU rehearses it, at whatever speed.
 """
 
 from kit.config.settings.method import MethodSettings
-from kit.errors import Problem
 from kit.strategy.topology import Topology, gpus_of
+from kit.system.errors import Problem
 
 _FP8_FROM = (8, 9)  # compute capability
 

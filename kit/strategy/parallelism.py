@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from kit.errors import Problem
 from kit.strategy.strategies import StrategyName
+from kit.system.errors import Problem
 
 PREFIX = "parallelism_config_"
 _PAGE = "docs/parallelism.md says more"

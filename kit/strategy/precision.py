@@ -3,8 +3,8 @@
 Promises: a run in float32 on a GPU says so, with the reason and what changes it. On a CPU nothing is said.
 """
 
-from kit.errors import Problem
 from kit.strategy.topology import Topology, gpus_of
+from kit.system.errors import Problem
 
 FLOAT32 = "float32: `accelerate launch --mixed_precision no` without --config, or mixed_precision: no in a copy of it"
 _BF16_FROM = 8  # major compute capability

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from kit.errors import TrainingError
-from kit.strategy.rendezvous import from_main
+from kit.strategy.processes.rendezvous import from_main
 from kit.strategy.weights import is_sharded, own_part, rank_and_world
+from kit.system.errors import TrainingError
 
 if TYPE_CHECKING:
     import torch

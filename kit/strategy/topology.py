@@ -12,8 +12,8 @@ from pydantic import Field, TypeAdapter
 from kit.config.optimisers import OPTIMISERS
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.optimisation import OptimSettings
-from kit.errors import Problem, counted
 from kit.strategy.strategies import Strategy, StrategyName
+from kit.system.errors import Problem, counted
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -25,7 +25,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """How the run will be distributed. ``kit.strategy.launch`` decides it."""
+    """How the run will be distributed. ``kit.strategy.launch.launch`` decides it."""
 
     strategy: Strategy
     config_name: str  # stem of the Accelerate config file, one that comes with the kit or the user's

@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kit.console import say
 from kit.strategy.fsdp import is_sharded_layer, num_copies
 from kit.strategy.topology import strategy_name
+from kit.system.console import say
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
     from accelerate.utils import AutocastKwargs
     from torch.distributed.fsdp import FullyShardedDataParallel, register_fsdp_forward_method
 
-    from kit.model.compile import uncompiled
+    from kit.model.layers.compile import uncompiled
 
     inner = accelerator.unwrap_model(model)
     strategy = strategy_name(accelerator)

@@ -18,11 +18,11 @@ from typing import Any
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import RECIPES, Recipe
-from kit.console import show
-from kit.durable import read_small
-from kit.errors import Problem, UserError, raise_if
 from kit.failures.exits import STOPPED
 from kit.run.record import RUN_FILE, read_metrics, read_run
+from kit.system.console import show
+from kit.system.durable import read_small
+from kit.system.errors import Problem, UserError, raise_if
 from kit.tools.typed import typed
 
 __all__ = ["Recipe", "Run", "RunFailed", "UserError", "finetune", "open_run", "read_recipe"]

@@ -16,15 +16,15 @@ import torch
 from transformers import TextStreamer
 
 from kit.config.command_line import Request
-from kit.console import say, show
-from kit.data.chat.images import IMAGE
+from kit.data.chat.image_parts import IMAGE
 from kit.data.open import pad_id
-from kit.data.read.images import Image, inspect
-from kit.errors import Problem, UserError
-from kit.model.attention import without_cudnn_attention
+from kit.data.read.image_files import Image, inspect
+from kit.model.layers.attention import without_cudnn_attention
 from kit.model.sampling import how_to_generate
 from kit.strategy.weights import generating
-from kit.tools.opening import Opened, base_of, open_model, plan_one_process
+from kit.system.console import say, show
+from kit.system.errors import Problem, UserError
+from kit.tools.opened import Opened, base_of, open_model, plan_one_process
 
 HELP = "/new begins a new conversation, /exit or Ctrl-D ends, Ctrl-C ends an answer"
 Message = dict[str, str]

@@ -22,14 +22,14 @@ from huggingface_hub.utils import disable_progress_bars, filter_repo_objects
 from safetensors import SafetensorError, safe_open
 
 from kit.checkpoint.manifest import MANIFEST
-from kit.console import show
-from kit.durable import read_small
-from kit.errors import Problem, UserError, first_line, listed, raise_if
 from kit.export.card import LICENCE_OF_BASE, PLACEHOLDER, as_code, licence_in
-from kit.model.serving import serve_command
+from kit.hub.upload import KINDS, answers, find_repository, is_id, url_of
+from kit.model.adapters.serving import serve_command
 from kit.run.record import RUN_FILE
-from kit.secrets import secret_spans
-from kit.upload import KINDS, answers, find_repository, is_id, url_of
+from kit.system.console import show
+from kit.system.credentials import secret_spans
+from kit.system.durable import read_small
+from kit.system.errors import Problem, UserError, first_line, listed, raise_if
 
 # Of a folder that ``from_pretrained`` opens.
 _WEIGHTS = (

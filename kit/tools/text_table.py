@@ -3,7 +3,7 @@
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from kit.visible import one_line
+from kit.system.visible import one_line
 
 
 def text_table(rows: Sequence[Mapping[str, Any]], numbers: Container[str] = ()) -> list[str]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from kit.errors import Problem, UserError
+from kit.system.errors import Problem, UserError
 
 
 def typed(name: str, value: Any) -> str:

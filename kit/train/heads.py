@@ -1,7 +1,7 @@
 """Objectives of a head in the place of words: rewards of answers, labels of texts, and embeddings.
 
 The model returns scores of the last token of each sequence, or the states that are pooled to an embedding; see
-``kit.model.heads``. Each loss is a sum over pairs, texts or anchors, divided by their number in the global batch.
+``kit.model.pretrained``. Each loss is a sum over pairs, texts or anchors, divided by their number in the global batch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -19,15 +19,15 @@ import numpy as np
 import torch
 import xxhash
 
-from kit.cache import cache_folder, digest, file_digest, open_entry, store
-from kit.console import say
 from kit.data.feed.batches import Collator, SizedRows, on_device, shares
 from kit.data.feed.stream import Stream
 from kit.data.open import Data
 from kit.data.samples.samples import Samples
-from kit.errors import TrainingError
-from kit.model.locate import ADAPTER_FILES, commit_of, open_adapter
+from kit.model.pretrained.locate import ADAPTER_FILES, commit_of, open_adapter
 from kit.strategy.weights import reshard
+from kit.system.cache import cache_folder, digest, file_digest, open_entry, store
+from kit.system.console import say
+from kit.system.errors import TrainingError
 from kit.train.reference import sequence_logps, without_gradients
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def key_of_model(
     """Return what of a model changes its log-probabilities by more than another order of sums, for the key of an entry.
 
     Args:
-        attention: see ``kit.model.load.attention_of``.
+        attention: see ``kit.model.build.attention_of``.
     """
     commit = commit_of(settings.model_name_or_path, settings.model_revision)
     folder = Path(os.path.expanduser(settings.model_name_or_path))

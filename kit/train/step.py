@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from kit.console import say
 from kit.data.feed.batches import on_device
 from kit.data.feed.feed import by_file
-from kit.errors import Problem, TrainingError, UserError, listed
-from kit.model.embedding_noise import EmbeddingNoise
-from kit.model.reach import parents
+from kit.model.adapters.reach import parents
+from kit.model.layers.embedding_noise import EmbeddingNoise
 from kit.strategy.float64 import float64_device, in_float64
 from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, rebuild_ddp_buckets
 from kit.strategy.weights import own_part, plain_name
-from kit.train.optim import can_skip, set_learning_rate, step_unless
+from kit.system.console import say
+from kit.system.errors import Problem, TrainingError, UserError, listed
+from kit.train.optim.optim import can_skip, set_learning_rate, step_unless
 
 if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch

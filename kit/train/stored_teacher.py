@@ -21,19 +21,19 @@ import numpy as np
 import torch
 from accelerate.utils.memory import clear_device_cache
 
-from kit.cache import cache_folder, digest, open_entry, store
-from kit.console import say
 from kit.data.feed.batches import Collator, MicroBatch, on_device, shares
 from kit.data.feed.stream import Stream
 from kit.data.open import Data
 from kit.data.samples.samples import Samples
-from kit.errors import TrainingError
 from kit.memory.sizes import format_bytes
-from kit.model.chunks import chunk_size
-from kit.model.load import attention_of
+from kit.model.build import attention_of
+from kit.model.layers.chunks import chunk_size
 from kit.model.teacher import teacher_settings
 from kit.strategy.accelerator import sum_over_ranks
-from kit.strategy.rendezvous import together
+from kit.strategy.processes.rendezvous import together
+from kit.system.cache import cache_folder, digest, open_entry, store
+from kit.system.console import say
+from kit.system.errors import TrainingError
 from kit.train.distil import Teacher
 from kit.train.precompute import Progress, hash_of, key_of_model, used_samples
 from kit.train.reference import without_gradients

@@ -8,7 +8,7 @@ from helpers import forge
 
 from kit.checkpoint.load import load_checkpoint
 from kit.checkpoint.manifest import read_state
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 
 @pytest.mark.slow

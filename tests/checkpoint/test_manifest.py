@@ -9,7 +9,7 @@ from helpers import forge
 
 from kit.checkpoint import manifest
 from kit.checkpoint.manifest import describe_file, drop_after, find_checkpoint, list_checkpoints, read_state, verify
-from kit.errors import UserError
+from kit.system.errors import UserError
 from kit.train.loop_state import LoopState
 
 # Damage

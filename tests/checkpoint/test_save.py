@@ -15,7 +15,7 @@ from kit.checkpoint import save as saver
 from kit.checkpoint.load import load_checkpoint, load_weights
 from kit.checkpoint.manifest import find_checkpoint, list_checkpoints, read_manifest, verify
 from kit.checkpoint.save import Saver
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 
 @pytest.mark.slow

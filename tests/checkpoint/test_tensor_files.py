@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from kit.checkpoint.load import _read_tensors, _stored
 from kit.checkpoint.tensor_files import TensorWriter, write_tensors
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 TENSORS = {
     "odd": torch.arange(3, dtype=torch.uint8),

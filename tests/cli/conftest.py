@@ -34,7 +34,7 @@ def script(tmp_path, monkeypatch):
     def use(text):
         path = tmp_path / "script.py"
         path.write_text(text)
-        monkeypatch.setattr("kit.cli.starts.SCRIPT", path)
+        monkeypatch.setattr("kit.tools.verify_resume.run_script.SCRIPT", path)
         return path
 
     return use

@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from kit import cache
 from kit.cli.main import main
+from kit.system import cache
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import yaml
 from kit.cli.main import main
 from kit.config.command_line import read_command_line, read_recipe
 from kit.config.recipe_file import read_recipe_file
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 THEIRS = {
     "base_model": "model",

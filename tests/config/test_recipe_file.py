@@ -8,7 +8,7 @@ from config_helpers import accepted, problems
 from kit.config.command_line import read_command_line
 from kit.config.recipe import RECIPES, ROOT
 from kit.config.recipe_file import find_file, read_recipe_file, read_yaml
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 
 def test_paths_of_a_recipe_are_looked_up_beside_it_first(recipe_file, tmp_path):

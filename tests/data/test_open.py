@@ -13,7 +13,7 @@ from data_helpers import (
 
 from kit.data import open as data
 from kit.data.open import prompt_and_reference
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 
 def test_bad_lines_of_all_data_sets_are_reported_together_up_to_a_limit(tmp_path, tokenizer):

@@ -5,9 +5,9 @@ import torch
 
 from kit.config.settings.method import MethodSettings
 from kit.export.final import describe_serving, write_model
-from kit.model.load import build_model, open_config
-from kit.model.plan import LoadPlan
-from kit.model.tokenizer import open_tokenizer
+from kit.model.build import build_model, open_config
+from kit.model.load_plan import LoadPlan
+from kit.model.pretrained.tokenizer import open_tokenizer
 
 
 @pytest.mark.parametrize("changes", [{}, {"trainable_tokens": ["<|im_end|>"]}, {"use_dora": True}])

@@ -10,7 +10,7 @@ from peft.tuners.lora import Linear
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kit.errors import TrainingError, UserError
+from kit.system.errors import TrainingError, UserError
 
 IDS = torch.tensor([[1, 40, 50, 60, 7, 9]])
 

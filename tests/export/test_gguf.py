@@ -11,10 +11,10 @@ import pytest
 from helpers import FAKE_CONVERTER, ROOT
 
 from kit.config.settings.method import MethodSettings
-from kit.errors import TrainingError, UserError
 from kit.export import gguf
-from kit.model.load import open_config
-from kit.model.tokenizer import open_tokenizer
+from kit.model.build import open_config
+from kit.model.pretrained.tokenizer import open_tokenizer
+from kit.system.errors import TrainingError, UserError
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 from data_helpers import chat, write
 
 from kit.config.recipe import Recipe
-from kit.errors import TrainingError
 from kit.export.proof import (
     NUM_ROWS,
     TEXTS,
@@ -18,9 +17,10 @@ from kit.export.proof import (
     find_rows,
     score,
 )
-from kit.model.load import build_model, open_config
-from kit.model.plan import LoadPlan
-from kit.model.tokenizer import open_tokenizer
+from kit.model.build import build_model, open_config
+from kit.model.load_plan import LoadPlan
+from kit.model.pretrained.tokenizer import open_tokenizer
+from kit.system.errors import TrainingError
 
 
 def test_the_change_is_the_mean_of_absolute_differences_and_the_largest():

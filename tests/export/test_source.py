@@ -4,9 +4,9 @@ import pytest
 from helpers import FAKE_CONVERTER, ROOT, export
 from huggingface_hub import ModelCard
 
-from kit.errors import UserError
 from kit.export import gguf
 from kit.export.source import find_source
+from kit.system.errors import UserError
 
 
 def test_the_folder_of_a_run_stands_for_its_final(tmp_path):

@@ -7,14 +7,14 @@ import sys
 import pytest
 from helpers import ROOT
 
-from kit.errors import Problem, UserError
 from kit.failures import exits
+from kit.system.errors import Problem, UserError
 
 LEAVING = """
 import errno, sys
 sys.path.insert(0, {root!r})
 from kit.failures import exits
-from kit.errors import TrainingError, UserError, Problem
+from kit.system.errors import TrainingError, UserError, Problem
 exits.explain_with(lambda error: TrainingError("old") if isinstance(error, KeyError) else None)
 exits.explain_with(lambda error: UserError(Problem("x", "new")) if isinstance(error, KeyError) else None)
 exits.finish_first(lambda: print("finished", flush=True))

@@ -10,7 +10,7 @@ import time
 import pytest
 from helpers import ROOT, matrix
 
-from kit.console import QUIET_SECONDS
+from kit.system.console import QUIET_SECONDS
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ import json
 import pytest
 from helpers import ROOT
 
-from kit.errors import UserError
 from kit.memory.families import shape_of
+from kit.system.errors import UserError
 
 LLAMA = json.loads((ROOT / "recipes/shapes/llama-8b/config.json").read_text())
 

@@ -16,15 +16,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from kit.checkpoint import save as saver
 from kit.config.conflicts import find_conflicts
 from kit.config.recipe import Recipe
-from kit.errors import TrainingError, UserError
+from kit.failures.phases import LOADING, SAVING, TRAINING
 from kit.memory import shortage
 from kit.memory.formulas import FOUR_BIT, FROZEN, GATHERED, GRADIENTS, LOGITS, OPTIMISER, TRAINABLE, Memory
 from kit.memory.shortage import COMPONENTS, components, explain
-from kit.model.load import build_model, open_config
-from kit.model.plan import LoadPlan
-from kit.phases import LOADING, SAVING, TRAINING
+from kit.model.build import build_model, open_config
+from kit.model.load_plan import LoadPlan
 from kit.run.identity import identity
-from kit.strategy import launch
+from kit.strategy.launch import launch
+from kit.system.errors import TrainingError, UserError
 
 
 def backward(model):

@@ -8,7 +8,7 @@ from helpers import make_model
 from model_helpers import FP32, TEMPLATE, build
 
 from kit.config.recipe import Recipe
-from kit.model.tokenizer import open_tokenizer
+from kit.model.pretrained.tokenizer import open_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -14,19 +14,19 @@ from transformers import AutoProcessor
 from transformers.models.smolvlm import processing_smolvlm
 from vision_models import picture, write_rows
 
-import kit.model.compile
-from kit import preflight
+import kit.model.layers.compile
 from kit.config.recipe import Recipe
+from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
-from kit.data.feed.ranks import Ranks
-from kit.errors import UserError
 from kit.export.final import write_model
-from kit.model.classes import auto_class
-from kit.model.compile import CompiledLayers
+from kit.model.build import build_model
 from kit.model.images import FAMILIES
-from kit.model.load import build_model
-from kit.model.plan import LoadPlan
+from kit.model.layers.compile import CompiledLayers
+from kit.model.load_plan import LoadPlan
+from kit.model.pretrained.classes import auto_class
+from kit.preflight import preflight
 from kit.strategy.weights import whole_state
+from kit.system.errors import UserError
 
 ROWS = [[(70, 50)], [], [(70, 50), (120, 60)], [], [(40, 90)], [(30, 30), (200, 60), (70, 50)]]
 ALL_PARTS = ["vision", "projector", "language"]
@@ -113,7 +113,7 @@ def test_loss_and_gradients_are_those_of_the_family(family, vision_model, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("family", matrix(["gemma3", *FAMILIES], always=0))
 def test_compiled_layers_compute_the_same(family, vision_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(kit.model.compile, "BACKEND", "aot_eager")
+    monkeypatch.setattr(kit.model.layers.compile, "BACKEND", "aot_eager")
     torch.compiler.reset()
     model_folder, data = family_of_tests(family, vision_model, monkeypatch), write_rows(tmp_path, ROWS)
     for changes in ({"per_device_train_batch_size": 2}, {"packing": True, "global_batch_size": 1}):
@@ -186,7 +186,11 @@ def test_a_torchvision_that_does_not_fit_torch_is_named_and_not_used(tmp_path):
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision/__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-c", "from kit import preflight; from transformers import AutoModelForCausalLM"]
+    command = [
+        sys.executable,
+        "-c",
+        "from kit.preflight import preflight; from transformers import AutoModelForCausalLM",
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     expected = "note: torchvision does not fit this torch (operator torchvision::nms does not exist), and is not used"

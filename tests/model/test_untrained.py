@@ -7,8 +7,8 @@ import torch
 from helpers import ROOT, make_model
 from safetensors.torch import load_file, save_file
 
-from kit.model.load import build_meta_model, open_config
-from kit.model.tokenizer import open_tokenizer
+from kit.model.build import build_meta_model, open_config
+from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
 
 TINY = ROOT / "recipes/tiny/model"

@@ -3,7 +3,7 @@
 import pytest
 from helpers import matrix
 
-import kit.model.compile
+import kit.model.layers.compile
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ CASES = [
 
 def by_aot_eager(_rank):
     """Each operator of a graph then runs as it would without the graph, so that every bit is the same."""
-    kit.model.compile.BACKEND = "aot_eager"
+    kit.model.layers.compile.BACKEND = "aot_eager"
 
 
 @pytest.mark.parametrize(("config", "processes", "flags"), matrix(CASES))

@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kit.checkpoint.load import load_weights
 from kit.data.chat.shipped import SHIPPED
-from kit.errors import TrainingError, UserError
-from kit.model.load import build_model, open_config
-from kit.model.plan import LoadPlan
+from kit.model.build import build_model, open_config
+from kit.model.load_plan import LoadPlan
 from kit.run.record import read_run
+from kit.system.errors import TrainingError, UserError
 
 pytestmark = pytest.mark.slow
 FP32 = LoadPlan(compute_dtype="float32", device="cpu")

@@ -10,8 +10,8 @@ from helpers import ROOT, export, make_model
 from promises.test_parity import TOPOLOGIES
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, GPT2Config, GPT2Model
 
-from kit.errors import TrainingError, UserError
-from kit.model.heads import check_head, labels_of
+from kit.model.pretrained.heads import check_head, labels_of
+from kit.system.errors import TrainingError, UserError
 
 pytestmark = pytest.mark.slow
 WORDS = "red green blue one two three four five six seven".split()

@@ -13,9 +13,9 @@ import psutil
 import pytest
 from helpers import ROOT, matrix
 
-from kit import lock
 from kit.checkpoint.manifest import list_checkpoints, verify
-from kit.errors import UserError
+from kit.system import lock
+from kit.system.errors import UserError
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ import pytest
 from helpers import export
 
 from kit.config.recipe import Recipe
-from kit.errors import UserError
 from kit.run.folder import RunFolder
+from kit.system.errors import UserError
 
 pytestmark = pytest.mark.slow
 

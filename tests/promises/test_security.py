@@ -19,13 +19,13 @@ from safetensors import safe_open
 from kit.checkpoint.manifest import find_checkpoint, list_checkpoints
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
-from kit.console import say
 from kit.data.chat.shipped import SHIPPED
-from kit.errors import UserError
 from kit.failures import exits
-from kit.model.load import build_meta_model, build_model, check_model, open_config
-from kit.model.plan import LoadPlan
-from kit.model.tokenizer import open_tokenizer
+from kit.model.build import build_meta_model, build_model, check_model, open_config
+from kit.model.load_plan import LoadPlan
+from kit.model.pretrained.tokenizer import open_tokenizer
+from kit.system.console import say
+from kit.system.errors import UserError
 
 EXTRAS = (
     ".metadata",
@@ -345,7 +345,7 @@ def test_no_setting_that_holds_a_credential_is_taken(monkeypatch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [UserError, RuntimeError])
 def test_neither_errors_nor_tracebacks_show_a_secret(error, monkeypatch, capsys):
-    from kit.errors import Problem
+    from kit.system.errors import Problem
 
     monkeypatch.setenv("HF_TOKEN", "n0t-for-you")
     monkeypatch.setattr(os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
@@ -442,8 +442,8 @@ ALLOWED = {
     "kit/cli/main.py": ["import_module"],  # one of its own commands, after a look into their list
     "kit/data/samples/samples.py": ["pickle"],  # rows that the process itself wrote, in a file without a name
     "kit/model/__init__.py": ["import_module"],  # of two libraries, to see whether they load
-    "kit/rewards.py": ["pickle"],  # what a run sends to the process that it made for its rewards
-    "kit/train/optim.py": ["importlib.import_module"],  # of OPTIMISERS, which is code of the kit
+    "kit/scoring/rewards.py": ["pickle"],  # what a run sends to the process that it made for its rewards
+    "kit/train/optim/optim.py": ["importlib.import_module"],  # of OPTIMISERS, which is code of the kit
 }
 YAML_LOADERS = {"yaml.BaseLoader", "yaml.SafeLoader"}  # tests/config/test_recipe_file.py holds both to plain values
 

@@ -28,28 +28,28 @@ TESTS = {
     },
     "No other file that a model names": {
         SECURITY: "test_no_other_file_can_name_pickled_weights",
-        "tests/model/test_files.py": "test_an_index_names_files_in_its_folder_only",
+        "tests/model/pretrained/test_files.py": "test_an_index_names_files_in_its_folder_only",
     },
     "A chat template runs in a sandbox": {
         SECURITY: "test_a_chat_template_cannot_leave_its_sandbox",
         "tests/data/chat/test_sandbox.py": "test_what_would_take_too_much_is_stopped_in_any_thread",
     },
     "A config or an adapter": {
-        "tests/model/test_files.py": "test_numbers_that_build_without_end_are_refused "
+        "tests/model/pretrained/test_files.py": "test_numbers_that_build_without_end_are_refused "
         "test_a_model_of_too_many_modules_is_not_built_to_its_end",
-        "tests/model/test_patterns.py": "test_layers_are_not_copied_without_end "
+        "tests/model/adapters/test_patterns.py": "test_layers_are_not_copied_without_end "
         "test_a_saved_adapter_is_checked_before_peft_opens_it",
     },
     "A pipe, a device or a file": {
-        "tests/model/test_files.py": "test_what_is_no_regular_file_is_refused test_a_pipe_in_an_adapter_is_refused "
-        "test_a_file_that_is_too_large_is_refused",
+        "tests/model/pretrained/test_files.py": "test_what_is_no_regular_file_is_refused "
+        "test_a_pipe_in_an_adapter_is_refused test_a_file_that_is_too_large_is_refused",
         "tests/data/read/test_sources.py": "test_a_pipe_is_no_file",
     },
     "An image is decoded": {
-        "tests/data/read/test_images.py": "test_what_cannot_or_may_not_be_decoded_is_refused",
+        "tests/data/read/test_image_files.py": "test_what_cannot_or_may_not_be_decoded_is_refused",
     },
     "A path of an image": {
-        "tests/data/read/test_images.py": "test_a_path_leads_nowhere_but_below_the_folder "
+        "tests/data/read/test_image_files.py": "test_a_path_leads_nowhere_but_below_the_folder "
         "test_the_known_forms_of_an_image_are_read_and_addresses_are_not",
     },
     "No archive of data": {"tests/data/read/test_compressed.py": "test_an_archive_is_refused_by_its_name"},
@@ -62,9 +62,9 @@ TESTS = {
         "test_verify_names_a_file_that_is_cut_altered_or_missing",
     },
     "What a stranger wrote is shown": {
-        "tests/test_console.py": "test_nothing_that_is_printed_moves_the_cursor_and_no_name_begins_a_line "
+        "tests/system/test_console.py": "test_nothing_that_is_printed_moves_the_cursor_and_no_name_begins_a_line "
         "test_what_libraries_warn_of_and_log_is_shown_like_the_kits_own_lines test_no_other_module_prints",
-        "tests/test_visible.py": "test_what_a_terminal_would_act_on_is_shown_as_its_escape",
+        "tests/system/test_visible.py": "test_what_a_terminal_would_act_on_is_shown_as_its_escape",
         "tests/tools/report/test_page.py": "test_text_stays_text_and_cannot_drive_a_terminal",
     },
     "A report runs": {
@@ -82,45 +82,45 @@ TESTS = {
         "test_a_run_is_overwritten_only_if_asked_to",
     },
     "The cache of the kit": {
-        "tests/test_cache.py": "test_what_the_kit_makes_of_the_cache_is_closed_to_other_users "
+        "tests/system/test_cache.py": "test_what_the_kit_makes_of_the_cache_is_closed_to_other_users "
         "test_a_cache_that_anybody_may_write_to_is_warned_of "
         "test_a_cache_of_another_user_is_warned_of_but_not_one_to_which_the_group_writes",
     },
     "Damage of a cache entry": {
-        "tests/test_cache.py": "test_no_byte_of_an_entry_can_be_damaged_unnoticed "
+        "tests/system/test_cache.py": "test_no_byte_of_an_entry_can_be_damaged_unnoticed "
         "test_an_array_of_addresses_is_not_opened",
         "tests/cli/test_cache.py": "test_verify_reads_every_byte_and_a_damaged_entry_is_not_opened_again",
     },
     "Tokens, passwords and keys": {
         SECURITY: "test_nothing_that_a_run_leaves_or_says_holds_a_secret "
         "test_no_setting_that_holds_a_credential_is_taken test_neither_errors_nor_tracebacks_show_a_secret",
-        "tests/test_secrets.py": "test_values_of_variables_with_secret_names_are_hidden "
+        "tests/system/test_credentials.py": "test_values_of_variables_with_secret_names_are_hidden "
         "test_credentials_in_urls_are_hidden test_tokens_of_known_services_are_hidden_wherever_they_stand",
-        "tests/test_console.py": "test_no_line_holds_a_credential",
+        "tests/system/test_console.py": "test_no_line_holds_a_credential",
     },
     "Through a link": {
         "tests/promises/test_links.py": "test_no_link_in_a_run_of_others_leads_a_write_out_of_it "
         "test_reports_and_exports_of_a_run_of_others_write_their_own_files_only",
-        "tests/test_durable.py": "test_nothing_is_appended_through_a_link_or_to_a_pipe "
+        "tests/system/test_durable.py": "test_nothing_is_appended_through_a_link_or_to_a_pipe "
         "test_a_file_that_replaces_a_link_is_a_new_file test_of_a_link_to_a_folder_the_link_is_deleted",
     },
     "On one machine": {
         "tests/promises/test_listening.py": "test_a_run_on_one_machine_listens_on_loopback_only",
     },
     "On several machines": {
-        "tests/strategy/test_rendezvous.py": "test_a_store_listens_on_the_address_that_it_is_given_only",
+        "tests/strategy/processes/test_rendezvous.py": "test_a_store_listens_on_the_address_that_it_is_given_only",
     },
     "They execute nothing": {
         "tests/promises/test_two_hosts.py": "test_nothing_of_a_stranger_is_executed_and_a_cut_link_ends_every_process",
-        "tests/strategy/test_launch.py": "test_a_public_address_is_a_warning",
+        "tests/strategy/launch/test_launch.py": "test_a_public_address_is_a_warning",
     },
     "The hub is asked": {
-        "tests/model/test_locate.py": "test_offline_a_model_missing_from_the_cache_is_reported_once",
+        "tests/model/pretrained/test_locate.py": "test_offline_a_model_missing_from_the_cache_is_reported_once",
         "tests/data/read/test_sources.py": "test_whether_a_name_means_the_hub_is_known_without_reading",
         "tests/tools/doctor/test_machine.py": "test_local_data_asks_no_hub",
     },
     "A revision that you name": {
-        "tests/data/read/test_hub.py": "test_the_revision_that_is_asked_for_is_read_and_its_commit_is_known "
+        "tests/data/read/test_hub_datasets.py": "test_the_revision_that_is_asked_for_is_read_and_its_commit_is_known "
         "test_offline_a_revision_is_taken_only_from_a_copy_of_its_commit",
         "tests/promises/test_hub_model.py": "test_a_run_is_known_by_the_commit_of_its_model",
     },

@@ -15,8 +15,8 @@ import pytest
 from fake_vllm import FakeVllm
 from helpers import ROOT, free_port
 
-from kit.errors import LateError, UserError
-from kit.train.vllm_server import VllmServer, check_server
+from kit.system.errors import LateError, UserError
+from kit.train.rollouts.vllm_server import VllmServer, check_server
 
 pytestmark = pytest.mark.slow
 

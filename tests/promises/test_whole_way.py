@@ -428,9 +428,9 @@ def _contrastive_loss(model, samples: list[dict], pooling: str, tokenizer) -> fl
 
 def small_tiles(then, rank: int) -> None:
     """In a rank, before the script: tiles of 16 tokens, so that rows of 64 have several."""
-    import kit.model.tiled_mlp
+    import kit.model.layers.tiled_mlp
 
-    kit.model.tiled_mlp.TILE = 16
+    kit.model.layers.tiled_mlp.TILE = 16
     if then:
         then(rank)
 

@@ -13,7 +13,7 @@ from kit.config.hints import recipe_names
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES
 from kit.config.recipe_file import read_yaml
 from kit.config.settings.objective import DECLARED
-from kit.model.classes import auto_class
+from kit.model.pretrained.classes import auto_class
 
 FILES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 NAMES = recipe_names()

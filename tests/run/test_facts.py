@@ -3,7 +3,7 @@
 from kit.run import facts as facts_module
 from kit.run.facts import OWN_OF_MACHINE, compared_facts
 from kit.run.record import versions
-from kit.strategy.agreement import compare_facts
+from kit.strategy.processes.agreement import compare_facts
 from kit.strategy.strategies import DDP
 from kit.strategy.topology import Topology
 

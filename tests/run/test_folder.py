@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from helpers import actual_strategy, forge
 
-from kit.errors import UserError
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
+from kit.system.errors import UserError
 
 DATA = {"fingerprint": "abc"}
 STRATEGY = actual_strategy()

@@ -6,7 +6,6 @@ import pytest
 from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
-from kit.errors import UserError
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.run.record import (
@@ -16,6 +15,7 @@ from kit.run.record import (
     with_model_of_run,
     write_record,
 )
+from kit.system.errors import UserError
 
 
 @pytest.fixture

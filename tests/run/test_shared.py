@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from kit import lock
-from kit.errors import UserError
 from kit.run import shared
 from kit.run.shared import check_shared
+from kit.system import lock
+from kit.system.errors import UserError
 
 SIGNATURE = {"pid": 1, "at": 5.0}
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
-from kit.data.feed.ranks import Ranks
 from kit.memory.operations import model_operations_per_token
 from kit.memory.workload import Workload
 from kit.run import throughput as module

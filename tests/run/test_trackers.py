@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from kit.config.recipe import Recipe
-from kit.errors import UserError
 from kit.run.trackers import start_trackers
+from kit.system.errors import UserError
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 import pytest
 from helpers import ROOT
 
-from kit.errors import UserError
 from kit.strategy import strategies
 from kit.strategy.accelerate_config import read_config
+from kit.system.errors import UserError
 
 CONFIGS = ROOT / "accelerate_configs"
 SHIPPED = {

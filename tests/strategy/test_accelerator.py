@@ -12,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.tiny_families import tiny_config
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
-from kit.errors import TrainingError
-from kit.model.load import build_meta_model, open_config
+from kit.model.build import build_meta_model, open_config
 from kit.strategy.accelerator import (
     check_adapter_units,
     check_strategy,
@@ -24,7 +23,8 @@ from kit.strategy.accelerator import (
 )
 from kit.strategy.strategies import DDP, FSDP1, FSDP2, SINGLE
 from kit.strategy.topology import Topology
-from kit.train.optim import build_optimizer
+from kit.system.errors import TrainingError
+from kit.train.optim.optim import build_optimizer
 
 
 def topology(strategy=SINGLE, **changes):

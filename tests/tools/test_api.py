@@ -11,7 +11,7 @@ import pytest
 from helpers import ROOT
 
 import kit
-from kit.errors import UserError
+from kit.system.errors import UserError
 from kit.tools import api
 
 

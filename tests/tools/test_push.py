@@ -161,7 +161,7 @@ def test_an_adapter_names_its_base_by_id(hub, make, capsys):
 
 
 def test_what_the_hub_would_refuse_is_said_before_anything_is_uploaded(hub, make, capsys):
-    """Names and tokens: tests/test_upload.py."""
+    """Names and tokens: tests/hub/test_upload.py."""
     make()
     hub.repositories["model", "me/open"] = Repository(False)
     hub.repositories["model", "me/closed"] = Repository(True)

@@ -9,9 +9,9 @@ import torch
 from kit.config.recipe import Recipe
 from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import MicroBatch
-from kit.errors import UserError
+from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.model.teacher import check_teacher
-from kit.model.tokenizer import open_tokenizer
+from kit.system.errors import UserError
 from kit.train.distil import METRICS, Distillation, Teacher, divergence
 
 DRAW = np.random.default_rng(0)

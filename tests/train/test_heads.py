@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import MicroBatch
+from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
-from kit.data.feed.ranks import Ranks
 from kit.train import heads
 from kit.train.heads import Classification, Embedding, RewardModelling, Texts, retrieval
 

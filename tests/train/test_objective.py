@@ -14,11 +14,11 @@ from helpers import actual_strategy
 from kit.config.recipe import Recipe
 from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import Collator
+from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
-from kit.data.feed.ranks import Ranks
-from kit.model.load import build_model, open_config
-from kit.model.plan import LoadPlan
-from kit.model.tokenizer import open_tokenizer
+from kit.model.build import build_model, open_config
+from kit.model.load_plan import LoadPlan
+from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
 from kit.train.objective import build_objective
 from kit.train.precompute import add_references

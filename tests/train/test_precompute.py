@@ -10,14 +10,14 @@ from accelerate import Accelerator
 from data_helpers import open_recipe_data, preference_pairs, write
 from helpers import actual_strategy
 
-from kit.cache import cache_folder
 from kit.config.recipe import Recipe
-from kit.data.feed.ranks import Ranks
-from kit.errors import TrainingError
-from kit.model.load import build_model, open_config
-from kit.model.plan import LoadPlan
-from kit.model.tokenizer import open_tokenizer
+from kit.data.feed.data_ranks import Ranks
+from kit.model.build import build_model, open_config
+from kit.model.load_plan import LoadPlan
+from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
+from kit.system.cache import cache_folder
+from kit.system.errors import TrainingError
 from kit.train.precompute import FOLDER, add_references
 
 

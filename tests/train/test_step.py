@@ -13,16 +13,16 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator, MicroBatch
+from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
-from kit.data.feed.ranks import Ranks
-from kit.errors import UserError
-from kit.model.load import build_model, open_config
-from kit.model.loss_head import install_loss_head
-from kit.model.plan import LoadPlan
-from kit.model.tokenizer import open_tokenizer
+from kit.model.build import build_model, open_config
+from kit.model.layers.loss_head import install_loss_head
+from kit.model.load_plan import LoadPlan
+from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
+from kit.system.errors import UserError
 from kit.train.objective import SupervisedLoss
-from kit.train.optim import build_optimizer
+from kit.train.optim.optim import build_optimizer
 from kit.train.step import seed_everything, train_step
 
 IDS = [3, 14, 15, 9, 26, 5, 35, 8]

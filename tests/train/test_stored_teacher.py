@@ -12,17 +12,17 @@ from accelerate import Accelerator
 from data_helpers import open_recipe_data, pairs, write
 from helpers import actual_strategy
 
-from kit.cache import cache_folder
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator
+from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import counted
-from kit.data.feed.ranks import Ranks
-from kit.errors import TrainingError
-from kit.model.load import build_teacher, open_config
-from kit.model.plan import LoadPlan
+from kit.model.build import build_teacher, open_config
+from kit.model.load_plan import LoadPlan
+from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.model.teacher import teacher_settings
-from kit.model.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
+from kit.system.cache import cache_folder
+from kit.system.errors import TrainingError
 from kit.train import stored_teacher
 from kit.train.distil import Teacher, divergence
 from kit.train.stored_teacher import StoredTeacher, outcomes, store_teacher

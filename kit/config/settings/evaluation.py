@@ -14,7 +14,7 @@ from kit.config.fields import (
 )
 from kit.config.rules import Rule, is_given, steps_rules
 from kit.config.settings.data import ENTRIES, Entries
-from kit.own_metric import PATTERN, is_own, key_of
+from kit.scoring.own_metric import PATTERN, is_own, key_of
 
 _option = partial(option, "Evaluation")
 # What one of ``metrics`` or ``rewards`` needs.

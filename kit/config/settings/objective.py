@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from kit.config.fields import STRICT, comma_separated, is_identity, option
 from kit.config.rules import Rule, is_given
-from kit.own_metric import PATTERN
+from kit.scoring.own_metric import PATTERN
 
 OwnMetric = Annotated[str, Field(pattern=f"^{PATTERN}$")]  # code, so the command line only: kit/config/recipe_file.py
 RewardName = Annotated[

@@ -12,7 +12,7 @@ from typing import Any
 from kit.config.settings.objective import Rows
 from kit.data.chat.formats import ANSWERS, FORMATS, IGNORE, Format, alone, opened
 from kit.data.chat.messages import are_messages, is_message
-from kit.errors import Problem, UserError, did_you_mean, raise_if
+from kit.system.errors import Problem, UserError, did_you_mean, raise_if
 
 # Names of columns, or of keys of their objects, that are well known elsewhere, for each field that they usually mean,
 # the likeliest first.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kit.data.chat.template import Messages, Span, Template, Tools
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 MAX_RENDERED = 1 << 27  # characters of the beginnings of one conversation: seconds, and memory
 

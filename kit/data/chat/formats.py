@@ -12,7 +12,7 @@ A sample is one of:
 - ``{"prompt": ..., "chosen": ..., "rejected": ...}``: two answers to one prompt, the better one and the worse one; all
   are lists of messages, or all are texts.
 - ``{"prompt": ..., "completion": ..., "label": bool}``: an answer, and whether it is a good one.
-- All but the next may have ``images``, if they are conversations: see ``kit.data.chat.images``.
+- All but the next may have ``images``, if they are conversations: see ``kit.data.chat.image_parts``.
 - ``{"input_ids": [...]}``, optionally with ``labels`` (the id itself, or -100 where nothing is learned).
 - For a head in the place of words ``{"plain": [[text], ...]}``, each a text or a pair of them, or a prompt with answers
   or without; with ``values``, or with ``label``, a list of names.
@@ -27,7 +27,7 @@ from typing import Any
 
 from kit.config.prompt_format import question, reads_input
 from kit.config.settings.objective import Rows
-from kit.data.chat.images import images_of_cell, with_images
+from kit.data.chat.image_parts import images_of_cell, with_images
 from kit.data.chat.judged import compared, contrasts, labelled
 from kit.data.chat.messages import (
     SPEAKERS,
@@ -43,7 +43,7 @@ from kit.data.chat.messages import (
     system_message,
 )
 from kit.data.chat.preferences import answers_to_one_prompt
-from kit.errors import Problem, UserError, kind
+from kit.system.errors import Problem, UserError, kind
 
 IGNORE = "ignore"  # in ``dataset_columns`` instead of a field: a column, or a key of messages, that is not to be read
 NO_COLUMN = "no "  # so begins the problem of a row that lacks a column

@@ -11,7 +11,7 @@ from typing import Any
 
 from kit.data.chat.messages import are_messages, check_text, parsed, read_messages
 from kit.data.chat.preferences import answers_to_one_prompt
-from kit.errors import Problem, UserError
+from kit.system.errors import Problem, UserError
 
 _ANSWERS = ("chosen", "rejected")
 MULTI_HOT = "of a multi-hot list, write the places of its ones, from 0: [1, 2] for [0, 1, 1]"

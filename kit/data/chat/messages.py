@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kit.data.chat.images import IMAGE, TYPES, Reference, image_of_part
+from kit.data.chat.image_parts import IMAGE, TYPES, Reference, image_of_part
 from kit.data.strict_json import RepeatedKey, parse
-from kit.errors import Problem, UserError, did_you_mean, kind
+from kit.system.errors import Problem, UserError, did_you_mean, kind
 
 CALLERS = ("function_call", "tool_call")  # roles of turns whose text is a call: of ShareGPT, and of ms-swift
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {

@@ -24,7 +24,7 @@ from kit.data.chat.messages import (
     parsed,
     read_messages,
 )
-from kit.errors import Problem, UserError, kind
+from kit.system.errors import Problem, UserError, kind
 
 
 def answers_to_one_prompt(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from collections.abc import Container, Iterator
 from contextlib import suppress
 from typing import Any
 
-from kit.data.chat.images import IMAGE
+from kit.data.chat.image_parts import IMAGE
 from kit.data.chat.messages import REASONING
 from kit.data.chat.template import AS_REASONING, OTHER_TEMPLATE, Messages, Template, Tools
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 THINK = re.compile("</?think>")
 _OPENING_TAG, _CLOSING_TAG = r"(?:<[^<>\s/]*think[^<>\s/]*>|\[THINK\])", r"(?:</[^<>\s]*think[^<>\s]*>|\[/THINK\])"

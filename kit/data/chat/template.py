@@ -17,11 +17,11 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from kit.data.chat.images import IMAGE
+from kit.data.chat.image_parts import IMAGE
 from kit.data.chat.sandbox import CLOSE, OPEN, TODAY, TemplateError, render, variables
 from kit.data.chat.shipped import SHIPPED, fitting, is_one_token, without_header
-from kit.durable import read_small
-from kit.errors import Problem, UserError, did_you_mean
+from kit.system.durable import read_small
+from kit.system.errors import Problem, UserError, did_you_mean
 
 FIXED_DATE = f"the chat template writes today's date: these samples say {TODAY:%Y-%m-%d}, whatever the day"
 

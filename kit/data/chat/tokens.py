@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from kit.data.chat.formats import IGNORED
 from kit.data.chat.template import FIXED_DATE, Jinja, Messages, Template, Tools
 from kit.data.chat.turns import Draft, Drafters, TrainOn
-from kit.errors import Problem, UserError
+from kit.system.errors import Problem, UserError
 
 NEWLINE_ADDED = "a newline was put between a prompt and a completion that would have run together"
 NO_BOS = "the chat template writes no BOS, which the tokenizer puts before any other text"

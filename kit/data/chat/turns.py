@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-from kit.data.chat.answers import AnswerFinder, RenderedAnswer
+from kit.data.chat.answer_spans import AnswerFinder, RenderedAnswer
 from kit.data.chat.conversation import Conversation
-from kit.data.chat.images import IMAGE
+from kit.data.chat.image_parts import IMAGE
 from kit.data.chat.messages import REASONING
 from kit.data.chat.shown import (
     check_extras,
@@ -28,9 +28,9 @@ from kit.data.chat.shown import (
     reads,
     thought_of,
 )
-from kit.data.chat.stops import Stops
 from kit.data.chat.template import Jinja, Messages, Template, Tools, no_template
-from kit.errors import Problem, UserError
+from kit.data.chat.turn_ends import Stops
+from kit.system.errors import Problem, UserError
 
 NO_END_OF_TURN = "the chat template ends an answer without a special token, so nothing teaches the model to stop"
 FORGOTTEN = "the chat template leaves out the reasoning of answers that are only read, as at inference"

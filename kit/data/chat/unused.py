@@ -14,7 +14,7 @@ from typing import Any
 
 from kit.data.chat.formats import IGNORED, format_of, opened
 from kit.data.chat.messages import KEYS, REASONING, SPEAKERS, are_messages, is_message
-from kit.errors import Problem
+from kit.system.errors import Problem
 
 _MEDIA = "media, and only text and images are learned from"
 _IMAGES = "images that are not read here; map the column to images, which goes with conversations, or with output alone"

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.packing import balance
-from kit.data.feed.ranks import Ranks
 
 Item = np.ndarray  # int64, indices of the samples of one row
 
@@ -135,7 +135,7 @@ class MicroBatch:
         return replace(self, **changed)
 
     def model_inputs(self) -> dict[str, Any]:
-        """Return the keyword arguments for a model with a loss head (``kit.model.loss_head``).
+        """Return the keyword arguments for a model with a loss head (``kit.model.layers.loss_head``).
 
         The model then returns the loss of each target in nats, float32 [S].
         """

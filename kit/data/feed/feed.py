@@ -15,13 +15,13 @@ import numpy as np
 
 from kit.config.settings.data import DataSettings
 from kit.data.feed.batches import Collator, MicroBatch
+from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
 from kit.data.feed.packing import pack
-from kit.data.feed.ranks import Ranks
+from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
-from kit.data.samples.table import Table
-from kit.visible import one_line
+from kit.system.visible import one_line
 
 MANY_PASSES = 20  # more passes over a data set in one epoch give a warning: the model would memorise it
 

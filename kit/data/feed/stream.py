@@ -20,24 +20,24 @@ from typing import Any
 
 import numpy as np
 
-from kit.cache import digest
 from kit.config.settings.data import DataSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import form_of
 from kit.data.feed.batches import Collator, Item
+from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import Ahead, GlobalBatch, counted
 from kit.data.feed.order import MIX, uniform
-from kit.data.feed.ranks import Ranks
 from kit.data.feed.windows import COUNTS, Cursor, Element, Windows
-from kit.data.read.images import Image
+from kit.data.read.image_files import Image
 from kit.data.read.sources import read_blocks
 from kit.data.samples.bad_rows import LOSSES, SKIPPED_FILE, BadRow, append_listed, notes_of
 from kit.data.samples.dataset import Dataset
+from kit.data.samples.records import Table
 from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import Samples
-from kit.data.samples.table import Table
-from kit.errors import Problem, UserError
+from kit.system.cache import digest
+from kit.system.errors import Problem, UserError
 
 LATE_IMAGES = Problem("images", "given, but the first rows of the stream have none", fix="put a row with images first")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from kit.data.feed.order import DRAW, SPLIT, permutation
 from kit.data.samples.samples import Samples, duplicates
-from kit.errors import Problem, UserError
+from kit.system.errors import Problem, UserError
 
 
 def drawn(samples: Samples, limits: Sequence[float | None], seed: int, notes: list[str]) -> Samples:

@@ -16,7 +16,7 @@ from kit.data.read.sources import FIX, shown
 from kit.data.samples.bad_rows import LOSSES, BadRow, check_share, num_distinct, problems_of
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
-from kit.errors import TrainingError, raise_if
+from kit.system.errors import TrainingError, raise_if
 
 NUM_JUDGED = 1000  # rows that are read before it is judged whether too many of them cannot be used
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import BinaryIO
 
 from kit.data.read.text import MAX_LINE_BYTES, Ending, Row, decoded, long_line, reason
-from kit.errors import Problem
+from kit.system.errors import Problem
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 UNNAMED = "Unnamed: {}"  # as pandas calls a column without a name, by its position

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from kit.durable import open_regular
+from kit.system.durable import open_regular
 
 BUFFER_BYTES = 1 << 18
 

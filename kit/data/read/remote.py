@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from kit import durable
-from kit.cache import cache_folder, cannot_write, digest, locked
-from kit.console import say
-from kit.errors import Problem, UserError
-from kit.stores import PAUSES_SECONDS, is_final, open_filesystem, problem_of, retried
+from kit.data.read.stores import PAUSES_SECONDS, is_final, open_filesystem, problem_of, retried
+from kit.system import durable
+from kit.system.cache import cache_folder, cannot_write, digest, locked
+from kit.system.console import say
+from kit.system.errors import Problem, UserError
 
 # What tells versions of a file apart, as stores call it: hashes and versions first, then times.
 _VERSIONS = "ETag etag generation md5Hash blob_id sha256 mtime LastModified last_modified updated created".split()

@@ -19,12 +19,7 @@ from typing import Any
 
 import xxhash
 
-from kit.cache import digest as digest_of
-from kit.cache import file_digest, file_stamp
-from kit.data.read.cells import DELIMITERS
-from kit.data.read.compressed import DECOMPRESSORS, split_name
-from kit.data.read.hub import Found, open_hub
-from kit.data.read.parts import (
+from kit.data.read.blocks import (
     JSON_SUFFIXES,
     ArrayFile,
     Block,
@@ -34,10 +29,15 @@ from kit.data.read.parts import (
     TextFile,
     begins_array,
 )
+from kit.data.read.cells import DELIMITERS
+from kit.data.read.compressed import DECOMPRESSORS, split_name
+from kit.data.read.hub_datasets import Found, open_hub
 from kit.data.read.remote import fetch
+from kit.data.read.stores import is_address
 from kit.data.read.tables import TableFile
-from kit.errors import Problem, Problems, UserError, did_you_mean, did_you_mean_path
-from kit.stores import is_address
+from kit.system.cache import digest as digest_of
+from kit.system.cache import file_digest, file_stamp
+from kit.system.errors import Problem, Problems, UserError, did_you_mean, did_you_mean_path
 
 SUFFIXES = [*JSON_SUFFIXES, *DELIMITERS, ".txt", ".parquet", ".arrow"]
 KNOWN = f"{', '.join(SUFFIXES)}; text may be compressed ({', '.join(DECOMPRESSORS)})"

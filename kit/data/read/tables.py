@@ -1,6 +1,6 @@
 """Rows of tables: parquet files, Arrow files, and data sets of ``datasets``. A block stays Arrow until it is parsed.
 
-The promises of ``kit.data.read.parts`` hold here too.
+The promises of ``kit.data.read.blocks`` hold here too.
 """
 
 import json
@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kit.data.read.blocks import BLOCK_ROWS, Block, Part
 from kit.data.read.compressed import split_name, type_and_message
-from kit.data.read.parts import BLOCK_ROWS, Block, Part
 from kit.data.read.text import Ending, Row
-from kit.errors import Problem
+from kit.system.errors import Problem
 
 MAX_BLOCK_BYTES = 1 << 28  # of a block in memory; ordinary ones have some megabytes
 

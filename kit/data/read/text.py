@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from kit.data.strict_json import RepeatedKey, decode, parse
-from kit.errors import Problem, kind
+from kit.system.errors import Problem, kind
 
 Row = tuple[int, Any]  # the number of the line or row, from 1; its content: a dict, a Problem, or None if it is blank
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kit import durable
-from kit.console import say
 from kit.data.read.sources import FIX, FIX_ROWS, MAX_SKIPPED_SHARE, shown
-from kit.errors import Problem, UserError, raise_if
+from kit.system import durable
+from kit.system.console import say
+from kit.system.errors import Problem, UserError, raise_if
 
 SKIPPED_FILE = "skipped_rows.jsonl"
 # What may happen to samples, in words that take max_length.

@@ -10,7 +10,7 @@ from kit.data.chat.messages import check_text
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder
-from kit.errors import Problem, Problems
+from kit.system.errors import Problem, Problems
 
 
 def check_datasets(datasets: Sequence[Dataset], encoder: Encoder, generates: bool, holds_out: bool) -> Problems:

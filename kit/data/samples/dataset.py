@@ -14,7 +14,7 @@ from kit.data.chat.columns import choose_fields
 from kit.data.chat.formats import IGNORE, IMAGES, format_of, to_sample
 from kit.data.chat.unused import COLUMNS, read_keys
 from kit.data.read.sources import Source, open_source
-from kit.errors import Problem, Problems, UserError, raise_if
+from kit.system.errors import Problem, Problems, UserError, raise_if
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from kit.config.settings.objective import Rows
 from kit.data.chat.formats import Sample
 from kit.data.chat.tokens import Encoded
-from kit.errors import Problem
+from kit.system.errors import Problem
 
 ANSWERS = ("chosen", "rejected", "completion")
 PROMPT_CUT = "the start of the prompt was cut off, so that no answer is cut"

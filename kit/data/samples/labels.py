@@ -6,7 +6,7 @@ from kit.data.chat.formats import opened
 from kit.data.chat.judged import MULTI_HOT, label_names
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import Dataset
-from kit.errors import Problem, UserError, listed
+from kit.system.errors import Problem, UserError, listed
 
 
 def find_labels(datasets: Sequence[Dataset]) -> tuple[list[str], bool]:

@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from kit.cache import digest
 from kit.config.settings.data import DataSettings
 from kit.config.settings.objective import Rows
 from kit.data.chat.formats import MAX_ID, Sample
 from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import Encoded, Placeholders, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
-from kit.data.read import images as image_files
-from kit.data.read.parts import Block, Part
+from kit.data.read import image_files as image_files
+from kit.data.read.blocks import Block, Part
 from kit.data.read.text import Ending
 from kit.data.samples.bad_rows import BadRow, Tally
 from kit.data.samples.dataset import Dataset
@@ -36,8 +35,9 @@ from kit.data.samples.halves import (
     shortened,
     without_start_of_prompt,
 )
-from kit.data.samples.table import IMAGE, PREFERENCE, SAMPLE, StoredImages
-from kit.errors import Problem, UserError, listed
+from kit.data.samples.records import IMAGE, PREFERENCE, SAMPLE, StoredImages
+from kit.system.cache import digest
+from kit.system.errors import Problem, UserError, listed
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
 CODE_VERSION = 14

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from kit.cache import digest
-from kit.data.read.images import Image
+from kit.data.read.image_files import Image
 from kit.data.read.sources import Source, read_rows
 from kit.data.samples.bad_rows import LOSSES, unused_shares
-from kit.data.samples.table import StoredImages, Table
+from kit.data.samples.records import StoredImages, Table
+from kit.system.cache import digest
 
 _LOOKED_AT = 1000  # samples of which the tokens of images are counted
 

@@ -27,16 +27,16 @@ from typing import Any
 
 import numpy as np
 
-from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
-from kit.console import bar
-from kit.data.read.images import stamp_of
-from kit.data.read.parts import Block
+from kit.data.read.blocks import Block
+from kit.data.read.image_files import stamp_of
 from kit.data.read.sources import read_blocks
 from kit.data.samples.bad_rows import Tally
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import Store
-from kit.errors import Problem, UserError
+from kit.system.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
+from kit.system.console import bar
+from kit.system.errors import Problem, UserError
 
 PR_SET_PDEATHSIG = 1  # the number of this option of Linux's prctl
 MAX_PROBLEMS = 1000  # after this number of problems tokenising stops

@@ -9,7 +9,7 @@ from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry, with_own_names
 from kit.config.optimisers import OTHER_NAMES
-from kit.errors import counted
+from kit.system.errors import counted
 from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_nothing, number, shown
 
 # Sizes of groups of processes that share a sample: those that share its tokens, and those that share the model.

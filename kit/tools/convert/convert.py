@@ -17,7 +17,7 @@ from kit.config.other_kits import kit_of
 from kit.config.recipe import Recipe
 from kit.config.recipe_file import read_yaml
 from kit.config.validation import check_recipe, problems_with_secrets
-from kit.errors import Problem, UserError, first_line, raise_if
+from kit.system.errors import Problem, UserError, first_line, raise_if
 from kit.tools.convert import axolotl, llama_factory, ms_swift, trl
 from kit.tools.convert.draft import Draft, Group, is_nothing, is_true, number, shown
 from kit.tools.convert.write import recipe_text

@@ -14,7 +14,7 @@ from typing import Any
 
 from kit.config.other_kits import KITS, NOTHING, OFF, meaning, table_of
 from kit.config.recipe import Recipe
-from kit.errors import Problem
+from kit.system.errors import Problem
 
 _SECRET = re.compile(r"api_?key|(hub|hf|auth|access)_token|secret|passw", re.IGNORECASE)  # keys that hold credentials
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
-from kit.durable import read_small
+from kit.system.durable import read_small
 from kit.tools.convert.common import entry, put_data, take_batch, take_evaluation, take_template, take_training
 from kit.tools.convert.draft import Draft, Group, as_list, is_true, number
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.other_kits import meaning
-from kit.errors import Problem
+from kit.system.errors import Problem
 from kit.tools.convert.common import (
     FAR,
     entry,

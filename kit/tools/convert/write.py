@@ -5,9 +5,9 @@ from typing import Any
 
 from kit.config.dataset_entry import in_one_line
 from kit.config.recipe import Recipe
-from kit.secrets import redacted
+from kit.system.credentials import redacted
+from kit.system.visible import one_line
 from kit.tools.convert.draft import Draft, Group, shown
-from kit.visible import one_line
 
 
 def recipe_text(draft: Draft, header: list[str]) -> str:

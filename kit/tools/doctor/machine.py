@@ -13,21 +13,21 @@ from huggingface_hub import constants
 
 from kit.config.recipe import Recipe
 from kit.config.settings.model import ModelSettings
-from kit.console import silence_libraries
-from kit.data.read.hub import ask_hub
+from kit.data.read.hub_datasets import ask_hub
 from kit.data.read.sources import hub_id
-from kit.errors import Problem, Problems, UserError, counted, first_line, raise_if
-from kit.hub import cached, not_cached
+from kit.hub.hub_errors import cached, not_cached
 from kit.memory.fit import check_disk, memory_problems, planned_workload, resolve_auto
 from kit.memory.formulas import predict
 from kit.memory.host import host_memory
 from kit.memory.sizes import format_bytes
 from kit.memory.workload import Workload
-from kit.model.load import open_config
-from kit.strategy.launch import LaunchPlan
-from kit.strategy.launcher import LaunchedRank
+from kit.model.build import open_config
+from kit.strategy.launch.launch import LaunchPlan
 from kit.strategy.precision import check_precision, describe_precision
+from kit.strategy.processes.launcher import LaunchedRank
 from kit.strategy.topology import Topology, gpu_memory
+from kit.system.console import silence_libraries
+from kit.system.errors import Problem, Problems, UserError, counted, first_line, raise_if
 from kit.tools.doctor.result import Doubt, Report
 
 _NVIDIA = "/proc/driver/nvidia/version"

@@ -6,9 +6,9 @@ Plain Python. Promise: a check that raises is a failed check, not a traceback.
 from collections import Counter
 from collections.abc import Callable
 
-from kit.console import show, show_error
-from kit.errors import UserError, first_line
-from kit.visible import one_line
+from kit.system.console import show, show_error
+from kit.system.errors import UserError, first_line
+from kit.system.visible import one_line
 
 FAILED = 2  # exit status: a check failed
 

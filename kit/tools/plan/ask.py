@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
-from kit.console import Parser
-from kit.errors import Problem, UserError, counted, raise_if
 from kit.memory.shape import Shape
 from kit.memory.workload import Workload, uncovered
+from kit.system.console import Parser
+from kit.system.errors import Problem, UserError, counted, raise_if
 from kit.tools.plan.hardware import Gpu, parse_gpu, parse_gpus, this_machine
 from kit.tools.plan.models import MODEL, find_shape, shipped_id
 from kit.tools.plan.search import shares_rows, sharing_sizes, strategies

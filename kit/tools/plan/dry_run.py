@@ -1,20 +1,20 @@
 """What ``--dry_run`` prints: what a run would do, by its checks and by formulas."""
 
-from kit.console import say
-from kit.data.feed.ranks import Ranks
+from kit.data.feed.data_ranks import Ranks
 from kit.export.final import describe_serving
 from kit.memory.formulas import predict
 from kit.memory.workload import Workload
-from kit.model.adapter import attach_adapter
+from kit.model.adapters.adapter import attach_adapter
+from kit.model.adapters.freeze import named_towers
+from kit.model.adapters.reach import freeze_unreached_parts
 from kit.model.four_bit import quantised_on_meta
-from kit.model.freeze import named_towers
-from kit.model.locate import has_weights
-from kit.model.parts import describe_parts
-from kit.model.reach import freeze_unreached_parts
-from kit.preflight import Preflight
+from kit.model.pretrained.locate import has_weights
+from kit.model.summary import describe_parts
+from kit.preflight.preflight import Preflight
 from kit.strategy.accelerator import planned_strategy
 from kit.strategy.topology import Topology
-from kit.tools.plan.table import parts
+from kit.system.console import say
+from kit.tools.plan.shown_plan import parts
 
 
 def show_run(checked: Preflight, topology: Topology) -> None:

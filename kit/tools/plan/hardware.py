@@ -8,8 +8,8 @@ import re
 import subprocess
 from dataclasses import dataclass, replace
 
-from kit.errors import Problem, UserError
 from kit.memory.host import host_memory
+from kit.system.errors import Problem, UserError
 
 GB, GIB = 10**9, 2**30
 # Bytes per second in one direction between GPUs of a machine, of the manufacturer's datasheets.

@@ -57,10 +57,10 @@ def read_training_data(recipe: Recipe, vocab_size: int, reads_images: bool = Fal
     Raises:
         UserError: the data or the tokenizer cannot be opened, or rows cannot be used.
     """
-    from kit.console import silence_libraries
     from kit.data.open import Data, open_data
     from kit.data.samples.dataset import open_datasets
-    from kit.model.tokenizer import open_tokenizer
+    from kit.model.pretrained.tokenizer import open_tokenizer
+    from kit.system.console import silence_libraries
 
     silence_libraries()
     recipe = recipe.model_copy(update={"eval_dataset": None})
@@ -69,8 +69,8 @@ def read_training_data(recipe: Recipe, vocab_size: int, reads_images: bool = Fal
     tokenizer = open_tokenizer(recipe)
     images = None
     if reads_images:
+        from kit.model.build import build_meta_model, open_config
         from kit.model.images import open_images
-        from kit.model.load import build_meta_model, open_config
 
         config = open_config(recipe)
         images = open_images(recipe, recipe, config, build_meta_model(recipe, config), tokenizer)

@@ -13,10 +13,10 @@ import shlex
 from pathlib import Path
 
 from kit.config.recipe import RECIPES
-from kit.durable import read_small
-from kit.errors import Problem, UserError, did_you_mean, kind
 from kit.memory.families import MODEL, shape_of
 from kit.memory.shape import Shape
+from kit.system.durable import read_small
+from kit.system.errors import Problem, UserError, did_you_mean, kind
 
 SHAPES = RECIPES / "shapes"
 # Words in a hub id that say how the model was trained, not how large it is.

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit import durable
-from kit.errors import Problem, UserError
-from kit.secrets import redacted
-from kit.visible import visible
+from kit.system import durable
+from kit.system.credentials import redacted
+from kit.system.errors import Problem, UserError
+from kit.system.visible import visible
 
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 SCRIPT = Path(__file__).with_name("charts.js").read_text(encoding="utf-8")

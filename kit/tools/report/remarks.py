@@ -6,8 +6,8 @@ Promises: a remark follows from the record or the metrics, and gives the figures
 from collections.abc import Iterator
 
 from kit.failures.exits import ERROR_FILE
-from kit.rewards import key_of
-from kit.run.answers import unasked, unended
+from kit.run.doubtful_answers import unasked, unended
+from kit.scoring.rewards import key_of
 from kit.tools.report.runs import ACCURACY, ReportedRun, finite_number
 
 FEWEST_STEPS = 20  # for a tendency

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kit.answers import is_share
-from kit.console import is_main, say
-from kit.rewards import key_of
+from kit.scoring.metrics import is_share
+from kit.scoring.rewards import key_of
+from kit.system.console import is_main, say
 from kit.tools.report.chart import Line, draw
 from kit.tools.report.page import Pictures, cell, escaped, page, section, table, write_page
 from kit.tools.report.remarks import remarks

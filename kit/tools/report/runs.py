@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from kit import lock
 from kit.config.recipe import Recipe
-from kit.durable import open_regular, read_small
-from kit.errors import Problem, UserError
 from kit.run.record import METRICS_FILE, RUN_FILE, metrics_rows, read_run
 from kit.strategy.topology import ActualStrategy
+from kit.system import lock
+from kit.system.durable import open_regular, read_small
+from kit.system.errors import Problem, UserError
 
 Row = dict[str, Any]  # a line of metrics.jsonl
 MOST_ODD = 100  # steps whose samples are kept

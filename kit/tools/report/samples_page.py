@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from kit.config.recipe import Recipe
-from kit.data.feed.ranks import Ranks
+from kit.data.feed.data_ranks import Ranks
 from kit.data.open import Data
 from kit.data.samples.bad_rows import NOT_USED
+from kit.system.visible import one_line
 from kit.tools.report.data_checks import LEAK, Finding, check
 from kit.tools.report.page import escaped, page
 from kit.tools.report.shown_samples import Part, ShownSample, Token, shown_samples
-from kit.visible import one_line
 
 
 @dataclass

@@ -11,10 +11,10 @@ import numpy as np
 from tokenizers.decoders import DecodeStream
 
 from kit.data.open import reference_span
-from kit.data.read.images import small
+from kit.data.read.image_files import small
 from kit.data.samples.samples import Samples
-from kit.secrets import secret_spans
-from kit.visible import visible
+from kit.system.credentials import secret_spans
+from kit.system.visible import visible
 
 MAX_TOKENS = 1000  # shown of a part of a sample: its beginning and its end
 SIDE = 320  # pixels of a picture on a page

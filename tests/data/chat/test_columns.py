@@ -8,7 +8,7 @@ from kit.config.dataset_entry import column_mapping
 from kit.data.chat.columns import choose_fields, columns_flag
 from kit.data.chat.formats import to_sample
 from kit.data.chat.unused import Unused
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 
 def chosen(columns, mapping=None):

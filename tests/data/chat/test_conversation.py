@@ -6,7 +6,7 @@ from data_helpers import HEADER, PROMPT, chat
 
 from kit.data.chat.conversation import Conversation
 from kit.data.chat.template import Template
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 PLAIN = HEADER + "{{ m.content }}<|im_end|>{% endfor %}" + PROMPT
 FAILS = HEADER + "{{ m.content }}{{ raise_exception('no') if loop.index > 4 }}{% endfor %}"

@@ -8,7 +8,7 @@ from helpers import ROOT
 
 from kit.data.chat.columns import choose_fields
 from kit.data.chat.formats import FORMATS, format_of, to_sample
-from kit.data.chat.images import IMAGE
+from kit.data.chat.image_parts import IMAGE
 
 ADD = {"type": "function", "function": {"name": "add"}}
 

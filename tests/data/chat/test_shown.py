@@ -5,7 +5,7 @@ from data_helpers import CALL, HEADER, PROMPT, WEATHER, chat, encode, template_o
 
 from kit.data.chat.shown import WITH_REASONING, check_answer, check_shown
 from kit.data.chat.template import Template
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 SHOW = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 

@@ -5,7 +5,7 @@ from data_helpers import USER, byte_level_tokenizer, chat
 
 from kit.data.chat.conversation import Conversation
 from kit.data.chat.template import TODAY, Template, resolve_template
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 
 def test_a_template_is_found_by_name_or_file(tmp_path, tokenizer, sentencepiece):

@@ -20,7 +20,7 @@ from kit.data.chat.shipped import fitting
 from kit.data.chat.template import Template, resolve_template
 from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, Encoded, encode_all
 from kit.data.samples.rows import as_chat
-from kit.errors import Problem, UserError
+from kit.system.errors import Problem, UserError
 
 
 def test_token_ids_are_taken_as_they_are(tokenizer):

@@ -22,12 +22,12 @@ from data_helpers import (
 )
 from transformers.utils import chat_template_utils
 
-from kit.data.chat.answers import EMPTY_THOUGHT
+from kit.data.chat.answer_spans import EMPTY_THOUGHT
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import FIXED_DATE, TODAY, resolve_template
 from kit.data.chat.tokens import UNROLLED
 from kit.data.chat.turns import FORGOTTEN, NO_END_OF_TURN
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 SHAPES = sorted(path.stem for path in GOLDEN.glob("*.txt"))
 

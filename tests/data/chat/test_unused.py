@@ -7,7 +7,7 @@ from data_helpers import ANSWER, USER, open_all, write
 
 from kit.data.chat.columns import choose_fields
 from kit.data.chat.unused import Unused
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 PAIR = {"prompt": "a", "completion": "b"}
 CHAT = {"messages": [USER, ANSWER]}

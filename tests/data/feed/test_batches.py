@@ -6,7 +6,7 @@ import torch
 from data_helpers import ROWS, open_all, write
 
 from kit.data.feed.batches import Collator, evaluation_batches, padded_length
-from kit.data.feed.ranks import Ranks
+from kit.data.feed.data_ranks import Ranks
 
 PAD = 7
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from data_helpers import ROWS, open_all, recipe, write
 
+from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import Ahead
-from kit.data.feed.ranks import Ranks
 
 BATCH = 8
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from data_helpers import open_all, preference_pairs, recipe, write
 
-from kit.data.feed.ranks import Ranks
-from kit.errors import UserError
+from kit.data.feed.data_ranks import Ranks
+from kit.system.errors import UserError
 
 BATCH = 8
 
@@ -114,7 +114,7 @@ def test_a_state_that_does_not_belong_to_the_stream_is_refused(tmp_path, tokeniz
 
 
 def test_a_later_bad_row_is_skipped_and_listed_once_or_ends_the_run(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr("kit.data.read.parts.BLOCK_BYTES", 5000)  # the first block is checked before the run
+    monkeypatch.setattr("kit.data.read.blocks.BLOCK_BYTES", 5000)  # the first block is checked before the run
     make_files(tmp_path, 1, 300)
     with (tmp_path / "part-0.jsonl").open("a") as file:
         file.write('{"prompt": "a"}\n')

@@ -5,7 +5,7 @@ import random
 import pytest
 from data_helpers import contents, json_lines, refused, source_of, text_rows, write_any
 
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.zst", "a.csv.bz2", "a.jsonl.xz"])

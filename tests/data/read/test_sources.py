@@ -7,7 +7,7 @@ from data_helpers import contents, json_lines, problems, refused, rows_of, sourc
 
 from kit.data.read import sources
 from kit.data.read.sources import FIX_ROWS
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 # Names
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from data_helpers import contents, problems, refused, source_of, text_rows, write_any
 
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "stream.arrow"])

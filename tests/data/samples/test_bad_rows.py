@@ -3,7 +3,7 @@
 import json
 
 from kit.data.samples.bad_rows import BadRow, append_listed
-from kit.errors import Problem
+from kit.system.errors import Problem
 
 
 def bad(number):

@@ -14,7 +14,7 @@ from data_helpers import (
 )
 
 from kit.data.chat.tokens import Encoded
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 SHAPES = sorted(path.stem for path in GOLDEN.glob("*.txt"))
 USER, SYSTEM = {"role": "user", "content": "Hi"}, {"role": "system", "content": "Be kind"}

@@ -3,7 +3,7 @@
 import pytest
 from data_helpers import byte_level_tokenizer, chat, open_all, pairs, write, write_any
 
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 LONG_ROWS = [
     {"prompt": "a b ", "completion": "c"},  # fits

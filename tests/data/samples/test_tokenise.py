@@ -18,7 +18,7 @@ from data_helpers import (
 from helpers import ROOT
 
 from kit.data.samples import rows as encoder
-from kit.errors import UserError
+from kit.system.errors import UserError
 
 
 def contents(train):
@@ -30,7 +30,7 @@ def contents(train):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr("kit.data.read.parts.BLOCK_BYTES", 20_000)
+    monkeypatch.setattr("kit.data.read.blocks.BLOCK_BYTES", 20_000)
 
 
 def many(num):
@@ -117,9 +117,9 @@ KILLED = """
 import os, signal, sys
 sys.path[:0] = [{tests!r}, {root!r}]
 from data_helpers import byte_level_tokenizer, open_all
-from kit.data.read import parts
-from kit import cache
-parts.BLOCK_BYTES = 20_000
+from kit.data.read import blocks
+from kit.system import cache
+blocks.BLOCK_BYTES = 20_000
 append, added = cache.Writer.append, []
 
 def die_after_two(self, arrays):

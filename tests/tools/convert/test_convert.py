@@ -6,7 +6,7 @@ import yaml
 from kit.config.other_kits import KITS, table_of
 from kit.config.recipe import Recipe
 from kit.config.validation import validate
-from kit.errors import UserError
+from kit.system.errors import UserError
 from kit.tools.convert.convert import convert
 from kit.tools.convert.write import lines_of
 

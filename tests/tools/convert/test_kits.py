@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kit.config.prompt_format import question
-from kit.errors import UserError
+from kit.system.errors import UserError
 from kit.tools.convert.draft import Group
 
 CHAT = {"path": "chats.jsonl", "type": "chat_template", "field_messages": "conversations"}

@@ -9,8 +9,8 @@ from helpers import with_gpus
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import RECIPES
-from kit.errors import Problem, UserError
-from kit.strategy.launch import plan_launch
+from kit.strategy.launch.launch import plan_launch
+from kit.system.errors import Problem, UserError
 from kit.tools.doctor import machine
 from kit.tools.doctor.machine import check_bf16, check_data, check_driver, check_gpus, check_machine
 from kit.tools.doctor.result import Doubt, Report

@@ -1,6 +1,6 @@
 """A result is shown when its check ends; whatever a check raises is a result; one failure decides the exit status."""
 
-from kit.errors import Problem, UserError
+from kit.system.errors import Problem, UserError
 from kit.tools.doctor.result import Doubt, Report
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.errors import UserError
+from kit.system.errors import UserError
 from kit.tools.plan import ask as module
 from kit.tools.plan.ask import read_ask
 from kit.tools.plan.hardware import GPUS

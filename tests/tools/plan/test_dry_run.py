@@ -6,12 +6,12 @@ import pytest
 from preflight_helpers import ONE_PROCESS, wrong
 from vision_models import write_rows
 
-from kit import preflight
 from kit.config.command_line import read_recipe
 from kit.config.launch_flags import Launch
 from kit.data.samples import samples
 from kit.memory.fit import planned_workload
 from kit.memory.formulas import predict
+from kit.preflight import preflight
 from kit.strategy.strategies import FSDP2
 from kit.strategy.topology import Topology
 from kit.tools.plan.dry_run import describe_plan, describe_run

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kit.errors import UserError
 from kit.memory.host import host_memory
+from kit.system.errors import UserError
 from kit.tools.plan import hardware
 from kit.tools.plan.hardware import GIB, GPUS, parse_gpu, parse_gpus, this_machine
 

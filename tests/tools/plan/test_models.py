@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kit.errors import UserError
+from kit.system.errors import UserError
 from kit.tools.plan.models import SHAPES, find_shape
 
 LLAMA = json.loads((SHAPES / "llama-1b/config.json").read_text())

@@ -5,8 +5,8 @@ import re
 import pytest
 from report_helpers import GRPO, evaluation_row, make_run, opened, pair_evaluation, record, rollout_row, step_row
 
-from kit import lock
-from kit.errors import UserError
+from kit.system import lock
+from kit.system.errors import UserError
 from kit.tools.report.remarks import remarks
 from kit.tools.report.run_page import differences, report_page, results, write_report, write_report_at_end
 from kit.tools.report.runs import MOST_ODD, read_reported_run

@@ -1,0 +1,1 @@
+"""The Hugging Face hub: what it answers, and uploads to it."""

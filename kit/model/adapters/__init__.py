@@ -1,0 +1,1 @@
+"""Adapters, and which weights of a model are trained."""

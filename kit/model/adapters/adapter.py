@@ -1,0 +1,329 @@
+"""Adapters: attach new or saved ones to a model, and check from shapes alone whether they fit.
+
+LoRA has flags of its own. Other kinds of ``ADAPTER_TYPES`` are made by peft's own config class from
+``adapter_options``. What is refused is found by letting peft attach it to the model on meta.
+"""
+
+import copy
+import json
+import shlex
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from kit.config.adapter_types import ADAPTER_TYPES
+from kit.config.expressions import matches
+from kit.config.settings.method import MethodSettings
+from kit.model.adapters.freeze import freeze
+from kit.model.adapters.patterns import check_patterns
+from kit.model.adapters.targets import (
+    all_linear_targets,
+    full_names,
+    last_part,
+    lost_on_reload,
+    split_targets,
+    tied_tables,
+)
+from kit.model.adapters.token_rows import check_rows_and_modules, num_rows, rows_and_modules_options
+from kit.model.pretrained.heads import SCORE, TASKS, head_of
+from kit.model.pretrained.locate import ADAPTER_FILES, commit_of, open_adapter
+from kit.system.durable import read_small
+from kit.system.errors import Problem, UserError, did_you_mean, first_line, listed
+
+_FIELD = "adapter_name_or_path"
+# Merged, an adapter on one of the two would change the other as well.
+_TIED = "the embedding or the output head, which are one weight in this model: an adapter on it cannot be merged"
+_CHANGING_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq", "mica")  # init_lora_weights of a saved adapter
+# Kinds that add to a weight as it is stored: on 4 bits they would take the packed weights for plain ones.
+_ON_PLAIN_WEIGHTS = {"hra", "loha", "lokr"}
+# What the kit sets itself in the config of an adapter, or has a flag for.
+_NO_OPTIONS = {
+    *("peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision"),
+    *("inference_mode", "target_modules", "modules_to_save", "trainable_token_indices", "target_parameters"),
+    *("r", "lora_alpha", "lora_dropout", "init_lora_weights", "use_rslora", "use_dora", "ensure_weight_tying"),
+    "save_projection",  # of vera: what does not train is not saved, but made again
+}
+
+
+def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch.nn.Module:
+    """Freeze the base, and add new adapters or load those of ``adapter_name_or_path``.
+
+    With method ``full`` only the parts are frozen that ``settings`` names.
+
+    Args:
+        seed: of the initial values of new adapters. A model on meta has no values.
+    """
+    if settings.method == "full":
+        freeze(model, settings)
+        return model
+    from peft import get_peft_model
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    from kit.model.layers.lora_linear import install_lora_linear
+
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    # Where every rank reads the weights, all must make the same matrices: sharding keeps a part of each one's copy.
+    torch.manual_seed(seed)
+    adapted: Any
+    if settings.adapter_name_or_path:
+        adapted = _load_adapter(model, settings.adapter_name_or_path)
+    else:
+        adapted = get_peft_model(model, _new_config(model, settings))
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:  # peft leaves rows and whole modules in the dtype of the base
+            parameter.data = parameter.data.float()
+    _keep_dtype_of_states(adapted.get_base_model())
+    config = adapted.peft_config["default"]
+    if config.modules_to_save or getattr(config, "trainable_token_indices", None):
+        from kit.model.layers.row_layers import install_row_layers, keep_ties
+
+        install_row_layers(adapted.get_base_model())
+        keep_ties(adapted.get_base_model())
+    for module in adapted.modules():
+        if isinstance(module, BaseTunerLayer):
+            # Else peft copies each input to float32, and autocast copies it back to bfloat16 for the product. Without
+            # autocast, weights and inputs have one dtype anyway.
+            module.cast_input_dtype_enabled = False  # type: ignore[attr-defined]
+    if settings.adapter_type == "lora":
+        install_lora_linear(adapted)
+    return adapted
+
+
+def _keep_dtype_of_states(base: Any) -> None:
+    """Let an embedding that trains whole, in float32, give the layers vectors of the dtype of the frozen weights.
+
+    Else all hidden states are float32, which costs memory, and which a layer norm in bf16 does not take on a CPU.
+    """
+    from peft.utils.other import ModulesToSaveWrapper
+
+    table = base.get_input_embeddings()
+    if isinstance(table, ModulesToSaveWrapper):
+        table.register_forward_hook(lambda table, _, vectors: vectors.to(table.original_module.weight.dtype))
+
+
+def _load_adapter(model: Any, name: str) -> Any:
+    from peft import PeftModel
+
+    with warnings.catch_warnings():
+        # The warning is expected for a model on meta: in a dry run, and if rank 0 sends the weights.
+        warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
+        return PeftModel.from_pretrained(model, str(open_adapter(name)), is_trainable=True)
+
+
+def _new_config(model: Any, settings: MethodSettings) -> Any:
+    """peft's config of new adapters. Raises ``ValueError`` or ``TypeError`` as peft's class does."""
+    modules: list[str]
+    parameters: list[str] = []
+    if settings.lora_target_modules == "all-linear":
+        modules = all_linear_targets(model)
+    else:
+        modules, parameters = split_targets(model, list(settings.lora_target_modules))
+        modules = full_names(modules, [name for name, _ in model.named_modules()])
+        parameters = full_names(parameters, [name for name, _ in model.named_parameters()])
+    options: dict[str, Any] = {}
+    if settings.adapter_type == "lora":
+        options = {
+            "r": settings.lora_r,
+            "lora_alpha": settings.lora_alpha,
+            "lora_dropout": settings.lora_dropout,
+            "target_parameters": parameters or None,
+            "init_lora_weights": True if settings.init_lora_weights == "default" else settings.init_lora_weights,
+            "use_rslora": settings.use_rslora,
+            "use_dora": settings.use_dora,
+            **rows_and_modules_options(model, settings),
+        }
+    elif parameters:
+        raise ValueError(f"{listed(parameters)}: only LoRA adapts fused experts")
+    elif settings.adapter_type == "vera":
+        options = {"save_projection": False}
+    head = head_of(model.config)
+    if head == "scores" and SCORE not in (whole := options.get("modules_to_save", [])):  # it is new, so it trains whole
+        options["modules_to_save"] = [*whole, SCORE]
+    return _config_class(settings.adapter_type)(
+        task_type=TASKS[head],
+        # The commit of a hub id; without it peft would open what the branch has become.
+        revision=commit_of(settings.model_name_or_path, settings.model_revision),
+        target_modules=modules,
+        **options,
+        **(settings.adapter_options or {}),
+    )
+
+
+def _config_class(kind: str) -> Any:
+    """peft's config class of a kind of adapter."""
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    return PEFT_TYPE_TO_CONFIG_MAPPING[kind.upper()]  # type: ignore[index]  # its keys are strings too
+
+
+@contextmanager
+def adapters_off(model: torch.nn.Module) -> Iterator[None]:
+    """In the ``with`` block, let an adapted model answer as its base does.
+
+    peft's own way to switch adapters off also changes which weights train, and sharded modules must not see that.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    adapted: list[Any] = [m for m in model.modules() if isinstance(m, BaseTunerLayer | AuxiliaryTrainingWrapper)]
+    assert adapted, "the weights of the model change, so it has no reference in it"
+    for module in adapted:
+        module._disable_adapters = True
+    try:
+        yield
+    finally:
+        for module in adapted:
+            module._disable_adapters = False
+
+
+def check_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
+    """Check whether the adapters of ``settings``, new or from files, fit the model. Does not change ``meta_model``."""
+    if settings.adapter_name_or_path:
+        return _check_saved_adapter(settings, meta_model)
+    return _check_kind(settings) or _check_targets(settings, meta_model)
+
+
+def _check_kind(settings: MethodSettings) -> list[Problem]:
+    """Check that the kit takes the kind of adapter, and that kind the options."""
+    kind = settings.adapter_type
+    if kind not in ADAPTER_TYPES:
+        expected = f"one of {', '.join(ADAPTER_TYPES)}"
+        return [Problem("adapter_type", repr(kind), expected, did_you_mean(kind, ADAPTER_TYPES))]
+    if settings.method == "qlora" and kind in _ON_PLAIN_WEIGHTS:
+        return [Problem("adapter_type", f"{kind}, which does not go with a base of 4 bits", fix="--method lora")]
+    known = {field.name for field in fields(_config_class(kind))}
+    known -= _NO_OPTIONS if kind == "lora" else _NO_OPTIONS - {"r"}
+    expected = f"options of peft's {kind} that have no flag of their own: {', '.join(sorted(known))}"
+    unknown = [name for name in settings.adapter_options or {} if name not in known]
+    return [Problem("adapter_options", repr(name), expected, did_you_mean(name, known)) for name in unknown]
+
+
+def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
+    from peft import PeftConfig
+
+    try:
+        folder = open_adapter(settings.adapter_name_or_path or "")
+    except UserError as error:
+        return error.problems
+    try:
+        file = folder / ADAPTER_FILES[0]
+        names = [name for name, _ in meta_model.named_modules()]
+        if problems := check_patterns(json.loads(read_small(file)), file, names):
+            return problems
+        config: Any = PeftConfig.from_pretrained(str(folder))
+        base = config.base_model_name_or_path
+        kind = config.peft_type.value.lower()
+        use_dora = getattr(config, "use_dora", False)
+        initialisation = str(getattr(config, "init_lora_weights", True)).lower()
+        # Not needed for a check of shapes: some initial values need the base's weights, and the base may have moved.
+        config.init_lora_weights = False
+        config.base_model_name_or_path = None
+    except Exception as error:  # the JSON may hold anything
+        return [Problem(_FIELD, f"{folder / ADAPTER_FILES[0]} is no adapter's: {first_line(error)}")]
+    if kind != settings.adapter_type or kind not in ADAPTER_TYPES:
+        fix = f"--adapter_type {kind}" if kind in ADAPTER_TYPES else ""
+        return [Problem(_FIELD, f"{folder} holds an adapter of {kind.upper()}", settings.adapter_type.upper(), fix)]
+    wanted = TASKS[head_of(meta_model.config)]
+    # Without its task, peft would neither train nor save a new head.
+    if config.task_type != wanted and (config.task_type or wanted == TASKS["scores"]):
+        found = f"{folder} holds an adapter of {config.task_type or 'no task'}, and this model computes {wanted}"
+        fix = "`kit export` merges it, that of a head in the folder of its run; then --model_name_or_path with it"
+        return [Problem(_FIELD, found, fix=fix)]
+    indices = getattr(config, "trainable_token_indices", None) or []  # ids, or ids for each module
+    lists = indices.values() if isinstance(indices, dict) else [indices]
+    last_id = max((max(ids) for ids in lists if ids), default=-1)
+    if last_id >= num_rows(meta_model):
+        found = f"{folder} trained the token of id {last_id}, this model has {num_rows(meta_model)} rows"
+        return [Problem(_FIELD, found, "its tokenizer beside it", _base_flag(base))]
+    if use_dora and settings.method == "qlora":
+        found = f"{folder} was made with use_dora, given with method qlora"
+        return [Problem(_FIELD, found, fix="--method lora")]
+    if initialisation.startswith(_CHANGING_BASES):
+        found = f"{folder} has init_lora_weights {initialisation}, by which peft changes the base whenever it is opened"
+        fix = "peft's save_pretrained(..., path_initial_model_for_weight_conversion=...) makes an ordinary LoRA of it"
+        return [Problem(_FIELD, found, fix=fix)]
+    return _check_shapes(folder, config, "" if base == settings.model_name_or_path else base, meta_model)
+
+
+def _base_flag(base: str | None) -> str:
+    """The flag that gives the model which an adapter names."""
+    return f"its base: --model_name_or_path {shlex.quote(base)}" if base else ""
+
+
+def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) -> list[Problem]:
+    """Compare the tensors in the file of an adapter with those that the model with it would have.
+
+    Args:
+        config: of the adapter.
+        base: the model that the adapter names, for the message; empty if it is this model.
+    """
+    from peft import get_peft_model, get_peft_model_state_dict
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    try:
+        with torch.device("meta"):  # the file may name any rank
+            adapted = get_peft_model(copy.deepcopy(meta_model), config)
+        with safe_open(folder / ADAPTER_FILES[1], "pt") as file:
+            stored = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (ValueError, RuntimeError, OSError, SafetensorError, TypeError, KeyError) as error:
+        return [Problem(_FIELD, f"{folder}: {first_line(error)}", fix=_base_flag(base))]
+    base_model = adapted.get_base_model()
+    tables = base_model.get_input_embeddings(), base_model.get_output_embeddings()
+    if tied_tables(meta_model) and any(isinstance(table, BaseTunerLayer) for table in tables):
+        return [Problem(_FIELD, f"{folder} adapts {_TIED}", "an adapter of other modules")]
+    state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    expected = {name: list(tensor.shape) for name, tensor in state.items()}
+    # peft may have saved an embedding that did not train.
+    of_base = {f"base_model.model.{name}" for name, _ in meta_model.named_parameters(remove_duplicate=False)}
+    names = {*expected, *(name for name in stored if name.replace(".base_layer", "") not in of_base)}
+    differing = sorted(name for name in names if expected.get(name) != stored.get(name))
+    if not differing:
+        return []
+    name = differing[0]
+    found = f"{folder} does not fit this model in {len(differing)} tensors: {name} is {stored.get(name, 'absent')}"
+    return [Problem(_FIELD, found, str(expected.get(name, "absent")), _base_flag(base))]
+
+
+def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:
+    field = "lora_target_modules"
+    problems = []
+    modules = dict(meta_model.named_modules())
+    tied = tied_tables(meta_model)
+    if settings.lora_target_modules != "all-linear":
+        linear = {last_part(name) for name in all_linear_targets(meta_model)}
+        expected = f"all-linear, some of {', '.join(sorted(linear))}, or a regular expression"
+        lost = lost_on_reload(meta_model)
+        for target in split_targets(meta_model, list(settings.lora_target_modules))[0]:
+            named = {name: module for name, module in modules.items() if matches(name, target)}
+            lost_here = [name for name in lost if name in named]
+            if not named:
+                problems.append(Problem(field, f"no module {target!r}", expected, did_you_mean(target, linear)))
+            elif any(module is table for module in named.values() for table in tied):
+                problems.append(Problem(field, f"{target!r} is {_TIED}", "modules that can be merged", "leave it out"))
+            elif lost_here:
+                found = f"{target!r} is also {lost_here[0]}, whose saved adapter peft would not find again"
+                problems.append(Problem(field, found, "names that leave it out, or all-linear"))
+    problems += check_rows_and_modules(settings, meta_model)
+    if not problems and (reason := _refusal(settings, meta_model)):
+        where = "adapter_options" if settings.adapter_options else field
+        found = f"peft's {settings.adapter_type} does not take {type(meta_model).__name__} so ({reason})"
+        problems.append(Problem(where, found, "linear modules, and options that fit them"))
+    return problems
+
+
+def _refusal(settings: MethodSettings, meta_model: Any) -> str:
+    """Why peft cannot attach the adapters of ``settings`` as they are; empty if it can."""
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Invalid ")  # peft would take another value
+            attach_adapter(copy.deepcopy(meta_model).float(), settings)
+    except (ValueError, RuntimeError, TypeError, AttributeError, KeyError, ImportError, UserWarning) as error:
+        return first_line(error)
+    return ""

@@ -1,0 +1,78 @@
+"""Frozen parts of a model whose weights train otherwise (method ``full``), chosen by patterns on parameter names.
+
+A pattern is a name with ``*``, ``?`` and ``[0-9]``, where ``*`` also stands for dots: ``model.layers.[0-9].*``.
+A tied weight has several names, and is chosen by any of them. ``vision``, ``projector`` and ``language`` stand for the
+parts of a model that reads images. Without their names what is not language stays frozen.
+"""
+
+import re
+from fnmatch import fnmatchcase
+from typing import Any
+
+from kit.config.settings.method import MethodSettings
+from kit.model.adapters.reach import unreached_parts
+from kit.system.errors import Problem, did_you_mean
+
+PARTS = ("vision", "projector", "language")
+# What leads from a tower to the language model, in or beside the tower.
+_PROJECTOR = re.compile(r"(^|\.)\w*(merger|projector|projection|connector|multi_modal|aligner)\w*(\.|$)")
+
+
+def freeze(model: Any, settings: MethodSettings) -> None:
+    """Freeze the parameters that match ``freeze``, and all that do not match ``train_only``."""
+    trained = _trained(model, settings)
+    for parameter in model.parameters():
+        if id(parameter) not in trained:
+            parameter.requires_grad_(False)
+
+
+def check_freeze(settings: MethodSettings, meta_model: Any) -> list[Problem]:
+    """Check that every pattern matches a parameter, and that something is left to train. Does not change the model."""
+    names = [name for name, _ in meta_model.named_parameters(remove_duplicate=False)]
+    problems = [
+        Problem(
+            field, f"{pattern!r} matches no parameter", f"a pattern such as {names[0]!r}", did_you_mean(pattern, names)
+        )
+        for field in ("freeze", "train_only")
+        for pattern in getattr(settings, field) or ()
+        if not _matched_parameters(meta_model, [pattern])
+    ]
+    if problems:
+        return problems
+    unreached = _matched_parameters(meta_model, [f"{name}*" for name in unreached_parts(meta_model)])
+    if not _trained(meta_model, settings) - (unreached - named_towers(meta_model, settings)):
+        field = "freeze" if settings.freeze else "train_only"
+        return [Problem(field, "nothing is left to train", "some parameter that no pattern matches")]
+    return []
+
+
+def _trained(model: Any, settings: MethodSettings) -> set[int]:
+    """The ``id`` of each parameter that ``train_only`` and ``freeze`` leave to train."""
+    return _matched_parameters(model, settings.train_only or ["*"]) - _matched_parameters(model, settings.freeze or [])
+
+
+def named_towers(model: Any, settings: MethodSettings) -> set[int]:
+    """Return the ``id`` of each parameter of the towers and projectors that ``train_only`` names as a part."""
+    return _matched_parameters(model, [name for name in settings.train_only or [] if name in PARTS[:2]])
+
+
+def _matched_parameters(model: Any, patterns: list[str]) -> set[int]:
+    """The ``id`` of each parameter that has a name which matches one of ``patterns``, or is in a part of that name."""
+    part_of = _part_of(model) if set(patterns) & set(PARTS) else {}
+    return {
+        id(p)
+        for name, p in model.named_parameters(remove_duplicate=False)
+        if part_of.get(name) in patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def _part_of(model: Any) -> dict[str, str]:
+    """The part of each parameter by its name; empty for a model that reads text alone."""
+    if model.config.get_text_config() is model.config:
+        return {}
+    towers = tuple(f"{name}." for name in unreached_parts(model))
+    parts = {}
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        of_tower = "projector" if _PROJECTOR.search(name) else "vision"
+        parts[name] = of_tower if f"{name}.".startswith(towers) else "language"
+    return parts

@@ -1,0 +1,133 @@
+"""Quantisation-aware training: linear layers compute with weights, and inputs, rounded as in a quantised model.
+
+torchao rounds them (fake quantisation, the "prepare" step of its ``QATConfig``), and its own autograd passes gradients
+through the rounding. ``SCHEMES`` says what is rounded; ``layers`` says where.
+
+Promises:
+
+- A group of weights and a token each have a scale of their own. So packs, micro-batches and any number of processes
+  learn the same.
+- Weights are rounded in the dtype that multiplies them, as a sharded weight arrives. In that dtype a layer that torchao
+  quantises by ``quantised_as`` computes bit for bit what was trained.
+- The weights that train, their names, and what is saved stay plain.
+- The base of adapters is rounded once, as it is loaded, for it does not change. Adapters are not rounded.
+
+The output head and embeddings stay as they are: they do in what transformers quantises with torchao.
+"""
+
+from importlib.util import find_spec
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from kit.config.settings.method import MethodSettings
+from kit.model.adapters.reach import trace, unreached_parts
+from kit.model.layers.attention import computed_dtype
+from kit.system.errors import Problem
+
+# By torchao's names: the bits of a weight, and whether inputs are rounded to 8 bits, each token by itself.
+SCHEMES = {
+    "int4_weight_only": (4, False),
+    "int8_weight_only": (8, False),
+    "int8_dynamic_activation_int4_weight": (4, True),
+    "int8_dynamic_activation_int8_weight": (8, True),
+}
+_INSTALL = 'pip install "accelerate-recipes[qat]"'
+
+
+def quantised_as(settings: MethodSettings) -> Any:
+    """Return torchao's config of the quantised model that ``qat`` trains for."""
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, IntxWeightOnlyConfig
+    from torchao.quantization.granularity import PerAxis, PerGroup
+
+    bits, rounds_inputs, size = _scheme(settings)
+    granularity = PerGroup(size) if size else PerAxis(0)
+    dtype = getattr(torch, f"int{bits}")
+    if rounds_inputs:
+        return Int8DynamicActivationIntxWeightConfig(weight_dtype=dtype, weight_granularity=granularity)
+    return IntxWeightOnlyConfig(weight_dtype=dtype, granularity=granularity)
+
+
+def layers(model: Any) -> dict[str, torch.nn.Linear]:
+    """Return the layers that are rounded, by name: linear ones that text calls, but for the output head.
+
+    Args:
+        model: without adapters; it may be on meta.
+    """
+    head = set(model.get_output_embeddings().modules())
+    uncalled = set(trace(model).uncalled_modules)  # the model reads their weights itself
+    unreached = tuple(f"{name}." for name in unreached_parts(model))
+    return {
+        name: module
+        for name, module in model.named_modules()
+        # Subclasses may compute something else.
+        if type(module) is torch.nn.Linear
+        and module not in head
+        and name not in uncalled
+        and not f"{name}.".startswith(unreached)
+    }
+
+
+def install_qat(model: Any, settings: MethodSettings) -> None:
+    """Let the layers of ``layers`` compute as ``qat`` says. Call this before adapters are attached."""
+    from torchao.quantization import quantize_
+    from torchao.quantization.qat import QATConfig
+
+    plain = layers(model)
+    config = QATConfig(quantised_as(settings), step="prepare")
+    quantize_(model, config, filter_fn=lambda _, name: name in plain)
+    for name, layer in plain.items():
+        rounding = model.get_submodule(name)
+        rounding.weight, rounding.bias = layer.weight, layer.bias  # torchao makes new ones of those on meta
+        if settings.method == "full":
+            rounding.forward = MethodType(_forward, rounding)
+            continue
+        if not layer.weight.is_meta:
+            with torch.no_grad():
+                layer.weight.copy_(rounding.weight_fake_quantizer(layer.weight))
+        rounding.weight_fake_quantizer = None
+        if rounding.activation_fake_quantizer is None:
+            model.set_submodule(name, layer)
+
+
+def _forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Compute y [..., o] from x [..., i]. Autocast would cast after the rounding."""
+    dtype = computed_dtype(x)
+    x = x.to(dtype)
+    if self.activation_fake_quantizer is not None:
+        x = self.activation_fake_quantizer(x)
+    return F.linear(x, self.weight_fake_quantizer(self.weight.to(dtype)), self.bias)
+
+
+def check_qat(settings: MethodSettings, meta_model: Any) -> list[Problem]:
+    """Return what speaks against the ``qat`` of ``settings``, before any weight is read."""
+    if find_spec("torchao") is None:
+        return [Problem("qat", "torchao is not installed", fix=_INSTALL)]
+    rounded = layers(meta_model)
+    if not rounded:
+        found = f"{type(meta_model).__name__} has no layer of torch's Linear, and torchao rounds no other"
+        return [Problem("qat", found, fix="leave it out")]
+    size = _scheme(settings)[2]
+    odd = {name: layer.in_features for name, layer in rounded.items() if size and layer.in_features % size}
+    if not odd:
+        return []
+    name, inputs = next(iter(odd.items()))
+    found = f"groups of {size} weights, and {name} has rows of {inputs}"
+    return [Problem("qat_group_size", found, "a size that divides the rows of all layers")]
+
+
+def _scheme(settings: MethodSettings) -> tuple[int, bool, int | None]:
+    """The bits of a weight, whether inputs are rounded, and how many weights share a scale; None: those of a row."""
+    bits, rounds_inputs = SCHEMES[settings.qat or ""]
+    return bits, rounds_inputs, settings.qat_group_size or (32 if bits == 4 else None)
+
+
+def describe_qat(settings: MethodSettings) -> str:
+    """Return a line that says what is rounded."""
+    bits, rounds_inputs, size = _scheme(settings)
+    shares = f"{size} weights" if size else "a row"
+    inputs = ", and their inputs to 8 bits, each token with a scale of its own" if rounds_inputs else ""
+    once = "" if settings.method == "full" else "; the adapter is not rounded"
+    return f"qat: weights of linear layers, but the head's, rounded to {bits} bits, a scale for {shares}{inputs}{once}"

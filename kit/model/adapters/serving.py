@@ -1,0 +1,45 @@
+"""Which adapters inference servers take as they are, and the command that makes a model for them of the others.
+
+What each server takes, with file and line of its source: docs/after-training.md. Plain Python.
+"""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from kit.config.commands import command_of
+
+_VLLM_RANK = 512  # the largest of vLLM's --max-lora-rank
+
+
+def merge_command(adapter: str | Path) -> str:
+    """Return the command that merges the adapter in the folder ``adapter`` into its base, as an ordinary model."""
+    return f"{command_of('export.py')} {shlex.quote(str(adapter))} --output_dir merged"
+
+
+def serve_command(model: str | Path) -> str:
+    """Return the command by which vLLM serves the model in the folder ``model``, which is none of an adapter."""
+    return f"vllm serve {shlex.quote(str(model))}"
+
+
+def why_not_served(config: Any, by_vllm: bool = False) -> str:
+    """Return why servers, or vLLM alone, do not take an adapter with this config of peft; empty if they do.
+
+    vLLM and llama.cpp refuse what is not a product of two matrices; norms llama.cpp leaves out. The servers named last
+    always scale by alpha / r, so they would take an adapter of ``use_rslora`` and apply it more weakly than trained.
+    """
+    kind = config.peft_type.upper()  # plain text also of peft's PeftType, whose own text has the name of its class
+    if kind != "LORA":
+        return f"vLLM and llama.cpp take no {kind} adapter, only LoRA"
+    kinds = {
+        "trained rows of tokens": config.trainable_token_indices,
+        "modules that trained whole": config.modules_to_save,
+        "DoRA": config.use_dora,
+    }
+    found = [kind for kind, has_it in kinds.items() if has_it]
+    if found:
+        return f"vLLM and llama.cpp take no adapter with {' and '.join(found)}"
+    if max([config.r, *(config.rank_pattern or {}).values()]) > _VLLM_RANK:
+        return f"vLLM takes no adapter of a rank above {_VLLM_RANK}"
+    is_weaker = config.use_rslora and not by_vllm
+    return "llama.cpp, SGLang and LMDeploy do not know the scale of use_rslora" if is_weaker else ""

@@ -1,0 +1,95 @@
+"""The files of a model's folder, checked before transformers opens them.
+
+Promises: a file of a stranger that is no regular file, or too large, and numbers in it that would build a model without
+end, are refused by name in a moment. Whether the numbers fit the weights is checked when these are loaded.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kit.system.durable import SMALL_BYTES, open_regular, read_small
+from kit.system.errors import Problem, UserError, raise_if
+
+MAX_LAYERS = 1_000  # the deepest published models have about 200
+MAX_MODULES = 200_000  # about twice those of the largest models whose experts are modules
+MAX_TOKENIZER_BYTES = 1 << 28  # the largest published ones have 35 MB
+# What transformers reads as a whole. Other files that lie beside a model, such as data or results, may have any size.
+_READ = re.compile(
+    r"config|tokens|tokenizer|vocab|merges|template|\.index\.|^(dict|emoji|byte_maps)\.|\.(model|jinja)$"
+)
+_COUNTS = re.compile(r"(?:^|_)(?:n_layer|layers)$|^depths?$")
+_NOT_OF_THE_MODEL = ("task_specific_params", "quantization_config")
+
+
+def check_files(folder: Path, field: str) -> None:
+    """Raise ``UserError`` if transformers should not open the files of a model or an adapter.
+
+    Args:
+        field: the setting that names the folder.
+    """
+    problems = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in (".json", ".safetensors", ".model", ".jinja", ".txt"):
+            continue
+        try:
+            with open_regular(path) as file:
+                size = file.seek(0, 2)
+        except OSError as error:
+            if not path.is_dir():
+                problems.append(Problem(field, f"{path}: {error.strerror}", "a file"))
+            continue
+        most = MAX_TOKENIZER_BYTES if path.name == "tokenizer.json" else SMALL_BYTES
+        if path.suffix != ".safetensors" and _READ.search(path.name) and size > most:
+            problems.append(Problem(field, f"{path} has {size >> 20} MiB", f"at most {most >> 20} MiB"))
+    raise_if(problems)
+
+
+def check_config(path: Path) -> None:
+    """Raise ``UserError`` if a config.json has numbers that build a model without end."""
+    try:
+        values = json.loads(read_small(path))
+    except (OSError, ValueError, RecursionError):
+        return  # transformers reports it
+    raise_if(_too_many(values, path))
+
+
+def _too_many(values: Any, path: Path) -> Iterator[Problem]:
+    """The problems of numbers of layers, also in configs inside the config.
+
+    Experts are modules that are counted as they are built (``MAX_MODULES``), or parts of one tensor. Their number in a
+    config may be large (Doge: 16,384), or be there and not be used.
+    """
+    if not isinstance(values, dict):
+        return
+    for key, value in values.items():
+        if key in _NOT_OF_THE_MODEL:
+            continue
+        yield from _too_many(value, path)
+        numbers = value if isinstance(value, list) else [value]
+        if not _COUNTS.search(key):
+            continue
+        least = 0 if key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") else -MAX_LAYERS
+        for number in numbers:
+            if isinstance(number, int | float) and not least <= number <= MAX_LAYERS:
+                yield Problem(f"{path} {key}", f"found {number}", f"{max(least, 0)} to {MAX_LAYERS}")
+                break
+
+
+def check_index(folder: Path, field: str) -> None:
+    """Raise ``UserError`` if the index of weights in several files is damaged, or leads out of their folder."""
+    path = folder / "model.safetensors.index.json"
+    if not path.is_file() or (folder / "model.safetensors").is_file():
+        return  # transformers ignores the index if the weights are in one file
+    try:
+        values = json.loads(read_small(path))
+        files = [Path(file) for file in values["weight_map"].values()] if isinstance(values["metadata"], dict) else []
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        files = []
+    if not files:
+        found = f"{path} does not say which weights are in which file"
+        raise UserError(Problem(field, found, "JSON with weight_map and metadata"))
+    if outside := [file for file in files if file.is_absolute() or ".." in file.parts]:
+        raise UserError(Problem(field, f"{path} names {str(outside[0])!r}", "files in its folder"))

@@ -1,0 +1,348 @@
+"""All checks that can be made before any weight is read.
+
+Promises: all problems are reported together; nothing is written except the tokenised data in the cache.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kit.checkpoint.manifest import digest_of, read_manifest
+from kit.config.launch_flags import Launch
+from kit.config.optimisers import OPTIMISERS
+from kit.config.recipe import Recipe
+from kit.data.chat.shipped import fitting
+from kit.data.chat.template import no_template
+from kit.data.feed.stream import Stream
+from kit.data.open import Data, last_ids, open_data, stop_ids
+from kit.data.samples.checks import holds_chats
+from kit.data.samples.dataset import Dataset, open_datasets
+from kit.data.samples.labels import find_labels
+from kit.data.samples.rows import NO_IMAGES
+from kit.evaluate import try_metrics
+from kit.hub.upload import check_upload
+from kit.memory.fit import check_disk, memory_problems, plan_record, planned_workload, resolve_auto
+from kit.memory.workload import Workload
+from kit.model.adapters.token_rows import num_rows
+from kit.model.build import (
+    build_meta_model,
+    check_model,
+    fingerprint,
+    folder_fingerprint,
+    num_positions,
+    open_base_config,
+    open_config,
+)
+from kit.model.images import Images, open_images
+from kit.model.layers.attention import describe_long_rows
+from kit.model.layers.compile import check_compile
+from kit.model.layers.sequence_parallel import sequence_problems
+from kit.model.pretrained.dequantise import describe_dequantised
+from kit.model.pretrained.heads import head_of, labels_of, pad_with, read_pooling, template_beside
+from kit.model.pretrained.locate import open_adapter
+from kit.model.pretrained.tokenizer import open_tokenizer
+from kit.model.summary import aux_loss_coef
+from kit.model.teacher import check_teacher, teacher_settings
+from kit.model.untrained import check_stop_tokens
+from kit.run.facts import OWN_OF_MACHINE, compared_facts
+from kit.run.folder import RunFolder
+from kit.run.identity import identity
+from kit.run.model_source import run_of
+from kit.run.output_dir import run_in
+from kit.run.record import own_code, read_run
+from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
+from kit.strategy.kernels import check_kernels
+from kit.strategy.precision import describe_precision
+from kit.strategy.processes.agreement import Fact
+from kit.strategy.topology import Topology, check_router_loss
+from kit.system.console import is_main, silence_libraries
+from kit.system.errors import Problem, Problems, UserError, first_line, listed, raise_if
+from kit.train.rollouts.rollouts import try_rewards
+from kit.train.rollouts.vllm_server import check_server
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What the checks opened: everything that a run needs before it loads weights."""
+
+    recipe: Recipe  # with a value for each setting that was ``auto``
+    config: Any  # the model's config
+    meta_model: Any  # the model on the meta device: modules and shapes, no weights
+    tokenizer: Any  # with the chat template that is saved with the model
+    data: Data | Stream
+    notes: tuple[str, ...]  # lines for the user: those of the data, and what the checks found besides
+    stop_tokens: dict[str, int]  # that end answers, with their ids; of a run only, and none if all data are plain text
+    folder: RunFolder | None  # None for a command without an output folder
+    total_steps: int  # optimiser steps of the whole run
+    workload: Workload | None  # None if the run has no topology, or the formulas do not describe it
+    plan: dict[str, Any]  # the entry of ``run.json``; empty if the run has no topology, or nothing is planned
+    teacher_config: Any = None  # of a run with a teacher
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of rows of the model's embedding."""
+        return num_rows(self.meta_model)
+
+    def describe_data(self) -> dict[str, Any]:
+        """Return the entry ``data`` for ``run.json``."""
+        return {**self.data.describe(), "stop_tokens": self.stop_tokens, "text_form": self.data.text_form}
+
+    def facts(self, topology: Topology) -> list[Fact]:
+        """Return what the ranks of all machines compare before they load weights; nothing for a single process."""
+        if topology.num_processes == 1:
+            return []
+        recipe, data = self.recipe, self.data
+        content: dict[str, Any] = {"model_name_or_path": fingerprint(recipe), "dataset": data.fingerprint}
+        content["eval_dataset"] = data.evaluation and data.evaluation.fingerprint
+        content["chat_template"] = str(data.chat_template)
+        for key, names in (("metrics", recipe.metrics), ("rewards", recipe.rewards)):
+            content[key] = [*names, *own_code(names).values()]
+        if recipe.teacher:
+            content["teacher"] = fingerprint(teacher_settings(recipe))
+        if recipe.adapter_name_or_path:
+            adapter = open_adapter(recipe.adapter_name_or_path)
+            content["adapter_name_or_path"] = folder_fingerprint(adapter, "adapter_config.json")
+        if self.folder:
+            path = self.folder.checkpoint
+            content["resume_from_checkpoint"] = path and f"{path.name} {digest_of(read_manifest(path))}"
+        settings = recipe.model_dump(mode="json", exclude=OWN_OF_MACHINE)
+        return compared_facts(settings | {"learning_rate": recipe.peak_learning_rate}, topology, content)
+
+
+def check(
+    recipe: Recipe,
+    topology: Topology | None = None,
+    recipe_name: str | None = None,
+    launch: Launch | None = None,
+) -> Preflight:
+    """Open and check the model's config, its shapes, the tokenizer, the data and the output folder.
+
+    Args:
+        topology: how the run will be distributed; None for a command that runs no model.
+        recipe_name: the name of the recipe in ``run.json``; None for a command that trains nothing and has no folder.
+        launch: with ``skip_memory_check``, a run that cannot fit its GPUs is no problem; with ``dry_run``, a model
+            without weights is none.
+
+    Raises:
+        UserError: with all problems.
+    """
+    silence_libraries()
+    launch = launch or Launch()
+    trains = recipe_name is not None
+    if topology:  # alone, because other checks would fail at the same import
+        raise_if(check_bitsandbytes(recipe.method, recipe.optim))
+    problems = Problems()
+    is_proposed = False  # then what is missing was reported, and the first rows are checked as if it were there
+    datasets = tokenizer = config = meta_model = data = folder = None
+    workload: Workload | None = None
+    plan: dict[str, Any] = {}
+    notes: list[str] = []  # beside those of the data
+    stop_tokens: dict[str, int] = {}
+    with problems.caught():
+        datasets = open_datasets(
+            recipe.dataset_entries,
+            recipe.eval_dataset_entries,
+            recipe.streaming,
+            recipe.declared.rows,
+            scores=bool(topology) and not trains,
+            proposed=problems,
+        )
+        is_proposed = bool(problems)
+    with problems.caught():
+        tokenizer = open_tokenizer(recipe)
+    teacher_config = None
+    if recipe.teacher and trains and topology and tokenizer:
+        with problems.caught():
+            teacher_config, of_teacher = check_teacher(recipe, tokenizer, needs_weights=not launch.dry_run)
+            problems += check_strategy(topology, of_teacher)
+            sharing = topology.sequence_parallel_size
+            refused = sequence_problems(sharing, teacher_settings(recipe), teacher_config, of_teacher, 0.0)
+            problems += [replace(each, found=f"{each.found}, of the teacher") for each in refused]
+            if topology.strategy.name == "fsdp1":
+                problems.append(Problem("teacher", "under FSDP1, which gives no head as a whole", fix="--config fsdp"))
+    num_problems = len(problems)  # without those of the model and its adapters
+    with problems.caught():
+        if "max_length" not in recipe.model_fields_set:
+            longest = num_positions(open_base_config(recipe)) or recipe.max_length
+            recipe = recipe.model_copy(update={"max_length": min(recipe.max_length, longest)})
+        if recipe.objective == "classify" and datasets:
+            recipe = _with_labels(recipe, datasets)
+        if recipe.objective == "embed" and "pooling" not in recipe.model_fields_set:
+            base, adapter = open_base_config(recipe), recipe.adapter_name_or_path
+            own = read_pooling(adapter or base.name_or_path, None if adapter else getattr(base, "_commit_hash", None))
+            recipe = recipe.model_copy(update={"pooling": own or recipe.pooling})
+        config = open_config(recipe)
+        meta_model = build_meta_model(recipe, config, recipe.packing)
+        problems += check_model(
+            recipe,
+            config,
+            meta_model,
+            max_length=recipe.max_length,
+            packing=recipe.packing,
+            sequences_per_sample=recipe.declared.sequences_per_sample,
+            router_aux_loss_coef=recipe.router_aux_loss_coef,
+            needs_weights=not launch.dry_run,
+        )
+        if topology:
+            recipe, lines = resolve_auto(recipe, topology, config, teacher_config)
+            notes += lines
+            if trains:
+                workload = planned_workload(recipe, topology, config, teacher_config)
+            problems += check_strategy(topology, meta_model)
+            router_loss = aux_loss_coef(meta_model, recipe.router_aux_loss_coef)
+            problems += sequence_problems(topology.sequence_parallel_size, recipe, config, meta_model, router_loss)
+            problems += check_kernels(recipe, topology)
+            if recipe.torch_compile:
+                problems += check_compile(meta_model, layer_classes(topology, meta_model), recipe.packing)
+            if len(problems) == num_problems:  # it needs adapters that fit
+                problems += check_adapter_units(topology, recipe, meta_model)
+            notes += describe_precision(topology, launch.config)
+            notes += describe_dequantised(config)
+            if not recipe.packing:  # packs are refused
+                notes += describe_long_rows(config, recipe.max_length, recipe.num_rows)
+            problems += check_router_loss(topology, router_loss)
+    if recipe.push_to_hub and trains and is_main():
+        with problems.caught():
+            check_upload(recipe.push_to_hub, recipe.model_name_or_path, recipe.method != "full")
+    if datasets and tokenizer and meta_model:
+        with problems.caught():
+            images, no_images = _images(recipe, config, meta_model, tokenizer)
+            fits = len(problems) == num_problems
+            if not recipe.chat_template and not tokenizer.chat_template and any(map(holds_chats, datasets)):
+                problems.append(no_template(tokenizer))
+                is_proposed = True
+                recipe = recipe.model_copy(update={"chat_template": next(iter(fitting(tokenizer)), None)})
+            data = open_data(
+                recipe.model_copy(update={"streaming": recipe.streaming or is_proposed}),
+                datasets,
+                tokenizer,
+                num_rows(meta_model),
+                eval_settings=recipe,
+                seed=recipe.seed,
+                global_batch_size=recipe.global_batch_size // recipe.answers_per_prompt,
+                wanted=recipe.declared.rows,
+                rollout_steps=recipe.num_iterations if recipe.rolls_out and (trains or not topology) else 0,
+                images=images,
+                no_images=no_images,
+                pooling={"words": "", "scores": "last", "embedding": recipe.pooling}[recipe.declared.head],
+                labels=recipe.labels or (),
+                has_several=recipe.problem_type == "multi_label_classification",
+            )
+            if recipe.declared.head != "words" and isinstance(data, Data):
+                pad_with(tokenizer, last_ids(data.train))
+            if data.images:
+                notes.append(data.images.description)
+            if data.evaluation is not None:
+                try_metrics(recipe, recipe.train_on, data.evaluation, tokenizer)
+            if recipe.rewards and trains and topology and isinstance(data, Data) and is_main():
+                notes += try_rewards(recipe, data.train, tokenizer)
+            if recipe_name is not None:
+                if fits and recipe.declared.head == "words":  # it needs a model and adapters that are right
+                    ids = sorted(stop_ids(data, tokenizer))
+                    problems += check_stop_tokens(recipe, meta_model, tokenizer, ids, f"{recipe.output_dir}/final")
+                    if any("text" not in dataset.fields for dataset in datasets):
+                        stop_tokens = dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
+                if not is_proposed:
+                    of_teacher = fingerprint(teacher_settings(recipe)) if teacher_config else None
+                    run_identity = identity(recipe, data.fingerprint, fingerprint(recipe), of_teacher)
+                    folder = RunFolder(recipe, recipe_name, run_identity)
+    if workload and topology:
+        if workload.shape.tower:  # now it is known how large its images are
+            of_images = (
+                data.train.image_tokens(recipe.max_length if recipe.packing else None) if isinstance(data, Data) else 0
+            )
+            workload = replace(workload, image_tokens=of_images)
+        problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
+        plan = plan_record(workload, topology)
+    if data and folder and topology and not (folder.finished_steps or launch.skip_memory_check):
+        with problems.caught():
+            check_disk(recipe, topology, config, data.total_steps(recipe))
+    if trains and (data is None or is_proposed):
+        with problems.caught():
+            run_in(recipe.overwrite_output_dir, Path(recipe.output_dir or ""), recipe.inputs)
+    problems.raise_if_any()
+    if recipe.vllm_server_base_url and trains and topology and is_main() and not launch.dry_run:
+        check_server(recipe)
+    assert tokenizer is not None and data is not None
+    tokenizer.chat_template = template_beside(recipe.declared.head, data.chat_template, data.text_form)
+    total_steps = data.total_steps(recipe)
+    return Preflight(
+        recipe=recipe,
+        config=config,
+        meta_model=meta_model,
+        tokenizer=tokenizer,
+        data=data,
+        notes=(*data.notes, *notes),
+        stop_tokens=stop_tokens,
+        folder=folder,
+        total_steps=total_steps,
+        workload=workload,
+        plan=plan,
+        teacher_config=teacher_config,
+    )
+
+
+def _with_labels(recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
+    """The recipe with the labels of the model, if it has some, or else of the training data; and their kind.
+
+    Raises ``UserError`` if their order is another one than that of the scores, or is not known.
+    """
+    base = open_base_config(recipe)
+    own: list[str] = []
+    kind = base.problem_type
+    if head_of(base) == "scores":
+        own = labels_of(base) or [str(i) for i in range(base.num_labels)]
+    if recipe.adapter_name_or_path:
+        run_file = run_of(recipe.adapter_name_or_path)
+        if run_file and (run := read_run(run_file)[0]).labels:
+            own, kind = run.labels, run.problem_type
+        elif not own and not recipe.labels:
+            found, expected = "missing, and the adapter does not hold their order", "those that it was trained with"
+            raise UserError(Problem("labels", found, expected, "--labels NAMES, in the order of id2label in README.md"))
+    if recipe.labels and recipe.labels != own and sorted(recipe.labels) == sorted(own):
+        found = f"{listed(recipe.labels)}, in another order than the scores of the model"
+        raise UserError(Problem("labels", found, listed(own), "leave it out"))
+    labels = own
+    if not own and not (recipe.labels and recipe.problem_type):  # a checkpoint of the kit has both
+        labels, has_several = find_labels(datasets)
+        kind = "multi_label_classification" if has_several else "single_label_classification"
+    kind = recipe.problem_type or kind or "single_label_classification"
+    values = {"labels": recipe.labels or labels, "problem_type": kind}
+    return recipe.model_copy(update=values)
+
+
+def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tuple[Images | None, Problem]:
+    """What makes pixels of images; or None, and the problem of a row that has one.
+
+    Raises ``UserError`` if the recipe says how large images are, and there is nothing that makes any.
+    """
+    try:
+        for is_asked, found, fix in (
+            (bool(recipe.vllm_server_base_url), "a vLLM server", "leave out --vllm_server_base_url"),
+            (recipe.declared.has_teacher, "a teacher", "--objective sft or dpo"),
+            (recipe.declared.head != "words", f"--objective {recipe.objective}", "--objective sft or dpo"),
+        ):
+            if is_asked:
+                raise UserError(Problem("images", f"given, and {found} was not shown with images", fix=fix))
+        return open_images(recipe, recipe, config, meta_model, tokenizer), NO_IMAGES
+    except UserError as error:
+        if recipe.min_pixels or recipe.max_pixels:
+            raise
+        return None, error.problems[0]
+
+
+def check_bitsandbytes(method: str, optim: str) -> list[Problem]:
+    """Return a problem if the settings need bitsandbytes, and it is installed but cannot be imported."""
+    if method == "qlora":
+        key = "method"
+    elif OPTIMISERS[optim].bitsandbytes:
+        key = "optim"
+    else:
+        return []
+    try:
+        import bitsandbytes  # noqa: F401
+    except Exception as error:  # a library of CUDA that is missing or of another version raises many types
+        found = f"bitsandbytes is installed but broken ({first_line(error)})"
+        return [Problem(key, found, fix="`python -m bitsandbytes` says what it misses; then install it again")]
+    return []

@@ -1,0 +1,135 @@
+"""A metric of answers that the user wrote: ``--metrics FILE.py:FUNCTION``, with ``function(expected, answer, row)``.
+
+Promises: the file runs only if the command line names it. What is wrong with it is a ``Problem`` at the user's own
+line. The function gets a copy of the row, so what it changes there has no effect.
+"""
+
+import copy
+import importlib.util
+import inspect
+import math
+import numbers
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from kit.system.errors import LateError, Problem, UserError, first_line
+
+Function = Callable[[str, str, Any], Any]
+SIGNATURE = "function(expected, answer, row) -> float"
+PATTERN = r".+\.py:[A-Za-z_]\w*"  # of a name in ``metrics``
+
+
+class MetricError(LateError):
+    """The function of the user raised an error, or returned no number."""
+
+
+def is_own(name: str) -> bool:
+    """Return whether one of ``metrics`` names a function of the user: ``FILE.py:FUNCTION``."""
+    return ".py:" in name
+
+
+def key_of(name: str) -> str:
+    """Return the name of a metric in results: of ``FILE.py:FUNCTION`` the function's."""
+    return name.rpartition(":")[2]
+
+
+@cache
+def load(name: str) -> Function:
+    """Run the file of ``FILE.py:FUNCTION``, once in a process, and return the function.
+
+    Raises:
+        UserError: there is no such file or function, the file cannot be imported, or the function has other parameters.
+    """
+    path, _, function_name = name.rpartition(":")
+    path = os.path.expanduser(path)
+    if not os.path.isfile(path):
+        raise UserError(
+            Problem(name, f"there is no file {path!r}", "FILE.py:FUNCTION", "a relative path counts from here")
+        )
+    module = _imported(path)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise UserError(Problem(name, f"{path} has no function {function_name!r}", SIGNATURE))
+    _check_parameters(path, function_name, function)
+    return function
+
+
+def score(name: str, expected: str, answer: str, row: Any, origin: str) -> float:
+    """Return what the function gives for one answer.
+
+    Args:
+        row: of the data set, as it stands there.
+        origin: where that row is, for the message: ``eval.jsonl:17``.
+
+    Raises:
+        MetricError: it raises an error, or returns something else than a finite number.
+    """
+    path, _, function_name = name.rpartition(":")
+    path = os.path.expanduser(path)
+    function = load(name)
+    try:
+        value = function(expected, answer, copy.deepcopy(row))
+    except (Exception, SystemExit) as error:
+        found = f"{type(error).__name__}: {first_line(error)[:200]} (row {origin}, answer {repr(answer)[:60]})"
+        raise MetricError(
+            Problem(_line_of(error, path), found, fix=f"correct {function_name}, or catch it there")
+        ) from None
+    is_number = isinstance(value, numbers.Real)  # not a tensor, and not a string of digits: nothing is guessed
+    if is_number and math.isfinite(value):
+        return float(value)
+    found = f"{function_name} returned {repr(value)[:60]} (row {origin}, answer {repr(answer)[:60]})"
+    fix = "return float(...), such as 0.0 for an answer without a value"
+    raise MetricError(Problem(_definition(path, function), found, "a finite number", fix))
+
+
+def _imported(path: str) -> ModuleType:
+    """The module of a file, whose folder is where it finds its own imports."""
+    name = f"kit_metric_{os.path.basename(path).removesuffix('.py')}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look there
+    folder = os.path.dirname(os.path.abspath(path))
+    if folder not in sys.path:
+        sys.path.append(folder)  # behind all others, so that no file of it stands in for a library
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else _line_of(error, path)
+        fix = f"`{os.path.basename(sys.executable)} {path}` shows the whole error"
+        found = f"{type(error).__name__}: {first_line(error)}"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            fix = f"install {error.name.partition('.')[0]} into this environment"
+        raise UserError(Problem(where, found, "a file that can be imported", fix)) from None
+    return module
+
+
+def _check_parameters(path: str, name: str, function: Any) -> None:
+    """Raise ``UserError`` if ``function`` cannot be called as ``SIGNATURE``, or takes its texts the other way round."""
+    where, fix = _definition(path, function), f"def {name}(expected, answer, row):"
+    try:
+        signature = inspect.signature(function)
+        signature.bind("", "", {})
+    except (TypeError, ValueError) as error:
+        raise UserError(Problem(where, first_line(error), SIGNATURE, fix)) from None
+    names = list(signature.parameters)
+    if {"expected", "answer"} <= set(names) and names.index("answer") < names.index("expected"):
+        raise UserError(Problem(where, "answer before expected", SIGNATURE, fix))
+
+
+def _definition(path: str, function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{path}:{code.co_firstlineno}" if code else path
+
+
+def _line_of(error: BaseException, path: str) -> str:
+    """``file:line`` of the last line of the user's file that took part in ``error``."""
+    own = os.path.realpath(path)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if os.path.realpath(frame.filename) == own]
+    return f"{path}:{lines[-1]}" if lines else path

@@ -1,0 +1,300 @@
+"""Rewards of answers that the model wrote: numbers by rules, or by a function of the user.
+
+Promises: they are computed in processes of their own, so that one which hangs, ends its process, prints or starts
+others costs the run nothing but its time. What fails is no number but a line that says why.
+"""
+
+import contextlib
+import ctypes
+import json
+import math
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kit.scoring import own_metric
+from kit.scoring.metrics import METRICS
+
+_START_SECONDS = 120  # in which a process must have imported the user's files
+_LOOK_SECONDS = 0.5  # between two looks at whether the run stops
+_LONGEST = 1 << 16  # bytes of a message from such a process
+_PR_SET_CHILD_SUBREAPER = 36  # the number of this option of Linux's prctl
+
+_DELIMITERS = re.compile(r"(?<!\\)\$|\\boxed|\\[(\[]")
+_COMMAND = re.compile(r"\\[A-Za-z]+(\{[^{}]*\})?")
+_WORDS = re.compile(
+    r"[A-Za-z]{4,}\b(?!\()|[A-Za-z]{2,}\s+[A-Za-z]{2,}|\b(?!ln|lg)[a-z]{2}\s+\d|\d\s+(?!ln|lg|log|pi|sin|cos|tan)[A-Za-z]{2,}"
+)
+
+
+class Asked(NamedTuple):
+    """One answer of the model, and what it is judged by."""
+
+    expected: str
+    answer: str
+    row: Any  # of the data set; None if no reward of the user reads it
+    origin: str  # ``train.jsonl:17``
+    num_tokens: int  # of the answer
+    max_new_tokens: int
+
+
+def key_of(name: str) -> str:
+    """Return the name of a reward in metrics: that of the function, or what stands before a colon."""
+    return own_metric.key_of(name) if own_metric.is_own(name) else name.partition(":")[0]
+
+
+def reward(name: str, asked: Asked) -> float:
+    """Return one reward of an answer; raises what a function of the user raises, see ``own_metric.score``.
+
+    - the names of ``kit.scoring.metrics.METRICS``, from 0 to 1;
+    - ``math``: 1 if the answer is the expected one as mathematics, by math-verify;
+    - ``json``: 1 if the answer is JSON;
+    - ``regex:PATTERN``: 1 if the pattern is found in the answer;
+    - ``overlong:N``: 0, and down to -1 over the last N of ``max_new_tokens``: https://arxiv.org/abs/2503.14476,
+      equation 13.
+    """
+    kind, _, value = name.partition(":")
+    if own_metric.is_own(name):
+        return own_metric.score(name, asked.expected, asked.answer, asked.row, asked.origin)
+    if kind == "math":
+        from math_verify import verify
+
+        if not (expected := read_math(asked.expected)):
+            raise ValueError(f"math-verify cannot read {asked.expected[:60]!r}")
+        return float(verify(expected, read_math(asked.answer)))
+    if kind == "json":
+        try:
+            json.loads(asked.answer)
+        except (ValueError, RecursionError):
+            return 0.0
+        return 1.0
+    if kind == "regex":
+        return float(re.search(value, asked.answer, re.DOTALL) is not None)
+    if kind == "overlong":
+        return min(0.0, (asked.max_new_tokens - asked.num_tokens) / int(value) - 1)
+    return METRICS[name](asked.answer, asked.expected)
+
+
+@lru_cache(1000)  # the expected text of all answers to a prompt
+def read_math(text: str) -> list[Any]:
+    """Return the expressions that math-verify finds in a text; none if it finds no whole one.
+
+    It takes LaTeX only between delimiters: of ``2\\sqrt{3}`` it would read the 2. So a text without any is read as one
+    formula; prose only if nothing is found in it.
+    """
+    from math_verify import parse
+
+    forms = [text]
+    if not _DELIMITERS.search(text):
+        forms.insert(1 if _WORDS.search(_COMMAND.sub("", text)) else 0, f"${text}$")
+    for form in forms:
+        found: list[Any] = parse(form)
+        if found and not isinstance(found[0], str):
+            return found
+    return []
+
+
+class Scorer:
+    """Computes the rewards of answers in the background, several at a time."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        timeout_seconds: float,
+        num_workers: int,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """
+        Args:
+            timeout_seconds: for one reward of an answer.
+            is_stopping: whether the run was asked to stop, which does not wait for rewards.
+        """
+        self._names = tuple(names)
+        self._timeout = timeout_seconds
+        self._is_closed = False
+        self._is_stopping = lambda: self._is_closed or is_stopping()
+        self._threads = ThreadPoolExecutor(num_workers)
+        self._workers: dict[int, _Worker] = {}  # by the thread that asks it
+
+    def submit(self, asked: Sequence[Asked]) -> list[Future[list[float | str]]]:
+        """Begin to compute the rewards of answers. Returns what ``collect`` takes."""
+        return [self._threads.submit(self._score, each) for each in asked]
+
+    def collect(self, submitted: Iterable[Future[list[float | str]]]) -> list[list[float | str]]:
+        """Wait. Return of each answer its rewards, in the order of the names; in place of one that failed, why.
+
+        A stop leaves out those that were not computed by then.
+        """
+        return [future.result() for future in submitted]
+
+    def close(self) -> None:
+        """End all processes. What was not computed by then is not computed."""
+        self._is_closed = True
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._workers.values():
+            worker.end()
+
+    def _score(self, asked: Asked) -> list[float | str]:
+        thread = threading.get_ident()
+        found: list[float | str] = []
+        for k in range(len(self._names)):
+            if self._is_stopping():
+                break
+            try:
+                if thread not in self._workers:
+                    self._workers[thread] = _Worker(self._names, self._is_stopping)
+                found.append(self._workers[thread].ask((k, asked), self._timeout))
+                continue
+            except TimeoutError:
+                why = f"took more than {self._timeout:g} s"
+            except OSError:
+                why = "ended its process"
+            except ValueError:
+                why = "wrote into the connection of its process"
+            if thread in self._workers:
+                self._workers.pop(thread).end()
+            if not self._is_stopping():
+                found.append(f"{why} (row {asked.origin})")
+        return found
+
+
+class _Worker:
+    """A process that computes rewards. Whatever they start ends with it.
+
+    Messages to it are pickled, those from it are JSON: numbered as the question, so that no other one is taken for the
+    answer to it.
+    """
+
+    def __init__(self, names: tuple[str, ...], is_stopping: Callable[[], bool]) -> None:
+        self._is_stopping, self._number = is_stopping, 0
+        self._socket, theirs = socket.socketpair()
+        code = f"import sys; sys.path = {sys.path!r}; from kit.scoring.rewards import serve; serve({theirs.fileno()})"
+        # Not a fork, which would have the run's threads and its GPU.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+        theirs.close()
+        try:
+            self.ask(names, _START_SECONDS)
+        except (OSError, ValueError):
+            self.end()
+            raise
+
+    def ask(self, content: Any, seconds: float) -> float | str:
+        """Return the answer to ``content``: names of rewards, or the place of one among them and what it is asked.
+
+        Raises:
+            TimeoutError: it took too long, or the run stops.
+            OSError: the process ended.
+            ValueError: it sent something that is no answer.
+        """
+        self._number += 1
+        end = time.monotonic() + seconds
+        self._socket.settimeout(seconds)
+        self._socket.sendall(pickle.dumps((self._number, content)))
+        for line in self._lines(end):
+            try:
+                number, value = json.loads(line)
+            except (TypeError, RecursionError):
+                raise ValueError from None
+            if number == self._number:
+                if isinstance(value, str) or (isinstance(value, float) and math.isfinite(value)):
+                    return value
+                raise ValueError
+        raise TimeoutError
+
+    def _lines(self, end: float) -> Iterator[bytes]:
+        """What the process sends until ``end``, or until the run stops."""
+        content = b""
+        while (left := end - time.monotonic()) > 0 and not self._is_stopping():
+            self._socket.settimeout(min(_LOOK_SECONDS, left))
+            with contextlib.suppress(TimeoutError):
+                if not (more := self._socket.recv(_LONGEST)):
+                    raise OSError
+                content += more
+                if len(content) > _LONGEST:
+                    raise ValueError
+                *lines, content = content.split(b"\n")
+                yield from lines
+
+    def end(self) -> None:
+        """End the process and those that it started."""
+        self._socket.close()
+        assert self._process.stdin
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_START_SECONDS)
+
+
+def serve(number: int) -> None:
+    """Compute rewards in a child of this process until the one that asks closes standard input, or ends.
+
+    Then this process ends all its children, and so those of its children, which become its own.
+
+    Args:
+        number: of this end of the connection.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    child = os.fork()
+    if not child:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        _answer(socket.socket(fileno=number))
+        os._exit(0)
+    os.close(number)
+    os.read(0, 1)
+    with contextlib.suppress(OSError):  # where there is no /proc
+        os.killpg(child, signal.SIGKILL)
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            with contextlib.suppress(OSError):
+                for pid in children.read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+            os.wait()
+
+
+def _answer(connection: socket.socket) -> None:
+    """Answer each question in turn. The first one is which rewards there are."""
+    own = os.getpid()
+    names: Sequence[str] = ()
+    with connection.makefile("rb") as questions, contextlib.suppress(EOFError):
+        while True:
+            number, content = pickle.load(questions)
+            if names:
+                k, asked = content
+                answer = _number_or_why(names[k], asked)
+            else:
+                names, answer = content, ""
+                for name in filter(own_metric.is_own, names):
+                    own_metric.load(name)
+            if os.getpid() != own:  # a reward forked
+                os._exit(0)
+            connection.sendall(json.dumps([number, answer]).encode() + b"\n")
+
+
+def _number_or_why(name: str, asked: Asked) -> float | str:
+    try:
+        return reward(name, asked)
+    except own_metric.MetricError as error:
+        (problem,) = error.problems
+        return f"{problem.where}: {problem.found}"
+    except Exception as error:  # of a library, given any text
+        return f"{key_of(name)}: {type(error).__name__}: {str(error)[:300]} (row {asked.origin})"

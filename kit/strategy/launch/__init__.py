@@ -1,0 +1,1 @@
+"""From one command to the processes of a run."""

@@ -1,0 +1,47 @@
+"""Ctrl-C before anything was begun ends the process at once.
+
+Python's own ``KeyboardInterrupt`` would not: some imports of libraries ignore it, so that the run starts all the same,
+and others turn it into an error of their own. Plain Python, imported before everything else.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NoReturn
+
+STATUS = 130  # 128 + SIGINT
+# What asks a run to stop: a scheduler, Ctrl-C, Slurm's warning, a closed terminal. Not every system has all of them.
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
+# Environment variable of ranks that kit.strategy.launch.torchrun_main started: the file for their exit status.
+OWN_TORCHRUN = "KIT_TORCHRUN"
+
+
+class Stopped(Exception):
+    """Ends an evaluation or a rollout early, on all ranks at the same place."""
+
+
+def leave_on_ctrl_c() -> None:
+    """Let Ctrl-C end this process at once. Call it first, where nothing has been begun that must be ended."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the command ignores it, as `nohup` may
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def raise_on_ctrl_c() -> None:
+    """Let Ctrl-C raise ``KeyboardInterrupt`` again, so that what has been begun is ended in order."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def become(command: list[str], env: Mapping[str, str]) -> NoReturn:
+    """Replace this process by a Python program."""
+    sys.stdout.flush()
+    os.execve(sys.executable, command, env)
+
+
+def report(line: str) -> None:
+    """Print ``line`` to standard error, on rank 0."""
+    if os.environ.get("RANK", "0") == "0":
+        with suppress(OSError):  # the terminal is closed. Not `print`: the signal may have interrupted one
+            os.write(2, f"\n{line}\n".encode())

@@ -1,0 +1,123 @@
+"""A model opened in one process to answer: of a run, or any other; and the base of an adapter.
+
+Promises: a damaged checkpoint is refused, and all that needs no weights is checked before they are read.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kit.checkpoint.load import load_weights
+from kit.config.command_line import Request
+from kit.config.recipe import Recipe
+from kit.data.chat.template import Template, resolve_template
+from kit.data.chat.turns import Drafters
+from kit.model.adapters.adapter import adapters_off
+from kit.model.build import build_meta_model, build_model, check_model, num_positions, open_config
+from kit.model.images import Images, open_images
+from kit.model.pretrained.heads import head_of
+from kit.model.pretrained.tokenizer import open_tokenizer
+from kit.run.model_source import CHECKPOINT, precision_of, run_of, to_open
+from kit.run.record import read_texts
+from kit.run.resume import verify_together
+from kit.strategy.accelerator import Prepared, prepare, start
+from kit.strategy.launch.launch import forget_launcher, plan_launch
+from kit.strategy.strategies import SINGLE
+from kit.strategy.topology import Precision, Topology
+from kit.system import interrupt
+from kit.system.console import silence_libraries
+from kit.system.errors import Problem, UserError, raise_if
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model that answers."""
+
+    prepared: Prepared
+    tokenizer: Any
+    template: Template | None  # None: what is typed is the prompt
+    stops: list[int]  # ids of the tokens that end an answer
+    positions: int | None  # the longest text that it can read, in tokens; None: its config sets no limit
+    recipe: Recipe
+    images: Images | None = None  # None: it reads none, or none was asked for
+    aside: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while it answers
+
+
+def plan_one_process(request: Request) -> tuple[Recipe, Topology]:
+    """Return the recipe and the topology of a command that answers in one process.
+
+    Raises:
+        UserError: the request has problems, or its config is for several processes.
+    """
+    silence_libraries()
+    interrupt.raise_on_ctrl_c()
+    planned = plan_launch(request)
+    raise_if(planned.problems)
+    topology = planned.topology
+    if topology.strategy != SINGLE:
+        raise UserError(Problem("config", topology.strategy.title, "one process", "--config single"))
+    if planned.config_file is None:
+        usual: Precision = "bf16" if topology.device_type == "cuda" else topology.mixed_precision
+        name = planned.recipe.adapter_name_or_path or planned.recipe.model_name_or_path
+        topology = replace(topology, mixed_precision=precision_of(name, usual))
+    forget_launcher(topology)
+    return planned.recipe, topology
+
+
+def open_model(
+    recipe: Recipe, topology: Topology, is_plain: bool, with_base: bool, with_images: bool = False
+) -> Opened:
+    """Open the model that a recipe names.
+
+    Args:
+        is_plain: without a chat template, as for a run on plain texts.
+        with_base: ``base_of`` will be asked for.
+        with_images: it must read images.
+
+    Raises:
+        UserError: it cannot be opened, needs a chat template and has none, is no adapter and so has no base, or reads
+            no images.
+    """
+    texts = read_texts(run_of(recipe.adapter_name_or_path or recipe.model_name_or_path))
+    is_plain |= texts.form != "chat" and not (with_images or recipe.chat_template)
+    recipe, checkpoint = to_open(recipe)
+    if with_base and recipe.method == "full":
+        raise UserError(Problem("--base", "this is a whole model, which holds no base", "an adapter", "leave it out"))
+    config = open_config(recipe)
+    if (head := head_of(config)) != "words":
+        found = f"a model of {head}, which writes no answers"
+        raise UserError(Problem("model_name_or_path", found, "a language model", "`kit score` measures it"))
+    meta_model = build_meta_model(recipe, config)
+    raise_if(check_model(recipe, config, meta_model))
+    tokenizer = open_tokenizer(recipe)
+    images = open_images(recipe, recipe, config, meta_model, tokenizer) if with_images else None
+    template = None if is_plain else _template_of(recipe, tokenizer, images.token if images else "")
+    accelerator, plan = start(recipe, topology)
+    if checkpoint:
+        faults = verify_together(accelerator, checkpoint)
+        raise_if(Problem(CHECKPOINT, f"{checkpoint}: {fault}") for fault in faults)
+    plan = replace(plan, trained_dtype=plan.compute_dtype)  # nothing is trained
+    prepared = prepare(accelerator, topology, build_model(recipe, config, plan))
+    if checkpoint:
+        load_weights(prepared.model, checkpoint)
+    prepared.model.eval()
+    ends = set(texts.stop_tokens.values())
+    own = accelerator.unwrap_model(prepared.model).generation_config
+    eos = own.eos_token_id if own else None
+    ends |= {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
+    return Opened(prepared, tokenizer, template, sorted(ends), num_positions(config), recipe, images)
+
+
+def base_of(tuned: Opened) -> Opened:
+    """Return the base of an adapter, with its template."""
+    return replace(tuned, aside=lambda: adapters_off(tuned.prepared.model))
+
+
+def _template_of(recipe: Recipe, tokenizer: Any, image_token: str) -> Template:
+    source = resolve_template(tokenizer, recipe.chat_template, recipe.chat_template_kwargs)
+    if source is None:
+        fix = "--plain, and what you type is the prompt; or --chat_template NAME"
+        found = f"{recipe.model_name_or_path} brings none"
+        raise UserError(Problem("chat_template", found, "a chat template", fix))
+    return Drafters(source, tokenizer, "assistant", image_token).of(False, {})[0]

@@ -1,0 +1,1 @@
+"""Kill a run, continue it, and compare it with one that was not interrupted."""

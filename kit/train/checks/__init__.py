@@ -1,0 +1,1 @@
+"""Proofs before and in training: the loss head, packs, replicas, compiled layers."""

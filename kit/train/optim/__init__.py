@@ -1,0 +1,1 @@
+"""Optimisers, their groups, and the kit's own."""

@@ -1,0 +1,1 @@
+"""Answers that the model writes in training, and their rewards."""

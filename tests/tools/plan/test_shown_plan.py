@@ -1,0 +1,85 @@
+"""A plan as lines and commands."""
+
+import re
+import shlex
+from dataclasses import replace
+
+import pytest
+from fake_gpu import SHAPES
+
+from kit.config.command_line import read_command_line
+from kit.tools.plan.ask import read_ask
+from kit.tools.plan.hardware import GPUS
+from kit.tools.plan.lengths import Lengths
+from kit.tools.plan.search import options, recommend, try_out
+from kit.tools.plan.shown_plan import command, own_config, time_lines
+
+
+def planned(*words, gpu="24GiB"):
+    ask = read_ask([*words, "--gpu", gpu])
+    found = options(ask.workload, ask.gpu, ask.recipe.global_batch_size, ask.only)
+    return ask, found, recommend(found, ask.recipe.method)
+
+
+def test_the_command_is_one_that_a_run_takes_and_has_only_what_differs_from_the_recipe(tmp_path):
+    own = tmp_path / "own.yaml"  # which no run takes without a flag
+    own.write_text("max_length: 64\neval_steps: 5\n", encoding="utf-8")
+    several = '[{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1, "columns": {"q": "prompt"}}]'
+    for words in (
+        ["--recipe", "llama-8b-full", "--gpus", "8", "--report_to", "tensorboard", "--dataset", several],
+        ["--model_name_or_path", str(SHAPES["tiny"]), "--objective", "dpo", "--method", "full", "--max_length", "64"],
+        [
+            "--recipe",
+            str(own),
+            "--model_name_or_path",
+            str(SHAPES["tiny"]),
+            "--dataset",
+            "a.jsonl",
+            "--eval_dataset",
+            "b.jsonl",
+        ],
+    ):
+        ask, _, option = planned(*words)
+        request = read_command_line(shlex.split(command(option, ask))[3:])
+        assert not request.problems, words
+        taken, asked = request.recipe, ask.recipe
+        assert [entry.path for entry in taken.dataset_entries] == [entry.path for entry in asked.dataset_entries]
+        assert (taken.dataset_columns, taken.objective) == (asked.dataset_columns, asked.objective)
+        own = option.workload
+        assert (taken.method, taken.per_device_train_batch_size) == (own.method, own.rows)
+        assert taken.gradient_checkpointing == own.gradient_checkpointing
+    ask, _, option = planned("--recipe", "llama-8b-qlora", "--max_length", "1024", "--gpus", "2")
+    text = command(option, ask)
+    assert "finetune.py --config ddp --recipe llama-8b-qlora --num_processes 2" in text and "--max_length 1024" in text
+    assert "--learning_rate" not in text and "--method" not in text
+
+
+def test_several_machines_and_float32_need_a_config_of_their_own():
+    ask, found, _ = planned("--recipe", "llama-8b-full", "--gpus", "4x8", gpu="h100")
+    hybrid = next(o for o in found if o.workload.config == "fsdp_hybrid")
+    assert "4 machines" in own_config(hybrid.workload) and "--config my-fsdp_hybrid.yaml" in command(hybrid, ask)
+    ask, _, option = planned("--recipe", "llama-8b-lora", "--gpus", "8", gpu="v100-32")
+    assert own_config(option.workload).endswith("that says mixed_precision: no")
+
+
+LENGTHS = Lengths(
+    num_samples=1000, mean=400.0, longest=2048, row=1024.0, supervised=0.3, seen=700.0, num_steps=50, epochs=2.0
+)  # fmt: skip
+
+
+def test_hours_and_cost_are_those_of_the_steps_and_of_the_data():
+    _, _, option = planned("--recipe", "llama-8b-lora", gpu="h100")
+    fast, slow = option.step.seconds
+    time, whole = time_lines(option, 500, price=2.0)
+    assert "padding included" in time
+    assert f"cost {2 * 500 * fast / 3600:,.2f} to {2 * 500 * slow / 3600:,.2f}" in whole
+    data, _, whole = time_lines(option, None, lengths=LENGTHS)
+    assert "30.0% are learned from" in data and whole.startswith("50 steps: ") and "every row is full" not in whole
+    rolls_out = ("--recipe", "llama-8b-lora", "--objective", "grpo")
+    beside = [
+        time_lines(planned(*rolls_out, *flags, gpu="h100")[2], 200)[-1] for flags in ((), ("--max_new_tokens", "256"))
+    ]
+    seconds = [float(re.search("at least ([0-9.]+) to", line)[1]) for line in beside]
+    assert seconds == pytest.approx([5.5, 2.75], rel=0.05), "64 answers at once, 2,144 kernels a token"
+    unknown = try_out(option.workload, replace(GPUS["h100"], tflops=None))
+    assert "nothing is known" in time_lines(unknown, 500)[0]

@@ -1,0 +1,169 @@
+"""Which weights the optimiser moves, which of them decay, and at which rates."""
+
+import sys
+
+import pytest
+import torch
+from peft.optimizers import create_loraplus_optimizer
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kit.config.optimisers import OPTIMISERS
+from kit.config.recipe import Recipe
+from kit.model.adapters.adapter import attach_adapter
+from kit.train.optim import optim
+
+KINDS = sorted({*OPTIMISERS} - {"adamw_bf16", "muon"})  # with tests of their own
+
+
+def recipe(**changes):
+    return Recipe(**{"model_name_or_path": "model", "dataset": "train.jsonl", **changes})
+
+
+def build_optimizer(layers, settings):
+    return optim.build_optimizer(layers, settings, settings.peak_learning_rate)
+
+
+def model():
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    layers[3].requires_grad_(False)
+    return layers
+
+
+def step(layers, optimizer):
+    layers(torch.arange(7)).square().sum().backward()
+    optimizer.step()
+
+
+def test_it_moves_what_trains_and_nothing_else():
+    for kind in KINDS:
+        layers = model()
+        before = {name: p.detach().clone() for name, p in layers.named_parameters()}
+        step(layers, build_optimizer(layers, recipe(optim=kind)))
+        moved = {name for name, p in layers.named_parameters() if not torch.equal(p, before[name])}
+        assert moved == {"0.weight", "1.weight", "1.bias", "2.weight", "2.bias"}, kind
+
+
+def test_norms_and_biases_do_not_decay():
+    """Without a gradient only decay moves a weight: by ``rate x decay`` of itself."""
+    for kind in KINDS:
+        layers = model()
+        with torch.no_grad():
+            for parameter in layers.parameters():
+                parameter.add_(1.0)
+                parameter.grad = torch.zeros_like(parameter)
+        before = {name: p.detach().clone() for name, p in layers.named_parameters()}
+        build_optimizer(layers, recipe(optim=kind, weight_decay=0.5, learning_rate=0.1)).step()
+        for name, parameter in layers.named_parameters():
+            kept = 1 - 0.1 * 0.5 if name in ("0.weight", "1.weight") else 1.0
+            assert torch.allclose(parameter, before[name] * kept), name
+
+
+def test_the_recipes_numbers_reach_the_update():
+    """One step of AdamW by hand."""
+    weight = nn.Parameter(torch.tensor([[2.0]]))
+    holder = nn.Module()
+    holder.weight = weight
+    settings = {"learning_rate": 0.1, "adam_beta1": 0.5, "adam_beta2": 0.25, "adam_epsilon": 0.5, "weight_decay": 0.2}
+    optimizer = build_optimizer(holder, recipe(**settings))
+    value, first, second = 2.0, 0.0, 0.0
+    for count, gradient in enumerate((3.0, -1.0), start=1):
+        weight.grad = torch.tensor([[gradient]])
+        optimizer.step()
+        first, second = 0.5 * first + 0.5 * gradient, 0.25 * second + 0.75 * gradient**2
+        value -= 0.1 * 0.2 * value
+        value -= 0.1 * (first / (1 - 0.5**count)) / ((second / (1 - 0.25**count)) ** 0.5 + 0.5)
+        assert weight.item() == pytest.approx(value, rel=1e-6)
+
+
+def test_each_group_keeps_its_factor_of_the_schedule():
+    """Without a gradient only decay moves a weight: by ``rate x decay`` of itself."""
+    for kind in KINDS:
+        layers = model()
+        settings = recipe(optim=kind, weight_decay=0.5, learning_rate=0.3)
+        optimizer = build_optimizer(layers, settings)
+        slow, fast = layers[0].weight, layers[1].weight
+        optimizer.param_groups[0]["params"] = [slow]
+        optimizer.add_param_group({"params": [fast], "weight_decay": 0.5, "lr": 0.1})
+        (line,) = optim.keep_rate_factors(optimizer, settings.peak_learning_rate)
+        assert line == "learning rate: that of the schedule x 1 for 80, x 0.333333 for 64 trainable parameters", kind
+        for rate in (0.2, 0.04):
+            before = slow.detach().clone(), fast.detach().clone()
+            for parameter in layers.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            optim.set_learning_rate(optimizer, rate)
+            optimizer.step()
+            assert torch.allclose(slow, before[0] * (1 - rate * 0.5)), kind
+            assert torch.allclose(fast, before[1] * (1 - rate / 3 * 0.5)), kind
+
+
+def adapted(**changes):
+    """An adapted model with a trained embedding, and its recipe."""
+    config = LlamaConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9, pad_token_id=0
+    )
+    settings = recipe(learning_rate=1e-3, lora_r=2, **changes)
+    return attach_adapter(LlamaForCausalLM(config), settings), settings
+
+
+def rates_of(optimizer, model):
+    rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    return {name: rates[p] for name, p in model.named_parameters() if p.requires_grad}
+
+
+def test_lora_plus_gives_each_matrix_the_rate_that_peft_gives_it():
+    layers, settings = adapted(loraplus_lr_ratio=16.0, use_dora=True)
+    theirs = create_loraplus_optimizer(layers, torch.optim.AdamW, lr=1e-3, loraplus_lr_ratio=16.0)
+    assert rates_of(build_optimizer(layers, settings), layers) == rates_of(theirs, layers)
+
+
+def test_embedding_and_head_have_their_own_rate_with_any_method():
+    layers, settings = adapted(
+        embedding_learning_rate=1e-4, loraplus_lr_ratio=4, lora_modules_to_save="embed_tokens,lm_head"
+    )
+    for name, rate in rates_of(build_optimizer(layers, settings), layers).items():
+        of_table = "embed_tokens" in name or "lm_head" in name
+        assert rate == (1e-4 if of_table else 4e-3 if "lora_B" in name else 1e-3)
+    layers, settings = adapted(embedding_learning_rate=1e-4, method="full")
+    slow = {name for name, rate in rates_of(build_optimizer(layers, settings), layers).items() if rate == 1e-4}
+    assert slow == {"model.embed_tokens.weight", "lm_head.weight"}
+
+
+@pytest.mark.parametrize("kind", ["adamw_torch", "adamw_torch_fused"])
+def test_parts_of_sharded_weights_get_every_bit_of_torchs_own_update(kind, monkeypatch):
+    from torch.distributed.fsdp import fully_shard
+
+    module = sys.modules["torch.optim.adam"]  # torch.optim hides it
+    is_sharded, update = [], module.adam
+
+    def spy(*lists, **options):
+        is_sharded.append(any(hasattr(tensor, "placements") for tensors in lists for tensor in tensors))
+        update(*lists, **options)
+
+    monkeypatch.setattr(module, "adam", spy)
+
+    def trained(build):
+        layers = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+        for i, parameter in enumerate(layers.parameters(), start=1):
+            nn.init.constant_(parameter, i / 7)
+        fully_shard(layers)
+        optimizer = build(layers)
+        for _ in range(3):
+            optimizer.zero_grad()
+            layers(torch.arange(8.0).reshape(2, 4)).square().sum().backward()
+            optimizer.step()
+        states = [optimizer.state[p][name] for p in layers.parameters() for name in ("exp_avg", "exp_avg_sq")]
+        assert all(hasattr(tensor, "placements") for tensor in states)  # so a checkpoint has each rank's part
+        return [tensor.full_tensor() for tensor in (*layers.parameters(), *states)]
+
+    def torchs(layers):
+        return torch.optim.AdamW(layers.parameters(), lr=1e-3, weight_decay=0.0, fused=kind == "adamw_torch_fused")
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        own = trained(lambda layers: build_optimizer(layers, recipe(optim=kind, learning_rate=1e-3)))
+        assert not any(is_sharded)
+        assert all(map(torch.equal, own, trained(torchs))) and is_sharded[-1]
+    finally:
+        torch.distributed.destroy_process_group()
