@@ -59,9 +59,9 @@ from kit.strategy.accelerator import check_strategy, prepare, start
 from kit.strategy.strategies import Strategy
 from kit.strategy.topology import Topology, check_router_loss
 from kit.system.errors import Problem, UserError, raise_if
+from kit.tasks.sft.loss import SupervisedLoss
 from kit.train.checks.head_proof import prove_head
 from kit.train.checks.isolation import check_isolation
-from kit.train.objective import SupervisedLoss
 from kit.train.optim.optim import build_optimizer
 from kit.train.step import rebuild_gradient_buckets, train_step
 

@@ -268,7 +268,7 @@ class Kit:
         from kit.strategy.accelerator import prepare, start
         from kit.strategy.strategies import SINGLE
         from kit.strategy.topology import Topology
-        from kit.train.objective import build_objective
+        from kit.tasks.objectives import build_objective
         from kit.train.step import train_step
 
         topology = Topology(

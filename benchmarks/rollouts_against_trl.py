@@ -276,7 +276,7 @@ class Kit:
         self.prepared = prepare(accelerator, topology, model, optimizer)
 
     def step(self, case: Case, answers: Sequence[Drawn]) -> tuple[tuple[float, Gradients], dict[str, float]]:
-        from kit.train.policy_loss import PolicyLoss
+        from kit.tasks.grpo.loss import PolicyLoss
         from kit.train.step import train_step
 
         given: dict[str, Any] = {"epsilon": LOW, "epsilon_high": HIGH, **case.flags}
@@ -320,7 +320,7 @@ class Kit:
 
 
 def of_the_kit(kind: str, rewards: Sequence[float]) -> list[float]:
-    from kit.train.policy_loss import advantages
+    from kit.train.rollouts.advantages import advantages
 
     gains: list[float] = advantages(np.array(rewards).reshape(-1, GROUP), kind).ravel().tolist()
     return gains

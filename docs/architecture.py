@@ -22,6 +22,7 @@ CORE = [
     ["checkpoint", "failures"],
     ["memory"],
     ["train"],
+    ["tasks"],
     ["run", "evaluate"],
     ["preflight", "export"],
 ]

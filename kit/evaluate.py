@@ -25,15 +25,16 @@ from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
 from kit.system.console import is_main, progress
 from kit.system.errors import Problem
-from kit.train.heads import Classification, Embedding
-from kit.train.objective import SupervisedLoss
+from kit.tasks.classify.loss import Classification
+from kit.tasks.embed.loss import Embedding
+from kit.tasks.sft.loss import SupervisedLoss
 from kit.train.rollouts.generation import generate_answers, special_ids, text_of
 
 if TYPE_CHECKING:
     from kit.config.settings.evaluation import EvalSettings
     from kit.data.feed.mismatched import Mismatched
     from kit.strategy.accelerator import Prepared
-    from kit.train.objective import Objective
+    from kit.tasks.base import Objective
 
 NUM_SHOWN = 3
 MOST_PICTURES, SIDE = 4, 160  # of an answer that is shown, and their pixels

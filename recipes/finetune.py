@@ -62,19 +62,19 @@ def main() -> None:
     from kit.strategy.accelerator import layer_classes, prepare, start
     from kit.strategy.processes.rendezvous import together
     from kit.strategy.weights import StartWeights
+    from kit.tasks.distil.stored_teacher import StoredTeacher, store_teacher
+    from kit.tasks.distil.teacher import Teacher
+    from kit.tasks.objectives import build_objective
     from kit.train.checks.compilation import compile_first
     from kit.train.checks.head_proof import prove_head
     from kit.train.checks.isolation import check_isolation
     from kit.train.checks.replicas import compare_replicas, describe_check
-    from kit.train.distil import Teacher
     from kit.train.loop_state import EvaluationOutcome
-    from kit.train.objective import build_objective
     from kit.train.optim.optim import build_optimizer, keep_rate_factors
     from kit.train.precompute import add_references
     from kit.train.rollouts.rollouts import Rollouts
     from kit.train.schedule import evaluation_is_due, learning_rate, save_is_due
     from kit.train.step import nonfinite_error, rebuild_gradient_buckets, seed_everything, train_step
-    from kit.train.stored_teacher import StoredTeacher, store_teacher
 
     interrupt.raise_on_ctrl_c()
 

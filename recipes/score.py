@@ -54,8 +54,8 @@ def main() -> None:
     from kit.run.model_source import CHECKPOINT, precision_of, reference_of, to_open
     from kit.run.resume import verify_together
     from kit.strategy.accelerator import prepare, start
+    from kit.tasks.objectives import build_objective
     from kit.train.checks.head_proof import prove_head
-    from kit.train.objective import build_objective
     from kit.train.precompute import add_reference
 
     scored = recipe.adapter_name_or_path or recipe.model_name_or_path

@@ -24,7 +24,7 @@ from benchmarks.simulation.fake_tensors import teach_fake_tensors
 from kit.config.command_line import read_command_line
 from kit.evaluate import evaluate
 from kit.strategy.launch import launch
-from kit.train.objective import build_objective
+from kit.tasks.objectives import build_objective
 
 # Whole paths: the folder of the clone may be called `kit` too.
 KIT = f"{Path(kit.__file__).parent}/"

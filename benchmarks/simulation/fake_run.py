@@ -56,8 +56,8 @@ from kit.strategy.gradients import hold_in_float32, trains_in_bf16
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
 from kit.system.console import guard_libraries, show_error, silence_libraries
-from kit.train.distil import Teacher
-from kit.train.objective import build_objective
+from kit.tasks.distil.teacher import Teacher
+from kit.tasks.objectives import build_objective
 from kit.train.optim.optim import build_optimizer
 from kit.train.step import rebuild_gradient_buckets, seed_everything, train_step
 

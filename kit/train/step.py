@@ -1,7 +1,7 @@
 """One optimiser step, with the exact loss and gradient norm of the global batch.
 
 Every rank knows before the step by which numbers the sums over the global batch are divided (see
-``kit.train.objective``). So the result is the same on every topology, except for rounding.
+``kit.tasks.base``). So the result is the same on every topology, except for rounding.
 
 The host waits for the device once a step, for numbers whose copy begins before the update. A fused optimiser needs none
 of them: it gets its work at once, and skips the update on the device if a number is not finite.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
     from kit.strategy.accelerator import Prepared
-    from kit.train.objective import Objective
+    from kit.tasks.base import Objective
 
 
 @dataclass(frozen=True)

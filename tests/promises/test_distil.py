@@ -108,13 +108,13 @@ def test_a_stopped_run_continues_bit_for_bit_and_not_with_another_teacher(finetu
 
 def dies(moment, folder, rank):
     """In a rank, before the script: SIGKILL at that moment. Blocks are so small that there are several."""
+    import kit.tasks.distil.stored_teacher
     import kit.train.step
-    import kit.train.stored_teacher
 
     with_cache(folder)
-    kit.train.stored_teacher.BLOCK_VALUES = 2048
+    kit.tasks.distil.stored_teacher.BLOCK_VALUES = 2048
     module, name, number = {
-        "in the teacher's pass": (kit.train.stored_teacher, "store", 3),
+        "in the teacher's pass": (kit.tasks.distil.stored_teacher, "store", 3),
         "in a step": (kit.train.step, "train_step", 5),
         "never": (kit.train.step, "train_step", 0),
     }[moment]

@@ -51,7 +51,7 @@ def test_a_step_keeps_to_its_devices_dtypes_and_kernels_and_waits_once(fake_gpu,
     report = ran(fake_gpu(**case, **({"micro_batches": 2} if packs else PADDED)))
     # Of the wide matrix products one is meant: the sum of losses by data set, a vector of float64.
     wide = [name for name in many(report)["products"] if not name.startswith("bfloat16")]
-    assert all(name.startswith("float64 kit/train/supervised.py") for name in wide), wide
+    assert all(name.startswith("float64 kit/tasks/sft/loss.py") for name in wide), wide
     assert num_per_micro_batch(report, "syncs") == 0, report["per micro-batch"]["syncs"]
     assert num_per_step(report, "syncs") <= 1, report["step of 1 micro-batch"]["syncs"]
     assert num_per_micro_batch(report, "pageable") == 0, report["per micro-batch"]["pageable"]

@@ -13,8 +13,8 @@ from kit.data.feed.feed import GlobalBatch
 from kit.evaluate import Evaluation
 from kit.run import throughput as throughput_module
 from kit.run.log import Log
+from kit.tasks.sft.loss import SupervisedLoss
 from kit.train.loop_state import LoopState
-from kit.train.objective import SupervisedLoss
 from kit.train.step import StepResult
 
 

@@ -21,7 +21,7 @@ from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
 from kit.system.errors import UserError
-from kit.train.objective import SupervisedLoss
+from kit.tasks.sft.loss import SupervisedLoss
 from kit.train.optim.optim import build_optimizer
 from kit.train.step import seed_everything, train_step
 

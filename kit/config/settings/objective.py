@@ -58,7 +58,7 @@ class Declared:
         return 2 if self.rows in ("pairs", "compared", "contrasts") else 1
 
 
-# OBJECTIVES in kit/train/objective.py has the class of each name. Where the defaults of those over preferences come
+# OBJECTIVES in kit/tasks/objectives.py has the class of each name. Where the defaults of those over preferences come
 # from, in the order full, adapters, beta:
 # - dpo: Zephyr 7B in alignment-handbook, its full and its QLoRA recipe, and Tulu 3 8B in open-instruct for full. Both
 #   have a beta of their own; 0.1 is that of TRL and HALOs.

@@ -33,8 +33,8 @@ from kit.strategy.processes.launcher import cores_of_rank
 from kit.system.console import progress, say
 from kit.system.errors import LateError, Problem, Problems
 from kit.system.interrupt import Stopped
-from kit.train.policy_loss import advantages
 from kit.train.reference import without_gradients
+from kit.train.rollouts.advantages import advantages
 from kit.train.rollouts.engine import Engine, OwnEngine
 from kit.train.rollouts.generation import text_of
 from kit.train.rollouts.vllm_server import FIELD, VllmServer

@@ -12,7 +12,8 @@ from kit.data.feed.batches import MicroBatch
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.model.teacher import check_teacher
 from kit.system.errors import UserError
-from kit.train.distil import METRICS, Distillation, Teacher, divergence
+from kit.tasks.distil.loss import METRICS, Distillation, divergence
+from kit.tasks.distil.teacher import Teacher
 
 DRAW = np.random.default_rng(0)
 STUDENT = DRAW.normal(0, 2, (6, 11))

@@ -20,9 +20,9 @@ from kit.model.build import build_model, open_config
 from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
-from kit.train.objective import build_objective
+from kit.tasks.objectives import build_objective
+from kit.tasks.preference.loss import Pairs
 from kit.train.precompute import add_references
-from kit.train.preference import Pairs
 from kit.train.reference import sequence_logps, with_references, without_gradients
 from kit.train.step import train_step
 

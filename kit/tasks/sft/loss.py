@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from kit.strategy.float64 import in_float64
-from kit.train.objective_base import ObjectiveBase
+from kit.tasks.base import Objective
 
 if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
 
 
-class SupervisedLoss(ObjectiveBase):
+class SupervisedLoss(Objective):
     """Weighted cross-entropy in nats per supervised token; the weights are usually 1."""
 
     def divisors(self, batch: "GlobalBatch") -> Sequence[float]:

@@ -12,8 +12,11 @@ from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import MicroBatch
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
-from kit.train import heads
-from kit.train.heads import Classification, Embedding, RewardModelling, Texts, retrieval
+from kit.tasks.classify.loss import Classification
+from kit.tasks.embed import retrieval as of_texts
+from kit.tasks.embed.loss import Embedding
+from kit.tasks.embed.retrieval import Texts, retrieval
+from kit.tasks.reward.loss import RewardModelling
 
 DRAW = np.random.default_rng(0)
 NONE = torch.empty(0)
@@ -112,7 +115,7 @@ ROWS = [(0, 1), (2, 1), (3, 4, 1), (5, 6), (5, 7, 8), (9, 10, 8), (11, 12), (12,
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_gradients_of_embeddings_are_those_of_the_whole_batch_however_it_is_cut(monkeypatch, pooling):
-    monkeypatch.setattr(heads, "_AT_ONCE", 3)
+    monkeypatch.setattr(of_texts, "_AT_ONCE", 3)
     num, dims, texts = len(ROWS), [16, 8], [text for row in ROWS for text in row]
     roles = [role for row in ROWS for role in range(len(row))]
     size = 1 if pooling == "last" else 3

@@ -1,24 +1,23 @@
-"""Objectives over answers that are compared: pairs of a chosen and a rejected answer, and answers with a label.
+"""Objectives over pairs of a chosen and a rejected answer.
 
 In the equations x is a prompt, y_w its chosen and y_l its rejected answer, pi the model and ref the reference, which is
 the model as it was at the start. log pi(y|x) is the sum of the log-probabilities of the supervised tokens of y, each
 times its weight, and |y| the sum of these weights. s is the logistic function.
 
-Each term is a sum over pairs or answers, or over the tokens of the chosen answers, divided by their number in the
+Each term is a sum over pairs, or over the tokens of the chosen answers, divided by their number in the
 global batch. So the result does not depend on how the global batch is cut up.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from kit.data.feed.batches import on_device
 from kit.strategy.float64 import in_float64
-from kit.train.objective_base import ObjectiveBase
-from kit.train.reference import sequence_logps, sequence_weights, with_references, without_gradients
+from kit.tasks.base import Objective
+from kit.train.reference import sequence_logps, sequence_weights, with_references
 
 if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch
@@ -50,7 +49,7 @@ class Pairs(NamedTuple):
         return cls(logps, sequence_weights(micro_batch).reshape(-1, 2), known)
 
 
-class PairLoss(ObjectiveBase):
+class PairLoss(Objective):
     """A mean over pairs, and for some objectives a mean over the tokens of the chosen answers beside it.
 
     A subclass says how large the loss of a pair is, and what it counts as the reward of an answer.
@@ -197,71 +196,6 @@ class ContrastivePreference(PairLoss):
         """See ``PairLoss.losses``."""
         rewards = self.rewards(pairs)
         return -F.logsigmoid(rewards[:, 0] - rewards[:, 1])
-
-
-class KahnemanTversky(ObjectiveBase):
-    """Learn from single answers: with r = log pi(y|x)/ref(y|x), the mean of
-
-    - ``desirable_weight`` * (1 - s(beta (r - z))) of good answers,
-    - ``undesirable_weight`` * (1 - s(beta (z - r))) of bad ones.
-
-    z is max(0, mean of log pi(y'|x)/ref(y'|x)) over the global batch, where y' is the answer to another prompt
-    (``kit.data.feed.mismatched``); no gradient passes through it. Ethayarajh et al. 2024,
-    https://arxiv.org/abs/2402.01306, equations 7 and 8.
-    """
-
-    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
-        """Return the batch with the reference's log-probabilities, and with z unless its micro-batches have it."""
-        micro_batches = with_references(prepared, batch.micro_batches)
-        if any("kl" not in micro_batch.per_sequence for micro_batch in micro_batches):
-            kl = self.estimate_kl(prepared, batch.mismatched, batch.num_samples)
-            micro_batches = [each.with_per_sequence(kl=kl.expand(len(each.segments))) for each in micro_batches]
-        return replace(batch, micro_batches=micro_batches)
-
-    def estimate_kl(self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int) -> torch.Tensor:
-        """Return z, float64 [], from the micro-batches of this rank. Called by all ranks."""
-        sums = []
-        for micro_batch in on_device(mismatched, prepared.accelerator.device):
-            (known,) = with_references(prepared, [micro_batch])
-            with without_gradients(prepared):
-                logps = sequence_logps(prepared.model(**known.model_inputs()), known)
-            sums.append((logps - in_float64(known.per_sequence["references"]).to(logps)).sum())
-        return (prepared.ranks.sum(torch.stack(sums).sum()) / num_samples).clamp(min=0)
-
-    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
-        """Return the number of answers."""
-        return [batch.num_samples]
-
-    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
-        """Return the sum of the losses of the answers; then the sums of the metrics."""
-        beta, settings = self.settings.reward_scale, self.settings
-        logps = sequence_logps(losses, micro_batch)  # [n]
-        references, kl, good = (
-            in_float64(micro_batch.per_sequence[name]).to(logps) for name in ("references", "kl", "labels")
-        )
-        ratios = logps - references
-        signs = 2 * good - 1
-        weights = torch.where(good > 0, settings.desirable_weight, settings.undesirable_weight)
-        term = (weights * torch.sigmoid(-beta * signs * (ratios - kl))).sum()  # 1 - s(z) is s(-z)
-        with torch.no_grad():
-            of_answers = torch.stack([torch.ones_like(logps), beta * ratios, logps, sequence_weights(micro_batch)])
-            numbers = [term[None], kl.sum()[None], (of_answers @ good), of_answers @ (1 - good)]
-            return [term], torch.cat([each.detach() for each in numbers])
-
-    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
-        """Return ``loss`` and ``kl``, z; and for good answers (chosen) and bad ones means of what pairs have.
-
-        What has no answers in this batch is left out.
-        """
-        term, kl, *of_answers = sums
-        metrics = {"loss": term / batch.num_samples, "kl": kl / batch.num_samples}
-        for name, (num, *others) in (("chosen", of_answers[:4]), ("rejected", of_answers[4:])):
-            if num:
-                keys = (f"rewards/{name}", f"logps/{name}", f"lengths/{name}")
-                metrics |= {key: value / num for key, value in zip(keys, others, strict=True)}
-        if {"rewards/chosen", "rewards/rejected"} <= metrics.keys():
-            metrics["rewards/margins"] = metrics["rewards/chosen"] - metrics["rewards/rejected"]
-        return metrics
 
 
 def _log_1_minus_exp(value: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """A teacher that is gone when training begins: its most probable tokens, computed before the student is loaded.
 
-P and Q are as in ``kit.train.distil``, but of K + 1 outcomes: the K = ``teacher_top_k`` tokens that the teacher thinks
-most probable, and any other token. A divergence of these is at most that of all tokens (the data-processing inequality
-of f-divergences: Csiszar 1967).
+P and Q are as in ``kit.tasks.distil.loss``, but of K + 1 outcomes: the K = ``teacher_top_k`` tokens that the teacher
+thinks most probable, and any other token. A divergence of these is at most that of all tokens (the data-processing
+inequality of f-divergences: Csiszar 1967).
 
 Promises:
 
@@ -34,7 +34,7 @@ from kit.strategy.processes.rendezvous import together
 from kit.system.cache import cache_folder, digest, open_entry, store
 from kit.system.console import say
 from kit.system.errors import TrainingError
-from kit.train.distil import Teacher
+from kit.tasks.distil.teacher import Teacher
 from kit.train.precompute import Progress, hash_of, key_of_model, used_samples
 from kit.train.reference import without_gradients
 

@@ -23,9 +23,10 @@ from kit.model.teacher import teacher_settings
 from kit.strategy.accelerator import Prepared
 from kit.system.cache import cache_folder
 from kit.system.errors import TrainingError
-from kit.train import stored_teacher
-from kit.train.distil import Teacher, divergence
-from kit.train.stored_teacher import StoredTeacher, outcomes, store_teacher
+from kit.tasks.distil import stored_teacher
+from kit.tasks.distil.loss import divergence
+from kit.tasks.distil.stored_teacher import StoredTeacher, outcomes, store_teacher
+from kit.tasks.distil.teacher import Teacher
 
 KINDS = ("forward_kl", "reverse_kl", "jsd")
 DRAW = np.random.default_rng(0)

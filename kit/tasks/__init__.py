@@ -1,0 +1,1 @@
+"""What a model is trained for: a folder for each task, with its losses."""

@@ -1,0 +1,79 @@
+"""The objective of a model that gives a text labels."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from kit.strategy.float64 import in_float64
+from kit.tasks.base import MeanLoss
+
+if TYPE_CHECKING:
+    from kit.data.feed.batches import MicroBatch
+    from kit.data.feed.feed import GlobalBatch
+
+MOST_CONFUSIONS = 50  # that an evaluation keeps
+
+
+class Classification(MeanLoss):
+    """Cross-entropy of a text's label; or, if it may have several, the sum of the binary ones of all labels / their
+    number, as transformers' ``problem_type`` defines both."""
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the labels."""
+        return self.settings.labels or []
+
+    @property
+    def has_several(self) -> bool:
+        """Whether a text may have any number of labels."""
+        return self.settings.problem_type == "multi_label_classification"
+
+    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """See ``Objective.terms``; the numbers are the loss, how many texts are right, and of each label how many
+        have it and are given it, have it, and are given it: [3, C]."""
+        scores = in_float64(losses)  # [n, C]
+        numbers = self._given(micro_batch, scores)
+        wanted = torch.zeros(len(scores), scores.shape[1] + 1).to(scores).scatter_(1, numbers, 1)[:, :-1]  # [n, C]
+        if self.has_several:
+            term = F.binary_cross_entropy_with_logits(scores, wanted, reduction="sum") / scores.shape[1]
+            found = (scores.detach() > 0).to(scores)
+        else:
+            term = F.cross_entropy(scores, numbers[:, 0], reduction="sum")
+            found = torch.zeros_like(wanted).scatter_(1, scores.detach().argmax(dim=1, keepdim=True), 1)
+        right = (found == wanted).all(dim=1).sum()
+        of_labels = [each.sum(dim=0) for each in (wanted * found, wanted, found)]
+        return [term], torch.cat([torch.stack([term.detach(), right.to(scores)]), *of_labels])
+
+    def _given(self, micro_batch: "MicroBatch", scores: torch.Tensor) -> torch.Tensor:
+        """The numbers of the labels that texts have, int64 [n, L]; C for none."""
+        return micro_batch.per_sequence["values"].to(scores.device).nan_to_num(scores.shape[1]).long()
+
+    def seen(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
+        """Return the number of the label that each text has, and that it is given, float64 [n, 2]."""
+        scores = in_float64(losses)
+        return torch.stack([self._given(micro_batch, scores)[:, 0], scores.argmax(dim=1)], dim=1).to(scores)
+
+    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+        """Return ``loss``, ``accuracy``, the mean ``f1`` of the labels, and ``f1/<name>`` of each that occurs."""
+        right, wanted, found = np.array(sums[2:]).reshape(3, -1)
+        f1 = 2 * right / np.maximum(wanted + found, 1)  # of a label that is nowhere 0, as in scikit-learn
+        occurs = np.flatnonzero(wanted + found).tolist()
+        metrics = {"loss": sums[0] / batch.num_samples, "accuracy": sums[1] / batch.num_samples, "f1": float(f1.mean())}
+        return metrics | {f"f1/{self.labels[i]}": float(f1[i]) for i in occurs}
+
+    def details(self, seen: np.ndarray) -> dict[str, Any]:
+        """Return the most frequent confusions: the label of texts, the one that they are given, and how many texts.
+
+        If a text may have several labels there are none; the ``f1`` of each label says how it goes.
+
+        Args:
+            seen: what ``seen`` returns, of all samples.
+        """
+        if self.has_several:
+            return {}
+        pairs, counts = np.unique(seen[seen[:, 0] != seen[:, 1]].astype(int), axis=0, return_counts=True)
+        most = np.argsort(-counts, kind="stable")[:MOST_CONFUSIONS]
+        return {"confusions": [[*(self.labels[k] for k in pairs[i]), int(counts[i])] for i in most]}

@@ -1,0 +1,1 @@
+"""Another model to imitate."""

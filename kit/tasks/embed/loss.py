@@ -1,0 +1,109 @@
+"""The objective of a model that gives texts embeddings.
+
+The model returns the states that are pooled to an embedding; see ``kit.model.pretrained``.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from kit.data.feed.batches import on_device
+from kit.tasks.base import Objective
+from kit.tasks.embed.retrieval import Texts, gather, retrieval
+from kit.train.reference import without_gradients
+
+if TYPE_CHECKING:
+    from kit.data.feed.batches import MicroBatch
+    from kit.data.feed.feed import GlobalBatch
+    from kit.strategy.accelerator import Prepared
+
+_GRADIENTS, _LOSSES = "gradients", "losses"  # of ``MicroBatch.per_sequence``: [n, h] and float64 [n]
+
+
+class Embedding(Objective):
+    """Contrastive loss (InfoNCE): of each anchor the cross-entropy of its own positive among those of all anchors of
+    the global batch and all negatives, by cosine similarity / ``embed_temperature``. No negative of an anchor is the
+    text of its positives, whichever row they are in, or its own text.
+
+    van den Oord et al. 2018, https://arxiv.org/abs/1807.03748, equation 4. With ``matryoshka_dims`` the sum of it over
+    embeddings cut to each of these sizes: Kusupati et al. 2022, https://arxiv.org/abs/2205.13147, equation 1.
+
+    The loss is not a sum over micro-batches. ``begin_step`` computes all embeddings without gradients, the loss, and
+    its gradient with respect to each embedding; then the term of a micro-batch is the product of both, whose gradients
+    are those of the loss: Gao et al. 2021, https://arxiv.org/abs/2101.06983.
+    """
+
+    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
+        """Return the batch with what each embedding is to be multiplied by. Called by all ranks."""
+        micro_batches = list(on_device(batch.micro_batches, prepared.accelerator.device))
+        with without_gradients(prepared):
+            own = [self.embeddings(prepared.model(**each.model_inputs()), each) for each in micro_batches]
+        texts = gather(prepared, micro_batches, own)
+        with torch.enable_grad():
+            texts.vectors.requires_grad_()
+            losses = self.losses(texts)
+        assert texts.vectors.grad is not None
+        gradients = texts.vectors.grad / batch.num_samples
+        of_texts = torch.zeros_like(texts.roles, dtype=torch.float64)
+        of_texts[texts.roles == 0] = losses
+        known, start = [], texts.start
+        for micro_batch in micro_batches:
+            rows = slice(start, start + len(micro_batch.segments))
+            start = rows.stop
+            known.append(micro_batch.with_per_sequence(**{_GRADIENTS: gradients[rows], _LOSSES: of_texts[rows]}))
+        return replace(batch, micro_batches=known)
+
+    def embeddings(self, states: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
+        """Pool states [S, h] to one vector for each sequence, float32 [n, h], whose length is not changed."""
+        states = states.float()
+        if self.settings.pooling == "last" or not len(micro_batch.segments):
+            return states
+        lengths = torch.tensor([length for _, length, _ in micro_batch.segments], device=states.device)
+        return torch.segment_reduce(states, "mean", lengths=lengths)
+
+    def measure(self, prepared: "Prepared", micro_batches: Iterable["MicroBatch"]) -> dict[str, float]:
+        """Return the metrics of an evaluation, of which all anchors are one batch. Called by all ranks."""
+        own, seen = [], []
+        for micro_batch in on_device(micro_batches, prepared.accelerator.device):
+            own.append(self.embeddings(prepared.model(**micro_batch.model_inputs()), micro_batch))
+            seen.append(micro_batch)
+        texts = gather(prepared, seen, own)
+        return {"loss": float(self.losses(texts).mean()), **retrieval(texts)}
+
+    def losses(self, texts: Texts) -> torch.Tensor:
+        """Return the loss of each anchor, float64 [A]; if the vectors require gradients, its sum adds to theirs."""
+        vectors, roles = texts.vectors, texts.roles
+        sizes = [vectors.shape[1], *(size for size in self.settings.matryoshka_dims if size < vectors.shape[1])]
+        documents = torch.cat([torch.nonzero(roles == 1), torch.nonzero(roles > 1)])[:, 0]
+        losses, start = [], 0
+        for anchors, is_wanted, is_anchor in texts.relations(documents):
+            own = torch.arange(len(anchors), device=vectors.device) + start
+            start += len(anchors)
+            left_out = (is_wanted | is_anchor).scatter(1, own[:, None], False)
+            total = torch.zeros(len(own), dtype=torch.float64, device=vectors.device)
+            for size in sizes:
+                unit = F.normalize(vectors[:, :size], dim=1)
+                similarities = (unit[anchors] @ unit[documents].T).masked_fill(left_out, -torch.inf)
+                part = F.cross_entropy(similarities / self.settings.embed_temperature, own, reduction="none")
+                if part.requires_grad:  # now, so that memory holds the similarities of one size and some anchors
+                    part.sum().backward()
+                total += part.detach()
+            losses.append(total)
+        return torch.cat(losses)
+
+    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
+        """Return 1: the gradients are those of the mean."""
+        return [1.0]
+
+    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """Return the product of the embeddings with the gradients, whose value says nothing; and the sum of losses."""
+        vectors = self.embeddings(losses, micro_batch)
+        gradients = micro_batch.per_sequence[_GRADIENTS].to(vectors)
+        return [(vectors * gradients).sum()], micro_batch.per_sequence[_LOSSES].sum()[None]
+
+    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+        """Return ``loss``."""
+        return {"loss": sums[0] / batch.num_samples}

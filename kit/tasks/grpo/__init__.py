@@ -1,0 +1,1 @@
+"""The model's own answers, with rewards."""

@@ -1,0 +1,1 @@
+"""Single answers with a label."""
