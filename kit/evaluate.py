@@ -4,7 +4,7 @@ Promises: each sample counts exactly once, on any number of ranks.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from kit.scoring.metrics import Metric, exact_match
 from kit.scoring.own_metric import MetricError, is_own
 from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
-from kit.system.console import is_main, progress
+from kit.system.console import Progress, is_main, progress
 from kit.system.errors import Problem
 from kit.tasks.classify.loss import Classification
 from kit.tasks.embed.loss import Embedding
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 NUM_SHOWN = 3
 MOST_PICTURES, SIDE = 4, 160  # of an answer that is shown, and their pixels
-# Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
-Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
 @dataclass(frozen=True)

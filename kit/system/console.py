@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, NoReturn, TextIO
@@ -151,6 +151,10 @@ def _discard_output() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
+
+
+# Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
+Progress = Callable[[Iterable[Any], str, int | None], Iterable[Any]]
 
 
 def progress(items: Iterable[Any], name: str, total: int | None) -> Iterator[Any]:

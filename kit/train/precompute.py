@@ -10,7 +10,6 @@ Promises:
 """
 
 import os
-from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from kit.data.samples.samples import Samples
 from kit.model.pretrained.locate import ADAPTER_FILES, commit_of, open_adapter
 from kit.strategy.weights import reshard
 from kit.system.cache import cache_folder, digest, file_digest, open_entry, store
-from kit.system.console import say
+from kit.system.console import Progress, say
 from kit.system.errors import TrainingError
 from kit.train.reference import sequence_logps, without_gradients
 
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
 FOLDER = "references"  # of the cache
 CODE_VERSION = 1  # part of every key: raise it whenever the same model would give other numbers
-# Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
-Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
 def add_references(

@@ -32,10 +32,10 @@ from kit.model.teacher import teacher_settings
 from kit.strategy.accelerator import sum_over_ranks
 from kit.strategy.processes.rendezvous import together
 from kit.system.cache import cache_folder, digest, open_entry, store
-from kit.system.console import say
+from kit.system.console import Progress, say
 from kit.system.errors import TrainingError
 from kit.tasks.distil.teacher import Teacher
-from kit.train.precompute import Progress, hash_of, key_of_model, used_samples
+from kit.train.precompute import hash_of, key_of_model, used_samples
 from kit.train.reference import without_gradients
 
 if TYPE_CHECKING:

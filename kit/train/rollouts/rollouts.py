@@ -30,7 +30,7 @@ from kit.model.adapters.adapter import adapters_off
 from kit.scoring.own_metric import MetricError, is_own
 from kit.scoring.rewards import Asked, Scorer, key_of, reward
 from kit.strategy.processes.launcher import cores_of_rank
-from kit.system.console import progress, say
+from kit.system.console import Progress, progress, say
 from kit.system.errors import LateError, Problem, Problems
 from kit.system.interrupt import Stopped
 from kit.train.reference import without_gradients
@@ -51,8 +51,6 @@ NUM_PROVEN = 16  # answers of a rollout whose log-probabilities are compared wit
 # The largest mean over their tokens, in nats. vLLM 0.32 was off by 4e-7 in float32, an adapter of the step before by
 # 0.03 (recipes/tiny). In bf16 both sides round: by up to 8e-3 there, and larger models by more.
 FARTHEST, FARTHEST_ROUNDED = 1e-3, 0.05
-# Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
-Progress = Callable[[Iterable[Any], str, int | None], Iterable[Any]]
 
 
 @dataclass
