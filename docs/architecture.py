@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE = [
     ["system"],
     ["hub", "scoring"],
+    ["schema"],
     ["config"],
     ["data"],
     ["model"],

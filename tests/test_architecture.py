@@ -19,7 +19,7 @@ RECIPES = {path.stem: ast.parse(path.read_text()) for path in (ROOT / "recipes")
 
 # Answer a mistyped flag, so they are imported before anything slow is.
 LIGHT = """
-system.visible system.interrupt system.errors system.credentials system.console system.lock config.fields
+system.visible system.interrupt system.errors system.credentials system.console system.lock schema.fields
 config.dataset_entry config.recipe config.recipe_file config.validation config.conflicts config.hints config.other_kits
 config.command_line strategy.topology strategy.accelerate_config strategy.processes.launcher strategy.launch.launch
 failures.exits failures.phases preflight.inputs train.schedule tools.doctor.result cli.doctor cli.main

@@ -18,13 +18,13 @@ from typing import Any, NoReturn
 from kit.config.adapter_base import fill_in_base
 from kit.config.commands import TYPED_AS
 from kit.config.dataset_entry import DATA_SUFFIXES
-from kit.config.fields import expected, is_list, is_switch
 from kit.config.launch_flags import Launch
 from kit.config.other_kits import other_kits_word
 from kit.config.recipe import DEFAULT_RECIPE, Recipe
 from kit.config.recipe_file import read_recipe_file
 from kit.config.settings.evaluation import EvalSettings
 from kit.config.validation import FLAGS, NAME, check_recipe, problems_with_secrets, validate
+from kit.schema.fields import expected, is_list, is_switch
 from kit.system.console import show
 from kit.system.errors import Problem, UserError, did_you_mean, raise_if
 

@@ -5,8 +5,8 @@ from itertools import chain
 from typing import Any
 
 from kit.config.recipe import Recipe
-from kit.config.rules import is_given
 from kit.config.settings import data, evaluation, method, model, objective, optimisation, output
+from kit.schema.rules import is_given
 from kit.system.errors import Problem
 
 GROUPS = (optimisation, data, objective, output, evaluation, method, model)

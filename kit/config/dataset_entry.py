@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StringConstraints
 
-from kit.config.fields import SHARE_OR_COUNT, column_mapping, option, share_or_count
 from kit.config.prompt_format import FORM, checked_format
+from kit.schema.fields import SHARE_OR_COUNT, column_mapping, option, share_or_count
 
 DATA_SUFFIXES = tuple(
     f".{kind}{packed}"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
-from kit.config.fields import comma_separated
+from kit.schema.fields import comma_separated
 
 CPU_SECONDS = 3
 _TRY = """

@@ -3,10 +3,10 @@
 import re
 
 from kit.config.adapter_types import ADAPTER_TYPES
-from kit.config.fields import choices
 from kit.config.optimisers import OTHER_NAMES
 from kit.config.other_kits import hint_for_other_value, meaning, other_kits_word
 from kit.config.recipe import RECIPES, Recipe
+from kit.schema.fields import choices
 
 METHODS = choices(Recipe.model_fields["method"].annotation)
 OBJECTIVES = choices(Recipe.model_fields["objective"].annotation)

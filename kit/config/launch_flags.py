@@ -4,7 +4,7 @@ from functools import partial
 
 from pydantic import BaseModel
 
-from kit.config.fields import STRICT, option
+from kit.schema.fields import STRICT, option
 
 _launch = partial(option, "Launch")
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from kit import __version__
 from kit.config.dataset_entry import DatasetEntry
-from kit.config.fields import is_identity
 from kit.config.settings.data import DataSettings, entries_of
 from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.method import MethodSettings
@@ -15,6 +14,7 @@ from kit.config.settings.objective import ObjectiveSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.config.settings.output import OutputSettings
 from kit.config.settings.process import ProcessSettings
+from kit.schema.fields import is_identity
 
 PACKAGE = Path(__file__).resolve().parents[1]  # kit/
 _IN_WHEEL = PACKAGE / "shipped"  # made when a wheel is built (pyproject.toml), and in no clone

@@ -18,11 +18,11 @@ from typing import Any
 
 import yaml
 
-from kit.config.fields import comma_separated, json_or_string
 from kit.config.hints import METHODS, OBJECTIVES, recipe_names
 from kit.config.other_kits import kit_of
 from kit.config.recipe import RECIPES, Recipe
 from kit.config.settings.objective import DECLARED
+from kit.schema.fields import comma_separated, json_or_string
 from kit.scoring.own_metric import is_own
 from kit.system.durable import read_small
 from kit.system.errors import Problem, UserError, did_you_mean, first_line, raise_if

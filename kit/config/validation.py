@@ -11,11 +11,11 @@ from pydantic.fields import FieldInfo
 
 from kit.config.conflicts import find_conflicts
 from kit.config.dataset_entry import DatasetEntry
-from kit.config.fields import choices, expected, is_optional
 from kit.config.hints import hint_for_value
 from kit.config.launch_flags import Launch
 from kit.config.other_kits import other_kits_word
 from kit.config.recipe import Recipe
+from kit.schema.fields import choices, expected, is_optional
 from kit.system.credentials import redacted
 from kit.system.errors import Problem, did_you_mean
 

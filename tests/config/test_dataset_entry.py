@@ -1,7 +1,7 @@
 """An entry of a list of data sets has a name for tables, and a list is written so that a shell and YAML read it."""
 
 from kit.config.dataset_entry import DatasetEntry, in_one_line, with_own_names
-from kit.config.fields import dataset_entries
+from kit.schema.fields import dataset_entries
 
 
 def test_a_data_set_is_named_by_a_word_for_tables(tmp_path, monkeypatch):

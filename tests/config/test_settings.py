@@ -4,9 +4,9 @@ import re
 
 from helpers import ROOT
 
-from kit.config.fields import choices
 from kit.config.recipe import IDENTITY, Recipe
 from kit.config.settings.objective import DECLARED, ObjectiveSettings
+from kit.schema.fields import choices
 
 PAGE = ROOT / "docs/objectives.md"
 

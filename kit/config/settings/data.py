@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from kit.config.dataset_entry import DatasetEntry
-from kit.config.fields import STRICT, TEMPLATE_KWARGS, column_mapping, dataset_entries, option, template_kwargs
-from kit.config.rules import Rule
+from kit.schema.fields import STRICT, TEMPLATE_KWARGS, column_mapping, dataset_entries, option, template_kwargs
+from kit.schema.rules import Rule
 
 _option = partial(option, "Data")
 _identity = partial(option, "Data", identity=True)

@@ -5,15 +5,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
-from kit.config.fields import (
+from kit.config.settings.data import ENTRIES, Entries
+from kit.schema.fields import (
     SHARE_OR_COUNT,
     STRICT,
     comma_separated,
     option,
     share_or_count,
 )
-from kit.config.rules import Rule, is_given, steps_rules
-from kit.config.settings.data import ENTRIES, Entries
+from kit.schema.rules import Rule, is_given, steps_rules
 from kit.scoring.own_metric import PATTERN, is_own, key_of
 
 _option = partial(option, "Evaluation")

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from kit.config.expressions import TARGETS, module_names
-from kit.config.fields import (
+from kit.config.settings.model import ModelSettings
+from kit.schema.fields import (
     STRICT,
     TEMPLATE_KWARGS,
     TOKENS,
@@ -16,8 +17,7 @@ from kit.config.fields import (
     template_kwargs,
     token_list,
 )
-from kit.config.rules import Rule, is_given
-from kit.config.settings.model import ModelSettings
+from kit.schema.rules import Rule, is_given
 
 _identity = partial(option, "Method", identity=True)
 _of_adapters = partial(_identity, needs="method lora or method qlora")

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator
 
-from kit.config.fields import STRICT, TOKENS, option, token_list
-from kit.config.rules import Rule
+from kit.schema.fields import STRICT, TOKENS, option, token_list
+from kit.schema.rules import Rule
 
 _option = partial(option, "Model")
 _identity = partial(option, "Model", identity=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from kit.config.fields import STRICT, comma_separated, is_identity, option
-from kit.config.rules import Rule, is_given
+from kit.schema.fields import STRICT, comma_separated, is_identity, option
+from kit.schema.rules import Rule, is_given
 from kit.scoring.own_metric import PATTERN
 
 OwnMetric = Annotated[str, Field(pattern=f"^{PATTERN}$")]  # code, so the command line only: kit/config/recipe_file.py

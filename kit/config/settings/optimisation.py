@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from kit.config.fields import SHARE_OR_COUNT, STRICT, option, share_or_count
 from kit.config.optimisers import OptimiserName
-from kit.config.rules import Rule, is_given
+from kit.schema.fields import SHARE_OR_COUNT, STRICT, option, share_or_count
+from kit.schema.rules import Rule, is_given
 
 _option = partial(option, "Optimisation")
 _identity = partial(option, "Optimisation", identity=True)

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints
 
-from kit.config.fields import STRICT, comma_separated, option, share_or_count
-from kit.config.rules import steps_rules
+from kit.schema.fields import STRICT, comma_separated, option, share_or_count
+from kit.schema.rules import steps_rules
 
 _option = partial(option, "Output and checkpoints")
 

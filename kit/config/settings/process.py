@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from kit.config.fields import STRICT, option
+from kit.schema.fields import STRICT, option
 
 _option = partial(option, "Process")
 _identity = partial(option, "Process", identity=True)

@@ -2,15 +2,15 @@
 
 import pytest
 
-from kit.config.fields import (
+from kit.config.launch_flags import Launch
+from kit.config.recipe import Recipe
+from kit.schema.fields import (
     column_mapping,
     comma_separated,
     expected,
     template_kwargs,
     token_list,
 )
-from kit.config.launch_flags import Launch
-from kit.config.recipe import Recipe
 
 
 def test_every_setting_says_what_it_is_and_what_it_takes():

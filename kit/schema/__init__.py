@@ -1,0 +1,1 @@
+"""How a setting, and a rule between settings, is declared."""
