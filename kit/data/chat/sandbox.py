@@ -1,39 +1,32 @@
-"""Compiles and renders chat templates, which are programs of strangers, in a process of their own.
+"""Compiles and renders chat templates, which are programs of strangers, in the sandbox of transformers.
 
 Promises:
 
-- A template runs in the sandbox in which transformers renders it at inference, and gives the same text.
-- It ends: its process is stopped if one rendering takes more than ``CPU_SECONDS``, and may take ``MAX_BYTES`` more
-  memory (on Linux). That holds in whatever thread asks, and inside a single step of Python too.
-
-The process is forked when it is first needed, and serves one process, whose threads take turns; a fork of that one has
-its own.
+- A template gives the same text as when transformers renders it at inference.
+- It ends: a rendering that takes more than ``SECONDS`` is stopped, in whatever thread. A single step of Python, such
+  as a power of large numbers, is not divided.
 """
 
+import ctypes
 import datetime
-import json
 import os
-import resource
-import signal
-import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 from jinja2 import ext, meta, nodes
 
-CPU_SECONDS = 3  # of one rendering; ordinary ones take less than a thousandth of a second
-MAX_STOPPED = 3  # calls after which a template is not tried again: others would take as long
-MAX_BYTES = 1 << 30  # of memory that a template may take
-AT_ONCE = 1 << 20  # characters that are rendered in one call
+SECONDS = 5  # of one rendering; ordinary ones take less than a thousandth of a second
+MAX_STOPPED = 3  # renderings after which a template is not tried again: others would take as long
 MAX_SOURCE = 1 << 18  # characters of a template; the longest published ones have 30,000
 TODAY = datetime.datetime(2024, 7, 26)  # for every template that asks; the date of Llama 3.1 if none is given
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # around what a {% generation %} block wrote: noncharacters, in no text
+
+T = TypeVar("T")
 
 
 class TemplateError(Exception):
@@ -48,127 +41,84 @@ class TooMuch(TemplateError):
     """A template would take too much time or memory."""
 
 
-def render(
-    source: str, messages: Sequence[dict[str, Any]], values: Mapping[str, Any], asked: Sequence[tuple[int, bool, bool]]
-) -> list[str]:
-    """Return the texts of several beginnings of a conversation: only of the first ones, if they are long.
+def render(source: str, values: Mapping[str, Any], has_marks: bool = False) -> str:
+    """Return the text that a template makes of ``values``.
 
     Args:
-        values: what the template is given besides ``messages`` and ``add_generation_prompt``.
-        asked: of each beginning the number of messages, ``add_generation_prompt``, and whether it has marks: then each
-            ``{% generation %}`` block writes ``OPEN`` and ``CLOSE`` around its text.
+        has_marks: each ``{% generation %}`` block writes ``OPEN`` and ``CLOSE`` around its text.
 
     Raises ``TemplateError``, or its kind ``TooMuch``; so does ``variables``.
     """
-    return list(_call(source, "render", messages, values, asked))
+    given = {**values, "strftime_now": TODAY.strftime}
+    return _guarded(source, lambda: _compiled(source, has_marks).render(given))
 
 
 @lru_cache(maxsize=32)  # templates are made anew for each block of rows
 def variables(source: str) -> frozenset[str]:
     """Return the variables that a template reads."""
-    return frozenset(_call(source, "variables"))
+
+    def read() -> frozenset[str]:
+        environment = _compiled(source, False).environment
+        return frozenset(meta.find_undeclared_variables(environment.parse(source)) - set(environment.globals))
+
+    return _guarded(source, read)
 
 
-class _Worker:
-    """The process, as the one that asks sees it. It ends when nobody has the other end of its pipe any more."""
-
-    def __init__(self) -> None:
-        self.connection, theirs = Pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                self.connection.close()
-                _serve(theirs)
-            finally:
-                os._exit(0)
-        theirs.close()
-
-    def ask(self, request: Any) -> Any:
-        """Return the answer. Raises ``EOFError`` or ``OSError`` if the process has ended."""
-        self.connection.send_bytes(json.dumps(request).encode())
-        return json.loads(self.connection.recv_bytes())
-
-    def end(self) -> None:
-        """End the process."""
-        self.connection.close()
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-
-
-_lock = threading.RLock()
-_workers: list[_Worker] = []  # at most one
-_num_stopped: Counter[str] = Counter()  # calls of each template
-
-
-def _forget() -> None:
-    """Leave the process to the one of which this is a fork."""
-    while _workers:
-        _workers.pop().connection.close()
-    _lock.release()
-
-
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_forget)
-
-
-def _call(source: str, *request: Any) -> Any:
-    """Let the process, which is started if there is none, do something with a template. Returns what it answers."""
+def _guarded(source: str, work: Callable[[], T]) -> T:
+    """Return what ``work`` does with a template. All that it raises is a ``TemplateError``."""
     if len(source) > MAX_SOURCE:
         raise TooMuch(f"{len(source)} characters, expected at most {MAX_SOURCE}")
     if _num_stopped[source] >= MAX_STOPPED:
         raise TooMuch(f"it was stopped {MAX_STOPPED} times before")
-    _environment()  # imported before a process is forked, and so only once
-    with _lock:
-        if not _workers:
-            _workers.append(_Worker())
-        try:
-            kind, answer = _workers[0].ask((source, *request))
-        except (EOFError, OSError):
-            _workers.pop().end()
-            kind, answer = "much", f"it takes more than {CPU_SECONDS} seconds, or ends the process that renders it"
-        except BaseException:  # of Ctrl-C: its answer would be taken for that of the next call
-            _workers.pop().end()
-            raise
-    if kind == "error":
-        raise TemplateError(*answer)
-    if kind == "much":
+    _environment()  # its imports take seconds
+    now, rendering = _renderings(os.getpid()), _Rendering()
+    now.add(rendering)
+    try:
+        return work()
+    except _OutOfTime:
         _num_stopped[source] += 1
-        raise TooMuch(answer)
-    return answer
+        raise TooMuch(f"it takes more than {SECONDS} seconds") from None
+    except (MemoryError, OverflowError, RecursionError, SyntaxError):  # the last: Python's limits on nested blocks
+        raise TooMuch("it takes too much memory, or is nested too deeply") from None
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(f"line {error.lineno}: {error.message}", error.lineno or 0) from None
+    except Exception as error:  # a template is a program: it may fail in any way
+        raise TemplateError(str(error)) from None
+    finally:
+        now.discard(rendering)
 
 
-# --- in the process
+class _OutOfTime(Exception):
+    """Raised in a thread that renders, by the one that watches it."""
 
 
-def _serve(connection: Connection) -> None:
-    """Answer calls until the one that asks has ended."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # the one that asks handles them, and this ends with it
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        with open("/proc/self/statm") as file:
-            most = int(file.read().split()[5]) * resource.getpagesize() + MAX_BYTES
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    while True:
-        try:
-            source, name, *arguments = json.loads(connection.recv_bytes())
-        except EOFError:
-            return
-        _limit_time()
-        try:
-            answer = ["done", _FUNCTIONS[name](source, *arguments)]
-        except (MemoryError, RecursionError, SyntaxError):  # SyntaxError: Python's limits on nested blocks and brackets
-            answer = ["much", f"it takes more than {MAX_BYTES >> 30} GiB of memory, or is nested too deeply"]
-        except jinja2.TemplateSyntaxError as error:
-            answer = ["error", [f"line {error.lineno}: {error.message}", error.lineno]]
-        except Exception as error:  # a template is a program: it may fail in any way
-            answer = ["error", [str(error)]]
-        connection.send_bytes(json.dumps(answer).encode())
+_num_stopped: Counter[str] = Counter()  # renderings of each template
 
 
-def _limit_time() -> None:
-    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1 + CPU_SECONDS, resource.RLIM_INFINITY))
+class _Rendering:
+    """What a thread renders, and how long it has taken, in tenths of a second in which the interpreter was free."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.tenths = 0
+
+
+@lru_cache(maxsize=1)
+def _renderings(process: int) -> set[_Rendering]:
+    """Return what this process renders now; a thread, started here, stops what takes too long. A fork has its own."""
+    now: set[_Rendering] = set()
+
+    def watch() -> None:
+        while True:
+            time.sleep(0.1)
+            for each in list(now):
+                each.tenths += 1
+                if each.tenths > 10 * SECONDS and each in now:
+                    late = ctypes.c_ulong(each.thread), ctypes.py_object(_OutOfTime)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(*late)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return now
 
 
 @lru_cache(maxsize=1)
@@ -207,24 +157,3 @@ class _Marks(ext.Extension):
 def _compiled(source: str, marks: bool) -> jinja2.Template:
     environment = _environment()
     return (environment.overlay(extensions=[_Marks]) if marks else environment).from_string(source)
-
-
-def _render(source: str, messages: Any, values: Mapping[str, Any], asked: Any) -> list[str]:
-    texts: list[str] = []
-    num_characters = 0
-    for num, add_generation_prompt, has_marks in asked:
-        _limit_time()
-        given = {**values, "messages": messages[:num], "add_generation_prompt": add_generation_prompt}
-        texts.append(_compiled(source, has_marks).render({**given, "strftime_now": TODAY.strftime}))
-        num_characters += len(texts[-1])
-        if num_characters > AT_ONCE:
-            break
-    return texts
-
-
-def _variables(source: str) -> list[str]:
-    environment = _compiled(source, False).environment
-    return sorted(meta.find_undeclared_variables(environment.parse(source)) - set(environment.globals))
-
-
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"render": _render, "variables": _variables}

@@ -192,12 +192,18 @@ class Template:
         literals = set(_SPECIAL.findall(self.source))
         return sorted(literal for literal in literals if not is_one_token(self._tokenizer, literal))
 
-    def render(self, messages: Messages, tools: Tools, add_generation_prompt: bool = False) -> str:
+    def render(
+        self, messages: Messages, tools: Tools, add_generation_prompt: bool = False, has_marks: bool = False
+    ) -> str:
         """Return the conversation as text; with ``add_generation_prompt``, as the model is given it to write an answer.
 
-        Raises ``UserError`` if the template fails.
+        ``has_marks`` is that of ``sandbox.render``. Raises ``UserError`` if the template fails.
         """
-        return self.render_beginnings(messages, tools, [(len(messages), add_generation_prompt, False)])[0]
+        values = {"messages": self._as_read(messages), "add_generation_prompt": add_generation_prompt}
+        try:
+            return render(self.source, self._given(tools) | values, has_marks)
+        except TemplateError as error:
+            raise self.refusal(f"the template fails ({error})") from None
 
     def located(self, marked: str, rendered: str) -> list[Span]:
         """Return the span of ``rendered`` that each ``{% generation %}`` block gave.
@@ -213,13 +219,6 @@ class Template:
         for piece in pieces[::2]:
             ends.append(ends[-1] + len(piece))
         return list(zip(ends[1:-1:2], ends[2:-1:2], strict=True))
-
-    def render_beginnings(self, messages: Messages, tools: Tools, asked: Sequence[tuple[int, bool, bool]]) -> list[str]:
-        """Return texts of beginnings, see ``sandbox.render``. Raises ``UserError`` if one of them fails."""
-        try:
-            return render(self.source, self._as_read(messages), self._given(tools), asked)
-        except TemplateError as error:
-            raise self.refusal(f"the template fails ({error})") from None
 
     def _as_read(self, messages: Messages) -> Messages:
         """The messages as the template reads them: as a list of parts if they have images, or if it shows no other."""
@@ -241,8 +240,8 @@ class Template:
 
         def shows(content: Any) -> bool:
             try:
-                given = [{"role": "user", "content": content}]
-                return _PROBE in render(self.source, given, self._given(None), [(1, False, False)])[0]
+                messages = [{"role": "user", "content": content}]
+                return _PROBE in render(self.source, {**self._given(None), "messages": messages})
             except TemplateError:
                 return False
 
@@ -250,7 +249,7 @@ class Template:
 
     def _given(self, tools: Tools) -> dict[str, Any]:
         """What the template is given besides the messages and the flag."""
-        return {"tools": tools, "documents": None, **self._values}
+        return {"tools": tools, "documents": None, "add_generation_prompt": False, **self._values}
 
     @cached_property
     def reads_prompt_flag(self) -> bool:

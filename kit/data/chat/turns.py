@@ -92,8 +92,7 @@ class Drafter:
 
     def _drafts(self, messages: Messages, learned: list[int], weights: dict[int, float], tools: Tools) -> list[Draft]:
         """The drafts of ``messages``, of which the answers with the numbers ``learned`` have a weight."""
-        needed = messages[: learned[-1] + 1] if learned else messages
-        conversation = Conversation(self._template, needed, tools, learned)
+        conversation = Conversation(self._template, messages, tools)
         for i in learned:
             self._check_thought(conversation, i)
         if self._train_on == "all":

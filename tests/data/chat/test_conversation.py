@@ -22,6 +22,6 @@ def rendered(render, *args):
 def test_beginnings_are_as_the_template_renders_them(tokenizer):
     for source, text in ((FAILS, "Hi"), (PLAIN, "long " * 100_000)):
         template, messages = Template(source, tokenizer), chat(*[text, "Hello"] * 3)["messages"]
-        conversation = Conversation(template, messages, None, [1, 3, 5])
+        conversation = Conversation(template, messages, None)
         for num, flag in product(range(1, 7), (False, True)):
             assert rendered(conversation.render, num, flag) == rendered(template.render, messages[:num], None, flag)
