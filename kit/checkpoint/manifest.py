@@ -19,7 +19,6 @@ from kit.system.errors import Problem, UserError, kind, raise_if
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
-NESTED = ("feed", "optimizer_scalars")  # keys of the state; the feed of a stream stores lists of lists
 PARTS = ("identity", "strategy", "versions")  # objects of the manifest, which a run that continues reads
 FORMAT = 1
 ALL, NONE = slice(None), slice(0)  # parts of the files, for ``verify``
@@ -32,27 +31,16 @@ def read_state(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, A
         like: default values. A key that an earlier version of the kit did not store gets the value from here.
 
     Raises:
-        UserError: the file is damaged, or a value has another type than in ``like``, or a list or an object has
-            anything but numbers. Only those in ``NESTED`` may hold other lists and objects.
+        UserError: the file is damaged, or a value has another type than in ``like``.
     """
     form = {"step": 0, "optimizer_scalars": {}, **(like or {})}
     try:
         state = {**(like or {}), **json.loads(read_small(path / STATE))}
-        wrong = [
-            key for key in form if type(state[key]) is not type(form[key]) or not _is_numeric(state[key], key in NESTED)
-        ]
-        wrong += ["step"] if not wrong and state["step"] < 0 else []
+        wrong = [key for key in form if type(state[key]) is not type(form[key])]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(Problem(str(path / STATE), f"no state of a run ({error!r})")) from None
     raise_if(Problem(str(path / STATE), f"{key} is {kind(state[key])} that no run leaves there") for key in wrong)
     return state
-
-
-def _is_numeric(value: Any, is_nested: bool) -> bool:
-    """Whether a list or an object has only numbers, at any depth if ``is_nested``. True for a value that is neither."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-    other = str | bool | None if is_nested else str | bool | None | list | dict
-    return all(_is_numeric(item, is_nested) and not isinstance(item, other) for item in inner)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -1,32 +1,10 @@
-"""Names of modules, and regular expressions of them, as a user gives them. Plain Python.
+"""Names of modules, and regular expressions of them, as a user gives them. Plain Python."""
 
-Promise: an expression that would be matched without end is refused in seconds. Nothing can stop Python's own matcher
-inside a process, so another process tries it first, with a limit on its CPU time.
-"""
-
-import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 from kit.schema.fields import comma_separated
 
-CPU_SECONDS = 3
-_TRY = """
-import json, re, resource, sys
-limit = int(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
-patterns, names = json.load(sys.stdin)
-for pattern in patterns:
-    try:
-        pattern = re.compile(pattern)
-    except (re.error, RecursionError, OverflowError):
-        continue
-    for name in names:
-        pattern.fullmatch(name)
-        pattern.match(name)
-"""
 TARGETS = "all-linear, names of modules separated by commas, or a regular expression"
 
 
@@ -61,19 +39,3 @@ def matches(name: str, target: str) -> bool:
     if is_expression(target):
         return re.fullmatch(target, name) is not None
     return name == target or name.endswith(f".{target}")
-
-
-def take_without_end(patterns: list[str], names: list[str]) -> bool:
-    """Return whether it takes more than ``CPU_SECONDS`` to match ``patterns`` with ``names``."""
-    repeating = [pattern for pattern in patterns if repeats(pattern)]
-    if not repeating:
-        return False
-    # -I: no variable of the environment and no file in the working folder has an effect on the process.
-    command = [sys.executable, "-I", "-S", "-c", _TRY, str(CPU_SECONDS)]
-    done = subprocess.run(command, input=json.dumps([repeating, names]), capture_output=True, text=True, check=False)
-    return done.returncode < 0  # peft reports patterns that are none
-
-
-def repeats(pattern: str) -> bool:
-    """Return whether ``pattern`` has a part that may be matched several times."""
-    return any(char in pattern for char in "*+?{")

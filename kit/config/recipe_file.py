@@ -232,11 +232,6 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
             return {}, {}, []
         if not isinstance(node, yaml.MappingNode):
             raise UserError(Problem(shown, f"holds a {node.id}", "key: value lines"))
-        aliases = (event for event in yaml.parse(text) if isinstance(event, yaml.AliasEvent))
-        if alias := next(aliases, None):  # ten lines of nested ones would give a billion values
-            assert alias.start_mark is not None
-            where, found = f"{shown}:{alias.start_mark.line + 1}", f"an alias, *{alias.anchor}"
-            raise UserError(Problem(where, found, "each value written out"))
         values = {key.value: loader.construct_object(value, deep=True) for key, value in node.value}
         return values, *_lines(node, shown)
     # PyYAML does not catch what date() raises for 2024-13-45, int() for !!int x, or dict() for a list as a key.

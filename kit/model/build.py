@@ -52,12 +52,12 @@ from kit.model.layers.trained_linear import install_shared_casts, install_traine
 from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.classes import auto_class, why_no_text
 from kit.model.pretrained.dequantise import dequantising, is_read_plain, plain_config, quantisation_of
-from kit.model.pretrained.files import MAX_MODULES
 from kit.model.pretrained.heads import check_head, draw_head, head_of, show_head, silent_about_head, with_head
 from kit.model.pretrained.locate import check_weight_files, commit_of, hint_trust, hub_options, locate_model
 from kit.model.summary import aux_loss_coef, check_parts
 from kit.system.errors import Problem, UserError, first_line, out_of_memory
 
+MAX_MODULES = 200_000  # about twice those of the largest models whose experts are modules
 _FINGERPRINT_BYTES = 1 << 20  # read at the beginning and at the end of each weight file
 
 

@@ -4,10 +4,8 @@ import bitsandbytes.optim
 import pytest
 import torch
 from checkpoint_helpers import build, same, save_checkpoint, train
-from helpers import forge
 
 from kit.checkpoint.load import load_checkpoint
-from kit.checkpoint.manifest import read_state
 from kit.system.errors import UserError
 
 
@@ -52,7 +50,7 @@ def test_adapters_of_another_rank_are_refused_with_both_shapes(folders, saved):
     folder, _ = saved
     model, optimizer = build(folders["untied"], method="lora", lora_r=3)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(UserError, match=r"lora_A.* has shape \[2, 32\]; expected \[3, 32\]"):
+    with pytest.raises(UserError, match=r"lora_A.*: \[2, 64\]; expected \[3, 64\]"):
         load_checkpoint(model, optimizer, folder / "step-00000003")
     assert same(model.state_dict(), before)
 
@@ -61,22 +59,9 @@ def test_adapters_of_another_rank_are_refused_with_both_shapes(folders, saved):
 def test_a_checkpoint_of_another_method_or_optimiser_is_refused(folders, saved):
     folder, _ = saved
     for settings, message in [
-        ({"method": "full"}, "no tensor model.model"),
-        ({"method": "lora", "lora_r": 2, "lora_target_modules": "q_proj"}, "has no place in this model"),
+        ({"method": "full"}, "model.model.*absent"),
+        ({"method": "lora", "lora_r": 2, "lora_target_modules": "q_proj"}, "expected absent"),
         ({"method": "lora", "lora_r": 2, "optim": "adamw_8bit"}, "another model, method or optimiser"),
     ]:
         with pytest.raises(UserError, match=message):
             load_checkpoint(*build(folders["untied"], **settings), folder / "step-00000003")
-
-
-@pytest.mark.slow
-def test_scalars_of_another_optimiser_are_refused(folders, saved, tmp_path):
-    settings = {"method": "full", "optim": "adamw_8bit"}
-    model, optimizer = build(folders["untied"], **settings)
-    train(model, optimizer, [0])
-    path = save_checkpoint(model, optimizer, tmp_path, {"step": 1})
-    scalars = read_state(path)["optimizer_scalars"]
-    for wrong in ({}, dict.fromkeys(scalars, 1.5), scalars | {"more": 1}):
-        forge(path, {"step": 1, "optimizer_scalars": wrong})
-        with pytest.raises(UserError, match="optimizer_scalars"):
-            load_checkpoint(*build(folders["untied"], **settings), path)

@@ -78,8 +78,7 @@ def test_a_state_of_another_form_is_refused_by_name(saved):
     folder, _ = saved
     path = folder / "step-00000003"
     state = LoopState().record() | {"optimizer_scalars": {}}
-    for change in ({"step": True}, {"feed": []}, {"last_evaluation": {"eval_loss": {}}}, {"recent_losses": ["x"]},
-                   {"best": {"eval_loss": [1.0]}}, {"feed": {"cursors": [["x"]]}}):  # fmt: skip
+    for change in ({"step": True}, {"feed": []}):
         forge(path, state | change)
         assert verify(path) == []
         with pytest.raises(UserError, match=r"step-00000003/state\.json"):

@@ -7,7 +7,7 @@ from config_helpers import accepted, problems
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import RECIPES, ROOT
-from kit.config.recipe_file import find_file, read_recipe_file, read_yaml
+from kit.config.recipe_file import find_file, read_yaml
 from kit.system.errors import UserError
 
 
@@ -214,10 +214,3 @@ def test_a_mistake_in_by_objective_has_its_line_also_if_it_is_not_in_use(recipe_
     for text, where, found in cases:
         reported = problems(recipe_file(text))
         assert set(reported) == {where} and found in reported[where], reported
-
-
-def test_an_alias_is_refused_since_nested_ones_multiply(tmp_path):
-    (tmp_path / "a.yaml").write_text("a0: &a0 [x, y]\na1: [*a0, *a0]\n")
-    for read in (read_yaml, lambda path: read_recipe_file(str(path))):
-        with pytest.raises(UserError, match=r"a\.yaml:2: an alias, \*a0"):
-            read(tmp_path / "a.yaml")

@@ -34,11 +34,8 @@ TESTS = {
         SECURITY: "test_a_chat_template_cannot_leave_its_sandbox",
         "tests/data/chat/test_sandbox.py": "test_what_would_take_too_much_is_stopped_in_any_thread",
     },
-    "A config or an adapter": {
-        "tests/model/pretrained/test_files.py": "test_numbers_that_build_without_end_are_refused "
-        "test_a_model_of_too_many_modules_is_not_built_to_its_end",
-        "tests/model/adapters/test_patterns.py": "test_layers_are_not_copied_without_end "
-        "test_a_saved_adapter_is_checked_before_peft_opens_it",
+    "A config that asks": {
+        "tests/model/pretrained/test_files.py": "test_a_model_of_too_many_modules_is_not_built_to_its_end",
     },
     "A pipe, a device or a file": {
         "tests/model/pretrained/test_files.py": "test_what_is_no_regular_file_is_refused "

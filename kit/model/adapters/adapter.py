@@ -5,7 +5,6 @@ LoRA has flags of its own. Other kinds of ``ADAPTER_TYPES`` are made by peft's o
 """
 
 import copy
-import json
 import shlex
 import warnings
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from kit.config.adapter_types import ADAPTER_TYPES
 from kit.config.expressions import matches
 from kit.config.settings.method import MethodSettings
 from kit.model.adapters.freeze import freeze
-from kit.model.adapters.patterns import check_patterns
 from kit.model.adapters.targets import (
     all_linear_targets,
     full_names,
@@ -33,7 +31,6 @@ from kit.model.adapters.targets import (
 from kit.model.adapters.token_rows import check_rows_and_modules, num_rows, rows_and_modules_options
 from kit.model.pretrained.heads import SCORE, TASKS, head_of
 from kit.model.pretrained.locate import ADAPTER_FILES, commit_of, open_adapter
-from kit.system.durable import read_small
 from kit.system.errors import Problem, UserError, did_you_mean, first_line, listed
 
 _FIELD = "adapter_name_or_path"
@@ -213,10 +210,6 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Prob
     except UserError as error:
         return error.problems
     try:
-        file = folder / ADAPTER_FILES[0]
-        names = [name for name, _ in meta_model.named_modules()]
-        if problems := check_patterns(json.loads(read_small(file)), file, names):
-            return problems
         config: Any = PeftConfig.from_pretrained(str(folder))
         base = config.base_model_name_or_path
         kind = config.peft_type.value.lower()

@@ -1,27 +1,21 @@
 """The files of a model's folder, checked before transformers opens them.
 
-Promises: a file of a stranger that is no regular file, or too large, and numbers in it that would build a model without
-end, are refused by name in a moment. Whether the numbers fit the weights is checked when these are loaded.
+Promises: a file of a stranger that is no regular file, or too large, is refused by name in a moment. Whether what it
+says fits the weights is checked when these are loaded.
 """
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from kit.system.durable import SMALL_BYTES, open_regular, read_small
 from kit.system.errors import Problem, UserError, raise_if
 
-MAX_LAYERS = 1_000  # the deepest published models have about 200
-MAX_MODULES = 200_000  # about twice those of the largest models whose experts are modules
 MAX_TOKENIZER_BYTES = 1 << 28  # the largest published ones have 35 MB
 # What transformers reads as a whole. Other files that lie beside a model, such as data or results, may have any size.
 _READ = re.compile(
     r"config|tokens|tokenizer|vocab|merges|template|\.index\.|^(dict|emoji|byte_maps)\.|\.(model|jinja)$"
 )
-_COUNTS = re.compile(r"(?:^|_)(?:n_layer|layers)$|^depths?$")
-_NOT_OF_THE_MODEL = ("task_specific_params", "quantization_config")
 
 
 def check_files(folder: Path, field: str) -> None:
@@ -45,37 +39,6 @@ def check_files(folder: Path, field: str) -> None:
         if path.suffix != ".safetensors" and _READ.search(path.name) and size > most:
             problems.append(Problem(field, f"{path} has {size >> 20} MiB", f"at most {most >> 20} MiB"))
     raise_if(problems)
-
-
-def check_config(path: Path) -> None:
-    """Raise ``UserError`` if a config.json has numbers that build a model without end."""
-    try:
-        values = json.loads(read_small(path))
-    except (OSError, ValueError, RecursionError):
-        return  # transformers reports it
-    raise_if(_too_many(values, path))
-
-
-def _too_many(values: Any, path: Path) -> Iterator[Problem]:
-    """The problems of numbers of layers, also in configs inside the config.
-
-    Experts are modules that are counted as they are built (``MAX_MODULES``), or parts of one tensor. Their number in a
-    config may be large (Doge: 16,384), or be there and not be used.
-    """
-    if not isinstance(values, dict):
-        return
-    for key, value in values.items():
-        if key in _NOT_OF_THE_MODEL:
-            continue
-        yield from _too_many(value, path)
-        numbers = value if isinstance(value, list) else [value]
-        if not _COUNTS.search(key):
-            continue
-        least = 0 if key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") else -MAX_LAYERS
-        for number in numbers:
-            if isinstance(number, int | float) and not least <= number <= MAX_LAYERS:
-                yield Problem(f"{path} {key}", f"found {number}", f"{max(least, 0)} to {MAX_LAYERS}")
-                break
 
 
 def check_index(folder: Path, field: str) -> None:

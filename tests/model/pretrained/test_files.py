@@ -10,7 +10,6 @@ from kit.config.recipe import Recipe
 from kit.model.build import build_meta_model, open_config
 from kit.model.pretrained import files
 from kit.model.pretrained.locate import locate_model, open_adapter
-from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.system.errors import UserError
 
 
@@ -22,29 +21,6 @@ def folder(model_folder, tmp_path):
 def change(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def test_numbers_that_build_without_end_are_refused(model_folder, tmp_path):
-    for i, changes in enumerate(
-        (
-            {"num_hidden_layers": 1e30},
-            {"num_hidden_layers": -5},
-            {"vision_config": {"depths": [2, 10**9]}},
-            {"n_layer": 10**9},
-        )
-    ):
-        settings = Recipe(model_name_or_path=str(shutil.copytree(model_folder, tmp_path / str(i))), dataset="none")
-        change(tmp_path / str(i), **changes)
-        for opening in (open_tokenizer, open_config):
-            with pytest.raises(UserError, match=r"config.json \w+: found .*; expected 0 to 1\d+$"):
-                opening(settings)
-
-
-def test_numbers_of_real_models_are_taken(folder):
-    change(folder, num_nextn_predict_layers=0, vision_feature_layer=-2, max_position_embeddings=10**7, layer_types=None)
-    change(folder, is_moe=False, num_experts=16_384)  # Doge's config, of a model without experts
-    change(folder, color_depth=-1, task_specific_params={"num_layers": -1}, quantization_config={"layers": 10**9})
-    assert locate_model(str(folder), None) == str(folder)
 
 
 def test_a_model_of_too_many_modules_is_not_built_to_its_end(folder, monkeypatch):
