@@ -16,6 +16,7 @@ CORE = [
     ["system"],
     ["hub", "scoring"],
     ["schema"],
+    ["specs"],
     ["config"],
     ["data"],
     ["model"],
@@ -29,6 +30,8 @@ CORE = [
 ]
 # Tools look at a machine, a plan, data or a run. The core imports none of them.
 TOOLS = [["tools"], ["cli"]]
+# kit/tasks/spec.py and kit/tasks/*/spec.py, which the recipe is made of, are below it, and the rest of a task above.
+SPECS = "kit.specs"
 # By package. In one that is not named here, parts import each other without a circle.
 FLOORS = {
     "kit": [*CORE, *TOOLS],
@@ -75,12 +78,18 @@ def imported(tree: ast.AST, at_import_only: bool = False) -> list[str]:
     return names
 
 
+def part_of(name: str, depth: int) -> str:
+    """The part that a module belongs to, named by ``depth`` words."""
+    words = name.split(".")
+    return SPECS if depth == 2 and words[1:2] == ["tasks"] and "spec" in words else ".".join(words[:depth])
+
+
 def arrows(depth: int, under: str = "kit") -> set[tuple[str, str]]:
     """(importer, imported) for all parts of ``under``, named by ``depth`` words of their full names."""
     found = set()
     for name, tree in modules().items():
         for other in imported(tree):
-            one, two = (".".join(each.split(".")[:depth]) for each in (name, other))
+            one, two = (part_of(each, depth) for each in (name, other))
             inside = one.startswith(f"{under}.") and two.startswith(f"{under}.") and "__" not in two
             if one != two and inside:
                 found.add((one.split(".")[-1], two.split(".")[-1]))

@@ -44,7 +44,6 @@ from benchmarks.simulation.meter import FLOPS, Meter, Tally
 from benchmarks.simulation.simulate import set_rank_0_variables
 from benchmarks.simulation.storages import GRADIENTS
 from kit.config.recipe import Recipe
-from kit.config.settings.objective import Rows
 from kit.data.feed.feed import Feed, GlobalBatch
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
@@ -58,6 +57,7 @@ from kit.strategy.topology import Topology
 from kit.system.console import guard_libraries, show_error, silence_libraries
 from kit.tasks.distil.teacher import Teacher
 from kit.tasks.objectives import build_objective
+from kit.tasks.spec import Rows
 from kit.train.optim.optim import build_optimizer
 from kit.train.step import rebuild_gradient_buckets, seed_everything, train_step
 

@@ -21,7 +21,7 @@ def find_conflicts(recipe: Recipe, where: Mapping[str, str], left_out: set[str])
         left_out: keys that are wrong by themselves; a rule in which one takes part is not asked.
     """
     problems = []
-    for rule in RULES:
+    for rule in (*RULES, *recipe.declared.rules):
         keys = rule.keys.split()
         if not left_out.intersection(keys) and (it := rule.broken(recipe)):
             problems.append(Problem(where.get(keys[0], keys[0]), rule.found.format(r=recipe, it=it), fix=rule.fix))

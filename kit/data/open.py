@@ -16,7 +16,6 @@ import numpy as np
 
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
-from kit.config.settings.objective import Rows
 from kit.config.settings.optimisation import OptimSettings
 from kit.data.chat.formats import format_of
 from kit.data.chat.template import Jinja, resolve_template
@@ -35,6 +34,7 @@ from kit.data.samples.samples import Samples, Store
 from kit.data.samples.tokenise import tokenise
 from kit.system.cache import digest, exposure
 from kit.system.errors import Problem, UserError
+from kit.tasks.spec import Rows
 
 _LONGEST_ROW = 1 << 20  # tokens of a row of which the prompt alone is used
 

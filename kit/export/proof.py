@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
 from kit.config.settings.data import DataSettings
-from kit.config.settings.objective import Rows as RowKind
 from kit.data.chat.template import Template, resolve_template
 from kit.data.chat.tokens import form_of
 from kit.data.read.sources import read_rows
@@ -29,6 +28,7 @@ from kit.data.samples.dataset import open_datasets
 from kit.data.samples.rows import Encoder
 from kit.model.pretrained.heads import head_of
 from kit.system.errors import TrainingError, UserError
+from kit.tasks.spec import Rows as RowKind
 
 NUM_ROWS, MAX_TOKENS = 16, 512  # of the models' inputs: their logits are kept for one row at a time
 # Mean change of a token's log-probability, in nats, that is taken for rounding: set by hand, not derived.

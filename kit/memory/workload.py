@@ -10,11 +10,12 @@ from kit.config.expressions import matches
 from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
-from kit.config.settings.objective import DECLARED, Declared, ObjectiveName
+from kit.config.settings.objective import DECLARED, PLAIN, ObjectiveName
 from kit.memory.shape import Shape
 from kit.memory.sizes import GRADIENT_BYTES, WEIGHT_BYTES, num_checkpoints
 from kit.model.layers.checkpointing import Checkpointing
 from kit.strategy.strategies import DDP, SINGLE, Strategy
+from kit.tasks.spec import TaskSpec
 
 
 def machines_with_copies(num_gpus: int, gpus_per_machine: int) -> int:
@@ -45,7 +46,7 @@ class Workload:
     new_tokens: int = 0  # of an answer at most
     rollout_steps: int = 1  # that learn from the same answers
     keeps_start: bool = False  # in host memory: the weights that train, as they were
-    objective: ObjectiveName = "sft"
+    objective: ObjectiveName = PLAIN
     teacher: Shape | None = None  # of a frozen model that is there beside, or before
     teacher_in_4bit: bool = False
     teacher_top_k: int = 0  # tokens of each target that are stored before the first step; 0: the teacher is beside
@@ -160,7 +161,7 @@ class Workload:
         return self.strategy.config
 
     @property
-    def declared(self) -> Declared:
+    def declared(self) -> TaskSpec:
         """What is known of the objective by its name."""
         return DECLARED[self.objective]
 
@@ -203,20 +204,17 @@ class Workload:
     def passes(self) -> int:
         """Forward passes without gradients over the tokens of a step that each step makes.
 
-        The reference's over its samples and, of kto, the model's and the reference's over as many mismatched sequences
-        (``kit.data.feed.mismatched``). Embeddings are computed once more before the step.
+        The reference's over its samples, and the model's and the reference's over as many mismatched sequences
+        (``kit.data.feed.mismatched``).
         """
-        if self.declared.head == "embedding":
-            return 1
-        if not self.declared.has_reference:
-            return 0
-        of_mismatched = 1 if self.declared.rows == "rated" else 0
-        return of_mismatched if self.precomputes_reference else 1 + 2 * of_mismatched
+        of_mismatched = int(self.declared.has_mismatched)
+        of_reference = int(self.declared.has_reference and not self.precomputes_reference) * (1 + of_mismatched)
+        return self.declared.num_passes + of_mismatched + of_reference
 
     @property
     def first_passes(self) -> int:
         """Forward passes without gradients over all samples before the first step, of mismatched ones as ``passes``."""
-        return (2 if self.declared.rows == "rated" else 1) if self.precomputes_reference else 0
+        return 1 + int(self.declared.has_mismatched) if self.precomputes_reference else 0
 
     @property
     def compute_bytes(self) -> int:
@@ -299,7 +297,7 @@ class Workload:
         changed: dict[str, Any] = {
             "rows": 1,
             "length": self.patches,
-            "objective": "sft",
+            "objective": PLAIN,
             "packing": False,
             "eager": False,
         }

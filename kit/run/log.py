@@ -21,6 +21,7 @@ from kit.strategy.accelerator import data_ranks
 from kit.system import durable
 from kit.system.console import QUIET_SECONDS, bar, say
 from kit.system.credentials import redacted
+from kit.tasks.spec import TaskMetric
 from kit.train.loop_state import OF_THE_DATA
 
 if TYPE_CHECKING:
@@ -34,21 +35,8 @@ if TYPE_CHECKING:
     from kit.train.step import StepResult
 
 SUPERVISED_LOSS = "SupervisedLoss"  # the objective whose loss is of the same kind as eval_loss
-# What a line about a step, and one about an evaluation, shows of the metrics.
-_SHOWN = (
-    ("loss", "loss", ".4f"),
-    ("reward", "reward", ".3f"),
-    ("perplexity", "perplexity", ".3f"),
-    ("accuracy", "accuracy", ".1%"),
-    ("margin", "margin", "z.4f"),
-    ("f1", "macro F1", ".3f"),
-    ("ndcg_at_10", "nDCG@10", ".3f"),
-    ("mrr", "MRR", ".3f"),
-    ("recall_at_1", "recall@1", ".1%"),
-    ("rewards/accuracies", "accuracy", ".1%"),
-    ("rewards/margins", "margin", "z.4f"),  # z: no -0.0000
-    ("kl", "kl", ".4f"),
-)
+# What each line about a step or an evaluation shows, before the metrics of the objective.
+_SHOWN = (TaskMetric("loss", "loss", ".4f"), TaskMetric("perplexity", "perplexity"))
 
 
 class Log:
@@ -149,7 +137,7 @@ class Log:
             ):
                 row |= {f"supervised_tokens/{name}": int(num_targets), f"tokens/{name}": int(num_tokens)}
         self._write(row)
-        shown = "  ".join(_shown(row))
+        shown = "  ".join(self._shown(row))
         text = f"{shown}  lr {row['learning_rate']:.2e}  {speed_text(row)}"
         if self.bar is not None:
             self.bar.set_postfix_str(text)
@@ -187,7 +175,7 @@ class Log:
             for name, (low, high) in evaluation.intervals.items()
         )
         share = f", last answers {share}" if share else ""
-        shown = ", ".join(_shown(evaluation.metrics, "eval_"))
+        shown = ", ".join(self._shown(evaluation.metrics, "eval_"))
         say(f"evaluation after {step} steps: {shown}{share}")
         doubts = evaluation.doubts()
         metric = self.recipe.metric_for_best_model
@@ -252,6 +240,11 @@ class Log:
         """Whether anything depends on ``metric_for_best_model``."""
         return self.recipe.keep_best or self.recipe.early_stopping_patience is not None
 
+    def _shown(self, row: Mapping[str, Any], prefix: str = "") -> list[str]:
+        """Title and value of each metric that there is; ``prefix`` begins their keys."""
+        metrics = [each for each in (*_SHOWN, *self.recipe.declared.metrics) if each.title and prefix + each.key in row]
+        return [f"{each.title} {row[prefix + each.key]:{each.digits}}" for each in metrics]
+
     def _write(self, row: dict[str, Any]) -> None:
         """Write a line of JSON, which has no NaN: such a value, as an objective's metric may have, is left out."""
         row = {key: value for key, value in row.items() if not (isinstance(value, float) and not math.isfinite(value))}
@@ -270,11 +263,6 @@ def _as_row(answer: "Answer") -> dict[str, Any]:
 def _measured(name: str, value: float) -> str:
     """The value of a metric of answers: those of the kit are shares, those of the user may be anything."""
     return f"{value:.1%}" if is_share(name) else f"{value:.4g}"
-
-
-def _shown(metrics: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Name and value of each metric that there is; ``prefix`` begins their keys."""
-    return [f"{name} {metrics[prefix + key]:{digits}}" for key, name, digits in _SHOWN if prefix + key in metrics]
 
 
 def _drop_lines_after(path: Path, step: int, evaluated_step: int) -> list[dict[str, Any]]:

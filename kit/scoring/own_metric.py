@@ -15,13 +15,16 @@ import traceback
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from kit.system.errors import LateError, Problem, UserError, first_line
 
 Function = Callable[[str, str, Any], Any]
 SIGNATURE = "function(expected, answer, row) -> float"
 PATTERN = r".+\.py:[A-Za-z_]\w*"  # of a name in ``metrics``
+OwnMetric = Annotated[str, Field(pattern=f"^{PATTERN}$")]  # code, so the command line only: kit/config/recipe_file.py
 
 
 class MetricError(LateError):

@@ -14,22 +14,14 @@ from kit.schema.fields import (
     share_or_count,
 )
 from kit.schema.rules import Rule, is_given, steps_rules
-from kit.scoring.own_metric import PATTERN, is_own, key_of
+from kit.scoring.own_metric import OwnMetric, is_own, key_of
 
 _option = partial(option, "Evaluation")
 # What one of ``metrics`` or ``rewards`` needs.
 METRIC_PACKAGES = {"math": "math_verify", "bleu": "sacrebleu", "chrf": "sacrebleu", "rouge_l": "rouge_score"}
 MetricName = Literal["exact_match", "number", "token_f1", "bleu", "chrf", "rouge_l"]
-OwnMetric = Annotated[str, Field(pattern=f"^{PATTERN}$")]  # code, so the command line only: kit/config/recipe_file.py
 # Also of an own metric, and of several answers to each prompt.
 _FOLLOWED = r"^eval_([A-Za-z_]\w*(/(pass|best)@\d+)?|rewards/(accuracies|margins))$"
-
-
-RESULTS_OF_HEADS = {
-    "reward": ["eval_accuracy", "eval_margin"],
-    "classify": ["eval_accuracy", "eval_f1"],
-    "embed": ["eval_ndcg_at_10", "eval_mrr", "eval_recall_at_1", "eval_recall_at_10"],
-}
 
 
 class EvalSettings(BaseModel):
@@ -132,9 +124,7 @@ def _not_computed(recipe: Any) -> str:
     known = ["eval_loss"]
     if recipe.train_on != "all":  # else nothing is asked
         known += recipe.results_of_answers
-    known += RESULTS_OF_HEADS.get(recipe.objective, [])
-    if recipe.declared.rows in ("pairs", "rated"):
-        known += ["eval_rewards/margins", *(["eval_rewards/accuracies"] if recipe.declared.rows == "pairs" else [])]
+    known += [f"eval_{metric.key}" for metric in recipe.declared.metrics if metric.is_followed]
     return "" if recipe.metric_for_best_model in known else ", ".join(known)
 
 

@@ -9,10 +9,10 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kit.config.settings.objective import Rows
 from kit.data.chat.formats import ANSWERS, FORMATS, IGNORE, Format, alone, opened
 from kit.data.chat.messages import are_messages, is_message
 from kit.system.errors import Problem, UserError, did_you_mean, raise_if
+from kit.tasks.spec import Rows
 
 # Names of columns, or of keys of their objects, that are well known elsewhere, for each field that they usually mean,
 # the likeliest first.

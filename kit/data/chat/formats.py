@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.config.prompt_format import question, reads_input
-from kit.config.settings.objective import Rows
 from kit.data.chat.image_parts import images_of_cell, with_images
 from kit.data.chat.judged import compared, contrasts, labelled
 from kit.data.chat.messages import (
@@ -44,6 +43,7 @@ from kit.data.chat.messages import (
 )
 from kit.data.chat.preferences import answers_to_one_prompt
 from kit.system.errors import Problem, UserError, kind
+from kit.tasks.spec import Rows
 
 IGNORE = "ignore"  # in ``dataset_columns`` instead of a field: a column, or a key of messages, that is not to be read
 NO_COLUMN = "no "  # so begins the problem of a row that lacks a column

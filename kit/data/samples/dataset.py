@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
-from kit.config.settings.objective import Rows
 from kit.data.chat.columns import choose_fields
 from kit.data.chat.formats import IGNORE, IMAGES, format_of, to_sample
 from kit.data.chat.unused import COLUMNS, read_keys
 from kit.data.read.sources import Source, open_source
 from kit.system.errors import Problem, Problems, UserError, raise_if
+from kit.tasks.spec import Rows
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ Promises:
 
 from collections.abc import Sequence
 
-from kit.config.settings.objective import Rows
 from kit.data.chat.formats import Sample
 from kit.data.chat.tokens import Encoded
 from kit.system.errors import Problem
+from kit.tasks.spec import Rows
 
 ANSWERS = ("chosen", "rejected", "completion")
 PROMPT_CUT = "the start of the prompt was cut off, so that no answer is cut"

@@ -14,7 +14,6 @@ import numpy as np
 import xxhash
 
 from kit.config.settings.data import DataSettings
-from kit.config.settings.objective import Rows
 from kit.data.chat.formats import MAX_ID, Sample
 from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import Encoded, Placeholders, encode_all
@@ -38,6 +37,7 @@ from kit.data.samples.halves import (
 from kit.data.samples.records import IMAGE, PREFERENCE, SAMPLE, StoredImages
 from kit.system.cache import digest
 from kit.system.errors import Problem, UserError, listed
+from kit.tasks.spec import Rows
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
 CODE_VERSION = 14

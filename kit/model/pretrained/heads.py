@@ -24,9 +24,10 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.utils import cached_file, logging
 
-from kit.config.settings.objective import Head, ObjectiveSettings
+from kit.config.settings.objective import ObjectiveSettings
 from kit.system.durable import read_small
 from kit.system.errors import Problem, UserError, listed
+from kit.tasks.spec import Head
 
 SCORE = "score"  # the name of the head
 TASKS = {"words": "CAUSAL_LM", "scores": "SEQ_CLS", "embedding": "FEATURE_EXTRACTION"}  # as peft names them

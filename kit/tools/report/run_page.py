@@ -6,19 +6,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kit.config.settings.objective import DECLARED
 from kit.scoring.metrics import is_share
 from kit.scoring.rewards import key_of
 from kit.system.console import is_main, say
 from kit.tools.report.chart import Line, draw
 from kit.tools.report.page import Pictures, cell, escaped, page, section, table, write_page
 from kit.tools.report.remarks import remarks
-from kit.tools.report.runs import ACCURACY, MOST_ODD, ReportedRun, finite_number, read_reported_run
+from kit.tools.report.runs import MOST_ODD, ReportedRun, finite_number, read_reported_run
 
 FILE = "report.html"  # in an output_dir
 _GIB = 2**-30
-_MARGIN = "eval_rewards/margins"
 _OWN = {"output_dir", "overwrite_output_dir", "resume_from_checkpoint", "run_name"}  # settings without effect
 _HIDDEN = ("fingerprint", "num_encoded")  # of the data
+_FOLLOWED = {f"eval_{metric.key}": metric for spec in DECLARED.values() for metric in spec.metrics if metric.title}
 
 
 class _Curve(NamedTuple):
@@ -26,22 +27,8 @@ class _Curve(NamedTuple):
 
     title: str
     keys: Sequence[str]  # of the metrics; those of evaluations begin with ``eval_``
-    scale: float = 1.0
+    is_share: bool = False  # shown in %
     is_fitted: bool = False  # see ``draw``
-
-
-_CURVES = (
-    _Curve("accuracy, % of the pairs", ("rewards/accuracies", ACCURACY), 100),
-    _Curve("margin of the rewards", ("rewards/margins", _MARGIN)),
-    _Curve("accuracy of the scores, %", ("accuracy", "eval_accuracy"), 100),
-    _Curve("difference of the scores of a pair", ("margin", "eval_margin")),
-    _Curve("macro F1", ("f1", "eval_f1")),
-    _Curve("nDCG@10", ("eval_ndcg_at_10",)),
-    _Curve("prompts whose answers have one reward, %", ("frac_reward_zero_std",), 100),
-    _Curve("divergence from the teacher, nats", ("divergence",)),
-    _Curve("same first choice as the teacher, %", ("teacher_agreement",), 100),
-    _Curve("kl to the reference, nats", ("kl", "eval_kl")),
-)
 
 
 def write_report(folder: Path) -> Path:
@@ -90,7 +77,8 @@ def report_page(runs: Sequence[ReportedRun]) -> str:
 def _results(run: ReportedRun) -> dict[str, str]:
     """What a run reached, from the first value to the last: texts by what it is."""
     found = {}
-    for key in ("eval_loss", ACCURACY, _MARGIN, *run.answer_metrics, "reward" if run.recipe.rolls_out else "loss"):
+    followed = [f"eval_{metric.key}" for metric in run.recipe.declared.metrics if metric.is_followed]
+    for key in ("eval_loss", *followed, *run.answer_metrics, "reward" if run.recipe.rolls_out else "loss"):
         values = run.values(key)
         if len(values):
             found[_name(key)] = " → ".join(_measured(key, value) for value in values[[0, -1][: len(values)]])
@@ -98,12 +86,13 @@ def _results(run: ReportedRun) -> dict[str, str]:
 
 
 def _name(key: str) -> str:
-    known = {"loss": "training loss", "eval_loss": "evaluation loss", ACCURACY: "accuracy", _MARGIN: "margin"}
+    known = {"loss": "training loss", "eval_loss": "evaluation loss"}
+    known |= {key: metric.title for key, metric in _FOLLOWED.items()}
     return known.get(key) or key.removeprefix("eval_").replace("_", " ")
 
 
 def _measured(key: str, value: float) -> str:
-    if key == ACCURACY or is_share(key):
+    if is_share(key) or (key in _FOLLOWED and _FOLLOWED[key].is_share):
         return f"{value:.1%}"
     return f"{value:.4f}" if abs(value) < 10 else f"{value:,.2f}"
 
@@ -126,10 +115,14 @@ def results(runs: Sequence[ReportedRun]) -> list[dict[str, str]]:
 
 def _charts(runs: Sequence[ReportedRun], labels: Sequence[str]) -> Iterator[str]:
     rewards = dict.fromkeys(f"rewards/{key_of(name)}" for run in runs for name in run.recipe.rewards)
-    curves = [*(_Curve(key, (key,)) for key in ("reward", *rewards)), _Curve("loss", ("loss", "eval_loss"), 1, True)]
+    curves = [
+        *(_Curve(key, (key,)) for key in ("reward", *rewards)),
+        _Curve("loss", ("loss", "eval_loss"), is_fitted=True),
+    ]
     for key in dict.fromkeys(key for run in runs for key in run.answer_metrics):
-        curves.append(_Curve(f"{_name(key)}, %", (key,), 100) if is_share(key) else _Curve(_name(key), (key,)))
-    curves += _CURVES
+        curves.append(_Curve(f"{_name(key)}, %", (key,), True) if is_share(key) else _Curve(_name(key), (key,)))
+    metrics = dict.fromkeys(metric for run in runs for metric in run.recipe.declared.metrics if metric.chart)
+    curves += [_Curve(each.chart, (each.key, f"eval_{each.key}"), each.is_share) for each in metrics]
     marks = []
     if len(runs) == 1:
         marks = [start["step"] for start in runs[0].record.get("starts", []) if start["step"]]
@@ -141,7 +134,7 @@ def _charts(runs: Sequence[ReportedRun], labels: Sequence[str]) -> Iterator[str]
                 colour, is_dashed = i, False
                 if len(runs) > 1:  # each run has its colour
                     name, colour, is_dashed = label if name == "last" else f"{label}, {name}", at, i > 0
-                points = run.points(key) * (1.0, curve.scale)
+                points = run.points(key) * (1, 100 if curve.is_share else 1)
                 lines.append(Line(name, points, colour, is_dashed))
         yield draw(curve.title, lines, marks, curve.is_fitted)
 

@@ -18,10 +18,11 @@ from kit.strategy.topology import ActualStrategy
 from kit.system import lock
 from kit.system.durable import open_regular, read_small
 from kit.system.errors import Problem, UserError
+from kit.tasks.preference import spec as preference
 
 Row = dict[str, Any]  # a line of metrics.jsonl
 MOST_ODD = 100  # steps whose samples are kept
-ACCURACY = "eval_rewards/accuracies"  # share of the pairs
+ACCURACY = f"eval_{preference.ACCURACY.key}"
 _LEAST, _MOST = 1e-150, 1e150  # of a number that a run writes
 
 

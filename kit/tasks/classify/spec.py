@@ -1,0 +1,43 @@
+"""Classifiers: labels of texts."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator
+
+from kit.schema.fields import comma_separated
+from kit.schema.rules import Rule
+from kit.tasks.spec import TaskMetric, TaskSpec, identity_option
+
+
+class ClassifySettings(BaseModel):
+    """What only classify reads."""
+
+    labels: Annotated[list[str] | None, BeforeValidator(comma_separated)] = identity_option(
+        None, "of classify: names of the labels, in order; default: the model's, or those of the training data"
+    )
+    problem_type: Literal["single_label_classification", "multi_label_classification"] | None = identity_option(
+        None, "of classify: one label for each text, or any number; default: several if the column holds lists"
+    )
+
+
+# The rates are those of sft, and so those of the examples of transformers.
+SPECS = {
+    "classify": TaskSpec(
+        "kit.tasks.classify.loss.Classification",
+        "labelled",
+        tuple(ClassifySettings.model_fields),
+        head="scores",
+        metrics=(
+            TaskMetric("accuracy", "accuracy", ".1%", "accuracy of the scores, %", is_followed=True),
+            TaskMetric("f1", "macro F1", chart="macro F1", is_followed=True),
+        ),
+        rules=(
+            Rule(
+                "labels",
+                lambda r: r.labels and len({*r.labels}) < len(r.labels),
+                "one of them twice, in {r.labels}",
+                "give each once",
+            ),
+        ),
+    )
+}

@@ -1,0 +1,90 @@
+"""Distillation: the probabilities of another model."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from kit.schema.rules import Rule
+from kit.tasks.spec import TaskMetric, TaskSpec, identity_option, objective_option
+
+
+class DistilSettings(BaseModel):
+    """What only distillation reads."""
+
+    teacher: str | None = identity_option(
+        None,
+        "of distil: local folder or hub id of the model whose probabilities are learned; it has the same tokenizer",
+    )
+    teacher_revision: str | None = objective_option(None, "of distil: branch, tag or commit of a teacher with a hub id")
+    teacher_in_4bit: bool = identity_option(False, "of distil: quantise the teacher to 4 bits (NF4)")
+    teacher_top_k: int = identity_option(
+        0,
+        "of distil: learn its k most probable tokens, which are stored before the student is loaded; 0: all, beside it",
+        "tokens",
+        ge=0,
+    )
+    divergence: Literal["forward_kl", "reverse_kl", "jsd"] = identity_option(
+        "forward_kl", "of distil: KL(teacher || student), KL(student || teacher), or with beta between both"
+    )
+    distil_temperature: float = identity_option(
+        1.0, "of distil: both models' logits are divided by it, and the divergence is multiplied by its square", gt=0
+    )
+    cross_entropy_weight: float = identity_option(
+        0.0, "of distil: the share of plain cross-entropy in the loss", ge=0, lt=1
+    )
+    on_policy_share: float = identity_option(
+        0.0,
+        "of distil: the share of prompts that the student answers itself; the others keep the data's answer",
+        ge=0,
+        le=1,
+    )
+
+
+def _logit_bytes(settings: Any) -> int:
+    """As tensors show it: in float32 the log-softmax of both models' logits and gradients."""
+    return 25 if settings.teacher_top_k else 48 if settings.divergence == "jsd" else 30
+
+
+RULES = (
+    Rule("teacher objective", lambda r: not r.teacher, "none given", "--teacher MODEL"),
+    Rule(
+        "beta divergence",
+        lambda r: r.beta and (r.divergence != "jsd" or r.beta >= 1),
+        "{r.beta:g} with divergence {r.divergence}",
+        "--divergence jsd with beta between 0 and 1; or leave it out",
+    ),
+    Rule(
+        "teacher_top_k on_policy_share",
+        lambda r: r.teacher_top_k and r.on_policy_share,
+        "{r.teacher_top_k} with on_policy_share {r.on_policy_share:g}: the teacher must be there to judge new answers",
+        "--teacher_top_k 0; or --on_policy_share 0",
+    ),
+    Rule(
+        "streaming teacher_top_k",
+        lambda r: r.streaming and r.teacher_top_k,
+        "with teacher_top_k {r.teacher_top_k}: the teacher reads the data before the first step",
+        "--streaming false; or --teacher_top_k 0",
+    ),
+    Rule(
+        "new_tokens objective",
+        lambda r: r.new_tokens,
+        "given with objective distil: the teacher has no probability for them",
+        "leave it out",
+    ),
+)
+
+# The rates are those of sft.
+SPECS = {
+    "distil": TaskSpec(
+        "kit.tasks.distil.loss.Distillation",
+        settings=("beta", *DistilSettings.model_fields),
+        beta=0.5,
+        has_teacher=True,
+        metrics=(
+            TaskMetric("divergence", chart="divergence from the teacher, nats"),
+            TaskMetric("teacher_agreement", digits=".1%", chart="same first choice as the teacher, %"),
+        ),
+        rules=RULES,
+        logit_bytes=_logit_bytes,
+    ),
+}

@@ -1,0 +1,53 @@
+"""Embedding models: texts that belong to each other are near each other."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from kit.schema.fields import comma_separated
+from kit.schema.rules import Rule
+from kit.tasks.spec import TaskMetric, TaskSpec, identity_option
+
+
+class EmbedSettings(BaseModel):
+    """What only embed reads."""
+
+    pooling: Literal["last", "mean"] = identity_option(
+        "last", "of embed: the state of the last token, or the mean of all"
+    )
+    embed_temperature: float = identity_option(0.05, "of embed: similarities are divided by it", gt=0)
+    matryoshka_dims: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(comma_separated)] = identity_option(
+        [], "of embed: the loss is also that of the first N numbers of an embedding, for each N of these"
+    )
+
+
+# The rates are those of sft, and so those of the examples of sentence-transformers.
+SPECS = {
+    "embed": TaskSpec(
+        "kit.tasks.embed.loss.Embedding",
+        "contrasts",
+        tuple(EmbedSettings.model_fields),
+        head="embedding",
+        metrics=(
+            TaskMetric("ndcg_at_10", "nDCG@10", chart="nDCG@10", is_followed=True),
+            TaskMetric("mrr", "MRR", is_followed=True),
+            TaskMetric("recall_at_1", "recall@1", ".1%", is_followed=True),
+            TaskMetric("recall_at_10", is_followed=True),
+        ),
+        rules=(
+            Rule(
+                "packing objective",
+                lambda r: r.packing,
+                "given with objective embed, whose rows hold texts of any number",
+                "--packing false",
+            ),
+            Rule(
+                "lora_dropout objective",
+                lambda r: r.method != "full" and r.lora_dropout,
+                "{r.lora_dropout:g} with objective embed: two passes over a text would differ",
+                "--lora_dropout 0",
+            ),
+        ),
+        num_passes=1,
+    )
+}

@@ -1,0 +1,43 @@
+"""Supervised fine-tuning, plain and with weights of tokens."""
+
+from pydantic import BaseModel
+
+from kit.tasks.spec import TaskSpec, identity_option
+
+
+class SftSettings(BaseModel):
+    """What only objectives over answers to imitate read."""
+
+    label_smoothing_factor: float = identity_option(
+        0.0, "of sft: the share of each target's probability that is spread evenly over the vocabulary", ge=0, lt=1
+    )
+    z_loss_coef: float = identity_option(
+        0.0,
+        "of sft: this times (log of the sum of exponentiated logits)^2 is added to each loss; PaLM: 1e-4",
+        ge=0,
+        le=1,
+    )
+    eaft_alpha: float = identity_option(
+        1.0, "of eaft: the weight of a token is its relative entropy to this power", gt=0, le=100
+    )
+    neftune_noise_alpha: float = identity_option(
+        0.0,
+        "of sft, dft, eaft: noise on the input embeddings in training, up to this / sqrt(tokens * size)",
+        ge=0,
+        le=1000,
+    )
+
+
+# As tensors show it: in float32 the log-softmax of logits and gradients, and log Z's of z-loss.
+SPECS = {
+    "sft": TaskSpec(
+        settings=("label_smoothing_factor", "z_loss_coef", "neftune_noise_alpha"),
+        logit_bytes=lambda r: 20 if r.z_loss_coef else 12 if r.label_smoothing_factor else 0,
+    ),
+    "dft": TaskSpec("kit.tasks.sft.loss.DynamicFineTuning", settings=("neftune_noise_alpha",)),
+    "eaft": TaskSpec(
+        "kit.tasks.sft.loss.EntropyAdaptive",
+        settings=("eaft_alpha", "neftune_noise_alpha"),
+        logit_bytes=lambda r: 12,
+    ),
+}

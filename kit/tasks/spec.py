@@ -1,0 +1,93 @@
+"""What is known of an objective by its name alone, before torch is imported.
+
+Each task declares its own in ``kit/tasks/NAME/spec.py``: ``SPECS`` by the names that the setting ``objective`` gives.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from kit.schema.fields import option
+from kit.schema.rules import Rule
+
+objective_option = partial(option, "Objective")
+identity_option = partial(option, "Objective", identity=True)
+
+# What a row of the data holds: a conversation whose answers are learned; two answers to one prompt, of which one is
+# better; or an answer with a label that says whether it is good. For a head in the place of words: two texts of which
+# one is better; a text with its labels; a text with one that belongs to it, and some that do not.
+Rows = Literal["answers", "pairs", "rated", "compared", "labelled", "contrasts"]
+# What a model computes: logits of the vocabulary; scores of a text, from its last token; or the text's embedding.
+Head = Literal["words", "scores", "embedding"]
+
+
+class TaskMetric(NamedTuple):
+    """A metric of an objective, beside its loss.
+
+    Attributes:
+        key: in ``metrics.jsonl``; of an evaluation with ``eval_`` before it.
+        title: what a line about a step or an evaluation calls it; empty: it shows it not.
+        digits: how its value is written: ``.3f``; with a % at the end it is a share.
+        chart: the title of its chart in a report; empty: it has none.
+        is_followed: whether each evaluation computes it, and more of it is better.
+    """
+
+    key: str
+    title: str = ""
+    digits: str = ".3f"
+    chart: str = ""
+    is_followed: bool = False
+
+    @property
+    def is_share(self) -> bool:
+        """Whether its values go from 0 to 1."""
+        return self.digits.endswith("%")
+
+
+KL = TaskMetric("kl", "kl", ".4f", "kl to the reference, nats")
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What is known of an objective by its name alone.
+
+    Attributes:
+        loss: the full name of its class, a ``kit.tasks.base.Objective``.
+        rows: what the data must hold.
+        settings: the settings of ``ObjectiveSettings`` that it reads; with any other objective they have no effect.
+        beta: the default of ``beta``; None: it has none.
+        has_reference: it compares the model with a reference, the model as it was at the start.
+        has_mismatched: it also reads each prompt with the answer to another one (``kit.data.feed.mismatched``).
+        learning_rates: the default peak rate for full training, and for adapters.
+        rolls_out: it learns from answers that the model writes to the prompts of the data.
+        has_teacher: it learns from another model.
+        head: what the model computes.
+        scores: the names of what a head of scores computes, if the data do not name them.
+        metrics: in the order in which lines show them.
+        rules: what this objective refuses.
+        logit_bytes: takes the settings and returns the bytes that a logit takes where autograd differentiates a loss of
+            its own; 0: plain cross-entropy.
+        num_passes: forward passes without gradients over the tokens of a step, beside those of the reference.
+    """
+
+    loss: str = "kit.tasks.sft.loss.SupervisedLoss"
+    rows: Rows = "answers"
+    settings: tuple[str, ...] = ()
+    beta: float | None = None
+    has_reference: bool = False
+    has_mismatched: bool = False
+    learning_rates: tuple[float, float] = (2e-5, 2e-4)
+    rolls_out: bool = False
+    has_teacher: bool = False
+    head: Head = "words"
+    scores: tuple[str, ...] = ()
+    metrics: tuple[TaskMetric, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    logit_bytes: Callable[[Any], int] = lambda settings: 0
+    num_passes: int = 0
+
+    @property
+    def sequences_per_sample(self) -> int:
+        """2 if a sample is a pair: the prompt with each of its answers. Without the negatives of ``contrasts``."""
+        return 2 if self.rows in ("pairs", "compared", "contrasts") else 1
