@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -296,25 +297,31 @@ class Kit:
         from kit.data.feed.batches import Collator
         from kit.data.feed.data_ranks import Ranks
         from kit.data.feed.feed import counted
-        from kit.data.feed.packing import pack
         from kit.data.open import pad_id
-        from kit.train.rollouts.rollouts import Answer, Answers
+        from kit.train.rollouts.trajectories import Segment, Trajectories, Trajectory
 
         gains = of_the_kit(case.kind, [each.reward for each in answers])
         own = [
-            Answer(0, each.ids, len(each.prompt), each.ended, [each.reward], gain)
-            for each, gain in zip(answers, gains, strict=True)
+            Trajectory(
+                (0, 0, k),
+                [Segment(each.prompt, 0.0), Segment(each.ids[len(each.prompt) :], 1.0)],
+                each.ended,
+                [each.reward],
+                each.reward,
+                gain,
+            )
+            for k, (each, gain) in enumerate(zip(answers, gains, strict=True))
         ]
         for one, each in zip(own, answers, strict=True):
             one.logps |= {"old_logps": each.old} if case.is_off else {}
             one.logps |= {"reference_logps": each.reference} if has_reference else {}
         recipe = self.recipe
-        samples = Answers(own, np.zeros(1, np.int64), case.masks_cut)
-        items = pack(samples.lengths, recipe.max_length).items() if case.packing else list(np.arange(len(own))[:, None])
+        prompts: Any = SimpleNamespace(dataset_ids=np.zeros(1, np.int64), image_maker=None)
+        samples = Trajectories(own, prompts, case.masks_cut)
         collator = Collator(recipe.micro_batch_size, pad_id(self.tokenizer), case.packing, recipe.max_length)
         return replace(
             counted(samples, np.arange(len(samples)), 1),
-            micro_batches=collator.micro_batches(samples, items, Ranks()),
+            micro_batches=samples.micro_batches(collator, Ranks()),
             most_targets=len(own) * MOST,
         )
 

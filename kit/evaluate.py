@@ -6,7 +6,6 @@ Promises: each sample counts exactly once, on any number of ranks.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from kit.system.errors import Problem
 from kit.tasks.classify.loss import Classification
 from kit.tasks.embed.loss import Embedding
 from kit.tasks.sft.loss import SupervisedLoss
-from kit.train.rollouts.generation import generate_answers, special_ids, text_of
+from kit.train.rollouts.generation import Request, generate_answers, special_ids, text_of
 
 if TYPE_CHECKING:
     from kit.config.settings.evaluation import EvalSettings
@@ -285,20 +284,20 @@ def _answers(
             ids = mine[call // num * batch_size : (call // num + 1) * batch_size].tolist()
             # A rank without a sample left generates for the first one, and nobody reads that answer.
             pairs = [prompt_and_reference(samples, i) for i in ids or [0]]
-            prompts = [prompt for prompt, _ in pairs]
-            numbers = [(i, draw) for i in ids or [0]]
+            requests = [
+                Request(prompt, (i, draw), settings.max_new_tokens, samples.images_with_origin(i))
+                for i, (prompt, _) in zip(ids or [0], pairs, strict=True)
+            ]
             completions = generate_answers(
                 generate,
-                prompts,
+                requests,
                 stops=stops,
                 pad_token_id=pad_id(tokenizer),
-                max_new_tokens=settings.max_new_tokens,
                 temperature=settings.temperature,
                 top_p=settings.top_p,
                 seed=seed,
-                numbers=numbers,
                 device=accelerator.device,
-                more_inputs=partial(samples.generation_inputs, numbers=ids or [0]),
+                image_maker=samples.image_maker,
             )
             for i, (prompt, reference), (written, ends, _) in zip(ids, pairs, completions, strict=False):
                 texts = text_of(tokenizer, reference), text_of(tokenizer, written, ends)

@@ -45,6 +45,7 @@ from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.model.summary import aux_loss_coef
 from kit.model.teacher import check_teacher, teacher_settings
 from kit.model.untrained import check_stop_tokens
+from kit.preflight.rollout_checks import check_server, try_rewards
 from kit.run.facts import OWN_OF_MACHINE, compared_facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
@@ -58,8 +59,6 @@ from kit.strategy.processes.agreement import Fact
 from kit.strategy.topology import Topology, check_router_loss
 from kit.system.console import is_main, silence_libraries
 from kit.system.errors import Problem, Problems, UserError, first_line, listed, raise_if
-from kit.train.rollouts.rollouts import try_rewards
-from kit.train.rollouts.vllm_server import check_server
 
 
 @dataclass(frozen=True)

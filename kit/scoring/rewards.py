@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +28,7 @@ from kit.scoring.metrics import METRICS
 
 _START_SECONDS = 120  # in which a process must have imported the user's files
 _LOOK_SECONDS = 0.5  # between two looks at whether the run stops
+_MAX_WORKERS = 8  # processes that compute rewards, each called by a thread
 _LONGEST = 1 << 16  # bytes of a message from such a process
 _PR_SET_CHILD_SUBREAPER = 36  # the number of this option of Linux's prctl
 
@@ -38,7 +39,7 @@ _WORDS = re.compile(
 )
 
 
-class Asked(NamedTuple):
+class Attempt(NamedTuple):
     """One answer of the model, and what it is judged by."""
 
     expected: str
@@ -54,7 +55,7 @@ def key_of(name: str) -> str:
     return own_metric.key_of(name) if own_metric.is_own(name) else name.partition(":")[0]
 
 
-def reward(name: str, asked: Asked) -> float:
+def reward(name: str, attempt: Attempt) -> float:
     """Return one reward of an answer; raises what a function of the user raises, see ``own_metric.score``.
 
     - the names of ``kit.scoring.metrics.METRICS``, from 0 to 1;
@@ -66,24 +67,24 @@ def reward(name: str, asked: Asked) -> float:
     """
     kind, _, value = name.partition(":")
     if own_metric.is_own(name):
-        return own_metric.score(name, asked.expected, asked.answer, asked.row, asked.origin)
+        return own_metric.score(name, attempt.expected, attempt.answer, attempt.row, attempt.origin)
     if kind == "math":
         from math_verify import verify
 
-        if not (expected := read_math(asked.expected)):
-            raise ValueError(f"math-verify cannot read {asked.expected[:60]!r}")
-        return float(verify(expected, read_math(asked.answer)))
+        if not (expected := read_math(attempt.expected)):
+            raise ValueError(f"math-verify cannot read {attempt.expected[:60]!r}")
+        return float(verify(expected, read_math(attempt.answer)))
     if kind == "json":
         try:
-            json.loads(asked.answer)
+            json.loads(attempt.answer)
         except (ValueError, RecursionError):
             return 0.0
         return 1.0
     if kind == "regex":
-        return float(re.search(value, asked.answer, re.DOTALL) is not None)
+        return float(re.search(value, attempt.answer, re.DOTALL) is not None)
     if kind == "overlong":
-        return min(0.0, (asked.max_new_tokens - asked.num_tokens) / int(value) - 1)
-    return METRICS[name](asked.answer, asked.expected)
+        return min(0.0, (attempt.max_new_tokens - attempt.num_tokens) / int(value) - 1)
+    return METRICS[name](attempt.answer, attempt.expected)
 
 
 @lru_cache(1000)  # the expected text of all answers to a prompt
@@ -112,7 +113,7 @@ class Scorer:
         self,
         names: Sequence[str],
         timeout_seconds: float,
-        num_workers: int,
+        num_cores: int,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """
@@ -124,19 +125,17 @@ class Scorer:
         self._timeout = timeout_seconds
         self._is_closed = False
         self._is_stopping = lambda: self._is_closed or is_stopping()
-        self._threads = ThreadPoolExecutor(num_workers)
+        self._threads = ThreadPoolExecutor(min(_MAX_WORKERS, num_cores))
         self._workers: dict[int, _Worker] = {}  # by the thread that asks it
 
-    def submit(self, asked: Sequence[Asked]) -> list[Future[list[float | str]]]:
-        """Begin to compute the rewards of answers. Returns what ``collect`` takes."""
-        return [self._threads.submit(self._score, each) for each in asked]
+    def submit(self, attempt: Attempt) -> Future[list[float | str]]:
+        """Begin to compute the rewards of an answer.
 
-    def collect(self, submitted: Iterable[Future[list[float | str]]]) -> list[list[float | str]]:
-        """Wait. Return of each answer its rewards, in the order of the names; in place of one that failed, why.
-
-        A stop leaves out those that were not computed by then.
+        Returns:
+            What will be its rewards, in the order of the names; in place of one that failed, why. A stop leaves out
+            those that were not computed by then.
         """
-        return [future.result() for future in submitted]
+        return self._threads.submit(self._score, attempt)
 
     def close(self) -> None:
         """End all processes. What was not computed by then is not computed."""
@@ -145,7 +144,7 @@ class Scorer:
         for worker in self._workers.values():
             worker.end()
 
-    def _score(self, asked: Asked) -> list[float | str]:
+    def _score(self, attempt: Attempt) -> list[float | str]:
         thread = threading.get_ident()
         found: list[float | str] = []
         for k in range(len(self._names)):
@@ -154,7 +153,7 @@ class Scorer:
             try:
                 if thread not in self._workers:
                     self._workers[thread] = _Worker(self._names, self._is_stopping)
-                found.append(self._workers[thread].ask((k, asked), self._timeout))
+                found.append(self._workers[thread].ask((k, attempt), self._timeout))
                 continue
             except TimeoutError:
                 why = f"took more than {self._timeout:g} s"
@@ -165,7 +164,7 @@ class Scorer:
             if thread in self._workers:
                 self._workers.pop(thread).end()
             if not self._is_stopping():
-                found.append(f"{why} (row {asked.origin})")
+                found.append(f"{why} (row {attempt.origin})")
         return found
 
 
@@ -197,7 +196,7 @@ class _Worker:
             raise
 
     def ask(self, content: Any, seconds: float) -> float | str:
-        """Return the answer to ``content``: names of rewards, or the place of one among them and what it is asked.
+        """Return the answer to ``content``: names of rewards, or the place of one among them and what it is attempt.
 
         Raises:
             TimeoutError: it took too long, or the run stops.
@@ -279,8 +278,8 @@ def _answer(connection: socket.socket) -> None:
         while True:
             number, content = pickle.load(questions)
             if names:
-                k, asked = content
-                answer = _number_or_why(names[k], asked)
+                k, attempt = content
+                answer = _number_or_why(names[k], attempt)
             else:
                 names, answer = content, ""
                 for name in filter(own_metric.is_own, names):
@@ -290,11 +289,11 @@ def _answer(connection: socket.socket) -> None:
             connection.sendall(json.dumps([number, answer]).encode() + b"\n")
 
 
-def _number_or_why(name: str, asked: Asked) -> float | str:
+def _number_or_why(name: str, attempt: Attempt) -> float | str:
     try:
-        return reward(name, asked)
+        return reward(name, attempt)
     except own_metric.MetricError as error:
         (problem,) = error.problems
         return f"{problem.where}: {problem.found}"
     except Exception as error:  # of a library, given any text
-        return f"{key_of(name)}: {type(error).__name__}: {str(error)[:300]} (row {asked.origin})"
+        return f"{key_of(name)}: {type(error).__name__}: {str(error)[:300]} (row {attempt.origin})"

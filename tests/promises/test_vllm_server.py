@@ -15,8 +15,11 @@ import pytest
 from fake_vllm import FakeVllm
 from helpers import ROOT, free_port
 
+from kit.data.feed.data_ranks import Ranks
+from kit.preflight.rollout_checks import check_server
 from kit.system.errors import LateError, UserError
-from kit.train.rollouts.vllm_server import VllmServer, check_server
+from kit.train.rollouts.generation import Request
+from kit.train.rollouts.vllm_server import VllmServer
 
 pytestmark = pytest.mark.slow
 
@@ -132,6 +135,7 @@ def saying(request):
     model = AutoModelForCausalLM.from_pretrained(TINY / "model")
     prepared = SimpleNamespace(model=get_peft_model(model, LoraConfig(target_modules=["q_proj"])))
     prepared.accelerator = SimpleNamespace(unwrap_model=lambda model: model)
+    prepared.processes = Ranks()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -152,15 +156,13 @@ def saying(request):
     request.addfinalizer(server.shutdown)
     recipe = SimpleNamespace(
         vllm_server_base_url=f"http://127.0.0.1:{server.server_port}",
-        **{"vllm_server_timeout": 1.0, "ddp_timeout": 1, "output_dir": "", "max_length": 64, "max_new_tokens": 3},
-        **{"num_generations": 2, "seed": 0},
+        **{"vllm_server_timeout": 1.0, "ddp_timeout": 1, "output_dir": "", "max_length": 64, "seed": 0},
     )
-    asking = VllmServer(prepared, recipe, lambda sample: [5, 6], [2], lambda items, *_: items)
+    asking = VllmServer(prepared, recipe, [2], lambda items, *_: items)
 
     def ask(say):
         server.say = say
-        with asking.answering(0, [(0, 0), (0, 1)]) as answers_to:
-            return answers_to([0, 1])
+        return [completion for _, completion in asking.sample([Request([5, 6], (0, 0, k), 3) for k in (0, 1)])]
 
     def check(say):
         server.say = say

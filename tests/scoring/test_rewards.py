@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.scoring.rewards import Asked, Scorer, reward
+from kit.scoring.rewards import Attempt, Scorer, reward
 
 OWN = """
 import gc, os, socket, sys, time
@@ -47,19 +47,20 @@ def bad(expected, answer, row):
 """
 
 
-def asked(answer, expected="", **changes):
+def attempt(answer, expected="", **changes):
     values = {"row": {"id": 7}, "origin": "train.jsonl:3", "num_tokens": 4, "max_new_tokens": 10, **changes}
-    return Asked(expected=expected, answer=answer, **values)
+    return Attempt(expected=expected, answer=answer, **values)
 
 
 def test_the_given_rewards():
-    assert reward("exact_match", asked(" a ", "a")) == 1.0
-    assert reward("number", asked("so it is 1,200", "#### 1200")) == 1.0
-    assert reward("json", asked('{"a": 1}')) == 1.0 and reward("json", asked("{a: 1}")) == 0.0
+    assert reward("exact_match", attempt(" a ", "a")) == 1.0
+    assert reward("number", attempt("so it is 1,200", "#### 1200")) == 1.0
+    assert reward("json", attempt('{"a": 1}')) == 1.0 and reward("json", attempt("{a: 1}")) == 0.0
     assert (
-        reward("regex:<think>.*</think>", asked("<think>\n</think> 4")) == 1.0 and reward("regex:^x", asked("ax")) == 0
+        reward("regex:<think>.*</think>", attempt("<think>\n</think> 4")) == 1.0
+        and reward("regex:^x", attempt("ax")) == 0
     )
-    assert [reward("overlong:4", asked("", num_tokens=n)) for n in (1, 6, 8, 10)] == [0.0, 0.0, -0.5, -1.0]
+    assert [reward("overlong:4", attempt("", num_tokens=n)) for n in (1, 6, 8, 10)] == [0.0, 0.0, -0.5, -1.0]
 
 
 @pytest.mark.parametrize(
@@ -85,17 +86,18 @@ def test_the_given_rewards():
 )
 def test_mathematics_is_judged_by_what_it_means(expected, answer, value):
     pytest.importorskip("math_verify")
-    assert reward("math", asked(answer, expected)) == value
+    assert reward("math", attempt(answer, expected)) == value
 
 
 @pytest.mark.slow
 def test_a_reward_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN)
-    scorer = Scorer(["own.py:right", "own.py:bad"], timeout_seconds=3.0, num_workers=2)
+    scorer = Scorer(["own.py:right", "own.py:bad"], timeout_seconds=3.0, num_cores=2)
     kinds = ["fine", "raises", "none", "nan", "text", "ends", "leaves", "prints", "hangs", "forks"]
     kinds += ["garbage", "half", "extra", "huge", "fine"]
-    found = dict(zip(kinds, scorer.collect(scorer.submit([asked(kind, "fine") for kind in kinds])), strict=True))
+    submitted = [scorer.submit(attempt(kind, "fine")) for kind in kinds]
+    found = {kind: each.result() for kind, each in zip(kinds, submitted, strict=True)}
     scorer.close()
     assert found["fine"] == [0.5, 1.0] and found["prints"] == found["extra"] == [0.0, 1.0]
     for kind, words in {
@@ -122,4 +124,5 @@ def test_a_stop_does_not_wait_for_rewards(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN)
     scorer = Scorer(["own.py:right", "own.py:bad"], 300.0, 1, is_stopping=(tmp_path / "hangs").exists)
-    assert scorer.collect(scorer.submit([asked("hangs"), asked("fine")])) == [[0.0], []]
+    submitted = [scorer.submit(attempt(kind)) for kind in ("hangs", "fine")]
+    assert [each.result() for each in submitted] == [[0.0], []]

@@ -171,13 +171,6 @@ class Samples(Table):
         folder = store.image_folder or store.source.parts[int(sample["part"])].folder
         return [(image, folder) for image in store.stored_images[number]]
 
-    def generation_inputs(self, input_ids: Any, numbers: Sequence[int]) -> dict[str, Any]:
-        """Return what a model needs besides the prompts of these samples, a tensor int64 [B, T], to answer them."""
-        if (maker := self.image_maker) is None:
-            return {}
-        inputs: dict[str, Any] = maker.generation_inputs(input_ids, [self.images_with_origin(i) for i in numbers])
-        return inputs
-
     def shown(self, prompt: str) -> str:
         """Return the text of a prompt, with one placeholder for each image."""
         return str(self.image_maker.shown(prompt)) if self.image_maker else prompt

@@ -1,6 +1,6 @@
-"""Answers of the model to prompts, in batches: those of evaluations and of rollouts."""
+"""Completions of prompts by the model, in batches: those of evaluations and of rollouts."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -8,7 +8,17 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map_only
 
+from kit.data.read.image_files import Image
 from kit.model.sampling import how_to_generate
+
+
+class Request(NamedTuple):
+    """What a completion is asked for."""
+
+    ids: Sequence[int]  # of the prompt, at least one
+    key: tuple[int, ...]  # by which it is drawn: other numbers for each completion of a run
+    max_new_tokens: int
+    images: Sequence[tuple[Image, str, str]] = ()  # of the prompt, see ``Table.images_with_origin``
 
 
 class Completion(NamedTuple):
@@ -33,41 +43,43 @@ def special_ids(tokenizer: Any) -> set[int | None]:
 
 def generate_answers(
     generate: Any,
-    prompts: Sequence[Sequence[int]],
+    requests: Sequence[Request],
     *,
     stops: Collection[int],
     pad_token_id: int,
-    max_new_tokens: int,
     temperature: float | None,
     top_p: float | None,
     seed: int,
-    numbers: Sequence[tuple[int, ...]],
     device: torch.device,
-    more_inputs: Callable[[torch.Tensor], Mapping[str, Any]] = lambda input_ids: {},
+    image_maker: Any = None,
 ) -> list[Completion]:
-    """Answer a batch of prompts.
+    """Answer a batch of requests.
 
     Args:
         generate: of the model, as ``kit.strategy.weights.generating`` yields it.
         stops: ids that end an answer.
-        temperature: None: greedily; see ``how_to_generate``, also for ``top_p``, ``seed`` and ``numbers``.
-        more_inputs: returns what the model needs besides for the prompts, int64 [B, T], padded on the left.
+        temperature: None: greedily; see ``how_to_generate``, also for ``top_p`` and ``seed``.
+        image_maker: what makes pixels of images (``kit.model.images.Images``); None: no request has any.
     """
-    rows = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
+    rows = [torch.tensor(request.ids, dtype=torch.long) for request in requests]
     input_ids = pad_sequence(rows, True, pad_token_id, "left")  # [B, T]
     mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
     length = input_ids.shape[1]
+    inputs = {"input_ids": input_ids, "attention_mask": mask}
+    if image_maker:
+        inputs |= image_maker.generation_inputs(input_ids, [request.images for request in requests])
     output = generate(
-        input_ids=input_ids.to(device),
-        attention_mask=mask.to(device),
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=max(request.max_new_tokens for request in requests),
         use_cache=True,
         pad_token_id=pad_token_id,
         eos_token_id=sorted(stops) or None,
-        **how_to_generate(temperature, top_p, seed, numbers, length),
-        **tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), dict(more_inputs(input_ids))),
+        **how_to_generate(temperature, top_p, seed, [request.key for request in requests], length),
+        **tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs),
     )
-    return [_completion(ids, stops) for ids in output[:, length:].tolist()]
+    return [
+        _completion(ids[: request.max_new_tokens], stops)
+        for request, ids in zip(requests, output[:, length:].tolist(), strict=True)
+    ]
 
 
 def _completion(ids: list[int], stops: Collection[int]) -> Completion:

@@ -1,0 +1,97 @@
+"""Checks of what rollouts need, before the model is loaded: a vLLM server, and rewards that can be computed."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from kit.data.open import prompt_and_reference
+from kit.data.read.sources import FIX_ROWS, shown
+from kit.data.samples.samples import Samples
+from kit.scoring.own_metric import is_own
+from kit.scoring.rewards import Attempt, Scorer, key_of, reward
+from kit.strategy.processes.launcher import cores_of_rank
+from kit.system.console import progress
+from kit.system.errors import Problem, Problems, UserError
+from kit.train.rollouts.generation import text_of
+from kit.train.rollouts.vllm_client import FIELD, Client, Gone
+
+if TYPE_CHECKING:
+    from kit.config.recipe import Recipe
+
+
+class _Model(BaseModel):
+    max_model_len: int | None = None
+    parent: str | None = None
+
+
+class _Models(BaseModel):
+    data: list[_Model]
+
+
+def check_server(recipe: "Recipe") -> None:
+    """Check that the server is up and can serve this run. Waits for it.
+
+    Raises:
+        UserError: it is not, or cannot.
+    """
+    client = Client(recipe)
+    for _ in client.wait():
+        pass
+    try:
+        models = _Models.model_validate_json(client.call("/v1/models"), strict=True).data
+        longest = min(model.max_model_len or 0 for model in models if not model.parent)
+        takes_adapters = client.ask("/v1/load_lora_adapter", {})[0] != 404  # of no adapter
+    except (Gone, ValueError) as error:
+        raise UserError(Problem(FIELD, f"{client.url}: {str(error)[:300]}", "a vLLM server")) from None
+    if longest < recipe.max_length:
+        fix = f"vllm serve ... --max-model-len {recipe.max_length}"
+        raise UserError(Problem(FIELD, f"{client.url} takes {longest} tokens", f"max_length {recipe.max_length}", fix))
+    if not takes_adapters:
+        fix = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve ... --enable-lora --max-lora-rank R"
+        raise UserError(Problem(FIELD, f"{client.url} takes no adapters while it runs", "one that does", fix))
+
+
+def try_rewards(recipe: "Recipe", train: Samples, tokenizer: Any) -> list[str]:
+    """Judge expected answers as if the model gave them, before it is loaded: by ``math`` all, by the user's the first.
+
+    Returns:
+        A line for each rule that gives 0 for all of them.
+
+    Raises:
+        UserError: a reward of the user fails, or ``math`` cannot read an expected answer.
+    """
+
+    def expected(i: int) -> Attempt:
+        text = text_of(tokenizer, prompt_and_reference(train, i)[1])
+        return Attempt(text, text, None, train.origin(i), 1, recipe.max_new_tokens)
+
+    def judged(name: str, attempts: Sequence[Attempt]) -> list[list[float | str]]:
+        with closing(Scorer([name], recipe.reward_timeout, cores_of_rank())) as scorer:
+            submitted = [scorer.submit(each) for each in attempts]
+            return [each.result() for each in progress(submitted, "expected answers", len(submitted))]
+
+    notes, problems = [], Problems()
+    for name in recipe.rewards:
+        if is_own(name):
+            [[found]] = judged(name, [expected(0)._replace(row=train.data_rows([0]).get(0))])
+            if isinstance(found, str):
+                problems.append(Problem("--rewards", f"the expected answer of a row has no reward: {found}"))
+        elif name == "math":
+            every = [*{each.expected: each for each in map(expected, range(len(train)))}.values()]  # one of equals
+            problems += shown(
+                [
+                    Problem(each.origin, f"math-verify cannot read {each.expected[:60]!r}")
+                    for each, found in zip(every, judged(name, every), strict=True)
+                    if found != [1.0]
+                ],
+                "--rewards math",
+                FIX_ROWS,
+            )
+        elif key_of(name) in ("number", "json", "regex") and not any(
+            reward(name, expected(i)) for i in range(len(train))
+        ):
+            notes.append(f"warning: --rewards {name}: 0 for the expected answer of every row")
+    problems.raise_if_any()
+    return notes

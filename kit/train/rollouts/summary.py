@@ -1,0 +1,72 @@
+"""What ``metrics.jsonl`` and a report have of a rollout."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kit.data.open import prompt_and_reference
+from kit.data.samples.samples import Samples
+from kit.train.rollouts.generation import text_of
+from kit.train.rollouts.trajectories import Trajectory
+
+NUM_SHOWN = 3  # prompts of a rollout
+
+
+def lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the metrics of what the model wrote; nothing if it wrote nothing."""
+    if not trajectories:
+        return {}
+    return {
+        "completions/mean_length": float(np.mean([each.num_written for each in trajectories])),
+        "completions/clipped_ratio": float(np.mean([not each.ended for each in trajectories])),
+    }
+
+
+def measured(
+    trajectories: Sequence[Trajectory], keys: Sequence[str], group_size: int, num_even: int
+) -> dict[str, float]:
+    """Return the metrics of all trajectories that were drawn for a rollout.
+
+    Args:
+        keys: the names of their rewards.
+        group_size: how many answer one prompt.
+        num_even: groups whose rewards are all the same.
+    """
+    rewards = np.array([each.reward for each in trajectories])
+    of_groups = rewards.reshape(-1, group_size)
+    spreads = np.nanstd(of_groups[np.isfinite(of_groups).any(axis=1)], axis=1)
+    metrics = {
+        "reward": float(np.nanmean(rewards)),
+        "reward_std": float(np.mean(spreads)),
+        "frac_reward_zero_std": num_even * group_size / len(trajectories),
+    } | lengths(trajectories)
+    for k, key in enumerate(keys):
+        values = [each.rewards[k] for each in trajectories]
+        numbers = [value for value in values if isinstance(value, float)]
+        if numbers and len(keys) > 1:
+            metrics[f"rewards/{key}"] = float(np.mean(numbers))
+        if len(numbers) < len(values):
+            metrics[f"rewards/{key}/failed"] = len(values) - len(numbers)
+    return metrics
+
+
+def shown(trajectories: Sequence[Trajectory], prompts: Samples, tokenizer: Any) -> list[dict[str, Any]]:
+    """Return what a log and a report show: of the first prompts the best and the worst answer."""
+    groups: dict[int, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.sample, []).append(trajectory)
+    found = []
+    for sample, group in list(groups.items())[:NUM_SHOWN]:
+        ranked = sorted(group, key=lambda each: each.reward)
+        for each in (ranked[-1], ranked[0]):
+            prompt, answer = (segment.ids for segment in each.segments)
+            found.append(
+                {
+                    "prompt": prompts.shown(tokenizer.decode(prompt)),
+                    "reference": text_of(tokenizer, prompt_and_reference(prompts, sample)[1]),
+                    "text": text_of(tokenizer, answer, each.ended),
+                    "reward": each.reward,
+                }
+            )
+    return found

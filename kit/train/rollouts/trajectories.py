@@ -1,0 +1,131 @@
+"""Trajectories: what the model read and wrote in a rollout, and how it is learned from.
+
+Promise: what was drawn is what is trained on: ids, never text that was encoded again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from accelerate.utils import gather_object
+
+from kit.data.feed.batches import Collator, MicroBatch, on_device
+from kit.data.feed.data_ranks import Ranks
+from kit.data.feed.packing import pack
+from kit.data.read.image_files import Image
+from kit.data.samples.records import Table
+from kit.data.samples.samples import Samples
+from kit.train.reference import without_gradients
+
+if TYPE_CHECKING:
+    from kit.strategy.accelerator import Prepared
+
+
+class Segment(NamedTuple):
+    """Tokens that the model read, or an action: tokens that it wrote."""
+
+    ids: list[int]
+    weight: float  # of each in the loss: 0 if it was read, 1 of an action; of an answer of the data its own
+
+
+@dataclass
+class Trajectory:
+    """What the model read and wrote in turn, and what it is worth."""
+
+    key: tuple[int, int, int]  # the rollout, the prompt's sample, and the number of the answer to it
+    segments: list[Segment]
+    ended: bool = False  # with a stop token, or an answer of the data; else it was cut
+    rewards: list[float | str] = field(default_factory=list)  # in place of one that failed, why
+    reward: float = np.nan  # their weighted sum; NaN if one failed
+    advantage: float = 0.0
+    logps: dict[str, list[float]] = field(default_factory=dict)  # of all actions, by old_, engine_ and reference_logps
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "Trajectory":
+        """Return the one whose ``state`` this is."""
+        segments = [Segment(*each) for each in state["segments"]]
+        return cls(**{**state, "key": tuple(state["key"]), "segments": segments})
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of it: numbers alone. None of its rewards has failed."""
+        return asdict(self) | {"ended": int(self.ended)}
+
+    @property
+    def sample(self) -> int:
+        """The index of the prompt's sample."""
+        return self.key[1]
+
+    @property
+    def ids(self) -> list[int]:
+        """Its tokens, T of them."""
+        return list(chain.from_iterable(ids for ids, _ in self.segments))
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The weight of each token in the loss, float32 [T]."""
+        return np.concatenate([np.full(len(ids), weight, np.float32) for ids, weight in self.segments])
+
+    @property
+    def num_written(self) -> int:
+        """The tokens of its actions."""
+        return sum(len(ids) for ids, weight in self.segments if weight)
+
+
+class Trajectories(Table):
+    """Trajectories as samples."""
+
+    def __init__(self, trajectories: Sequence[Trajectory], prompts: Samples, masks_cut: bool = False) -> None:
+        """
+        Args:
+            prompts: the samples of which they are.
+            masks_cut: nothing is learned from a trajectory that did not end.
+        """
+        self._trajectories, self._prompts, self.image_maker = trajectories, prompts, prompts.image_maker
+        self._weights = [each.weights * (each.ended or not masks_cut) for each in trajectories]
+        records: dict[str, np.ndarray] = {
+            "length": np.array([len(each) for each in self._weights], np.int32),
+            "num_targets": np.array([(each[1:] > 0).sum() for each in self._weights], np.int32),
+            "target_weight": np.array([each[1:].sum(dtype=np.float64) for each in self._weights]),
+        }
+        super().__init__(records, None, prompts.dataset_ids[[each.sample for each in trajectories]])
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(self._trajectories[i].ids, np.int64), self._weights[i]
+
+    def images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
+        """See ``Table``."""
+        return self._prompts.images_with_origin(self._trajectories[i].sample)
+
+    def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """See ``kit.data.feed.batches.Rows``."""
+        return {"advantages": np.array([self._trajectories[i].advantage for i in members.tolist()], np.float64)}
+
+    def per_token(self, i: int) -> dict[str, np.ndarray]:
+        """See ``kit.data.feed.batches.Rows``."""
+        trajectory, found = self._trajectories[i], {}
+        for name, values in trajectory.logps.items():
+            if values:  # else it was masked when they were computed
+                found[name] = np.zeros(self.lengths[i], np.float32)
+                found[name][trajectory.weights > 0] = values
+        return found
+
+    def micro_batches(self, collator: Collator, ranks: Ranks) -> list[MicroBatch]:
+        """Return this rank's share, with the number of a trajectory as that of its sample."""
+        items = list(np.arange(len(self))[:, None])
+        if collator.packing:
+            items = pack(self.lengths, collator.max_length).items()
+        return collator.micro_batches(self, items, ranks)
+
+    def compute_logps(self, prepared: "Prepared", collator: Collator) -> dict[int, list[float]]:
+        """Return of each trajectory the log-probabilities that the model gives to its targets. Called by all ranks."""
+        found = []
+        with without_gradients(prepared):
+            for micro_batch in on_device(self.micro_batches(collator, prepared.ranks), prepared.accelerator.device):
+                assert micro_batch.sequence_ids is not None
+                logps = (-prepared.model(**micro_batch.model_inputs())).float().cpu()
+                sequence_ids = micro_batch.sequence_ids.cpu()
+                for number, (_, _, i) in enumerate(micro_batch.segments):
+                    found.append((i, logps[sequence_ids == number].tolist()))
+        return dict(gather_object(found))

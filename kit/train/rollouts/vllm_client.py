@@ -1,0 +1,115 @@
+"""Calls of a vLLM server over HTTP.
+
+Promise: each call ends within its time, and no more is read than was asked for.
+
+The API is that of vLLM 0.32: https://docs.vllm.ai/en/latest/features/lora.html, "Dynamically serving LoRA adapters".
+"""
+
+import http.client
+import itertools
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from kit.strategy.processes.tcp_store import call_within
+from kit.system.console import say
+from kit.system.errors import LateError, Problem, first_line
+
+if TYPE_CHECKING:
+    from kit.config.recipe import Recipe
+
+FIELD = "vllm_server_base_url"
+PROBE_SECONDS = 30.0  # of a call that takes no time
+MAX_BYTES = 1 << 20  # of what the server answers, but for its tokens
+
+
+class Gone(Exception):
+    """The server does not answer, or has lost the adapter."""
+
+
+class Client:
+    """Calls of a vLLM server over HTTP."""
+
+    def __init__(self, settings: "Recipe") -> None:
+        self.url = (settings.vllm_server_base_url or "").rstrip("/")
+        self._wait_seconds = settings.vllm_server_timeout
+        self._open: set[http.client.HTTPConnection] = set()
+
+    def ask(
+        self, path: str, body: Any = None, seconds: float = PROBE_SECONDS, max_bytes: int = MAX_BYTES
+    ) -> tuple[int, bytes]:
+        """Send ``body`` as JSON, or ask without one. Returns the status and the content, one byte too long at most."""
+        scheme, host, *_ = urlsplit(self.url)
+        connect = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+        key = os.environ.get("VLLM_API_KEY")
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        method, content = ("GET", None) if body is None else ("POST", json.dumps(body))
+        connection = connect(host, timeout=seconds)
+        self._open.add(connection)
+
+        def exchange() -> tuple[int, bytes]:
+            connection.request(method, path, content, headers)
+            response = connection.getresponse()
+            return response.status, response.read(max_bytes + 1)
+
+        try:
+            return call_within(seconds, exchange)
+        except (OSError, http.client.HTTPException) as error:
+            raise Gone(first_line(error)) from None
+        finally:
+            self._open.discard(connection)
+            _hang_up(connection)
+            connection.close()
+
+    def call(
+        self,
+        path: str,
+        body: Any = None,
+        seconds: float = PROBE_SECONDS,
+        may_go: bool = False,
+        max_bytes: int = MAX_BYTES,
+    ) -> bytes:
+        """Return what the server answers. With ``may_go``, 404 and errors of its own mean that it has gone."""
+        status, content = self.ask(path, body, seconds, max_bytes)
+        if status == 200 and len(content) <= max_bytes:
+            return content
+        is_long = f", more than {max_bytes} bytes" if len(content) > max_bytes else ""
+        found = f"{path} gave status {status}{is_long}: {content[:300].decode(errors='replace')}"
+        if may_go and (status == 404 or status >= 500):
+            raise Gone(found)
+        raise LateError(Problem(FIELD, f"{self.url}{found}", "status 200", "the server's own log says more"))
+
+    def hang_up(self) -> None:
+        """Let all calls that are under way fail."""
+        for connection in list(self._open):
+            _hang_up(connection)
+
+    def wait(self, why: str = "") -> Iterator[None]:
+        """Wait until the server is up, and yield each second.
+
+        Raises:
+            LateError: it is not within ``vllm_server_timeout``.
+        """
+        found = f"{self.url} does not answer{why and f' ({why})'}"
+        begun = time.monotonic()
+        for second in itertools.count():
+            with suppress(Gone):
+                if self.ask("/health", seconds=min(PROBE_SECONDS, self._wait_seconds))[0] == 200:
+                    return
+            if time.monotonic() - begun > self._wait_seconds:
+                fix = "start it (docs/rollouts.md), then type the same command again"
+                raise LateError(Problem(FIELD, f"{found}, for {self._wait_seconds:g} s", fix=fix))
+            if not second:
+                say(f"{found}: waiting for it, at most {self._wait_seconds:g} s (--vllm_server_timeout)")
+            time.sleep(1)
+            yield
+
+
+def _hang_up(connection: http.client.HTTPConnection) -> None:
+    with suppress(OSError, AttributeError):  # not connected, or not any more
+        connection.sock.shutdown(socket.SHUT_RDWR)
