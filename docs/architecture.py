@@ -24,8 +24,9 @@ CORE = [
     ["checkpoint", "failures"],
     ["memory"],
     ["train"],
+    ["run"],
     ["tasks"],
-    ["run", "evaluate"],
+    ["evaluate"],
     ["preflight", "export"],
 ]
 # Tools look at a machine, a plan, data or a run. The core imports none of them.

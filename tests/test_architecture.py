@@ -10,6 +10,8 @@ import sys
 import pytest
 from helpers import ROOT, typed
 
+from kit.config.settings.objective import DECLARED
+
 PLAN = runpy.run_path(str(ROOT / "docs/architecture.py"))
 FLOORS = PLAN["FLOORS"]
 TOOLS = {name for names in PLAN["TOOLS"] for name in names}
@@ -119,6 +121,13 @@ OUTSIDE = {name: tree for name, tree in {**MODULES, **RECIPES}.items() if not na
 def test_only_the_strategy_package_knows_what_accelerate_calls_a_strategy():
     theirs = {"DistributedType", "fsdp_plugin", "is_fsdp2", "distributed_type"}
     assert {name: found for name, tree in OUTSIDE.items() if (found := theirs & set(words(tree)))} == {}
+
+
+def test_only_tasks_and_the_words_of_other_kits_name_an_objective():
+    names = set(DECLARED) - {"reward"}  # which is also a number of an answer
+    found = {name for name, tree in MODULES.items() if names & set(words(tree))}
+    others = {name for name in found if not name.startswith(("kit.tasks.", "kit.tools.convert."))}
+    assert others == {"kit.config.settings.objective"}  # the list of them
 
 
 def test_only_the_strategy_package_reads_what_launchers_leave_in_the_environment():

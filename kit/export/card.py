@@ -20,6 +20,7 @@ from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
 from kit.config.settings.data import DataSettings
 from kit.config.settings.method import MethodSettings
+from kit.config.settings.objective import PLAIN
 from kit.data.read.sources import hub_id
 from kit.run.record import metrics_rows
 from kit.scoring.own_metric import is_own
@@ -69,13 +70,13 @@ def model_card(
     more: dict[str, Any] = {}
     table: list[str] = []
     if isinstance(settings, Recipe) and strategy is not None:
-        how = settings.method if settings.objective == "sft" else f"{settings.objective}, {settings.method}"
+        how = settings.method if settings.objective == PLAIN else f"{settings.objective}, {settings.method}"
         title = f"{title} ({how})"
         table = _table(state)
         of_run = [*_data_lines(settings), *_training_lines(settings, strategy, state)]
         more = {
             "datasets": list(dict.fromkeys(filter(None, map(_data_id, settings.dataset_entries)))) or None,
-            "tags": [settings.objective] if settings.objective != "sft" else None,
+            "tags": [settings.objective] if settings.objective != PLAIN else None,
         }
     # Hub ids only: the Hub links what it finds here.
     about = ModelCardData(
@@ -148,7 +149,7 @@ def _training_lines(recipe: Recipe, strategy: ActualStrategy, state: LoopState) 
     """What was minimised, how long, and where."""
     lines = []
     settings = recipe.objective_settings
-    if recipe.objective != "sft" or any(settings.values()):
+    if recipe.objective != PLAIN or any(settings.values()):
         shown = [as_code(f"{name} {_without_folder(value)}") for name, value in settings.items() if value]
         lines += [f"- objective: {', '.join([recipe.objective, *shown])}"]
     lines += [f"- {state.step} steps of {recipe.global_batch_size} {'packs' if recipe.packing else 'samples'}"]
@@ -256,7 +257,7 @@ def _code_to_use(
             options += f", quantization_config=transformers.{dequantised_by}(dequantize=True)"
         lines += ["base = PeftConfig.from_pretrained(folder).base_model_name_or_path"]
         if has_head:
-            labels = dict(enumerate(getattr(settings, "labels", None) or ["reward"]))
+            labels = dict(enumerate(settings.scores if isinstance(settings, Recipe) else ["LABEL_0"]))
             options += f", id2label={labels}, pad_token_id=tokenizer.pad_token_id"
         lines += [f"model = transformers.{loader}.from_pretrained(base, {options})"]
         if settings.new_tokens:
@@ -271,8 +272,8 @@ def _code_to_use(
         system = settings.system_prompt if isinstance(settings, Recipe) else None
         messages = [{"role": "system", "content": system}] if system else []
         messages += [{"role": "user", "content": "Hello!"}]
-        is_judged = has_head and getattr(settings, "objective", "") != "classify"  # a question with its answer
-        messages += [{"role": "assistant", "content": "Hi!"}] if is_judged else []
+        is_judged = has_head and not (isinstance(settings, Recipe) and settings.declared.rows == "labelled")
+        messages += [{"role": "assistant", "content": "Hi!"}] if is_judged else []  # a question with its answer
         lines += [
             f"messages = [{', '.join(map(json.dumps, messages))}]",
             "inputs = tokenizer.apply_chat_template(",

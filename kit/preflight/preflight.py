@@ -3,7 +3,6 @@
 Promises: all problems are reported together; nothing is written except the tokenised data in the cache.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from kit.data.chat.template import no_template
 from kit.data.feed.stream import Stream
 from kit.data.open import Data, last_ids, open_data, stop_ids
 from kit.data.samples.checks import holds_chats
-from kit.data.samples.dataset import Dataset, open_datasets
-from kit.data.samples.labels import find_labels
+from kit.data.samples.dataset import open_datasets
 from kit.data.samples.rows import NO_IMAGES
 from kit.evaluate import try_metrics
 from kit.hub.upload import check_upload
@@ -39,7 +37,7 @@ from kit.model.layers.attention import describe_long_rows
 from kit.model.layers.compile import check_compile
 from kit.model.layers.sequence_parallel import sequence_problems
 from kit.model.pretrained.dequantise import describe_dequantised
-from kit.model.pretrained.heads import head_of, labels_of, pad_with, read_pooling, template_beside
+from kit.model.pretrained.heads import pad_with, template_beside
 from kit.model.pretrained.locate import open_adapter
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.model.summary import aux_loss_coef
@@ -49,16 +47,16 @@ from kit.preflight.rollout_checks import check_server, try_rewards
 from kit.run.facts import OWN_OF_MACHINE, compared_facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
-from kit.run.model_source import run_of
 from kit.run.output_dir import run_in
-from kit.run.record import own_code, read_run
+from kit.run.record import own_code
 from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
 from kit.strategy.kernels import check_kernels
 from kit.strategy.precision import describe_precision
 from kit.strategy.processes.agreement import Fact
 from kit.strategy.topology import Topology, check_router_loss
 from kit.system.console import is_main, silence_libraries
-from kit.system.errors import Problem, Problems, UserError, first_line, listed, raise_if
+from kit.system.errors import Problem, Problems, UserError, first_line, raise_if
+from kit.tasks.objectives import objective_class
 
 
 @dataclass(frozen=True)
@@ -165,12 +163,7 @@ def check(
         if "max_length" not in recipe.model_fields_set:
             longest = num_positions(open_base_config(recipe)) or recipe.max_length
             recipe = recipe.model_copy(update={"max_length": min(recipe.max_length, longest)})
-        if recipe.objective == "classify" and datasets:
-            recipe = _with_labels(recipe, datasets)
-        if recipe.objective == "embed" and "pooling" not in recipe.model_fields_set:
-            base, adapter = open_base_config(recipe), recipe.adapter_name_or_path
-            own = read_pooling(adapter or base.name_or_path, None if adapter else getattr(base, "_commit_hash", None))
-            recipe = recipe.model_copy(update={"pooling": own or recipe.pooling})
+        recipe = objective_class(recipe).resolve(recipe, datasets or ())
         config = open_config(recipe)
         meta_model = build_meta_model(recipe, config, recipe.packing)
         problems += check_model(
@@ -280,35 +273,6 @@ def check(
         plan=plan,
         teacher_config=teacher_config,
     )
-
-
-def _with_labels(recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
-    """The recipe with the labels of the model, if it has some, or else of the training data; and their kind.
-
-    Raises ``UserError`` if their order is another one than that of the scores, or is not known.
-    """
-    base = open_base_config(recipe)
-    own: list[str] = []
-    kind = base.problem_type
-    if head_of(base) == "scores":
-        own = labels_of(base) or [str(i) for i in range(base.num_labels)]
-    if recipe.adapter_name_or_path:
-        run_file = run_of(recipe.adapter_name_or_path)
-        if run_file and (run := read_run(run_file)[0]).labels:
-            own, kind = run.labels, run.problem_type
-        elif not own and not recipe.labels:
-            found, expected = "missing, and the adapter does not hold their order", "those that it was trained with"
-            raise UserError(Problem("labels", found, expected, "--labels NAMES, in the order of id2label in README.md"))
-    if recipe.labels and recipe.labels != own and sorted(recipe.labels) == sorted(own):
-        found = f"{listed(recipe.labels)}, in another order than the scores of the model"
-        raise UserError(Problem("labels", found, listed(own), "leave it out"))
-    labels = own
-    if not own and not (recipe.labels and recipe.problem_type):  # a checkpoint of the kit has both
-        labels, has_several = find_labels(datasets)
-        kind = "multi_label_classification" if has_several else "single_label_classification"
-    kind = recipe.problem_type or kind or "single_label_classification"
-    values = {"labels": recipe.labels or labels, "problem_type": kind}
-    return recipe.model_copy(update=values)
 
 
 def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tuple[Images | None, Problem]:

@@ -14,8 +14,10 @@ import torch
 from kit.config.settings.objective import ObjectiveSettings
 
 if TYPE_CHECKING:
+    from kit.config.recipe import Recipe
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
+    from kit.data.samples.dataset import Dataset
     from kit.strategy.accelerator import Prepared
 
 
@@ -44,6 +46,18 @@ class Objective:
     dataset_names: Sequence[str]
     settings: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
+
+    @classmethod
+    def resolve(cls, recipe: "Recipe", datasets: Sequence["Dataset"]) -> "Recipe":
+        """Return the recipe with the settings that follow from the model or the data.
+
+        Args:
+            datasets: of the training and the evaluation; none if they could not be opened.
+
+        Raises:
+            UserError: they do not go together.
+        """
+        return recipe
 
     def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
         """Return the batch to train on, with what the terms need beside it. Called by all ranks.

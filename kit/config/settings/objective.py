@@ -86,6 +86,11 @@ class ObjectiveSettings(
         return self.declared.logit_bytes(self)
 
     @property
+    def scores(self) -> list[str]:
+        """The names of what a head of scores computes."""
+        return [*self.declared.scores] or self.labels or []
+
+    @property
     def reward_scale(self) -> float:
         """``beta``, or its default for the objective."""
         return self.beta or self.declared.beta or 0.0

@@ -78,7 +78,7 @@ def with_head(config: Any, settings: ObjectiveSettings, name: str, max_length: i
             raise UserError(Problem("matryoshka_dims", found, "fewer"))
         # For ``write_sentence_transformers``, whenever it is written.
         config.sentence_transformers = {"pooling": settings.pooling, "max_length": max_length}
-    labels = ["reward"] if settings.objective == "reward" else settings.labels or []
+    labels = settings.scores
     if wanted == "scores" and (own == "words" or labels):
         if own == wanted and config.num_labels != len(labels):
             found = f"{name} has {config.num_labels} scores, and {len(labels)} are trained"

@@ -9,10 +9,13 @@ import torch.nn.functional as F
 
 from kit.strategy.float64 import in_float64
 from kit.tasks.base import MeanLoss
+from kit.tasks.classify.labels import with_labels
 
 if TYPE_CHECKING:
+    from kit.config.recipe import Recipe
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
+    from kit.data.samples.dataset import Dataset
 
 MOST_CONFUSIONS = 50  # that an evaluation keeps
 
@@ -20,6 +23,11 @@ MOST_CONFUSIONS = 50  # that an evaluation keeps
 class Classification(MeanLoss):
     """Cross-entropy of a text's label; or, if it may have several, the sum of the binary ones of all labels / their
     number, as transformers' ``problem_type`` defines both."""
+
+    @classmethod
+    def resolve(cls, recipe: "Recipe", datasets: Sequence["Dataset"]) -> "Recipe":
+        """See ``Objective.resolve``: its labels."""
+        return with_labels(recipe, datasets) if datasets else recipe
 
     @property
     def labels(self) -> list[str]:

@@ -11,13 +11,17 @@ import torch
 import torch.nn.functional as F
 
 from kit.data.feed.batches import on_device
+from kit.model.build import open_base_config
+from kit.model.pretrained.heads import read_pooling
 from kit.tasks.base import Objective
 from kit.tasks.embed.retrieval import Texts, gather, retrieval
 from kit.train.reference import without_gradients
 
 if TYPE_CHECKING:
+    from kit.config.recipe import Recipe
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
+    from kit.data.samples.dataset import Dataset
     from kit.strategy.accelerator import Prepared
 
 _GRADIENTS, _LOSSES = "gradients", "losses"  # of ``MicroBatch.per_sequence``: [n, h] and float64 [n]
@@ -35,6 +39,15 @@ class Embedding(Objective):
     its gradient with respect to each embedding; then the term of a micro-batch is the product of both, whose gradients
     are those of the loss: Gao et al. 2021, https://arxiv.org/abs/2101.06983.
     """
+
+    @classmethod
+    def resolve(cls, recipe: "Recipe", datasets: Sequence["Dataset"]) -> "Recipe":
+        """See ``Objective.resolve``: which states a model or an adapter of embeddings pools, if it is one."""
+        if "pooling" in recipe.model_fields_set:
+            return recipe
+        base, adapter = open_base_config(recipe), recipe.adapter_name_or_path
+        own = read_pooling(adapter or base.name_or_path, None if adapter else getattr(base, "_commit_hash", None))
+        return recipe.model_copy(update={"pooling": own or recipe.pooling})
 
     def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
         """Return the batch with what each embedding is to be multiplied by. Called by all ranks."""
