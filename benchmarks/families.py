@@ -50,7 +50,7 @@ from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator, MicroBatch
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
-from kit.export.final import save_final
+from kit.export.final import replace_folder
 from kit.model.build import build_meta_model, build_model, check_model, open_config
 from kit.model.four_bit import four_bit_config
 from kit.model.pretrained.classes import TEXT_OF_IMAGES, auto_class
@@ -63,7 +63,7 @@ from kit.tasks.sft.loss import SupervisedLoss
 from kit.train.checks.head_proof import prove_head
 from kit.train.checks.isolation import check_isolation
 from kit.train.optim.optim import build_optimizer
-from kit.train.step import rebuild_gradient_buckets, train_step
+from kit.train.step import before_first_step, train_step
 
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-5  # of the loss, relative to 1 or its size
@@ -209,7 +209,7 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
     seconds = time.perf_counter() - began
     changed = _state(prepared) != before
     batch = global_batch(prepared.ranks, packing)
-    rebuild_gradient_buckets(prepared, batch)
+    before_first_step(prepared, batch)
     expected = known["loss"][topology]
     if method == "qlora":  # nobody but the loaded model knows what 4-bit weights compute
         expected = _own_loss(prepared, batch, config.model_type)
@@ -220,7 +220,7 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
 
     result = train_step(prepared, SupervisedLoss(["tiny"]), batch, 1e-2, 1.0, before_update=count)
     rank0 = accelerator.is_main_process
-    save_final(prepared, AutoTokenizer.from_pretrained(folder), folder / "final", "", config.dtype)
+    replace_folder(folder / "final", prepared, AutoTokenizer.from_pretrained(folder), "", config.dtype)
     prepared.model.eval()
     with torch.no_grad():
         logits = prepared.model(**_inputs(), use_cache=False).logits

@@ -53,11 +53,11 @@ def modules() -> dict[str, ast.Module]:
 
 
 def running(tree: ast.AST, at_import_only: bool = False) -> Iterator[ast.AST]:
-    """All nodes that run, without blocks for the type checker; or only those that run at import."""
+    """All nodes that run, without blocks for the type checker, and for tools if there are any; or those at import."""
     nodes = [tree]
     while nodes:
         node = nodes.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "HAS_TOOLS"):
             nodes += node.orelse
             continue
         if at_import_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):

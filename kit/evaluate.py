@@ -30,10 +30,14 @@ from kit.tasks.sft.loss import SupervisedLoss
 from kit.train.rollouts.generation import Request, generate_answers, special_ids, text_of
 
 if TYPE_CHECKING:
+    from kit.config.recipe import Recipe
     from kit.config.settings.evaluation import EvalSettings
     from kit.data.feed.mismatched import Mismatched
+    from kit.data.feed.stream import Stream
+    from kit.data.open import Data
     from kit.strategy.accelerator import Prepared
     from kit.tasks.base import Objective
+    from kit.train.policy import Policy
 
 NUM_SHOWN = 3
 MOST_PICTURES, SIDE = 4, 160  # of an answer that is shown, and their pixels
@@ -96,44 +100,38 @@ class Evaluation:
 
 
 def evaluate(
-    prepared: "Prepared",
-    settings: "EvalSettings",
-    batch_size: int,
-    tokenizer: Any,
-    samples: Samples,
+    policy: "Policy",
+    objective: "Objective",
+    data: "Data | Stream",
+    recipe: "Recipe",
     progress: Progress = progress,
-    objective: "Objective | None" = None,
-    mismatched: "Mismatched | None" = None,
-    *,
-    train_on: str,
-    seed: int,
 ) -> Evaluation:
     """Compute the loss, and with ``predict_with_generate`` also generated answers. Called by all ranks.
-
-    Raises ``MetricError`` on all ranks if a metric of the user fails.
 
     Dropout is off. Only sums are kept from batch to batch, and with ``predict_with_generate`` a hash of each reference.
 
     Args:
-        batch_size: samples of a rank in a micro-batch, and in a call that generates answers.
+        objective: of the run. Answers to write are measured by their cross-entropy, whatever is minimised.
+        data: of which the evaluation data are measured.
         progress: wraps each loop over batches. It may raise an exception to end the evaluation, if it does so on all
             ranks at the same batch.
-        objective: of the run; it measures pairs and answers with a label. Other samples have the cross-entropy.
-        mismatched: beside answers with a label.
-        train_on: of the run: with "all", nothing is asked.
-        seed: of answers that are drawn.
+
+    Raises:
+        MetricError: on all ranks, if a metric of the user fails.
     """
-    model = prepared.model
+    samples, tokenizer, batch_size = data.evaluation, policy.tokenizer, recipe.eval_batch_size
+    assert samples is not None
+    model = policy.model
     was_training = model.training
     model.eval()
     try:
         if samples.are_answers:
             objective = SupervisedLoss(samples.dataset_names)
-        assert objective is not None, "preferences, and what a head computes, are measured by an objective"
-        metrics, odd, details = _measured(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
-        if not settings.predict_with_generate:
+        mismatched = data.mismatched(samples)
+        metrics, odd, details = _measured(policy, objective, samples, mismatched, batch_size, tokenizer, progress)
+        if not recipe.predict_with_generate:
             return Evaluation(metrics, odd_samples=odd, details=details)
-        asked, ends = _references(samples, train_on)
+        asked, ends = _references(samples, recipe.train_on)
         unasked = {"num_unasked_samples": len(samples) - len(asked)} if len(asked) < len(samples) else {}
         if not len(asked):
             return Evaluation(metrics, counts=unasked, odd_samples=odd)
@@ -141,9 +139,9 @@ def evaluate(
             samples = samples.select(asked, "asked")
         # What ends an answer: EOS, and what ends a reference; a chat template may use another token than EOS.
         stops = ({tokenizer.eos_token_id, *ends} & special_ids(tokenizer)) - {None}
-        of_answers = [Metric(name) for name in dict.fromkeys(["exact_match", *settings.metrics])]
+        of_answers = [Metric(name) for name in dict.fromkeys(["exact_match", *recipe.metrics])]
         answers, values, num_unended = _answers(
-            prepared, samples, stops, batch_size, settings, seed, tokenizer, progress, of_answers
+            policy, samples, stops, batch_size, recipe, recipe.seed, tokenizer, progress, of_answers
         )
         metrics, intervals = dict(metrics), {}
         for metric, of_metric in zip(of_answers, values, strict=True):
@@ -152,7 +150,7 @@ def evaluate(
                 if is_main():
                     intervals[f"eval_{name}"] = metric.bounds(numbers)
         counts = {
-            "num_answers": len(samples) * settings.num_return_sequences,
+            "num_answers": len(samples) * recipe.num_return_sequences,
             "num_unended_answers": num_unended,
             **unasked,
         }

@@ -10,7 +10,6 @@
 import json
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
@@ -21,8 +20,9 @@ if __name__ == "__main__":
     interrupt.leave_on_ctrl_c()  # also while the imports below run
 
 from kit.config.command_line import read_command_line
-from kit.failures import exits, phases
+from kit.failures import exits
 from kit.strategy.launch import launch
+from kit.system import phases
 from kit.system.console import say
 from kit.system.errors import Problem, UserError, raise_if
 
@@ -42,20 +42,18 @@ def main() -> None:
     if recipe.eval_dataset is None:
         raise UserError(Problem("eval_dataset", "missing", "the data to score on", "--eval_dataset FILE"))
 
-    from kit.checkpoint.load import load_weights
     from kit.data.open import pad_id
     from kit.evaluate import evaluate
-    from kit.failures.guard import Guard
-    from kit.memory.shortage import explain
-    from kit.model.build import build_model, open_base_config, open_config
+    from kit.model.build import open_base_config, open_config
     from kit.model.pretrained.heads import head_of
     from kit.preflight import preflight
     from kit.run.doubtful_answers import unasked, unended
     from kit.run.model_source import CHECKPOINT, precision_of, reference_of, to_open
     from kit.run.resume import verify_together
-    from kit.strategy.accelerator import prepare, start
+    from kit.run.run import Session
     from kit.tasks.objectives import build_objective
     from kit.train.checks.head_proof import prove_head
+    from kit.train.policy import build_policy
     from kit.train.precompute import add_reference
 
     scored = recipe.adapter_name_or_path or recipe.model_name_or_path
@@ -71,54 +69,37 @@ def main() -> None:
     recipe, samples = checked.recipe, checked.data.evaluation
     assert samples is not None
     if recipe.declared.has_reference:
-        began = reference.adapter_name_or_path or reference.model_name_or_path if reference else ""
-        say(f"reference: {began or 'the model without the adapter'}")
+        first = reference.adapter_name_or_path or reference.model_name_or_path if reference else ""
+        say(f"reference: {first or 'the model without the adapter'}")
 
     if request.launch.dry_run:
         scored_on = f"all checks passed, {len(samples)} samples would be scored"
         say(*checked.notes, f"Dry run: {scored_on}; nothing written but the tokenised data in the cache.")
         return
-    accelerator, plan = start(recipe, topology, checked.facts(topology))
-    explain_memory = partial(explain, recipe=recipe, topology=topology, trains=False)
-    guard = Guard(accelerator, recipe.ddp_timeout, explain_memory, trains=False)
+    session = Session(recipe, topology, checked.facts(topology))
     if weights:
-        raise_if(Problem(CHECKPOINT, f"{weights}: {fault}") for fault in verify_together(accelerator, weights))
+        faults = verify_together(session.accelerator, weights)
+        raise_if(Problem(CHECKPOINT, f"{weights}: {fault}") for fault in faults)
     if reference:
-        guard.enter(phases.REFERENCE)
-        model = build_model(reference, open_config(reference), plan, seed=reference.seed)
-        before = prepare(accelerator, topology, model), reference, samples, checked.data.mismatched(samples)
-        batches = recipe.eval_batch_size, pad_id(checked.tokenizer), guard.progress
-        add_reference(*before, *batches, seed=reference.seed, compiled=bool(reference.torch_compile))
-        del model, before
-        accelerator.free_memory()
-    guard.enter(phases.LOADING)
-    model = build_model(recipe, checked.config, plan, packing=recipe.packing)
-    guard.set_model(model)
-    prepared = prepare(accelerator, topology, model)
-    guard.set_model(prepared.model)
-    if weights:
-        load_weights(prepared.model, weights)
-    say(*prove_head(prepared, checked.vocab_size))
-    guard.enter(phases.EVALUATING)
-    result = evaluate(
-        prepared,
-        recipe,
-        recipe.eval_batch_size,
-        checked.tokenizer,
-        samples,
-        guard.progress,
-        build_objective(recipe, samples.dataset_names),
-        checked.data.mismatched(samples),
-        train_on=recipe.train_on,
-        seed=recipe.seed,
-    )
+        began = build_policy(session, reference, open_config(reference), checked.tokenizer)
+        session.enter(phases.REFERENCE)
+        of_data = samples, checked.data.mismatched(samples), recipe.eval_batch_size, pad_id(checked.tokenizer)
+        compiled = bool(reference.torch_compile)
+        add_reference(began, reference, *of_data, session.progress, seed=reference.seed, compiled=compiled)
+        del began
+        session.accelerator.free_memory()
+    policy = build_policy(session, recipe, checked.config, checked.tokenizer, weights=weights)
+    say(*prove_head(policy, checked.vocab_size))
+    session.enter(phases.EVALUATING)
+    objective = build_objective(recipe, samples.dataset_names)
+    result = evaluate(policy, objective, checked.data, recipe, session.progress)
     unended_answers = unended(result.counts, recipe.max_new_tokens, recipe.method, result.stops)
     for doubt in [*result.doubts(), *unended_answers, *unasked(result.counts)]:
         say(f"warning: {doubt}")
     for answer in result.answers:
         say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")
     intervals = {"intervals": result.intervals} if result.intervals else {}
-    measured = {"model": scored, "strategy": prepared.strategy.type, **result.metrics, **result.details}
+    measured = {"model": scored, "strategy": policy.strategy.type, **result.metrics, **result.details}
     say(json.dumps(measured | intervals))
 
 

@@ -25,6 +25,7 @@ from kit.config.command_line import read_command_line
 from kit.evaluate import evaluate
 from kit.strategy.launch import launch
 from kit.tasks.objectives import build_objective
+from kit.train.policy import Policy
 
 # Whole paths: the folder of the clone may be called `kit` too.
 KIT = f"{Path(kit.__file__).parent}/"
@@ -105,18 +106,10 @@ class Simulation:
         with self._tally("passes without gradients"):
             objective.begin_step(prepared, batch)
         with self._tally("evaluation"):
-            evaluate(
-                prepared,
-                recipe,
-                recipe.eval_batch_size,
-                SimpleNamespace(pad_token_id=0, eos_token_id=1),
-                samples,
-                lambda items, *_: items,
-                objective,
-                run.mismatched(samples),
-                train_on=recipe.train_on,
-                seed=recipe.seed,
-            )
+            tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=1)
+            data = SimpleNamespace(evaluation=samples, mismatched=run.mismatched)
+            policy = Policy(**vars(prepared), tokenizer=tokenizer)
+            evaluate(policy, objective, data, recipe, lambda items, *_: items)
 
     def _step(self, name: str, run: FakeRun, num_micro_batches: int) -> GpuTally:
         with self._tally(name) as tally:

@@ -3,10 +3,10 @@
 import pytest
 
 from kit.config.recipe import Recipe
-from kit.failures.phases import TRAINING
 from kit.memory.shortage import explain
 from kit.strategy.strategies import DDP, SINGLE
 from kit.strategy.topology import Topology
+from kit.system.phases import TRAINING
 
 GIB = 2**30
 ON_CPU = (

@@ -21,7 +21,8 @@ from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.run.doubtful_answers import unasked
 from kit.scoring.own_metric import MetricError
-from kit.strategy.accelerator import Prepared
+from kit.tasks.objectives import build_objective
+from kit.train.policy import Policy
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other
 
@@ -50,9 +51,9 @@ def run(setting):
     def run(num=61, model=setting.model, **changes):
         samples = setting.samples.select(np.arange(num), "first")
         recipe = setting.recipe.model_copy(update=changes)
-        prepared = Prepared(Accelerator(cpu=True), Ranks(), model, None, None)
-        given = prepared, recipe, recipe.eval_batch_size, setting.tokenizer, samples
-        return evaluate(*given, train_on=recipe.train_on, seed=recipe.seed)
+        policy = Policy(Accelerator(cpu=True), Ranks(), model, None, None, tokenizer=setting.tokenizer)
+        data = SimpleNamespace(evaluation=samples, mismatched=lambda samples: None)
+        return evaluate(policy, build_objective(recipe, samples.dataset_names), data, recipe)
 
     return run
 

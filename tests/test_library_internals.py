@@ -71,7 +71,7 @@ def test_messages_of_allocators_have_the_requested_bytes():
 
 
 def test_functions_of_a_run_have_the_name_they_are_known_by():
-    """kit/failures/phases.py knows by the functions on the way what a run was doing when memory ran out."""
+    """kit/system/phases.py knows by the functions on the way what a run was doing when memory ran out."""
     for owner, method, name in (
         ("accelerate.optimizer.AcceleratedOptimizer", "step", "accelerate.optimizer.step"),
         ("transformers.GenerationMixin", "generate", "transformers.generation.utils.generate"),

@@ -55,11 +55,12 @@ from kit.strategy.gradients import hold_in_float32, trains_in_bf16
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
 from kit.system.console import guard_libraries, show_error, silence_libraries
+from kit.tasks.distil.loss import Distillation
 from kit.tasks.distil.teacher import Teacher
 from kit.tasks.objectives import build_objective
 from kit.tasks.spec import Rows
 from kit.train.optim.optim import build_optimizer
-from kit.train.step import rebuild_gradient_buckets, seed_everything, train_step
+from kit.train.step import before_first_step, seed_everything, train_step
 
 
 class RandomSamples(Table):
@@ -245,11 +246,11 @@ class FakeRun:
         """
         recipe, prepared, samples = self._recipe, self.prepared, self.samples(num_micro_batches)
         batch = self.batch(samples, num_micro_batches)
-        if not self._buckets_are_rebuilt:
-            rebuild_gradient_buckets(prepared, batch)
-            self._buckets_are_rebuilt = True
+        before_first_step(prepared, batch)
         seed_everything(0, 0, 0)
-        objective = build_objective(recipe, samples.dataset_names, self.teacher)
+        objective = build_objective(recipe, samples.dataset_names)
+        if isinstance(objective, Distillation):
+            objective.teacher = self.teacher
         train_step(prepared, objective, batch, 1e-4, 1.0, before_update=before_update)
 
     def batch(self, samples: RandomSamples, num_micro_batches: int) -> GlobalBatch:

@@ -20,17 +20,22 @@ from safetensors import SafetensorError
 from transformers.utils import cached_file
 
 from kit.config.adapter_types import module_adapted_by
-from kit.export.card import NO_STOPS, PLACEHOLDER, serving_section
-from kit.export.stop_tokens import describe_stops, write_stops
+from kit.export.card import NO_STOPS, PLACEHOLDER, model_card, serving_section
+from kit.export.stop_tokens import describe_stops, new_stops, write_stops
 from kit.model.adapters.serving import merge_command, serve_command, why_not_served
+from kit.model.pretrained.classes import auto_class
+from kit.model.pretrained.dequantise import class_that_dequantises
 from kit.model.pretrained.heads import head_of, write_sentence_transformers
 from kit.strategy.weights import gather_tensor, gather_trainable, plain_name, rank_and_world, whole_state
 from kit.system import durable
 from kit.system.console import say
 from kit.system.errors import TrainingError, listed
+from kit.train.loop_state import LoopState
 
 if TYPE_CHECKING:
+    from kit.preflight.preflight import Preflight
     from kit.strategy.accelerator import Prepared
+    from kit.train.policy import Policy
 
 MAX_SHARD_BYTES = 5 * 10**9  # of a file of weights
 Pixels = tuple[int | None, int | None]  # the fewest and the most of an image; None: as the processor has it
@@ -38,22 +43,31 @@ _EDGES = ("shortest_edge", "longest_edge")  # under which processors that count 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
-def save_final(
+def save_final(policy: "Policy", checked: "Preflight", state: LoopState) -> None:
+    """Write ``final/`` of a run, with its model card, under every strategy. Called by all ranks.
+
+    Raises:
+        TrainingError: on the main process, if the adapter has learned nothing.
+    """
+    assert checked.folder is not None
+    recipe, config = checked.recipe, checked.config
+    stops = new_stops(policy.accelerator.unwrap_model(policy.model), checked.stop_tokens)
+    opened_by = auto_class(config).__name__, class_that_dequantises(config)
+    card = model_card(recipe, policy.strategy, state, policy.tokenizer, checked.data.text_form, stops, *opened_by)
+    pixels = recipe.min_pixels, recipe.max_pixels
+    replace_folder(checked.folder.final, policy, policy.tokenizer, card, config.dtype, stops, pixels)
+
+
+def replace_folder(
+    folder: Path,
     prepared: "Prepared",
     tokenizer: Any,
-    folder: Path,
     card: str,
     dtype: torch.dtype | None,
     stops: Mapping[str, int] = NO_STOPS,
     pixels: Pixels = (None, None),
 ) -> None:
-    """Write ``folder`` as ``write_model`` does, under every strategy. Called by all ranks.
-
-    ``folder`` is replaced by one rename. The other arguments are those of ``write_model``.
-
-    Raises:
-        TrainingError: on the main process, if the adapter has learned nothing.
-    """
+    """Write ``folder`` as ``write_model`` does, and replace it by one rename. Called by all ranks."""
     accelerator, model = prepared.accelerator, prepared.model
     plain = accelerator.unwrap_model(model)
     staging = durable.staging_of(folder)

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 SAME_SECONDS = 1.0
 
 
-CAUSES = (interrupt.Stopped, LateError)  # what ends an evaluation or a rollout so that the run saves and stops
-
-
 class StopRequest:
-    """Remembers whether this process got one of the signals."""
+    """Remembers whether this process got one of the signals.
+
+    Attributes:
+        is_agreed: whether all ranks know that the run stops.
+    """
+
+    is_agreed = False
 
     def __init__(self, accelerator: "Accelerator") -> None:
         """Install the signal handlers. Every rank creates one, in its main thread."""
@@ -51,9 +54,14 @@ class StopRequest:
         """Whether this process was asked to stop."""
         return bool(self._signal)
 
-    def because(self, cause: Exception) -> None:
-        """Note what ended an evaluation or a rollout: one of ``CAUSES``, on all ranks."""
-        self._error = cause if isinstance(cause, LateError) else None
+    @contextmanager
+    def catching(self) -> Iterator[None]:
+        """In the ``with`` block, what ends an evaluation or a rollout on all ranks makes them agree to stop."""
+        try:
+            yield
+        except (interrupt.Stopped, LateError) as cause:
+            self._error = cause if isinstance(cause, LateError) else None
+            self.is_agreed = True
 
     @property
     def reason(self) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kit.failures.phases import STARTING
 from kit.strategy.processes.tcp_store import BoundedStore
 from kit.system.errors import listed
+from kit.system.phases import STARTING
 
 SILENT_SECONDS = 4.0  # a rank without a beat for this time is dead, stopped, or has lost its network
 _MOST_LISTED = 8  # ranks in a message

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from kit.failures.phases import STARTING, Phase
 from kit.failures.survey import SILENT_SECONDS, RankStatus, Survey, last_seen, names, take_survey
 from kit.strategy.processes.rendezvous import collectives_begun
 from kit.strategy.processes.tcp_store import BoundedStore
 from kit.system.console import begin_work, progress, show_error
 from kit.system.errors import TrainingError
+from kit.system.phases import STARTING, Phase
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

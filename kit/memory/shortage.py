@@ -16,13 +16,13 @@ import psutil
 import torch
 
 from kit.config.recipe import IDENTITY
-from kit.failures.phases import TRAINING, Phase
 from kit.memory.fit import planned_workload
 from kit.memory.formulas import FOUR_BIT, FROZEN, GATHERED, GRADIENTS, OPTIMISER, TRAINABLE, Memory, predict
 from kit.memory.sizes import format_bytes
 from kit.strategy.gradients import keeps_gradients
 from kit.strategy.weights import gathered_weights, own_part, own_shards
 from kit.system.errors import Problem, UserError, causes, first_line, out_of_memory
+from kit.system.phases import TRAINING, Phase
 from kit.system.visible import Layout, joined
 
 if TYPE_CHECKING:

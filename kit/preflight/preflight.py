@@ -47,6 +47,7 @@ from kit.preflight.rollout_checks import check_server, try_rewards
 from kit.run.facts import OWN_OF_MACHINE, compared_facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
+from kit.run.optional_tools import show_dry_run
 from kit.run.output_dir import run_in
 from kit.run.record import own_code
 from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
@@ -80,6 +81,15 @@ class Preflight:
     def vocab_size(self) -> int:
         """The number of rows of the model's embedding."""
         return num_rows(self.meta_model)
+
+    def show(self, topology: Topology) -> None:
+        """Print what the run would do, for ``--dry_run``. Raises ``UserError`` if it cannot continue in its folder."""
+        show_dry_run(self, topology)
+
+    def is_finished(self) -> bool:
+        """Whether the run in the folder is finished: ``RunFolder.is_finished``, which says so, and raises."""
+        assert self.folder is not None
+        return self.folder.is_finished(self.folder.loop_state().step, self.total_steps)
 
     def describe_data(self) -> dict[str, Any]:
         """Return the entry ``data`` for ``run.json``."""

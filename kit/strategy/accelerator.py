@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prepared:
     """What a step or an evaluation needs: the model and the optimiser, wrapped and sharded, and their surroundings."""
 
@@ -53,6 +53,11 @@ class Prepared:
     optimizer: "torch.optim.Optimizer | None"  # None: nothing is trained
     strategy: ActualStrategy
     start: StartWeights | None = None  # of the reference; None: it is the model without its adapters
+    has_stepped: bool = False  # in this process
+
+    def keep_start(self) -> None:
+        """Keep the weights as they are now, in host memory: those of the reference. Called by all ranks."""
+        self.start = StartWeights(self.model)
 
     def reference(self) -> AbstractContextManager[None]:
         """In the ``with`` block, the model is its reference: as it was at the start. Called by all ranks."""

@@ -7,28 +7,37 @@ depend on how the batch is divided into micro-batches and ranks. A mean of means
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 
 from kit.config.settings.objective import ObjectiveSettings
+from kit.data.feed.feed import BatchSource
+from kit.data.open import pad_id
+from kit.system import phases
+from kit.train.precompute import add_references
+from kit.train.rollouts.rollouts import Rollouts
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
     from kit.data.samples.dataset import Dataset
+    from kit.preflight.preflight import Preflight
+    from kit.run.run import Run
     from kit.strategy.accelerator import Prepared
+    from kit.train.policy import Policy
 
 
-@dataclass(frozen=True)
+@dataclass
 class Objective:
     """What a step minimises: one or more terms, each a sum over the global batch divided by its own divisor.
 
-    ``train_step`` calls, in this order: ``begin_step`` once, ``divisors`` once, ``terms`` for each micro-batch, and
-    ``metrics`` once. An objective keeps nothing between two steps, so that a run can continue from any of them. What
-    must be known before model and data are opened is declared in kit/config/settings/objective.py. What is defined here
-    is of an objective over the cross-entropy of each target, without a pass before the step.
+    A run calls ``open``, ``bind`` and ``open_feed`` once each. ``train_step`` calls, in this order: ``begin_step``
+    once, ``divisors`` once, ``terms`` for each micro-batch, and ``metrics`` once. An objective keeps nothing between
+    two steps, so that a run can continue from any of them. What must be known before model and data are opened is
+    declared in kit/config/settings/objective.py. What is defined here is of an objective over the cross-entropy of
+    each target, without a pass before the step.
 
     Attributes:
         dataset_names: the names of the training data sets, by their index in ``MicroBatch.dataset_ids``.
@@ -58,6 +67,34 @@ class Objective:
             UserError: they do not go together.
         """
         return recipe
+
+    @classmethod
+    def open(cls, checked: "Preflight", run: "Run") -> Self:
+        """Create the objective of a run, before its model takes the device. Called by all ranks."""
+        return cls(checked.data.dataset_names, checked.recipe)
+
+    def bind(self, policy: "Policy", run: "Run") -> None:
+        """Take what the objective needs of the model, whose weights are those that the run starts from.
+
+        Here it is the reference: its log-probabilities, or its weights. Called by all ranks.
+        """
+        recipe, checked = run.checked.recipe, run.checked
+        if recipe.precomputes_reference:
+            run.enter(phases.REFERENCE)
+            of_data = checked.data, checked.total_steps, recipe.eval_batch_size, pad_id(policy.tokenizer), run.progress
+            add_references(policy, recipe, *of_data, seed=recipe.seed, compiled=bool(recipe.torch_compile))
+        if recipe.keeps_start:
+            policy.keep_start()
+
+    def open_feed(self, policy: "Policy", run: "Run") -> BatchSource:
+        """Open the global batches from the step on with which the run continues: of the data, or rollouts."""
+        checked, recipe = run.checked, run.checked.recipe
+        if recipe.rolls_out:
+            stops = checked.stop_tokens.values()
+            given = policy, recipe, checked.data, policy.tokenizer, stops, run.state.feed, run.progress
+            return Rollouts(*given, lambda: run.stop.is_made)
+        of_ranks = policy.ranks, pad_id(policy.tokenizer)
+        return checked.data.open_feed(recipe, *of_ranks, run.state.feed, recipe.output_dir)
 
     def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
         """Return the batch to train on, with what the terms need beside it. Called by all ranks.

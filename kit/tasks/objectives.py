@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 from kit.config.settings.objective import ObjectiveSettings
 from kit.tasks.base import Objective
-from kit.tasks.distil.loss import Distillation
-from kit.tasks.distil.stored_teacher import StoredTeacher
-from kit.tasks.distil.teacher import Teacher
 from kit.tasks.sft.loss import SmoothedLoss, SupervisedLoss, ZLoss
+
+if TYPE_CHECKING:
+    from kit.preflight.preflight import Preflight
+    from kit.run.run import Run
 
 
 def objective_class(settings: ObjectiveSettings) -> type[Objective]:
@@ -16,13 +18,16 @@ def objective_class(settings: ObjectiveSettings) -> type[Objective]:
     named: type[Objective] = resolve_name(settings.declared.loss)
     if named is SupervisedLoss and settings.z_loss_coef:
         return ZLoss
-    return SmoothedLoss if named is SupervisedLoss and settings.label_smoothing_factor else named
+    if named is SupervisedLoss and settings.label_smoothing_factor:
+        return SmoothedLoss
+    return named
 
 
-def build_objective(
-    settings: ObjectiveSettings, dataset_names: Sequence[str], teacher: Teacher | StoredTeacher | None = None
-) -> Objective:
-    """Create the objective that the setting ``objective`` names, see ``Objective``."""
-    if teacher:
-        return Distillation(dataset_names, settings, teacher)
+def build_objective(settings: ObjectiveSettings, dataset_names: Sequence[str]) -> Objective:
+    """Create the objective of no run, which measures, or learns without a teacher."""
     return objective_class(settings)(dataset_names, settings)
+
+
+def open_objective(checked: "Preflight", run: "Run") -> Objective:
+    """Create the objective of a run, see ``Objective.open``."""
+    return objective_class(checked.recipe).open(checked, run)

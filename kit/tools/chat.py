@@ -39,7 +39,7 @@ def prompt_ids(model: Opened, messages: list[Message], pictures: Sequence[Image]
     Raises:
         UserError: the template refuses the messages or leaves pictures out, or the model cannot read as many tokens.
     """
-    tokenizer = model.tokenizer
+    tokenizer = model.policy.tokenizer
     if model.template is None:
         ids = tokenizer.backend_tokenizer.encode(messages[-1]["content"], add_special_tokens=False).ids
         bos = tokenizer.bos_token_id
@@ -67,12 +67,12 @@ def answer(model: Opened, messages: list[Message], pictures: Sequence[Image] = (
     ``pictures`` are those of ``prompt_ids``, with absolute paths.
     """
     ids, recipe = prompt_ids(model, messages, pictures), model.recipe
-    streamer = _Streamer(model.tokenizer)
+    streamer = _Streamer(model.policy.tokenizer)
     room = recipe.max_new_tokens if model.positions is None else model.positions - len(ids)
     # As in an evaluation, each answer has numbers of its own to be drawn with: here the messages before it.
     numbers = [(len(messages), len(ids))]
-    prepared = model.prepared
-    input_ids = torch.tensor([ids], device=prepared.accelerator.device)
+    policy = model.policy
+    input_ids = torch.tensor([ids], device=policy.accelerator.device)
     seen = {}
     if model.images and pictures:
         seen = model.images.generation_inputs(input_ids.cpu(), [[(each, "/", "--image") for each in pictures]])
@@ -81,13 +81,13 @@ def answer(model: Opened, messages: list[Message], pictures: Sequence[Image] = (
         torch.no_grad(),
         model.aside(),
         without_cudnn_attention(),
-        generating(prepared.accelerator, prepared.model) as generate,
+        generating(policy.accelerator, policy.model) as generate,
     ):
         generate(
             input_ids=input_ids,
             attention_mask=torch.ones_like(input_ids),
             use_cache=True,
-            pad_token_id=pad_id(model.tokenizer),
+            pad_token_id=pad_id(model.policy.tokenizer),
             eos_token_id=model.stops or None,
             streamer=streamer,
             max_new_tokens=min(room, recipe.max_new_tokens),

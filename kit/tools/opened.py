@@ -8,34 +8,33 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kit.checkpoint.load import load_weights
 from kit.config.command_line import Request
 from kit.config.recipe import Recipe
 from kit.data.chat.template import Template, resolve_template
 from kit.data.chat.turns import Drafters
 from kit.model.adapters.adapter import adapters_off
-from kit.model.build import build_meta_model, build_model, check_model, num_positions, open_config
+from kit.model.build import build_meta_model, check_model, num_positions, open_config
 from kit.model.images import Images, open_images
 from kit.model.pretrained.heads import head_of
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.run.model_source import CHECKPOINT, precision_of, run_of, to_open
 from kit.run.record import read_texts
 from kit.run.resume import verify_together
-from kit.strategy.accelerator import Prepared, prepare, start
+from kit.run.run import Session
 from kit.strategy.launch.launch import forget_launcher, plan_launch
 from kit.strategy.strategies import SINGLE
 from kit.strategy.topology import Precision, Topology
 from kit.system import interrupt
 from kit.system.console import silence_libraries
 from kit.system.errors import Problem, UserError, raise_if
+from kit.train.policy import Policy, build_policy
 
 
 @dataclass(frozen=True)
 class Opened:
     """A model that answers."""
 
-    prepared: Prepared
-    tokenizer: Any
+    policy: Policy
     template: Template | None  # None: what is typed is the prompt
     stops: list[int]  # ids of the tokens that end an answer
     positions: int | None  # the longest text that it can read, in tokens; None: its config sets no limit
@@ -93,25 +92,23 @@ def open_model(
     tokenizer = open_tokenizer(recipe)
     images = open_images(recipe, recipe, config, meta_model, tokenizer) if with_images else None
     template = None if is_plain else _template_of(recipe, tokenizer, images.token if images else "")
-    accelerator, plan = start(recipe, topology)
+    session = Session(recipe, topology)
     if checkpoint:
-        faults = verify_together(accelerator, checkpoint)
+        faults = verify_together(session.accelerator, checkpoint)
         raise_if(Problem(CHECKPOINT, f"{checkpoint}: {fault}") for fault in faults)
-    plan = replace(plan, trained_dtype=plan.compute_dtype)  # nothing is trained
-    prepared = prepare(accelerator, topology, build_model(recipe, config, plan))
-    if checkpoint:
-        load_weights(prepared.model, checkpoint)
-    prepared.model.eval()
+    session.load_plan = replace(session.load_plan, trained_dtype=session.load_plan.compute_dtype)  # nothing is trained
+    policy = build_policy(session, recipe, config, tokenizer, weights=checkpoint)
+    policy.model.eval()
     ends = set(texts.stop_tokens.values())
-    own = accelerator.unwrap_model(prepared.model).generation_config
+    own = policy.accelerator.unwrap_model(policy.model).generation_config
     eos = own.eos_token_id if own else None
     ends |= {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
-    return Opened(prepared, tokenizer, template, sorted(ends), num_positions(config), recipe, images)
+    return Opened(policy, template, sorted(ends), num_positions(config), recipe, images)
 
 
 def base_of(tuned: Opened) -> Opened:
     """Return the base of an adapter, with its template."""
-    return replace(tuned, aside=lambda: adapters_off(tuned.prepared.model))
+    return replace(tuned, aside=lambda: adapters_off(tuned.policy.model))
 
 
 def _template_of(recipe: Recipe, tokenizer: Any, image_token: str) -> Template:

@@ -23,14 +23,6 @@ class LossSpike:
     num_steps: int  # number of losses in the median
 
 
-@dataclass(frozen=True)
-class EvaluationOutcome:
-    """What an evaluation in the loop means for the loop; both are false if no evaluation was due."""
-
-    is_best: bool = False  # its metric is the best so far
-    was_stopped: bool = False  # by a signal, so it has no result
-
-
 @dataclass
 class LoopState:
     """The state of the training loop. Its fields are keys of a checkpoint's ``state.json``."""

@@ -18,14 +18,13 @@ import numpy as np
 import torch
 
 from kit.data.feed.batches import on_device
-from kit.data.feed.feed import by_file
 from kit.model.adapters.reach import parents
 from kit.model.layers.embedding_noise import EmbeddingNoise
 from kit.strategy.float64 import float64_device, in_float64
 from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, rebuild_ddp_buckets
 from kit.strategy.weights import own_part, plain_name
 from kit.system.console import say
-from kit.system.errors import Problem, TrainingError, UserError, listed
+from kit.system.errors import Problem, UserError, listed
 from kit.train.optim.optim import can_skip, set_learning_rate, step_unless
 
 if TYPE_CHECKING:
@@ -242,21 +241,15 @@ def _no_gradient() -> UserError:
     return UserError(Problem("method", found, fix="--method full"))
 
 
-def nonfinite_error(step: int, result: StepResult, batch: "GlobalBatch") -> TrainingError:
-    """Return the error for ``step`` (from 1), whose loss or gradient norm is not finite."""
-    return TrainingError(
-        f"step {step}: {result.values}; weights are as before it. Samples: {by_file(batch.origins)}\n"
-        "    -> the same command fails at the same step again: fix or remove the sample that causes it, or train with\n"
-        "       another learning_rate or mixed_precision; --max_nonfinite_steps N skips up to N such steps in a row"
-    )
-
-
-def rebuild_gradient_buckets(prepared: "Prepared", batch: "GlobalBatch") -> None:
-    """Let DDP rebuild its gradient buckets before the first step, see ``rebuild_ddp_buckets``. Called by all ranks.
+def before_first_step(prepared: "Prepared", batch: "GlobalBatch") -> None:
+    """Let DDP rebuild its gradient buckets, see ``rebuild_ddp_buckets``. Called by all ranks, before each step.
 
     Two backward passes with a loss of zero do it, on the first micro-batch; nothing is learned. Other strategies have
-    no buckets, and nothing is computed there.
+    no buckets, and nothing is computed there; nor before later steps of this process.
     """
+    if prepared.has_stepped:
+        return
+    prepared.has_stepped = True
     inputs = batch.micro_batches[0].to(prepared.accelerator.device).model_inputs()
 
     def loss() -> torch.Tensor:

@@ -8,9 +8,10 @@ import pytest
 from helpers import ROOT, run_ranks
 from memory_helpers import ON_CPU, make, placed
 
-from kit.failures import exits, phases
+from kit.failures import exits
 from kit.failures.guard import Guard
 from kit.memory import shortage
+from kit.system import phases
 from kit.system.errors import UserError
 
 

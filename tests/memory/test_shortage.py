@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from kit.checkpoint import save as saver
 from kit.config.conflicts import find_conflicts
 from kit.config.recipe import Recipe
-from kit.failures.phases import LOADING, SAVING, TRAINING
 from kit.memory import shortage
 from kit.memory.formulas import FOUR_BIT, FROZEN, GATHERED, GRADIENTS, LOGITS, OPTIMISER, TRAINABLE, Memory
 from kit.memory.shortage import COMPONENTS, components, explain
@@ -25,6 +24,7 @@ from kit.model.load_plan import LoadPlan
 from kit.run.identity import identity
 from kit.strategy.launch import launch
 from kit.system.errors import TrainingError, UserError
+from kit.system.phases import LOADING, SAVING, TRAINING
 
 
 def backward(model):

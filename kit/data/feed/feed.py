@@ -21,6 +21,7 @@ from kit.data.feed.order import Order
 from kit.data.feed.packing import pack
 from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
+from kit.system.phases import READING, Phase
 from kit.system.visible import one_line
 
 MANY_PASSES = 20  # more passes over a data set in one epoch give a warning: the model would memorise it
@@ -47,7 +48,13 @@ class GlobalBatch:
 
 
 class BatchSource(Protocol):
-    """Where the global batches come from: ``Feed``, ``kit.data.feed.stream.StreamFeed`` or ``kit.train.rollouts``."""
+    """Where the global batches come from: ``Feed``, ``kit.data.feed.stream.StreamFeed`` or ``kit.train.rollouts``.
+
+    Attributes:
+        phase: of the run while it waits for a batch.
+    """
+
+    phase: Phase
 
     def take(self, step: int) -> GlobalBatch:
         """Return the global batch of ``step``, counted from 0. Called by all ranks, for one step after another."""
@@ -124,6 +131,8 @@ class Ahead(Generic[T]):
 
 class Feed:
     """Global batches of samples in the cache."""
+
+    phase = READING
 
     def __init__(
         self,

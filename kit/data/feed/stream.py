@@ -38,6 +38,7 @@ from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import Samples
 from kit.system.cache import digest
 from kit.system.errors import Problem, UserError
+from kit.system.phases import READING
 
 LATE_IMAGES = Problem("images", "given, but the first rows of the stream have none", fix="put a row with images first")
 
@@ -152,6 +153,8 @@ def first_piece(dataset: Dataset, encoder: Encoder) -> Piece:
 
 class StreamFeed:
     """Global batches of a stream; it has the same methods as ``kit.data.feed.feed.Feed``."""
+
+    phase = READING
 
     def __init__(
         self,

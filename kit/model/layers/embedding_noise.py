@@ -49,6 +49,11 @@ class EmbeddingNoise:
         return embeddings + noise.view_as(embeddings)
 
 
+def neftune(alpha: float, seed: int, step: int) -> EmbeddingNoise | None:
+    """Return the noise of a step; None if ``alpha`` is 0."""
+    return EmbeddingNoise(alpha, seed, step) if alpha else None
+
+
 @contextmanager
 def changed_embeddings(model: Any, change: Callable[[torch.Tensor], torch.Tensor] | None) -> Iterator[None]:
     """In the ``with`` block, ``model`` computes with ``change(embeddings)``, [B, T, d]; None: as without this.

@@ -19,30 +19,52 @@ The sum over the targets is divided by the sum of their weights, as in supervise
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.nn.functional as F
 
+from kit.data.open import pad_id
 from kit.strategy.float64 import in_float64
+from kit.system import phases
+from kit.tasks.distil.stored_teacher import StoredTeacher, store_teacher
+from kit.tasks.distil.teacher import Teacher, open_teacher
 from kit.tasks.sft.loss import SupervisedLoss
 
 if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
+    from kit.preflight.preflight import Preflight
+    from kit.run.run import Run
     from kit.strategy.accelerator import Prepared
-    from kit.tasks.distil.stored_teacher import StoredTeacher
-    from kit.tasks.distil.teacher import Teacher
+    from kit.train.policy import Policy
 
 _STATES = "teacher_states"  # of ``MicroBatch.per_target``: [S, h]
 METRICS = ("cross_entropy", "divergence", "entropy", "teacher_entropy", "teacher_agreement")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Distillation(SupervisedLoss):
     """See the module."""
 
-    teacher: "Teacher | StoredTeacher | None" = None
+    teacher: Teacher | StoredTeacher | None = None
+
+    @classmethod
+    def open(cls, checked: "Preflight", run: "Run") -> Self:
+        """With ``teacher_top_k`` the teacher answers here, alone on the device. See ``Objective.open``."""
+        made, recipe = super().open(checked, run), checked.recipe
+        if recipe.teacher_top_k:
+            run.enter(phases.TEACHER)
+            of_data = checked.data, checked.total_steps, checked.vocab_size, pad_id(checked.tokenizer), run.progress
+            opened = partial(open_teacher, checked, run)
+            made.teacher = store_teacher(opened, run.accelerator, recipe, checked.teacher_config, *of_data)
+        return made
+
+    def bind(self, policy: "Policy", run: "Run") -> None:
+        """Load the teacher beside the model, if it has not answered. See ``Objective.bind``."""
+        self.teacher = self.teacher or open_teacher(run.checked, run)
+        policy.notes.append(self.teacher.description)
 
     def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
         """Return the batch with what the teacher thinks of it."""

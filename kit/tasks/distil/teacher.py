@@ -12,12 +12,18 @@ import torch
 import torch.nn.functional as F
 
 from kit.data.feed.batches import on_device
+from kit.model.build import build_teacher
+from kit.model.teacher import naming_teacher, teacher_settings
+from kit.strategy.accelerator import prepare
+from kit.strategy.processes.rendezvous import together
 from kit.strategy.weights import reshard, whole_tensor
 from kit.train.reference import without_gradients
 
 if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
+    from kit.preflight.preflight import Preflight
+    from kit.run.run import Run
     from kit.strategy.accelerator import Prepared
 
 _STATES = "teacher_states"  # of ``MicroBatch.per_target``: [S, h]
@@ -76,3 +82,11 @@ class Teacher:
         size = min(logits.shape[1], own.shape[1])
         p, q = ((each[:, :size] / temperature).log_softmax(dim=-1) for each in (own, logits))
         return p, q, p.argmax(dim=-1) == q.argmax(dim=-1)
+
+
+def open_teacher(checked: "Preflight", run: "Run") -> Teacher:
+    """Load the teacher of a run. Called by all ranks. Raises ``UserError`` as ``build_teacher``."""
+    recipe = checked.recipe
+    with together(run.accelerator), naming_teacher():
+        frozen = build_teacher(teacher_settings(recipe), checked.teacher_config, run.load_plan, recipe.packing)
+    return Teacher(prepare(run.accelerator, run.topology, frozen))

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kit.failures.phases import Phase
 from kit.strategy.launch.launch import LaunchPlan, forget_launcher
 from kit.system.console import is_main, rank
 from kit.system.errors import Problem, TrainingError, UserError
+from kit.system.phases import Phase
 from kit.tools.doctor.result import Report
 
 if TYPE_CHECKING:

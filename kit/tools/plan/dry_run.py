@@ -13,13 +13,7 @@ from kit.model.summary import describe_parts
 from kit.preflight.preflight import Preflight
 from kit.strategy.accelerator import planned_strategy
 from kit.strategy.topology import Topology
-from kit.system.console import say
 from kit.tools.plan.shown_plan import parts
-
-
-def show_run(checked: Preflight, topology: Topology) -> None:
-    """Print what the run would do. Raises as ``describe_run`` does."""
-    say(*describe_run(checked, topology))
 
 
 def describe_run(checked: Preflight, topology: Topology) -> list[str]:

@@ -19,6 +19,7 @@ from kit.data.feed.feed import GlobalBatch, counted
 from kit.data.open import Data, pad_id, prompt_and_reference
 from kit.system.console import Progress, say
 from kit.system.interrupt import Stopped
+from kit.system.phases import ROLLING_OUT
 from kit.train.rollouts.advantages import advantages
 from kit.train.rollouts.environment import SingleTurn
 from kit.train.rollouts.generation import Request
@@ -38,6 +39,8 @@ MAX_REFILLS = 3  # times that other prompts are asked for one step: by dynamic_s
 
 class Rollouts:
     """The global batches of trajectories. It has the methods of ``kit.data.feed.feed.Feed``."""
+
+    phase = ROLLING_OUT
 
     def __init__(
         self,
