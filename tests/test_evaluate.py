@@ -212,29 +212,6 @@ def test_the_first_few_samples_are_shown_with_their_texts(setting, run, knowing)
     assert second.reference == setting.tokenizer.decode(reference, skip_special_tokens=True)
 
 
-@pytest.mark.slow
-def test_real_ranks_agree_with_one_process(finetune, fp32, chat_file, tmp_path):
-    """Seven samples, so that ranks have different numbers of them, and as many calls, which gather sharded weights."""
-    odd = tmp_path / "odd.jsonl"
-    odd.write_text("".join(line + "\n" for line in chat_file.read_text().splitlines()[:7]))
-    flags = {"eval_dataset": odd, "eval_on_start": True, "predict_with_generate": True, "max_new_tokens": 4}
-    flags |= {"temperature": 1.5, "num_return_sequences": 2, "metrics": "token_f1"}
-    flags |= {"max_steps": 1, "method": "lora", "global_batch_size": 6, "per_device_train_batch_size": 1}
-
-    def evaluations(name, processes, config):
-        run = finetune.ok(name, processes, config=fp32[config], **flags)
-        rows = [row for row in run.rows if "eval_loss" in row]
-        return rows, [line for line in run.output.splitlines() if line.startswith("    answered ")]
-
-    expected, shown = evaluations("one", 1, "single")
-    rows, answered = evaluations("three", 3, "fsdp")
-    assert [row["step"] for row in expected] == [0, 1] and answered == shown != []
-    for ours, theirs in zip(rows, expected, strict=True):
-        for exact in ("eval_tokens", "eval_exact_match", "eval_token_f1", "eval_token_f1/best@2"):
-            assert ours[exact] == theirs[exact], exact
-        assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=1e-6)
-
-
 def test_a_loss_that_is_not_finite_is_said_with_the_lines_of_its_micro_batch(setting, run):
     one = torch.from_numpy(setting.samples[5][0]).long()
 

@@ -124,14 +124,3 @@ def test_a_slurm_job_at_its_limit_saves_is_queued_again_and_finishes(tmp_path):
     text = (tmp_path / "job.log").read_text()
     assert f"continuing after step {done} of 60" in text and (output / "final").is_dir()
     assert cluster.requeued.read_text().split() == ["requeue", "7"]  # a run that finished is not queued again
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_slurm_job_that_fails_is_not_queued_again_though_an_earlier_start_was_interrupted(tmp_path):
-    output = tmp_path / "run"
-    output.mkdir()
-    (output / "run.json").write_text('{"interrupted": 3}')  # of a run that this one refuses to touch
-    cluster = Cluster(tmp_path, output, "--max_steps 2")
-    assert cluster.job().wait(120) == 2
-    assert not cluster.requeued.read_text()

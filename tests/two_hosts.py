@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces with cables to a switch, host names, and disks of their own.
+"""Hosts on one machine: network namespaces with cables to a switch, and host names of their own.
 
 Needs root, `ip` and `unshare`. The processes of a host are those in its network namespace, whoever their parent is, so
 all of them can be found, and killed.
@@ -52,33 +52,21 @@ class Started:
             time.sleep(0.1)
         return int(status)
 
-    def wait_for(self, words: str, seconds: float) -> None:
-        """Wait until the log holds ``words``, at most so many seconds from the start."""
-        while words not in self.text:
-            assert time.monotonic() < self.began + seconds, f"no {words!r}:\n{self.text}"
-            assert self.process.poll() is None, f"ended without {words!r}:\n{self.text}"
-            time.sleep(0.05)
-
 
 class Host:
-    """A host with an address, a name, an ``/etc/hosts`` and a disk of its own."""
+    """A host with an address, a name and an ``/etc/hosts`` of its own."""
 
     def __init__(self, name: str, address: str, namespace: str, folder: Path) -> None:
         self.name, self.address, self.namespace, self.folder = name, address, namespace, folder
         self.started: list[Started] = []
         self.names = folder / f"{name}-etc-hosts"
-        self.disk = folder / f"disk-of-{name}"
-        self.disk.mkdir(exist_ok=True)
 
-    def start(self, command: list[str], own_disk_at: Path | None = None, **env: str) -> Started:
-        """Start ``command``; ``own_disk_at`` is a folder that the hosts do not share."""
+    def start(self, command: list[str], **env: str) -> Started:
+        """Start ``command``."""
         log = self.folder / f"{self.name}-{len(self.started)}.log"
-        script = (
-            'hostname "$1"; mount --bind "$2" /etc/hosts; [ -z "$3" ] || mount --bind "$4" "$3"; shift 4; exec "$@"'
-        )
-        values = [self.name, str(self.names), str(own_disk_at or ""), str(self.disk)]
+        script = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
         outer = ["ip", "netns", "exec", self.namespace, "unshare", "-m", "-u", "--propagation", "private"]
-        words = [*outer, "sh", "-ec", script, "sh", *values, *command]
+        words = [*outer, "sh", "-ec", script, "sh", self.name, str(self.names), *command]
         kept = {key: value for key, value in os.environ.items() if "PROXY" not in key.upper()}
         with log.open("w") as out:
             process = subprocess.Popen(words, stdout=out, stderr=out, env=kept | {"TMPDIR": "/tmp"} | env)

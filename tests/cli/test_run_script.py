@@ -29,15 +29,6 @@ def test_the_error_of_a_failed_run_is_reported_without_the_lines_of_its_launcher
         assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_mistake_found_under_a_launcher_is_one_block_and_status_2(flags, tmp_path, temporary, capsys):
-    (tmp_path / "data.jsonl").write_text('{"messages": 3}\n')
-    assert main(["verify-resume", "--config=ddp", *flags(dataset=tmp_path / "data.jsonl")]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("\nerror: ") and "data.jsonl:1" in err and len(err.strip().splitlines()) <= 2
-
-
 @pytest.mark.slow
 def test_a_signal_ends_all_processes_orphans_included(temporary, script, tmp_path):
     """Two below the script: one in a session of its own, one that has lost its parent; both deaf to SIGTERM."""

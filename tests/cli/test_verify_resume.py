@@ -55,29 +55,6 @@ def test_a_run_that_continues_exactly_is_reported_as_exact_and_leaves_nothing(co
     assert list(temporary.iterdir()) == [] and not (tmp_path / "mine").exists()
 
 
-BROKEN = """
-import runpy, sys
-sys.path.insert(0, {root!r})
-import kit.train.step
-from pathlib import Path
-folder = next(word for word in sys.argv if word.startswith("--output_dir=")).partition("=")[2]
-true, again = kit.train.step.seed_everything, len(list(Path(folder).glob("checkpoints/step-*")))
-kit.train.step.seed_everything = lambda seed, step, rank: true(seed + again, step, rank)
-runpy.run_path({root!r} + "/recipes/finetune.py", run_name="__main__")
-"""
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_other_dropout_after_a_resume_is_found(flags, temporary, script, capsys):
-    script(BROKEN.format(root=str(ROOT)))
-    assert main(["verify-resume", *flags()]) == 1
-    out = capsys.readouterr().out
-    verdict = out.splitlines()[-1]
-    assert verdict == "differs from step 4 on" and "final weights: others" in out
-    assert list(temporary.iterdir()) == []
-
-
 @pytest.mark.slow
 def test_a_script_that_begins_again_has_not_continued_though_all_is_equal(temporary, script, capsys):
     script(fake(continues=False))

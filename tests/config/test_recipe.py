@@ -6,17 +6,6 @@ from kit.config.recipe import Recipe
 REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
 
 
-def test_the_flags_of_the_contract_exist():
-    contract = """
-    model_name_or_path dataset eval_dataset output_dir method max_length chat_template global_batch_size
-    per_device_train_batch_size max_steps num_train_epochs learning_rate lr_scheduler_type warmup_steps
-    weight_decay max_grad_norm lora_r lora_alpha lora_dropout lora_target_modules gradient_checkpointing
-    attn_implementation optim seed dataset_columns logging_steps eval_steps save_steps save_total_limit
-    resume_from_checkpoint overwrite_output_dir report_to trust_remote_code
-    """
-    assert set(contract.split()) <= set(Recipe.model_fields)
-
-
 def test_a_recipe_survives_the_journey_through_json():
     recipe = Recipe(**REQUIRED, dataset_columns="q=prompt,a=completion", lora_target_modules="q_proj,v_proj")
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe

@@ -1,23 +1,20 @@
 """Out of memory: recognised wherever it comes from, counted as it is, with its place and what helps."""
 
 import errno
-import json
 import re
 from unittest.mock import Mock
 
 import pytest
 import torch
 from checkpoint_helpers import saver_of
-from helpers import ROOT, run_ranks
 from memory_helpers import GIB, ON_CPU, ON_GPU, fail, make, message_of, placed, raised
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from kit.checkpoint import save as saver
 from kit.config.conflicts import find_conflicts
 from kit.config.recipe import Recipe
 from kit.memory import shortage
-from kit.memory.formulas import FOUR_BIT, FROZEN, GATHERED, GRADIENTS, LOGITS, OPTIMISER, TRAINABLE, Memory
+from kit.memory.formulas import FOUR_BIT, FROZEN, GRADIENTS, LOGITS, OPTIMISER, TRAINABLE, Memory
 from kit.memory.shortage import COMPONENTS, components, explain
 from kit.model.build import build_model, open_config
 from kit.model.load_plan import LoadPlan
@@ -142,69 +139,6 @@ def test_what_was_taken_stands_beside_what_was_planned():
         ["peak of this process", "10.00 GiB", "5.00 GiB"],
     ]
     assert len(shortage._table(held, 10 * GIB, None)) == 5
-
-
-@pytest.mark.slow
-def test_a_report_makes_no_tensor(build):
-    model, optimizer = build("qlora", compute_dtype="bfloat16")
-    backward(model)
-    optimizer.step()
-
-    class NoTensors(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            raise AssertionError(f"{function} makes a tensor")
-
-    with NoTensors():
-        message_of(RuntimeError(ON_CPU), model, optimizer)
-
-
-PROBE = """
-import json, os, runpy, sys
-from transformers.models.llama.modeling_llama import LlamaMLP
-from kit.memory import shortage
-from kit.train import step
-
-components, plain, train_step = shortage.components, LlamaMLP.forward, step.train_step
-steps, layers = [], []
-def stepping(*args, **kwargs):
-    steps.append(1)
-    return train_step(*args, **kwargs)
-def forward(self, hidden):
-    layers.extend([1] * (len(steps) == 2))
-    if len(layers) == 2:
-        raise RuntimeError({message!r})
-    return plain(self, hidden)
-def dumped(*args):
-    held = components(*args)
-    with open({out!r} + "/held-" + os.environ["RANK"], "w") as file:
-        json.dump(held, file)
-    return held
-shortage.components, LlamaMLP.forward, step.train_step = dumped, forward, stepping
-sys.argv[0] = {script!r}
-runpy.run_path({script!r}, run_name="__main__")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("config", "method"), [("fsdp", "qlora"), ("fsdp1", "lora")])
-def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, build, tmp_path, config, method):
-    """Also where the pass ended in the middle of a layer, which is then gathered whole."""
-    words = {"out": str(tmp_path), "message": ON_CPU, "script": str(ROOT / "recipes/finetune.py")}
-    (tmp_path / "probe.py").write_text(PROBE.format(**words))
-    flags = {**finetune.defaults, "config": fp32[config], "method": method, "output_dir": tmp_path / "run"}
-    log = tmp_path / "log.txt"
-    run_ranks(str(tmp_path / "probe"), [f"--{name}={value}" for name, value in flags.items()], 2, log)
-    assert re.search(r"error: out of memory: rank [01]: in the forward pass$", log.read_text(), re.M)
-    ranks = [json.loads((tmp_path / f"held-{rank}").read_text()) for rank in range(2)]
-    whole = components(*build(method, lora_r=finetune.defaults.get("lora_r", 16)), True)
-    assert sum(each[TRAINABLE] for each in ranks) == whole[TRAINABLE]
-    assert max(each[TRAINABLE] for each in ranks) < whole[TRAINABLE]
-    for held in ranks:
-        assert held[GRADIENTS] == 0 and (config == "fsdp1" or 0 < held[GATHERED] < sum(whole.values()))
-        assert 0 <= held[OPTIMISER] - 2 * held[TRAINABLE] <= 4 * 100  # and a counter for each tensor
-    frozen = sum(each[FROZEN] for each in ranks)
-    assert frozen == whole[FROZEN]
-    assert max(each[FROZEN] for each in ranks) < whole[FROZEN]
 
 
 # --- what helps

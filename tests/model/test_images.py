@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import ROOT, matrix
-from transformers import AutoProcessor
 from transformers.models.smolvlm import processing_smolvlm
 from vision_models import picture, write_rows
 
@@ -142,20 +141,6 @@ def test_what_is_written_opens_with_its_processor(vision_model, tmp_path):
     assert all(torch.equal(p, opened.get_parameter(name)) for name, p in model.named_parameters())
 
 
-def test_the_processor_beside_an_adapter_is_opened_by_plain_transformers(vision_model, tmp_path):
-    data = write_rows(tmp_path, ROWS)
-    checked = check(vision_model("llava"), data, method="lora")
-    model = build_model(checked.recipe, checked.config, LoadPlan(compute_dtype="float32", device="cpu"))
-    state = {name: torch.ones_like(p) for name, p in model.named_parameters() if p.requires_grad}
-    assert state and not any("vision" in name or "projector" in name for name in state)
-    final = tmp_path / "final"
-    final.mkdir()
-    write_model(final, model, state, checked.tokenizer, "card", None)
-    opened = AutoProcessor.from_pretrained(final)
-    assert opened.image_processor.to_dict() == checked.data.images.processor.image_processor.to_dict()
-    assert opened.chat_template == checked.tokenizer.chat_template
-
-
 def test_an_image_is_not_cut_and_a_row_that_is_too_long_is_counted(vision_model, tmp_path):
     data = write_rows(tmp_path, [[(30, 30)], [(300, 300)] * 4])
     checked = check(vision_model("qwen2_vl"), data, max_length=40, global_batch_size=1)
@@ -221,15 +206,6 @@ def test_an_image_that_changes_is_not_trained_on_unseen(vision_model, tmp_path):
     with pytest.raises(UserError, match=r"train.jsonl:1: 0-0.png: changed since its row was read"):
         first_batch(checked)
     assert check(vision_model("qwen2_vl"), data, global_batch_size=2).data.fingerprint != fingerprint
-
-
-def test_equal_questions_on_other_pictures_are_no_leak(vision_model, tmp_path):
-    write_rows(tmp_path / "a", [[(70, 50)]] * 2)
-    rows = (tmp_path / "a/train.jsonl").read_text().replace("number 1", "number 0")
-    (tmp_path / "a/train.jsonl").write_text(rows.replace("tea and 1 tea and 1 ", "tea and 0 "))
-    checked = check(vision_model("qwen2_vl"), tmp_path / "a/train.jsonl", eval_split_size=1, global_batch_size=1)
-    assert checked.data.train[0][0].tolist() == checked.data.evaluation[0][0].tolist()
-    assert not any("are in the training data" in note for note in checked.notes)
 
 
 def test_a_stream_has_the_images_of_its_rows_on_every_topology_and_after_every_stop(vision_model, tmp_path):

@@ -4,13 +4,10 @@ The paths to put links at are those that a run leaves, so a new file is covered 
 """
 
 import json
-import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
-from helpers import export
 
 from kit.config.recipe import Recipe
 from kit.run.folder import RunFolder
@@ -129,32 +126,3 @@ def test_no_link_in_a_run_of_others_leads_a_write_out_of_it(stage, tmp_path):
         assert run.losses == stage.whole.losses
         links = [str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_symlink()]
         assert set(links) <= {"checkpoints/step-00000001"}  # before the steps of this start: nothing is written there
-
-
-def test_reports_and_exports_of_a_run_of_others_write_their_own_files_only(finetune, tmp_path, monkeypatch):
-    """Also if somebody guesses the temporary names."""
-    from kit.cli import report
-
-    run = finetune.ok("run", method="lora", max_steps=2, save_steps=2)
-    victim = Victim(tmp_path)
-    temporary = []
-    replace = os.replace
-    monkeypatch.setattr(os, "urandom", bytes)
-    monkeypatch.setattr(os, "replace", lambda old, new: (temporary.append(Path(old)), replace(old, new)))
-    report.run([str(run.folder)])
-    for path in (run.folder / "report.html", *temporary):
-        victim.plant(path, "file")
-    with pytest.raises(UserError, match=r"report\.html exists, and is not a report"):
-        report.run([str(run.folder)])
-    (run.folder / "report.html").unlink()
-    report.run([str(run.folder)])
-    assert victim.is_whole() and len(temporary) == 2
-    assert "<!doctype html>" in (run.folder / "report.html").read_text()
-    assert not (run.folder / "report.html").is_symlink()
-
-    for planted in (".model.partial", ".model.partial/README.md"):
-        victim.plant(tmp_path / planted, "folder" if planted == ".model.partial" else "file")
-        export(run.folder / "checkpoints/step-00000002", tmp_path / "model")
-        assert victim.is_whole() and (tmp_path / "model/adapter_model.safetensors").is_file()
-        assert not os.path.lexists(tmp_path / ".model.partial")
-        shutil.rmtree(tmp_path / "model")

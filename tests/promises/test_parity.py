@@ -53,25 +53,6 @@ def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(
         assert run.grad_norms == pytest.approx(reference.grad_norms, rel=5e-6), name
 
 
-@pytest.mark.long
-def test_the_loss_of_routers_is_the_same_on_one_process_and_two(finetune, fp32, model_folder, tmp_path):
-    """It depends on how the batch is cut into micro-batches: here each row is one."""
-    from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
-
-    shape = {"vocab_size": 320, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
-    MixtralForCausalLM(MixtralConfig(**shape, **heads)).save_pretrained(tmp_path / "moe")
-    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path / "moe")
-    flags = {"model_name_or_path": tmp_path / "moe", "method": "full", "router_aux_loss_coef": 0.5, "max_steps": 4}
-    flags |= {"per_device_train_batch_size": 1, "learning_rate": 2e-3}
-    reference = finetune.ok("reference", config=fp32["single"], **flags)
-    run = finetune.ok("run", 2, config=fp32["ddp"], **flags)
-    for key in ("loss", "router_loss"):
-        assert [row[key] for row in run.rows] == pytest.approx([row[key] for row in reference.rows], rel=1e-6)
-    assert min(row["router_loss"] for row in run.rows) > 0.5
-    assert run.grad_norms == pytest.approx(reference.grad_norms, rel=5e-6)
-
-
 def test_the_final_model_holds_the_frozen_weights_as_they_were(finetune, fp32, model_folder):
     from safetensors.torch import load_file
 

@@ -96,8 +96,7 @@ TESTS = {
         "tests/system/test_console.py": "test_no_line_holds_a_credential",
     },
     "Through a link": {
-        "tests/promises/test_links.py": "test_no_link_in_a_run_of_others_leads_a_write_out_of_it "
-        "test_reports_and_exports_of_a_run_of_others_write_their_own_files_only",
+        "tests/promises/test_links.py": "test_no_link_in_a_run_of_others_leads_a_write_out_of_it",
         "tests/system/test_durable.py": "test_nothing_is_appended_through_a_link_or_to_a_pipe "
         "test_a_file_that_replaces_a_link_is_a_new_file test_of_a_link_to_a_folder_the_link_is_deleted",
     },

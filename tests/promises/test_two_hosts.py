@@ -1,6 +1,5 @@
 """Two hosts cannot disagree in silence, and none waits for ever for the other."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -8,12 +7,10 @@ import sys
 import time
 
 import pytest
-from fake_cuda import compiler
 from helpers import ROOT, matrix
 from two_hosts import TwoHosts, why_not
 
 pytestmark = pytest.mark.slow
-long = pytest.mark.long
 SCRIPT = str(ROOT / "recipes/finetune.py")
 TIMEOUT = 20  # --ddp_timeout
 START = 150  # seconds until both have imported everything, on a busy machine
@@ -47,10 +44,10 @@ def start(hosts, tmp_path):
     config = tmp_path / "two.yaml"
     config.write_text(CONFIG)
 
-    def start(host, script=SCRIPT, env=None, own_disk_at=None, **flags):
+    def start(host, script=SCRIPT, env=None, **flags):
         values = {"config": config, "output_dir": tmp_path / "run", "max_steps": 4, "save_steps": 2}
         words = [f"--{name}={value}" for name, value in {**values, "ddp_timeout": TIMEOUT, **flags}.items()]
-        return host.start([sys.executable, script, *words], own_disk_at, **(env or {}))
+        return host.start([sys.executable, script, *words], **(env or {}))
 
     return start
 
@@ -91,19 +88,6 @@ def test_another_setting_version_or_code_on_one_host_is_refused_before_loading(h
     assert not (tmp_path / "run").exists()
 
 
-@long
-def test_an_output_folder_that_is_not_shared_is_refused_at_the_start(hosts, start, tmp_path):
-    (tmp_path / "own").mkdir()
-    flags = {"output_dir": tmp_path / "own/run", "save_steps": 0}
-    runs = [start(hosts.alpha, **flags), start(hosts.beta, own_disk_at=tmp_path / "own", **flags)]
-    assert wait(runs, START) == [2, 2]
-    for run in runs:
-        assert re.search(
-            r"output_dir: \S+ on \w+ is not that of rank 0; .* disk that all machines share", error_of(run)
-        )
-        assert "step 1/" not in run.text
-
-
 @pytest.mark.parametrize(
     ("name", "address"),
     matrix([("alpha", "10.77.0.1"), ("alpha", "10.77.0.9")], always=0, rest=[("beta", "10.77.0.1")]),
@@ -111,41 +95,9 @@ def test_an_output_folder_that_is_not_shared_is_refused_at_the_start(hosts, star
 def test_a_host_that_never_comes_and_a_wrong_address_are_reported_in_time(hosts, start, tmp_path, name, address):
     (tmp_path / "two.yaml").write_text(CONFIG.replace("10.77.0.1", address))
     run = start(getattr(hosts, name))
-    run.wait_for(f"{name} waits ", 60)
-    assert wait([run], TIMEOUT + 60) == [1]
+    assert wait([run], TIMEOUT + 60) == [1] and f"{name} waits " in run.text
     assert "--ddp_timeout" in error_of(run) and "start the same command on every machine" in run.text
     assert address in error_of(run)
-
-
-@pytest.mark.release
-def test_a_host_that_fails_early_ends_the_other_long_before_the_time_out(hosts, start, tmp_path):
-    (tmp_path / "file").touch()
-    runs = [start(hosts.alpha, ddp_timeout=1000), start(hosts.beta, env={"KIT_CACHE": str(tmp_path / "file")})]
-    assert wait(runs, START) == [1, 2]
-    assert "beta has ended this run, and says why" in error_of(runs[0])
-    assert "cannot be written" in error_of(runs[1])
-
-
-@pytest.fixture(scope="session")
-def shifted_clock(tmp_path_factory):
-    """Returns the environment of a host whose clock is so many seconds ahead."""
-    found = compiler()
-    assert found, "no C++ compiler: install g++ or clang++"
-    library = tmp_path_factory.mktemp("clock") / "clock.so"
-    subprocess.run([found, "-O1", "-fPIC", "-shared", ROOT / "tests/shifted_clock.cpp", "-o", library], check=True)
-    return lambda seconds: {"LD_PRELOAD": str(library), "CLOCK_AHEAD": str(seconds)}
-
-
-@pytest.mark.parametrize(("ahead", "seconds"), matrix([("alpha", 20)], always=0, rest=[("beta", 600)]))
-def test_the_same_command_on_both_trains_also_with_clocks_that_differ(
-    hosts, start, tmp_path, shifted_clock, ahead, seconds
-):
-    runs = [start(host, env=shifted_clock(seconds) if host.name == ahead else None) for host in hosts.both]
-    assert wait(runs, START) == [0, 0]
-    assert "alpha waits at 10.77.0.1:29511 for 1 more of 2 machines, at most 20 s (--ddp_timeout)" in runs[0].text
-    assert "beta waits for 10.77.0.1:29511 (main_process_ip), at most 20 s" in runs[1].text
-    assert json.loads((tmp_path / "run/run.json").read_text())["strategy"]["num_processes"] == 2
-    assert (tmp_path / "run/final").is_dir()
 
 
 def sockets(host, *words):

@@ -49,18 +49,6 @@ def test_a_checkpoint_is_scored_whatever_the_optimiser_was(finetune, fp32, flags
 
 
 @pytest.mark.slow
-@pytest.mark.long
-def test_a_damaged_checkpoint_is_refused_before_anything_is_loaded(finetune, fp32, flags):
-    """Whichever rank has the damaged file in its share."""
-    checkpoint = finetune.ok("run", config=fp32["single"], max_steps=1).folder / "checkpoints/step-00000001"
-    [file] = checkpoint.glob("*.safetensors")
-    file.write_bytes(file.read_bytes()[:-1] + b"!")
-    flags["config"] = fp32["ddp"]
-    output = refusal(finetune.score("damaged", 2, model_name_or_path=checkpoint, **flags))
-    assert f"model_name_or_path: {checkpoint}: {file.name} was altered" in output and "loading" not in output
-
-
-@pytest.mark.slow
 def test_an_adapter_is_asked_as_it_was_trained(finetune, fp32, flags, tmp_path):
     """With the chat template in its folder: the base has none, or another."""
     base = make_model(tmp_path / "base")

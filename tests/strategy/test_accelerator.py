@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import make_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -101,30 +100,6 @@ def test_a_dry_run_says_what_a_run_says_of_itself(accelerate_starts_afresh, reci
 def test_another_strategy_than_the_one_asked_for_stops_the_run(accelerate_starts_afresh, recipe):
     with pytest.raises(TrainingError, match="asked for Single on 2 processes, got Single on 1"):
         start(recipe, topology(num_processes=2))
-
-
-@pytest.mark.parametrize(
-    ("tied", "changes", "found"),
-    [
-        (True, {"lora_modules_to_save": ["embed_tokens"]}, "an output head"),
-        (True, {"lora_modules_to_save": ["norm"]}, ""),
-        (True, {}, ""),
-        (False, {"lora_modules_to_save": ["lm_head"]}, "an output head"),
-        (False, {"lora_modules_to_save": ["embed_tokens"]}, ""),
-        (False, {"lora_target_modules": ["q_proj", "lm_head"]}, "an output head"),
-    ],
-)
-def test_a_head_that_trains_beside_adapters_is_refused_under_fsdp1_before_weights_are_read(
-    tmp_path, tied, changes, found
-):
-    """Its chunks would be collectives, of which a rank with more targets has more."""
-    settings = MethodSettings(
-        model_name_or_path=str(make_model(tmp_path / "model", tie_word_embeddings=tied)), **changes
-    )
-    meta_model = build_meta_model(settings, open_config(settings))
-    problems = check_adapter_units(topology(FSDP1), settings, meta_model)
-    assert bool(problems) == bool(found) and all(found in problem.found for problem in problems)
-    assert check_adapter_units(topology(FSDP2), settings, meta_model) == []
 
 
 @pytest.mark.parametrize(("tied", "found"), [(True, ["config"]), (False, [])])

@@ -6,8 +6,7 @@ import pytest
 from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
-from kit.strategy.strategies import DDP, FSDP1, FSDP2, SINGLE
-from kit.strategy.topology import ActualStrategy, Topology, check_router_loss
+from kit.strategy.topology import ActualStrategy, Topology
 
 ALONE = {"type": "single", "num_processes": 1, "sharded_layers": None}
 
@@ -49,8 +48,3 @@ def test_a_strategy_is_the_same_after_it_was_written_down():
 def topology(strategy, num_processes=2, device="cuda", **more):
     values = {"strategy": strategy, "num_processes": num_processes, "device_type": device}
     return Topology(config_name="mine", mixed_precision="bf16", **values, **more)
-
-
-def test_the_loss_of_routers_is_refused_where_their_weights_are_not_gathered():
-    refused = [bool(check_router_loss(topology(*of), 0.1)) for of in ((SINGLE, 1), (DDP, 2), (FSDP2, 2), (FSDP1, 2))]
-    assert refused == [False, False, True, True] and check_router_loss(topology(FSDP2), 0.0) == []

@@ -97,17 +97,6 @@ def test_the_loss_of_labels_is_cross_entropy_or_binary_cross_entropy(several):
     assert (counts := [count for *_, count in details["confusions"]]) == sorted(counts, reverse=True)
 
 
-def test_a_step_over_many_labels_adds_up_three_numbers_of_each():
-    names = [str(i) for i in range(10_000)]
-    kind = "single_label_classification"
-    objective = Classification(["all"], ObjectiveSettings(objective="classify", labels=names, problem_type=kind))
-    part = micro_batch(np.array([[7], [8]], np.float32))
-    _, numbers = objective.terms(torch.eye(10_000)[7:9], part)
-    assert len(numbers) < 31_000
-    metrics = objective.metrics(numbers.tolist(), SimpleNamespace(num_samples=2))
-    assert metrics["f1"] == pytest.approx(2e-4) and [key for key in metrics if "/" in key] == ["f1/7", "f1/8"]
-
-
 # Texts of samples: an anchor, its positive, its negatives. Two have the same positive, which a third has as a negative;
 # two have the same anchor; and the positives of the last two are each other's anchor.
 ROWS = [(0, 1), (2, 1), (3, 4, 1), (5, 6), (5, 7, 8), (9, 10, 8), (11, 12), (12, 11)]
@@ -155,15 +144,6 @@ def test_gradients_of_embeddings_are_those_of_the_whole_batch_however_it_is_cut(
     loss.backward()
     assert objective.metrics(sums.tolist(), batch)["loss"] == pytest.approx(loss.item(), rel=1e-6)
     assert torch.allclose(torch.cat(gradients).double(), y.grad, rtol=1e-5, atol=2e-6)
-
-
-def test_retrieval_counts_a_text_that_occurs_twice_as_one_document():
-    vectors = torch.tensor([[1, 0], [1, 0.1], [0, 1], [1, 0.05], [1, 0], [1, 0.1]], dtype=torch.float64)
-    roles, question, yes = torch.tensor([0, 1, 0, 1, 0, 1]), 1, 2
-    found = retrieval(Texts(vectors, roles, torch.tensor([question, yes, 3, 4, question, yes]), 0))
-    # "question" finds "no" before its own "yes", twice; "other" is orthogonal to both, and nearer to "yes".
-    assert found["mrr"] == pytest.approx(1 / 2) and found["recall_at_1"] == 0 and found["recall_at_10"] == 1
-    assert found["ndcg_at_10"] == pytest.approx(1 / np.log2(3))
 
 
 def test_retrieval_is_that_of_a_sorted_list_of_documents():

@@ -38,14 +38,6 @@ def test_steps_that_are_not_finite_are_counted_in_a_row_through_a_resume():
     assert again.nonfinite_steps == 2 and again.recent_losses == [1.0, 1.0]
 
 
-def test_the_best_evaluation_is_remembered():
-    state, losses = LoopState(), [(0, 3.0), (2, 2.0), (4, 2.5), (6, math.nan)]
-    assert [state.end_evaluation(step, {"eval_loss": loss}) for step, loss in losses] == [True, True, False, False]
-    assert state.best == {"step": 2, "eval_loss": 2.0} and state.record()["best"] == state.best
-    assert state.evaluated_step == 6 and state.first_evaluation == {"eval_loss": 3.0}
-    assert not through_a_checkpoint(state).end_evaluation(8, {"eval_loss": 2.0})
-
-
 def test_of_margins_more_is_better_through_resumes():
     state, metric, found = LoopState(), "eval_rewards/margins", []
     for step, value in [(0, math.nan), (2, 0.5), (4, 0.75), (6, 0.75), (8, 0.7), (10, 0.8)]:

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from model_helpers import BF16, FP32, build, on_meta, problems
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+from peft import LoraConfig, get_peft_model
 
 from kit.model.adapters.adapter import adapters_off, attach_adapter, check_adapter
 from kit.model.build import build_meta_model, check_model, open_config
@@ -91,26 +90,6 @@ def test_a_broken_adapter_is_reported_by_the_checks(recipe, adapter):
         assert problems(mine).startswith("adapter_name_or_path")
     for absent in ("~/nowhere", "./" + "x" * 300, "some/adapter"):
         assert problems(recipe(adapter_name_or_path=absent)).startswith("adapter_name_or_path")
-
-
-def test_other_kinds_open_again_with_the_same_logits(recipe, tmp_path):
-    """A float32 state of what trains is all that ``final/`` holds."""
-    for kind, options in {"oft": {"oft_block_size": 16}, "vera": {"r": 8}}.items():
-        mine = recipe(adapter_type=kind, adapter_options=options)
-        assert problems(mine) == "", kind
-        model = build(mine, FP32)
-        model(input_ids=IDS, labels=IDS).loss.backward()
-        own = trained(moved(model))
-        assert {p.dtype for p in own.values()} == {torch.float32} and len(own) >= 3 * 7
-        assert all(p.grad is not None for p in own.values()), kind
-        model.save_pretrained(tmp_path / kind, state_dict={name: p.detach() for name, p in own.items()})
-        base = AutoModelForCausalLM.from_pretrained(mine.model_name_or_path)
-        again = recipe(adapter_name_or_path=str(tmp_path / kind), adapter_type=kind)
-        assert problems(again) == "", kind
-        with torch.no_grad():
-            expected = model.eval()(input_ids=IDS).logits
-            for opened in (PeftModel.from_pretrained(base, tmp_path / kind), build(again, FP32)):
-                assert torch.equal(opened.eval()(input_ids=IDS).logits, expected), kind
 
 
 def test_kinds_and_options_that_do_not_fit_are_named(recipe, adapter):

@@ -14,13 +14,10 @@ from transformers import (
     MistralConfig,
     Qwen2Config,
 )
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.models.llama.modeling_llama import eager_attention_forward
 
 import kit.model.layers.attention
 from kit.model.layers.attention import (
     VARLEN,
-    LazyMask,
     needs_mask,
     register_varlen,
     turn_off_cudnn_if_masked,
@@ -131,16 +128,6 @@ def test_options_that_a_packed_call_would_ignore_are_refused():
     cache = llama(VARLEN)(packed()["input_ids"], use_cache=True).past_key_values
     with pytest.raises(ValueError, match="past_key_values: 24 earlier tokens"):
         llama(VARLEN)(**packed(), past_key_values=cache)
-
-
-@pytest.mark.parametrize("function", [sdpa_attention_forward, eager_attention_forward])
-def test_attention_that_does_not_know_the_mask_fails(function):
-    states = torch.zeros(1, 4, 6, 8)
-    mask = LazyMask(attention_mask=None, batch_size=1, q_length=6, kv_length=6)
-    module = torch.nn.Module()
-    module.num_key_value_groups = 1
-    with pytest.raises(TypeError):
-        function(module, states, states, states, mask, scaling=1.0, dropout=0.0)
 
 
 @pytest.mark.parametrize("autocast", [False, True])

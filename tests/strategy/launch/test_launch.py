@@ -274,30 +274,6 @@ def own_address():
     pytest.skip("this machine has no network")
 
 
-def test_what_a_strategy_cannot_train_is_refused(resolve):
-    refused = {
-        "--config fsdp --optim adamw_8bit": "adamw_8bit under FSDP2",
-        "--config fsdp1 --optim muon --method full": "muon under FSDP1",
-        "--config fsdp1 --optim adamw_bf16 --method full": "adamw_bf16 under FSDP1",
-        "--optim adamw_bf16 --method full": "adamw_bf16 with mixed_precision no",
-        "--config fsdp1 --method lora --new_tokens <a>": "new_tokens: under FSDP1 with method lora",
-        "--config fsdp1 --method full --freeze x": "freeze: under FSDP1",
-        "--config fsdp1 --method full --tiled_mlp true --gradient_checkpointing true": "tiled_mlp: under FSDP1",
-        "--config fsdp1 --method lora --use_dora true": "use_dora: under FSDP1",
-        "--config ddp --num_processes 5": "48 is not divisible by 5 processes",
-        "--config fsdp_hybrid --num_processes 3": "3 with dp_replicate_size 2",
-        "--config single --num_processes 2": "2 with a single-process config",
-    }
-    for words, found in refused.items():
-        assert found in str(refusal(resolve, *words.split())), words
-    for words in (
-        "ddp --optim adamw_8bit",
-        "fsdp --optim adamw_bf16 --method full",
-        "fsdp1 --method full --new_tokens <a>",
-    ):
-        resolve("--config", *words.split())
-
-
 def test_what_a_launcher_asks_for_is_refused_as_in_a_config(resolve):
     assert "DEEPSPEED" in str(refusal(resolve, env={"ACCELERATE_USE_DEEPSPEED": "true"} | ranks(2)))
     env = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}
