@@ -66,6 +66,7 @@ class Tally:
     collectives: Counter[str] = field(default_factory=Counter)  # number of calls, by operation
     collective_bytes: Counter[str] = field(default_factory=Counter)  # bytes that the rank holds after them
     flops: int = 0  # of matrix products and attention; attention without regard to its mask, as torch counts
+    waits: int = 0  # of the host for a number of the device
     launches: int = 0  # of kernels, one for each operation that computes or copies something
     elementwise_bytes: int = 0  # that these read and write, but for those that ``flops`` counts
     product_sizes: list[tuple[int, int]] = field(default_factory=list)  # flops and bytes of each of the latter
@@ -129,6 +130,7 @@ class Meter(Storages, TorchDispatchMode):
     def _answer(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Call the operation, or answer what a fake tensor cannot: a number, or a shape."""
         if name in WAITS_FOR_VALUE and isinstance(args[0], FakeTensor):
+            self._tally.waits += 1
             if args[0].dtype == torch.bool:
                 return False
             return 1.0 if args[0].is_floating_point() else 1

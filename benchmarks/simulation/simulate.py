@@ -37,6 +37,7 @@ class Simulated:
     collective_bytes: dict[str, int]  # of the buffers of those calls, by operation
     flops: int  # of matrix products and attention in a step, those of recomputed layers included
     launches: int  # of kernels in a step
+    waits: int  # of the host for a number of the GPU in a step
     elementwise_bytes: int  # that all but matrix products and attention read and write in a step
     product_sizes: list[tuple[int, int]]  # flops and bytes of each product and attention of the first micro-batch
     seconds: float  # that the simulation took
@@ -120,7 +121,7 @@ def simulate(workload: Workload, *, deadline_seconds: float = 300) -> Simulated:
         collective_bytes={
             name: whole(size, last["collective_bytes"].get(name, 0)) for name, size in one["collective_bytes"].items()
         },
-        **{name: whole(one[name], last[name]) for name in ("flops", "launches", "elementwise_bytes")},
+        **{name: whole(one[name], last[name]) for name in ("flops", "launches", "waits", "elementwise_bytes")},
         product_sizes=one["product_sizes"],
         seconds=time.perf_counter() - began,
     )

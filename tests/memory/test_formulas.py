@@ -10,9 +10,8 @@ from helpers import ROOT
 from kit.config.recipe import Recipe
 from kit.memory.families import shape_of
 from kit.memory.formulas import predict
-from kit.memory.operations import operations_per_token
 from kit.memory.workload import Workload
-from kit.strategy.strategies import DDP, FSDP2, OFFLOAD, SINGLE
+from kit.strategy.strategies import FSDP2, OFFLOAD, SINGLE
 from kit.tools.plan.models import find_shape
 
 GIB = 2**30
@@ -21,14 +20,10 @@ GIB = 2**30
 SIMULATED = [
     ("llama-1b", "full", SINGLE, 1, 2048, 1, 20.37, 21.35),
     ("llama-8b", "full", FSDP2, 8, 4096, 1, 17.968, 20.432),
-    ("llama-8b", "full", FSDP2, 64, 4096, 1, 6.88, 7.34),
     ("llama-8b", "full", OFFLOAD, 8, 4096, 1, 5.47, 5.48),
     ("llama-8b", "lora", SINGLE, 1, 4096, 1, 17.386, 17.541),
     ("qwen2.5-0.5b", "full", FSDP2, 8, 2048, 1, 1.952, 2.182),
-    ("qwen3-0.6b", "lora", SINGLE, 1, 1024, 4, 1.734, 1.771),
     ("gemma-3-1b", "lora", SINGLE, 1, 2048, 1, 2.403, 2.460),
-    ("olmo-2-1b", "full", SINGLE, 1, 2048, 1, 22.14, 23.65),
-    ("llama-1b", "lora", OFFLOAD, 8, 2048, 1, 1.216, 1.216),
     ("gemma-2-2b", "lora", SINGLE, 1, 2048, 1, 6.079, 6.156),  # eager attention
     ("gemma-2-2b", "full", FSDP2, 8, 2048, 1, 9.280, 9.707),
 ]
@@ -50,65 +45,24 @@ def test_the_peak_is_that_of_the_simulation():
             assert planned == pytest.approx(simulated, rel=0.02), row  # 5 % are promised
 
 
-def test_gpus_that_share_rows_hold_a_part_of_them():
-    """By the same simulation, of two micro-batches on eight GPUs: four share each row, or all."""
-    for method, length, size, how, simulated in (
-        ("lora", 4096, 4, False, 2.78),
-        ("lora", 16384, 4, True, 1.82),
-        ("full", 16384, 8, False, 7.92),
-    ):
-        planned = predict(
-            workload(
-                "llama-1b",
-                method,
-                FSDP2,
-                8,
-                length,
-                micro_batches=2,
-                gradient_checkpointing=how,
-                sequence_parallel_size=size,
-            )
-        )
-        assert planned.tensors / GIB == pytest.approx(simulated, rel=0.02), (method, length)
-
-
-def test_a_teacher_takes_what_the_simulation_shows():
-    """MiB of a step of 2 micro-batches, by benchmarks/plan_formulas.py; of a stored teacher, in its own pass."""
-    llama = {"objective": "distil", "teacher": find_shape("llama-8b"), "logit_bytes": 30, "micro_batches": 2}
-    for fields, measured in (
-        ({"method": "full"}, 37191),
-        ({"method": "lora", "strategy": FSDP2, "num_gpus": 8}, 5686),
-        ({"method": "lora", "teacher_in_4bit": True}, 9134),
-        ({"method": "lora", "strategy": DDP, "num_gpus": 8}, 19027),
-    ):
-        assert predict(workload("llama-1b", **llama | fields)).tensors / 2**20 == pytest.approx(measured, rel=0.01)
-    shared = {"method": "lora", "strategy": FSDP2, "num_gpus": 8, "length": 65536, "rows": 1}
-    whole, part = (
-        predict(workload("llama-1b", **llama | shared | {"sequence_parallel_size": n})).components["teacher"]
-        for n in (1, 8)
-    )
-    assert part == whole  # of the states of all targets, which each GPU has
-    for fields, measured in (({}, 15716), ({"strategy": FSDP2, "num_gpus": 8}, 5370)):
-        stored = workload("qwen2.5-0.5b", "lora", **llama | {"teacher_top_k": 64} | fields)
-        memory = predict(stored)
-        assert memory.moment == "teacher's pass" and memory.tensors / 2**20 == pytest.approx(measured, rel=0.02)
-        step = predict(replace(stored, teacher=None))
-        assert step.tensors < memory.tensors and operations_per_token(stored) == operations_per_token(
-            replace(stored, teacher=None)
-        )
-
-
-def test_a_tower_takes_what_the_simulation_shows():
-    """GiB of tensors of steps of two micro-batches, with a picture of 1,280 tokens in each row of 2,048."""
-    every_part = {"trained_parts": ("vision", "projector", "language")}
+def test_what_saves_memory_saves_what_the_simulation_shows():
+    """Others: benchmarks/plan_formulas.py, which runs before a release."""
+    eight = {"strategy": FSDP2, "num_gpus": 8}
+    shared = eight | {"micro_batches": 2, "sequence_parallel_size": 4}
+    offloaded = {"length": 2048, "rows": 2, "activation_offload": True}
+    tiled = {"tiled_mlp": True, "device_memory": 24 * GIB}
     for shape, method, fields, simulated in (
-        ("qwen2.5-vl-7b", "qlora", {}, 7.12),
-        ("qwen2.5-vl-3b", "lora", {"gradient_checkpointing": False}, 16.17),
-        ("qwen2.5-vl-3b", "full", every_part, 59.54),
-        ("qwen2.5-vl-3b", "full", every_part | {"gradient_checkpointing": False}, 78.06),
+        ("llama-1b", "lora", shared | {"length": 4096, "gradient_checkpointing": False}, 2.78),
+        ("llama-1b", "lora", shared | {"length": 16384}, 1.82),
+        ("llama-8b", "lora", offloaded, 16.564),
+        ("llama-8b", "lora", offloaded | {"gradient_checkpointing": "selective"}, 27.573),
+        ("llama-8b", "full", offloaded | eight, 17.936),
+        ("llama-8b", "lora", tiled | {"length": 8192}, 18.532),
+        ("llama-8b", "qlora", tiled | {"length": 32768, "activation_offload": True}, 8.708),
+        ("llama-1b", "full", tiled | eight | {"length": 32768, "activation_offload": True}, 5.084),
     ):
-        planned = predict(workload(shape, method, micro_batches=2, image_tokens=1280, **fields)).tensors / GIB
-        assert planned == pytest.approx(simulated, rel=0.02), (shape, method, fields)
+        planned = predict(workload(shape, method, **fields)).tensors / GIB
+        assert planned == pytest.approx(simulated, rel=0.025), (shape, method, fields)
 
 
 def test_a_rollout_takes_what_was_measured():
@@ -132,41 +86,6 @@ def test_a_rollout_takes_what_was_measured():
             )
         )
         assert planned.moment == "generation" and planned.tensors / 1e6 == pytest.approx(measured, rel=0.03)
-
-
-def test_inputs_of_layers_on_the_host_take_nothing_of_the_gpu():
-    cases = [
-        ("llama-8b", "lora", SINGLE, 2, True, 17.386, 16.564),
-        ("llama-8b", "lora", SINGLE, 2, "selective", 28.541, 27.573),
-        ("llama-8b", "full", FSDP2, 2, True, 17.968, 17.936),
-        ("llama-1b", "lora", FSDP2, 16, True, None, 5.354),
-    ]
-    for case in cases:
-        shape, method, strategy, rows, how, without, simulated = case
-        num_gpus = 8 if strategy.shards else 1
-        offloaded = workload(
-            shape, method, strategy, num_gpus, 2048, rows, gradient_checkpointing=how, activation_offload=True
-        )
-        assert predict(offloaded).tensors / GIB == pytest.approx(simulated, rel=0.025), case
-        if without:
-            plain = predict(replace(offloaded, activation_offload=False)).tensors / GIB
-            assert plain == pytest.approx(without, rel=0.02), case
-
-
-def test_tiles_of_a_long_row_take_what_the_simulation_shows():
-    cases = [
-        ("llama-8b", "lora", SINGLE, 8192, False, 18.532),
-        ("llama-8b", "lora", SINGLE, 65536, True, 20.503),
-        ("llama-8b", "qlora", SINGLE, 32768, True, 8.708),
-        ("llama-1b", "full", SINGLE, 32768, True, 20.401),
-        ("llama-1b", "full", FSDP2, 32768, True, 5.084),
-        ("qwen3-8b", "lora", SINGLE, 32768, True, 19.797),
-    ]
-    for case in cases:
-        shape, method, strategy, length, offloads, simulated = case
-        more = {"tiled_mlp": True, "activation_offload": offloads, "device_memory": 24 * GIB}
-        planned = predict(workload(shape, method, strategy, 8 if strategy.shards else 1, length, **more))
-        assert planned.tensors / GIB == pytest.approx(simulated, rel=0.01), case
 
 
 def test_a_loss_that_autograd_differentiates_holds_more_of_each_logit():

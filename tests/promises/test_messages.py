@@ -1,4 +1,4 @@
-"""Forty mistakes: exit status 2, one message that says where, what was found and what to do, and nothing written.
+"""Thirty mistakes: exit status 2, one message that says where, what was found and what to do, and nothing written.
 
 What needs no more than wrong words is in ``tests/cli/surface.txt``. Here the data, the model, an adapter, a run or a
 machine does not fit.
@@ -22,15 +22,11 @@ FILES = {
     "other/chat.jsonl": [GOOD],
     "pairs.jsonl": [PAIR],
     "cut.jsonl": [GOOD, b'{"messages": '],
-    "latin.jsonl": [GOOD, b'{"text": "\xff"}'],
-    "empty.jsonl": [b"", b" "],
     "unknown.jsonl": [{"a": 1}],
     "mixed.jsonl": [GOOD, {"text": "a"}],
-    "number.jsonl": [{"text": 3}],
     "role.jsonl": [{"messages": [{"role": "usr", "content": "a"}]}],
     "silent.jsonl": [GOOD, {"messages": GOOD["messages"][:1]}],
     "muted.jsonl": [{"messages": [GOOD["messages"][0], MUTED]}],
-    "long.jsonl": [GOOD, b"x" * 17_000_000],
     "short.jsonl.gz": [gzip.compress(json.dumps(GOOD).encode() * 999)[:-20]],
     "data.pkl": [b"cos\nsystem\n(S'touch pwned'\ntR."],
     "theirs/run.json": [{}],
@@ -47,15 +43,11 @@ STEP = "run/checkpoints/step-00000004"
 MESSAGES = {
     # rows
     f"{OURS} --dataset cut.jsonl": ["cut.jsonl:2: not JSON at column 13", "remove such rows"],
-    f"{OURS} --dataset latin.jsonl": ["latin.jsonl:2: not UTF-8 at byte 11", "expected UTF-8"],
-    f"{OURS} --dataset empty.jsonl": ["empty.jsonl: no rows; expected at least one"],
     f"{OURS} --dataset unknown.jsonl": ["unknown.jsonl: columns a; expected messages,", "--dataset_columns"],
     f"{OURS} --dataset mixed.jsonl": ["mixed.jsonl:2: no 'messages' (it has text)"],
-    f"{OURS} --dataset number.jsonl": ["number.jsonl:1 text: a number; expected a string"],
     f"{OURS} --dataset role.jsonl": ["role.jsonl:1 messages[0].role: found 'usr'", "did you mean 'user'?"],
     f"{OURS} --dataset silent.jsonl": ["silent.jsonl:2 messages: no assistant turn"],
     f"{OURS} --dataset muted.jsonl": ["muted.jsonl: nothing in 1 samples is supervised", "kit inspect"],
-    f"{OURS} --dataset long.jsonl": ["long.jsonl:2: a line of more than 16 MiB", "split it into several samples"],
     f"{OURS} --dataset short.jsonl.gz": ["short.jsonl.gz: damaged or cut short (EOFError"],
     f"{OURS} --dataset pairs.jsonl": ["pairs.jsonl: columns prompt, chosen, rejected", "--objective dpo"],
     # data sets
@@ -63,19 +55,15 @@ MESSAGES = {
     f"{OURS} --dataset chat.jsonl,other/chat.jsonl": ["two data sets of the name 'chat'", "name:"],
     f"{OURS} --dataset nothing-*.jsonl": ["dataset: no file or folder 'nothing-*.jsonl'"],
     f"{OURS} --dataset someone/else": ["dataset: no file or folder 'someone/else', and "],
-    f"{OURS} --dataset '[{{path: chat.jsonl, weight: 0}}]'": ["--dataset: all weights are 0"],
     f"{CHAT} --chat_template gemma": ["'gemma' needs bos_token, <start_of_turn>", "take another template"],
     f"{CHAT} --streaming": ["--streaming: without max_steps", "--max_steps 1000"],
     # models and adapters
     f"{TRAIN} --dataset chat.jsonl --model_name_or_path run": ["run: no config.json in it", "`kit export run/final"],
     f"{CHAT} --adapter_name_or_path run": ["no adapter_config.json in run", "did you mean run/final?"],
     f"{TRAIN} --dataset chat.jsonl --model_name_or_path {STEP}": [f"{STEP} is a checkpoint", f"kit export {STEP}"],
-    f"{CHAT} --lora_target_modules q_prj": ["no module 'q_prj'; expected all-linear,", "did you mean 'q_proj'?"],
-    f"{CHAT} --router_aux_loss_coef 0.1": ["router_aux_loss_coef: 0.1", "leave it out"],
     f"{CHAT} --new_tokens '<|im_end|>'": ["'<|im_end|>' exists already, with id 2", "--trainable_tokens"],
     f"{CHAT} --trainable_tokens '<|im_ende|>'": ["'<|im_ende|>' is no token", "did you mean '<|im_end|>'?"],
     f"{TINY} --lora_modules_to_save lm_head": ["are one weight here, of which", "embed_tokens"],
-    f"{CHAT} --adapter_name_or_path run/final --adapter_type oft": ["an adapter of LORA", "--adapter_type lora"],
     f"{TINY} --adapter_name_or_path run/final": [
         "run/final does not fit this model",
         "its base: --model_name_or_path /",
@@ -104,9 +92,7 @@ MESSAGES = {
         "kit export writes a model of it",
     ],
     f"{CHAT} --report_to mlflow": ["--report_to: found 'mlflow'; expected list of tensorboard", "metrics.jsonl has"],
-    f"{TRAIN} fsdp": ["'fsdp': a word without a flag", "put its flag in front of it: --recipe, --config"],
     # strategies
-    f"{CHAT} --config fsdp1 --use_dora": ["use_dora: under FSDP1", "--config fsdp"],
     f"{CHAT} --config mine.yaml": ["mine.yaml:2 mixed_precison: not a key", "did you mean 'mixed_precision'?"],
 }
 
@@ -141,7 +127,7 @@ def content(folder):
 
 @pytest.mark.slow
 def test_a_mistake_is_answered_in_words_and_writes_nothing(folder, typed_here):
-    assert len(MESSAGES) == 41
+    assert len(MESSAGES) == 31
     before = content(folder)
     with (folder / "busy/.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -98,18 +98,11 @@ ASKED, TOLD = [{"role": "user", "content": "2 + 2?"}], [{"role": "assistant", "c
             "answers",
             "input=prompt,output=completion,system_prompt=system",
         ),
-        ({"input": "2 + 2?", "output": "4"}, "answers", "input=instruction,output=output"),
         ({"prompt": ASKED, "solution": "4"}, "answers", "prompt=prompt,solution=completion"),
-        ({"prompt": "2 + 2?", "solution": "4"}, "answers", "prompt=instruction,solution=output"),
         (
             {"solution": "4", "question": "2 + 2?", "cot": None, "thinking_trajectories": ["Two."], "attempt": "4"},
             "answers",
             "question=instruction,attempt=output,thinking_trajectories=reasoning_content",
-        ),
-        (
-            {"image": {"bytes": b""}, "query": "2?", "label": ["2"]},
-            "answers",
-            "query=instruction,label=output,image=images",
         ),
         (
             {"prompt": ASKED, "reward_model": {"ground_truth": "4", "style": "rule"}, "extra_info": {"index": "a"}},
@@ -120,11 +113,6 @@ ASKED, TOLD = [{"role": "user", "content": "2 + 2?"}], [{"role": "assistant", "c
             {"input": {"messages": ASKED, "tools": []}, "preferred_output": TOLD, "non_preferred_output": ASKED + TOLD},
             "pairs",
             "preferred_output=chosen,non_preferred_output=rejected,input.messages=prompt",
-        ),
-        (
-            {"question": "2?", "answers": {"text": ["2"], "start": [0]}},
-            "answers",
-            "question=instruction,answers.text=output",
         ),
     ],
 )

@@ -94,15 +94,12 @@ def test_a_rated_answer_has_the_prompt_that_is_given_or_stands_before_it():
 def test_a_row_that_cannot_be_used_is_a_problem_of_its_field():
     for row, problem in (
         ({"prompt": None, **TEXTS}, "prompt: null; expected a prompt in every row, or in none"),
-        ({"prompt": "Hi", "chosen": [ANSWER], "rejected": "b"}, "chosen: chosen is a list, rejected is a string"),
         (
             {"chosen": [USER, ANSWER], "rejected": [MORE, OTHER]},
             "chosen and rejected: no prompt, or prompts that differ",
         ),
         ({"prompt": [USER], "chosen": [ANSWER], "rejected": [MORE, OTHER]}, "rejected[0]: a message of the user"),
-        (TEXTS, "chosen and rejected: no prompt; expected a column prompt"),
         ({"prompt": "Hi", "instruction": "Hi", **TEXTS}, "prompt and instruction: two prompts; expected one of them"),
-        ({"prompt": "Hi", "system": "Be kind", **TEXTS}, "system: given beside texts"),
         ({"prompt": [SYSTEM, USER], "system": "Be brief", **ANSWERS}, "system: another one than the system message of"),
         ({"prompt": "Hi", "input": "Ann", **TEXTS}, "input: given without an instruction"),
     ):
