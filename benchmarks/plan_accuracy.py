@@ -1,7 +1,6 @@
 """Compare the planner's formulas with memory and speed that other kits published for their own runs.
 
     python benchmarks/plan_accuracy.py
-    python benchmarks/plan_accuracy.py --objective dpo    # instead: the kit's own steps of this objective on fake GPUs
 
 Needs no GPU and measures nothing. The formulas are those of ``kit plan``. Fields of ``Workload`` say what the other kit
 ran: weights in bf16 without a float32 copy, all logits at once, compiled layers. For memory the sum of tensors is
@@ -18,22 +17,13 @@ peaks what the allocator had reserved.
 
 Not used, since they do not say length, method or how memory was measured: LLaMA-Factory's table of hardware, PEFT's of
 T0 and mt0, Unsloth's of VRAM, Qwen's of fine-tuning ("G" of an unnamed counter, on a model with code of its own).
-
-With ``--objective`` steps of Llama 8B run on fake GPUs (tests/fake_gpu.py, which needs a C++ compiler): a minute or
-more for each of ``CASES``. "passes" is the peak while a step's passes without gradients run. Collectives are counted
-for a step of two micro-batches. What fake GPUs cannot show is said in tests/fake_gpu.py.
 """
 
-import argparse
-import json
-import sys
-import tempfile
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from kit.memory.formulas import predict
 from kit.memory.workload import Workload
-from kit.strategy.strategies import DDP, FSDP2, SINGLE
+from kit.strategy.strategies import DDP, FSDP2
 from kit.tools.plan.hardware import GB, GPUS, Gpu
 from kit.tools.plan.models import find_shape
 from kit.tools.plan.speed import step
@@ -193,85 +183,8 @@ ROWS = [
     ),
 ]
 
-# Each runs with gradient checkpointing, padded and packed.
-CASES = {
-    "lora, one GPU of 80 GB, 2 x 2,048": dict(method="lora", rows=2, length=2048),
-    "qlora, one GPU of 24 GB, 1 x 2,048": dict(method="qlora", rows=1, length=2048),
-    "full, FSDP2 on 8 GPUs of 80 GB, 1 x 2,048": dict(method="full", rows=1, length=2048, topology="fsdp2", world=8),
-    "lora, FSDP2 on 8 GPUs of 24 GB, 1 x 2,048": dict(method="lora", rows=1, length=2048, topology="fsdp2", world=8),
-}
-COLUMNS = (
-    "case",
-    "rows",
-    "GiB simulated",
-    "planned",
-    "error",
-    "passes",
-    "syncs / step",
-    "/ micro-batch",
-    "collectives, GB",
-)
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--objective", help="compare with the kit's own steps of this objective")
-    parser.add_argument("--json", type=Path, help="with --objective: also write the whole reports, a line each")
-    options = parser.parse_args()
-    if options.objective:
-        compare_with_fake_gpus(options.objective, options.json)
-    else:
-        compare_with_published()
-
-
-def compare_with_fake_gpus(objective: str, reports: Path | None) -> None:
-    """Print a row for each of ``CASES``."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-    import fake_cuda
-    import fake_gpu
-
-    fake_gpu.prepare_process(fake_cuda.build(Path(tempfile.gettempdir())))
-    print(f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", sep="\n", flush=True)
-    for name, values in CASES.items():
-        for packing in (False, True):
-            case = fake_gpu.Case(shape="llama-8b", objective=objective, packing=packing, micro_batches=2, **values)
-            report = fake_gpu.simulate(case)
-            if reports:
-                with reports.open("a") as file:
-                    print(json.dumps(report), file=file)
-            print(f"| {' | '.join([name, *_cells(case, report)])} |", flush=True)
-
-
-def _cells(case, report: dict) -> list[str]:
-    """What is shown of a case, apart from its name."""
-    import fake_gpu
-
-    if "error" in report:
-        return [str(report["error"])]
-    shared = {name: value for name, value in asdict(case).items() if name in Workload.__dataclass_fields__}
-    workload = Workload(
-        **shared | {"shape": find_shape(case.shape)},
-        strategy=FSDP2 if case.topology == "fsdp2" else SINGLE,
-        num_gpus=case.world,
-        gradient_checkpointing=case.checkpointing,
-    )
-    step = fake_gpu.many(report)
-    simulated, planned = step["peaks"]["cuda"] / GIB, predict(workload).tensors / GIB
-    sent = step.get("collective_bytes", {}).items()
-    return [
-        "packed" if case.packing else "padded",
-        f"{simulated:.2f}",
-        f"{planned:.2f}",
-        f"{planned / simulated - 1:+.1%}",
-        f"{report['passes without gradients']['peaks']['cuda'] / GIB:.2f}" if workload.passes else "-",
-        f"{fake_gpu.num_per_step(report, 'syncs'):g}",
-        f"{fake_gpu.num_per_micro_batch(report, 'syncs'):g}",
-        ", ".join(f"{step['collectives'][name]} {name} {size / 1e9:.2f}" for name, size in sent) or "-",
-    ]
-
-
-def compare_with_published() -> None:
-    """Print the table of published runs."""
     print("| run | GPU | GiB published | planned | error | tokens/s published | planned | outside |")
     print("|---|---|---|---|---|---|---|---|")
     for row in ROWS:

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import fake_cuda
 import pytest
-from fake_gpu import Server
 from helpers import ROOT, SCRIPTS, WORDS, Finetune, make_model
 
 
@@ -34,9 +32,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Let a worker without tests take some of another: their times differ a hundredfold."""
+    """Give a worker few tests at a time: their times differ a hundredfold."""
     if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
-        config.option.dist = "worksteal"
+        config.option.dist, config.option.maxschedchunk = "load", 2
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start what takes longest first, so that no worker is busy alone at the end."""
+    folders = ("promises", "recipes", "failures")
+    items.sort(key=lambda item: (not item.get_closest_marker("slow"), item.path.parent.name not in folders))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -112,22 +116,6 @@ def recipe(model_folder: Path, chat_file: Path, tmp_path: Path) -> Callable[...,
         return Recipe(**plain | {"output_dir": str(tmp_path / "out")} | changes)
 
     return recipe
-
-
-@pytest.fixture(scope="session")
-def fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Simulates a case on fake GPUs: called with the fields of ``fake_gpu.Case``, it returns the report.
-
-    All workers of a session share the library and the reports.
-    """
-    if not fake_cuda.compiler():
-        pytest.skip("NO C++ COMPILER: NOTHING WAS RUN ON FAKE GPUS. Install g++ or clang++")
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "fake_cuda"
-    folder.mkdir(exist_ok=True)
-    server = Server(folder)
-    yield server
-    server.end()
 
 
 @pytest.fixture(scope="session")

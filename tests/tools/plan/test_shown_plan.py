@@ -5,7 +5,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
-from fake_gpu import SHAPES
+from helpers import ROOT
 
 from kit.config.command_line import read_command_line
 from kit.tools.plan.ask import read_ask
@@ -27,12 +27,21 @@ def test_the_command_is_one_that_a_run_takes_and_has_only_what_differs_from_the_
     several = '[{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1, "columns": {"q": "prompt"}}]'
     for words in (
         ["--recipe", "llama-8b-full", "--gpus", "8", "--report_to", "tensorboard", "--dataset", several],
-        ["--model_name_or_path", str(SHAPES["tiny"]), "--objective", "dpo", "--method", "full", "--max_length", "64"],
+        [
+            "--model_name_or_path",
+            f"{ROOT}/recipes/tiny/model",
+            "--objective",
+            "dpo",
+            "--method",
+            "full",
+            "--max_length",
+            "64",
+        ],
         [
             "--recipe",
             str(own),
             "--model_name_or_path",
-            str(SHAPES["tiny"]),
+            f"{ROOT}/recipes/tiny/model",
             "--dataset",
             "a.jsonl",
             "--eval_dataset",
