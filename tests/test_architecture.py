@@ -153,3 +153,10 @@ def test_reading_a_command_loads_no_torch():
 
 def test_the_training_script_does_not_ask_which_process_it_is():
     assert "is_main_process" not in set(words(RECIPES["finetune"]))  # the functions that print or write ask it
+
+
+def test_the_surroundings_of_a_run_call_no_model_and_no_evaluation():
+    """The order of events is read in the script."""
+    for name in ("run", "log", "folder"):
+        names = set(imported(MODULES[f"kit.run.{name}"]))
+        assert not {each for each in names if each.startswith(("kit.train.step", "kit.evaluate", "kit.train.policy"))}
