@@ -11,22 +11,24 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 
+from kit.config.recipe import Recipe
 from kit.config.settings.objective import ObjectiveSettings
-from kit.data.feed.feed import BatchSource
+from kit.data.feed.batches import MicroBatch
+from kit.data.feed.feed import BatchSource, GlobalBatch
 from kit.data.open import pad_id
+from kit.data.samples.dataset import Dataset
+from kit.strategy.accelerator import Prepared
 from kit.system import phases
+from kit.train.policy import Policy
 from kit.train.precompute import add_references
 from kit.train.rollouts.rollouts import Rollouts
 
 if TYPE_CHECKING:
-    from kit.config.recipe import Recipe
-    from kit.data.feed.batches import MicroBatch
-    from kit.data.feed.feed import GlobalBatch
-    from kit.data.samples.dataset import Dataset
     from kit.preflight.preflight import Preflight
     from kit.run.run import Run
-    from kit.strategy.accelerator import Prepared
-    from kit.train.policy import Policy
+
+# What ``Objective.terms`` returns.
+Terms = tuple[Sequence[torch.Tensor], torch.Tensor]
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Objective:
     target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
 
     @classmethod
-    def resolve(cls, recipe: "Recipe", datasets: Sequence["Dataset"]) -> "Recipe":
+    def resolve(cls, recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
         """Return the recipe with the settings that follow from the model or the data.
 
         Args:
@@ -73,7 +75,7 @@ class Objective:
         """Create the objective of a run, before its model takes the device. Called by all ranks."""
         return cls(checked.data.dataset_names, checked.recipe)
 
-    def bind(self, policy: "Policy", run: "Run") -> None:
+    def bind(self, policy: Policy, run: "Run") -> None:
         """Take what the objective needs of the model, whose weights are those that the run starts from.
 
         Here it is the reference: its log-probabilities, or its weights. Called by all ranks.
@@ -86,7 +88,7 @@ class Objective:
         if recipe.keeps_start:
             policy.keep_start()
 
-    def open_feed(self, policy: "Policy", run: "Run") -> BatchSource:
+    def open_feed(self, policy: Policy, run: "Run") -> BatchSource:
         """Open the global batches from the step on with which the run continues: of the data, or rollouts."""
         checked, recipe = run.checked, run.checked.recipe
         if recipe.rolls_out:
@@ -96,7 +98,7 @@ class Objective:
         of_ranks = policy.ranks, pad_id(policy.tokenizer)
         return checked.data.open_feed(recipe, *of_ranks, run.state.feed, recipe.output_dir)
 
-    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
+    def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
         """Return the batch to train on, with what the terms need beside it. Called by all ranks.
 
         Here an objective makes a pass without gradients, such as that of a reference model, and returns the batch with
@@ -105,16 +107,16 @@ class Objective:
         return batch
 
     def estimate_kl(
-        self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int
+        self, prepared: Prepared, mismatched: Iterable[MicroBatch], num_samples: int
     ) -> torch.Tensor | None:
         """Return ``kl``, float64 [], for an evaluation over answers with a label; None for any other objective."""
         return None
 
-    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
+    def divisors(self, batch: GlobalBatch) -> Sequence[float]:
         """Return for each term the number that divides its sum over the global batch; the same on every rank."""
         raise NotImplementedError
 
-    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
         """Compute the part of one micro-batch.
 
         Args:
@@ -129,7 +131,7 @@ class Objective:
         """
         raise NotImplementedError
 
-    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+    def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
         """Compute the metrics of the step.
 
         Args:
@@ -144,6 +146,6 @@ class Objective:
 class MeanLoss(Objective):
     """A mean over the samples of the global batch."""
 
-    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
+    def divisors(self, batch: GlobalBatch) -> Sequence[float]:
         """Return the number of samples."""
         return [batch.num_samples]

@@ -1,21 +1,19 @@
 """The objective of a model that gives a text labels."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kit.config.recipe import Recipe
+from kit.data.feed.batches import MicroBatch
+from kit.data.feed.feed import GlobalBatch
+from kit.data.samples.dataset import Dataset
 from kit.strategy.float64 import in_float64
-from kit.tasks.base import MeanLoss
+from kit.tasks.base import MeanLoss, Terms
 from kit.tasks.classify.labels import with_labels
-
-if TYPE_CHECKING:
-    from kit.config.recipe import Recipe
-    from kit.data.feed.batches import MicroBatch
-    from kit.data.feed.feed import GlobalBatch
-    from kit.data.samples.dataset import Dataset
 
 MOST_CONFUSIONS = 50  # that an evaluation keeps
 
@@ -25,7 +23,7 @@ class Classification(MeanLoss):
     number, as transformers' ``problem_type`` defines both."""
 
     @classmethod
-    def resolve(cls, recipe: "Recipe", datasets: Sequence["Dataset"]) -> "Recipe":
+    def resolve(cls, recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
         """See ``Objective.resolve``: its labels."""
         return with_labels(recipe, datasets) if datasets else recipe
 
@@ -39,7 +37,7 @@ class Classification(MeanLoss):
         """Whether a text may have any number of labels."""
         return self.settings.problem_type == "multi_label_classification"
 
-    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
         """See ``Objective.terms``; the numbers are the loss, how many texts are right, and of each label how many
         have it and are given it, have it, and are given it: [3, C]."""
         scores = in_float64(losses)  # [n, C]
@@ -55,16 +53,16 @@ class Classification(MeanLoss):
         of_labels = [each.sum(dim=0) for each in (wanted * found, wanted, found)]
         return [term], torch.cat([torch.stack([term.detach(), right.to(scores)]), *of_labels])
 
-    def _given(self, micro_batch: "MicroBatch", scores: torch.Tensor) -> torch.Tensor:
+    def _given(self, micro_batch: MicroBatch, scores: torch.Tensor) -> torch.Tensor:
         """The numbers of the labels that texts have, int64 [n, L]; C for none."""
         return micro_batch.per_sequence["values"].to(scores.device).nan_to_num(scores.shape[1]).long()
 
-    def seen(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
+    def seen(self, losses: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
         """Return the number of the label that each text has, and that it is given, float64 [n, 2]."""
         scores = in_float64(losses)
         return torch.stack([self._given(micro_batch, scores)[:, 0], scores.argmax(dim=1)], dim=1).to(scores)
 
-    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+    def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
         """Return ``loss``, ``accuracy``, the mean ``f1`` of the labels, and ``f1/<name>`` of each that occurs."""
         right, wanted, found = np.array(sums[2:]).reshape(3, -1)
         f1 = 2 * right / np.maximum(wanted + found, 1)  # of a label that is nowhere 0, as in scikit-learn

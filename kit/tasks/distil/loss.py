@@ -17,7 +17,6 @@ The sum over the targets is divided by the sum of their weights, as in supervise
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -25,20 +24,21 @@ from typing import TYPE_CHECKING, Self
 import torch
 import torch.nn.functional as F
 
+from kit.data.feed.batches import MicroBatch
+from kit.data.feed.feed import GlobalBatch
 from kit.data.open import pad_id
+from kit.strategy.accelerator import Prepared
 from kit.strategy.float64 import in_float64
 from kit.system import phases
+from kit.tasks.base import Terms
 from kit.tasks.distil.stored_teacher import StoredTeacher, store_teacher
 from kit.tasks.distil.teacher import Teacher, open_teacher
 from kit.tasks.sft.loss import SupervisedLoss
+from kit.train.policy import Policy
 
 if TYPE_CHECKING:
-    from kit.data.feed.batches import MicroBatch
-    from kit.data.feed.feed import GlobalBatch
     from kit.preflight.preflight import Preflight
     from kit.run.run import Run
-    from kit.strategy.accelerator import Prepared
-    from kit.train.policy import Policy
 
 _STATES = "teacher_states"  # of ``MicroBatch.per_target``: [S, h]
 METRICS = ("cross_entropy", "divergence", "entropy", "teacher_entropy", "teacher_agreement")
@@ -61,17 +61,17 @@ class Distillation(SupervisedLoss):
             made.teacher = store_teacher(opened, run.accelerator, recipe, checked.teacher_config, *of_data)
         return made
 
-    def bind(self, policy: "Policy", run: "Run") -> None:
+    def bind(self, policy: Policy, run: "Run") -> None:
         """Load the teacher beside the model, if it has not answered. See ``Objective.bind``."""
         self.teacher = self.teacher or open_teacher(run.checked, run)
         policy.notes.append(self.teacher.description)
 
-    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
+    def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
         """Return the batch with what the teacher thinks of it."""
         assert self.teacher is not None
         return self.teacher.states(batch)
 
-    def target_values(self, micro_batch: "MicroBatch", logits: torch.Tensor, rows: slice) -> torch.Tensor:
+    def target_values(self, micro_batch: MicroBatch, logits: torch.Tensor, rows: slice) -> torch.Tensor:
         """Return the loss and the numbers of ``METRICS`` of each target; see ``Objective.target_values``."""
         assert self.teacher is not None
         settings = self.settings
@@ -84,13 +84,13 @@ class Distillation(SupervisedLoss):
             entropies = [_expected(each, -each) for each in (q, p)]
         return torch.stack([loss, cross_entropy.detach(), distance.detach(), *entropies, agrees.float()], dim=1)
 
-    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
         """See ``Objective.terms``; the last numbers are the sums of ``METRICS``."""
         terms, by_dataset = super().terms(losses[:, 0], micro_batch)
         sums = in_float64(micro_batch.weights) @ in_float64(losses[:, 1:].detach())
         return terms, torch.cat([by_dataset, sums])
 
-    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+    def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
         """Return the metrics of supervised training, and means over the targets.
 
         ``divergence`` is D, without T^2; ``teacher_agreement`` the share of targets for which both models have the same

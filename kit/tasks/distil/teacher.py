@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from kit.data.feed.batches import on_device
+from kit.data.feed.batches import MicroBatch, on_device
+from kit.data.feed.feed import GlobalBatch
 from kit.model.build import build_teacher
 from kit.model.teacher import naming_teacher, teacher_settings
-from kit.strategy.accelerator import prepare
+from kit.strategy.accelerator import Prepared, prepare
 from kit.strategy.processes.rendezvous import together
 from kit.strategy.weights import reshard, whole_tensor
 from kit.train.reference import without_gradients
 
 if TYPE_CHECKING:
-    from kit.data.feed.batches import MicroBatch
-    from kit.data.feed.feed import GlobalBatch
     from kit.preflight.preflight import Preflight
     from kit.run.run import Run
-    from kit.strategy.accelerator import Prepared
 
 _STATES = "teacher_states"  # of ``MicroBatch.per_target``: [S, h]
 
@@ -32,7 +30,7 @@ _STATES = "teacher_states"  # of ``MicroBatch.per_target``: [S, h]
 class Teacher:
     """A frozen model and its head, which every rank holds whole."""
 
-    def __init__(self, prepared: "Prepared") -> None:
+    def __init__(self, prepared: Prepared) -> None:
         """``prepared``: a model of ``build_teacher``. Called by all ranks."""
         model: Any = prepared.accelerator.unwrap_model(prepared.model)
         head = model.get_output_embeddings()
@@ -47,7 +45,7 @@ class Teacher:
         """Rows of its head."""
         return len(self._weight)
 
-    def states(self, batch: "GlobalBatch") -> "GlobalBatch":
+    def states(self, batch: GlobalBatch) -> GlobalBatch:
         """Return the batch with the hidden states that predict each target. Called by all ranks."""
         with without_gradients(self.prepared):
             on_its_device = on_device(batch.micro_batches, self.prepared.accelerator.device)
@@ -55,18 +53,18 @@ class Teacher:
         reshard(self.prepared.model)  # its head would stay gathered beside the student
         return replace(batch, micro_batches=known)
 
-    def with_states(self, micro_batch: "MicroBatch") -> "MicroBatch":
+    def with_states(self, micro_batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch of its device with these states."""
         states = self.prepared.model(**micro_batch.model_inputs()).to(self._weight.dtype)
         return replace(micro_batch, per_target={**micro_batch.per_target, _STATES: states})
 
-    def logits(self, micro_batch: "MicroBatch", rows: slice) -> torch.Tensor:
+    def logits(self, micro_batch: MicroBatch, rows: slice) -> torch.Tensor:
         """Return the logits of a slice of the targets, float32 [C, V]."""
         with torch.no_grad():
             return self._transform(F.linear(micro_batch.per_target[_STATES][rows], self._weight, self._bias).float())
 
     def compare(
-        self, micro_batch: "MicroBatch", logits: torch.Tensor, rows: slice, temperature: float
+        self, micro_batch: MicroBatch, logits: torch.Tensor, rows: slice, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return how the teacher and the student judge some targets.
 

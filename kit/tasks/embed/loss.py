@@ -5,24 +5,20 @@ The model returns the states that are pooled to an embedding; see ``kit.model.pr
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from kit.data.feed.batches import on_device
+from kit.config.recipe import Recipe
+from kit.data.feed.batches import MicroBatch, on_device
+from kit.data.feed.feed import GlobalBatch
+from kit.data.samples.dataset import Dataset
 from kit.model.build import open_base_config
 from kit.model.pretrained.heads import read_pooling
-from kit.tasks.base import Objective
+from kit.strategy.accelerator import Prepared
+from kit.tasks.base import Objective, Terms
 from kit.tasks.embed.retrieval import Texts, gather, retrieval
 from kit.train.reference import without_gradients
-
-if TYPE_CHECKING:
-    from kit.config.recipe import Recipe
-    from kit.data.feed.batches import MicroBatch
-    from kit.data.feed.feed import GlobalBatch
-    from kit.data.samples.dataset import Dataset
-    from kit.strategy.accelerator import Prepared
 
 _GRADIENTS, _LOSSES = "gradients", "losses"  # of ``MicroBatch.per_sequence``: [n, h] and float64 [n]
 
@@ -41,7 +37,7 @@ class Embedding(Objective):
     """
 
     @classmethod
-    def resolve(cls, recipe: "Recipe", datasets: Sequence["Dataset"]) -> "Recipe":
+    def resolve(cls, recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
         """See ``Objective.resolve``: which states a model or an adapter of embeddings pools, if it is one."""
         if "pooling" in recipe.model_fields_set:
             return recipe
@@ -49,7 +45,7 @@ class Embedding(Objective):
         own = read_pooling(adapter or base.name_or_path, None if adapter else getattr(base, "_commit_hash", None))
         return recipe.model_copy(update={"pooling": own or recipe.pooling})
 
-    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
+    def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
         """Return the batch with what each embedding is to be multiplied by. Called by all ranks."""
         micro_batches = list(on_device(batch.micro_batches, prepared.accelerator.device))
         with without_gradients(prepared):
@@ -69,7 +65,7 @@ class Embedding(Objective):
             known.append(micro_batch.with_per_sequence(**{_GRADIENTS: gradients[rows], _LOSSES: of_texts[rows]}))
         return replace(batch, micro_batches=known)
 
-    def embeddings(self, states: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
+    def embeddings(self, states: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
         """Pool states [S, h] to one vector for each sequence, float32 [n, h], whose length is not changed."""
         states = states.float()
         if self.settings.pooling == "last" or not len(micro_batch.segments):
@@ -77,7 +73,7 @@ class Embedding(Objective):
         lengths = torch.tensor([length for _, length, _ in micro_batch.segments], device=states.device)
         return torch.segment_reduce(states, "mean", lengths=lengths)
 
-    def measure(self, prepared: "Prepared", micro_batches: Iterable["MicroBatch"]) -> dict[str, float]:
+    def measure(self, prepared: Prepared, micro_batches: Iterable[MicroBatch]) -> dict[str, float]:
         """Return the metrics of an evaluation, of which all anchors are one batch. Called by all ranks."""
         own, seen = [], []
         for micro_batch in on_device(micro_batches, prepared.accelerator.device):
@@ -107,16 +103,16 @@ class Embedding(Objective):
             losses.append(total)
         return torch.cat(losses)
 
-    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
+    def divisors(self, batch: GlobalBatch) -> Sequence[float]:
         """Return 1: the gradients are those of the mean."""
         return [1.0]
 
-    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
         """Return the product of the embeddings with the gradients, whose value says nothing; and the sum of losses."""
         vectors = self.embeddings(losses, micro_batch)
         gradients = micro_batch.per_sequence[_GRADIENTS].to(vectors)
         return [(vectors * gradients).sum()], micro_batch.per_sequence[_LOSSES].sum()[None]
 
-    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+    def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
         """Return ``loss``."""
         return {"loss": sums[0] / batch.num_samples}

@@ -1,17 +1,15 @@
 """The embeddings of all ranks, and how well texts find each other by them."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from xxhash import xxh3_64_intdigest
 
+from kit.data.feed.batches import MicroBatch
+from kit.strategy.accelerator import Prepared
 from kit.strategy.float64 import in_float64
-
-if TYPE_CHECKING:
-    from kit.data.feed.batches import MicroBatch
-    from kit.strategy.accelerator import Prepared
 
 RETRIEVED = 10  # documents that nDCG and recall look at
 RETRIEVAL = (f"ndcg_at_{RETRIEVED}", "mrr", "recall_at_1", f"recall_at_{RETRIEVED}")
@@ -47,7 +45,7 @@ class Texts(NamedTuple):
             yield some, is_wanted.to(numbers.device)[:, numbers[documents]], is_anchor
 
 
-def gather(prepared: "Prepared", micro_batches: Sequence["MicroBatch"], own: Sequence[torch.Tensor]) -> Texts:
+def gather(prepared: Prepared, micro_batches: Sequence[MicroBatch], own: Sequence[torch.Tensor]) -> Texts:
     """Gather the embeddings of all ranks. Called by all ranks.
 
     Args:

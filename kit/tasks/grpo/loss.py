@@ -8,17 +8,14 @@ not depend on how the batch is cut up.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
+from kit.data.feed.batches import MicroBatch
+from kit.data.feed.feed import GlobalBatch
 from kit.strategy.float64 import in_float64
-from kit.tasks.base import Objective
+from kit.tasks.base import Objective, Terms
 from kit.train.reference import by_sequence, sequence_weights
-
-if TYPE_CHECKING:
-    from kit.data.feed.batches import MicroBatch
-    from kit.data.feed.feed import GlobalBatch
 
 
 class PolicyLoss(Objective):
@@ -48,13 +45,13 @@ class PolicyLoss(Objective):
     https://fengyao.notion.site/off-policy-rl.
     """
 
-    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
+    def divisors(self, batch: GlobalBatch) -> Sequence[float]:
         """Return the number of answers, of tokens, or of tokens that there may be."""
         if self.settings.policy_loss in ("dapo", "cispo"):
             return [max(1.0, batch.target_weights.sum())]
         return [max(1, batch.most_targets if self.settings.policy_loss == "dr_grpo" else batch.num_samples)]
 
-    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
         """Return the sum of the losses of the tokens or answers; then the sums of the metrics, over tokens."""
         kind, low, high = self.settings.policy_loss, 1 - self.settings.epsilon, 1 + self.settings.upper_epsilon
         assert micro_batch.sequence_ids is not None
@@ -97,7 +94,7 @@ class PolicyLoss(Objective):
             sums = [-logps, kl, log_ratios.abs(), *(each.to(logps) for each in clipped)]
             return [term], torch.stack([term.detach(), *(each.detach().sum() for each in sums)])
 
-    def _engine_weights(self, old_logps: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
+    def _engine_weights(self, old_logps: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
         """The weights by ``vllm_importance_sampling_cap`` of tokens, [S], or of answers, [n]; 1 [] without it."""
         cap, engine = self.settings.vllm_importance_sampling_cap, micro_batch.per_target.get("engine_logps")
         if cap is None or engine is None:
@@ -107,7 +104,7 @@ class PolicyLoss(Objective):
             logs = by_sequence(logs, micro_batch)
         return logs.exp().clamp(max=cap)
 
-    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+    def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
         """Return ``loss``, and means over the tokens.
 
         ``entropy`` is that of the model, estimated by the tokens that it drew; ``kl`` that to the reference;

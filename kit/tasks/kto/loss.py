@@ -1,20 +1,16 @@
 """The objective over single answers with a label. Its words are those of ``kit.tasks.preference.loss``."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
-from kit.data.feed.batches import on_device
+from kit.data.feed.batches import MicroBatch, on_device
+from kit.data.feed.feed import GlobalBatch
+from kit.strategy.accelerator import Prepared
 from kit.strategy.float64 import in_float64
-from kit.tasks.base import MeanLoss
+from kit.tasks.base import MeanLoss, Terms
 from kit.train.reference import sequence_logps, sequence_weights, with_references, without_gradients
-
-if TYPE_CHECKING:
-    from kit.data.feed.batches import MicroBatch
-    from kit.data.feed.feed import GlobalBatch
-    from kit.strategy.accelerator import Prepared
 
 
 class KahnemanTversky(MeanLoss):
@@ -28,7 +24,7 @@ class KahnemanTversky(MeanLoss):
     https://arxiv.org/abs/2402.01306, equations 7 and 8.
     """
 
-    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
+    def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
         """Return the batch with the reference's log-probabilities, and with z unless its micro-batches have it."""
         micro_batches = with_references(prepared, batch.micro_batches)
         if any("kl" not in micro_batch.per_sequence for micro_batch in micro_batches):
@@ -36,7 +32,7 @@ class KahnemanTversky(MeanLoss):
             micro_batches = [each.with_per_sequence(kl=kl.expand(len(each.segments))) for each in micro_batches]
         return replace(batch, micro_batches=micro_batches)
 
-    def estimate_kl(self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int) -> torch.Tensor:
+    def estimate_kl(self, prepared: Prepared, mismatched: Iterable[MicroBatch], num_samples: int) -> torch.Tensor:
         """Return z, float64 [], from the micro-batches of this rank. Called by all ranks."""
         sums = []
         for micro_batch in on_device(mismatched, prepared.accelerator.device):
@@ -46,7 +42,7 @@ class KahnemanTversky(MeanLoss):
             sums.append((logps - in_float64(known.per_sequence["references"]).to(logps)).sum())
         return (prepared.ranks.sum(torch.stack(sums).sum()) / num_samples).clamp(min=0)
 
-    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
         """Return the sum of the losses of the answers; then the sums of the metrics."""
         beta, settings = self.settings.reward_scale, self.settings
         logps = sequence_logps(losses, micro_batch)  # [n]
@@ -62,7 +58,7 @@ class KahnemanTversky(MeanLoss):
             numbers = [term[None], kl.sum()[None], (of_answers @ good), of_answers @ (1 - good)]
             return [term], torch.cat([each.detach() for each in numbers])
 
-    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+    def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
         """Return ``loss`` and ``kl``, z; and for good answers (chosen) and bad ones means of what pairs have.
 
         What has no answers in this batch is left out.

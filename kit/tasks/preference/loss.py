@@ -10,19 +10,17 @@ global batch. So the result does not depend on how the global batch is cut up.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from kit.data.feed.batches import MicroBatch
+from kit.data.feed.feed import GlobalBatch
+from kit.strategy.accelerator import Prepared
 from kit.strategy.float64 import in_float64
-from kit.tasks.base import Objective
+from kit.tasks.base import Objective, Terms
 from kit.train.reference import sequence_logps, sequence_weights, with_references
-
-if TYPE_CHECKING:
-    from kit.data.feed.batches import MicroBatch
-    from kit.data.feed.feed import GlobalBatch
-    from kit.strategy.accelerator import Prepared
 
 PER_PAIR = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
 PER_ANSWER = ("logps/chosen", "logps/rejected", "lengths/chosen", "lengths/rejected")
@@ -41,7 +39,7 @@ class Pairs(NamedTuple):
         return self.logps - self.references
 
     @classmethod
-    def of(cls, losses: torch.Tensor, micro_batch: "MicroBatch") -> "Pairs":
+    def of(cls, losses: torch.Tensor, micro_batch: MicroBatch) -> "Pairs":
         """Add up the losses of the targets, float32 [S], by answer."""
         logps = sequence_logps(losses, micro_batch).reshape(-1, 2)
         references = micro_batch.per_sequence.get("references")
@@ -73,17 +71,17 @@ class PairLoss(Objective):
         """Return the reward of each answer, float64 [P, 2]."""
         return self.beta * pairs.ratios
 
-    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
+    def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
         """Return the batch with the reference's log-probabilities, if the objective has a reference."""
         if not self.settings.declared.has_reference:
             return batch
         return replace(batch, micro_batches=with_references(prepared, batch.micro_batches))
 
-    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
+    def divisors(self, batch: GlobalBatch) -> Sequence[float]:
         """Return the number of pairs, and the sum of the weights of the chosen answers' tokens if they are a term."""
         return [batch.num_samples, *([batch.chosen_weight] if self.likelihood_weight else [])]
 
-    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
         """Return the sum of the losses of the pairs, and of the cross-entropy; then the sums of the metrics."""
         pairs = Pairs.of(losses, micro_batch)
         terms = [self.losses(pairs).sum()]
@@ -96,7 +94,7 @@ class PairLoss(Objective):
             numbers = [torch.stack(terms), of_pairs, pairs.logps.sum(dim=0), pairs.lengths.sum(dim=0)]
             return terms, torch.cat([each.detach() for each in numbers])
 
-    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+    def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
         """Return ``loss``, and the means over pairs of rewards, log-probabilities and lengths in tokens.
 
         ``rewards/accuracies`` is the share of pairs in which the chosen answer has the larger reward. ``nll_loss``, of

@@ -1,17 +1,12 @@
 """The objective of a model that gives an answer one number."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 
+from kit.data.feed.batches import MicroBatch
+from kit.data.feed.feed import GlobalBatch
 from kit.strategy.float64 import in_float64
-from kit.tasks.base import MeanLoss
-
-if TYPE_CHECKING:
-    from kit.data.feed.batches import MicroBatch
-    from kit.data.feed.feed import GlobalBatch
+from kit.tasks.base import MeanLoss, Terms
 
 
 class RewardModelling(MeanLoss):
@@ -22,7 +17,7 @@ class RewardModelling(MeanLoss):
     https://arxiv.org/abs/2307.09288, equation 2; c: Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244.
     """
 
-    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
         """See ``Objective.terms``; the numbers are the loss, and sums over pairs."""
         rewards = in_float64(losses).reshape(-1, 2)  # [P, 2]
         differences = rewards[:, 0] - rewards[:, 1]
@@ -33,7 +28,7 @@ class RewardModelling(MeanLoss):
             own = [term, (differences > 0).sum(), differences.sum(), rewards[:, 0].sum(), rewards[:, 1].sum()]
             return [term], torch.stack([each.to(differences) for each in own])
 
-    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+    def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
         """Return ``loss``, and over pairs the share with the larger reward for the better text, and means."""
         names = ("loss", "accuracy", "margin", "reward_chosen", "reward_rejected")
         return {name: value / batch.num_samples for name, value in zip(names, sums, strict=True)}

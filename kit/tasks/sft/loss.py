@@ -2,34 +2,32 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
+from kit.data.feed.batches import MicroBatch
+from kit.data.feed.feed import GlobalBatch
 from kit.strategy.float64 import in_float64
-from kit.tasks.base import Objective
-
-if TYPE_CHECKING:
-    from kit.data.feed.batches import MicroBatch
-    from kit.data.feed.feed import GlobalBatch
+from kit.tasks.base import Objective, Terms
 
 
 class SupervisedLoss(Objective):
     """Weighted cross-entropy in nats per supervised token; the weights are usually 1."""
 
-    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
+    def divisors(self, batch: GlobalBatch) -> Sequence[float]:
         """Return the sum of the weights of all targets."""
         return [batch.target_weights.sum()]
 
-    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
         """Return the sum of the weighted losses, and the same sum for each data set."""
         weighted = losses * micro_batch.weights  # [S]
         datasets = F.one_hot(micro_batch.dataset_ids, len(self.dataset_names))
         by_dataset = in_float64(weighted.detach()) @ in_float64(datasets)
         return [weighted.sum()], by_dataset
 
-    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+    def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
         """Return ``loss``, and with several data sets ``loss/<name>`` for each that has targets in this step."""
         by_dataset = sums[: len(self.dataset_names)]  # an objective made of this one may have appended its own
         (divisor,) = self.divisors(batch)
@@ -47,7 +45,7 @@ class SmoothedLoss(SupervisedLoss):
     section 7.
     """
 
-    def target_values(self, micro_batch: "MicroBatch", logits: torch.Tensor, rows: slice) -> torch.Tensor:
+    def target_values(self, micro_batch: MicroBatch, logits: torch.Tensor, rows: slice) -> torch.Tensor:
         """See ``Objective.target_values``."""
         factor = self.settings.label_smoothing_factor
         return F.cross_entropy(logits, micro_batch.targets[rows], reduction="none", label_smoothing=factor)
@@ -59,18 +57,18 @@ class ZLoss(SmoothedLoss):
     It keeps the logits from drifting: Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, section 5.
     """
 
-    def target_values(self, micro_batch: "MicroBatch", logits: torch.Tensor, rows: slice) -> torch.Tensor:
+    def target_values(self, micro_batch: MicroBatch, logits: torch.Tensor, rows: slice) -> torch.Tensor:
         """Return the cross-entropy and the term beside it, float32 [C, 2]; see ``Objective.target_values``."""
         added = self.settings.z_loss_coef * logits.logsumexp(dim=-1) ** 2
         return torch.stack([super().target_values(micro_batch, logits, rows), added], dim=1)
 
-    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
         """See ``Objective.terms``; the last number is the sum of what is added."""
         terms, by_dataset = super().terms(losses.sum(dim=1), micro_batch)
         added = in_float64(losses[:, 1].detach()) @ in_float64(micro_batch.weights)
         return terms, torch.cat([by_dataset, added[None]])
 
-    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+    def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
         """Return the metrics, ``loss`` with what is added, and ``z_loss``, that part alone."""
         (divisor,) = self.divisors(batch)
         return super().metrics(sums, batch) | {"z_loss": sums[-1] / divisor}
@@ -82,7 +80,7 @@ class DynamicFineTuning(SupervisedLoss):
     -sg(p) log p: Wu et al. 2025, https://arxiv.org/abs/2508.05629, equation 9.
     """
 
-    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
         """See ``Objective.terms``."""
         return super().terms(losses * (-losses.detach()).exp(), micro_batch)
 
@@ -96,7 +94,7 @@ class EntropyAdaptive(SupervisedLoss):
 
     num_entropy_tokens: ClassVar[int] = 20
 
-    def target_values(self, micro_batch: "MicroBatch", logits: torch.Tensor, rows: slice) -> torch.Tensor:
+    def target_values(self, micro_batch: MicroBatch, logits: torch.Tensor, rows: slice) -> torch.Tensor:
         """See ``Objective.target_values``."""
         largest = logits.detach().topk(min(self.num_entropy_tokens, logits.shape[-1]), dim=-1).values  # [C, K]
         entropy = torch.special.entr(largest.softmax(dim=-1)).sum(dim=-1)
