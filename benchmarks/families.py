@@ -50,6 +50,7 @@ from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator, MicroBatch
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
+from kit.data.kinds.answers import ANSWER_ROWS
 from kit.export.final import replace_folder
 from kit.model.build import build_meta_model, build_model, check_model, open_config
 from kit.model.four_bit import four_bit_config
@@ -81,9 +82,7 @@ class Samples:
 
     lengths = row_lengths = np.array(LENGTHS)
     dataset_ids = np.zeros(len(LENGTHS), np.int64)
-    labels = references = None  # they are no preferences
-
-    pooled = False
+    kind = ANSWER_ROWS
 
     def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
         return {}

@@ -235,7 +235,7 @@ class Kit:
             for (i,) in items
             for ids, weights in data.train.sequences(int(i))
         ]
-        self.labels = [bool(data.train.labels[i]) for (i,) in items]
+        self.labels = [not data.train.kind.is_bad(data.train, i, "") for (i,) in items]
         self.partners = np.roll(np.arange(len(items)), 1)  # TRL's: the answer before
         mismatched = data.mismatched(data.train)
         if mismatched is not None:

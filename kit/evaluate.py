@@ -14,7 +14,7 @@ from accelerate.utils import gather_object
 
 from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches, on_device
 from kit.data.feed.feed import by_file, counted
-from kit.data.open import pad_id, prompt_and_reference, reference_span
+from kit.data.open import pad_id
 from kit.data.read.image_files import small
 from kit.data.samples.samples import Samples
 from kit.model.layers.attention import without_cudnn_attention
@@ -125,7 +125,7 @@ def evaluate(
     was_training = model.training
     model.eval()
     try:
-        if samples.are_answers:
+        if not samples.kind.is_judged:
             objective = SupervisedLoss(samples.dataset_names)
         mismatched = data.mismatched(samples)
         metrics, odd, details = _measured(policy, objective, samples, mismatched, batch_size, tokenizer, progress)
@@ -168,7 +168,7 @@ def try_metrics(settings: "EvalSettings", train_on: str, samples: Samples, token
     """
     own = [Metric(name) for name in settings.metrics if is_own(name)]
     if own and settings.predict_with_generate and train_on != "all" and len(samples):
-        expected = text_of(tokenizer, prompt_and_reference(samples, 0)[1])
+        expected = text_of(tokenizer, samples.prompt(0).reference)
         for metric in own:
             metric.values(expected, expected, samples.data_rows([0]).get(0), samples.origin(0))
 
@@ -215,7 +215,7 @@ def _measured(
     sums = ranks.sum(total).tolist()
     metrics = {f"eval_{name}": value for name, value in objective.metrics(sums, whole).items()}
     metrics["eval_tokens"] = int(whole.num_targets.sum())
-    if samples.are_answers:
+    if not samples.kind.is_judged:
         # exp overflows a float beyond this value; for so high a loss the exact perplexity does not matter.
         metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
         for name, num_tokens in zip(samples.dataset_names, whole.num_targets.tolist(), strict=True):
@@ -281,7 +281,7 @@ def _answers(
             draw = call % num
             ids = mine[call // num * batch_size : (call // num + 1) * batch_size].tolist()
             # A rank without a sample left generates for the first one, and nobody reads that answer.
-            pairs = [prompt_and_reference(samples, i) for i in ids or [0]]
+            pairs = [samples.prompt(i) for i in ids or [0]]
             requests = [
                 Request(prompt, (i, draw), settings.max_new_tokens, samples.images_with_origin(i))
                 for i, (prompt, _) in zip(ids or [0], pairs, strict=True)
@@ -323,11 +323,8 @@ def _references(samples: Samples, train_on: str) -> tuple[np.ndarray, set[int]]:
 
     With ``train_on`` "all" there are none: what is learned begins with the question.
     """
-    asked, ends = [], set()
-    for i in range(len(samples) if train_on != "all" else 0):
-        ids, weights = samples.sequences(i)[0]
-        start, end = reference_span(weights)
-        if start > 0:
-            asked.append(i)
-            ends.add(int(ids[end - 1]))
-    return np.array(asked, np.int64), ends
+    if train_on == "all":
+        return np.array([], np.int64), set()
+    starts, ends = samples.answer_spans.T
+    asked = np.flatnonzero(starts)
+    return asked, {int(samples[i][0][ends[i] - 1]) for i in asked.tolist()}

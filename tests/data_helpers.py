@@ -12,11 +12,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from kit.config.recipe import Recipe
-from kit.data.chat.columns import choose_fields
 from kit.data.chat.formats import to_sample
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import resolve_template
 from kit.data.chat.tokens import encode_all
+from kit.data.chat.unused import Unused
+from kit.data.kinds.answers import AnswerRows
+from kit.data.kinds.columns import choose_fields
+from kit.data.kinds.kinds import KINDS, kind_of
 from kit.data.open import open_data
 from kit.data.read.sources import open_source, read_rows
 from kit.data.samples.dataset import open_datasets
@@ -96,7 +99,7 @@ def open_all(tokenizer, vocab_size=VOCAB_SIZE, **changes):
 
 def open_recipe_datasets(settings):
     return open_datasets(
-        settings.dataset_entries, settings.eval_dataset_entries, settings.streaming, settings.declared.rows
+        settings.dataset_entries, settings.eval_dataset_entries, settings.streaming, KINDS[settings.declared.rows]
     )
 
 
@@ -110,9 +113,8 @@ def open_recipe_data(settings, tokenizer, vocab_size=VOCAB_SIZE, datasets=None):
         eval_settings=settings,
         seed=settings.seed,
         global_batch_size=settings.global_batch_size // settings.answers_per_prompt,
-        wanted=settings.declared.rows,
+        kind=kind_of(settings),
         rollout_steps=settings.num_iterations if settings.rolls_out else 0,
-        pooling="" if settings.declared.head == "words" else "last",
     )
 
 
@@ -299,7 +301,24 @@ SYSTEM = {"role": "system", "content": "Be kind"}
 
 def sample_of(row, **mapping):
     """The sample that ``row`` becomes, or its problems. ``mapping``: our field to their column."""
-    return to_sample(row, choose_fields(row, {theirs: ours for ours, theirs in mapping.items()}, "train.jsonl"))
+    return made(row, {theirs: ours for ours, theirs in mapping.items()})
+
+
+def made(row, mapping=None, kind=AnswerRows):
+    """The sample that ``row`` becomes with a mapping, their column to our field."""
+    return converted(row, choose_fields(row, mapping or {}, "train.jsonl", kind=kind), kind=kind)
+
+
+def converted(row, fields, *prompt_format, kind=AnswerRows):
+    """The sample that ``row`` becomes, or its problems, with ``fields`` that were chosen for its data set."""
+    return to_sample(row, fields, kind.format_of(fields), *prompt_format)
+
+
+def unused_of(row, mapping, kind=AnswerRows):
+    """What the rows of a data set hold besides its fields."""
+    fields = choose_fields(row, mapping, "train.jsonl", kind=kind)
+    ignored = [theirs for theirs, ours in mapping.items() if ours == "ignore"]
+    return Unused(kind.format_of(fields), fields, ignored, kind.is_judged)
 
 
 def problems_of(row):

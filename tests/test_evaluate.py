@@ -13,7 +13,6 @@ from torch import nn
 
 from kit.config.recipe import Recipe
 from kit.data.feed.data_ranks import Ranks
-from kit.data.open import prompt_and_reference
 from kit.data.samples.samples import Samples
 from kit.evaluate import evaluate
 from kit.model.build import build_model, open_config
@@ -128,7 +127,7 @@ def knowing(setting):
     def knowing(wrong, wrong_text=" no idea"):
         answers = {}
         for i in range(len(setting.samples)):
-            prompt, reference = prompt_and_reference(setting.samples, i)
+            prompt, reference = setting.samples.prompt(i)
             text = setting.tokenizer.decode(reference, skip_special_tokens=True)
             text = wrong_text if i in wrong else f" {text}\n"  # space around an answer is no mistake
             answers[tuple(prompt)] = setting.tokenizer(text, add_special_tokens=False).input_ids
@@ -190,13 +189,12 @@ def test_answers_that_do_not_end_are_counted_where_the_expected_one_fits(run, kn
 
 @pytest.mark.parametrize("train_on", ["assistant", "all"])
 def test_to_samples_that_ask_nothing_no_answers_are_generated(run, knowing, monkeypatch, train_on):
-    sequences = Samples.sequences
+    def second_is_learned_from_the_start(samples):
+        spans = samples.values[:, :2].astype(np.int64)
+        spans[1, 0] *= train_on == "all"
+        return spans
 
-    def learned_from_the_start(samples, i):
-        [(ids, weights)] = sequences(samples, i)
-        return [(ids, weights if train_on == "all" or i != 1 else np.ones_like(weights))]
-
-    monkeypatch.setattr(Samples, "sequences", learned_from_the_start)
+    monkeypatch.setattr(Samples, "answer_spans", property(second_is_learned_from_the_start))
     result = run(model=knowing(()), num=3, predict_with_generate=True, train_on=train_on)
     asked = 2 if train_on == "assistant" else 0
     assert result.counts["num_unasked_samples"] == 3 - asked and result.counts.get("num_answers", 0) == asked
@@ -207,7 +205,7 @@ def test_to_samples_that_ask_nothing_no_answers_are_generated(run, knowing, monk
 def test_the_first_few_samples_are_shown_with_their_texts(setting, run, knowing):
     first, second, third = run(model=knowing(wrong={1}), predict_with_generate=True).answers
     assert [first.exact, second.exact, third.exact] == [True, False, True] and second.text.strip() == "no idea"
-    prompt, reference = prompt_and_reference(setting.samples, 1)
+    prompt, reference = setting.samples.prompt(1)
     assert second.prompt == setting.tokenizer.decode(prompt)
     assert second.reference == setting.tokenizer.decode(reference, skip_special_tokens=True)
 

@@ -47,7 +47,12 @@ from kit.config.recipe import Recipe
 from kit.data.feed.feed import Feed, GlobalBatch
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
-from kit.data.samples.records import PREFERENCE, Table
+from kit.data.kinds.answers import ANSWER_ROWS
+from kit.data.kinds.kind import RowKind
+from kit.data.kinds.kinds import kind_of
+from kit.data.kinds.pairs import PairRows
+from kit.data.kinds.rated import RatedRows
+from kit.data.samples.records import Table
 from kit.memory.families import shape_of
 from kit.model.build import attention_of, build_model, build_teacher, open_config
 from kit.model.teacher import teacher_settings
@@ -58,7 +63,6 @@ from kit.system.console import guard_libraries, show_error, silence_libraries
 from kit.tasks.distil.loss import Distillation
 from kit.tasks.distil.teacher import Teacher
 from kit.tasks.objectives import build_objective
-from kit.tasks.spec import Rows
 from kit.train.optim.optim import build_optimizer
 from kit.train.step import before_first_step, seed_everything, train_step
 
@@ -76,31 +80,29 @@ class RandomSamples(Table):
     image_tokens = 0
     config: Any = None
 
-    def __init__(self, sequence_lengths: np.ndarray, vocab_size: int, rows: Rows = "answers") -> None:
+    def __init__(self, sequence_lengths: np.ndarray, vocab_size: int, kind: RowKind = ANSWER_ROWS) -> None:
         """
         Args:
             sequence_lengths: int [N, 2] of pairs, [N, 1] of other samples.
-            rows: what the samples are.
+            kind: what the samples are.
         """
         given = np.asarray(sequence_lengths, np.int32)
         lengths = given.sum(axis=1, dtype=np.int32)
         num_targets = lengths - given.shape[1]  # no token before the first one predicts it
-        preferences = None
-        if rows != "answers":
-            preferences = np.zeros(len(lengths), PREFERENCE)
-            preferences["prompt_length"] = 1
-            preferences["first_length"] = given[:, 0]
-            preferences["first_weight"] = given[:, 0] - 1
-            preferences["label"] = (np.arange(len(lengths)) % 2 == 0) | (rows == "pairs")
         records = {"length": lengths, "num_targets": num_targets, "target_weight": num_targets.astype(np.float64)}
-        super().__init__(records, preferences, np.zeros(len(lengths), np.int16))
+        super().__init__(records, np.zeros(len(lengths), np.int16), kind)
+        self.sequence_lengths = given
+        labels = np.arange(len(lengths)) % 2 == 0
+        span = [np.ones(len(lengths)), given[:, 0]]
+        of_kind = {PairRows: [given[:, 0] - 1], RatedRows: [np.ones(len(lengths)), labels]}
+        self.values = np.stack([*span, *of_kind.get(type(kind), [])], axis=1).astype(np.float64)
         self.stores = [None]
         self.dataset_names = ["random"]
         self._vocab_size = vocab_size
 
     def with_references(self) -> "RandomSamples":
         """Set log-probabilities as if they had been computed before the first step, and return these samples."""
-        self.references = np.zeros((len(self), 2))
+        self.attach("references", np.zeros((len(self), 2)))
         return self
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
@@ -206,7 +208,7 @@ class FakeRun:
         recipe = self._recipe
         num_items = recipe.micro_batch_size * self._topology.num_data_ranks * num_micro_batches
         num, length = (4 * num_items, recipe.max_length // 4) if recipe.packing else (num_items, recipe.max_length)
-        samples = RandomSamples(self.sequence_lengths(num, length), self.vocab_size, recipe.declared.rows)
+        samples = RandomSamples(self.sequence_lengths(num, length), self.vocab_size, kind_of(recipe))
         samples.image_tokens, samples.config = self._image_tokens, self._config
         return samples.with_references() if recipe.precomputes_reference else samples
 
@@ -216,7 +218,7 @@ class FakeRun:
 
     def mismatched(self, samples: RandomSamples) -> Mismatched | None:
         """Return the answers to other prompts that belong to ``samples``, as ``kit.data.open.Data`` does."""
-        return Mismatched(samples, 0, self._recipe.max_length) if samples.are_rated else None  # type: ignore[arg-type]
+        return Mismatched(samples, 0, self._recipe.max_length) if samples.kind.has_mismatched else None  # type: ignore[arg-type]
 
     def prime(self, accumulates: bool) -> None:
         """Make the optimiser's state as a first step does, and gradients as micro-batches before the next one do.

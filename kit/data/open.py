@@ -17,7 +17,6 @@ import numpy as np
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.optimisation import OptimSettings
-from kit.data.chat.formats import format_of
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.chat.tokens import Placeholders, form_of
 from kit.data.feed.data_ranks import Ranks
@@ -26,6 +25,8 @@ from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
 from kit.data.feed.stream import LATE_IMAGES, Stream, check_beginning, first_piece
 from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited
+from kit.data.kinds.answers import ANSWER_ROWS, PromptRows
+from kit.data.kinds.kind import RowKind
 from kit.data.samples.bad_rows import notes_of
 from kit.data.samples.checks import check_datasets, reading_notes
 from kit.data.samples.dataset import Dataset
@@ -34,9 +35,6 @@ from kit.data.samples.samples import Samples, Store
 from kit.data.samples.tokenise import tokenise
 from kit.system.cache import digest, exposure
 from kit.system.errors import Problem, UserError
-from kit.tasks.spec import Rows
-
-_LONGEST_ROW = 1 << 20  # tokens of a row of which the prompt alone is used
 
 
 @dataclass(frozen=True)
@@ -116,8 +114,8 @@ class Data:
         )
 
     def mismatched(self, samples: Samples) -> Mismatched | None:
-        """Return the answers to other prompts that belong to ``samples``; None unless they are answers with a label."""
-        return Mismatched(samples, self.seed, self.settings.max_length) if samples.are_rated else None
+        """Return the answers to other prompts that belong to ``samples``; None unless their kind has some."""
+        return Mismatched(samples, self.seed, self.settings.max_length) if samples.kind.has_mismatched else None
 
     def describe(self) -> dict[str, Any]:
         """Return what ``run.json`` records of the data."""
@@ -144,13 +142,10 @@ def open_data(
     eval_settings: EvalSettings,
     seed: int,
     global_batch_size: int,
-    wanted: Rows = "answers",
+    kind: RowKind = ANSWER_ROWS,
     rollout_steps: int = 0,
     images: Placeholders | None = None,
     no_images: Problem = NO_IMAGES,
-    pooling: str = "",
-    labels: Sequence[str] = (),
-    has_several: bool = False,
 ) -> Data | Stream:
     """Read, validate and tokenise ``datasets``, or take the result from the cache.
 
@@ -160,22 +155,16 @@ def open_data(
     Args:
         vocab_size: rows of the model's embedding.
         global_batch_size: samples, or packs, of one step.
-        wanted: what the rows hold, as the objective asks for it.
+        kind: what the rows hold, as the objective asks for it.
         rollout_steps: steps that learn from the model's own answers to one batch of prompts; 0: from those of the data.
         images: what stands for images in the text, and makes their pixels; None: a row with one has ``no_images``.
-        pooling: see ``Encoder``, as for ``labels`` and ``has_several``.
 
     Raises:
         UserError: with all problems of all data sets.
     """
     template = resolve_template(tokenizer, settings.chat_template, settings.chat_template_kwargs)
-    encoder = of_training = Encoder(
-        *(tokenizer, template, settings, vocab_size, wanted, images, no_images),
-        *(pooling, tuple(labels), has_several),
-    )
-    if rollout_steps:  # of these rows the prompts are read, which ``_with_room`` measures
-        whole = settings.model_copy(update={"max_length": _LONGEST_ROW, "excess_length_strategy": "drop"})
-        of_training = replace(encoder, settings=whole)
+    encoder = Encoder(tokenizer, template, settings, vocab_size, kind, images, no_images)
+    of_training = replace(encoder, kind=PromptRows()) if rollout_steps else encoder
     holds_out = bool(eval_settings.eval_split_size)
     problems = check_datasets(datasets, encoder, eval_settings.predict_with_generate, holds_out)
     notes = exposure()
@@ -208,12 +197,12 @@ def open_data(
         train = limited(train, settings.max_train_samples, "training", notes)
     if evaluation is not None:
         evaluation = limited(evaluation, eval_settings.max_eval_samples, "evaluation", notes)
-        _check_rated(evaluation)
+        _check_number(evaluation)
     if settings.streaming:
         if images and not streams_images:
             encoder = replace(encoder, images=None, no_images=LATE_IMAGES)
         return Stream(settings, seed, train_datasets, encoder, evaluation, tuple(notes))
-    _check_rated(train)
+    _check_number(train)
     if rollout_steps:
         train = _with_room(train, settings.max_length, eval_settings.max_new_tokens, notes)
         if evaluation is not None and not eval_stores:  # held out of these rows
@@ -233,8 +222,7 @@ def open_data(
         capacity=encoder.pack_length if settings.packing and not rollout_steps else None,
         shuffle=settings.shuffle,
     )
-    what = "in answers" if rollout_steps else "pooled" if pooling else "supervised"
-    notes = [*_summary(train, what), *notes]
+    notes = [*train.kind.summary(train), *notes]
     if (num := order.num_items(0)) < global_batch_size:
         items = "packs" if settings.packing and not rollout_steps else "samples"
         few = f"{num} {items} are fewer than the {global_batch_size} of a step"
@@ -245,7 +233,7 @@ def open_data(
 
 def _with_room(train: Samples, max_length: int, max_new_tokens: int, notes: list[str]) -> Samples:
     """The samples with a prompt behind which an answer has room. Raises ``UserError`` if there is none."""
-    starts = np.array([reference_span(train[i][1])[0] for i in range(len(train))])
+    starts = train.answer_spans[:, 0]
     chosen = np.flatnonzero((starts > 0) & (starts + max_new_tokens <= max_length))
     found = f"{len(train) - len(chosen)} of {len(train)} samples have no prompt, or one of more than "
     found += f"{max_length - max_new_tokens} tokens, which leaves less than max_new_tokens of max_length"
@@ -263,40 +251,23 @@ def _tokenised(dataset: Dataset, encoder: Encoder, settings: DataSettings) -> St
     store = tokenise(dataset, encoder, settings.dataset_num_proc, settings.on_bad_row == "skip")
     samples = store.arrays["samples"]
     is_all_supervised = samples["num_targets"].sum() == (samples["length"] - 1).sum()
-    if settings.train_on != "all" and format_of(dataset.fields).is_chat and is_all_supervised:
+    if settings.train_on != "all" and dataset.format.is_chat and is_all_supervised:
         found = "every token of every conversation is supervised, the questions too"
         fix = "give the file of a template that writes prompts as --chat_template; or --train_on all"
         raise UserError(Problem(name, found, fix=fix))
     return store
 
 
-def _check_rated(samples: Samples) -> None:
-    if samples.are_rated and len(samples) < 2:
-        expected = "at least two samples: kto sets each prompt beside the answer to another"
-        raise UserError(Problem(samples.stores[0].source.name, "a single sample", expected))
-
-
-def _summary(train: Samples, targets: str) -> list[str]:
-    num_tokens = int(train.lengths.sum(dtype=np.int64))
-    num_targets = int(train.num_targets.sum(dtype=np.int64))
-    share = num_targets / num_tokens
-    line = f"training data: {len(train)} samples, {num_tokens} tokens, {num_targets} of them {targets} ({share:.1%})"
-    if not train.are_rated or train.labels is None:
-        return [line]
-    num_good = int(train.labels.sum())
-    lines = [f"{line}; good answers: {num_good}, bad ones: {len(train) - num_good}"]
-    if num_good in (0, len(train)):
-        missing = "bad" if num_good else "good"
-        found = f"there is no {missing} answer, and kto learns from what tells good answers from bad ones"
-        lines.append(f"warning: {found}")
-    return lines
+def _check_number(samples: Samples) -> None:
+    if samples.kind.too_few and len(samples) < 2:
+        raise UserError(Problem(samples.stores[0].source.name, "a single sample", samples.kind.too_few))
 
 
 def last_ids(samples: Samples) -> set[int]:
     """Return the tokens with which texts for a head end, of all data sets of ``samples``."""
     ids: set[int] = set()
     for store in samples.stores:
-        ends = np.cumsum(store.arrays["text_lengths"], dtype=np.int64) - 1
+        ends = np.cumsum(store.arrays["sequence_lengths"], dtype=np.int64) - 1
         ids.update(np.unique(store.arrays["input_ids"][ends]).tolist())
     return ids
 
@@ -323,21 +294,3 @@ def stop_ids(data: Data | Stream, tokenizer: Any) -> set[int]:
             ends[int(ids[np.flatnonzero(weights)[-1]])] += 1
     special = tokenizer.added_tokens_decoder
     return {token_id for token_id, count in ends.items() if token_id in special and count >= 0.01 * ends.total()}
-
-
-def prompt_and_reference(samples: Samples, i: int) -> tuple[list[int], list[int]]:
-    """Split sample ``i`` for generation; of a pair, its chosen half.
-
-    Returns:
-        The ids before its last span of supervised tokens (the prompt), and the ids of that span (the reference).
-    """
-    tokens, weights = samples.sequences(i)[0]
-    start, end = reference_span(weights)
-    return tokens[:start].tolist(), tokens[start:end].tolist()
-
-
-def reference_span(weights: np.ndarray) -> tuple[int, int]:
-    """Return where the last span of supervised tokens begins and ends, given the weights of a sample [T]."""
-    end = int(np.flatnonzero(weights)[-1]) + 1
-    masked = np.flatnonzero(weights[:end] == 0)
-    return int(masked[-1]) + 1 if len(masked) else 0, end

@@ -22,13 +22,14 @@ from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
 from kit.config.settings.data import DataSettings
 from kit.data.chat.template import Template, resolve_template
-from kit.data.chat.tokens import form_of
+from kit.data.chat.tokens import FORMS, form_of
+from kit.data.kinds.kind import RowKind
+from kit.data.kinds.kinds import KINDS
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import open_datasets
 from kit.data.samples.rows import Encoder
 from kit.model.pretrained.heads import head_of
 from kit.system.errors import TrainingError, UserError
-from kit.tasks.spec import Rows as RowKind
 
 NUM_ROWS, MAX_TOKENS = 16, 512  # of the models' inputs: their logits are kept for one row at a time
 # Mean change of a token's log-probability, in nats, that is taken for rounding: set by hand, not derived.
@@ -93,7 +94,7 @@ def find_rows(run: Recipe | None, tokenizer: Any, vocab_size: int) -> Rows:
         entries = run.eval_dataset_entries or run.dataset_entries
         kind = "evaluation" if run.eval_dataset_entries else "training"
         with suppress(UserError, OSError):  # the data was moved, or is on another machine
-            return _read(run, run.declared.rows, entries[:1], tokenizer, f"the run's first {kind} rows")
+            return _read(run, KINDS[run.declared.rows], entries[:1], tokenizer, f"the run's first {kind} rows")
     texts = [tokenizer.bos_token + text if tokenizer.bos_token else text for text in TEXTS]
     with suppress(UserError):
         if chat := plain_template(tokenizer):
@@ -104,31 +105,23 @@ def find_rows(run: Recipe | None, tokenizer: Any, vocab_size: int) -> Rows:
     )
 
 
-def _read(run: DataSettings, rows: RowKind, entries: Sequence[DatasetEntry], tokenizer: Any, origin: str) -> Rows:
-    (dataset,) = open_datasets(entries, [], run.streaming, rows)
+def _read(run: DataSettings, kind: type[RowKind], entries: Sequence[DatasetEntry], tokenizer: Any, origin: str) -> Rows:
+    (dataset,) = open_datasets(entries, [], run.streaming, kind)
     strategy = "keep_end" if run.excess_length_strategy == "keep_end" else "truncate"
     changes = {"max_length": min(run.max_length, MAX_TOKENS), "excess_length_strategy": strategy}
-    template, is_pooled = resolve_template(tokenizer, None), rows in ("compared", "labelled", "contrasts")
-    pooling = "last" if is_pooled else ""
-    encoder = Encoder(tokenizer, template, run.model_copy(update=changes), wanted=rows, pooling=pooling)
+    encoder = Encoder(tokenizer, resolve_template(tokenizer, None), run.model_copy(update=changes), kind=kind())
     piece = encoder.encode(dataset, islice(read_rows(dataset.source.parts, dataset.columns), NUM_ROWS))
-    if is_pooled:
-        texts = np.split(piece.input_ids, np.cumsum(piece.heads["text_lengths"])[:-1])
-        ids = [each.tolist() for each in texts]
-        learned = [[len(row) - 1] for row in ids]
-        return Rows(ids, learned, f"{origin} ({len(ids)})", text_form=form_of(piece.counts))
     ids, learned = [], []
     for i in range(len(piece)):
-        row, weights = piece[i]
-        if piece.preferences is not None:  # of a pair, the chosen answer
-            row, weights = row[: piece.preferences["first_length"][i]], weights[: piece.preferences["first_length"][i]]
-        positions = [int(at) for at in np.flatnonzero(weights) if at > 0]
-        if positions:
-            ids.append(row.tolist())
-            learned.append(positions)
+        for row, weights in piece.sequences(i)[: None if kind.pools else 1]:  # of a pair, the chosen answer
+            positions = [int(at) for at in np.flatnonzero(weights) if at > 0 or kind.pools]
+            if positions:
+                ids.append(row.tolist())
+                learned.append(positions)
     if not ids:
         raise UserError(*[bad.problem_with_origin for bad in piece.bad[:1]])
-    return Rows(ids, learned, f"{origin} ({len(ids)})")
+    form = form_of(piece.counts) if kind.pools else FORMS[0]
+    return Rows(ids, learned, f"{origin} ({len(ids)})", text_form=form)
 
 
 def conversations() -> list[list[dict[str, str]]]:

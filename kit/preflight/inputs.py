@@ -26,6 +26,7 @@ def check_inputs(recipe: Recipe, needs_weights: bool = True) -> None:
         UserError: with all problems.
     """
     # Imported here, so that a mistyped flag is reported before them.
+    from kit.data.kinds.kinds import KINDS
     from kit.data.samples.dataset import open_datasets
     from kit.model.pretrained.locate import folder_problems
     from kit.run.output_dir import run_in
@@ -35,7 +36,7 @@ def check_inputs(recipe: Recipe, needs_weights: bool = True) -> None:
     # Together or not at all: the fix for one depends on how many there are.
     if _are_quick(train, "dataset") and _are_quick(evaluation, "eval_dataset"):
         with problems.caught():
-            open_datasets(train, evaluation, recipe.streaming, recipe.declared.rows, proposed=[])
+            open_datasets(train, evaluation, recipe.streaming, KINDS[recipe.declared.rows], proposed=[])
     problems += folder_problems(recipe, needs_weights)
     with problems.caught():
         if recipe.output_dir:

@@ -14,6 +14,7 @@ from kit.config.recipe import Recipe
 from kit.data.chat.shipped import fitting
 from kit.data.chat.template import no_template
 from kit.data.feed.stream import Stream
+from kit.data.kinds.kinds import KINDS, kind_of
 from kit.data.open import Data, last_ids, open_data, stop_ids
 from kit.data.samples.checks import holds_chats
 from kit.data.samples.dataset import open_datasets
@@ -151,7 +152,7 @@ def check(
             recipe.dataset_entries,
             recipe.eval_dataset_entries,
             recipe.streaming,
-            recipe.declared.rows,
+            KINDS[recipe.declared.rows],
             scores=bool(topology) and not trains,
             proposed=problems,
         )
@@ -223,13 +224,10 @@ def check(
                 eval_settings=recipe,
                 seed=recipe.seed,
                 global_batch_size=recipe.global_batch_size // recipe.answers_per_prompt,
-                wanted=recipe.declared.rows,
+                kind=kind_of(recipe),
                 rollout_steps=recipe.num_iterations if recipe.rolls_out and (trains or not topology) else 0,
                 images=images,
                 no_images=no_images,
-                pooling={"words": "", "scores": "last", "embedding": recipe.pooling}[recipe.declared.head],
-                labels=recipe.labels or (),
-                has_several=recipe.problem_type == "multi_label_classification",
             )
             if recipe.declared.head != "words" and isinstance(data, Data):
                 pad_with(tokenizer, last_ids(data.train))

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from kit.data.open import prompt_and_reference
 from kit.data.read.sources import FIX_ROWS, shown
 from kit.data.samples.samples import Samples
 from kit.scoring.own_metric import is_own
@@ -64,7 +63,7 @@ def try_rewards(recipe: "Recipe", train: Samples, tokenizer: Any) -> list[str]:
     """
 
     def expected(i: int) -> Attempt:
-        text = text_of(tokenizer, prompt_and_reference(train, i)[1])
+        text = text_of(tokenizer, train.prompt(i).reference)
         return Attempt(text, text, None, train.origin(i), 1, recipe.max_new_tokens)
 
     def judged(name: str, attempts: Sequence[Attempt]) -> list[list[float | str]]:

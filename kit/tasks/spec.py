@@ -14,10 +14,6 @@ from kit.schema.rules import Rule
 objective_option = partial(option, "Objective")
 identity_option = partial(option, "Objective", identity=True)
 
-# What a row of the data holds: a conversation whose answers are learned; two answers to one prompt, of which one is
-# better; or an answer with a label that says whether it is good. For a head in the place of words: two texts of which
-# one is better; a text with its labels; a text with one that belongs to it, and some that do not.
-Rows = Literal["answers", "pairs", "rated", "compared", "labelled", "contrasts"]
 # What a model computes: logits of the vocabulary; scores of a text, from its last token; or the text's embedding.
 Head = Literal["words", "scores", "embedding"]
 
@@ -54,7 +50,7 @@ class TaskSpec:
 
     Attributes:
         loss: the full name of its class, a ``kit.tasks.base.Objective``.
-        rows: what the data must hold.
+        rows: what the data must hold, a name in ``kit.data.kinds.kinds``.
         settings: the settings of ``ObjectiveSettings`` that it reads; with any other objective they have no effect.
         beta: the default of ``beta``; None: it has none.
         has_reference: it compares the model with a reference, the model as it was at the start.
@@ -72,7 +68,7 @@ class TaskSpec:
     """
 
     loss: str = "kit.tasks.sft.loss.SupervisedLoss"
-    rows: Rows = "answers"
+    rows: str = "answers"
     settings: tuple[str, ...] = ()
     beta: float | None = None
     has_reference: bool = False

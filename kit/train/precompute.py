@@ -52,7 +52,7 @@ def add_references(
     seed: int,
     compiled: bool,
 ) -> None:
-    """Set ``Samples.references`` of the training and evaluation data. Called by all ranks, before the weights change.
+    """Attach ``references`` to the training and evaluation data. Called by all ranks, before the weights change.
 
     Args:
         total_steps: of the run: samples that no step uses are left out.
@@ -85,7 +85,7 @@ def add_reference(
     seed: int,
     compiled: bool,
 ) -> None:
-    """Set ``Samples.references`` of one data set, and raise as ``add_references`` does. Called by all ranks.
+    """Attach ``references`` to one data set, and raise as ``add_references`` does. Called by all ranks.
 
     Args:
         settings: of the model, which is ``prepared``.
@@ -113,7 +113,8 @@ def add_reference(
             store(folder, {"references": values.reshape(-1)}, about)
     else:
         say(f"reference: the log-probabilities of {len(chosen)} samples are in the cache")
-    samples.references = values
+    assert values is not None
+    samples.attach("references", values)
 
 
 def used_samples(data: Data, total_steps: int) -> np.ndarray:

@@ -12,7 +12,6 @@ from data_helpers import (
 )
 
 from kit.data import open as data
-from kit.data.open import prompt_and_reference
 from kit.system.errors import UserError
 
 
@@ -110,7 +109,7 @@ def test_good_and_bad_answers_are_counted_and_a_single_one_is_refused(tmp_path, 
     write(tmp_path / "train.jsonl", *RATED)
     opened = open_all(tokenizer, objective="kto")
     assert opened.notes[0].endswith("; good answers: 6, bad ones: 3")
-    assert opened.train.are_rated and opened.mismatched(opened.train) is not None
+    assert opened.mismatched(opened.train) is not None
     write(tmp_path / "train.jsonl", *(row for row in RATED if row["label"]))
     assert open_all(tokenizer, objective="kto").notes[1].startswith("warning: there is no bad answer")
     write(tmp_path / "train.jsonl", RATED[0])
@@ -121,7 +120,7 @@ def test_good_and_bad_answers_are_counted_and_a_single_one_is_refused(tmp_path, 
 def test_from_a_pair_the_chosen_answer_is_generated_and_answers_end_with_their_stop_token(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"prompt": [USER], "chosen": [HELLO], "rejected": [AWAY]})
     opened = open_all(tokenizer, objective="dpo", chat_template="chatml", predict_with_generate=False)
-    prompt, reference = prompt_and_reference(opened.train, 0)
+    prompt, reference = opened.train.prompt(0)
     assert tokenizer.decode(prompt) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.decode(reference) == "Hello<|im_end|>"
     assert data.stop_ids(opened, tokenizer) == {tokenizer.convert_tokens_to_ids("<|im_end|>")}

@@ -16,6 +16,7 @@ from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import Collator
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
+from kit.data.kinds.rated import LABEL
 from kit.model.build import build_model, open_config
 from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.tokenizer import open_tokenizer
@@ -84,6 +85,7 @@ class Trial:
         self.recipe = recipe
         self.data = open_recipe_data(recipe, open_tokenizer(recipe), 320)
         self.samples, self.mismatched = self.data.train, self.data.mismatched(self.data.train)
+        self.labels = self.samples.values[:, LABEL].astype(bool) if recipe.objective == "kto" else None
         plan = LoadPlan(compute_dtype="float32", device="cpu")
         self.model = build_model(recipe, open_config(recipe), plan, packing=recipe.packing)
         self.sequences = [self.samples.sequences(i) for i in range(NUM)]
@@ -145,7 +147,7 @@ class Trial:
             epoch=1.0,
             origins=[],
             num_samples=len(indices),
-            chosen_weight=0.0 if samples.preferences is None else samples.preferences["first_weight"][indices].sum(),
+            chosen_weight=samples.kind.chosen_weight(samples, indices),
             mismatched=others,
         )
 
@@ -219,7 +221,7 @@ def paper(trial):
         ratio = (logps - known)[:, 0]
         good = settings.desirable_weight * (1 - sigmoid(beta * (ratio - z)))
         bad = settings.undesirable_weight * (1 - sigmoid(beta * (z - ratio)))
-        return torch.where(torch.from_numpy(trial.samples.labels), good, bad).mean()
+        return torch.where(torch.from_numpy(trial.labels), good, bad).mean()
     chosen, rejected = logps.T
     nll = -chosen.sum() / lengths[:, 0].sum()
     if settings.objective == "orpo":
@@ -341,7 +343,7 @@ def test_a_margin_of_ten_thousand_nats_has_a_finite_loss_and_gradient():
 def test_metrics_of_kto_are_means_over_good_and_over_bad_answers(run):
     trial = run(CASES[-1], "lora")
     logps, lengths = trial.on_full_logits()
-    labels = torch.from_numpy(trial.samples.labels)
+    labels = torch.from_numpy(trial.labels)
     rewards = 0.1 * (logps - trial.known)
     expected = {"kl": max(0.0, (logps - trial.known)[:, 1].mean().item())}
     for name, chosen in (("chosen", labels), ("rejected", ~labels)):
@@ -358,7 +360,8 @@ def test_the_kl_of_kto_is_the_mean_ratio_of_answers_to_other_prompts_and_not_bel
     with torch.no_grad():
         logps, _ = trial.on_full_logits()
     # Of the answers themselves other ratios: they have no part in it.
-    trial.samples.references = logps.numpy() - np.stack([np.full(NUM, 5.0), nats + np.linspace(-1, 1, NUM)], axis=1)
+    ratios = np.stack([np.full(NUM, 5.0), nats + np.linspace(-1, 1, NUM)], axis=1)
+    trial.samples.attach("references", logps.numpy() - ratios)
     _, metrics, _ = trial.step()
     assert metrics["kl"] == pytest.approx(max(nats, 0.0), abs=1e-5)
     assert metrics["rewards/chosen"] == pytest.approx(0.1 * 5.0, rel=1e-5)

@@ -15,10 +15,10 @@ A sample is one of:
 - All but the next may have ``images``, if they are conversations: see ``kit.data.chat.image_parts``.
 - ``{"input_ids": [...]}``, optionally with ``labels`` (the id itself, or -100 where nothing is learned).
 - For a head in the place of words ``{"plain": [[text], ...]}``, each a text or a pair of them, or a prompt with answers
-  or without; with ``values``, or with ``label``, a list of names.
+  or without; with ``margin``, or with ``label``, a list of names.
 
 Promises: a row that does not fit is reported with the first field that is wrong, such as ``messages[2].role``; nothing
-that would change what is learned is guessed or dropped. ``FORMATS``, at the end, declares the formats.
+that would change what is learned is guessed or dropped. Each module of ``kit.data.kinds`` declares its formats.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,27 +27,13 @@ from typing import Any
 
 from kit.config.prompt_format import question, reads_input
 from kit.data.chat.image_parts import images_of_cell, with_images
-from kit.data.chat.judged import compared, contrasts, labelled
-from kit.data.chat.messages import (
-    SPEAKERS,
-    Message,
-    after_system,
-    are_messages,
-    check_no_system,
-    check_text,
-    parsed,
-    read_kwargs,
-    read_messages,
-    read_tools,
-    system_message,
-)
-from kit.data.chat.preferences import answers_to_one_prompt
-from kit.system.errors import Problem, UserError, kind
-from kit.tasks.spec import Rows
+from kit.data.chat.messages import are_messages, check_text, read_kwargs, read_tools
+from kit.system.errors import Problem, UserError
 
 IGNORE = "ignore"  # in ``dataset_columns`` instead of a field: a column, or a key of messages, that is not to be read
 NO_COLUMN = "no "  # so begins the problem of a row that lacks a column
 MAX_ID = 2**31  # ids are stored as int32
+IMAGES = "images"
 IGNORED = -100  # the label of a token that is not learned
 ALPACA = "{instruction}[\n\n{input}]"  # the prompt_format of data sets that have none
 ANSWERS = ("output", "completion", "chosen", "rejected", "reasoning_content")  # which may stand alone in a list
@@ -66,7 +52,6 @@ class Format:
         optional: columns that a data set may have too; a row may lack them, or have null.
         all_or_none: columns that a data set may have too, but then in every row.
         is_chat: each row is a conversation. Its questions are not learned from, which is checked.
-        rows: what a row holds, which an objective asks for.
     """
 
     columns: tuple[str, ...]
@@ -74,7 +59,6 @@ class Format:
     optional: tuple[str, ...] = ()
     all_or_none: tuple[str, ...] = ()
     is_chat: bool = False
-    rows: Rows = "answers"
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -85,23 +69,17 @@ class Format:
         return " and ".join(self.columns)
 
 
-def format_of(fields: Mapping[str, str]) -> Format:
-    """Return the format that ``columns.choose_fields`` chose: ``fields`` begin with its first column, and have all."""
-    first = next(iter(fields))
-    return next(each for each in FORMATS if each.columns[0] == first and set(each.columns) <= fields.keys())
-
-
 def to_sample(
     row: Mapping[str, Any],
     fields: Mapping[str, str],
+    format: Format,
     prompt_format: str | None = None,
 ) -> dict[str, Any] | list[Problem]:
     """Convert a row to a sample in our form, or return its problems.
 
-    ``fields`` is the result of ``columns.choose_fields``, ``prompt_format`` that of the data set.
+    ``fields`` is the result of ``choose_fields``, ``format`` what they are of, ``prompt_format`` that of the data set.
     ``Problem.where`` is a field of the row, such as ``messages[2].role``, or empty if the problem is the row itself.
     """
-    format = format_of(fields)
     row = opened(row, fields.values())
     values = {ours: row.get(theirs) for ours, theirs in fields.items()}
     values |= {ours: alone(values[ours]) for ours in ANSWERS if ours in values}
@@ -153,134 +131,7 @@ def _with_question(values: Mapping[str, Any], prompt_format: str | None) -> Mapp
     return {**values, "instruction": question(wording, check_text("instruction", instruction), more)}
 
 
-def _from_conversations(values: Mapping[str, Any]) -> Sample:
-    messages = read_messages("conversations", values["conversations"], SPEAKERS)
-    return {"messages": after_system(values, messages)} | _template_inputs(values)
-
-
-def _from_pair(values: Mapping[str, Any]) -> Sample:
-    prompt, completion = values["prompt"], values["completion"]
-    if isinstance(prompt, list) or are_messages(prompt):
-        if isinstance(completion, str) and not are_messages(completion):
-            completion = [{"role": "assistant", "content": completion}]
-        prompt = after_system(values, read_messages("prompt", prompt, needs_answer=False))
-        completion = read_messages("completion", completion, may_begin=False)
-    else:
-        check_text("prompt", prompt)
-        check_text("completion", completion)
-        check_no_system(values)
-    return {"prompt": prompt, "completion": completion} | _template_inputs(values)
-
-
-def _from_instruction(values: Mapping[str, Any]) -> Sample:
-    asked = {"role": "user", "content": check_text("instruction", values["instruction"])}
-    answer = {"role": "assistant", "content": check_text("output", values["output"])}
-    if reasoning := values.get("reasoning_content"):
-        answer["reasoning_content"] = check_text("reasoning_content", reasoning)
-    return {"messages": [*system_message(values), *_history(values), asked, answer]} | _template_inputs(values)
-
-
-def _from_images(values: Mapping[str, Any]) -> Sample:
-    """Answers to pictures alone, such as captions."""
-    if not values[IMAGES]:
-        raise UserError(Problem(IMAGES, "none", "a picture, to which output is the answer"))
-    answer = {"role": "assistant", "content": check_text("output", values["output"])}
-    return {"messages": [*system_message(values), {"role": "user", "content": ""}, answer]}
-
-
-def _history(values: Mapping[str, Any]) -> list[Message]:
-    """The column ``history``, a list of [question, answer] pairs, as messages; an empty list if there is none."""
-    history = parsed("history", values.get("history") or [])
-    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
-        raise UserError(Problem("history", kind(history), "a list of [question, answer] pairs"))
-    return [
-        {"role": role, "content": check_text(f"history[{i}]", text)}
-        for i, pair in enumerate(history)
-        for role, text in zip(("user", "assistant"), pair, strict=True)
-    ]
-
-
-def _from_token_ids(values: Mapping[str, Any]) -> Sample:
-    ids = values["input_ids"]
-    if not isinstance(ids, list) or not ids:
-        raise UserError(Problem("input_ids", "empty" if ids == [] else kind(ids), "a list of ids"))
-    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= MAX_ID:
-        i = next(i for i, value in enumerate(ids) if type(value) is not int or not 0 <= value < MAX_ID)
-        raise UserError(Problem(f"input_ids[{i}]", repr(ids[i])[:80], "a whole number of at least 0"))
-    if "labels" not in values:
-        return {"input_ids": ids}
-    labels = values["labels"]
-    if not isinstance(labels, list) or len(labels) != len(ids):
-        found = f"{len(labels)} of them" if isinstance(labels, list) else kind(labels)
-        raise UserError(Problem("labels", found, f"a list of {len(ids)}, as many as input_ids"))
-    for i, (label, id_) in enumerate(zip(labels, ids, strict=True)):
-        if type(label) is not int or label not in (id_, IGNORED):
-            expected = f"{IGNORED}, or {id_} as in input_ids: labels are not shifted"
-            raise UserError(Problem(f"labels[{i}]", repr(label)[:80], expected))
-    return {"input_ids": ids, "labels": labels}
-
-
-def _from_rated_answer(values: Mapping[str, Any]) -> Sample:
-    label = values["label"]
-    if isinstance(label, str) and label.strip().lower() in ("true", "false"):  # a cell of a table
-        label = label.strip().lower() == "true"
-    if not isinstance(label, bool):
-        raise UserError(Problem("label", repr(label)[:80], "true (a good answer) or false"))
-    return answers_to_one_prompt(values, ("completion",)) | {"label": label} | _template_inputs(values)
-
-
-def _template_inputs(values: Mapping[str, Any]) -> Sample:
+def template_inputs(values: Mapping[str, Any]) -> Sample:
     """The columns ``tools`` and ``chat_template_kwargs`` as keys of a sample, if they hold something."""
     read = {"tools": read_tools, "chat_template_kwargs": read_kwargs}
     return {key: made for key in read if values.get(key) and (made := read[key](key, values[key]))}
-
-
-IMAGES = "images"
-_INPUTS = ("tools", "chat_template_kwargs", IMAGES)
-_PREFERENCES = ("input", "system", *_INPUTS)
-# In order of precedence: the first format whose columns are all there is taken, of those with the rows asked for.
-FORMATS = (
-    Format(
-        ("messages",),
-        lambda values: {"messages": read_messages("messages", values["messages"])} | _template_inputs(values),
-        optional=_INPUTS,
-        is_chat=True,
-    ),
-    Format(("conversations",), _from_conversations, optional=("system", *_INPUTS), is_chat=True),
-    Format(("prompt", "completion"), _from_pair, optional=("system", *_INPUTS)),
-    Format(
-        ("instruction", "output"),
-        _from_instruction,
-        optional=("input", "system", "history", "reasoning_content", "chat_template_kwargs", IMAGES),
-        is_chat=True,
-    ),
-    Format(("input_ids",), _from_token_ids, all_or_none=("labels",)),
-    Format(("text",), lambda values: {"text": check_text("text", values["text"])}),
-    Format((IMAGES, "output"), _from_images, optional=("system",), is_chat=True),
-    Format(
-        ("chosen", "rejected"),
-        lambda values: answers_to_one_prompt(values, ("chosen", "rejected")) | _template_inputs(values),
-        optional=_PREFERENCES,
-        all_or_none=("prompt", "instruction"),
-        rows="pairs",
-    ),
-    Format(
-        ("label", "completion"),
-        _from_rated_answer,
-        optional=_PREFERENCES,
-        all_or_none=("prompt", "instruction"),
-        rows="rated",
-    ),
-    Format(
-        ("rejected", "chosen"),
-        compared,
-        optional=("margin", "input", "system", "tools", "chat_template_kwargs"),
-        all_or_none=("prompt", "instruction"),
-        rows="compared",
-    ),
-    Format(("negative", "query", "positive"), compared, optional=("margin",), rows="compared"),
-    Format(("label", "messages"), labelled, rows="labelled"),
-    Format(("label", "text"), labelled, rows="labelled"),
-    Format(("label", "query", "document"), labelled, rows="labelled"),
-    Format(("anchor", "positive"), contrasts, optional=("negative",), rows="contrasts"),
-)

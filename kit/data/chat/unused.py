@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from kit.data.chat.formats import IGNORED, format_of, opened
+from kit.data.chat.formats import IGNORED, Format, opened
 from kit.data.chat.messages import KEYS, REASONING, SPEAKERS, are_messages, is_message
 from kit.system.errors import Problem
 
@@ -93,18 +93,21 @@ def without_keys(row: Mapping[str, Any], names: Collection[str]) -> Mapping[str,
 class Unused:
     """What the rows of one data set hold besides the fields of its format."""
 
-    def __init__(self, fields: Mapping[str, str], ignored: Collection[str]) -> None:
+    def __init__(
+        self, format: Format, fields: Mapping[str, str], ignored: Collection[str], is_judged: bool = False
+    ) -> None:
         """
         Args:
             fields: the columns that are read: our field to their column.
+            format: the one they are of.
             ignored: columns, and keys such as ``messages.loss_weight``, that the user wants to be ignored.
+            is_judged: see ``RowKind``.
         """
-        format = format_of(fields)
         first = format.columns[0]
         self._ignored = frozenset(ignored)
         self._read = frozenset(fields.values())
         harmless = {_TURN, _PACKED} | ({_CONTEXT} if first in ("messages", "conversations") else set())
-        harmless |= {_LABEL} if format.rows != "answers" else set()
+        harmless |= {_LABEL} if is_judged else set()
         harmless |= {_ASKED} if first != "images" else set()
         self._harmful = {"text": _OF_TEXT, "input_ids": _OF_IDS}.get(first, frozenset(COLUMNS.values()) - harmless)
         self.counts: Counter[str] = Counter()  # rows in which a column or key has a value

@@ -23,6 +23,7 @@ import torch
 
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.packing import balance
+from kit.data.kinds.kind import RowKind
 
 Item = np.ndarray  # int64, indices of the samples of one row
 
@@ -31,7 +32,7 @@ class Rows(Protocol):
     """The samples that ``Collator`` reads: ``Samples``, the samples of one step of a stream, or ``Mismatched``."""
 
     dataset_ids: np.ndarray  # [N], the index of the data set of each sample
-    pooled: bool  # whether a head reads the states of the tokens with a weight; else these are predicted
+    kind: RowKind
 
     def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return ids and weights of each sequence of sample ``i``."""
@@ -82,13 +83,12 @@ class MicroBatch:
     # Of each sequence: its first position b * T + t, its tokens, and the number of its sample, equal on every topology.
     segments: tuple[tuple[int, int, int], ...] = ()
     # What an objective needs besides, by name. There are n sequences; of pair k, sequence 2 k is the chosen one and
-    # 2 k + 1 the rejected one. Of pairs and answers with a label: ``labels``, bool [n], whether the answer is a good
-    # one, of pairs true; ``references``, float64 [n], the reference's log-probability, once it is known; and of kto
-    # ``kl``, float64 [n], an estimate over the global batch. Of a head ``values``,
-    # see ``Table.head_values``, and ``roles``, int64 [n], the number of the sequence in its sample.
+    # 2 k + 1 the rejected one. ``RowKind.per_sequence`` says what each kind of rows has; what is attached to samples is
+    # there too, such as ``references``, float64 [n], the reference's log-probability; and of kto ``kl``, float64 [n],
+    # an estimate over the global batch.
     per_sequence: dict[str, torch.Tensor] = field(default_factory=dict)
     per_target: dict[str, torch.Tensor] = field(default_factory=dict)  # [S] each
-    sequence_ids: torch.Tensor | None = None  # int64 [S]: the sequence of each target, if an objective needs it
+    sequence_ids: torch.Tensor | None = None  # int64 [S]: the sequence of each target
     # If the data have images: what the model's tower reads, by the names of its arguments; and what it needs of each
     # token. If there is no image in the rows, the tower reads an image that nothing looks at: so every rank runs it.
     tower_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -249,7 +249,7 @@ class Collator:
             for i, k, ids, its_weights in rows[b] if rows else []:
                 end = start + len(ids)
                 input_ids[start:end] = ids
-                first = 0 if samples.pooled else 1  # no token before the first one predicts it
+                first = 0 if samples.kind.pools else 1  # no token before the first one predicts it
                 weights[start + first : end] = its_weights[first:]
                 sequence_ids[start:end] = len(segments)
                 for name, values in samples.per_token(i).items():
@@ -273,20 +273,20 @@ class Collator:
                 "segment_lengths": tuple(sizes.tolist()),
                 "token_mask": mask,
             }
-        if of_sequences := samples.per_sequence(members, np.array(numbers, np.int64)):
-            own["sequence_ids"] = torch.from_numpy(sequence_ids[at])
-            own["per_sequence"] = {name: torch.from_numpy(values) for name, values in of_sequences.items()}
-            own["per_target"] = {name: torch.from_numpy(values[at]) for name, values in of_tokens.items()}
+        of_sequences = samples.per_sequence(members, np.array(numbers, np.int64))
         own |= samples.image_inputs(input_ids.reshape(shape), segments)
         return MicroBatch(
             input_ids=torch.from_numpy(input_ids.reshape(shape)),
-            target_positions=torch.from_numpy(at if samples.pooled else at - 1),
+            target_positions=torch.from_numpy(at if samples.kind.pools else at - 1),
             targets=torch.from_numpy(input_ids[at]),
             weights=torch.from_numpy(weights[at]),
             dataset_ids=torch.from_numpy(samples.dataset_ids[members][sequence_ids[at]].astype(np.int64)),
             num_tokens=sum(num_tokens),
             squared_lengths=sum(size**2 for _, size, _ in segments),
             segments=tuple(segments),
+            sequence_ids=torch.from_numpy(sequence_ids[at]),
+            per_sequence={name: torch.from_numpy(values) for name, values in of_sequences.items()},
+            per_target={name: torch.from_numpy(values[at]) for name, values in of_tokens.items()},
             **own,
         )
 

@@ -71,7 +71,7 @@ class BatchSource(Protocol):
 
 def counted(table: Table, indices: np.ndarray, num_datasets: int) -> GlobalBatch:
     """Return what a batch of the samples at ``indices`` counts, without micro-batches."""
-    dataset_ids, records = table.dataset_ids[indices], table.preferences
+    dataset_ids = table.dataset_ids[indices]
 
     def by_dataset(values: np.ndarray) -> np.ndarray:
         return np.bincount(dataset_ids, values[indices], num_datasets)
@@ -84,7 +84,7 @@ def counted(table: Table, indices: np.ndarray, num_datasets: int) -> GlobalBatch
         epoch=0.0,
         origins=[],
         num_samples=len(indices),
-        chosen_weight=0.0 if records is None else float(records["first_weight"][indices].sum()),
+        chosen_weight=table.kind.chosen_weight(table, indices),
     )
 
 

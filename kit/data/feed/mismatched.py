@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kit.data.feed.order import MISMATCH, permutation
+from kit.data.kinds.rated import PROMPT_LENGTH
 from kit.data.samples.samples import Samples
 
 
@@ -19,16 +20,13 @@ class Mismatched:
     Has what ``kit.data.feed.batches`` reads of ``Samples``.
     """
 
-    pooled = False
-
     def __init__(self, samples: Samples, seed: int, max_length: int) -> None:
-        assert samples.preferences is not None
-        self._samples = samples
+        self._samples, self.kind = samples, samples.kind
         self._max_length = max_length
         order = permutation(len(samples), seed, MISMATCH)
         self.partners = np.empty_like(order)
         self.partners[order] = np.roll(order, -1)
-        self._prompt_lengths = samples.preferences["prompt_length"]
+        self._prompt_lengths = samples.values[:, PROMPT_LENGTH].astype(np.int64)
         answers = samples.lengths - self._prompt_lengths
         self.lengths = np.minimum(self._prompt_lengths + answers[self.partners], max_length)
         self.row_lengths = self.lengths

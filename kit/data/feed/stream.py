@@ -252,9 +252,18 @@ class _Rows(Table):
         self.items: list[Item] = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
         self._places = [(element.piece, i) for element in elements for i in element.members]
         records = np.array([piece.samples[i] for piece, i in self._places])
-        given = [piece.preferences[i] for piece, i in self._places if piece.preferences is not None]
         dataset_ids = np.repeat([element.dataset_id for element in elements], sizes)
-        super().__init__(records, np.array(given) if given else None, dataset_ids)
+        super().__init__(records, dataset_ids, stream.encoder.kind)
+
+    @cached_property
+    def sequence_lengths(self) -> np.ndarray:
+        """See ``Table``."""
+        return np.stack([piece.sequence_lengths[i] for piece, i in self._places])
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """See ``Table``."""
+        return np.stack([piece.values[i] for piece, i in self._places])
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """See ``Table``."""

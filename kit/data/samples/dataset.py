@@ -9,12 +9,13 @@ from functools import cached_property
 from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
-from kit.data.chat.columns import choose_fields
-from kit.data.chat.formats import IGNORE, IMAGES, format_of, to_sample
+from kit.data.chat.formats import IGNORE, IMAGES, Format, to_sample
 from kit.data.chat.unused import COLUMNS, read_keys
+from kit.data.kinds.answers import AnswerRows
+from kit.data.kinds.columns import choose_fields
+from kit.data.kinds.kind import RowKind
 from kit.data.read.sources import Source, open_source
 from kit.system.errors import Problem, Problems, UserError, raise_if
-from kit.tasks.spec import Rows
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Dataset:
 
     entry: DatasetEntry
     source: Source
+    format: Format
     fields: dict[str, str]  # the columns to read: our field to their column
     is_evaluation: bool = False
 
@@ -41,7 +43,7 @@ class Dataset:
 
     def sample(self, row: Mapping[str, Any]) -> dict[str, Any] | list[Problem]:
         """Convert a row to a sample, or return its problems."""
-        return to_sample(row, self.fields, self.entry.prompt_format)
+        return to_sample(row, self.fields, self.format, self.entry.prompt_format)
 
     @cached_property
     def columns(self) -> list[str]:
@@ -55,7 +57,7 @@ def open_datasets(
     entries: Sequence[DatasetEntry],
     eval_entries: Sequence[DatasetEntry],
     streaming: bool,
-    wanted: Rows = "answers",
+    kind: type[RowKind] = AnswerRows,
     scores: bool = False,
     proposed: list[Problem] | None = None,
 ) -> list[Dataset]:
@@ -63,7 +65,7 @@ def open_datasets(
 
     Args:
         streaming: training data of the hub are read over the network later instead of downloaded now.
-        wanted: what the rows must hold for the objective.
+        kind: what the rows must hold for the objective.
         scores: ``entries`` only stand for ``eval_entries``, to score a run whose names of columns are taken.
         proposed: see ``choose_fields``.
 
@@ -74,10 +76,10 @@ def open_datasets(
     problems = Problems()
     for entry in entries:
         with problems.caught():
-            datasets.append(_open_dataset(entry, "dataset", streaming, wanted, scores, proposed))
+            datasets.append(_open_dataset(entry, "dataset", streaming, kind, scores, proposed))
     for entry in eval_entries:
         with problems.caught():
-            datasets.append(_open_dataset(entry, "eval_dataset", False, wanted, True, proposed))
+            datasets.append(_open_dataset(entry, "eval_dataset", False, kind, True, proposed))
     # What is missing both to train and to evaluate on is reported once: to score, eval_dataset stands for both.
     last_of_each = {(problem.where.removeprefix("eval_"), problem.found): problem for problem in problems}
     raise_if(last_of_each.values())
@@ -85,14 +87,20 @@ def open_datasets(
 
 
 def _open_dataset(
-    entry: DatasetEntry, flag: str, streaming: bool, wanted: Rows, may_lack: bool, proposed: list[Problem] | None
+    entry: DatasetEntry,
+    flag: str,
+    streaming: bool,
+    kind: type[RowKind],
+    may_lack: bool,
+    proposed: list[Problem] | None,
 ) -> Dataset:
     """Open a data set that is named by ``flag``."""
     is_evaluation = flag == "eval_dataset"
     source = open_source(entry.path, entry.split or "", flag, entry.config, streaming, revision=entry.revision)
-    fields = choose_fields(source.first_row, entry.columns or {}, source.name, may_lack, wanted, proposed)
+    fields = choose_fields(source.first_row, entry.columns or {}, source.name, may_lack, kind, proposed)
+    format = kind.format_of(fields)
     if entry.prompt_format is not None and "instruction" not in fields:
-        found = f"prompt_format, but no column is read as instruction: its rows have {format_of(fields)}"
+        found = f"prompt_format, but no column is read as instruction: its rows have {format}"
         expected = "rows with an instruction, or a column mapped to it"
         raise UserError(Problem(source.name, found, expected, "leave prompt_format out of its entry"))
-    return Dataset(entry, source, fields, is_evaluation)
+    return Dataset(entry, source, format, fields, is_evaluation)

@@ -1,10 +1,14 @@
 """What is known of samples beside their tokens: one record each."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from kit.data.kinds.answers import ANSWER_ROWS
+from kit.data.kinds.kind import RowKind
 from kit.data.read.image_files import Image
 
 # One sample in the cache.
@@ -19,17 +23,6 @@ SAMPLE = np.dtype(
         ("ids_hash", "<u8"),
     ]
 )
-# What pairs, and answers with a label, have besides. The tokens of a pair are the prompt with the chosen answer, then
-# the prompt with the rejected one.
-PREFERENCE = np.dtype(
-    [
-        ("prompt_length", "<i4"),  # tokens before the first supervised one
-        ("first_length", "<i4"),  # tokens of the chosen half; of an answer with a label, all of them
-        ("first_weight", "<f8"),  # sum of the weights of the supervised tokens in it
-        ("label", "u1"),  # 0: the answer is a bad one
-    ]
-)
-
 # An image of a sample, and where its content, or its path in UTF-8, is in ``image_data``.
 IMAGE = np.dtype(
     [
@@ -61,34 +54,47 @@ class StoredImages:
         return found
 
 
+def as_columns(name: str, rows: Sequence[Sequence[float]], dtype: Any) -> dict[str, np.ndarray]:
+    """Return numbers of samples, of each as many as it has, as arrays of a cache entry; ``in_rows`` reads them."""
+    return {
+        f"{name}s": np.array(list(chain.from_iterable(rows)), dtype),
+        f"{name}_counts": np.array(list(map(len, rows)), np.int32),
+    }
+
+
+def in_rows(entries: Sequence[Mapping[str, np.ndarray]], name: str, absent: float) -> np.ndarray:
+    """Return numbers of samples of several cache entries, [N, most of one sample]."""
+    values, counts = (np.concatenate([arrays[each] for arrays in entries]) for each in (f"{name}s", f"{name}_counts"))
+    rows = np.full((len(counts), counts.max(initial=0)), absent, values.dtype)
+    rows[np.arange(rows.shape[1]) < counts[:, None]] = values
+    return rows
+
+
+def parted(lengths: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Part a sample into its sequences, of which these are the lengths."""
+    bounds = np.cumsum(lengths[lengths > 0])[:-1]
+    return list(zip(np.split(ids, bounds), np.split(weights, bounds), strict=True))
+
+
 class Table:
     """Samples, by their records. ``table[i]`` is ``(input_ids [T], weights float32 [T])``; subclasses have the tokens.
 
-    A weight is that of the token in the loss, 0 if nothing is learned from it. A sample is one sequence of tokens. A
-    pair is two, one behind the other.
+    A weight is that of the token in the loss, 0 if nothing is learned from it. A sample is one or several sequences of
+    tokens, one behind the other.
 
     Attributes:
         lengths: int32 [N], the number of tokens of each sample.
         num_targets: int32 [N], the number of its supervised tokens that have a token before them.
         target_weights: float64 [N], the sum of their weights.
         dataset_ids: int [N], the index of its data set.
-        preferences: PREFERENCE [N] of pairs and answers with a label; else None.
-        sequence_lengths: int32 [N, 2] of pairs, [N, 1] of other samples, [N, G] of up to G texts that belong to each
-            other, 0 for one that is not there: the tokens of each sequence.
-        pooled: whether a head reads the states of the tokens with a weight; else these are predicted.
-        head_values: float32 [N, L] of such samples: the margin of a pair, or numbers of labels; NaN for none.
-        references: float64 [N, 2] or None: the log-probabilities that the reference of an objective gives to the two
-            sequences of a pair, or to an answer with a label and to its mismatched one (``kit.data.feed.mismatched``).
+        kind: what the rows hold from which they are.
         image_maker: what makes pixels of images (``kit.model.images.Images``); None if no sample has any.
     """
 
     image_maker: Any = None
 
     def __init__(
-        self,
-        records: np.ndarray | Mapping[str, np.ndarray],
-        preferences: np.ndarray | None,
-        dataset_ids: np.ndarray,
+        self, records: np.ndarray | Mapping[str, np.ndarray], dataset_ids: np.ndarray, kind: RowKind = ANSWER_ROWS
     ) -> None:
         """
         Args:
@@ -98,43 +104,32 @@ class Table:
         self.num_targets = records["num_targets"]
         self.target_weights = records["target_weight"]
         self.dataset_ids = dataset_ids
-        self.preferences = preferences
-        self.sequence_lengths = self.lengths[:, None]
-        self.references: np.ndarray | None = None
-        self.pooled = False
-        self.head_values: np.ndarray | None = None
-        if preferences is not None and (preferences["first_length"] < self.lengths).any():
-            firsts = preferences["first_length"]
-            self.sequence_lengths = np.stack([firsts, self.lengths - firsts], axis=1)
+        self.kind = kind
+        self.attached: dict[str, np.ndarray] = {}  # by name: see ``attach``
+
+    @cached_property
+    def sequence_lengths(self) -> np.ndarray:
+        """The tokens of each sequence, int32 [N, most of one sample]; 0 for one that is not there."""
+        return self.lengths[:, None]
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """What else the kind knows of each sample, float64 [N, most of one sample]; see ``RowKind.values``."""
+        return np.zeros((len(self), 0))
 
     @property
     def row_lengths(self) -> np.ndarray:
         """The tokens of each sample's longest sequence, int32 [N]: of the rows that it takes without packing."""
         return self.sequence_lengths.max(axis=1)
 
-    @property
-    def are_answers(self) -> bool:
-        """Whether the samples are answers to write, and neither compared nor for a head in the place of words."""
-        return self.preferences is None and not self.pooled
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """Whether each answer is a good one, bool [N], of answers with a label; of pairs true; else None."""
-        return None if self.preferences is None else self.preferences["label"].astype(bool)
-
-    @property
-    def are_rated(self) -> bool:
-        """Whether the samples are answers with a label."""
-        return self.preferences is not None and self.sequence_lengths.shape[1] == 1
+    def attach(self, name: str, values: np.ndarray) -> None:
+        """Add numbers that objectives find in ``MicroBatch.per_sequence``: [N, sequences of a sample]."""
+        self.attached[name] = values
 
     def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """See ``kit.data.feed.batches.Rows``."""
-        if self.head_values is not None:
-            return {"values": self.head_values[members], "roles": numbers}
-        if self.labels is None:
-            return {}
-        known = {} if self.references is None else {"references": self.references[members, numbers]}
-        return {"labels": self.labels[members], **known}
+        own = self.kind.per_sequence(self, members, numbers)
+        return own | {name: values[members, numbers] for name, values in self.attached.items()}
 
     def per_token(self, i: int) -> dict[str, np.ndarray]:
         """See ``kit.data.feed.batches.Rows``: nothing."""
@@ -160,6 +155,4 @@ class Table:
 
     def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return ids and weights of each sequence of sample ``i``: of a pair the chosen one first."""
-        lengths = self.sequence_lengths[i]
-        bounds = np.cumsum(lengths[lengths > 0])[:-1]
-        return list(zip(*(np.split(values, bounds) for values in self[i]), strict=True))
+        return parted(self.sequence_lengths[i], *self[i])

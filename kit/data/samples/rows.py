@@ -16,35 +16,25 @@ import xxhash
 from kit.config.settings.data import DataSettings
 from kit.data.chat.formats import MAX_ID, Sample
 from kit.data.chat.template import Jinja
-from kit.data.chat.tokens import Encoded, Placeholders, encode_all
+from kit.data.chat.tokens import Placeholders, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
+from kit.data.kinds.answers import ANSWER_ROWS
+from kit.data.kinds.kind import Limits, RowKind, Sequences
+from kit.data.kinds.one_prompt import ANSWERS
 from kit.data.read import image_files as image_files
 from kit.data.read.blocks import Block, Part
 from kit.data.read.text import Ending
 from kit.data.samples.bad_rows import BadRow, Tally
 from kit.data.samples.dataset import Dataset
-from kit.data.samples.halves import (
-    ANSWERS,
-    PROMPT_CUT,
-    Halves,
-    in_a_row,
-    joined,
-    parts_to_encode,
-    pooled,
-    shortened,
-    without_start_of_prompt,
-)
-from kit.data.samples.records import IMAGE, PREFERENCE, SAMPLE, StoredImages
+from kit.data.samples.records import IMAGE, SAMPLE, StoredImages, as_columns, in_rows, parted
 from kit.system.cache import digest
-from kit.system.errors import Problem, UserError, listed
-from kit.tasks.spec import Rows
+from kit.system.errors import Problem, UserError
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
-CODE_VERSION = 14
+CODE_VERSION = 15
 AFTER_ANSWERS = "turns after the last answer are left out"
 NO_IMAGES = Problem("images", "given, and the model reads none")
 FIX_IDS = "use the tokenizer of the model, also to make input_ids"
-START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
 
 
 @dataclass
@@ -54,8 +44,7 @@ class Piece(Tally):
     samples: np.ndarray = field(default_factory=lambda: np.empty(0, SAMPLE))  # [N], `start` within this piece
     input_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))  # [T]
     weights: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))  # [T]
-    preferences: np.ndarray | None = None  # PREFERENCE [N]; None: the rows hold answers alone
-    heads: dict[str, np.ndarray] = field(default_factory=dict)  # what a head needs: see ``Store.arrays``
+    columns: dict[str, np.ndarray] = field(default_factory=dict)  # see ``as_columns``
     # If the model reads images: those of all samples, IMAGE [M]; of each sample their number, int32 [N]; and bytes.
     images: np.ndarray | None = None
     image_counts: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
@@ -70,14 +59,27 @@ class Piece(Tally):
         return self.input_ids[start : start + length], self.weights[start : start + length]
 
     @cached_property
+    def sequence_lengths(self) -> np.ndarray:
+        """See ``Table``."""
+        return in_rows([self.columns], "sequence_length", 0)
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """See ``Table``."""
+        return in_rows([self.columns], "value", np.nan)
+
+    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See ``Table``."""
+        return parted(self.sequence_lengths[i], *self[i])
+
+    @cached_property
     def stored_images(self) -> StoredImages:
         """The images of its samples, if the model reads images."""
         return StoredImages(self.arrays())
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All arrays by name, as a cache entry has them."""
-        arrays = {"samples": self.samples, "input_ids": self.input_ids, "weights": self.weights}
-        arrays |= self.heads | ({} if self.preferences is None else {"preferences": self.preferences})
+        arrays = {"samples": self.samples, "input_ids": self.input_ids, "weights": self.weights, **self.columns}
         if self.images is None:
             return arrays
         return arrays | {"images": self.images, "image_counts": self.image_counts, "image_data": self.image_data}
@@ -88,10 +90,9 @@ class _Kept(NamedTuple):
 
     part: int
     number: int  # of its row in that part
-    halves: Halves
-    label: bool
+    sequences: Sequences
+    values: list[float]  # see ``RowKind.values``
     images: list[image_files.Image]
-    values: list[float]  # of a head: the margin of a pair, or the numbers of the labels
 
 
 @dataclass(frozen=True)
@@ -102,17 +103,20 @@ class Encoder:
     template: Jinja  # Jinja text of the chat template
     settings: DataSettings
     vocab_size: int = MAX_ID  # rows of the model's embedding
-    wanted: Rows = "answers"  # what the rows hold
+    kind: RowKind = ANSWER_ROWS
     images: Placeholders | None = None
     no_images: Problem = NO_IMAGES  # of a row that has some, if ``images`` is None
-    pooling: str = ""  # of which tokens a head reads the states: ``last`` or ``mean``; empty: tokens are predicted
-    labels: tuple[str, ...] = ()  # that rows may have; numbers stand for them if they are names
-    has_several: bool = False  # whether a row may have any number of labels, else one
 
     @property
     def max_length(self) -> int:
-        """The tokens that a sample may have; of a pair, each of its halves."""
+        """The tokens that a sequence may have."""
         return self.settings.max_length
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What cutting must know."""
+        special = frozenset([*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder])
+        return Limits(self.max_length, self.settings.excess_length_strategy, self.tokenizer.bos_token_id, special)
 
     @property
     def prompts_as_chat(self) -> bool:
@@ -121,18 +125,17 @@ class Encoder:
 
     @property
     def pack_length(self) -> int:
-        """The tokens of a pack: both halves of a pair are in one."""
-        return self.max_length * (2 if self.wanted in ("pairs", "compared") else 1)
+        """The tokens of a pack: both sequences of a pair are in one."""
+        return self.max_length * self.kind.sequences_in_pack
 
     def key(self) -> list[Any]:
         """What identifies this encoder in the key of a cache entry."""
         state = json.loads(self.tokenizer.backend_tokenizer.to_str())
         del state["truncation"], state["padding"]  # earlier calls may have set these; they have no effect here
         asked = self.settings
-        key = [CODE_VERSION, self.template, self.prompts_as_chat, asked.train_on, asked.max_length, self.wanted]
+        key = [CODE_VERSION, self.template, self.prompts_as_chat, asked.train_on, asked.max_length]
         key += [asked.excess_length_strategy, asked.system_prompt, self.vocab_size]
-        key = [*key, digest(state, self.tokenizer.special_tokens_map)]
-        key += [self.pooling, self.has_several, *self.labels] if self.pooling else []
+        key = [*key, digest(state, self.tokenizer.special_tokens_map), *self.kind.key()]
         return [*key, self.images.key] if self.images else key
 
     def about(self) -> dict[str, Any]:
@@ -154,7 +157,7 @@ class Encoder:
         """
         source = dataset.source
         piece = Piece()
-        unused = Unused(dataset.fields, dataset.ignored)
+        unused = Unused(dataset.format, dataset.fields, dataset.ignored, self.kind.is_judged)
         ignored_keys = read_keys(dataset.ignored)
         unread = set(source.columns) - set(dataset.columns)
         places: list[tuple[int, int]] = []  # of each sample: part, number of its row
@@ -183,7 +186,7 @@ class Encoder:
                     refuse(place, unused_problems, is_common=True)
                 elif problems := self._inspect(sample, source.parts[part]):
                     refuse(place, problems, is_common=self.images is None)
-                elif self.labels and (problem := self._number_labels(sample)):
+                elif problem := self.kind.check(sample):
                     refuse(place, [problem])
                 else:
                     places.append(place)
@@ -200,7 +203,7 @@ class Encoder:
                 refuse(place, [Problem("tokens", found, fix=FIX_IDS)], is_common=True)
                 continue
             images = sample.get("images", [])
-            if self.images and (problem := _wrong_placeholders(result, images, self.images, self.wanted != "answers")):
+            if self.images and (problem := _wrong_placeholders(result, images, self.images, self.kind.is_judged)):
                 refuse(place, [problem])
                 continue
             piece.counts["num_rows"] += 1
@@ -209,38 +212,26 @@ class Encoder:
             piece.remarks.update(set(chain.from_iterable(encoded.remarks for encoded in every)))
             if self.settings.train_on != "all" and _ends_without_answer(sample):
                 piece.remarks[AFTER_ANSWERS] += 1
-            for halves in result:
-                num_tokens = max(len(encoded.input_ids) for encoded in halves)
-                if num_tokens > self.max_length and self.settings.excess_length_strategy == "error":
+            for sequences in result:
+                num_tokens = max(len(encoded.input_ids) for encoded in sequences)
+                is_long = self.kind.is_cut and num_tokens > self.max_length
+                if is_long and self.settings.excess_length_strategy == "error":
                     fix = "raise --max_length; or --excess_length_strategy truncate cuts it"
                     found, expected = f"{num_tokens} tokens", f"at most {self.max_length}"
                     piece.problems.append(Problem(source.origin(*place), found, expected, fix))
                     continue
-                if num_tokens > self.max_length and halves[0].num_images:  # an image is never cut
+                if is_long and sequences[0].num_images:  # an image is never cut
                     piece.counts["num_dropped_images"] += 1
                     continue
-                shown = images[: halves[0].num_images]
-                is_good, values = sample.get("label") is not False, sample.get("values", [])
-                kept += [_Kept(*place, cut, is_good, shown, values) for cut in self._cut(halves, piece)]
+                shown = images[: sequences[0].num_images]
+                weighted = list(map(self.kind.weighted, self._cut(sequences, piece) if is_long else [sequences]))
+                piece.counts["num_dropped_unsupervised"] += weighted.count(None)
+                kept += [_Kept(*place, each, self.kind.values(sample, each), shown) for each in weighted if each]
         piece.bad.sort(key=lambda row: (row.part, row.number))
-        _fill(piece, kept, self.wanted, bool(self.pooling))
+        _fill(piece, kept, self.kind.pools)
         if self.images:
             _fill_images(piece, kept)
         return piece
-
-    def _number_labels(self, sample: Sample) -> Problem | None:
-        """Put the numbers of the labels of a sample into ``values``. Returns what is wrong with them."""
-        names, known = sample["label"], {name: i for i, name in enumerate(self.labels)}
-        if not any(map(str.isdecimal, self.labels)):
-            known = {str(i): i for i in known.values()} | known
-        if unknown := [name for name in names if name not in known]:
-            expected = f"one of {listed(self.labels)}, or --labels with the names of all, in the order of its scores"
-            return Problem("label", f"{unknown[0]!r} is no label of this model", expected)
-        if len(names) != 1 and not self.has_several:
-            fix = "--problem_type multi_label_classification"
-            return Problem("label", f"{len(names)} labels", "one, as other rows have", fix)
-        sample["values"] = [float(known[name]) for name in names]
-        return None
 
     def _inspect(self, sample: Sample, part: Part) -> list[Problem]:
         """Replace the images of a sample by what their headers say. Returns what is wrong with them."""
@@ -261,73 +252,29 @@ class Encoder:
         sample["images"] = found
         return problems
 
-    def _encode_all(self, samples: Sequence[Sample]) -> list[list[Halves] | Problem]:
-        """Encode samples, each to what it became: of a pair both halves, of any other sample the one that it has."""
-        parts = [parts_to_encode(sample, self.wanted) for sample in samples]
+    def _encode_all(self, samples: Sequence[Sample]) -> list[list[Sequences] | Problem]:
+        """Encode samples, each to what it became, or to why it cannot be learned from."""
+        parts = [self.kind.parts(sample) for sample in samples]
         every_part = list(chain.from_iterable(parts))
         if self.prompts_as_chat:
             every_part = list(map(as_chat, every_part))
         if system := self.settings.system_prompt:
             every_part = [with_system(part, system) for part in every_part]
-        results = encode_all(every_part, self.tokenizer, self.template, self.settings.train_on, self.images)
-        if self.wanted == "answers":
-            return [each if isinstance(each, Problem) else [(encoded,) for encoded in each] for each in results]
-        left = iter(results)
+        left = iter(encode_all(every_part, self.tokenizer, self.template, self.settings.train_on, self.images))
         return [
-            joined(sample, list(islice(left, len(of_sample)))) for sample, of_sample in zip(samples, parts, strict=True)
+            self.kind.join(sample, list(islice(left, len(of_sample))))
+            for sample, of_sample in zip(samples, parts, strict=True)
         ]
 
-    def pieces(self, ids: Sequence[int]) -> list[list[slice]]:
-        """Return what of a sample longer than ``max_length`` is kept: for each piece, the slices that it joins."""
-        limit = self.max_length
-        strategy = self.settings.excess_length_strategy
-        if strategy == "drop":
-            return []
-        if strategy == "split":
-            # Neighbouring pieces share a token, so that every token except the very first is a target once.
-            return [[slice(i, i + limit)] for i in range(0, len(ids) - 1, limit - 1)]
-        if strategy == "keep_end":
-            num_first = 1 if ids[0] == self.tokenizer.bos_token_id else 0  # tokens kept of the start: BOS stays first
-            return [[slice(0, num_first), slice(len(ids) - limit + num_first, len(ids))]]
-        return [[slice(0, limit)]]
-
-    def _cut(self, halves: Halves, piece: Piece) -> list[Halves]:
-        """Cut a sample to ``max_length``, which may leave none or several. Adds to the counts of ``piece``.
-
-        Of answers with a prompt in common only the prompt is cut.
-        """
-        strategy, cut = self.settings.excess_length_strategy, [halves]
-        if max(len(half.input_ids) for half in halves) > self.max_length:
-            # Of a pair with a prompt, that is cut.
-            of_texts = bool(self.pooling) and (self.wanted != "compared" or 0.0 not in halves[0].weights)
-            if of_texts and strategy != "drop":
-                special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
-                limit, from_start = self.max_length, strategy == "keep_end"
-                texts = tuple(shortened(half, limit, special, from_start) for half in halves)
-                # Two texts that differ only in what was cut teach nothing.
-                is_same = self.wanted == "compared" and texts[0].input_ids == texts[1].input_ids
-                cut = [] if is_same else [texts]
-            elif of_texts:
-                cut = []
-            elif self.wanted == "answers":
-                ids, weights = halves[0].input_ids, halves[0].weights
-                cut = [
-                    (Encoded([i for kept in slices for i in ids[kept]], [w for kept in slices for w in weights[kept]]),)
-                    for slices in self.pieces(ids)
-                ]
-            else:
-                shorter = without_start_of_prompt(halves, self.max_length, self.tokenizer.bos_token_id)
-                cut = [shorter] if shorter and strategy != "drop" else []
-            piece.counts[
-                "num_dropped_long" if not cut else "num_split" if strategy == "split" else "num_truncated"
-            ] += 1
-            if cut and (strategy == "keep_end" if of_texts or self.wanted == "answers" else True):
-                piece.remarks[START_CUT if of_texts or self.wanted == "answers" else PROMPT_CUT] += 1
-        if self.pooling:
-            return [pooled(each, self.pooling) for each in cut]
-        supervised = [each for each in cut if any(each[0].weights[1:])]
-        piece.counts["num_dropped_unsupervised"] += len(cut) - len(supervised)
-        return supervised
+    def _cut(self, sequences: Sequences, piece: Piece) -> list[Sequences]:
+        """Cut a sample that is too long, which may leave none or several. Adds to the counts of ``piece``."""
+        strategy = self.limits.strategy
+        cut, remark = ([], "") if strategy == "drop" else self.kind.cut(sequences, self.limits)
+        outcome = "num_dropped_long" if not cut else "num_split" if strategy == "split" else "num_truncated"
+        piece.counts[outcome] += 1
+        if cut and remark:
+            piece.remarks[remark] += 1
+        return cut
 
 
 def as_chat(sample: Sample) -> Sample:
@@ -357,7 +304,7 @@ def _ends_without_answer(sample: Sample) -> bool:
 
 
 def _wrong_placeholders(
-    result: Sequence[Halves], images: Sequence[image_files.Image], placeholders: Placeholders, are_judged: bool
+    result: Sequence[Sequences], images: Sequence[image_files.Image], placeholders: Placeholders, are_judged: bool
 ) -> Problem | None:
     """The problem of a row whose tokens have another number of placeholders than its images have features.
 
@@ -394,37 +341,23 @@ def _fill_images(piece: Piece, kept: Sequence[_Kept]) -> None:
     piece.image_data = np.frombuffer(b"".join(data), np.uint8)
 
 
-def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows, pools: bool) -> None:
+def _fill(piece: Piece, kept: Sequence[_Kept], pools: bool) -> None:
     """Write the samples into the arrays of ``piece``. ``pools``: a head reads the states of the supervised tokens."""
-    encoded = [half for sample in kept for half in sample.halves]
-    if not pools:
-        encoded = [in_a_row(sample.halves) for sample in kept]
-    else:
-        piece.heads = {
-            "text_lengths": np.array([len(text.input_ids) for text in encoded], np.int32),
-            "text_counts": np.array([len(sample.halves) for sample in kept], np.int32),
-            "head_values": np.array([value for sample in kept for value in sample.values], np.float32),
-            "head_value_counts": np.array([len(sample.values) for sample in kept], np.int32),
-        }
+    encoded = [each for sample in kept for each in sample.sequences]
     num_tokens = sum(len(each.input_ids) for each in encoded)
     piece.input_ids = np.fromiter(chain.from_iterable(each.input_ids for each in encoded), np.int32, num_tokens)
     piece.weights = np.fromiter(chain.from_iterable(each.weights for each in encoded), np.float32, num_tokens)
-    samples, preferences = [], []
+    lengths = [[len(each.input_ids) for each in sample.sequences] for sample in kept]
+    piece.columns = as_columns("sequence_length", lengths, np.int32)
+    piece.columns |= as_columns("value", [sample.values for sample in kept], np.float64)
+    samples = []
     end = 0
-    for sample in kept:
-        start, end = end, end + sum(len(half.input_ids) for half in sample.halves)
+    for sample, own_lengths in zip(kept, lengths, strict=True):
+        start, end = end, end + sum(own_lengths)
         targets = piece.weights[start + (not pools) : end]  # nothing predicts a first token
         ids_hash = xxhash.xxh3_64_intdigest(piece.input_ids[start:end].data)
         if sample.images:
             ids_hash = xxhash.xxh3_64_intdigest(f"{ids_hash} {[image.digest for image in sample.images]}".encode())
         counts = np.count_nonzero(targets), targets.sum(dtype=np.float64)
         samples.append((start, end - start, sample.part, sample.number, *counts, ids_hash))
-        if pools:
-            continue
-        first_length = len(sample.halves[0].input_ids)
-        first = targets[: first_length - 1]
-        of_first = np.flatnonzero(first)[0] + 1, first_length, first.sum(dtype=np.float64)
-        preferences.append((*of_first, sample.label))
     piece.samples = np.array(samples, SAMPLE)
-    if wanted != "answers" and not pools:
-        piece.preferences = np.array(preferences, PREFERENCE)

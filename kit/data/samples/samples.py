@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from kit.data.kinds.kind import RowKind
 from kit.data.read.image_files import Image
 from kit.data.read.sources import Source, read_rows
 from kit.data.samples.bad_rows import LOSSES, unused_shares
-from kit.data.samples.records import StoredImages, Table
+from kit.data.samples.records import StoredImages, Table, in_rows
 from kit.system.cache import digest
 
 _LOOKED_AT = 1000  # samples of which the tokens of images are counted
@@ -25,9 +26,8 @@ class Store:
 
     source: Source
     name: str  # in metrics and tables
-    # samples SAMPLE [N], input_ids int32 [T], weights float32 [T]; of pairs and answers with a label also preferences
-    # PREFERENCE [N]; for a head text_lengths int32 [texts], text_counts int32 [N], head_values float32 [values] and
-    # head_value_counts int32 [N]
+    kind: RowKind
+    # samples SAMPLE [N], input_ids int32 [T], weights float32 [T]; sequence_lengths and values, see ``as_columns``
     arrays: Mapping[str, np.ndarray]
     info: Mapping[str, Any]  # what the cache entry holds besides arrays: counts, remarks
     fingerprint: str  # of its samples: they depend on the rows that are read, how, and which are skipped
@@ -85,6 +85,13 @@ class DataRows:
         return pickle.load(self._file)
 
 
+class Prompt(NamedTuple):
+    """What the model is asked, and what is expected: the ids before the last span of supervised tokens, and its own."""
+
+    ids: list[int]
+    reference: list[int]
+
+
 class Samples(Table):
     """Samples of one or several stores.
 
@@ -99,25 +106,22 @@ class Samples(Table):
         sizes = [len(store.arrays["samples"]) for store in stores]
         self._firsts = np.cumsum([0, *sizes])
         self._index = index  # int [N], the chosen samples among those of all stores; None: all of them
-        preferences = None
-        if "preferences" in stores[0].arrays:
-            preferences = self._chosen(np.concatenate([store.arrays["preferences"] for store in stores]))
         columns = {name: self._column(name) for name in ("length", "num_targets", "target_weight")}
-        super().__init__(columns, preferences, self._chosen(np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)))
-        if "text_counts" in stores[0].arrays:
-            self.pooled = True
-            self.sequence_lengths = self._chosen(self._in_rows("text_lengths", "text_counts", 0))
-            self.head_values = self._chosen(self._in_rows("head_values", "head_value_counts", np.nan))
+        dataset_ids = self._chosen(np.repeat(np.arange(len(sizes), dtype=np.int16), sizes))
+        super().__init__(columns, dataset_ids, stores[0].kind)
+
+    @cached_property
+    def sequence_lengths(self) -> np.ndarray:
+        """See ``Table``."""
+        return self._chosen(in_rows([store.arrays for store in self.stores], "sequence_length", 0))
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """See ``Table``."""
+        return self._chosen(in_rows([store.arrays for store in self.stores], "value", np.nan))
 
     def _column(self, name: str) -> np.ndarray:
         return self._chosen(np.concatenate([store.arrays["samples"][name] for store in self.stores]))
-
-    def _in_rows(self, name: str, counts_name: str, absent: float) -> np.ndarray:
-        """The values of each sample in a row, [N, most of one sample]."""
-        values, counts = (np.concatenate([store.arrays[each] for store in self.stores]) for each in (name, counts_name))
-        rows = np.full((len(counts), counts.max(initial=0)), absent, values.dtype)
-        rows[np.arange(rows.shape[1]) < counts[:, None]] = values
-        return rows
 
     def _chosen(self, values: np.ndarray) -> np.ndarray:
         """The values of the chosen samples, from those of all samples in the stores."""
@@ -170,6 +174,17 @@ class Samples(Table):
         number = int((i if self._index is None else self._index[i]) - self._firsts[self.dataset_ids[i]])
         folder = store.image_folder or store.source.parts[int(sample["part"])].folder
         return [(image, folder) for image in store.stored_images[number]]
+
+    def prompt(self, i: int) -> Prompt:
+        """Return the prompt and the reference of sample ``i``; of a pair, the chosen answer."""
+        start, end = self.answer_spans[i].tolist()
+        ids, _ = self[i]
+        return Prompt(ids[:start].tolist(), ids[start:end].tolist())
+
+    @cached_property
+    def answer_spans(self) -> np.ndarray:
+        """Where the answer begins and ends that the model is asked for, int64 [N, 2]: the last span that is learned."""
+        return self.values[:, :2].astype(np.int64)
 
     def shown(self, prompt: str) -> str:
         """Return the text of a prompt, with one placeholder for each image."""

@@ -57,6 +57,7 @@ def read_training_data(recipe: Recipe, vocab_size: int, reads_images: bool = Fal
     Raises:
         UserError: the data or the tokenizer cannot be opened, or rows cannot be used.
     """
+    from kit.data.kinds.kinds import KINDS, kind_of
     from kit.data.open import Data, open_data
     from kit.data.samples.dataset import open_datasets
     from kit.model.pretrained.tokenizer import open_tokenizer
@@ -65,7 +66,7 @@ def read_training_data(recipe: Recipe, vocab_size: int, reads_images: bool = Fal
     silence_libraries()
     recipe = recipe.model_copy(update={"eval_dataset": None})
     entries = recipe.dataset_entries, recipe.eval_dataset_entries
-    datasets = open_datasets(*entries, recipe.streaming, recipe.declared.rows)
+    datasets = open_datasets(*entries, recipe.streaming, KINDS[recipe.declared.rows])
     tokenizer = open_tokenizer(recipe)
     images = None
     if reads_images:
@@ -82,7 +83,7 @@ def read_training_data(recipe: Recipe, vocab_size: int, reads_images: bool = Fal
         eval_settings=recipe,
         seed=recipe.seed,
         global_batch_size=recipe.global_batch_size,
-        wanted=recipe.declared.rows,
+        kind=kind_of(recipe),
         images=images,
     )
     assert isinstance(data, Data)

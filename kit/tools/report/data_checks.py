@@ -60,7 +60,7 @@ def _tokens(
         expects = tokenizer("a").input_ids[:1] == [bos]  # the tokenizer begins any other text with it
         yield _finding(train, without, f"begin without {name}", is_ok=not without or not expects)
         yield _finding(train, twice, f"begin with {name} twice")
-    if rolls_out or train.pooled:
+    if rolls_out or train.kind.pools:
         return  # no answer of the data is learned
     is_split = any(store.info["counts"].get("num_split") for store in train.stores)
     few = len(set(endless)) <= 0.01 * len(looked_at)
@@ -78,16 +78,13 @@ def _finding(train: Samples, found: list[int], text: str, is_ok: bool | None = N
 
 
 def _repeats(train: Samples) -> Finding:
-    hashes = train.hashes
-    if train.labels is not None:  # the same answer with another label is no repetition
-        hashes = hashes ^ train.labels.astype(np.uint64)
-    _, content, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    _, content, counts = np.unique(train.kind.hashes(train), return_inverse=True, return_counts=True)
     return _finding(train, np.flatnonzero(counts[content] > 1).tolist(), "occur more than once")
 
 
 def _preferences(train: Samples) -> Iterator[Finding]:
     """What lengths give away, so that an objective may learn little else."""
-    if train.preferences is not None and not train.are_rated:
+    if train.kind.compares_answers:
         good, bad = train.sequence_lengths.T  # after the same prompt
         share = (good > bad).mean()
         text = f"the chosen answer is the longer one in {share:.1%} of the pairs"

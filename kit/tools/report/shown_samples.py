@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from tokenizers.decoders import DecodeStream
 
-from kit.data.open import reference_span
 from kit.data.read.image_files import small
 from kit.data.samples.samples import Samples
 from kit.system.credentials import secret_spans
@@ -61,17 +60,17 @@ def shown_samples(train: Samples, tokenizer: Any, num: int, are_prompts: bool) -
         return []
     samples = []
     for i in _spread(train.dataset_ids, num):
-        label = None if not train.are_rated or train.labels is None else bool(train.labels[i])
         sequences = train.sequences(i)
         if are_prompts:
-            ids, weights = sequences[0]
-            start, end = reference_span(weights)
-            sequences = [(ids[:end], np.arange(end) >= start)]
-        names, word = _names(train, sequences), "expected" if are_prompts else "pooled" if train.pooled else "learned"
-        about = _counted(sequences, word, names, train.pooled) + (
-            "" if label is None else f", label {str(label).lower()}"
-        )
-        parts = _parts(sequences, tokenizer, label is False, names)
+            start, end = train.answer_spans[i]
+            sequences = [(sequences[0][0][:end], np.arange(end) >= start)]
+        kind, names = train.kind, train.kind.names(train, i)
+        word = "expected" if are_prompts else "pooled" if kind.pools else "learned"
+        about = _counted(sequences, word, names, kind.pools) + kind.about(train, i)
+        parts = [
+            Part(name, tokens_of(*sequence, tokenizer), kind.is_bad(train, i, name))
+            for name, sequence in zip(names, sequences, strict=True)
+        ]
         if train.image_maker:
             parts = [_with_pictures(part, ids, train, i) for part, (ids, _) in zip(parts, sequences, strict=True)]
         parts = [replace(part, tokens=_ends(part.tokens)) for part in parts]
@@ -98,20 +97,6 @@ def _counted(sequences: Sequences, word: str, names: Sequence[str], pooled: bool
         learned = int((weights[not pooled :] > 0).sum())
         counts.append(f"{len(ids):,} tokens, {learned:,} {word} ({learned / len(ids):.0%})")
     return "; ".join(f"{name} {count}".lstrip() for name, count in zip(names, counts, strict=True))
-
-
-def _parts(sequences: Sequences, tokenizer: Any, is_bad: bool, names: Sequence[str]) -> list[Part]:
-    return [
-        Part(name, tokens_of(ids, weights, tokenizer), is_bad or name in ("rejected", "negative"))
-        for name, (ids, weights) in zip(names, sequences, strict=True)
-    ]
-
-
-def _names(train: Samples, sequences: Sequences) -> list[str]:
-    """What each sequence of a sample is."""
-    if train.head_values is not None and not train.head_values.shape[1]:  # neither margins nor labels
-        return ["anchor", "positive", *["negative"] * (len(sequences) - 2)]
-    return ["chosen", "rejected"] if len(sequences) > 1 else [""]
 
 
 def _with_pictures(part: Part, ids: np.ndarray, train: Samples, i: int) -> Part:

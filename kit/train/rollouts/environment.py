@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kit.data.open import prompt_and_reference
 from kit.data.samples.samples import Samples
 from kit.scoring.own_metric import MetricError, is_own
 from kit.scoring.rewards import Attempt, Scorer, key_of
@@ -45,7 +44,7 @@ class SingleTurn:
 
     def start(self, key: tuple[int, int, int]) -> Trajectory:
         """Return a trajectory of what the model reads first."""
-        return Trajectory(key, [Segment(prompt_and_reference(self._prompts, key[1])[0], 0.0)])
+        return Trajectory(key, [Segment(self._prompts.prompt(key[1]).ids, 0.0)])
 
     def step(self, trajectory: Trajectory, completion: Completion) -> None:
         """Add what the model wrote, and begin to judge it."""
@@ -54,7 +53,7 @@ class SingleTurn:
         if logps:
             trajectory.logps["engine_logps"] = list(logps)
         i = trajectory.sample
-        expected = text_of(self._tokenizer, prompt_and_reference(self._prompts, i)[1])
+        expected = text_of(self._tokenizer, self._prompts.prompt(i).reference)
         answer = text_of(self._tokenizer, ids, trajectory.ended)
         row, origin = self._rows.get(i), self._prompts.origin(i)
         attempt = Attempt(expected, answer, row, origin, len(ids), self._recipe.max_new_tokens)

@@ -16,7 +16,7 @@ from accelerate.utils import gather_object
 
 from kit.data.feed.batches import Collator
 from kit.data.feed.feed import GlobalBatch, counted
-from kit.data.open import Data, pad_id, prompt_and_reference
+from kit.data.open import Data, pad_id
 from kit.system.console import Progress, say
 from kit.system.interrupt import Stopped
 from kit.system.phases import ROLLING_OUT
@@ -205,14 +205,14 @@ class Rollouts:
         recipe = self._recipe
         if recipe.rewards:
             return True
-        length = sum(map(len, prompt_and_reference(self._data.train, key[1])))
+        length = sum(map(len, self._data.train.prompt(key[1])))
         return (
             np.random.default_rng([recipe.seed, *key]).random() < recipe.on_policy_share or length > recipe.max_length
         )
 
     def _of_data(self, key: tuple[int, int, int]) -> Trajectory:
         """The trajectory of the data's answer. Earlier turns teach, too."""
-        length = sum(map(len, prompt_and_reference(self._data.train, key[1])))
+        length = sum(map(len, self._data.train.prompt(key[1])))
         ids, weights = (values[:length] for values in self._data.train[key[1]])
         bounds = np.flatnonzero(np.diff(weights)) + 1
         parts = zip(np.split(ids, bounds), np.split(weights, bounds), strict=True)

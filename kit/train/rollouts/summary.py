@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from kit.data.open import prompt_and_reference
 from kit.data.samples.samples import Samples
 from kit.train.rollouts.generation import text_of
 from kit.train.rollouts.trajectories import Trajectory
@@ -64,7 +63,7 @@ def shown(trajectories: Sequence[Trajectory], prompts: Samples, tokenizer: Any) 
             found.append(
                 {
                     "prompt": prompts.shown(tokenizer.decode(prompt)),
-                    "reference": text_of(tokenizer, prompt_and_reference(prompts, sample)[1]),
+                    "reference": text_of(tokenizer, prompts.prompt(sample).reference),
                     "text": text_of(tokenizer, answer, each.ended),
                     "reward": each.reward,
                 }

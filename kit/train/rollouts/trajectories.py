@@ -89,7 +89,7 @@ class Trajectories(Table):
             "num_targets": np.array([(each[1:] > 0).sum() for each in self._weights], np.int32),
             "target_weight": np.array([each[1:].sum(dtype=np.float64) for each in self._weights]),
         }
-        super().__init__(records, None, prompts.dataset_ids[[each.sample for each in trajectories]])
+        super().__init__(records, prompts.dataset_ids[[each.sample for each in trajectories]])
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         return np.array(self._trajectories[i].ids, np.int64), self._weights[i]

@@ -3,11 +3,12 @@
 import shlex
 
 import pytest
+from data_helpers import converted, unused_of
 
 from kit.config.dataset_entry import column_mapping
-from kit.data.chat.columns import choose_fields, columns_flag
-from kit.data.chat.formats import to_sample
 from kit.data.chat.unused import Unused
+from kit.data.kinds.columns import choose_fields, columns_flag
+from kit.data.kinds.kinds import KINDS
 from kit.system.errors import UserError
 
 
@@ -40,7 +41,7 @@ def test_named_columns_choose_the_format():
 def refusal(columns, mapping=None, wanted="answers"):
     row = columns if isinstance(columns, dict) else dict.fromkeys(columns, "a")
     with pytest.raises(UserError) as caught:
-        choose_fields(row, mapping or {}, "train.jsonl", wanted=wanted)
+        choose_fields(row, mapping or {}, "train.jsonl", kind=KINDS[wanted])
     return str(caught.value)
 
 
@@ -119,15 +120,15 @@ ASKED, TOLD = [{"role": "user", "content": "2 + 2?"}], [{"role": "assistant", "c
 def test_a_mapping_is_proposed_by_the_first_values_too_and_works_as_it_is_printed(row, wanted, mapping):
     message = refusal(row, wanted=wanted)
     assert shlex.split(message.split("--dataset_columns ")[1])[0] == mapping
-    fields = choose_fields(row, column_mapping(mapping), "train.jsonl", wanted=wanted)
-    sample = to_sample(row, fields)
+    fields = choose_fields(row, column_mapping(mapping), "train.jsonl", kind=KINDS[wanted])
+    sample = converted(row, fields, kind=KINDS[wanted])
     assert isinstance(sample, dict), sample
-    assert not Unused(fields, ()).check(row)
+    assert not Unused(KINDS[wanted].format_of(fields), fields, ()).check(row)
 
 
 def test_a_tool_in_an_object_of_which_another_key_is_read_is_not_ignored_unseen():
     row = {"input": {"messages": [*ASKED, *TOLD], "tools": [{"name": "add"}]}}
-    unused = Unused(choose_fields(row, {"input.messages": "messages"}, "train.jsonl"), ())
+    unused = unused_of(row, {"input.messages": "messages"})
     assert [problem.where for problem in unused.check(row)] == ["input.tools"]
 
 

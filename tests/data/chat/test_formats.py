@@ -3,12 +3,12 @@
 import json
 import re
 
-from data_helpers import ANSWER, SYSTEM, USER, problems_of, sample_of
+from data_helpers import ANSWER, SYSTEM, USER, converted, made, problems_of, sample_of
 from helpers import ROOT
 
-from kit.data.chat.columns import choose_fields
-from kit.data.chat.formats import FORMATS, format_of, to_sample
 from kit.data.chat.image_parts import IMAGE
+from kit.data.kinds.columns import choose_fields
+from kit.data.kinds.kinds import KINDS
 
 ADD = {"type": "function", "function": {"name": "add"}}
 
@@ -62,11 +62,11 @@ def test_a_prompt_format_words_the_question_of_answers_and_of_pairs():
         ({"instruction": "a", "input": " "}, "Task: a"),
     ):
         for answers, wanted in (({"output": "c"}, "answers"), ({"chosen": "c", "rejected": "d"}, "pairs")):
-            fields = choose_fields(dict.fromkeys([*row, *answers]), {}, "train.jsonl", wanted=wanted)
-            sample = to_sample(row | answers, fields, format)
+            fields = choose_fields(dict.fromkeys([*row, *answers]), {}, "train.jsonl", kind=KINDS[wanted])
+            sample = converted(row | answers, fields, format, kind=KINDS[wanted])
             assert sample.get("messages", sample.get("prompt"))[0] == {"role": "user", "content": question}
     row = {"instruction": "a", "input": "b", "output": "c"}
-    (problem,) = to_sample(row, {name: name for name in row}, "{instruction}")
+    (problem,) = converted(row, {name: name for name in row}, "{instruction}")
     assert problem.where == "input"
 
 
@@ -97,7 +97,7 @@ def test_a_key_of_an_object_may_be_mapped_as_a_column():
     mapping = {"completion": "reward_model.ground_truth"}
     assert sample_of(row, **mapping) == {"prompt": [USER], "completion": [ANSWER]}
     fields = choose_fields(row, {theirs: ours for ours, theirs in mapping.items()}, "train.jsonl")
-    (problem,) = to_sample({"prompt": [USER], "reward_model": {"style": "rule"}}, fields)
+    (problem,) = converted({"prompt": [USER], "reward_model": {"style": "rule"}}, fields)
     assert str(problem).startswith(": no 'reward_model.ground_truth' (it has prompt, reward_model.style)")
     assert sample_of({"prompt": [USER], "a.b": "Hello"}, completion="a.b")["completion"] == [ANSWER]
 
@@ -126,8 +126,8 @@ def test_a_bad_row_is_reported_with_its_field():
 
 
 def judged(wanted, **row):
-    made = to_sample(row, choose_fields(row, {}, "train.jsonl", wanted=wanted))
-    return str(made[0]) if isinstance(made, list) else made
+    sample = made(row, kind=KINDS[wanted])
+    return str(sample[0]) if isinstance(sample, list) else sample
 
 
 def test_a_list_of_labels_names_each_once_and_a_multi_hot_list_is_refused():
@@ -154,16 +154,16 @@ def test_negatives_are_a_text_or_a_list_of_texts():
 
 def test_a_row_of_another_format_than_the_first_is_reported_with_its_columns():
     fields = choose_fields(dict.fromkeys(["prompt", "completion", "tools"]), {}, "train.jsonl")
-    (problem,) = to_sample({"text": "a", "prompt": "b"}, fields)
+    (problem,) = converted({"text": "a", "prompt": "b"}, fields)
     assert str(problem) == ": no 'completion' (it has text, prompt); expected prompt and completion in every row"
-    assert to_sample({"prompt": "a", "completion": "b"}, fields) == {"prompt": "a", "completion": "b"}
+    assert converted({"prompt": "a", "completion": "b"}, fields) == {"prompt": "a", "completion": "b"}
     fields = choose_fields(
         dict.fromkeys(["input_ids", "labels"]), {}, "train.jsonl"
     )  # learning from all of it is not what was meant
-    (problem,) = to_sample({"input_ids": [1]}, fields)
+    (problem,) = converted({"input_ids": [1]}, fields)
     assert "no 'labels'" in str(problem)
     fields = choose_fields({"messages": []}, {}, "train.jsonl")  # an optional column that only later rows have
-    assert to_sample({"messages": [USER, ANSWER], "tools": [ADD]}, fields)["tools"] == [ADD]
+    assert converted({"messages": [USER, ANSWER], "tools": [ADD]}, fields)["tools"] == [ADD]
 
 
 def documented_formats():
@@ -178,16 +178,19 @@ def documented_formats():
 
 
 def test_the_page_on_data_lists_the_formats_in_order_of_precedence_and_its_examples_are_read_so():
-    assert [columns for columns, _ in documented_formats()] == [format.columns for format in FORMATS]
+    kinds = {format.columns: kind for kind in KINDS.values() for format in kind.formats}
+    documented = [columns for columns, _ in documented_formats()]
+    assert sorted(documented) == sorted(kinds)
+    for kind in KINDS.values():
+        assert [columns for columns in documented if kinds[columns] is kind] == [each.columns for each in kind.formats]
     page = (ROOT / "docs/data.md").read_text()
-    for format in FORMATS:
+    for format in (format for kind in KINDS.values() for format in kind.formats):
         for column in format.optional + format.all_or_none:
             assert f"`{column}`" in page or f'"{column}":' in page, column
     for columns, examples in documented_formats():
         for example in examples:
             row = json.loads(example.replace("[...]", json.dumps([USER, ANSWER])).replace("{...}", "{}"))
-            (wanted,) = (format.rows for format in FORMATS if format.columns == columns)
-            fields = choose_fields(row, {}, "train.jsonl", wanted=wanted)
-            sample = to_sample(row, fields)
+            fields = choose_fields(row, {}, "train.jsonl", kind=kinds[columns])
+            sample = converted(row, fields, kind=kinds[columns])
             assert isinstance(sample, dict), f"{example}: {sample}"
-            assert format_of(fields).columns == columns
+            assert kinds[columns].format_of(fields).columns == columns

@@ -3,10 +3,11 @@
 import json
 
 import pytest
-from data_helpers import ANSWER, SYSTEM, USER
+from data_helpers import ANSWER, SYSTEM, USER, converted, made
 
-from kit.data.chat.columns import choose_fields
-from kit.data.chat.formats import to_sample
+from kit.data.kinds.columns import choose_fields
+from kit.data.kinds.kinds import KINDS
+from kit.data.kinds.pairs import PairRows
 
 OTHER = {"role": "assistant", "content": "Go away"}
 MORE, LAST, WORSE_LAST = (
@@ -23,7 +24,7 @@ WHOLE = {"chosen": [USER, ANSWER], "rejected": [USER, OTHER]}
 
 def sample_of(row, wanted="pairs"):
     """The sample that a row becomes, or what is wrong with it as one string."""
-    sample = to_sample(row, choose_fields(row, {}, "train.jsonl", wanted=wanted))
+    sample = made(row, kind=KINDS[wanted])
     return "\n".join(map(str, sample)) if isinstance(sample, list) else sample
 
 
@@ -111,6 +112,6 @@ def test_a_row_that_cannot_be_used_is_a_problem_of_its_field():
         assert sample_of(row, "rated").startswith(problem)
     for missing in ("prompt", "chosen", "rejected"):
         row = {"prompt": "Hi", **TEXTS}
-        fields = choose_fields(row, {}, "train.jsonl", wanted="pairs")
-        (found,) = to_sample({name: value for name, value in row.items() if name != missing}, fields)
+        fields = choose_fields(row, {}, "train.jsonl", kind=PairRows)
+        (found,) = converted({name: value for name, value in row.items() if name != missing}, fields, kind=PairRows)
         assert found.found.startswith(f"no {missing!r} (it has ") and "in every row" in found.expected

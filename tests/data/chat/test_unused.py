@@ -3,10 +3,9 @@
 import json
 
 import pytest
-from data_helpers import ANSWER, USER, open_all, write
+from data_helpers import ANSWER, USER, open_all, unused_of, write
 
-from kit.data.chat.columns import choose_fields
-from kit.data.chat.unused import Unused
+from kit.data.kinds.kinds import KINDS
 from kit.system.errors import UserError
 
 PAIR = {"prompt": "a", "completion": "b"}
@@ -20,10 +19,7 @@ PREFERRED = {"prompt": [USER], "chosen": [ANSWER], "rejected": [ANSWER]}
 def looked(row, mapping=None, wanted="answers"):
     """The problems of a row, as one string, and what is counted of it."""
     mapping = mapping or {}
-    unused = Unused(
-        choose_fields(row, mapping, "train.jsonl", wanted=wanted),
-        [k for k, v in mapping.items() if v == "ignore"],
-    )
+    unused = unused_of(row, mapping, KINDS[wanted])
     reported = "\n".join(map(str, unused.check(row)))
     return reported, dict(unused.counts)
 

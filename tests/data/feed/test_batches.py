@@ -7,6 +7,7 @@ from data_helpers import ROWS, open_all, write
 
 from kit.data.feed.batches import Collator, evaluation_batches, padded_length
 from kit.data.feed.data_ranks import Ranks
+from kit.data.kinds.rated import LABEL
 
 PAD = 7
 
@@ -28,7 +29,8 @@ def test_each_sequence_is_whole_in_its_row_and_its_targets_are_the_tokens_after_
     train = many(6, objective)
     items = [[5, 1], [0, 3]] if packing else [[5], [1], [0]]
     num = train.sequence_lengths.shape[1]
-    train.references = -np.arange(6.0 * num).reshape(6, num)
+    references = -np.arange(6.0 * num).reshape(6, num)
+    train.attach("references", references)
     batch = Collator(3, PAD, packing, max_length=512).collate(train, [np.array(item) for item in items])
     rows = [[(i, k, *each) for i in item for k, each in enumerate(train.sequences(i))] for item in items]
     rows = rows if packing else [[each] for row in rows for each in row]  # both sequences of a pair have a row
@@ -50,13 +52,14 @@ def test_each_sequence_is_whole_in_its_row_and_its_targets_are_the_tokens_after_
             segments.append((start, len(ids), i))
             start += len(ids)
     found = [batch.target_positions.tolist(), batch.targets.tolist(), batch.weights.tolist()]
-    of_targets = [sequence for *_, sequence in expected] if objective == "sft" else batch.sequence_ids.tolist()
-    assert list(zip(*found, of_targets, strict=True)) == expected and set(batch.dataset_ids.tolist()) == {0}
+    assert list(zip(*found, batch.sequence_ids.tolist(), strict=True)) == expected and set(
+        batch.dataset_ids.tolist()
+    ) == {0}
     assert list(batch.segments) == segments
     assert batch.num_tokens == mask.sum() and batch.squared_lengths == sum(size**2 for _, size, _ in segments)
-    if objective != "sft":
-        assert batch.per_sequence["labels"].tolist() == [bool(train.labels[i]) for i, _ in sequences]
-        assert batch.per_sequence["references"].tolist() == [float(train.references[place]) for place in sequences]
+    assert batch.per_sequence["references"].tolist() == [float(references[place]) for place in sequences]
+    if objective == "kto":
+        assert batch.per_sequence["labels"].tolist() == [bool(train.values[i, LABEL]) for i, _ in sequences]
     if packing:
         assert "attention_mask" not in batch.model_inputs() and batch.cu_seq_lens.dtype == torch.int32
         sizes = list(batch.segment_lengths)  # of sequences, and of what is padding

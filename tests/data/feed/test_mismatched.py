@@ -5,11 +5,12 @@ import pytest
 from data_helpers import open_all, rated_answers, write
 
 from kit.data.feed.mismatched import Mismatched
+from kit.data.kinds.rated import PROMPT_LENGTH
 
 
 def parts(samples, i):
     """The prompt and the answer of sample ``i``, as lists of ids."""
-    ids, num = samples[i][0].tolist(), int(samples.preferences["prompt_length"][i])
+    ids, num = samples[i][0].tolist(), int(samples.values[i, PROMPT_LENGTH])
     return ids[:num], ids[num:]
 
 

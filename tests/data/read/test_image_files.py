@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image as pil
 
-from kit.data.chat.formats import to_sample
 from kit.data.chat.image_parts import IMAGE
+from kit.data.kinds.pairs import PairRows
 from kit.data.read import image_files
 from kit.data.read.image_files import inspect, pixels
 from kit.system.errors import UserError
@@ -145,7 +145,7 @@ URI = "data:image/png;base64," + base64.b64encode(plain()).decode()
 
 
 def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
-    from data_helpers import problems_of, sample_of
+    from data_helpers import converted, problems_of, sample_of
 
     def row(part, **more):
         return {"messages": [{"role": "user", "content": [part]}, {"role": "assistant", "content": "a"}], **more}
@@ -202,7 +202,7 @@ def test_the_known_forms_of_an_image_are_read_and_addresses_are_not():
     ):
         assert found in problems_of(given)
     pair = {"chosen": "b", "rejected": "c", "prompt": "a", "images": ["a"]}
-    (problem,) = to_sample(pair, {name: name for name in pair})
+    (problem,) = converted(pair, {name: name for name in pair}, kind=PairRows)
     assert problem.fix.startswith("--dataset_columns prompt=instruction makes")
     assert "images" not in sample_of({"instruction": "<image>", "output": "b"})  # a text like any other
     answer = [{"role": "user", "content": "draw"}, {"role": "assistant", "content": [{"type": "image", "path": "a"}]}]

@@ -56,8 +56,8 @@ def test_both_halves_are_what_a_conversation_becomes_and_have_the_same_prompt(sh
         learned = np.flatnonzero(half.weights)
         assert learned.tolist() == list(range(learned[0], learned[-1] + 1))
         assert answer["content"] in tokenizer.decode(half.input_ids[learned[0] : learned[-1]])
-    (record,) = data.train.preferences
-    assert record["prompt_length"] == learned[0] and record["first_length"] == len(halves(data.train)[0].input_ids)
+    assert data.train.answer_spans[0, 0] == learned[0]
+    assert data.train.sequence_lengths.tolist() == [[len(half.input_ids) for half in halves(data.train)]]
 
 
 def test_turns_of_weight_zero_that_both_have_are_read_and_not_compared(tmp_path, tokenizer):
@@ -66,7 +66,7 @@ def test_turns_of_weight_zero_that_both_have_are_read_and_not_compared(tmp_path,
     train = opened(tmp_path, tokenizer, row).train
     asked = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert marked(halves(train)[0], tokenizer) == f"{asked}Hello<|im_end|>\n{asked}[[Hello<|im_end|>]]\n"
-    assert train.preferences["prompt_length"][0] == len(tokenizer(f"{asked}Hello<|im_end|>\n{asked}").input_ids)
+    assert train.answer_spans[0, 0] == len(tokenizer(f"{asked}Hello<|im_end|>\n{asked}").input_ids)
     other = {**row, "rejected": [AWAY | {"train": False}, USER, AWAY]}
     assert "rejected: the prompt before it has other tokens than" in problem(tmp_path, tokenizer, other)
 

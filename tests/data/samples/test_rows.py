@@ -115,7 +115,7 @@ def test_texts_that_are_the_same_once_cut_are_left_out_and_a_cell_of_a_table_is_
     )
     opened = open_all(tokenizer, max_length=16, objective="reward")
     assert "train.jsonl: 1 of 2 samples left out: longer than 16 tokens" in opened.notes
-    assert opened.train.head_values.tolist() == [[0.5]]
+    assert opened.train.values.tolist() == [[0.5]]
     write(tmp_path / "train.jsonl", {"chosen": "a", "rejected": "b", "margin": "far"})
     with pytest.raises(UserError, match=r"train.jsonl:1 margin: 'far'; expected a number"):
         open_all(tokenizer, max_length=16, objective="reward")

@@ -9,10 +9,12 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kit.data.chat.formats import ANSWERS, FORMATS, IGNORE, Format, alone, opened
+from kit.data.chat.formats import ANSWERS, IGNORE, alone, opened
 from kit.data.chat.messages import are_messages, is_message
+from kit.data.kinds.answers import AnswerRows
+from kit.data.kinds.kind import RowKind
+from kit.data.kinds.kinds import KINDS
 from kit.system.errors import Problem, UserError, did_you_mean, raise_if
-from kit.tasks.spec import Rows
 
 # Names of columns, or of keys of their objects, that are well known elsewhere, for each field that they usually mean,
 # the likeliest first.
@@ -38,15 +40,6 @@ ALIASES = {
     "positive": "answer document passage pos sentence2 entailment",
     "negative": "negatives hard_negative neg contradiction",
 }
-# Of each kind of rows an objective that learns from it, and from what. Those that others could read are last.
-OBJECTIVES: dict[Rows, str] = {
-    "pairs": "--objective dpo learns from pairs of answers",
-    "rated": "--objective kto learns from answers with a label",
-    "labelled": "--objective classify learns the labels of texts",
-    "contrasts": "--objective embed learns which texts belong to each other",
-    "compared": "--objective reward learns which of two texts is better",
-    "answers": "--objective sft learns the answers",
-}
 _CHATS = ("messages", "conversations")
 _MESSAGES = (*_CHATS, "prompt", "completion", "chosen", "rejected")  # fields that may hold messages
 # Fields that hold neither text nor messages.
@@ -66,13 +59,13 @@ def choose_fields(
     mapping: Mapping[str, str],
     name: str,
     may_lack: bool = False,
-    wanted: Rows = "answers",
+    kind: type[RowKind] = AnswerRows,
     proposed: list[Problem] | None = None,
 ) -> dict[str, str]:
     """Choose a format by the columns of a data set: ``{"prompt": "question", "completion": "answer"}``.
 
     The result maps each of our fields to their column. If the columns allow several formats, the one with most fields
-    of ``mapping`` is taken, and of equals the first of ``FORMATS``.
+    of ``mapping`` is taken, and of equals the first of the kind.
 
     Args:
         row: the first of the data set.
@@ -81,7 +74,7 @@ def choose_fields(
         name: the data set's, for messages.
         may_lack: ``mapping`` was written for another data set (the training data, while this one is for evaluation):
             columns that this one lacks are ignored if it has a complete format without them.
-        wanted: what the rows must hold for the objective.
+        kind: what the rows must hold for the objective.
         proposed: if no format fits and the message has a mapping, it is added here, and the fields are those of the
             mapping: so what else is wrong is found in the same round.
 
@@ -93,18 +86,18 @@ def choose_fields(
     columns = list(row)
     if may_lack:
         present = {theirs: ours for theirs, ours in mapping.items() if theirs in columns}
-        if any(set(present.values()) <= set(fields) for fields in _complete(columns, present, ignored, wanted)):
+        if any(set(present.values()) <= set(fields) for fields in _complete(columns, present, ignored, kind)):
             mapping = present
-    raise_if(_problems_of_mapping(columns, mapping, name, wanted))
-    complete = _complete(columns, mapping, ignored, wanted)
+    raise_if(_problems_of_mapping(columns, mapping, name, kind))
+    complete = _complete(columns, mapping, ignored, kind)
     if not complete:
-        formats = ", or ".join(map(str, formats_of(wanted)))
-        mapping, step = _next_step(row, ignored, wanted)
+        formats = ", or ".join(map(str, kind.formats))
+        mapping, step = _next_step(row, ignored, kind)
         problem = Problem(name, f"columns {', '.join(columns)}", formats, step)
         if proposed is None or not mapping:
             raise UserError(problem)
         proposed.append(problem)
-        complete = _complete([*opened(row, mapping)], mapping, ignored, wanted)
+        complete = _complete([*opened(row, mapping)], mapping, ignored, kind)
     fields = complete[0]
     for theirs, ours in mapping.items():
         if ours not in fields:
@@ -116,10 +109,12 @@ def choose_fields(
     return fields
 
 
-def _problems_of_mapping(columns: Sequence[str], mapping: Mapping[str, str], name: str, wanted: Rows) -> list[Problem]:
+def _problems_of_mapping(
+    columns: Sequence[str], mapping: Mapping[str, str], name: str, kind: type[RowKind]
+) -> list[Problem]:
     """What is wrong with a mapping by itself."""
     problems: list[Problem] = []
-    known = tuple(dict.fromkeys(field for format in formats_of(wanted) for field in format.fields))
+    known = tuple(dict.fromkeys(field for format in kind.formats for field in format.fields))
     for theirs, ours in mapping.items():
         where = f"dataset_columns {theirs}={ours}"
         if ours not in known:
@@ -134,19 +129,14 @@ def _problems_of_mapping(columns: Sequence[str], mapping: Mapping[str, str], nam
     return problems
 
 
-def formats_of(wanted: Rows) -> list[Format]:
-    """Return the formats whose rows hold what is ``wanted``, in their order of precedence."""
-    return [format for format in FORMATS if format.rows == wanted]
-
-
 def _complete(
-    columns: Sequence[str], mapping: Mapping[str, str], ignored: Iterable[str], wanted: Rows
+    columns: Sequence[str], mapping: Mapping[str, str], ignored: Iterable[str], kind: type[RowKind]
 ) -> list[dict[str, str]]:
     """The formats whose columns are all there, best first, each as our fields to their columns."""
     present = {name: name for name in columns if name not in mapping}
     present |= {ours: theirs for theirs, ours in mapping.items()}
     complete = []
-    for format in formats_of(wanted):
+    for format in kind.formats:
         if all(column in present for column in format.columns):
             # Later rows may have an optional column that the first row lacks.
             later = {name: name for name in format.optional if name not in mapping and name not in ignored}
@@ -155,7 +145,7 @@ def _complete(
     return sorted(complete, key=lambda fields: -sum(field in fields for field in mapping.values()))
 
 
-def _next_step(row: Mapping[str, Any], ignored: set[str], wanted: Rows) -> tuple[dict[str, str], str]:
+def _next_step(row: Mapping[str, Any], ignored: set[str], kind: type[RowKind]) -> tuple[dict[str, str], str]:
     """A mapping for columns that are no format; and what to do about them: it, or another objective."""
     keys = {
         f"{column}.{key}": value
@@ -163,7 +153,7 @@ def _next_step(row: Mapping[str, Any], ignored: set[str], wanted: Rows) -> tuple
         if isinstance(inner, dict) and not is_message(inner)
         for key, value in inner.items()
     }
-    for format in formats_of(wanted):
+    for format in kind.formats:
         mapping: dict[str, str] = {}  # their column to our field
         for ours in format.fields:
             values = row if ours in format.optional else {**row, **keys}
@@ -172,22 +162,24 @@ def _next_step(row: Mapping[str, Any], ignored: set[str], wanted: Rows) -> tuple
                 for name in [ours, *ALIASES.get(ours, "").split()]
                 for theirs, value in values.items()
                 if theirs.rpartition(".")[2].lower() == name
-                if theirs not in mapping and _fits(format, ours, theirs, value)
+                if theirs not in mapping and _fits(kind, ours, theirs, value)
             )
             mapping |= next(fitting, {})
         if set(format.columns) <= set(mapping.values()):
             return mapping, columns_flag(mapping | dict.fromkeys(sorted(ignored), IGNORE))
     step = f"say which column is which: {columns_flag({'COLUMN': 'FIELD'})}; or write the rows in one of these formats"
-    others_read = (OBJECTIVES[kind] for kind in OBJECTIVES if kind != wanted and _complete([*row], {}, ignored, kind))
+    others_read = (
+        other.objective for other in KINDS.values() if other != kind and _complete([*row], {}, ignored, other)
+    )
     return {}, next(others_read, step)
 
 
-def _fits(format: Format, ours: str, theirs: str, value: Any) -> bool:
-    """Whether a value has the type of a field of a format. Texts that are asked make a chat: as an instruction."""
+def _fits(kind: type[RowKind], ours: str, theirs: str, value: Any) -> bool:
+    """Whether a value has the type of a field. Texts that are asked make a chat: as an instruction."""
     if ours in _OTHERS:
         return value is not None
     if are_messages(value) or is_message(value):
         return ours in _MESSAGES
-    if ours == "prompt" and (theirs != ours or format.rows == "answers"):
+    if ours == "prompt" and (theirs != ours or not kind.is_judged):
         return False
     return isinstance(alone(value) if ours in ANSWERS else value, str) and ours not in _CHATS

@@ -1,0 +1,1 @@
+"""What the rows of a data set hold: a module for each kind."""

@@ -1,0 +1,139 @@
+"""What there is to know of a kind of rows: how they are read, encoded, cut and stored, and what an objective gets."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from kit.data.chat.formats import Format, Sample
+from kit.data.chat.tokens import Encoded
+from kit.system.errors import Problem
+
+if TYPE_CHECKING:
+    from kit.config.settings.objective import ObjectiveSettings
+    from kit.data.samples.records import Table
+    from kit.data.samples.samples import Samples
+
+START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
+# Those of one sample: of a pair the prompt with each of its answers; of texts that belong to each other each.
+Sequences = tuple[Encoded, ...]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a sequence may be, and what cutting must know."""
+
+    max_length: int  # tokens
+    strategy: str  # ``excess_length_strategy``
+    bos: int | None
+    special: frozenset[int]  # all ids of special and added tokens
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """A kind of rows. A subclass says what is different about its own.
+
+    Attributes:
+        formats: in order of precedence: the first one whose columns are all there is taken.
+        objective: which objective learns from such rows, and what.
+        is_judged: the rows say what is better, or right; an objective measures them. Else they are answers to write.
+        pools: a head reads the states of the tokens with a weight; else these tokens are predicted.
+        is_cut: a sample that is longer than ``max_length`` is cut, or left out.
+        sequences_in_pack: as many times ``max_length`` has a pack.
+        has_mismatched: an objective also sets each prompt beside the answer to another (``feed.mismatched``).
+        compares_answers: to one prompt, so their lengths may give away which is better.
+        too_few: what is expected if a single sample is too few.
+        learned: what the tokens with a weight are called in a summary.
+    """
+
+    formats: ClassVar[tuple[Format, ...]]
+    objective: ClassVar[str]
+    is_judged: ClassVar[bool] = True
+    pools: ClassVar[bool] = False
+    is_cut: ClassVar[bool] = True
+    sequences_in_pack: ClassVar[int] = 1
+    has_mismatched: ClassVar[bool] = False
+    compares_answers: ClassVar[bool] = False
+    too_few: ClassVar[str] = ""
+    learned: ClassVar[str] = "supervised"
+
+    @classmethod
+    def of(cls, settings: "ObjectiveSettings") -> Self:
+        """Return the kind as ``settings`` ask for it."""
+        return cls()
+
+    @classmethod
+    def format_of(cls, fields: Mapping[str, str]) -> Format:
+        """Return the format that ``choose_fields`` chose: ``fields`` begin with its first column, and have all."""
+        first = next(iter(fields))
+        return next(each for each in cls.formats if each.columns[0] == first and set(each.columns) <= fields.keys())
+
+    def key(self) -> list[Any]:
+        """Return what identifies it in the key of a cache entry."""
+        return [type(self).__name__, *astuple(self)]
+
+    def check(self, sample: Sample) -> Problem | None:
+        """Return what is wrong with a sample before it is encoded."""
+        return None
+
+    def parts(self, sample: Sample) -> list[Sample]:
+        """Return the samples that are encoded for ``sample``."""
+        return [sample]
+
+    def join(self, sample: Sample, encoded: Sequence[list[Encoded] | Problem]) -> list[Sequences] | Problem:
+        """Return the samples that the encoded parts of a row make, or why it cannot be learned from."""
+        raise NotImplementedError
+
+    def cut(self, sequences: Sequences, limits: Limits) -> tuple[list[Sequences], str]:
+        """Cut a sample that is too long, which may leave none or several. Returns a remark for the user, too."""
+        raise NotImplementedError
+
+    def weighted(self, sequences: Sequences) -> Sequences | None:
+        """Return a sample with its final weights; None if nothing of it is learned."""
+        return sequences if any(sequences[0].weights[1:]) else None
+
+    def values(self, sample: Sample, sequences: Sequences) -> list[float]:
+        """Return the numbers that are stored beside the tokens of a sample: where the answer to generate is, first."""
+        return list(answer_span(sequences[0].weights))
+
+    def per_sequence(self, table: "Table", members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what an objective needs of n sequences, by name; see ``MicroBatch.per_sequence``.
+
+        Args:
+            members: int64 [n], of each sequence the index of its sample.
+            numbers: int64 [n], its number in that sample.
+        """
+        return {}
+
+    def chosen_weight(self, table: "Table", indices: np.ndarray) -> float:
+        """Return the sum of the weights of targets in chosen answers, of the samples at ``indices``."""
+        return 0.0
+
+    def hashes(self, samples: "Samples") -> np.ndarray:
+        """Return a hash of each sample, uint64 [N], equal for those that teach the same."""
+        return samples.hashes
+
+    def summary(self, table: "Table") -> list[str]:
+        """Return lines for the user about training data."""
+        num_tokens, num_targets = (int(each.sum(dtype=np.int64)) for each in (table.lengths, table.num_targets))
+        found = f"{num_tokens} tokens, {num_targets} of them {self.learned} ({num_targets / num_tokens:.1%})"
+        return [f"training data: {len(table)} samples, {found}"]
+
+    def names(self, table: "Table", i: int) -> list[str]:
+        """Return what each sequence of sample ``i`` is called."""
+        return [""]
+
+    def is_bad(self, table: "Table", i: int, name: str) -> bool:
+        """Return whether the sequence of sample ``i`` with this name is to become less likely."""
+        return name in ("rejected", "negative")
+
+    def about(self, table: "Table", i: int) -> str:
+        """Return what is said of sample ``i`` after its tokens."""
+        return ""
+
+
+def answer_span(weights: Sequence[float]) -> tuple[int, int]:
+    """Return where the last span of tokens with a weight begins and ends."""
+    end = next(i for i in range(len(weights), 0, -1) if weights[i - 1])
+    return next((i for i in range(end, 0, -1) if not weights[i - 1]), 0), end

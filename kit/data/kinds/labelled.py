@@ -1,0 +1,98 @@
+"""Texts with labels: a text, two texts, or a conversation, with the names of its labels."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+from kit.data.chat.formats import Format, Sample
+from kit.data.chat.messages import check_text, read_messages
+from kit.data.kinds.kind import Sequences
+from kit.data.kinds.texts import TextRows, as_list
+from kit.system.errors import Problem, UserError, listed
+
+if TYPE_CHECKING:
+    from kit.config.settings.objective import ObjectiveSettings
+
+MULTI_HOT = "of a multi-hot list, write the places of its ones, from 0: [1, 2] for [0, 1, 1]"
+
+
+def _read(values: Mapping[str, Any]) -> Sample:
+    names, _ = label_names(values["label"])
+    if "messages" in values:
+        messages = read_messages("messages", values["messages"], needs_answer=False)
+        return {"prompt": messages, "completion": [], "label": names}
+    columns = [name for name in ("text", "query", "document") if name in values]
+    return {"plain": [[check_text(name, values[name]) for name in columns]], "label": names}
+
+
+def label_names(value: Any) -> tuple[list[str], bool]:
+    """Return the names of the labels in a column, and whether it may hold several. Raises ``UserError``."""
+    value = as_list("label", value)
+    if not isinstance(value, list):
+        return [_name("label", value)], False
+    names = [_name(f"label[{i}]", each) for i, each in enumerate(value)]
+    if len(set(names)) < len(names) or any(isinstance(each, bool | float) for each in value):
+        expected = "the names or the numbers of its labels, each once"
+        raise UserError(Problem("label", repr(value)[:80], expected, MULTI_HOT))
+    return names, True
+
+
+def _name(where: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return str(int(value))
+    if isinstance(value, float):
+        raise UserError(Problem(where, repr(value), "the name or the number of a label; no amount is learned"))
+    return check_text(where, value).strip()
+
+
+@dataclass(frozen=True)
+class LabelledRows(TextRows):
+    """Values: the numbers of its labels.
+
+    Attributes:
+        labels: that rows may have; numbers stand for them if they are names. Without any, none is stored.
+        has_several: whether a row may have any number of labels, else one.
+    """
+
+    labels: tuple[str, ...] = ()
+    has_several: bool = False
+    formats = (
+        Format(("label", "messages"), _read),
+        Format(("label", "text"), _read),
+        Format(("label", "query", "document"), _read),
+    )
+    objective = "--objective classify learns the labels of texts"
+
+    @classmethod
+    def of(cls, settings: "ObjectiveSettings") -> Self:
+        """See ``RowKind``."""
+        return cls(
+            labels=tuple(settings.labels or ()),
+            has_several=settings.problem_type == "multi_label_classification",
+        )
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The number of each label, by what may stand for it."""
+        known = {name: i for i, name in enumerate(self.labels)}
+        if any(map(str.isdecimal, self.labels)):
+            return known
+        return {str(i): i for i in known.values()} | known
+
+    def check(self, sample: Sample) -> Problem | None:
+        """See ``RowKind``."""
+        names = sample["label"] if self.labels else []
+        if unknown := [name for name in names if name not in self._numbers]:
+            expected = f"one of {listed(self.labels)}, or --labels with the names of all, in the order of its scores"
+            return Problem("label", f"{unknown[0]!r} is no label of this model", expected)
+        if self.labels and len(names) != 1 and not self.has_several:
+            fix = "--problem_type multi_label_classification"
+            return Problem("label", f"{len(names)} labels", "one, as other rows have", fix)
+        return None
+
+    def values(self, sample: Sample, sequences: Sequences) -> list[float]:
+        """See ``RowKind``."""
+        return [float(self._numbers[name]) for name in sample["label"]] if self.labels else []

@@ -1,0 +1,75 @@
+"""Answers to one prompt: how they are encoded, and cut alike. Pure.
+
+Promises:
+
+- The prompt has the same tokens before both answers of a pair, and the answers differ. What does not is a problem.
+- Cutting takes tokens of the prompt, the same before both answers. No answer is cut: a pair that is too long for that
+  is left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kit.data.chat.formats import Sample
+from kit.data.chat.tokens import Encoded
+from kit.data.kinds.kind import Limits, RowKind, Sequences
+from kit.system.errors import Problem
+
+ANSWERS = ("chosen", "rejected", "completion")
+INPUTS = ("input", "system", "tools", "chat_template_kwargs")  # columns of their formats
+PROMPT_CUT = "the start of the prompt was cut off, so that no answer is cut"
+
+
+class OnePrompt(RowKind):
+    """A prompt and one or two answers, of which all is learned or compared."""
+
+    def parts(self, sample: Sample) -> list[Sample]:
+        """See ``RowKind``: the prompt with each of its answers."""
+        shared = {key: value for key, value in sample.items() if key not in (*ANSWERS, "label", "values")}
+        return [{**shared, "completion": sample[name]} for name in ANSWERS if name in sample]
+
+    def join(self, sample: Sample, encoded: Sequence[list[Encoded] | Problem]) -> list[Sequences] | Problem:
+        """See ``RowKind``."""
+        sequences: Sequences = ()
+        for name, answer in zip([name for name in ANSWERS if name in sample], encoded, strict=True):
+            if isinstance(answer, Problem):
+                return answer
+            if len(answer) > 1:
+                found = "the chat template rewrites earlier turns, so these answers have no text in common"
+                return Problem(name, found, "one answer", "make a row of each, with the turns before it as the prompt")
+            if not any(answer[0].weights[1:]):
+                return Problem(name, "nothing of it is supervised", "an answer with a weight")
+            sequences += (answer[0],)
+        if len(sequences) == 1:
+            return [sequences]
+        chosen, rejected = sequences
+        num_prompt, prompt = first_target(chosen), chosen.input_ids[: first_target(chosen)]
+        if num_prompt != first_target(rejected) or prompt != rejected.input_ids[:num_prompt]:
+            found = "the prompt before it has other tokens than before the chosen answer"
+            fix = "the same prompt; turns that are only read are part of it, up to an answer"
+            return Problem("rejected", found, fix)
+        if chosen.input_ids == rejected.input_ids:
+            return Problem("rejected", "the same tokens as chosen", "another answer")
+        # Nothing predicts the first token of a sequence.
+        return [(chosen, replace(rejected, weights=[0.0, *rejected.weights[1:]]))]
+
+    def cut(self, sequences: Sequences, limits: Limits) -> tuple[list[Sequences], str]:
+        """See ``RowKind``: cut tokens of the prompt until the longest sequence fits, unless no prompt is left."""
+        num_over = max(len(each.input_ids) for each in sequences) - limits.max_length
+        num_first = 1 if sequences[0].input_ids[0] == limits.bos else 0  # BOS stays first
+        # At least one token must predict the first of the answer.
+        if num_over > first_target(sequences[0]) - max(num_first, 1):
+            return [], ""
+        start = num_first + num_over
+        shorter = tuple(
+            Encoded(
+                each.input_ids[:num_first] + each.input_ids[start:], each.weights[:num_first] + each.weights[start:]
+            )
+            for each in sequences
+        )
+        return [shorter], PROMPT_CUT
+
+
+def first_target(encoded: Encoded) -> int:
+    """Return the number of tokens before the first supervised one that has a token before it."""
+    return next(i for i, weight in enumerate(encoded.weights) if i and weight)

@@ -1,0 +1,42 @@
+"""Pairs: two answers to one prompt, of which one is better."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kit.data.chat.formats import IMAGES, Format, Sample, template_inputs
+from kit.data.chat.preferences import answers_to_one_prompt
+from kit.data.kinds.kind import Sequences
+from kit.data.kinds.one_prompt import INPUTS, OnePrompt
+
+if TYPE_CHECKING:
+    from kit.data.samples.records import Table
+
+
+def _read(values: Mapping[str, Any]) -> Sample:
+    return answers_to_one_prompt(values, ("chosen", "rejected")) | template_inputs(values)
+
+
+class PairRows(OnePrompt):
+    """Sequence 0 is the prompt with the chosen answer, whose weight is the last value; 1 is with the rejected one."""
+
+    formats = (
+        Format(("chosen", "rejected"), _read, optional=(*INPUTS, IMAGES), all_or_none=("prompt", "instruction")),
+    )
+    objective = "--objective dpo learns from pairs of answers"
+    sequences_in_pack = 2
+    compares_answers = True
+
+    def values(self, sample: Sample, sequences: Sequences) -> list[float]:
+        """See ``RowKind``."""
+        weights = np.array(sequences[0].weights[1:], np.float32)
+        return [*super().values(sample, sequences), float(weights.sum(dtype=np.float64))]
+
+    def chosen_weight(self, table: "Table", indices: np.ndarray) -> float:
+        """See ``RowKind``."""
+        return float(table.values[indices, -1].sum())
+
+    def names(self, table: "Table", i: int) -> list[str]:
+        """See ``RowKind``."""
+        return ["chosen", "rejected"]

@@ -1,0 +1,69 @@
+"""Rated answers: an answer to a prompt, and whether it is a good one."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kit.data.chat.formats import IMAGES, Format, Sample, template_inputs
+from kit.data.chat.preferences import answers_to_one_prompt
+from kit.data.kinds.kind import Sequences
+from kit.data.kinds.one_prompt import INPUTS, OnePrompt, first_target
+from kit.system.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from kit.data.samples.records import Table
+    from kit.data.samples.samples import Samples
+
+PROMPT_LENGTH, LABEL = 2, 3  # columns of the values
+
+
+def _read(values: Mapping[str, Any]) -> Sample:
+    label = values["label"]
+    if isinstance(label, str) and label.strip().lower() in ("true", "false"):  # a cell of a table
+        label = label.strip().lower() == "true"
+    if not isinstance(label, bool):
+        raise UserError(Problem("label", repr(label)[:80], "true (a good answer) or false"))
+    return answers_to_one_prompt(values, ("completion",)) | {"label": label} | template_inputs(values)
+
+
+class RatedRows(OnePrompt):
+    """Other values: the tokens of the prompt, and whether the answer is a good one."""
+
+    formats = (
+        Format(("label", "completion"), _read, optional=(*INPUTS, IMAGES), all_or_none=("prompt", "instruction")),
+    )
+    objective = "--objective kto learns from answers with a label"
+    has_mismatched = True
+    too_few = "at least two samples: kto sets each prompt beside the answer to another"
+
+    def values(self, sample: Sample, sequences: Sequences) -> list[float]:
+        """See ``RowKind``."""
+        return [*super().values(sample, sequences), first_target(sequences[0]), float(sample["label"])]
+
+    def per_sequence(self, table: "Table", members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """See ``RowKind``: ``labels``, bool [n]."""
+        return {"labels": table.values[members, LABEL].astype(bool)}
+
+    def hashes(self, samples: "Samples") -> np.ndarray:
+        """See ``RowKind``: the same answer with another label is no repetition."""
+        return samples.hashes ^ samples.values[:, LABEL].astype(np.uint64)
+
+    def summary(self, table: "Table") -> list[str]:
+        """See ``RowKind``."""
+        (line,) = super().summary(table)
+        num_good, num = int(table.values[:, LABEL].sum()), len(table)
+        lines = [f"{line}; good answers: {num_good}, bad ones: {num - num_good}"]
+        if num_good in (0, num):
+            missing = "bad" if num_good else "good"
+            found = f"there is no {missing} answer, and kto learns from what tells good answers from bad ones"
+            lines.append(f"warning: {found}")
+        return lines
+
+    def is_bad(self, table: "Table", i: int, name: str) -> bool:
+        """See ``RowKind``."""
+        return not table.values[i, LABEL]
+
+    def about(self, table: "Table", i: int) -> str:
+        """See ``RowKind``."""
+        return f", label {str(bool(table.values[i, LABEL])).lower()}"

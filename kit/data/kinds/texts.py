@@ -1,0 +1,100 @@
+"""Texts for a head in the place of words, of whose tokens it reads the states. Pure.
+
+A text alone, or with a second one, becomes what the model's own tokenizer makes of it (``plain``): so what is trained
+on is what ``pipeline`` of transformers and sentence-transformers give the model.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kit.data.chat.formats import Sample
+from kit.data.chat.messages import parsed
+from kit.data.chat.tokens import Encoded
+from kit.data.kinds.kind import START_CUT, Limits, RowKind, Sequences
+from kit.system.errors import Problem
+
+if TYPE_CHECKING:
+    from kit.data.samples.records import Table
+
+_NO_LIST = re.compile(r"""\s*\[([^\W\d][^,'"\[\]]*\]|[^'"\[\]]*\]\s*\S)""")  # [PER], [1] and more, [a, b] and more
+
+
+@dataclass(frozen=True)
+class TextRows(RowKind):
+    """Texts that are encoded alone.
+
+    Attributes:
+        pooling: of which tokens a head reads the states: ``last``, or ``mean`` for all.
+    """
+
+    pooling: str = "last"
+    pools = True
+    learned = "pooled"
+
+    def parts(self, sample: Sample) -> list[Sample]:
+        """See ``RowKind``."""
+        return [{"plain": texts} for texts in sample["plain"]] if "plain" in sample else [sample]
+
+    def join(self, sample: Sample, encoded: Sequence[list[Encoded] | Problem]) -> list[Sequences] | Problem:
+        """See ``RowKind``."""
+        texts: Sequences = ()
+        for each in encoded:
+            if isinstance(each, Problem):
+                return each
+            if not each[0].input_ids:
+                return Problem("", "a text without a token", "text")
+            texts += (each[0],)
+        return [texts]
+
+    def cut(self, sequences: Sequences, limits: Limits) -> tuple[list[Sequences], str]:
+        """See ``RowKind``: each text in its middle, or at its start."""
+        cut = tuple(_shortened(each, limits) for each in sequences)
+        return [cut], START_CUT if limits.strategy == "keep_end" else ""
+
+    def weighted(self, sequences: Sequences) -> Sequences | None:
+        """See ``RowKind``: 1 for the tokens of which a head reads the states."""
+        last = self.pooling == "last"
+        return tuple(
+            replace(each, weights=[0.0 if last else 1.0] * (len(each.input_ids) - 1) + [1.0]) for each in sequences
+        )
+
+    def values(self, sample: Sample, sequences: Sequences) -> list[float]:
+        """See ``RowKind``: no answer is generated."""
+        return []
+
+    def per_sequence(self, table: "Table", members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """See ``RowKind``: ``values``, float32 [n, L], and ``roles``, int64 [n], the number of each in its sample."""
+        return {"values": table.values[members].astype(np.float32), "roles": numbers}
+
+
+def _shortened(encoded: Encoded, limits: Limits) -> Encoded:
+    """Cut a text in its middle, or at its start behind the first token. The special tokens that end it stay."""
+    ids, max_length = encoded.input_ids, limits.max_length
+    if len(ids) <= max_length:
+        return encoded
+    if limits.strategy == "keep_end":
+        first = 1 if ids[0] in limits.special else 0
+        kept = ids[:first] + ids[len(ids) - max_length + first :]
+    else:
+        num_last = next(i for i, id_ in enumerate(reversed([None, *ids])) if id_ not in limits.special)
+        num_last = min(num_last, max_length - 1)
+        kept = ids[: max_length - num_last] + ids[len(ids) - num_last :]
+    return Encoded(kept, [1.0] * max_length)
+
+
+def negatives(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The texts in the column ``negative``, each with its name: one, a list of them, or none."""
+    given = as_list("negative", values.get("negative"))
+    if isinstance(given, list):
+        return {f"negative[{i}]": each for i, each in enumerate(given)}
+    return {} if given is None else {"negative": given}
+
+
+def as_list(name: str, value: Any) -> Any:
+    """A value, as a list if it is a JSON string of one. Raises ``UserError`` for a string that only looks like one."""
+    is_list = isinstance(value, str) and value.lstrip().startswith("[") and not _NO_LIST.match(value)
+    return parsed(name, value) if is_list else value
