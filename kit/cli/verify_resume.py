@@ -10,6 +10,7 @@ and no temporary file is left behind, not even after Ctrl-C.
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from kit.config.command_line import read_command_line, read_flags
 from kit.config.recipe import Recipe
@@ -18,7 +19,7 @@ from kit.system.console import Parser, show, show_error
 from kit.system.errors import Problem, UserError, raise_if
 from kit.system.visible import joined
 from kit.tools.verify_resume.compare_runs import compare_runs
-from kit.tools.verify_resume.run_script import SET, ScriptFailed, run_script, workplace
+from kit.tools.verify_resume.run_script import SET, ScriptFailed, run_script
 
 HELP = "kill a short run with your flags, continue it, and compare bit for bit"
 DEFAULT_STEPS = 6
@@ -64,9 +65,9 @@ def run(argv: list[str]) -> int:
     options = read_options(argv)
     if options.overridden:
         show(f"note: this command sets these flags itself: {', '.join(options.overridden)}")
-    with workplace() as folder:
+    with TemporaryDirectory(prefix="kit-") as folder:
         try:
-            return _verify(options, folder)
+            return _verify(options, Path(folder))
         except ScriptFailed as error:
             show_error(f"\n{error}")
             return error.status

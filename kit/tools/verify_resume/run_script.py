@@ -2,16 +2,12 @@
 
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
 
 import psutil
 
@@ -47,7 +43,7 @@ def run_script(flags: Mapping[str, str], temporary: Path, until: Callable[[], bo
 
     Args:
         flags: of the script.
-        temporary: for its output; the ``TMPDIR`` of all processes, by which ``kill_all`` finds them.
+        temporary: for its output, and for the temporary files of all processes.
 
     Returns:
         Whether the script was killed.
@@ -58,7 +54,7 @@ def run_script(flags: Mapping[str, str], temporary: Path, until: Callable[[], bo
     log = temporary / "log"
     began = time.monotonic()
     with log.open("wb") as file:
-        process = subprocess.Popen(
+        script = psutil.Popen(
             [sys.executable, str(SCRIPT), *(f"--{name}={value}" for name, value in flags.items())],
             stdin=subprocess.DEVNULL,
             stdout=file,
@@ -67,11 +63,12 @@ def run_script(flags: Mapping[str, str], temporary: Path, until: Callable[[], bo
             env={**os.environ, "TMPDIR": str(temporary)},
         )
     is_due = False
-    while (status := process.poll()) is None and not is_due:
-        is_due = until()
-        time.sleep(POLL_SECONDS)
-    kill_all(temporary)
-    process.wait()
+    try:
+        while (status := script.poll()) is None and not is_due:
+            is_due = until()
+            time.sleep(POLL_SECONDS)
+    finally:
+        _kill_all(script)
     if status:
         text = log.read_text(encoding="utf-8", errors="replace")
         error = re.search(r"^error: .*(\n[ \t]+\S.*)*", text, re.MULTILINE)  # without the lines of a launcher
@@ -81,58 +78,13 @@ def run_script(flags: Mapping[str, str], temporary: Path, until: Callable[[], bo
     return is_due
 
 
-@contextmanager
-def workplace() -> Iterator[Path]:
-    """Yield a temporary folder. At the end, delete it and kill every process that has it as its ``TMPDIR``.
-
-    In the ``with`` block, SIGTERM and SIGHUP (a closed terminal) act like Ctrl-C.
-    """
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # `nohup` and background jobs ignore some of them; these stay ignored.
-    handlers = {number: old for number in signals if (old := signal.getsignal(number)) != signal.SIG_IGN}
-
-    def leave(number: int, frame: Any) -> NoReturn:
-        for other in handlers:  # a second signal must not interrupt the clean-up
-            signal.signal(other, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    folder = Path(tempfile.mkdtemp(prefix="kit-"))
-    try:
-        for number in handlers:
-            signal.signal(number, leave)
-        yield folder
-    finally:
-        for number in handlers:
-            signal.signal(number, signal.SIG_IGN)
-        kill_all(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def kill_all(temporary: Path) -> None:
-    """Kill every process that has this ``TMPDIR`` (SIGKILL), and wait until they are gone.
-
-    Launchers put ranks in sessions of their own, and ranks whose launcher has died have no parent, so the processes
-    can only be found by their environment.
-    """
-    stopped: set[psutil.Process] = set()
-    while found := _processes(temporary) - stopped:  # a suspended process starts no other and saves nothing
-        for process in found:
-            with suppress(psutil.Error):
-                process.suspend()
-        stopped |= found
-    for process in stopped:
+def _kill_all(script: psutil.Process) -> None:
+    """Kill the script and all that it has started (SIGKILL), and wait until they are gone."""
+    processes = [script]
+    with suppress(psutil.Error):
+        script.suspend()  # it starts no other
+        processes += script.children(recursive=True)
+    for process in processes:
         with suppress(psutil.Error):
             process.kill()
-    while _processes(temporary):
-        time.sleep(0.01)
-
-
-def _processes(temporary: Path) -> set[psutil.Process]:
-    found = set()
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.environ().get("TMPDIR") == str(temporary):
-                found.add(process)
-    return found
+    psutil.wait_procs(processes)
