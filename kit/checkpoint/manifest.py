@@ -19,7 +19,6 @@ from kit.system.errors import Problem, UserError, kind, raise_if
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
-PARTS = ("identity", "strategy", "versions")  # objects of the manifest, which a run that continues reads
 FORMAT = 1
 ALL, NONE = slice(None), slice(0)  # parts of the files, for ``verify``
 
@@ -164,9 +163,6 @@ def verify(path: Path, part: slice = ALL) -> list[str]:
         manifest = read_manifest(path)
         own_digest = manifest.pop("xxh3_128")
         expected = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in manifest["files"].items()}
-        parts = [*(manifest[name] for name in PARTS), manifest.get("rounding", {})]  # older ones lack the last
-        if STATE not in expected or not all(isinstance(part, dict) for part in parts):
-            return [f"{MANIFEST} is damaged (expected {STATE} among its files, and the objects {', '.join(PARTS)})"]
         if outside := [name for name in expected if Path(name).name != name]:
             return [f"{MANIFEST} names a file that is not in its folder: {outside[0]!r}"]
         if manifest["format"] != FORMAT:

@@ -3,13 +3,12 @@
 Promises: an adapter is never put on another model than its own because a setting was left out.
 """
 
-import json
 import os
 import shlex
 from pathlib import Path
 from typing import Any
 
-from kit.system.durable import read_small
+from kit.system.durable import read_object
 from kit.system.errors import Problem
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -61,15 +60,11 @@ def saved_adapter_type(name: str) -> str:
 def adapter_config(name: str) -> dict[str, Any]:
     """Return what the ``adapter_config.json`` of a folder, or of a hub id in the cache, says; empty if nothing does."""
     path: Any = Path(os.path.expanduser(name), ADAPTER_CONFIG)
-    try:
-        if not path.is_file() and not is_local(name):
-            from huggingface_hub import try_to_load_from_cache
+    if not is_local(name):
+        from huggingface_hub import try_to_load_from_cache
 
-            path = try_to_load_from_cache(name, ADAPTER_CONFIG)
-        values = json.loads(read_small(path)) if isinstance(path, Path | str) else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
+        path = try_to_load_from_cache(name, ADAPTER_CONFIG)
+    return read_object(path) if isinstance(path, Path | str) else {}
 
 
 def is_local(name: str) -> bool:

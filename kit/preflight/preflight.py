@@ -52,8 +52,7 @@ from kit.run.optional_tools import show_dry_run
 from kit.run.output_dir import run_in
 from kit.run.record import own_code
 from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
-from kit.strategy.kernels import check_kernels
-from kit.strategy.precision import describe_precision
+from kit.strategy.precision import check_fp8_products, describe_precision
 from kit.strategy.processes.agreement import Fact
 from kit.strategy.topology import Topology, check_router_loss
 from kit.system.console import is_main, silence_libraries
@@ -195,7 +194,7 @@ def check(
             problems += check_strategy(topology, meta_model)
             router_loss = aux_loss_coef(meta_model, recipe.router_aux_loss_coef)
             problems += sequence_problems(topology.sequence_parallel_size, recipe, config, meta_model, router_loss)
-            problems += check_kernels(recipe, topology)
+            problems += check_fp8_products(recipe, topology)
             if recipe.torch_compile:
                 problems += check_compile(meta_model, layer_classes(topology, meta_model), recipe.packing)
             if len(problems) == num_problems:  # it needs adapters that fit

@@ -4,7 +4,6 @@ Promises: before a weight is read from a checkpoint, each of its bytes was hashe
 the same checkpoint: if the newest is damaged, the one before.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +18,7 @@ from kit.run.record import RUN_FILE
 from kit.strategy.processes.launcher import launched_rank
 from kit.strategy.processes.rendezvous import together
 from kit.system.console import say
-from kit.system.durable import read_small
+from kit.system.durable import read_object
 from kit.system.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -96,9 +95,6 @@ def wanted_checkpoint(settings: OutputSettings, folder: Path) -> str:
     wanted = settings.resume_from_checkpoint
     if settings.overwrite_output_dir:  # the checkpoints in the folder will be deleted
         return "none" if wanted == "auto" else wanted
-    try:
-        record = json.loads(read_small(folder / RUN_FILE))
-        is_obeyed = record["recipe"]["resume_from_checkpoint"] == wanted
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return wanted
+    recipe = read_object(folder / RUN_FILE).get("recipe", {})
+    is_obeyed = recipe.get("resume_from_checkpoint") == wanted
     return "auto" if is_obeyed and list_checkpoints(folder / "checkpoints") else wanted

@@ -3,11 +3,13 @@
 Promises: a run in float32 on a GPU says so, with the reason and what changes it. On a CPU nothing is said.
 """
 
+from kit.config.settings.method import MethodSettings
 from kit.strategy.topology import Topology, gpus_of
 from kit.system.errors import Problem
 
 FLOAT32 = "float32: `accelerate launch --mixed_precision no` without --config, or mixed_precision: no in a copy of it"
 _BF16_FROM = 8  # major compute capability
+_FP8_FROM = (8, 9)
 
 
 def check_precision(topology: Topology) -> list[Problem]:
@@ -38,3 +40,23 @@ def _gpu_without_bf16(topology: Topology) -> str:
     A CPU rehearses bf16, at whatever speed. Macs have it: torch needs macOS 14.
     """
     return next((gpu.name for gpu in gpus_of(topology) if gpu.major < _BF16_FROM), "")
+
+
+def check_fp8_products(settings: MethodSettings, topology: Topology) -> list[Problem]:
+    """Return a problem if the settings ask for products of 8 bits and the run cannot have them.
+
+    No other products take their place. A CPU rehearses them, at whatever speed.
+    """
+    gpus, found = gpus_of(topology), ""
+    if topology.device_type != "cpu" and not gpus:
+        found = f"needs NVIDIA GPUs, and the run is on {topology.device_type}"
+    elif old := next((gpu for gpu in gpus if (gpu.major, gpu.minor) < _FP8_FROM), None):
+        lowest = ".".join(map(str, _FP8_FROM))
+        found = f"needs GPUs of compute capability {lowest} or above, and {old.name} has {old.major}.{old.minor}"
+    elif topology.strategy.name == "fsdp1":
+        found = "under FSDP1, with which it was never run"
+    elif topology.mixed_precision != "bf16":
+        found = "needs mixed_precision: bf16, and the run computes in float32"
+    if not settings.fp8 or not found:
+        return []
+    return [Problem("fp8", found, fix=f"--fp8 false; or --config {topology.strategy.config} with bf16")]

@@ -9,13 +9,14 @@ Promises:
 """
 
 import errno
+import json
 import os
 import shutil
 import stat
 from collections.abc import Iterable
 from io import BufferedWriter
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 SMALL_BYTES = 1 << 26  # far more than any record, config or index of a model has
 
@@ -123,3 +124,12 @@ def read_small(path: str | Path, max_bytes: int = SMALL_BYTES, errors: str = "st
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"more than {max_bytes >> 20} MiB", str(path))
     return content.decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_object(path: str | Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if there is none, or it cannot be read."""
+    try:
+        value = json.loads(read_small(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

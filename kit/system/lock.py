@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kit.system.durable import read_small
+from kit.system.durable import read_object
 from kit.system.errors import Problem, UserError
 
 NAME = ".lock"  # in an output_dir
@@ -81,13 +81,7 @@ def check_free(folder: Path) -> None:
 
 def read(folder: Path) -> dict[str, Any]:
     """Return the last signature; empty if there is none or it is damaged."""
-    if not os.path.isfile(folder / NAME):  # `Path.is_file` raises for a name that is too long
-        return {}
-    try:
-        signature = json.loads(read_small(folder / NAME))
-        return signature if isinstance(signature, dict) else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
+    return read_object(folder / NAME)
 
 
 def _in_use(folder: Path) -> UserError:

@@ -4,7 +4,6 @@ Promises: the same recipe gives the same ids on every rank and at every start; a
 text of another one.
 """
 
-import json
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -14,7 +13,7 @@ from transformers.utils import cached_file
 
 from kit.config.settings.method import MethodSettings
 from kit.model.pretrained.locate import hint_trust, hub_options, locate_model, tokenizer_of_adapter
-from kit.system.durable import read_small
+from kit.system.durable import read_object
 from kit.system.errors import Problem, UserError, did_you_mean, first_line, raise_if
 
 
@@ -51,10 +50,10 @@ def _template_of_processor(name: str, settings: MethodSettings) -> str | None:
 
     A ``chat_template.jinja`` has been read with the tokenizer.
     """
-    with suppress(OSError, ValueError, AttributeError, RecursionError):
+    with suppress(OSError):
         commit = hub_options(settings, is_checked=True)["revision"]
         file = cached_file(name, "chat_template.json", revision=commit, _raise_exceptions_for_missing_entries=False)
-        template = json.loads(read_small(file)).get("chat_template") if file else None
+        template = read_object(file).get("chat_template") if file else None
         return template if isinstance(template, str) else None
     return None
 

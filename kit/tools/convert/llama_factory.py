@@ -1,11 +1,10 @@
 """Files of LLaMA-Factory: what ``kits/llama_factory.yaml`` cannot say."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
-from kit.system.durable import read_small
+from kit.system.durable import read_object
 from kit.tools.convert.common import entry, put_data, take_batch, take_evaluation, take_template, take_training
 from kit.tools.convert.draft import Draft, Group, as_list, is_true, number
 
@@ -40,7 +39,7 @@ def _take_data(draft: Draft) -> None:
     folder, limit = str(draft.take("dataset_dir", "data")), draft.take("max_samples")
     files = [base / folder / "dataset_info.json" for base in (Path(), *draft.path.resolve().parents)]
     file = next((file for file in files if file.is_file()), Path(folder))
-    info = json.loads(read_small(file)) if file.is_file() else {}
+    info = read_object(file)
     for name in ("dataset", "eval_dataset"):
         names = as_list(draft.take(name))
         for each in [each for each in names if each not in info]:

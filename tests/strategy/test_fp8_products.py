@@ -1,8 +1,8 @@
-"""A kernel that was asked for is used, or the run ends with the reason. The GPUs are torch's answers about them."""
+"""Products of 8 bits are computed where they are asked for, or the run ends with the reason. GPUs are torch's answers."""
 
 from helpers import with_gpus
 
-from kit.strategy.kernels import check_kernels
+from kit.strategy.precision import check_fp8_products
 from kit.strategy.strategies import FSDP2, SINGLE
 from kit.strategy.topology import Topology
 
@@ -26,5 +26,5 @@ def test_products_of_8_bits_are_refused_where_they_cannot_be(recipe, monkeypatch
         (None, {"device": "cpu"}, ""),  # rehearses
     ]:
         with_gpus(monkeypatch, *([gpu] if gpu else []))
-        problems = check_kernels(recipe(fp8=True), topology_of(**changes))
+        problems = check_fp8_products(recipe(fp8=True), topology_of(**changes))
         assert bool(problems) == bool(reason) and all(reason in problem.found for problem in problems), reason
