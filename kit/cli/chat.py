@@ -28,9 +28,9 @@ MAX_NEW_TOKENS = 512
 
 def run(argv: list[str]) -> int:
     """Open the model, talk until the input ends, and return 0. Raises ``UserError`` if something is wrong."""
-    if {"-h", "--help"} & set(argv) or not argv:
+    if not argv:
         show(USAGE)
-        return 0 if argv else 2
+        return 2
     parser = Parser(prog="kit chat", add_help=False, allow_abbrev=False)
     for switch in ("--base", "--plain"):
         parser.add_argument(switch, action="store_true")

@@ -40,9 +40,6 @@ def run(argv: list[str]) -> int:
     Raises:
         UserError: with all problems of the flags.
     """
-    if {"-h", "--help"} & set(argv):
-        show(USAGE)
-        return 0
     parser = Parser(prog="kit doctor", add_help=False, allow_abbrev=False)
     parser.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS)
     own, words = parser.parse_known_args(argv)

@@ -1,8 +1,9 @@
 """The ``kit`` command: small tools around the recipes, and the recipes' scripts themselves.
 
-Each of ``COMMANDS`` is a module of this package. It has ``HELP``, its line in the list of commands, and ``run``, which
-takes the remaining words of the command line and returns the exit status. It is imported when it is called; torch and
-other slow packages are imported inside ``run``. ``kit.cli.scripts`` starts the scripts.
+Each of ``COMMANDS`` is a module of this package. It has ``HELP``, its line in the list of commands; ``USAGE``, unless
+its parser writes that; and ``run``, which takes the remaining words of the command line and returns the exit status. It
+is imported when it is called; torch and other slow packages are imported inside ``run``. ``kit.cli.scripts`` starts the
+scripts.
 """
 
 import os
@@ -57,6 +58,9 @@ def main(argv: list[str] | None = None) -> int:
         if name not in COMMANDS:
             raise UserError(_unknown(name))
         command = _module(name)
+        if {"-h", "--help"} & set(rest) and hasattr(command, "USAGE"):  # else its parser answers
+            show(command.USAGE)
+            return 0
         if name not in SLOW_TO_IMPORT:  # these call it themselves
             interrupt.raise_on_ctrl_c()
         status: int = command.run(rest)

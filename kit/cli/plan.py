@@ -16,17 +16,19 @@ if TYPE_CHECKING:
     from kit.data.open import Data
 
 HELP = "what fits a GPU, how long it takes, and the command to type"
-USAGE = "usage: kit plan [--recipe R | --model M] [--gpu G] [--gpus N] [--flag value ...]"
+_FLAGS = "\n".join(f"  --{name:<6} {meaning}" for name, meaning in OWN.items())
+USAGE = f"""usage: kit plan [--recipe R | --model M] [--gpu G] [--gpus N] [--flag value ...]
+
+{HELP}.
+
+{_FLAGS}
+
+Each key of a recipe is a flag too, as in recipes/finetune.py."""
 NOTE = "Planned by formulas, not measured: docs/planning.md says from what."
 
 
 def run(argv: list[str]) -> int:
     """Print the plan. Raises ``UserError`` with all problems."""
-    if {"-h", "--help"} & set(argv):
-        lines = [f"  --{name:<6} {meaning}" for name, meaning in OWN.items()]
-        show(joined([USAGE, "", f"{HELP}.", "", *lines, ""]))
-        show("Each key of a recipe is a flag too, as in recipes/finetune.py.")
-        return 0
     ask = read_ask(argv)
     show(joined([*_plan(ask), "", NOTE]))
     return 0

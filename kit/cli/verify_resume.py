@@ -59,9 +59,6 @@ def run(argv: list[str]) -> int:
     Raises:
         UserError: flags are wrong, or the runs end before they can be killed.
     """
-    if {"-h", "--help"} & set(argv):
-        show(USAGE)
-        return 0
     options = read_options(argv)
     if options.overridden:
         show(f"note: this command sets these flags itself: {', '.join(options.overridden)}")

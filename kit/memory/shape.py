@@ -30,10 +30,6 @@ class Linear:
         """Whether it belongs to the feed-forward part, else to attention."""
         return self.name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 
-    def full_name(self, layer: int, decoder: str = "model") -> str:
-        """Its name in a model of the families that are known."""
-        return f"{decoder}.layers.{layer}.{'mlp' if self.is_in_mlp else 'self_attn'}.{self.name}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Tower:
@@ -171,11 +167,12 @@ class Shape:
     def names_in_layers(self, targets: Sequence[str]) -> list[set[str]]:
         """Return for each layer the ``name`` of each linear module that one of ``targets`` names."""
         decoder = "model.language_model" if self.tower else "model"
+        within = {each.name: f"{'mlp' if each.is_in_mlp else 'self_attn'}.{each.name}" for each in self.linears}
         return [
             {
-                each.name
-                for each in self.linears
-                if any(matches(each.full_name(i, decoder), target) for target in targets)
+                name
+                for name, path in within.items()
+                if any(matches(f"{decoder}.layers.{i}.{path}", target) for target in targets)
             }
             for i in range(self.num_layers)
         ]

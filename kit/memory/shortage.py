@@ -83,7 +83,7 @@ def explain(
     lines = [
         f"{f'rank {rank}: ' if rank is not None else ''}in {doing}",
         first_line(cause),
-        *_table(components(model, optimizer, on_cpu), _peak(on_cpu), planned),
+        *_table(components(model, optimizer, on_cpu), peak_bytes(on_cpu), planned),
     ]
     if on_cpu:
         memory = psutil.virtual_memory()
@@ -114,8 +114,11 @@ def _rank(error: BaseException) -> int | None:
     return next((int(match[1]) for match in named if match), torch.distributed.get_rank())
 
 
-def _peak(on_cpu: bool) -> int:
-    """The highest use of memory by this process: resident on a CPU, allocated on a GPU."""
+def peak_bytes(on_cpu: bool) -> int:
+    """Return the highest use of memory by this process: resident on a CPU, GPU or not, and allocated on a GPU.
+
+    Of MPS, which counts no peak: what its driver has given, which falls only when the allocator returns its cache.
+    """
     if on_cpu:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     if torch.backends.mps.is_available():

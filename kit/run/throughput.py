@@ -4,14 +4,13 @@ Promises: no step is synchronised for it. Ranks exchange a few numbers that thei
 their devices. What cannot be known is absent, not zero.
 """
 
-import resource
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kit.memory.operations import model_operations_per_token
+from kit.memory.shortage import peak_bytes
 
 if TYPE_CHECKING:
     from kit.data.feed.data_ranks import Ranks
@@ -71,7 +70,7 @@ class Throughput:
         passed = max(time.perf_counter() - self._since, 1e-9)
         self.training_seconds += passed
         self._warm = self._warm if self._warm[0] else (self.num_steps, self.training_seconds)
-        rate, memory = self._tokens / passed, _peak_memory_bytes(self._device)
+        rate, memory = self._tokens / passed, peak_bytes(self._device.type == "cpu")
         waits, memories = self._of_all_ranks([self._waited_seconds, float(memory)])
         row: dict[str, Any] = {"tokens_per_second": rate, "peak_memory_bytes": memory}
         row["data_wait_share"] = max(waits) / passed
@@ -108,16 +107,3 @@ def speed_text(row: dict[str, Any]) -> str:
     if row["data_wait_share"] >= MUCH:
         text += f"  {row['data_wait_share']:.0%} waiting for data"
     return text
-
-
-def _peak_memory_bytes(device: torch.device) -> int:
-    """Peak memory of this process: allocated on its GPU; of a run on the CPU, GPU or not, resident memory.
-
-    Of MPS, which counts no peak: what its driver has given, which falls only when the allocator returns its cache.
-    """
-    if device.type == "mps":
-        return torch.mps.driver_allocated_memory()
-    if device.type != "cpu":
-        return torch.accelerator.max_memory_allocated()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

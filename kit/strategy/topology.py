@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from kit.config.optimisers import OPTIMISERS
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.strategy.strategies import Strategy, StrategyName
@@ -128,12 +127,6 @@ def strategy_name(accelerator: "Accelerator") -> StrategyName:
     if accelerator.distributed_type == DistributedType.FSDP:
         return "fsdp2" if accelerator.is_fsdp2 else "fsdp1"
     return "ddp"
-
-
-def takes_optimizer(strategy: Strategy, optim: str) -> bool:
-    """Return whether the strategy supports the optimiser. Those of bitsandbytes cannot read sharded parameters."""
-    known = OPTIMISERS[optim]
-    return not (known.bitsandbytes and strategy.shards) and not (known.not_fsdp1 and strategy.name == "fsdp1")
 
 
 def check_router_loss(topology: Topology, coefficient: float) -> list[Problem]:

@@ -85,14 +85,11 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def _in_use(folder: Path) -> UserError:
-    found = f"{folder} is in use by {_owner(read(folder))}"
+    signature, owner = read(folder), "another run"
+    if {"pid", "host", "since"} <= signature.keys():
+        owner = f"process {signature['pid']} on {signature['host']} (since {signature['since']})"
+    found = f"{folder} is in use by {owner}"
     return UserError(Problem("output_dir", found, fix=f"{ANOTHER}; or wait for it, or end it"))
-
-
-def _owner(signature: dict[str, Any]) -> str:
-    if not {"pid", "host", "since"} <= signature.keys():
-        return "another run"
-    return f"process {signature['pid']} on {signature['host']} (since {signature['since']})"
 
 
 def _close_in_child() -> None:

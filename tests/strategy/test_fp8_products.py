@@ -1,4 +1,4 @@
-"""Products of 8 bits are computed where they are asked for, or the run ends with the reason. GPUs are torch's answers."""
+"""Products of 8 bits are computed, or the run ends with the reason. The GPUs are torch's answers about them."""
 
 from helpers import with_gpus
 

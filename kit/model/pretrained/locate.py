@@ -161,12 +161,6 @@ def _download_adapter(name: str) -> Path:
         raise UserError(Problem(_ADAPTER, f"{name}: {first_line(error)}", " and ".join(ADAPTER_FILES))) from None
 
 
-def tokenizer_of_adapter(name: str) -> Path | None:
-    """Return the adapter's folder if it has a tokenizer, else None. Raises ``UserError`` like ``open_adapter``."""
-    folder = open_adapter(name)
-    return folder if (folder / TOKENIZER_FILES[0]).is_file() else None
-
-
 def base_of_adapter(folder: Path, fix: str) -> str:
     """Return the base model that a local adapter names.
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from kit.config.settings.method import MethodSettings
-from kit.model.pretrained.locate import hint_trust, hub_options, locate_model, tokenizer_of_adapter
+from kit.model.pretrained.locate import TOKENIZER_FILES, hint_trust, hub_options, locate_model, open_adapter
 from kit.system.durable import read_object
 from kit.system.errors import Problem, UserError, did_you_mean, first_line, raise_if
 
@@ -26,7 +26,8 @@ def open_tokenizer(settings: MethodSettings) -> PreTrainedTokenizerBase:
         UserError: there is no tokenizer, or only a slow one; a new token exists already, or one to train does not.
     """
     adapter = settings.adapter_name_or_path
-    folder = tokenizer_of_adapter(adapter) if adapter else None
+    folder = open_adapter(adapter) if adapter else None
+    folder = folder if folder and (folder / TOKENIZER_FILES[0]).is_file() else None
     field = "adapter_name_or_path" if folder else "model_name_or_path"
     name = str(folder) if folder else locate_model(settings.model_name_or_path, settings.model_revision)
     try:

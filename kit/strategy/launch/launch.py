@@ -37,7 +37,7 @@ from kit.strategy.launch.torchrun import DEFAULT_PORT, INHERITED, Machines, torc
 from kit.strategy.processes.launcher import end_with_launcher, launched_rank
 from kit.strategy.processes.network import is_own, warnings_of_address
 from kit.strategy.strategies import SINGLE, Strategy
-from kit.strategy.topology import Topology, takes_optimizer
+from kit.strategy.topology import Topology
 from kit.system import interrupt
 from kit.system.console import begin_work, say
 from kit.system.errors import Problem, Problems, UserError, counted, raise_if
@@ -238,11 +238,11 @@ _NOT_FSDP1 = {
 
 def _method_problems(settings: Recipe, optim: str, config: AccelerateConfig) -> list[Problem]:
     """Problems with optimisers and methods that the strategy or its precision does not support."""
-    strategy, problems = config.strategy, []
-    if not takes_optimizer(strategy, optim):
+    strategy, problems, known = config.strategy, [], OPTIMISERS[optim]
+    if (known.bitsandbytes and strategy.shards) or (known.not_fsdp1 and strategy.name == "fsdp1"):
         fix = "--optim adamw_torch; or --config ddp: bitsandbytes cannot read sharded parameters"
-        if OPTIMISERS[optim].not_fsdp1:
-            fix = f"--config fsdp: {OPTIMISERS[optim].not_fsdp1}"
+        if known.not_fsdp1:
+            fix = f"--config fsdp: {known.not_fsdp1}"
         problems.append(Problem("optim", f"{optim} under {strategy.title}", "adamw_torch or adamw_torch_fused", fix))
     if optim == "adamw_bf16" and config.mixed_precision != "bf16":
         found = f"adamw_bf16 with mixed_precision {config.mixed_precision}: weights in bf16 give products in bf16"
