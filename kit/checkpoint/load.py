@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from kit.checkpoint.manifest import read_state
 from kit.strategy.weights import changing_only
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 
 def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
@@ -108,7 +108,7 @@ def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], stored: dict[str
         name = differing[0]
         of_first = f"{len(differing)} tensors, such as {name}: {found.get(name, 'absent')}"
         expected = f"{wanted.get(name, 'absent')}: it belongs to another model, method or optimiser"
-        raise UserError(Problem(str(path), of_first, expected))
+        raise UserError(str(path), of_first, expected)
     dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=alone())
 
 

@@ -37,7 +37,7 @@ def read_state(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, A
         state = {**(like or {}), **json.loads(read_small(path / STATE))}
         wrong = [key for key in form if type(state[key]) is not type(form[key])]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(Problem(str(path / STATE), f"no state of a run ({error!r})")) from None
+        raise UserError(str(path / STATE), f"no state of a run ({error!r})") from None
     raise_if(Problem(str(path / STATE), f"{key} is {kind(state[key])} that no run leaves there") for key in wrong)
     return state
 

@@ -40,7 +40,7 @@ from kit.strategy.processes.rendezvous import collective_timeout
 from kit.strategy.weights import is_sharded, own_part
 from kit.system import durable
 from kit.system.console import say
-from kit.system.errors import Problem, UserError, out_of_memory
+from kit.system.errors import UserError, out_of_memory
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -174,7 +174,7 @@ class Saver:
             why = f"rank {rank}: {cause.strerror or cause}"
             found = f"the checkpoint of step {self._step} could not be written ({why}); {last}"
             fix = f"make room for it, or fix the disk of {self._folder}: the same command continues"
-            raise UserError(Problem("output_dir", found, fix=fix)) from None
+            raise UserError("output_dir", found, fix=fix) from None
 
     def finish(self, seconds: float = 20.0) -> None:
         """Wait up to ``seconds`` for a save in the background. For a run that ends with an error; never raises."""

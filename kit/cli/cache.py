@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kit.system.console import Parser, show
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 from kit.system.visible import joined
 
 HELP = "list or verify what the cache holds, and remove what no run has used for long"
@@ -62,7 +62,7 @@ def run(argv: list[str]) -> int:
                     delete_old(folder, 86400.0 * days)
             end = f"removed: {_total(entries)}"
     except OSError as error:
-        raise UserError(Problem("cache", f"{error.filename or cache}: {error.strerror or error}")) from None
+        raise UserError("cache", f"{error.filename or cache}: {error.strerror or error}") from None
     show(joined([*map(str, entries), end]))
     return int(bool(damaged))
 

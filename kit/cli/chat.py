@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
     own, words = parser.parse_known_args(argv)
     given = {word.partition("=")[0].replace("-", "_") for word in words}
     if argv[0].startswith("-") and not {"__model_name_or_path", "__adapter_name_or_path"} & given:
-        raise UserError(Problem("RUN", "missing", "the folder of a run, or a model", "kit chat RUN"))
+        raise UserError("RUN", "missing", "the folder of a run, or a model", "kit chat RUN")
     words += [] if "__max_new_tokens" in given else [f"--max_new_tokens={MAX_NEW_TOKENS}"]
     stands_for = {"model_name_or_path": "dataset"}  # no data are read
     request = read_command_line(words, stands_for, in_order=("model_name_or_path",), trains=False)

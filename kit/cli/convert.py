@@ -50,6 +50,6 @@ def run(argv: list[str]) -> int:
         try:
             given.out.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise UserError(Problem("--out", f"{given.out}: {error.strerror}", "a file that can be written")) from None
+            raise UserError("--out", f"{given.out}: {error.strerror}", "a file that can be written") from None
     show(text.rstrip("\n"))
     return 0

@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
     checked = preflight.check(recipe)
     if not isinstance(checked.data, Data):
         fix = "leave out --streaming, which shows all; or give some of its files only"
-        raise UserError(Problem("streaming", "a stream cannot be shown as a whole", fix=fix))
+        raise UserError("streaming", "a stream cannot be shown as a whole", fix=fix)
     gathered = samples_page.gather_samples(recipe, checked.tokenizer, checked.data, checked.notes, options.n)
     colour = sys.stdout.isatty()
     show(samples_page.as_text(gathered, colour), has_colours=colour)

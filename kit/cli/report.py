@@ -6,7 +6,7 @@ from pathlib import Path
 from kit.run.record import RUN_FILE
 from kit.system.console import Parser, show
 from kit.system.durable import read_small
-from kit.system.errors import Problem, Problems, UserError
+from kit.system.errors import Problems, UserError
 from kit.system.visible import joined, one_line
 
 HELP = "write the report of a run as far as it has come, or compare several runs"
@@ -65,6 +65,6 @@ def _check_output(path: Path) -> None:
 
     try:
         if path.is_dir() or (path.exists() and GENERATOR not in read_small(path, errors="replace")[:2000]):
-            raise UserError(Problem("--output", f"{path} exists, and is not a report", "a new file, or a report"))
+            raise UserError("--output", f"{path} exists, and is not a report", "a new file, or a report")
     except OSError as error:
-        raise UserError(Problem("--output", f"{path} cannot be read ({error.strerror})")) from None
+        raise UserError("--output", f"{path} cannot be read ({error.strerror})") from None

@@ -90,7 +90,7 @@ def read_options(argv: list[str]) -> Options:
     assert recipe is not None
     if recipe.save_only_model:
         found = "true: its checkpoints hold weights only, and no run continues from them"
-        raise UserError(Problem("save_only_model", found, fix="--save_only_model false"))
+        raise UserError("save_only_model", found, fix="--save_only_model false")
     if recipe.has_evaluation:
         flags |= {
             "eval_strategy": "steps",
@@ -121,7 +121,7 @@ def _verify(options: Options, folder: Path) -> int:
         shutil.rmtree(continued)
     else:
         found = f"{options.steps} are done before the run can be killed, {ATTEMPTS} times in a row"
-        raise UserError(Problem("--steps", found, "more steps", "more --steps"))
+        raise UserError("--steps", found, "more steps", "more --steps")
 
     show("3 of 3: the command of the killed run again")
     run_script(again, folder)

@@ -50,7 +50,7 @@ def find_file(name: str, folder: Path, kind: str) -> Path:
         hint = did_you_mean(Path(name).stem, recipe_names() if kind == "recipe" else names)
         usual = "`kit recipes` lists them, most with a method: llama-8b-full, llama-8b-lora, llama-8b-qlora"
         hint = hint or (usual if kind == "recipe" else "")
-        raise UserError(Problem(f"--{kind}", found, f"a YAML file, or one of {', '.join(names)}", hint))
+        raise UserError(f"--{kind}", found, f"a YAML file, or one of {', '.join(names)}", hint)
     return file
 
 
@@ -105,10 +105,10 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
     values, lines, problems = _parse_yaml(path, yaml.BaseLoader)
     if {"compute_environment", "fsdp_config", "deepspeed_config"} & set(values):
         fix = f"--config {shlex.quote(str(path))} instead of --recipe"
-        raise UserError(Problem("--recipe", f"{path} is an Accelerate config", "a recipe", fix))
+        raise UserError("--recipe", f"{path} is an Accelerate config", "a recipe", fix)
     if kit := kit_of(values, {*Recipe.model_fields, *NAMES}, least=3):
         fix = f"kit convert {shlex.quote(str(path))} --out my.yaml"
-        raise UserError(Problem("--recipe", f"{path} is a file of {kit}", "a recipe of this kit", fix))
+        raise UserError("--recipe", f"{path} is a file of {kit}", "a recipe of this kit", fix)
     depends = BY_METHOD in values
     if of_name and not depends:
         find_file(name, RECIPES, "recipe")  # raises: the file does not depend on the method
@@ -231,7 +231,7 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
         if node is None:
             return {}, {}, []
         if not isinstance(node, yaml.MappingNode):
-            raise UserError(Problem(shown, f"holds a {node.id}", "key: value lines"))
+            raise UserError(shown, f"holds a {node.id}", "key: value lines")
         values = {key.value: loader.construct_object(value, deep=True) for key, value in node.value}
         return values, *_lines(node, shown)
     # PyYAML does not catch what date() raises for 2024-13-45, int() for !!int x, or dict() for a list as a key.
@@ -239,7 +239,7 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
         mark = getattr(error, "problem_mark", None)
         where = f"{shown}:{mark.line + 1}" if mark else shown
         reason = getattr(error, "strerror", None) or getattr(error, "problem", None) or first_line(error)
-        raise UserError(Problem(where, f"cannot be read as YAML ({reason})", "key: value lines")) from None
+        raise UserError(where, f"cannot be read as YAML ({reason})", "key: value lines") from None
 
 
 def _lines(node: yaml.Node, shown: str, name: str = "") -> tuple[dict[str, int], list[Problem]]:

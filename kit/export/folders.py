@@ -40,7 +40,7 @@ from kit.model.pretrained.heads import head_of, pad_with
 from kit.strategy.weights import whole_state
 from kit.system import durable
 from kit.system.console import announce_wait, say
-from kit.system.errors import Problem, TrainingError, UserError, raise_if
+from kit.system.errors import TrainingError, UserError, raise_if
 
 
 @dataclass(frozen=True)
@@ -294,6 +294,6 @@ def new_folder(output_dir: Path) -> Iterator[Path]:
         yield staging
         os.replace(staging, output_dir)
     except (OSError, SafetensorError) as error:
-        raise UserError(Problem("--output_dir", f"{output_dir} cannot be written ({error})")) from None
+        raise UserError("--output_dir", f"{output_dir} cannot be written ({error})") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)

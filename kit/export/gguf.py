@@ -126,7 +126,7 @@ def check_tokenizer(tools: Tools, settings: Any, config: Any, tokenizer: Any, fo
         found = "llama.cpp's converter does not know how this tokenizer splits text"
         fix = "--pre_tokenizer with a name of src/llama-vocab.cpp, such as llama-bpe: wrong ids are found"
     if error:
-        raise UserError(Problem("--format gguf", found, fix=fix))
+        raise UserError("--format gguf", found, fix=fix)
 
 
 def prepare_tokenizer(tokenizer: Any, folder: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # SentencePiece.Type in its proto
 
@@ -37,7 +37,7 @@ def write_sentencepiece(folder: Path, prompt: str) -> dict[str, Any]:
         from sentencepiece import sentencepiece_model_pb2
     except ImportError:
         found = "the tokenizer is SentencePiece's, and its file is written with protobuf"
-        raise UserError(Problem("--format gguf", found, fix="pip install sentencepiece protobuf")) from None
+        raise UserError("--format gguf", found, fix="pip install sentencepiece protobuf") from None
     model = values["model"]
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(model["merges"]):

@@ -23,7 +23,7 @@ from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.run.model_source import run_of
 from kit.run.record import RUN_FILE, Texts, read_run, read_texts, with_model_of_checkpoint
 from kit.strategy.topology import ActualStrategy
-from kit.system.errors import Problem, UserError, raise_if
+from kit.system.errors import UserError, raise_if
 from kit.train.loop_state import LoopState
 
 
@@ -142,4 +142,4 @@ def find_source(path: Path, base: str | None, trust_remote_code: str) -> Source:
         return Source(settings, None, run_file, name)
     found = f"no {MANIFEST}, no adapter_config.json, no config.json"
     expected = "a run, a complete checkpoint, an adapter or a model"
-    raise UserError(Problem(str(path), found, expected, hint_final(path)))
+    raise UserError(str(path), found, expected, hint_final(path))

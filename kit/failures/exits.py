@@ -20,7 +20,7 @@ from kit.strategy.processes.launcher import leads_other_machine, record_exit
 from kit.system import durable, interrupt
 from kit.system.console import guard_libraries, is_main, rank, report_long_work, show_error
 from kit.system.credentials import redacted
-from kit.system.errors import Problem, TrainingError, UserError
+from kit.system.errors import TrainingError, UserError
 from kit.system.visible import one_line, visible
 
 ERROR_FILE = "error.txt"  # in an output_dir, until the run continues
@@ -120,7 +120,7 @@ def _explain_disk(error: BaseException) -> UserError | None:
     """Explain a full or read-only disk, which the user can fix."""
     if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
         return None
-    return UserError(Problem(str(error.filename or "disk"), str(error.strerror), fix="make room, and run it again"))
+    return UserError(str(error.filename or "disk"), str(error.strerror), fix="make room, and run it again")
 
 
 _explainers: list[Callable[[BaseException], Exception | None]] = [_explain_disk]

@@ -106,9 +106,9 @@ def find_repository(api: "HfApi", name: str, is_adapter: bool, is_public: bool, 
     from huggingface_hub.errors import RepositoryNotFoundError
 
     if not is_id(name):
-        raise UserError(Problem(field, f"{name!r} is no hub id", "OWNER/NAME"))
+        raise UserError(field, f"{name!r} is no hub id", "OWNER/NAME")
     if not huggingface_hub.get_token():
-        raise UserError(Problem("the hub", f"no token for {constants.ENDPOINT}", fix=_RIGHTS))
+        raise UserError("the hub", f"no token for {constants.ENDPOINT}", fix=_RIGHTS)
     with answers(name):
         me = api.whoami()
     mine, own = me["name"], name.rpartition("/")[2]
@@ -116,10 +116,10 @@ def find_repository(api: "HfApi", name: str, is_adapter: bool, is_public: bool, 
     repo = f"{owner}/{own}"
     roles = {mine: "admin"} | {org["name"]: org.get("roleInOrg", "write") for org in me.get("orgs", [])}
     if me.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        raise UserError(Problem("the hub", f"the token of {mine} may only read", _RIGHTS))
+        raise UserError("the hub", f"the token of {mine} may only read", _RIGHTS)
     if roles.get(owner) in (None, "read"):
         why = "has no such member" if owner not in roles else "lets you only read"
-        raise UserError(Problem(field, f"{owner}: {why} ({mine})", f"an owner for whom you may write: {mine}/{own}"))
+        raise UserError(field, f"{owner}: {why} ({mine})", f"an owner for whom you may write: {mine}/{own}")
     with answers(repo):
         try:
             info = api.model_info(repo)
@@ -127,14 +127,14 @@ def find_repository(api: "HfApi", name: str, is_adapter: bool, is_public: bool, 
             return repo
     if not info.private and not is_public:
         fix = "another name; or `kit push --public` after the run"
-        raise UserError(Problem(field, f"{repo} is public: everyone would see the model", "a private one", fix))
+        raise UserError(field, f"{repo} is public: everyone would see the model", "a private one", fix)
     if info.private and is_public:
         found = f"{repo} is private, and stays so until you change it at {url_of(repo)}/settings"
-        raise UserError(Problem("--public", found, fix="leave out --public"))
+        raise UserError("--public", found, fix="leave out --public")
     names = {file.rfilename for file in info.siblings or ()}
     if {"config.json", "adapter_config.json"} & names and ("adapter_config.json" in names) != is_adapter:
         found = f"{repo} holds {KINDS[not is_adapter]}, and this is {KINDS[is_adapter]}"
-        raise UserError(Problem(field, found, "another name"))
+        raise UserError(field, found, "another name")
     return repo
 
 
@@ -153,12 +153,12 @@ def answers(name: str) -> Iterator[None]:
         reason = first_line(causes(error)[1] if isinstance(error, RuntimeError) and error.__cause__ else error)
         status = getattr(getattr(found, "response", None), "status_code", None)
         if status in (401, 403):
-            raise UserError(Problem("the hub", f"it refuses your token for {name} ({reason})", _RIGHTS)) from None
+            raise UserError("the hub", f"it refuses your token for {name} ({reason})", _RIGHTS) from None
         if found is not None or isinstance(error, ValueError):
-            raise UserError(Problem("the hub", f"it refuses {name} ({reason})", fix=again)) from None
+            raise UserError("the hub", f"it refuses {name} ({reason})", fix=again) from None
         offline = "HF_HUB_OFFLINE is set" if isinstance(error, OfflineModeIsEnabled) else reason
         fix = "connect to a network, and type the same command again"
-        raise UserError(Problem("the hub", f"{constants.ENDPOINT} cannot be reached ({offline})", fix=fix)) from None
+        raise UserError("the hub", f"{constants.ENDPOINT} cannot be reached ({offline})", fix=fix) from None
 
 
 def url_of(repo: str) -> str:

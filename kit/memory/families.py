@@ -73,7 +73,7 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         family = _TEXT.get(str(config.get("model_type")), config.get("model_type"))
     if family not in FAMILIES:
         known = ", ".join((*FAMILIES, *TOWERS))
-        raise UserError(Problem(field, f"{name}: the formulas do not know the family {family!r}", known, NO_PLAN))
+        raise UserError(field, f"{name}: the formulas do not know the family {family!r}", known, NO_PLAN)
     hidden_size, heads = config.get("hidden_size", 0), config.get("num_attention_heads", 0)
     if config.get("num_key_value_heads") is None:
         config["num_key_value_heads"] = heads
@@ -90,7 +90,7 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
             tower = TOWERS[values["model_type"]](values, config["hidden_size"])
         except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
             found = f"{where}: its vision_config cannot be read ({error})"
-            raise UserError(Problem(field, found, "an object with the sizes of the tower")) from None
+            raise UserError(field, found, "an object with the sizes of the tower") from None
     family_values = dict(FAMILIES[family])
     has_bias = bool(config.get(family_values.pop("bias_key", ""), False))
     positions = config.get("max_position_embeddings")

@@ -212,7 +212,7 @@ def check_disk(recipe: Recipe, topology: Topology, config: Any, total_steps: int
     there = sum(file.stat().st_size for file in folder.glob("checkpoints/step-*/*"))
     disk_folder = next(path for path in (folder, *folder.parents) if path.is_dir())
     if not os.access(disk_folder, os.W_OK):
-        raise UserError(Problem("output_dir", f"{disk_folder} cannot be written to", fix="another folder"))
+        raise UserError("output_dir", f"{disk_folder} cannot be written to", fix="another folder")
     free = shutil.disk_usage(disk_folder).free
     disk = {name: size for name, size in predict(workload).disk.items() if "own files" not in name}
     wanted = max(0, sum(disk.values()) - there)
@@ -223,5 +223,5 @@ def check_disk(recipe: Recipe, topology: Topology, config: Any, total_steps: int
             "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_steps 0, "
             "--save_only_model; --skip_memory_check true starts it all the same"
         )
-        raise UserError(Problem("output_dir", found, fix=fix))
+        raise UserError("output_dir", found, fix=fix)
     return found

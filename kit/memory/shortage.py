@@ -21,7 +21,7 @@ from kit.memory.formulas import FOUR_BIT, FROZEN, GATHERED, GRADIENTS, OPTIMISER
 from kit.memory.sizes import format_bytes
 from kit.strategy.gradients import keeps_gradients
 from kit.strategy.weights import gathered_weights, own_part, own_shards
-from kit.system.errors import Problem, UserError, causes, first_line, out_of_memory
+from kit.system.errors import UserError, causes, first_line, out_of_memory
 from kit.system.phases import TRAINING, Phase
 from kit.system.visible import Layout, joined
 
@@ -88,7 +88,7 @@ def explain(
     if on_cpu:
         memory = psutil.virtual_memory()
         lines.append(f"of the machine's {format_bytes(memory.total)}, {format_bytes(memory.available)} are free")
-    return UserError(Problem("out of memory", joined(lines, "\n    "), fix=_advice(recipe, trains)))
+    return UserError("out of memory", joined(lines, "\n    "), fix=_advice(recipe, trains))
 
 
 def _part_of_step(error: BaseException) -> str:

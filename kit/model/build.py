@@ -79,7 +79,7 @@ def open_base_config(settings: ModelSettings) -> Any:
         return AutoConfig.from_pretrained(name, **hub_options(settings))
     except Exception as error:
         found = f"{settings.model_name_or_path}: {first_line(error)}"
-        raise UserError(Problem("model_name_or_path", found, fix=hint_trust(error))) from None
+        raise UserError("model_name_or_path", found, fix=hint_trust(error)) from None
 
 
 def fingerprint(settings: ModelSettings) -> str:
@@ -123,10 +123,10 @@ def build_meta_model(settings: MethodSettings, config: Any, packing: bool = Fals
     found = f"{settings.model_name_or_path} is not a causal language model"
     reason = _why_not_causal(config)
     if reason:
-        raise UserError(Problem("model_name_or_path", f"{found}: {reason}"))
+        raise UserError("model_name_or_path", f"{found}: {reason}")
     if reason := why_no_text(config):
         expected = "a model of text alone, or of text and images of a family in docs/models.md"
-        raise UserError(Problem("model_name_or_path", f"{settings.model_name_or_path} is {reason}", expected))
+        raise UserError("model_name_or_path", f"{settings.model_name_or_path} is {reason}", expected)
     attention = attention_of(settings, config, packing)
     try:
         model = _on_meta(settings, config, attention)
@@ -134,7 +134,7 @@ def build_meta_model(settings: MethodSettings, config: Any, packing: bool = Fals
         field = "attn_implementation" if "attention implementation" in str(error) else "model_name_or_path"
         found = f"{settings.model_name_or_path} cannot be built: {first_line(error)}"
         fix = "--attn_implementation auto" if field == "attn_implementation" else ""
-        raise UserError(Problem(field, found, fix=fix)) from None
+        raise UserError(field, found, fix=fix) from None
     add_rows(model, settings)
     return model
 
@@ -392,17 +392,17 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
     except Exception as error:  # the files may hold anything
         if out_of_memory(error):
             raise
-        raise UserError(Problem("model_name_or_path", f"{settings.model_name_or_path}: {first_line(error)}")) from None
+        raise UserError("model_name_or_path", f"{settings.model_name_or_path}: {first_line(error)}") from None
     if hasattr(model, "peft_config"):  # transformers loads an adapter that it finds there
         found = f"{settings.model_name_or_path} has an adapter beside its weights"
         fix = "take adapter_config.json out; to go on training it, give it as --adapter_name_or_path"
-        raise UserError(Problem("model_name_or_path", found, "a model only", fix))
+        raise UserError("model_name_or_path", found, "a model only", fix)
     show_head(model)
     missing = draw_head(model, sorted(loaded["missing_keys"]), seed)
     if missing:
         found = f"{len(missing)} weights are not in {settings.model_name_or_path}: {', '.join(missing[:3])}"
         expected = "a complete checkpoint: random weights are not trained on"
-        raise UserError(Problem("model_name_or_path", found, expected))
+        raise UserError("model_name_or_path", found, expected)
     return model
 
 
@@ -417,7 +417,7 @@ def _nothing_unpickled(settings: ModelSettings) -> Iterator[None]:
     def refuse(file: Any, *args: Any, **kwargs: Any) -> None:
         found = f"{settings.model_name_or_path} names {os.path.basename(str(file))} as weights"
         fix = "convert them: pickled weights are never opened"
-        raise UserError(Problem("model_name_or_path", found, "*.safetensors", fix))
+        raise UserError("model_name_or_path", found, "*.safetensors", fix)
 
     torch_load = torch.load
     torch.load = refuse  # type: ignore[assignment]

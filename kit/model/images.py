@@ -57,14 +57,14 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
             if config.get_text_config() is not config
             else "the model reads none"
         )
-        raise UserError(Problem("images", f"given, but {found}", f"a model of {', '.join(FAMILIES)}"))
+        raise UserError("images", f"given, but {found}", f"a model of {', '.join(FAMILIES)}")
     try:
         import PIL  # noqa: F401
         import transformers
         from transformers import AutoImageProcessor  # slow to import
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
     except ImportError:
-        raise UserError(Problem("images", "they need Pillow, which is not installed", fix=INSTALL)) from None
+        raise UserError("images", "they need Pillow, which is not installed", fix=INSTALL) from None
     name = locate_model(settings.model_name_or_path, settings.model_revision)
     options = hub_options(settings, is_checked=True)
     processor_class = getattr(transformers, PROCESSOR_MAPPING_NAMES[kind])
@@ -80,17 +80,17 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
     except Exception as error:  # the files may hold anything
         fix = f"{INSTALL}, or copy the processor's files beside the weights"
         raise UserError(
-            Problem("model_name_or_path", f"{name}: no processor of images ({first_line(error)})", fix=fix)
+            "model_name_or_path", f"{name}: no processor of images ({first_line(error)})", fix=fix
         ) from None
     limits = {"shortest_edge": data.min_pixels, "longest_edge": data.max_pixels}
     if any(limits.values()):
         setting = "min_pixels" if data.min_pixels else "max_pixels"
         # The sides of other processors are lengths. These are numbers of pixels.
         if not hasattr(image_processor, "merge_size"):
-            raise UserError(Problem(setting, f"given, and {type(image_processor).__name__} has no such limit"))
+            raise UserError(setting, f"given, and {type(image_processor).__name__} has no such limit")
         size = dict(image_processor.size) | {edge: value for edge, value in limits.items() if value}
         if size["shortest_edge"] > size["longest_edge"]:
-            raise UserError(Problem("max_pixels", f"{size['longest_edge']}, below min_pixels {size['shortest_edge']}"))
+            raise UserError("max_pixels", f"{size['longest_edge']}, below min_pixels {size['shortest_edge']}")
         image_processor.size = size
     return Images(processor, config, meta_model)
 
@@ -121,7 +121,7 @@ class Images:
         self._placeholder = self._tokenizer.convert_ids_to_tokens(self.placeholder_id)
         self._texts: dict[tuple[int, int], str] = {}
         if self._placeholder is None or self.token is None:
-            raise UserError(Problem("model_name_or_path", "its tokenizer has no placeholder of images"))
+            raise UserError("model_name_or_path", "its tokenizer has no placeholder of images")
 
     @cached_property
     def key(self) -> str:
@@ -149,7 +149,7 @@ class Images:
             is_counted = self._counts_only
             text = self.token * self._num_tokens(height, width) if is_counted else self._of_blank(height, width)
         except Exception as error:  # the code of any family
-            raise UserError(Problem("", f"{width} x {height} pixels: {first_line(error)}")) from None
+            raise UserError("", f"{width} x {height} pixels: {first_line(error)}") from None
         if len(self._texts) < _MOST_SIZES:  # most sizes have the text of another one, which may have kilobytes
             text = self._texts[height, width] = sys.intern(text)
         return text
@@ -216,7 +216,7 @@ class Images:
         for (image, _, origin), text in zip(flat, texts, strict=True):
             if text != self.of(image.height, image.width):
                 found = f"an image of {image.width} x {image.height} pixels has other placeholders than its header said"
-                raise UserError(Problem(origin, found))
+                raise UserError(origin, found)
         tower = self._tower_inputs(processed) if flat else self._unseen
         counts = [len(each) for each in images]
         ids = torch.from_numpy(input_ids)

@@ -9,7 +9,7 @@ from kit.config.recipe import Recipe
 from kit.model.build import build_meta_model, check_model, open_config
 from kit.model.layers.loss_head import install_loss_head
 from kit.model.pretrained.tokenizer import open_tokenizer
-from kit.system.errors import Problem, UserError, raise_if
+from kit.system.errors import UserError, raise_if
 
 # Spaces, digits, scripts, marks and code, which tokenizers that differ cut up differently.
 _PROBES = (
@@ -71,11 +71,11 @@ def check_teacher(recipe: Recipe, tokenizer: Any, needs_weights: bool = True) ->
         own = open_tokenizer(settings)
     if found := _difference(own, tokenizer):
         found = f"{recipe.teacher}: {found} that of {recipe.model_name_or_path}"
-        raise UserError(Problem("teacher", found, "a model with the same tokenizer, of the same family"))
+        raise UserError("teacher", found, "a model with the same tokenizer, of the same family")
     install_loss_head(meta_model)
     if meta_model.uses_own_logits:
         found = f"{type(meta_model).__name__} computes its logits in a way of its own"
-        raise UserError(Problem("teacher", found, "a model whose head is one matrix product"))
+        raise UserError("teacher", found, "a model whose head is one matrix product")
     return config, meta_model
 
 

@@ -128,14 +128,14 @@ class RunFolder:
         if first_step > total_steps:
             found = f"{total_steps} steps wanted, and {first_step} are done"
             expected = f"at least {first_step}, or --resume_from_checkpoint with an earlier one"
-            raise UserError(Problem("max_steps", found, expected, f"--max_steps {first_step}; or {new}"))
+            raise UserError("max_steps", found, expected, f"--max_steps {first_step}; or {new}")
         if self._manifest.get("weights_only"):
             found = f"{self.checkpoint} holds weights only (save_only_model), so the run cannot continue from it"
             ways = f"{command_of('export.py')} writes a model to train on from, in a new run; or {new}"
-            raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint with the optimiser's state", ways))
+            raise UserError("resume_from_checkpoint", found, "a checkpoint with the optimiser's state", ways)
         if self.finished_steps and not first_step:
             found = f"{self.path} holds a finished run of {self.finished_steps} steps and no checkpoint to go on from"
-            raise UserError(Problem("output_dir", found, fix=new))
+            raise UserError("output_dir", found, fix=new)
 
     def describe_resume(self, total_steps: int) -> list[str]:
         """Return for ``--dry_run`` where the run would continue. Raises as ``is_finished``, and prints its line."""
@@ -161,7 +161,7 @@ class RunFolder:
             notes = lock.acquire(folder)
             if _snapshot(folder) != self._seen:
                 found = f"another run was at work in {folder} while this one started"
-                raise UserError(Problem("output_dir", found, fix="type the same command again"))
+                raise UserError("output_dir", found, fix="type the same command again")
             lock.sign(folder)
         except OSError as error:
             raise _cannot_write(folder, error) from None
@@ -274,7 +274,7 @@ def _ended_early(settings: EvalSettings, folder: Path) -> bool:
 
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:
-    return UserError(Problem("output_dir", f"{folder}: {error.strerror or error}", "a folder to write to"))
+    return UserError("output_dir", f"{folder}: {error.strerror or error}", "a folder to write to")
 
 
 def _snapshot(folder: Path) -> list[str]:

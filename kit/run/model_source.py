@@ -9,7 +9,7 @@ from kit.config.settings.objective import ObjectiveSettings
 from kit.model.pretrained.locate import check_base
 from kit.run.record import RUN_FILE, as_trained, read_run, with_model_of_checkpoint
 from kit.strategy.topology import Precision
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 CHECKPOINT = "model_name_or_path"  # the flag that may name one
 
@@ -25,7 +25,7 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
     adapter = Path(os.path.realpath(os.path.expanduser(recipe.adapter_name_or_path or model)))
     is_checkpoint = os.path.isfile(model / MANIFEST)
     if (is_checkpoint or os.path.isfile(model / "adapter_config.json")) and recipe.adapter_name_or_path:
-        raise UserError(Problem("adapter_name_or_path", f"{model} brings its own weights", "a base model with it"))
+        raise UserError("adapter_name_or_path", f"{model} brings its own weights", "a base model with it")
     run_file = run_of(str(adapter)) or run_of(str(model))
     if is_checkpoint:
         recipe = with_model_of_checkpoint(recipe, model, CHECKPOINT, part=NONE)
@@ -73,7 +73,7 @@ def reference_of(scored: str, settings: ObjectiveSettings, method: str) -> Recip
     if method == "full":
         found = f"{settings.objective} compares a model with its reference, and {scored} is a whole model without one"
         fix = "--objective simpo compares the answers of pairs alone; or score it in the folder of its run"
-        raise UserError(Problem("objective", found, fix=fix))
+        raise UserError("objective", found, fix=fix)
     return None
 
 

@@ -29,12 +29,12 @@ def check_writable(folder: Path) -> None:
     try:
         parent = next(path for path in [folder, *folder.resolve().parents] if path.exists())
         if not parent.is_dir():
-            raise UserError(Problem("output_dir", f"{parent} is a file", "a folder", lock.ANOTHER))
+            raise UserError("output_dir", f"{parent} is a file", "a folder", lock.ANOTHER)
         if not os.access(parent, os.W_OK | os.X_OK):
-            raise UserError(Problem("output_dir", f"{parent} cannot be written to", fix=lock.ANOTHER))
+            raise UserError("output_dir", f"{parent} cannot be written to", fix=lock.ANOTHER)
     except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
         found = f"{folder}: {getattr(error, 'strerror', None) or error}"
-        raise UserError(Problem("output_dir", found, "a folder to write to", lock.ANOTHER)) from None
+        raise UserError("output_dir", found, "a folder to write to", lock.ANOTHER) from None
 
 
 def run_in(overwrites: bool, folder: Path, inputs: Iterable[tuple[str, str]]) -> dict[str, Any] | None:
@@ -65,10 +65,10 @@ def run_in(overwrites: bool, folder: Path, inputs: Iterable[tuple[str, str]]) ->
         old = json.loads(read_small(folder / RUN_FILE))
         record = {**old, "identity": dict(old["identity"]), "finished_steps": int(old["finished_steps"])}
     except FileNotFoundError:
-        raise UserError(Problem("output_dir", f"{folder} is not empty and holds no run", fix=ways)) from None
+        raise UserError("output_dir", f"{folder} is not empty and holds no run", fix=ways) from None
     except (ValueError, KeyError, TypeError, OSError, OverflowError, RecursionError) as error:
         found = f"{folder}/run.json is no record of a run ({fault_of_record(error)})"
-        raise UserError(Problem("output_dir", found, fix=ways)) from None
+        raise UserError("output_dir", found, fix=ways) from None
     lock.check_free(folder)
     if overwrites:
         raise_if(
@@ -96,9 +96,9 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
         was, now = old.get("recipe", {}).get("dataset"), recipe.model_dump(mode="json")["dataset"]
         if was != now:
             changed = [f"dataset: {was} -> {now}" if text == OTHER_DATA else text for text in changed]
-        raise UserError(Problem("output_dir", f"{folder} holds another run ({'; '.join(changed)})", fix=ways))
+        raise UserError("output_dir", f"{folder} holds another run ({'; '.join(changed)})", fix=ways)
     if recipe.resume_from_checkpoint == "none":
-        raise UserError(Problem("output_dir", f"{folder} holds this run already", fix=ways))
+        raise UserError("output_dir", f"{folder} holds this run already", fix=ways)
     return int(old["finished_steps"])
 
 

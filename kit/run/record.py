@@ -49,7 +49,7 @@ def _opened(run_file: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(read_small(run_file))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         found = f"no record of a run ({fault_of_record(error)})"
-        raise UserError(Problem(str(run_file), found, "the folder of a run, or what lies in it")) from None
+        raise UserError(str(run_file), found, "the folder of a run, or what lies in it") from None
 
 
 def fault_of_record(error: Exception) -> str:

@@ -19,7 +19,7 @@ from kit.strategy.processes.launcher import launched_rank
 from kit.strategy.processes.rendezvous import together
 from kit.system.console import say
 from kit.system.durable import read_object
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -60,7 +60,7 @@ def choose(
     if changed := differences(manifest["identity"], identity):
         found = f"{path} is of another run ({'; '.join(changed)})"
         fix = f"{command_of('export.py')} writes a model of it, from which a new run starts"
-        raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint of a run with these settings", fix))
+        raise UserError("resume_from_checkpoint", found, "a checkpoint of a run with these settings", fix)
     return path, manifest
 
 
@@ -84,7 +84,7 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = str(error.filename or path)
-        raise UserError(Problem(where, f"cannot be read ({error.strerror or error})")) from None
+        raise UserError(where, f"cannot be read ({error.strerror or error})") from None
 
 
 def wanted_checkpoint(settings: OutputSettings, folder: Path) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kit.strategy.processes.launcher import leads_other_machine
 from kit.strategy.processes.rendezvous import from_main, together
 from kit.system import durable, lock
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -56,4 +56,4 @@ def _check_same_folder(signature: dict[str, object], folder: Path, probe: Path) 
                 folder.rmdir()
     except OSError as error:
         found = f"{folder} on {socket.gethostname()}: {error.strerror or error}"
-    raise UserError(Problem("output_dir", found, "one folder that all machines can write to", _FIX))
+    raise UserError("output_dir", found, "one folder that all machines can write to", _FIX)

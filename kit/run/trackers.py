@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config.settings.output import OutputSettings
-from kit.system.errors import Problem, UserError, first_line
+from kit.system.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -50,7 +50,7 @@ def start_trackers(
         except Exception as error:  # its network, its account, or its own settings
             others = ",".join(name for name in settings.report_to if name != str(tracker)) or "none"
             found = f"{tracker} does not start ({first_line(error)})"
-            raise UserError(Problem("report_to", found, fix=f"--report_to {others}, which leaves it out")) from None
+            raise UserError("report_to", found, fix=f"--report_to {others}, which leaves it out") from None
         started += accelerator.trackers
         for each in accelerator.trackers:
             if not (each.name == "tensorboard" and has_begun):

@@ -99,7 +99,7 @@ def read_config(path: Path) -> AccelerateConfig:
     values, lines = read_yaml(path)
     if values and not _KNOWN & set(values):
         found = f"{path} has no key of an Accelerate config"
-        raise UserError(Problem("--config", found, fix="a recipe, of any kit, is given by --recipe"))
+        raise UserError("--config", found, fix="a recipe, of any kit, is given by --recipe")
     return make_config(values, lambda key: f"{path}:{lines[key]} {key}" if key in lines else f"{path} {key}")
 
 

@@ -27,7 +27,7 @@ import xxhash
 from filelock import FileLock
 
 from kit.system.durable import read_small
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 ENTRY = "entry.json"
 MAX_ENTRY_BYTES = 1 << 32  # it lists every skipped row
@@ -292,4 +292,4 @@ def _not_writable(folder: Path, error: OSError) -> UserError:
     fix = "set KIT_CACHE to a folder with room"
     if error.errno == errno.EMFILE:
         fix = "raise the limit of open files (ulimit -n): each data set keeps some open"
-    return UserError(Problem("cache", f"{folder} cannot be written or opened ({error.strerror or error})", fix=fix))
+    return UserError("cache", f"{folder} cannot be written or opened ({error.strerror or error})", fix=fix)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, overload
 
 from kit.system.visible import Layout, one_line
 
@@ -40,8 +40,16 @@ class UserError(Exception):
 
     exit_status = 2
 
-    def __init__(self, *problems: Problem) -> None:
-        self.problems = list(dict.fromkeys(problems))
+    @overload
+    def __init__(self, where: str, found: str, expected: str = "", fix: str = "") -> None: ...
+
+    @overload
+    def __init__(self, *problems: Problem) -> None: ...
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        """Take problems, or what one ``Problem`` is made of."""
+        is_made = all(isinstance(each, Problem) for each in given)
+        self.problems: list[Problem] = list(dict.fromkeys(given)) if is_made else [Problem(*given, **more)]
         super().__init__(str(self))
 
     def __str__(self) -> str:

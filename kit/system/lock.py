@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.system.durable import read_object
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 NAME = ".lock"  # in an output_dir
 ANOTHER = "another --output_dir"  # what to type where a folder cannot be used
@@ -69,7 +69,7 @@ def check_free(folder: Path) -> None:
         file = (folder / NAME).open(encoding="utf-8")
     except OSError as error:
         found = f"{folder / NAME} cannot be read ({error.strerror})"
-        raise UserError(Problem("output_dir", found, fix=ANOTHER)) from None
+        raise UserError("output_dir", found, fix=ANOTHER) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -89,7 +89,7 @@ def _in_use(folder: Path) -> UserError:
     if {"pid", "host", "since"} <= signature.keys():
         owner = f"process {signature['pid']} on {signature['host']} (since {signature['since']})"
     found = f"{folder} is in use by {owner}"
-    return UserError(Problem("output_dir", found, fix=f"{ANOTHER}; or wait for it, or end it"))
+    return UserError("output_dir", found, fix=f"{ANOTHER}; or wait for it, or end it")
 
 
 def _close_in_child() -> None:

@@ -23,7 +23,7 @@ from kit.model.layers.attention import without_cudnn_attention
 from kit.model.sampling import how_to_generate
 from kit.strategy.weights import generating
 from kit.system.console import say, show
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 from kit.tools.opened import Opened, base_of, open_model, plan_one_process
 
 HELP = "/new begins a new conversation, /exit or Ctrl-D ends, Ctrl-C ends an answer"
@@ -54,10 +54,10 @@ def prompt_ids(model: Opened, messages: list[Message], pictures: Sequence[Image]
             text = "".join(chain.from_iterable(zip(pieces, [*of_pictures, ""], strict=True)))
         ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     if not ids:
-        raise UserError(Problem("the prompt", "empty", "some text"))
+        raise UserError("the prompt", "empty", "some text")
     if model.positions is not None and len(ids) >= model.positions:
         found = f"the conversation has {len(ids)} tokens, and the model reads {model.positions}"
-        raise UserError(Problem("the prompt", found, fix="/new begins a new one"))
+        raise UserError("the prompt", found, fix="/new begins a new one")
     return ids
 
 

@@ -113,12 +113,12 @@ def open_model(folder: Path, base: str | None) -> Model:
     """
     if (folder / RUN_FILE).is_file():
         if not (folder / "final").is_dir():
-            raise UserError(Problem("RUN", f"{folder} has no final/ yet", "a run that has ended", _EXPORT))
+            raise UserError("RUN", f"{folder} has no final/ yet", "a run that has ended", _EXPORT)
         folder /= "final"
     if (folder / MANIFEST).is_file():
-        raise UserError(Problem("RUN", f"{folder} is a checkpoint, which only this kit opens", "a model", _EXPORT))
+        raise UserError("RUN", f"{folder} is a checkpoint, which only this kit opens", "a model", _EXPORT)
     if not folder.is_dir():
-        raise UserError(Problem("RUN", f"no folder {folder}", "the folder of a run, its final/, or an exported model"))
+        raise UserError("RUN", f"no folder {folder}", "the folder of a run, its final/, or an exported model")
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     files = list(filter_repo_objects(names, allow_patterns=[*_WEIGHTS, *_VOCABULARIES, *_OTHERS]))
     _check_complete(folder, files)
@@ -126,7 +126,7 @@ def open_model(folder: Path, base: str | None) -> Model:
     try:
         card = ModelCard(read_small(folder / "README.md"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(Problem(str(folder / "README.md"), f"no model card ({first_line(error)})")) from None
+        raise UserError(str(folder / "README.md"), f"no model card ({first_line(error)})") from None
     # Weights are numbers, and vocabularies are nobody's text.
     _check_credentials(
         folder / name for name in filter_repo_objects(files, ignore_patterns=[*_WEIGHTS, *_VOCABULARIES])
@@ -139,21 +139,21 @@ def _check_complete(folder: Path, files: list[str]) -> None:
     if any(name.endswith(".gguf") for name in files):
         return
     if not {"config.json", "adapter_config.json"} & set(files):
-        raise UserError(Problem("RUN", f"{folder} holds no model: no config.json, no adapter_config.json, no *.gguf"))
+        raise UserError("RUN", f"{folder} holds no model: no config.json, no adapter_config.json, no *.gguf")
     stem = "adapter_model" if "adapter_config.json" in files else "model"
     index = f"{stem}.safetensors.index.json"
     needed = {f"{stem}.safetensors"}
     if index in files:
         needed = set(_read_json(folder / index).get("weight_map", {}).values()) or needed
     if missing := sorted({*needed, "tokenizer_config.json"} - set(files)):
-        raise UserError(Problem(str(folder), f"half a model: no {listed(missing)}", "a complete one", _EXPORT))
+        raise UserError(str(folder), f"half a model: no {listed(missing)}", "a complete one", _EXPORT)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(read_small(path))
     except (OSError, ValueError) as error:
-        raise UserError(Problem(str(path), f"no JSON ({first_line(error)})", fix="export it again")) from None
+        raise UserError(str(path), f"no JSON ({first_line(error)})", fix="export it again") from None
     return values if isinstance(values, dict) else {}
 
 
@@ -176,10 +176,10 @@ def _base_of(card: ModelCard, adapter: dict[str, Any] | None, typed: str | None)
     if isinstance(found, str) and is_id(found):
         return found
     if typed:
-        raise UserError(Problem("--base_model", f"{typed!r} is no hub id", "its id on the hub"))
+        raise UserError("--base_model", f"{typed!r} is no hub id", "its id on the hub")
     if adapter is not None:
         text = "a local folder, which others do not have"
-        raise UserError(Problem("the base", text, "its id on the hub", "--base_model ID"))
+        raise UserError("the base", text, "its id on the hub", "--base_model ID")
     return None
 
 
@@ -222,7 +222,7 @@ def _licence_on_hub(api: HfApi, model: Model) -> dict[str, Any]:
             data = api.model_info(model.base).card_data
         except RepositoryNotFoundError:
             found = f"the hub shows you no model {model.base}"
-            raise UserError(Problem("the base", found, "its id", "--base_model ID")) from None
+            raise UserError("the base", found, "its id", "--base_model ID") from None
     return licence_in(data.to_dict()) if data else {}
 
 

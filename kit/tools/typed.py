@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 
 def typed(name: str, value: Any) -> str:
@@ -18,6 +18,6 @@ def typed(name: str, value: Any) -> str:
     if isinstance(value, list | tuple) and not any(isinstance(each, Mapping) for each in value):
         if any("," in str(each) for each in value):
             fix = "put it into a recipe file, where lists are lists"
-            raise UserError(Problem(name, f"a comma in an item of {value!r}", fix=fix))
+            raise UserError(name, f"a comma in an item of {value!r}", fix=fix)
         return ",".join(map(str, value))
     return json.dumps(value) if isinstance(value, bool | Mapping | list | tuple) else str(value)

@@ -10,7 +10,7 @@ that memory can be planned without it (``kit.memory.activations``).
 
 from typing import Any, Literal
 
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 Checkpointing = bool | Literal["selective"]
 
@@ -78,7 +78,7 @@ class _Kept:
             # What is kept is the changed result, so the change must not be made again.
             return True
         found = f"selective, and this model changes the result of a product in place ({op})"
-        raise UserError(Problem("gradient_checkpointing", found, fix="--gradient_checkpointing true"))
+        raise UserError("gradient_checkpointing", found, fix="--gradient_checkpointing true")
 
 
 def _storage(tensor: Any) -> int:

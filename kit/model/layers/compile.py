@@ -128,7 +128,7 @@ class CompiledLayers:
             say(f"warning: torch_compile: {name} runs uncompiled, since it is not one graph: {first_line(error)}")
         except exc.TorchDynamoException as error:
             found = f"the compiler failed ({first_line(getattr(error, 'inner_exception', error))})"
-            raise UserError(Problem("torch_compile", found, fix="--torch_compile false")) from error
+            raise UserError("torch_compile", found, fix="--torch_compile false") from error
         return _forward(layer, *args, **kwargs)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 # Of a sample in a micro-batch of B rows with T tokens: its first position b * T + t, its tokens, and its number, which
 # it has on every topology.
@@ -78,4 +78,4 @@ def changed_embeddings(model: Any, change: Callable[[torch.Tensor], torch.Tensor
         handle.remove()
     if num_calls != 1:
         found = f"{type(model).__name__} computes its input embeddings {num_calls} times, where the noise needs one"
-        raise UserError(Problem("neftune_noise_alpha", found, fix="--neftune_noise_alpha 0"))
+        raise UserError("neftune_noise_alpha", found, fix="--neftune_noise_alpha 0")

@@ -43,7 +43,7 @@ from kit.model.layers.embedding_noise import changed_embeddings
 from kit.model.layers.packs import has_alibi, install_packs, masks_of_packs
 from kit.model.layers.sequence_parallel import SequenceGroup, SharedRows
 from kit.model.pretrained.heads import head_of
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 # Arguments with the bounds of packed samples. Only variable-length attention uses them; others use position_ids.
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -425,9 +425,7 @@ def _checked_values(target_values: TargetValues, logits: torch.Tensor, rows: sli
     elif logits.requires_grad and not values.requires_grad:
         found = "target_values returned values without a gradient: they do not depend on the logits"
     if found:
-        raise UserError(
-            Problem("objective", found, "float32 [C] or [C, K] computed from the logits, a row each target")
-        )
+        raise UserError("objective", found, "float32 [C] or [C, K] computed from the logits, a row each target")
     return values.float()
 
 

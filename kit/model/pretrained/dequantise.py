@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from transformers import modeling_utils
 
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 _SCALE = "_scale_inv"  # added to the name of an FP8 weight; the value is multiplied by it, whatever the name says
 _BLOCKS, _SCALES = "_blocks", "_scales"  # of an MXFP4 weight, added to its name
@@ -161,7 +161,7 @@ def _plain_mxfp4(files: Mapping[str, Any], quantisation: dict[str, Any], name: s
 
 def _refuse(name: str, found: str, expected: str = "weights of FP8 (e4m3) with scales, or floats") -> NoReturn:
     fix = "give the model that it was made from"
-    raise UserError(Problem("model_name_or_path", f"{name}: {found}", expected, fix))
+    raise UserError("model_name_or_path", f"{name}: {found}", expected, fix)
 
 
 def _dtype(value: Any) -> torch.dtype:

@@ -53,6 +53,6 @@ def check_index(folder: Path, field: str) -> None:
         files = []
     if not files:
         found = f"{path} does not say which weights are in which file"
-        raise UserError(Problem(field, found, "JSON with weight_map and metadata"))
+        raise UserError(field, found, "JSON with weight_map and metadata")
     if outside := [file for file in files if file.is_absolute() or ".." in file.parts]:
-        raise UserError(Problem(field, f"{path} names {str(outside[0])!r}", "files in its folder"))
+        raise UserError(field, f"{path} names {str(outside[0])!r}", "files in its folder")

@@ -65,24 +65,24 @@ def with_head(config: Any, settings: ObjectiveSettings, name: str, max_length: i
     if own not in (wanted, "words"):
         found = f"{name} is a {config.architectures[0]}, and objective {settings.objective} trains {wanted}"
         fix = "--objective reward or classify goes on with scores, embed with an embedding"
-        raise UserError(Problem("model_name_or_path", found, fix=fix))
+        raise UserError("model_name_or_path", found, fix=fix)
     made = _CLASSES[wanted]._model_mapping.get(type(config), None)
     if made is None or config.get_text_config() is not config:
         expected = "a model of text alone, of a family for which transformers has such a head"
         found = f"{name} is a {config.model_type}, which has no head for {wanted}"
-        raise UserError(Problem("model_name_or_path", found, expected))
+        raise UserError("model_name_or_path", found, expected)
     config.architectures = [made.__name__]
     if wanted == "embedding":
         if long := [size for size in settings.matryoshka_dims if size > config.hidden_size]:
             found = f"{long[0]}, and the embeddings of {name} have {config.hidden_size} numbers"
-            raise UserError(Problem("matryoshka_dims", found, "fewer"))
+            raise UserError("matryoshka_dims", found, "fewer")
         # For ``write_sentence_transformers``, whenever it is written.
         config.sentence_transformers = {"pooling": settings.pooling, "max_length": max_length}
     labels = settings.scores
     if wanted == "scores" and (own == "words" or labels):
         if own == wanted and config.num_labels != len(labels):
             found = f"{name} has {config.num_labels} scores, and {len(labels)} are trained"
-            raise UserError(Problem("labels", found, fix="a model without a head of its own"))
+            raise UserError("labels", found, fix="a model without a head of its own")
         config.tie_word_embeddings = False  # no head is left that could be tied
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: i for i, label in enumerate(labels)}
@@ -98,7 +98,7 @@ def labels_of(config: Any) -> list[str]:
     names = [str(config.id2label.get(i, "")) for i in range(config.num_labels)]
     if "" in names or len(set(names)) < len(names):
         expected = f"a name for each number from 0 to {len(names) - 1}, no name twice"
-        raise UserError(Problem("model_name_or_path", f"config.json has id2label {config.id2label}"[:200], expected))
+        raise UserError("model_name_or_path", f"config.json has id2label {config.id2label}"[:200], expected)
     return [] if names == [f"LABEL_{i}" for i in range(len(names))] else names
 
 
@@ -182,7 +182,7 @@ def pad_with(tokenizer: Any, last_ids: set[int]) -> None:
             tokenizer.pad_token = token
             return
     found = "each of its special tokens ends a text, so none could pad it"
-    raise UserError(Problem("model_name_or_path", found, "a tokenizer with a pad_token of its own"))
+    raise UserError("model_name_or_path", found, "a tokenizer with a pad_token of its own")
 
 
 def read_pooling(name: str, revision: str | None) -> str | None:

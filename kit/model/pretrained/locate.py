@@ -45,10 +45,10 @@ def locate_model(name: str, revision: str | None) -> str:
     """
     folder = os.path.expanduser(name)
     if name.endswith(".gguf"):
-        raise UserError(Problem(_MODEL, name, "a folder with config.json and safetensors, or a hub id", GGUF))
+        raise UserError(_MODEL, name, "a folder with config.json and safetensors, or a hub id", GGUF)
     expected = "a folder with config.json, or a hub id"
     if os.path.isfile(folder):
-        raise UserError(Problem(_MODEL, f"{name} is a file", expected))
+        raise UserError(_MODEL, f"{name} is a file", expected)
     if not is_local(name):
         _check_hub_has(name, revision, _MODEL, "config.json")
         return name
@@ -57,9 +57,9 @@ def locate_model(name: str, revision: str | None) -> str:
         check_index(Path(folder), _MODEL)
         return folder
     if os.path.isfile(os.path.join(folder, "manifest.json")):
-        raise UserError(Problem(_MODEL, f"{name} is a checkpoint, not a model", expected, _export(name)))
+        raise UserError(_MODEL, f"{name} is a checkpoint, not a model", expected, _export(name))
     found = "no config.json in it" if os.path.isdir(folder) else "no such folder"
-    raise UserError(Problem(_MODEL, f"{name}: {found}", expected, hint_final(folder)))
+    raise UserError(_MODEL, f"{name}: {found}", expected, hint_final(folder))
 
 
 def commit_of(name: str, revision: str | None) -> str | None:
@@ -140,7 +140,7 @@ def open_adapter(name: str) -> Path:
     """
     folder = Path(os.path.expanduser(name)) if is_local(name) else _download_adapter(name)
     if not os.path.isdir(folder):
-        raise UserError(Problem(_ADAPTER, f"{name}: no such folder", "a folder with adapter_config.json, or a hub id"))
+        raise UserError(_ADAPTER, f"{name}: no such folder", "a folder with adapter_config.json, or a hub id")
     is_pickled = os.path.isfile(folder / "adapter_model.bin")
     fix = "convert adapter_model.bin: pickled weights are never opened" if is_pickled else ""
     if (final := folder / "final" / ADAPTER_FILES[0]).is_file():
@@ -158,7 +158,7 @@ def _download_adapter(name: str) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=files, etag_timeout=HUB_SECONDS))
     except Exception as error:
-        raise UserError(Problem(_ADAPTER, f"{name}: {first_line(error)}", " and ".join(ADAPTER_FILES))) from None
+        raise UserError(_ADAPTER, f"{name}: {first_line(error)}", " and ".join(ADAPTER_FILES)) from None
 
 
 def base_of_adapter(folder: Path, fix: str) -> str:
@@ -173,7 +173,7 @@ def base_of_adapter(folder: Path, fix: str) -> str:
     where = str(folder / ADAPTER_FILES[0])
     base = adapter_config(str(folder)).get("base_model_name_or_path")
     if not base or not isinstance(base, str):
-        raise UserError(Problem(where, "names no base", fix=fix))
+        raise UserError(where, "names no base", fix=fix)
     check_base(where, base, None, fix)
     return base
 
@@ -189,7 +189,7 @@ def check_base(where: str, base: str, revision: str | None, fix: str) -> None:
         locate_model(base, revision)
     except UserError as error:
         found = f"names a base that cannot be opened: {error.problems[0].found}"
-        raise UserError(Problem(where, found, fix=fix)) from None
+        raise UserError(where, found, fix=fix) from None
 
 
 def _check_hub_has(name: str, revision: str | None, field: str, *files: str) -> None:

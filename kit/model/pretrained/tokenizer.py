@@ -36,11 +36,11 @@ def open_tokenizer(settings: MethodSettings) -> PreTrainedTokenizerBase:
         raise
     except BaseException as error:  # a panic of the tokenizers library, in Rust, is no Exception
         found = f"no tokenizer in {name}: {first_line(error)}"
-        raise UserError(Problem(field, found, "tokenizer.json beside the weights", hint_trust(error))) from None
+        raise UserError(field, found, "tokenizer.json beside the weights", hint_trust(error)) from None
     if tokenizer.chat_template is None and folder is None:
         tokenizer.chat_template = _template_of_processor(name, settings)
     if not tokenizer.is_fast:
-        raise UserError(Problem(field, "a slow tokenizer only", "a tokenizer.json"))
+        raise UserError(field, "a slow tokenizer only", "a tokenizer.json")
     _add(tokenizer, settings.new_tokens or [])
     _check_known(tokenizer, settings.trainable_tokens or [])
     return tokenizer

@@ -43,7 +43,7 @@ from kit.strategy.launch.torchrun import RENDEZVOUS, START_ALL
 from kit.strategy.processes.launcher import ACCELERATE_PID, end_with_launcher
 from kit.strategy.processes.tcp_store import BoundedStore, connect, serve
 from kit.system.console import show_error
-from kit.system.errors import Problem, TrainingError, UserError
+from kit.system.errors import TrainingError, UserError
 
 _GRACE_SECONDS = 20.0  # in which ranks say themselves that those of another machine are gone
 
@@ -96,7 +96,7 @@ class _Meeting(RendezvousHandler):
         except OSError as error:
             if self._is_host:
                 found, fix = f"{self._port} on {host}: {error.strerror}", "another one, the same on every machine"
-                raise UserError(Problem("main_process_port", found, "a free port", fix)) from None
+                raise UserError("main_process_port", found, "a free port", fix) from None
             found = f"{host} did not reach {self._address}:{self._port} (main_process_ip) within {self._seconds} s"
             raise TrainingError(f"{found} (--ddp_timeout)\n    -> {START_ALL}") from None
 

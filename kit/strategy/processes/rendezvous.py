@@ -74,7 +74,7 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
     except (torch.distributed.DistError, TimeoutError) as error:
         if "EADDRINUSE" in str(error):
             where, found = "MASTER_PORT", f"{os.environ['MASTER_PORT']} is in use on this machine"
-            raise UserError(Problem(where, found, "a free port", "the launcher's --master_port sets it")) from None
+            raise UserError(where, found, "a free port", "the launcher's --master_port sets it") from None
         is_late = isinstance(error, TimeoutError)
         why = f"{_store_address()}, where they meet, does not answer" if is_late else first_line(error)
         raise TrainingError(

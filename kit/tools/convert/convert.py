@@ -52,7 +52,7 @@ def convert(
     """
     if path.suffix == ".sh":
         fix = "type its flags after `kit train`: the error names ours for each"
-        raise UserError(Problem(str(path), "a shell script", "key: value lines", fix))
+        raise UserError(str(path), "a shell script", "key: value lines", fix)
     values, lines = read_yaml(path)
     kit = kit_of(values, Recipe.model_fields)
     if not kit:
@@ -60,7 +60,7 @@ def convert(
             found, expected, fix = "a recipe of this kit", "a file of another one", f"kit train --recipe {path}"
         else:
             found, expected, fix = "no file of a known kit", f"one of {', '.join(KITS)}", ""
-        raise UserError(Problem(str(path), found, expected, fix))
+        raise UserError(str(path), found, expected, fix)
     given = {key: value for key, value in values.items() if not is_nothing(value)}
     draft = Draft(kit, given, path, lines, flags or {})
     try:

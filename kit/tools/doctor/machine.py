@@ -27,7 +27,7 @@ from kit.strategy.precision import check_precision, describe_precision
 from kit.strategy.processes.launcher import LaunchedRank
 from kit.strategy.topology import Topology, gpu_memory
 from kit.system.console import silence_libraries
-from kit.system.errors import Problem, Problems, UserError, counted, first_line, raise_if
+from kit.system.errors import Problems, UserError, counted, first_line, raise_if
 from kit.tools.doctor.result import Doubt, Report
 
 _NVIDIA = "/proc/driver/nvidia/version"
@@ -86,7 +86,7 @@ def check_driver(topology: Topology) -> str:
     except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
         found = first_line(error)
     fix = "`nvidia-smi` must list them, CUDA_VISIBLE_DEVICES not hide them, and the driver know torch's CUDA"
-    raise UserError(Problem(build, found, fix=fix))
+    raise UserError(build, found, fix=fix)
 
 
 def check_bf16(topology: Topology, config: str | None) -> str:
@@ -152,5 +152,5 @@ def check_memory(workload: Workload, topology: Topology) -> str:
     found = f"{format_bytes(free)} free, {format_bytes(wanted)} needed ({shown})"
     if free < wanted:
         fix = "end other programs, take a larger machine or more of them; --async_save false keeps no copy"
-        raise UserError(Problem("this machine", found, fix=fix))
+        raise UserError("this machine", found, fix=fix)
     return found

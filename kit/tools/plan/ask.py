@@ -63,13 +63,13 @@ def read_ask(argv: list[str]) -> Ask:
     names = {word[2:].partition("=")[0].replace("-", "_") for word in rest if word.startswith("--")}
     if own.model is None and not names & {"recipe", MODEL}:
         fix = "add --recipe llama-8b-lora, or --model meta-llama/Llama-3.1-8B; `kit recipes` lists the recipes"
-        raise UserError(Problem("--recipe", "for which model? none is named", fix=fix))
+        raise UserError("--recipe", "for which model? none is named", fix=fix)
     gpu, *counts = own.gpu or this_machine() or (None, 1)
     if gpu is None:
-        raise UserError(Problem("--gpu", "none is named, and this machine has none", "as --gpu rtx4090"))
+        raise UserError("--gpu", "none is named, and this machine has none", "as --gpu rtx4090")
     num, per_machine = own.gpus or (counts[0], counts[-1])
     if own.gpu and 1 < counts[0] != num:
-        raise UserError(Problem("--gpus", f"{num}, and --gpu has {counts[0]}", fix="leave it out"))
+        raise UserError("--gpus", f"{num}, and --gpu has {counts[0]}", fix="leave it out")
     model, words = own.model, rest
     if model is not None:
         words = [*words, "--model_name_or_path", shipped_id(model) or model]

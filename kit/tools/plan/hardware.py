@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass, replace
 
 from kit.memory.host import host_memory
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 GB, GIB = 10**9, 2**30
 # Bytes per second in one direction between GPUs of a machine, of the manufacturer's datasheets.
@@ -113,7 +113,7 @@ def parse_gpu(text: str) -> tuple[Gpu, int, int]:
         memory = int(float(match[1]) * _UNITS[match[2]])
         return _card(name, memory) or Gpu(name=name, memory=memory), *counts
     expected = f"a memory with its unit such as 24GiB, or one of {', '.join(GPUS)}"
-    raise UserError(Problem("--gpu", f"no GPU {text!r}", expected))
+    raise UserError("--gpu", f"no GPU {text!r}", expected)
 
 
 def parse_gpus(text: str) -> tuple[int, int]:
@@ -123,7 +123,7 @@ def parse_gpus(text: str) -> tuple[int, int]:
     """
     match = re.fullmatch(r"([1-9]\d*)(?:[x×*]([1-9]\d*))?", text.strip().lower())  # noqa: RUF001
     if not match:
-        raise UserError(Problem("--gpus", f"found {text!r}", "a number, or machines x GPUs such as 2x8"))
+        raise UserError("--gpus", f"found {text!r}", "a number, or machines x GPUs such as 2x8")
     first, second = int(match[1]), int(match[2] or 0)
     total = first * (second or 1)
     return total, second or min(total, 8)

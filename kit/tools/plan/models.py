@@ -16,7 +16,7 @@ from kit.config.recipe import RECIPES
 from kit.memory.families import MODEL, shape_of
 from kit.memory.shape import Shape
 from kit.system.durable import read_small
-from kit.system.errors import Problem, UserError, did_you_mean, kind
+from kit.system.errors import UserError, did_you_mean, kind
 
 SHAPES = RECIPES / "shapes"
 # Words in a hub id that say how the model was trained, not how large it is.
@@ -39,7 +39,7 @@ def find_shape(name: str, field: str = MODEL) -> Shape:
         return read_shape(path, folder.parent.name if says_nothing else folder.name, field)
     if os.path.exists(folder) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         found = "no config.json in it" if folder.is_dir() else "a file" if folder.is_file() else "no such folder"
-        raise UserError(Problem(field, f"{name}: {found}", "a folder with config.json, or a hub id"))
+        raise UserError(field, f"{name}: {found}", "a folder with config.json, or a hub id")
     shipped = {path.parent.name: path for path in sorted(SHAPES.glob("*/config.json"))}
     if name in shipped:
         return read_shape(shipped[name], name, field)
@@ -52,9 +52,9 @@ def find_shape(name: str, field: str = MODEL) -> Shape:
         if known:
             return read_shape(known, known.parent.name, field)
         fix = f"`hf download {shlex.quote(name)} config.json` puts it there; or a shape of its size: --model llama-8b"
-        raise UserError(Problem(field, f"{name}: its config.json is not in the cache", fix=fix))
+        raise UserError(field, f"{name}: its config.json is not in the cache", fix=fix)
     expected = f"a folder, a hub id, or one of {', '.join(shipped)}"
-    raise UserError(Problem(field, f"no model {name!r}", expected, did_you_mean(name, shipped)))
+    raise UserError(field, f"no model {name!r}", expected, did_you_mean(name, shipped))
 
 
 def shipped_id(name: str) -> str | None:
@@ -89,7 +89,7 @@ def read_shape(path: Path, name: str, field: str = MODEL) -> Shape:
     try:
         config = json.loads(read_small(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(Problem(field, f"{path} is no JSON ({error})")) from None
+        raise UserError(field, f"{path} is no JSON ({error})") from None
     if not isinstance(config, dict):
-        raise UserError(Problem(field, f"{path} holds {kind(config)}", "an object"))
+        raise UserError(field, f"{path} holds {kind(config)}", "an object")
     return shape_of(config, name, field, path)

@@ -14,7 +14,7 @@ from typing import Any
 
 from kit.system import durable
 from kit.system.credentials import redacted
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 from kit.system.visible import visible
 
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ def write_page(path: Path, text: str) -> Path:
     try:
         durable.write_text(path, text)
     except OSError as error:
-        raise UserError(Problem(str(path), f"cannot be written ({error.strerror})")) from None
+        raise UserError(str(path), f"cannot be written ({error.strerror})") from None
     return path
 
 

@@ -17,7 +17,7 @@ from kit.run.record import METRICS_FILE, RUN_FILE, metrics_rows, read_run
 from kit.strategy.topology import ActualStrategy
 from kit.system import lock
 from kit.system.durable import open_regular, read_small
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 from kit.tasks.preference import spec as preference
 
 Row = dict[str, Any]  # a line of metrics.jsonl
@@ -110,13 +110,13 @@ def read_reported_run(folder: Path) -> ReportedRun:
     record = json.loads(read_small(folder / RUN_FILE))
     if not all(isinstance(record.get(key), dict) for key in ("data", "versions")):
         expected = "the folder of a run, or what lies in it"
-        raise UserError(Problem(str(folder / RUN_FILE), "no record of a run (no data or versions)", expected))
+        raise UserError(str(folder / RUN_FILE), "no record of a run (no data or versions)", expected)
     try:
         open_regular(folder / METRICS_FILE).close()
     except FileNotFoundError:
         pass  # before the first step
     except OSError as error:
-        raise UserError(Problem(str(folder / METRICS_FILE), f"cannot be read ({error.strerror})")) from None
+        raise UserError(str(folder / METRICS_FILE), f"cannot be read ({error.strerror})") from None
     try:
         lock.check_free(folder)
         is_at_work = False

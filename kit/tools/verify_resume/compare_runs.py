@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from kit.run.record import METRICS_FILE, RUN_FILE, read_metrics
 from kit.system.durable import read_small
-from kit.system.errors import Problem, UserError, counted
+from kit.system.errors import UserError, counted
 from kit.tools.text_table import text_table
 
 COMPARED_KEYS = ("loss", "grad_norm", "learning_rate", "eval_loss")
@@ -34,7 +34,7 @@ def compare_runs(whole: Path, continued: Path) -> Comparison:
     kept = json.loads(read_small(continued / RUN_FILE))["starts"][-1]["step"]
     of_whole, of_continued = _values(read_metrics(whole)), _values(read_metrics(continued))
     if not of_whole:
-        raise UserError(Problem(str(whole / METRICS_FILE), "no step is logged", "the metrics of a run"))
+        raise UserError(str(whole / METRICS_FILE), "no step is logged", "the metrics of a run")
     differing, rows_shown = [], []
     for step in sorted(of_whole.keys() | of_continued.keys()):
         a, b = of_whole.get(step, {}), of_continued.get(step, {})
