@@ -6,7 +6,6 @@ only a GPU, a certain processor, a full memory or a long wait would show. Nothin
 
 import importlib
 import inspect
-import logging
 import os
 import re
 import traceback
@@ -138,13 +137,3 @@ def test_the_forward_of_a_causal_model_is_decoder_then_head(family):
     head = r"self\.lm_head\(hidden_states(\[:, slice_indices, :\])?\)"
     keep = r"slice_logits_to_keep\(hidden_states, logits_to_keep\)"
     assert lines and not [line for line in lines if not re.fullmatch(f"{decoder}|{head}|{keep}", line)]
-
-
-@pytest.mark.parametrize(
-    "name", ["bitsandbytes", "torch._higher_order_ops.wrap", "torch.distributed.fsdp._state_dict_utils"]
-)
-def test_loggers_that_are_silenced_are_those_of_their_modules(name):
-    """kit/system/console.py silences their remarks by the names of the loggers."""
-    module = importlib.import_module(name)
-    loggers = [each for each in vars(module).values() if isinstance(each, logging.Logger)]
-    assert not loggers or name in [each.name for each in loggers]

@@ -1,9 +1,7 @@
 """A checkpoint gives back every bit, under the model and optimiser it was made with and no other."""
 
-import bitsandbytes.optim
 import pytest
-import torch
-from checkpoint_helpers import build, same, save_checkpoint, train
+from checkpoint_helpers import build, same, save_checkpoint
 
 from kit.checkpoint.load import load_checkpoint
 from kit.system.errors import UserError
@@ -18,29 +16,6 @@ def test_saving_and_loading_an_optimiser_that_has_not_stepped_leaves_it_so(folde
     again, other_optimizer = build(folders["untied"], method="full", optim="adamw_8bit")
     load_checkpoint(again, other_optimizer, path)
     assert not other_optimizer.state and same(again.state_dict(), model.state_dict())
-
-
-@pytest.mark.slow
-def test_moments_in_paged_memory_stay_there(folders, tmp_path, monkeypatch):
-    """A GPU alone has paged memory; here the tensors that bitsandbytes made in place of it."""
-    made = []
-
-    def get_state_buffer(self, p, dtype):
-        made.append(torch.zeros_like(p, dtype=dtype))
-        made[-1].is_paged = True
-        return made[-1]
-
-    monkeypatch.setattr(bitsandbytes.optim.PagedAdamW32bit, "get_state_buffer", get_state_buffer)
-    monkeypatch.setattr(bitsandbytes.optim.PagedAdamW32bit, "prefetch_state", lambda self, p: None)
-    model, optimizer = build(folders["untied"], method="lora", optim="paged_adamw_32bit")
-    train(model, optimizer, [0])
-    path = save_checkpoint(model, optimizer, tmp_path, {"step": 1})
-    again, other_optimizer = build(folders["untied"], method="lora", optim="paged_adamw_32bit")
-    load_checkpoint(again, other_optimizer, path)
-    found = [state[key] for state in other_optimizer.state.values() for key in ("state1", "state2")]
-    saved = [state[key] for state in optimizer.state.values() for key in ("state1", "state2")]
-    assert {id(tensor) for tensor in found} <= {id(tensor) for tensor in made} and found
-    assert all(map(torch.equal, found, saved))
 
 
 # Another model

@@ -5,10 +5,8 @@ import errno
 import json
 import threading
 import time
-from threading import current_thread
 
 import pytest
-import torch
 from checkpoint_helpers import build, same, save_checkpoint, saver_of, steps, train
 
 from kit.checkpoint import save as saver
@@ -138,16 +136,3 @@ def test_ranks_without_a_common_disk_are_reported_at_the_first_save(saved, monke
     with pytest.raises(UserError, match="output_dir must be on a disk that all machines share"):
         save(4)
     assert steps(folder) == ["step-00000001", "step-00000002", "step-00000003"]
-
-
-def test_the_writing_thread_has_the_device_of_its_rank(tmp_path, monkeypatch):
-    """Else it would take memory on GPU 0. Meta stands for a GPU."""
-    used = []
-    monkeypatch.setattr(saver, "collect", lambda model, optimizer: ({"model.a": torch.ones(2, device="meta")}, {}))
-    monkeypatch.setattr(Saver, "_copy", lambda self, tensors: {"model.a": torch.ones(2)})
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: used.append((device, current_thread())))
-    one = saver_of(tmp_path)
-    one.save(None, None, {"step": 1})
-    one.wait()
-    [(device, thread)] = used
-    assert device == torch.device("meta") and thread is not current_thread()

@@ -4,14 +4,12 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from helpers import ROOT
 
 from kit.cli.main import main
 from kit.tools.plan import ask
-from kit.tools.plan.hardware import GPUS
 
 
 @pytest.fixture(autouse=True)
@@ -30,16 +28,6 @@ def test_a_recipe_is_planned_for_given_gpus(capsys):
     assert "Recommended: qlora with ddp" in text and "not measured" in text
     assert re.search(r"^    accelerate launch recipes/finetune.py --config ddp --recipe llama-8b-qlora", text, re.M)
     assert "Nothing fits" in printed(capsys, "--model llama-70b --gpu 8GiB")
-
-
-def test_a_plan_for_this_machine_counts_its_memory(capsys, monkeypatch):
-    for host, best in ((512, "full with fsdp_offload"), (64, "lora with ")):
-        gpu = replace(GPUS["rtx4090"], host=host * 2**30)
-        monkeypatch.setattr(ask, "this_machine", lambda gpu=gpu: (gpu, 4))
-        text = printed(capsys, "--recipe llama-8b-full")
-        assert re.search(rf"Recommended: {best}.* \([\d.]+ GiB of host memory a machine\)", text)
-        assert f"host memory {host}.0 GiB" in text
-    assert re.search(r"^full +fsdp_offload +no, host ", text, re.M) and "since full does not fit" in text
 
 
 def test_rows_that_fit_no_gpu_are_shared(capsys):

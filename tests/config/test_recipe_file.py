@@ -122,20 +122,6 @@ def test_a_method_in_the_name_of_a_file_that_does_not_depend_on_it_is_no_recipe(
     assert list(problems(["--recipe", "mine-lora"])) == ["--recipe"]
 
 
-def test_a_mistake_in_by_method_has_its_line_also_if_the_method_is_not_in_use(recipe_file):
-    cases = [
-        ("by_method: lora", "mine.yaml:3 by_method", "expected full, lora, qlora"),
-        ("by_method:\n  loar: {seed: 1}", "mine.yaml:4 by_method.loar", "did you mean 'lora'"),
-        ("by_method:\n  lora: 3", "mine.yaml:4 by_method.lora", "found '3'"),
-        ("by_method:\n  lora:\n    sed: 3", "mine.yaml:5 by_method.lora.sed", "did you mean 'seed'"),
-        ("method: lora\nby_method:\n  lora:\n    seed: x", "mine.yaml:6 by_method.lora.seed", "found 'x'"),
-        ("by_method:\n  lora:\n    seed: 1\n    seed: 2", "mine.yaml:6 seed", "given a second time"),
-    ]
-    for text, where, found in cases:
-        reported = problems(recipe_file(text))
-        assert found in reported[where], reported
-
-
 BY_OBJECTIVE = """
 learning_rate: 1e-5
 seed: 1

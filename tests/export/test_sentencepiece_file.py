@@ -25,17 +25,6 @@ def test_its_ids_are_those_of_the_tokenizer(kind, tmp_path):
         assert not text.strip() or len(ids) < len(text.encode())  # some of it was joined
 
 
-@pytest.mark.parametrize(("kind", "has_prefix"), [("prepend", True), ("metaspace", False), ("plain", False)])
-def test_a_prompt_that_begins_with_a_token_has_a_space_behind_it_only_where_the_tokenizer_puts_one(
-    kind, has_prefix, tmp_path
-):
-    tokenizer = tokenizer_of(kind)
-    ids = tokenizer.encode("<s>you", add_special_tokens=False).ids
-    assert (tokenizer.decode(ids[1:]).strip("▁ ") != tokenizer.decode(ids[1:])) == has_prefix
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert write_sentencepiece(tmp_path, "<s>you")["add_prefix_space"] == has_prefix
-
-
 def test_added_tokens_and_holes_keep_their_ids(tmp_path):
     tokenizer = tokenizer_of("plain")
     size = tokenizer.get_vocab_size()

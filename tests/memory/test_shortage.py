@@ -8,7 +8,7 @@ import pytest
 import torch
 from checkpoint_helpers import saver_of
 from memory_helpers import GIB, ON_CPU, ON_GPU, fail, make, message_of, placed, raised
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from kit.checkpoint import save as saver
 from kit.config.conflicts import find_conflicts
@@ -169,14 +169,3 @@ def test_a_command_that_trains_nothing_gets_no_setting_of_training():
     text = str(explain(error, None, None, TRAINING, make(method="full"), placed(device_type="cuda"), trains=False))
     assert re.findall(r"^ +--(\w+)", text, re.M) == ["per_device_eval_batch_size", "config", "max_length"]
     assert "checkpoint" not in text
-
-
-def test_a_gpu_that_is_full_is_compared_with_the_plan():
-    shape = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 320}
-    model = LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=1))
-    text = message_of(torch.OutOfMemoryError(ON_GPU), model, topology=placed(device_type="cuda"), method="full")
-    assert "total capacity of 79.25 GiB of which 1.50 GiB is free" in text
-    assert re.search(r"^ +taken +planned$", text, re.M) and re.search(
-        r"^ +optimiser +0 bytes +\d+\.\d KiB$", text, re.M
-    )
-    assert "planned" not in message_of(RuntimeError(ON_CPU), model, method="full")

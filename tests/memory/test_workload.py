@@ -36,15 +36,6 @@ def test_passes_without_gradients_are_in_each_step_or_before_the_first():
         assert (own.passes, own.first_passes) == (passes, first_passes), case
 
 
-def test_settings_that_no_formula_describes_are_named():
-    recipe = read_recipe(["--recipe", "llama-8b-lora"])
-    shape = find_shape("llama-8b")
-    assert uncovered(recipe, shape) == []
-    changed = recipe.model_copy(update={"use_dora": True, "new_tokens": ["<a>"]})
-    assert uncovered(changed, shape) == ["use_dora", "new_tokens"]
-    assert uncovered(recipe.model_copy(update={"adapter_type": "oft"}), shape) == ["adapter_type"]
-
-
 def test_targets_are_planned_if_they_are_the_same_in_every_layer():
     """And are named as what no formula describes otherwise."""
     cases = [

@@ -28,31 +28,3 @@ def test_a_rank_without_weights_builds_what_the_one_with_weights_has(recipe, pla
     assert all(parameter.is_meta for parameter in empty.parameters())
     assert forms(empty) == forms(read)
     assert any(isinstance(p, bitsandbytes.nn.Params4bit) for p in empty.parameters())
-
-
-def test_weights_are_quantised_on_the_given_device_and_kept_on_the_cpu(recipe, monkeypatch):
-    made = []
-    quantise = bitsandbytes.functional.quantize_4bit
-
-    def spy(weight, **settings):
-        made.append(weight.device)
-        return quantise(weight.cpu(), **settings)
-
-    monkeypatch.setattr(bitsandbytes.functional, "quantize_4bit", spy)
-    plain = build(recipe(method="qlora"), BF16)
-    assert {device.type for device in made} == {"cpu"}
-    made.clear()
-
-    moved = []  # stands in for a GPU, which is not here: weights are sent there before they are quantised
-    to = torch.Tensor.to
-    monkeypatch.setattr(
-        torch.Tensor,
-        "to",
-        lambda w, *a, **k: to(w, *(moved.append(x) or "cpu" if x == "cuda:0" else x for x in a), **k),
-    )
-    there = build(recipe(method="qlora"), replace(BF16, quantise_on="cuda:0"))
-    assert len(moved) == len(made) == 7 * len(there.get_base_model().model.layers)
-    expected = dict(plain.named_parameters())
-    for name, parameter in there.named_parameters():
-        bits, expected_bits = (p.detach().view(torch.uint8) for p in (parameter, expected[name]))
-        assert parameter.device.type == "cpu" and torch.equal(bits, expected_bits), name

@@ -12,14 +12,12 @@ from helpers import ROOT, matrix
 from transformers.models.smolvlm import processing_smolvlm
 from vision_models import picture, write_rows
 
-import kit.model.layers.compile
 from kit.config.recipe import Recipe
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
 from kit.export.final import write_model
 from kit.model.build import build_model
 from kit.model.images import FAMILIES
-from kit.model.layers.compile import CompiledLayers
 from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.classes import auto_class
 from kit.preflight import preflight
@@ -106,25 +104,6 @@ def test_loss_and_gradients_are_those_of_the_family(family, vision_model, tmp_pa
             if name in trained and own.grad is not None:
                 bound = 2e-6 * max(own.grad.abs().max().item(), 1.0)
                 assert (trained[name].grad - own.grad).abs().max().item() < bound, name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", matrix(["gemma3", *FAMILIES], always=0))
-def test_compiled_layers_compute_the_same(family, vision_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(kit.model.layers.compile, "BACKEND", "aot_eager")
-    torch.compiler.reset()
-    model_folder, data = family_of_tests(family, vision_model, monkeypatch), write_rows(tmp_path, ROWS)
-    for changes in ({"per_device_train_batch_size": 2}, {"packing": True, "global_batch_size": 1}):
-        checked = check(model_folder, data, train_only=ALL_PARTS, **changes)
-        plan = LoadPlan(compute_dtype="float32", device="cpu")
-        model = build_model(checked.recipe, checked.config, plan, packing=checked.recipe.packing)
-        batches = first_batch(checked).micro_batches
-        plain = torch.cat([model(**each.model_inputs()) for each in batches])
-        layers = CompiledLayers(model, model._no_split_modules)
-        layers.is_on = True
-        compiled = torch.cat([model(**each.model_inputs()) for each in batches])
-        assert layers.num_graphs
-        torch.testing.assert_close(compiled, plain, rtol=1e-6, atol=1e-6)
 
 
 def test_what_is_written_opens_with_its_processor(vision_model, tmp_path):

@@ -1,7 +1,5 @@
 """Parquet and Arrow: the rows as they were written, and a damaged table is reported."""
 
-import json
-
 import pytest
 from data_helpers import contents, problems, refused, source_of, text_rows, write_any
 
@@ -48,23 +46,6 @@ def test_classes_are_read_by_their_names():
         first, second, third = contents(source_of(name), ["label", "several"])
         assert (first, second) == ({"label": "yes", "several": ["no", "yes"]}, {"label": "no", "several": []})
         assert third["label"] is None and source_of(name).parts[0].class_names("several") == ["no", "yes"]
-
-
-def test_tables_that_datasets_described_otherwise_are_read():
-    import pyarrow
-    from pyarrow import parquet
-
-    row = {"several": [1, 0], "messages": [{"role": "user", "content": "a"}]}
-    text = {"dtype": "string", "_type": "Value"}
-    kind = {"names": ["no", "yes"], "_type": "ClassLabel"}
-    features = {"several": [kind], "messages": [{"role": text, "content": text}]}
-    described = {"huggingface": json.dumps({"info": {"features": features}})}
-    parquet.write_table(pyarrow.Table.from_pylist([row]).replace_schema_metadata(described), "a.parquet")
-    assert contents(source_of("a.parquet")) == [{**row, "several": ["yes", "no"]}]
-    for description in (json.dumps({"info": {"features": {"several": kind}}}), "[]", "no JSON"):
-        table = pyarrow.table({"several": ["no"]}).replace_schema_metadata({"huggingface": description})
-        parquet.write_table(table, "a.parquet")
-        assert contents(source_of("a.parquet")) == [{"several": "no"}]
 
 
 def test_a_row_that_python_cannot_hold_and_two_columns_with_one_name_are_reported():

@@ -130,29 +130,6 @@ def test_options_that_a_packed_call_would_ignore_are_refused():
         llama(VARLEN)(**packed(), past_key_values=cache)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_the_kernel_gets_flat_states_of_half_precision(monkeypatch, autocast):
-    calls = []
-
-    def kernel(query, key, value, *bounds, scale, **options):
-        calls.append([query, key, value])
-        assert all(each.dtype == torch.bfloat16 and each.stride(-1) == 1 for each in calls[-1])
-        assert [each.shape for each in calls[-1]] == [(48, 4, 8), (48, 2, 8), (48, 2, 8)]
-        assert all(torch.equal(each, batch["cu_seq_lens_q"]) for each in bounds[:2]) and bounds[2:] == (12, 12)
-        assert (scale, options) == (0.3, {"window_size": (-1, 0), "enable_gqa": True})
-        return kit.model.layers.attention._attend_by_loop(query, key, value, bounds[0], 12, scale)
-
-    batch = packed()
-    model = llama(VARLEN)
-    model = model if autocast else model.to(torch.bfloat16)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        expected = model(**batch).logits
-        monkeypatch.setattr(kit.model.layers.attention, "has_kernel", lambda query: query.dtype == torch.bfloat16)
-        monkeypatch.setattr(kit.model.layers.attention, "varlen_attn", kernel)
-        assert torch.equal(model(**batch).logits, expected)
-    assert len(calls) == 3
-
-
 def test_where_no_kernel_takes_groups_each_head_of_queries_gets_its_keys_with_the_same_gradients(monkeypatch):
     """sdpa with enable_gqa may fall back to mathematics: https://github.com/pytorch/pytorch/issues/187770."""
     batch = packed()

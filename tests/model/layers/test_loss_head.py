@@ -242,29 +242,3 @@ def test_values_that_cannot_be_trained_on_are_refused_in_words(monkeypatch, know
     ):
         with pytest.raises(UserError, match=rf"objective: target_values returned {found}[\s\S]*\[C\] or \[C, K\]"):
             model(**inputs, **wanted, target_values=values_of)
-
-
-def test_answers_of_a_model_with_positions_do_not_depend_on_what_is_beside_them():
-    """Its rows are padded on the left, so `generate` must give it their positions."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    from kit.train.rollouts.generation import Request, generate_answers
-
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2)).eval()
-    with torch.no_grad():
-        model.transformer.wpe.weight.mul_(50)
-    install_loss_head(model)
-    prompts = [[5, 6, 7, 8, 9, 10], [20, 21], [31]]
-    options = {"stops": {2}, "pad_token_id": 0, "temperature": 1.0, "top_p": None, "seed": 1}
-    with torch.no_grad():
-        together, *alone = (
-            generate_answers(
-                model.generate,
-                [Request(prompts[i], (i,), 6) for i in chosen],
-                device=torch.device("cpu"),
-                **options,
-            )
-            for chosen in ([0, 1, 2], [0], [1], [2])
-        )
-    assert together == [each for (each,) in alone]

@@ -1,14 +1,11 @@
 """However a command is started, the same topology comes up, or the command that works is printed."""
 
-import json
 import os
 import re
 import shlex
 import socket
-import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -288,43 +285,6 @@ def test_flags_recipe_and_config_are_reported_at_once(resolve, config_file):
 
 
 # The real thing
-
-
-def run(words, folder):
-    """A command as a user types it, in ``folder``."""
-    folder.mkdir(exist_ok=True)
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    return subprocess.run(list(map(str, words)), cwd=folder, env=env, capture_output=True, text=True, timeout=180)
-
-
-@pytest.fixture
-def flags(finetune):
-    values = finetune.defaults | {"max_steps": 2}
-    return [f"--{name}={value}" for name, value in values.items()]
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_the_real_commands_do_the_same(flags, tmp_path):
-    fsdp = CONFIGS / "fsdp.yaml"
-    commands = {
-        "config_file": ["accelerate", "launch", "--config_file", fsdp, "--num_processes", 2, SCRIPT],
-        "torchrun": ["torchrun", "--nproc_per_node", 2, "--standalone", SCRIPT, "--config", "fsdp"],
-        "python": [sys.executable, SCRIPT, "--config", "fsdp"],
-    }
-    strategies, losses = {}, {}
-    for name, command in commands.items():
-        done = run([*command, *flags, "--output_dir=out"], tmp_path / name)
-        assert done.returncode == 0 and "Traceback" not in done.stderr, f"{name}\n{done.stdout}\n{done.stderr}"
-        strategies[name] = json.loads((tmp_path / name / "out/run.json").read_text())["strategy"]
-        rows = [json.loads(line) for line in (tmp_path / name / "out/metrics.jsonl").read_text().splitlines()]
-        losses[name] = [(row["loss"], row["grad_norm"]) for row in rows]
-    wanted = strategies["python"]
-    assert (wanted["type"], wanted["num_processes"], wanted["rehearsal"]) == ("fsdp2", 2, True)
-    assert wanted["sharded_layers"] == {"classes": ["LlamaDecoderLayer"], "count": 3}
-    for name in commands:
-        assert strategies[name] == wanted, name
-        assert losses[name] == losses["python"] and len(losses[name]) == 2, name
 
 
 def test_processes_that_accelerate_was_asked_for_and_did_not_start_are_reported(resolve, environments, monkeypatch):

@@ -4,18 +4,13 @@ import re
 from types import SimpleNamespace
 
 import pytest
-import torch
-from helpers import with_gpus
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import RECIPES
 from kit.strategy.launch.launch import plan_launch
-from kit.system.errors import Problem, UserError
 from kit.tools.doctor import machine
-from kit.tools.doctor.machine import check_bf16, check_data, check_driver, check_gpus, check_machine
-from kit.tools.doctor.result import Doubt, Report
-
-NAMES = ["launch", "driver", "bf16", "model", "data", "GPUs"]
+from kit.tools.doctor.machine import check_data, check_machine
+from kit.tools.doctor.result import Report
 
 
 @pytest.fixture
@@ -73,28 +68,6 @@ def test_one_fault_of_a_machine_is_one_failed_check(checked, monkeypatch, tmp_pa
         assert failed(results) == [name] and found in results[name][1]
 
 
-def said(check, *given):
-    """What a check raises."""
-    with pytest.raises((Doubt, UserError)) as raised:
-        check(*given)
-    return f"{type(raised.value).__name__} {raised.value}"
-
-
-def test_gpus_without_bf16_or_too_small_for_the_plan_are_named(topology, monkeypatch):
-    with_gpus(monkeypatch, ("T4", 7))
-    on_gpus = topology(device_type="cuda", rehearsal=False)
-    text = said(check_bf16, on_gpus, "ddp")
-    assert text.startswith("UserError") and "bf16, which T4 does not have" in text
-    text = said(check_bf16, topology(device_type="cuda", mixed_precision="no"), None)
-    assert text.startswith("Doubt") and "T4 has no bf16" in text
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    monkeypatch.setattr(machine, "gpu_memory", lambda topology: 80 << 30)
-    assert check_gpus(on_gpus, None) == "2 of 80.00 GiB" and "reaches 2 GPUs" in check_driver(on_gpus)
-    refused = [Problem("memory", "the run needs about 90.0 GiB of each GPU", fix="--gradient_checkpointing true")]
-    monkeypatch.setattr(machine, "memory_problems", lambda workload, topology: refused)
-    assert "90.0 GiB" in said(check_gpus, on_gpus, None)
-
-
 def test_a_config_for_several_machines_says_how_to_check_them_all(checked, tmp_path):
     config = tmp_path / "two.yaml"
     config.write_text(
@@ -110,17 +83,3 @@ def test_a_config_for_several_machines_says_how_to_check_them_all(checked, tmp_p
 def test_local_data_asks_no_hub(recipe, monkeypatch):
     monkeypatch.setattr(machine, "ask_hub", lambda name, flag, revision: pytest.fail("asked"))
     assert "train.jsonl" in check_data(recipe) and "http" not in check_data(recipe)
-
-
-def test_data_of_the_hub_are_asked_for_once_or_looked_for_in_the_cache(recipe, monkeypatch):
-    remote = recipe.model_copy(update={"dataset": "org/data", "eval_dataset": None})
-    asked = []
-    monkeypatch.setattr(machine.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(machine, "ask_hub", lambda name, flag, revision: asked.append((name, flag)))
-    assert check_data(remote) and asked == [("org/data", "dataset")]
-
-    monkeypatch.setattr(machine.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(machine, "cached", lambda kind: ["org/other"])
-    assert "not in the cache" in said(check_data, remote)
-    monkeypatch.setattr(machine, "cached", lambda kind: ["org/data"])
-    assert "org/data" in check_data(remote)

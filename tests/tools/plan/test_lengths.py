@@ -8,13 +8,9 @@ from helpers import ROOT
 
 from kit.config.recipe import Recipe
 from kit.data.feed.order import Order
-from kit.memory.workload import Workload
-from kit.tools.plan.hardware import GPUS
 from kit.tools.plan.lengths import measure_lengths
-from kit.tools.plan.models import find_shape
 
 MODEL = ROOT / "recipes/tiny/model"
-VOCAB = find_shape(str(MODEL)).vocab_size
 
 
 def data(tokens, batch, capacity=None):
@@ -51,13 +47,3 @@ def test_packed_rows_are_almost_full_and_samples_attend_to_themselves():
     found = measure_lengths(data([50, 50, 70, 30], 2, capacity=100), mine, 1)
     assert found.row == 100 and found.supervised == 0.5
     assert found.seen == pytest.approx((2 * 50**2 + 70**2 + 30**2) / 200)
-
-
-def test_both_halves_of_a_pair_are_rows():
-    mine = recipe(objective="dpo", global_batch_size=4, per_device_train_batch_size=2, max_length=100)
-    found = measure_lengths(data([[10, 30], [100, 20], [40, 40], [60, 20]], 4), mine, 1)
-    # By their longest halves: 100 with 60, then 40 with 30; each half is padded to the longest of its micro-batch.
-    assert found.row == (100 + 40) / 2 and found.supervised == pytest.approx(160 / 560)
-    assert found.longest == 100 and found.num_samples == 4
-    workload = Workload.of(mine, find_shape("llama-1b"))
-    assert found.step_of(workload, GPUS["h100"]).tokens == 560

@@ -44,14 +44,3 @@ def test_the_recommended_way_fits_deals_the_global_batch_and_keeps_the_method_if
         assert own.tokens <= ENOUGH_TOKENS
     assert recommend(options(replace(BASE, method="full"), GPU, 32), "full").workload.method == "lora"
     assert recommend(options(BASE, parse_gpu("4GiB")[0], 32), "lora") is None
-
-
-def test_memory_is_saved_only_where_it_is_short():
-    def way(text):
-        own = recommend(options(BASE, parse_gpu(text)[0], 32), "lora").workload
-        return own.gradient_checkpointing, own.activation_offload
-
-    sizes = ("h100", "28GiB", "24GiB", "18GiB")
-    assert [way(text) for text in sizes] == [(False, False), ("selective", False), (True, False), (True, True)]
-    full = options(BASE, GPUS["rtx4090"], 32)[0]  # which never fits, so it has what takes the least
-    assert not full.fits and full.workload.gradient_checkpointing and full.workload.rows == 1

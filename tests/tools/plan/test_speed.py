@@ -7,7 +7,7 @@ import pytest
 from helpers import ROOT
 
 from kit.memory.workload import Workload
-from kit.strategy.strategies import DDP, FSDP2, OFFLOAD, SINGLE
+from kit.strategy.strategies import FSDP2, SINGLE
 from kit.tools.plan.hardware import GPUS
 from kit.tools.plan.models import find_shape
 from kit.tools.plan.speed import step
@@ -23,17 +23,6 @@ def test_published_runs_lie_in_the_range_or_the_table_says_why_not():
     for row in plain:
         low, high = step(row.workload, row.gpu).tokens_per_second
         assert low * 0.95 < row.tokens_per_second < high * 1.07, row.name
-
-
-def test_offloading_quantising_and_a_reference_take_time():
-    offload = step(replace(BASE, strategy=OFFLOAD), H100)
-    assert offload.host > 0 and offload.seconds[0] > step(BASE, H100).seconds[0]
-    lora, qlora = (step(replace(BASE, method=m, strategy=DDP), H100) for m in ("lora", "qlora"))
-    assert qlora.optimiser > lora.optimiser
-    pairs = replace(BASE, method="lora", objective="orpo", rows=2)
-    without, with_reference = step(pairs, H100), step(replace(pairs, objective="dpo"), H100)
-    assert without.tokens == with_reference.tokens == 2 * 2 * 4096  # both halves, each once
-    assert 1.3 < with_reference.seconds[1] / without.seconds[1] < 1.5
 
 
 def test_the_host_bounds_the_step_of_a_small_model_and_larger_micro_batches_or_compiled_layers_help():

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 from kit.config.recipe import Recipe
 from kit.train.optim.muon import Muon
@@ -67,26 +66,3 @@ def updated(kind, weight, gradients):
 def test_its_bits_are_torchs(shape):
     weight, *gradients = (torch.randn(shape) for _ in range(4))
     assert torch.equal(updated(Muon, weight, gradients), updated(torch.optim.Muon, weight, gradients))
-
-
-def test_a_rank_moves_its_rows_of_a_sharded_matrix_by_the_iteration_on_the_whole(monkeypatch):
-    """Rank 1 of 2, whose other half is given to it in place of a gathering."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    weight, gradient = torch.randn(6, 4), torch.randn(6, 4)
-    expected = updated(torch.optim.Muon, weight, [gradient])
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
-    try:
-        mesh = init_device_mesh("cpu", (2,))
-
-        def shard(whole):
-            return DTensor.from_local(whole[3:].clone(), mesh, [Shard(0)], run_check=False)
-
-        monkeypatch.setattr("kit.train.optim.muon.whole_tensor", lambda sharded: whole.bfloat16())
-        whole = gradient.lerp(torch.zeros(6, 4).lerp(gradient, 0.05), 0.95)  # Nesterov's rule, with momentum 0.95
-        parameter = nn.Parameter(shard(weight))
-        parameter.grad = shard(gradient)
-        Muon([parameter], **OPTIONS).step()
-        assert torch.equal(parameter.detach().to_local(), expected[3:])
-    finally:
-        torch.distributed.destroy_process_group()

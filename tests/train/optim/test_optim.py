@@ -1,7 +1,5 @@
 """Which weights the optimiser moves, which of them decay, and at which rates."""
 
-import sys
-
 import pytest
 import torch
 from peft.optimizers import create_loraplus_optimizer
@@ -119,42 +117,3 @@ def test_embedding_and_head_have_their_own_rate_with_any_method():
     layers, settings = adapted(embedding_learning_rate=1e-4, method="full")
     slow = {name for name, rate in rates_of(build_optimizer(layers, settings), layers).items() if rate == 1e-4}
     assert slow == {"model.embed_tokens.weight", "lm_head.weight"}
-
-
-@pytest.mark.parametrize("kind", ["adamw_torch", "adamw_torch_fused"])
-def test_parts_of_sharded_weights_get_every_bit_of_torchs_own_update(kind, monkeypatch):
-    from torch.distributed.fsdp import fully_shard
-
-    module = sys.modules["torch.optim.adam"]  # torch.optim hides it
-    is_sharded, update = [], module.adam
-
-    def spy(*lists, **options):
-        is_sharded.append(any(hasattr(tensor, "placements") for tensors in lists for tensor in tensors))
-        update(*lists, **options)
-
-    monkeypatch.setattr(module, "adam", spy)
-
-    def trained(build):
-        layers = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
-        for i, parameter in enumerate(layers.parameters(), start=1):
-            nn.init.constant_(parameter, i / 7)
-        fully_shard(layers)
-        optimizer = build(layers)
-        for _ in range(3):
-            optimizer.zero_grad()
-            layers(torch.arange(8.0).reshape(2, 4)).square().sum().backward()
-            optimizer.step()
-        states = [optimizer.state[p][name] for p in layers.parameters() for name in ("exp_avg", "exp_avg_sq")]
-        assert all(hasattr(tensor, "placements") for tensor in states)  # so a checkpoint has each rank's part
-        return [tensor.full_tensor() for tensor in (*layers.parameters(), *states)]
-
-    def torchs(layers):
-        return torch.optim.AdamW(layers.parameters(), lr=1e-3, weight_decay=0.0, fused=kind == "adamw_torch_fused")
-
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        own = trained(lambda layers: build_optimizer(layers, recipe(optim=kind, learning_rate=1e-3)))
-        assert not any(is_sharded)
-        assert all(map(torch.equal, own, trained(torchs))) and is_sharded[-1]
-    finally:
-        torch.distributed.destroy_process_group()
