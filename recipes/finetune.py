@@ -49,12 +49,12 @@ def main() -> None:
     checked = preflight.check(recipe, topology, request.recipe_name, launch=request.launch)
     recipe, data, total_steps = checked.recipe, checked.data, checked.total_steps
     if request.launch.dry_run:
-        return checked.show(topology)
+        return checked.show()
     if checked.is_finished():
         return
 
     # --- build: ranks, objective, model and optimiser, with the state of the last checkpoint
-    run = Run(checked, topology)  # joins the ranks, locks output_dir, and chooses the checkpoint
+    run = Run(checked)  # joins the ranks, locks output_dir, and chooses the checkpoint
     objective = open_objective(checked, run)  # distil with teacher_top_k: the teacher runs here, alone on the device
     policy = build_policy(run, recipe, checked.config, checked.tokenizer, data)  # sharded, proven, compiled
     objective.bind(policy, run)  # the reference or the teacher, with the weights from which the run starts

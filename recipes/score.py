@@ -76,7 +76,7 @@ def main() -> None:
         scored_on = f"all checks passed, {len(samples)} samples would be scored"
         say(*checked.notes, f"Dry run: {scored_on}; nothing written but the tokenised data in the cache.")
         return
-    session = Session(recipe, topology, checked.facts(topology))
+    session = Session(recipe, topology, checked.facts())
     if weights:
         faults = verify_together(session.accelerator, weights)
         raise_if(Problem(CHECKPOINT, f"{weights}: {fault}") for fault in faults)

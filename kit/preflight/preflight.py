@@ -3,7 +3,8 @@
 Promises: all problems are reported together; nothing is written except the tokenised data in the cache.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from kit.data.feed.stream import Stream
 from kit.data.kinds.kinds import KINDS, kind_of
 from kit.data.open import Data, last_ids, open_data, stop_ids
 from kit.data.samples.checks import holds_chats
-from kit.data.samples.dataset import open_datasets
+from kit.data.samples.dataset import Dataset, open_datasets
 from kit.data.samples.rows import NO_IMAGES
 from kit.evaluate import try_metrics
 from kit.hub.upload import check_upload
@@ -60,31 +61,49 @@ from kit.system.errors import Problem, Problems, UserError, first_line, raise_if
 from kit.tasks.objectives import objective_class
 
 
-@dataclass(frozen=True)
+@dataclass
 class Preflight:
-    """What the checks opened: everything that a run needs before it loads weights."""
+    """What the checks opened: everything that a run needs before it loads weights.
 
-    recipe: Recipe  # with a value for each setting that was ``auto``
-    config: Any  # the model's config
-    meta_model: Any  # the model on the meta device: modules and shapes, no weights
-    tokenizer: Any  # with the chat template that is saved with the model
-    data: Data | Stream
-    notes: tuple[str, ...]  # lines for the user: those of the data, and what the checks found besides
-    stop_tokens: dict[str, int]  # that end answers, with their ids; of a run only, and none if all data are plain text
-    folder: RunFolder | None  # None for a command without an output folder
-    total_steps: int  # optimiser steps of the whole run
-    workload: Workload | None  # None if the run has no topology, or the formulas do not describe it
-    plan: dict[str, Any]  # the entry of ``run.json``; empty if the run has no topology, or nothing is planned
-    teacher_config: Any = None  # of a run with a teacher
+    Attributes:
+        recipe: with a value for each setting that was ``auto``.
+        topology: how the run will be distributed; None for a command that runs no model.
+        trains: whether it is a run, with an output folder.
+        config: the model's.
+        meta_model: the model on the meta device: modules and shapes, no weights.
+        tokenizer: with the chat template that is saved with the model.
+        notes: lines for the user: those of the data, and what the checks found besides.
+        stop_tokens: those that end answers, with their ids; of a run only, and none if all data are plain text.
+        folder: None for a command without an output folder.
+        total_steps: optimiser steps of the whole run.
+        workload: None if there is no topology, or the formulas do not describe the run.
+        plan: the entry of ``run.json``; empty if there is no topology, or nothing is planned.
+        teacher_config: of a run with a teacher.
+    """
+
+    recipe: Recipe
+    topology: Topology | None
+    trains: bool
+    config: Any = None
+    meta_model: Any = None
+    tokenizer: Any = None
+    data: Data | Stream = None  # type: ignore[assignment]  # until it is opened
+    notes: list[str] = field(default_factory=list)
+    stop_tokens: dict[str, int] = field(default_factory=dict)
+    folder: RunFolder | None = None
+    total_steps: int = 0
+    workload: Workload | None = None
+    plan: dict[str, Any] = field(default_factory=dict)
+    teacher_config: Any = None
 
     @property
     def vocab_size(self) -> int:
         """The number of rows of the model's embedding."""
         return num_rows(self.meta_model)
 
-    def show(self, topology: Topology) -> None:
+    def show(self) -> None:
         """Print what the run would do, for ``--dry_run``. Raises ``UserError`` if it cannot continue in its folder."""
-        show_dry_run(self, topology)
+        show_dry_run(self)
 
     def is_finished(self) -> bool:
         """Whether the run in the folder is finished: ``RunFolder.is_finished``, which says so, and raises."""
@@ -95,11 +114,11 @@ class Preflight:
         """Return the entry ``data`` for ``run.json``."""
         return {**self.data.describe(), "stop_tokens": self.stop_tokens, "text_form": self.data.text_form}
 
-    def facts(self, topology: Topology) -> list[Fact]:
+    def facts(self) -> list[Fact]:
         """Return what the ranks of all machines compare before they load weights; nothing for a single process."""
-        if topology.num_processes == 1:
+        recipe, data, topology = self.recipe, self.data, self.topology
+        if topology is None or topology.num_processes == 1:
             return []
-        recipe, data = self.recipe, self.data
         content: dict[str, Any] = {"model_name_or_path": fingerprint(recipe), "dataset": data.fingerprint}
         content["eval_dataset"] = data.evaluation and data.evaluation.fingerprint
         content["chat_template"] = str(data.chat_template)
@@ -136,150 +155,173 @@ def check(
     """
     silence_libraries()
     launch = launch or Launch()
-    trains = recipe_name is not None
     if topology:  # alone, because other checks would fail at the same import
         raise_if(check_bitsandbytes(recipe.method, recipe.optim))
+    checked = Preflight(recipe, topology, trains=recipe_name is not None)
     problems = Problems()
+    datasets: list[Dataset] = []
     is_proposed = False  # then what is missing was reported, and the first rows are checked as if it were there
-    datasets = tokenizer = config = meta_model = data = folder = None
-    workload: Workload | None = None
-    plan: dict[str, Any] = {}
-    notes: list[str] = []  # beside those of the data
-    stop_tokens: dict[str, int] = {}
     with problems.caught():
-        datasets = open_datasets(
-            recipe.dataset_entries,
-            recipe.eval_dataset_entries,
-            recipe.streaming,
-            KINDS[recipe.declared.rows],
-            scores=bool(topology) and not trains,
-            proposed=problems,
-        )
+        of_data = recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming, KINDS[recipe.declared.rows]
+        datasets = open_datasets(*of_data, scores=bool(topology) and not checked.trains, proposed=problems)
         is_proposed = bool(problems)
     with problems.caught():
-        tokenizer = open_tokenizer(recipe)
-    teacher_config = None
-    if recipe.teacher and trains and topology and tokenizer:
+        checked.tokenizer = open_tokenizer(recipe)
+    if recipe.teacher and checked.trains and checked.tokenizer:
         with problems.caught():
-            teacher_config, of_teacher = check_teacher(recipe, tokenizer, needs_weights=not launch.dry_run)
-            problems += check_strategy(topology, of_teacher)
-            sharing = topology.sequence_parallel_size
-            refused = sequence_problems(sharing, teacher_settings(recipe), teacher_config, of_teacher, 0.0)
-            problems += [replace(each, found=f"{each.found}, of the teacher") for each in refused]
-            if topology.strategy.name == "fsdp1":
-                problems.append(Problem("teacher", "under FSDP1, which gives no head as a whole", fix="--config fsdp"))
+            _check_teacher(checked, launch, problems)
     num_problems = len(problems)  # without those of the model and its adapters
     with problems.caught():
-        if "max_length" not in recipe.model_fields_set:
-            longest = num_positions(open_base_config(recipe)) or recipe.max_length
-            recipe = recipe.model_copy(update={"max_length": min(recipe.max_length, longest)})
-        recipe = objective_class(recipe).resolve(recipe, datasets or ())
-        config = open_config(recipe)
-        meta_model = build_meta_model(recipe, config, recipe.packing)
-        problems += check_model(
-            recipe,
-            config,
-            meta_model,
-            max_length=recipe.max_length,
-            packing=recipe.packing,
-            sequences_per_sample=recipe.declared.sequences_per_sample,
-            router_aux_loss_coef=recipe.router_aux_loss_coef,
-            needs_weights=not launch.dry_run,
-        )
-        if topology:
-            recipe, lines = resolve_auto(recipe, topology, config, teacher_config)
-            notes += lines
-            if trains:
-                workload = planned_workload(recipe, topology, config, teacher_config)
-            problems += check_strategy(topology, meta_model)
-            router_loss = aux_loss_coef(meta_model, recipe.router_aux_loss_coef)
-            problems += sequence_problems(topology.sequence_parallel_size, recipe, config, meta_model, router_loss)
-            problems += check_fp8_products(recipe, topology)
-            if recipe.torch_compile:
-                problems += check_compile(meta_model, layer_classes(topology, meta_model), recipe.packing)
-            if len(problems) == num_problems:  # it needs adapters that fit
-                problems += check_adapter_units(topology, recipe, meta_model)
-            notes += describe_precision(topology, launch.config)
-            notes += describe_dequantised(config)
-            if not recipe.packing:  # packs are refused
-                notes += describe_long_rows(config, recipe.max_length, recipe.num_rows)
-            problems += check_router_loss(topology, router_loss)
-    if recipe.push_to_hub and trains and is_main():
+        _open_model(checked, datasets, launch, problems)
+    if recipe.push_to_hub and checked.trains and is_main():
         with problems.caught():
             check_upload(recipe.push_to_hub, recipe.model_name_or_path, recipe.method != "full")
-    if datasets and tokenizer and meta_model:
+    if datasets and checked.tokenizer and checked.meta_model:
+        fits = len(problems) == num_problems
         with problems.caught():
-            images, no_images = _images(recipe, config, meta_model, tokenizer)
-            fits = len(problems) == num_problems
-            if not recipe.chat_template and not tokenizer.chat_template and any(map(holds_chats, datasets)):
-                problems.append(no_template(tokenizer))
-                is_proposed = True
-                recipe = recipe.model_copy(update={"chat_template": next(iter(fitting(tokenizer)), None)})
-            data = open_data(
-                recipe.model_copy(update={"streaming": recipe.streaming or is_proposed}),
-                datasets,
-                tokenizer,
-                num_rows(meta_model),
-                eval_settings=recipe,
-                seed=recipe.seed,
-                global_batch_size=recipe.global_batch_size // recipe.answers_per_prompt,
-                kind=kind_of(recipe),
-                rollout_steps=recipe.num_iterations if recipe.rolls_out and (trains or not topology) else 0,
-                images=images,
-                no_images=no_images,
-            )
-            if recipe.declared.head != "words" and isinstance(data, Data):
-                pad_with(tokenizer, last_ids(data.train))
-            if data.images:
-                notes.append(data.images.description)
-            if data.evaluation is not None:
-                try_metrics(recipe, recipe.train_on, data.evaluation, tokenizer)
-            if recipe.rewards and trains and topology and isinstance(data, Data) and is_main():
-                notes += try_rewards(recipe, data.train, tokenizer)
+            is_proposed |= _propose_template(checked, datasets, problems)
+            _open_data(checked, datasets, is_proposed)
             if recipe_name is not None:
-                if fits and recipe.declared.head == "words":  # it needs a model and adapters that are right
-                    ids = sorted(stop_ids(data, tokenizer))
-                    problems += check_stop_tokens(recipe, meta_model, tokenizer, ids, f"{recipe.output_dir}/final")
-                    if any("text" not in dataset.fields for dataset in datasets):
-                        stop_tokens = dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
+                if fits:  # it needs a model and adapters that are right
+                    _find_stop_tokens(checked, datasets, problems)
                 if not is_proposed:
-                    of_teacher = fingerprint(teacher_settings(recipe)) if teacher_config else None
-                    run_identity = identity(recipe, data.fingerprint, fingerprint(recipe), of_teacher)
-                    folder = RunFolder(recipe, recipe_name, run_identity)
-    if workload and topology:
-        if workload.shape.tower:  # now it is known how large its images are
-            of_images = (
-                data.train.image_tokens(recipe.max_length if recipe.packing else None) if isinstance(data, Data) else 0
-            )
-            workload = replace(workload, image_tokens=of_images)
-        problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
-        plan = plan_record(workload, topology)
-    if data and folder and topology and not (folder.finished_steps or launch.skip_memory_check):
-        with problems.caught():
-            check_disk(recipe, topology, config, data.total_steps(recipe))
-    if trains and (data is None or is_proposed):
+                    checked.folder = _open_folder(checked, recipe_name)
+    with problems.caught():
+        _check_room(checked, launch, problems)
+    if checked.trains and (checked.data is None or is_proposed):
         with problems.caught():
             run_in(recipe.overwrite_output_dir, Path(recipe.output_dir or ""), recipe.inputs)
     problems.raise_if_any()
-    if recipe.vllm_server_base_url and trains and topology and is_main() and not launch.dry_run:
+    if recipe.vllm_server_base_url and checked.trains and is_main() and not launch.dry_run:
         check_server(recipe)
-    assert tokenizer is not None and data is not None
+    data, tokenizer = checked.data, checked.tokenizer
     tokenizer.chat_template = template_beside(recipe.declared.head, data.chat_template, data.text_form)
-    total_steps = data.total_steps(recipe)
-    return Preflight(
-        recipe=recipe,
-        config=config,
-        meta_model=meta_model,
-        tokenizer=tokenizer,
-        data=data,
-        notes=(*data.notes, *notes),
-        stop_tokens=stop_tokens,
-        folder=folder,
-        total_steps=total_steps,
-        workload=workload,
-        plan=plan,
-        teacher_config=teacher_config,
+    checked.total_steps = data.total_steps(checked.recipe)
+    checked.notes = [*data.notes, *checked.notes]
+    return checked
+
+
+def _check_teacher(checked: Preflight, launch: Launch, problems: Problems) -> None:
+    recipe, topology = checked.recipe, checked.topology
+    assert topology is not None
+    checked.teacher_config, teacher = check_teacher(recipe, checked.tokenizer, needs_weights=not launch.dry_run)
+    problems += check_strategy(topology, teacher)
+    settings, sharing = teacher_settings(recipe), topology.sequence_parallel_size
+    refused = sequence_problems(sharing, settings, checked.teacher_config, teacher, 0.0)
+    problems += [replace(each, found=f"{each.found}, of the teacher") for each in refused]
+    if topology.strategy.name == "fsdp1":
+        problems.append(Problem("teacher", "under FSDP1, which gives no head as a whole", fix="--config fsdp"))
+
+
+def _open_model(checked: Preflight, datasets: Sequence[Dataset], launch: Launch, problems: Problems) -> None:
+    """Open config and shapes, give ``auto`` its values, and check what runs the model."""
+    num_problems, recipe, topology = len(problems), checked.recipe, checked.topology
+    if "max_length" not in recipe.model_fields_set:
+        longest = num_positions(open_base_config(recipe)) or recipe.max_length
+        recipe = recipe.model_copy(update={"max_length": min(recipe.max_length, longest)})
+    checked.recipe = recipe = objective_class(recipe).resolve(recipe, datasets)
+    checked.config = config = open_config(recipe)
+    checked.meta_model = meta_model = build_meta_model(recipe, config, recipe.packing)
+    problems += check_model(
+        recipe,
+        config,
+        meta_model,
+        max_length=recipe.max_length,
+        packing=recipe.packing,
+        sequences_per_sample=recipe.declared.sequences_per_sample,
+        router_aux_loss_coef=recipe.router_aux_loss_coef,
+        needs_weights=not launch.dry_run,
     )
+    if topology is None:
+        return
+    recipe, lines = resolve_auto(recipe, topology, config, checked.teacher_config)
+    checked.recipe = recipe
+    checked.notes += lines
+    if checked.trains:
+        checked.workload = planned_workload(recipe, topology, config, checked.teacher_config)
+    problems += check_strategy(topology, meta_model)
+    router_loss = aux_loss_coef(meta_model, recipe.router_aux_loss_coef)
+    problems += sequence_problems(topology.sequence_parallel_size, recipe, config, meta_model, router_loss)
+    problems += check_fp8_products(recipe, topology)
+    if recipe.torch_compile:
+        problems += check_compile(meta_model, layer_classes(topology, meta_model), recipe.packing)
+    if len(problems) == num_problems:  # it needs adapters that fit
+        problems += check_adapter_units(topology, recipe, meta_model)
+    checked.notes += describe_precision(topology, launch.config)
+    checked.notes += describe_dequantised(config)
+    if not recipe.packing:  # packs are refused
+        checked.notes += describe_long_rows(config, recipe.max_length, recipe.num_rows)
+    problems += check_router_loss(topology, router_loss)
+
+
+def _propose_template(checked: Preflight, datasets: Sequence[Dataset], problems: Problems) -> bool:
+    """If the data need a chat template and there is none, report it, and go on with one that fits. Whether it did."""
+    recipe, tokenizer = checked.recipe, checked.tokenizer
+    if recipe.chat_template or tokenizer.chat_template or not any(map(holds_chats, datasets)):
+        return False
+    problems.append(no_template(tokenizer))
+    checked.recipe = recipe.model_copy(update={"chat_template": next(iter(fitting(tokenizer)), None)})
+    return True
+
+
+def _open_data(checked: Preflight, datasets: Sequence[Dataset], is_proposed: bool) -> None:
+    """Tokenise the data, of which only the beginning is read if ``is_proposed``, and try metrics and rewards."""
+    recipe, tokenizer = checked.recipe, checked.tokenizer
+    images, no_images = _images(recipe, checked.config, checked.meta_model, tokenizer)
+    checked.data = data = open_data(
+        recipe.model_copy(update={"streaming": recipe.streaming or is_proposed}),
+        datasets,
+        tokenizer,
+        checked.vocab_size,
+        eval_settings=recipe,
+        seed=recipe.seed,
+        global_batch_size=recipe.global_batch_size // recipe.answers_per_prompt,
+        kind=kind_of(recipe),
+        rollout_steps=recipe.num_iterations if recipe.rolls_out and (checked.trains or not checked.topology) else 0,
+        images=images,
+        no_images=no_images,
+    )
+    if recipe.declared.head != "words" and isinstance(data, Data):
+        pad_with(tokenizer, last_ids(data.train))
+    if data.images:
+        checked.notes.append(data.images.description)
+    if data.evaluation is not None:
+        try_metrics(recipe, recipe.train_on, data.evaluation, tokenizer)
+    if recipe.rewards and checked.trains and isinstance(data, Data) and is_main():
+        checked.notes += try_rewards(recipe, data.train, tokenizer)
+
+
+def _find_stop_tokens(checked: Preflight, datasets: Sequence[Dataset], problems: Problems) -> None:
+    """Find the tokens that end answers, and check that the model can learn them."""
+    recipe, tokenizer = checked.recipe, checked.tokenizer
+    if recipe.declared.head != "words":
+        return
+    ids = sorted(stop_ids(checked.data, tokenizer))
+    problems += check_stop_tokens(recipe, checked.meta_model, tokenizer, ids, f"{recipe.output_dir}/final")
+    if any("text" not in dataset.fields for dataset in datasets):
+        checked.stop_tokens = dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
+
+
+def _open_folder(checked: Preflight, recipe_name: str) -> RunFolder:
+    recipe = checked.recipe
+    of_teacher = fingerprint(teacher_settings(recipe)) if checked.teacher_config else None
+    return RunFolder(recipe, recipe_name, identity(recipe, checked.data.fingerprint, fingerprint(recipe), of_teacher))
+
+
+def _check_room(checked: Preflight, launch: Launch, problems: Problems) -> None:
+    """Check that the run fits into its GPUs and on its disk."""
+    recipe, topology, data, folder = checked.recipe, checked.topology, checked.data, checked.folder
+    if topology is None:
+        return
+    if workload := checked.workload:
+        if workload.shape.tower:  # now it is known how large its images are; of a stream it is not
+            longest = recipe.max_length if recipe.packing else None
+            of_images = data.train.image_tokens(longest) if isinstance(data, Data) else 0
+            checked.workload = workload = replace(workload, image_tokens=of_images)
+        problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
+        checked.plan = plan_record(workload, topology)
+    if folder and not (folder.finished_steps or launch.skip_memory_check):
+        check_disk(recipe, topology, checked.config, data.total_steps(recipe))
 
 
 def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tuple[Images | None, Problem]:

@@ -8,17 +8,16 @@ from kit.system.console import say
 
 if TYPE_CHECKING:
     from kit.preflight.preflight import Preflight
-    from kit.strategy.topology import Topology
 
 HAS_TOOLS = (PACKAGE / "tools").is_dir()  # a run needs none of them
 
 
-def show_dry_run(checked: "Preflight", topology: "Topology") -> None:
+def show_dry_run(checked: "Preflight") -> None:
     """Print what a run would do, for ``--dry_run``. Raises ``UserError`` if the run in its folder cannot continue."""
     if HAS_TOOLS:
         from kit.tools.plan.dry_run import describe_run
 
-        say(*describe_run(checked, topology))
+        say(*describe_run(checked))
     else:
         say("Dry run: all checks passed. Without kit/tools there is nothing more to show.")
 

@@ -73,14 +73,14 @@ class Run(Session):
     saver: Saver
     stop: StopRequest
 
-    def __init__(self, checked: "Preflight", topology: Topology) -> None:
+    def __init__(self, checked: "Preflight") -> None:
         """Join the ranks, lock the output folder, and choose the checkpoint to continue from.
 
         Raises:
             UserError: on all ranks, if the folder or its checkpoints cannot be used; and as ``Session``.
         """
-        super().__init__(checked.recipe, topology, checked.facts(topology), trains=True)
-        assert checked.folder is not None
+        assert checked.topology is not None and checked.folder is not None
+        super().__init__(checked.recipe, checked.topology, checked.facts(), trains=True)
         self.checked, self.folder = checked, checked.folder
         with together(self.accelerator):  # an error on one rank stops all ranks
             self.folder.open()

@@ -12,17 +12,17 @@ from kit.model.pretrained.locate import has_weights
 from kit.model.summary import describe_parts
 from kit.preflight.preflight import Preflight
 from kit.strategy.accelerator import planned_strategy
-from kit.strategy.topology import Topology
 from kit.tools.plan.shown_plan import parts
 
 
-def describe_run(checked: Preflight, topology: Topology) -> list[str]:
+def describe_run(checked: Preflight) -> list[str]:
     """Describe for ``--dry_run`` what the run would do: strategy, memory, data, and number of steps.
 
     Raises:
         UserError: the run in the output folder cannot continue.
     """
-    recipe, data = checked.recipe, checked.data
+    recipe, data, topology = checked.recipe, checked.data, checked.topology
+    assert topology is not None
     model = quantised_on_meta(checked.meta_model) if recipe.method == "qlora" else checked.meta_model
     adapted = attach_adapter(model, recipe)
     freeze_unreached_parts(model, named_towers(model, recipe))

@@ -46,7 +46,7 @@ def test_a_dry_run_needs_no_weights_but_everything_else(recipe, model_folder, tm
     mine = recipe(model_name_or_path=str(bare))
     assert wrong(mine, ONE_PROCESS, "mine") == ["model_name_or_path"]
     checked = preflight.check(mine, ONE_PROCESS, "mine", launch=Launch(dry_run=True))
-    strategy, *lines, steps = describe_run(checked, ONE_PROCESS)
+    strategy, *lines, steps = describe_run(checked)
     assert strategy.startswith("Single on CPU, 1 process, fp32, ") and steps.startswith(
         f"{checked.total_steps} steps. "
     )
@@ -65,6 +65,6 @@ def test_a_plan_counts_the_images_that_the_rows_have(recipe, vision_model, tmp_p
     for changes, number in (({}, 5), ({"max_pixels": 28 * 28}, 2)):
         checked = preflight.check(mine.model_copy(update=changes), ONE_PROCESS, "mine")
         assert checked.workload.image_tokens == number
-        assert f", {number} tokens of images in a row:" in "".join(describe_run(checked, ONE_PROCESS))
+        assert f", {number} tokens of images in a row:" in "".join(describe_run(checked))
     packed = preflight.check(mine.model_copy(update={"packing": True}), ONE_PROCESS, "mine").workload
     assert packed.length // 20 < packed.image_tokens < packed.length // 2
