@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 
-from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches, on_device
-from kit.data.feed.feed import by_file, counted
+from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches
+from kit.data.feed.feed import by_file
 from kit.data.open import pad_id
 from kit.data.read.image_files import small
 from kit.data.samples.samples import Samples
@@ -24,15 +24,12 @@ from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
 from kit.system.console import Progress, is_main, progress
 from kit.system.errors import Problem
-from kit.tasks.classify.loss import Classification
-from kit.tasks.embed.loss import Embedding
 from kit.tasks.sft.loss import SupervisedLoss
 from kit.train.rollouts.generation import Request, generate_answers, special_ids, text_of
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
     from kit.config.settings.evaluation import EvalSettings
-    from kit.data.feed.mismatched import Mismatched
     from kit.data.feed.stream import Stream
     from kit.data.open import Data
     from kit.strategy.accelerator import Prepared
@@ -121,16 +118,22 @@ def evaluate(
     """
     samples, tokenizer, batch_size = data.evaluation, policy.tokenizer, recipe.eval_batch_size
     assert samples is not None
+    num_batches = math.ceil(len(samples) / (policy.ranks.count * batch_size))
+
+    def batches(rows: SizedRows, name: str) -> Iterable[MicroBatch]:
+        return progress(evaluation_batches(rows, policy.ranks, batch_size, pad_id(tokenizer)), name, num_batches)
+
     model = policy.model
     was_training = model.training
     model.eval()
     try:
         if not samples.kind.is_judged:
             objective = SupervisedLoss(samples.dataset_names)
-        mismatched = data.mismatched(samples)
-        metrics, odd, details = _measured(policy, objective, samples, mismatched, batch_size, tokenizer, progress)
+        with torch.no_grad():
+            measured = objective.measure(policy, samples, data.mismatched(samples), batches)
+        metrics, odd = {f"eval_{name}": value for name, value in measured.metrics.items()}, measured.odd_samples
         if not recipe.predict_with_generate:
-            return Evaluation(metrics, odd_samples=odd, details=details)
+            return Evaluation(metrics, odd_samples=odd, details=measured.details)
         asked, ends = _references(samples, recipe.train_on)
         unasked = {"num_unasked_samples": len(samples) - len(asked)} if len(asked) < len(samples) else {}
         if not len(asked):
@@ -143,7 +146,7 @@ def evaluate(
         answers, values, num_unended = _answers(
             policy, samples, stops, batch_size, recipe, recipe.seed, tokenizer, progress, of_answers
         )
-        metrics, intervals = dict(metrics), {}
+        intervals = {}
         for metric, of_metric in zip(of_answers, values, strict=True):
             for name, numbers in metric.results(of_metric).items():
                 metrics[f"eval_{name}"] = metric.result(numbers)
@@ -171,75 +174,6 @@ def try_metrics(settings: "EvalSettings", train_on: str, samples: Samples, token
         expected = text_of(tokenizer, samples.prompt(0).reference)
         for metric in own:
             metric.values(expected, expected, samples.data_rows([0]).get(0), samples.origin(0))
-
-
-def _measured(
-    prepared: "Prepared",
-    objective: "Objective",
-    samples: Samples,
-    mismatched: "Mismatched | None",
-    batch_size: int,
-    tokenizer: Any,
-    progress: Progress,
-) -> tuple[dict[str, float], list[str], dict[str, Any]]:
-    """Compute the metrics that need no generation, the ``odd_samples`` and the ``details``; see ``Evaluation``."""
-    ranks = prepared.ranks
-    num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
-
-    def batches(rows: SizedRows, name: str) -> Iterable[MicroBatch]:
-        return progress(evaluation_batches(rows, ranks, batch_size, pad_id(tokenizer)), name, num_batches)
-
-    whole = counted(samples, np.arange(len(samples)), len(samples.stores))
-    kl = None
-    if mismatched is not None:
-        kl = objective.estimate_kl(prepared, batches(mismatched, "evaluation kl"), len(samples))
-    if isinstance(objective, Embedding):
-        with torch.no_grad():
-            measured = objective.measure(prepared, batches(samples, "evaluation"))
-        return {f"eval_{name}": value for name, value in measured.items()}, [], {}
-    total: Any = 0.0  # what the objective adds up
-    are_finite, numbers, seen = [], [], []  # of each micro-batch, with the numbers of its samples
-    with torch.no_grad():
-        for micro_batch in on_device(batches(samples, "evaluation loss"), prepared.accelerator.device):
-            if kl is not None:
-                micro_batch = micro_batch.with_per_sequence(kl=kl.expand(len(micro_batch.segments)))
-            one = replace(whole, micro_batches=[micro_batch])
-            (batch,) = objective.begin_step(prepared, one).micro_batches
-            outputs = prepared.model(**batch.model_inputs())
-            part = objective.terms(outputs, batch)[1]
-            total = total + part
-            are_finite.append(part.isfinite().all())
-            numbers.append(list(dict.fromkeys(number for *_, number in batch.segments)))
-            if isinstance(objective, Classification):
-                seen.append(objective.seen(outputs, batch))
-    sums = ranks.sum(total).tolist()
-    metrics = {f"eval_{name}": value for name, value in objective.metrics(sums, whole).items()}
-    metrics["eval_tokens"] = int(whole.num_targets.sum())
-    if not samples.kind.is_judged:
-        # exp overflows a float beyond this value; for so high a loss the exact perplexity does not matter.
-        metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700.0))
-        for name, num_tokens in zip(samples.dataset_names, whole.num_targets.tolist(), strict=True):
-            metrics |= {f"eval_tokens/{name}": num_tokens} if f"eval_loss/{name}" in metrics else {}
-    details = {}
-    if isinstance(objective, Classification):
-        own = torch.cat(seen)
-        at = torch.tensor([i for each in numbers for i in each], dtype=torch.long, device=own.device)
-        of_samples = own.new_zeros(len(samples), own.shape[1]).index_copy(0, at, own)
-        details = objective.details(ranks.sum(of_samples).cpu().numpy())
-    return metrics, _odd_samples(metrics["eval_loss"], samples, are_finite, numbers), details
-
-
-def _odd_samples(loss: float, samples: Samples, are_finite: list[torch.Tensor], numbers: list[list[int]]) -> list[str]:
-    """Return where the samples of all ranks' micro-batches are from whose sums are not finite, if ``loss`` is not.
-
-    Args:
-        are_finite: whether the sums of this rank's micro-batches are, of each a bool [].
-        numbers: the samples of each micro-batch.
-    """
-    if math.isfinite(loss):
-        return []
-    odd = [i for batch, is_finite in zip(numbers, are_finite, strict=True) if not is_finite for i in batch]
-    return [samples.origin(i) for i in sorted(set(gather_object(odd)))]
 
 
 def _answers(

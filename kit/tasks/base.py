@@ -5,18 +5,23 @@ global batch, divided by a number that every rank knows before the step; or seve
 depend on how the batch is divided into micro-batches and ranks. A mean of means would.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Self
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
+import numpy as np
 import torch
+from accelerate.utils import gather_object
 
 from kit.config.recipe import Recipe
 from kit.config.settings.objective import ObjectiveSettings
-from kit.data.feed.batches import MicroBatch
-from kit.data.feed.feed import BatchSource, GlobalBatch
+from kit.data.feed.batches import MicroBatch, SizedRows, on_device
+from kit.data.feed.feed import BatchSource, GlobalBatch, counted
+from kit.data.feed.mismatched import Mismatched
 from kit.data.open import pad_id
 from kit.data.samples.dataset import Dataset
+from kit.data.samples.samples import Samples
 from kit.strategy.accelerator import Prepared
 from kit.system import phases
 from kit.train.policy import Policy
@@ -29,6 +34,16 @@ if TYPE_CHECKING:
 
 # What ``Objective.terms`` returns.
 Terms = tuple[Sequence[torch.Tensor], torch.Tensor]
+# Gives this rank's micro-batches of all rows, with a progress bar that has this name.
+Batches = Callable[[SizedRows, str], Iterable[MicroBatch]]
+
+
+class Measured(NamedTuple):
+    """What an objective measures on evaluation data, the same on every rank."""
+
+    metrics: dict[str, float]
+    odd_samples: list[str]  # where the samples are from of micro-batches whose losses are not finite
+    details: dict[str, Any]  # what a report shows
 
 
 @dataclass
@@ -106,12 +121,6 @@ class Objective:
         """
         return batch
 
-    def estimate_kl(
-        self, prepared: Prepared, mismatched: Iterable[MicroBatch], num_samples: int
-    ) -> torch.Tensor | None:
-        """Return ``kl``, float64 [], for an evaluation over answers with a label; None for any other objective."""
-        return None
-
     def divisors(self, batch: GlobalBatch) -> Sequence[float]:
         """Return for each term the number that divides its sum over the global batch; the same on every rank."""
         raise NotImplementedError
@@ -141,6 +150,61 @@ class Objective:
             The metrics by name; ``loss`` is the number that was minimised, without the auxiliary loss of routers.
         """
         raise NotImplementedError
+
+    def measure(self, policy: Policy, samples: Samples, mismatched: Mismatched | None, batches: Batches) -> Measured:
+        """Measure evaluation data. Called by all ranks, without gradients.
+
+        Args:
+            mismatched: beside rows that have it.
+        """
+        common = self.of_evaluation(policy, mismatched, len(samples), batches)
+        whole = counted(samples, np.arange(len(samples)), len(samples.stores))
+        total: Any = 0.0
+        are_finite, numbers, seen = [], [], []  # of each micro-batch, with the numbers of its samples
+        for micro_batch in on_device(batches(samples, "evaluation loss"), policy.accelerator.device):
+            known = {name: value.expand(len(micro_batch.segments)) for name, value in common.items()}
+            one = replace(whole, micro_batches=[micro_batch.with_per_sequence(**known)])
+            (batch,) = self.begin_step(policy, one).micro_batches
+            outputs = policy.model(**batch.model_inputs())
+            part = self.terms(outputs, batch)[1]
+            total = total + part
+            are_finite.append(part.isfinite().all())
+            numbers.append(list(dict.fromkeys(number for *_, number in batch.segments)))
+            seen.append(self.seen(outputs, batch))
+        metrics = self.evaluation_metrics(policy.ranks.sum(total).tolist(), whole)
+        own = torch.cat(seen)
+        details = {}
+        if own.shape[1]:
+            at = torch.tensor([i for each in numbers for i in each], dtype=torch.long, device=own.device)
+            of_samples = own.new_zeros(len(samples), own.shape[1]).index_copy(0, at, own)
+            details = self.details(policy.ranks.sum(of_samples).cpu().numpy())
+        odd: list[int] = []
+        if not math.isfinite(metrics["loss"]):
+            odd = [i for batch, is_finite in zip(numbers, are_finite, strict=True) if not is_finite for i in batch]
+            odd = sorted(set(gather_object(odd)))
+        return Measured(metrics, list(map(samples.origin, odd)), details)
+
+    def of_evaluation(
+        self, policy: Policy, mismatched: Mismatched | None, num_samples: int, batches: Batches
+    ) -> dict[str, torch.Tensor]:
+        """Return numbers of the evaluation data as a whole, each [], which ``terms`` finds in ``per_sequence``."""
+        return {}
+
+    def evaluation_metrics(self, sums: list[float], whole: GlobalBatch) -> dict[str, float]:
+        """Compute the metrics of evaluation data; as ``metrics``, of all samples as one batch."""
+        return self.metrics(sums, whole) | {"tokens": int(whole.num_targets.sum())}
+
+    def seen(self, losses: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
+        """Return what ``details`` needs of each sample, float64 [n, k]; the arguments are those of ``terms``."""
+        return losses.new_zeros(0, 0)
+
+    def details(self, seen: np.ndarray) -> dict[str, Any]:
+        """Return what a report shows of an evaluation.
+
+        Args:
+            seen: what ``seen`` returns, of all samples.
+        """
+        return {}
 
 
 class MeanLoss(Objective):

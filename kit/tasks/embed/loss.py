@@ -3,7 +3,7 @@
 The model returns the states that are pooled to an embedding; see ``kit.model.pretrained``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -12,12 +12,15 @@ import torch.nn.functional as F
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import MicroBatch, on_device
 from kit.data.feed.feed import GlobalBatch
+from kit.data.feed.mismatched import Mismatched
 from kit.data.samples.dataset import Dataset
+from kit.data.samples.samples import Samples
 from kit.model.build import open_base_config
 from kit.model.pretrained.heads import read_pooling
 from kit.strategy.accelerator import Prepared
-from kit.tasks.base import Objective, Terms
+from kit.tasks.base import Batches, Measured, Objective, Terms
 from kit.tasks.embed.retrieval import Texts, gather, retrieval
+from kit.train.policy import Policy
 from kit.train.reference import without_gradients
 
 _GRADIENTS, _LOSSES = "gradients", "losses"  # of ``MicroBatch.per_sequence``: [n, h] and float64 [n]
@@ -73,14 +76,14 @@ class Embedding(Objective):
         lengths = torch.tensor([length for _, length, _ in micro_batch.segments], device=states.device)
         return torch.segment_reduce(states, "mean", lengths=lengths)
 
-    def measure(self, prepared: Prepared, micro_batches: Iterable[MicroBatch]) -> dict[str, float]:
-        """Return the metrics of an evaluation, of which all anchors are one batch. Called by all ranks."""
+    def measure(self, policy: Policy, samples: Samples, mismatched: Mismatched | None, batches: Batches) -> Measured:
+        """See ``Objective.measure``; all anchors are one batch."""
         own, seen = [], []
-        for micro_batch in on_device(micro_batches, prepared.accelerator.device):
-            own.append(self.embeddings(prepared.model(**micro_batch.model_inputs()), micro_batch))
+        for micro_batch in on_device(batches(samples, "evaluation"), policy.accelerator.device):
+            own.append(self.embeddings(policy.model(**micro_batch.model_inputs()), micro_batch))
             seen.append(micro_batch)
-        texts = gather(prepared, seen, own)
-        return {"loss": float(self.losses(texts).mean()), **retrieval(texts)}
+        texts = gather(policy, seen, own)
+        return Measured({"loss": float(self.losses(texts).mean()), **retrieval(texts)}, [], {})
 
     def losses(self, texts: Texts) -> torch.Tensor:
         """Return the loss of each anchor, float64 [A]; if the vectors require gradients, its sum adds to theirs."""

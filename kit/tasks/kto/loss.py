@@ -7,9 +7,11 @@ import torch
 
 from kit.data.feed.batches import MicroBatch, on_device
 from kit.data.feed.feed import GlobalBatch
+from kit.data.feed.mismatched import Mismatched
 from kit.strategy.accelerator import Prepared
 from kit.strategy.float64 import in_float64
-from kit.tasks.base import MeanLoss, Terms
+from kit.tasks.base import Batches, MeanLoss, Terms
+from kit.train.policy import Policy
 from kit.train.reference import sequence_logps, sequence_weights, with_references, without_gradients
 
 
@@ -31,6 +33,13 @@ class KahnemanTversky(MeanLoss):
             kl = self.estimate_kl(prepared, batch.mismatched, batch.num_samples)
             micro_batches = [each.with_per_sequence(kl=kl.expand(len(each.segments))) for each in micro_batches]
         return replace(batch, micro_batches=micro_batches)
+
+    def of_evaluation(
+        self, policy: Policy, mismatched: Mismatched | None, num_samples: int, batches: Batches
+    ) -> dict[str, torch.Tensor]:
+        """See ``Objective.of_evaluation``: z."""
+        assert mismatched is not None
+        return {"kl": self.estimate_kl(policy, batches(mismatched, "evaluation kl"), num_samples)}
 
     def estimate_kl(self, prepared: Prepared, mismatched: Iterable[MicroBatch], num_samples: int) -> torch.Tensor:
         """Return z, float64 [], from the micro-batches of this rank. Called by all ranks."""

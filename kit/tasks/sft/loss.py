@@ -37,6 +37,15 @@ class SupervisedLoss(Objective):
             metrics |= {f"loss/{name}": value / weight for name, value, weight in columns if weight}
         return metrics
 
+    def evaluation_metrics(self, sums: list[float], whole: GlobalBatch) -> dict[str, float]:
+        """See ``Objective.evaluation_metrics``; ``perplexity``, and with several data sets the tokens of each."""
+        metrics = super().evaluation_metrics(sums, whole)
+        # exp overflows a float beyond this value; for so high a loss the exact perplexity does not matter.
+        metrics["perplexity"] = math.exp(min(metrics["loss"], 700.0))
+        for name, num_tokens in zip(self.dataset_names, whole.num_targets.tolist(), strict=True):
+            metrics |= {f"tokens/{name}": num_tokens} if f"loss/{name}" in metrics else {}
+        return metrics
+
 
 class SmoothedLoss(SupervisedLoss):
     """Cross-entropy against targets with the probability 1 - e, with e = ``label_smoothing_factor``.
