@@ -188,7 +188,7 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
     problems = check_model(
         recipe, config, meta_model, max_length=recipe.max_length, packing=packing, router_aux_loss_coef=coefficient
     )
-    raise_if(problems + check_strategy(asked, meta_model))
+    raise_if([*problems, *check_strategy(asked, meta_model)])
     accelerator, plan = start(recipe, asked)
     torch.set_num_threads(1)
     model = build_model(recipe, config, plan, packing=packing, seed=recipe.seed, router_aux_loss_coef=coefficient)

@@ -1,6 +1,6 @@
 """Settings that are right one by one and not together, or that have no effect. Needs only the recipe."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -13,19 +13,18 @@ GROUPS = (optimisation, data, objective, output, evaluation, method, model)
 RULES = tuple(chain.from_iterable(each.RULES for each in GROUPS))
 
 
-def find_conflicts(recipe: Recipe, where: Mapping[str, str], left_out: set[str]) -> list[Problem]:
+def find_conflicts(recipe: Recipe, where: Mapping[str, str], left_out: set[str]) -> Iterator[Problem]:
     """Return a problem for each rule that ``recipe`` breaks.
 
     Args:
         where: what to call each key in a message, such as ``file:line key``.
         left_out: keys that are wrong by themselves; a rule in which one takes part is not asked.
     """
-    problems = []
+
     for rule in (*RULES, *recipe.declared.rules):
         keys = rule.keys.split()
         if not left_out.intersection(keys) and (it := rule.broken(recipe)):
-            problems.append(Problem(where.get(keys[0], keys[0]), rule.found.format(r=recipe, it=it), fix=rule.fix))
-    return problems
+            yield Problem(where.get(keys[0], keys[0]), rule.found.format(r=recipe, it=it), fix=rule.fix)
 
 
 def describe_unused(recipe: Recipe) -> list[str]:

@@ -12,6 +12,7 @@ outside of ``by_objective`` is for the objective that the file itself names; wit
 
 import os
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,17 +147,16 @@ def read_recipe_file(name: str, method: str | None = None, objective: str | None
     return RecipeFile(f"{path.stem}-{method}" if depends else path.stem, values, where, problems, rate_note)
 
 
-def _own_functions(values: dict[str, Any], where: dict[str, str]) -> list[Problem]:
+def _own_functions(values: dict[str, Any], where: dict[str, str]) -> Iterator[Problem]:
     """A problem for each key of a recipe with a function of the user's, which is code; it is left out of ``values``."""
-    problems = []
+
     for key in ("metrics", "rewards"):
         names = comma_separated(values.get(key))
         if isinstance(names, list) and any(isinstance(name, str) and is_own(name) for name in names):
             del values[key]
             typed = ",".join(map(str, names))
             found = f"{typed}: code, which only the command line may name: a recipe is data, and may come from anyone"
-            problems.append(Problem(where[key], found, fix=f"take the line out, and type --{key} {shlex.quote(typed)}"))
-    return problems
+            yield Problem(where[key], found, fix=f"take the line out, and type --{key} {shlex.quote(typed)}")
 
 
 def _parts(

@@ -194,7 +194,7 @@ def check_model(
     router_aux_loss_coef: float | None = None,
     needs_weights: bool = True,
     trains: bool = True,
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """Check the settings against the model's config and shapes, before any weight is read.
 
     Args:
@@ -205,19 +205,19 @@ def check_model(
         needs_weights: whether a folder without weights is a problem; one with pickled weights only always is.
         trains: whether anything of it does; nothing of a teacher.
     """
-    problems = check_weight_files(settings, needs_weights)
+    yield from check_weight_files(settings, needs_weights)
     quantised = quantisation_of(config)
     if quantised and not is_read_plain(config):
         how = quantised.get("quant_method") if isinstance(quantised, dict) else ""
         fix = "give the model that it was made from; method qlora, or of a teacher teacher_in_4bit, quantises that"
-        problems.append(Problem("model_name_or_path", f"a quantised checkpoint ({how})", "plain weights", fix))
+        yield Problem("model_name_or_path", f"a quantised checkpoint ({how})", "plain weights", fix)
     if settings.attn_implementation == "varlen" and (reason := why_not_varlen(config)):
-        problems.append(Problem("attn_implementation", f"varlen, but {reason}", "auto or sdpa"))
+        yield Problem("attn_implementation", f"varlen, but {reason}", "auto or sdpa")
     positions = num_positions(config)
     if positions and max_length is not None and max_length > positions:
         found = f"{max_length} tokens, the model has {positions} positions"
         fix = f"--max_length {positions}; or docs/models.md#longer-rows"
-        problems.append(Problem("max_length", found, fix=fix))
+        yield Problem("max_length", found, fix=fix)
     limit = longest_pack(config) if packing else None
     pack_length = (max_length or 0) * sequences_per_sample
     if limit and pack_length > limit[0]:
@@ -226,22 +226,22 @@ def check_model(
         )
         expected = "the losses that a sample has alone"
         fix = f"--packing false; or --max_length {limit[0] // sequences_per_sample}"
-        problems.append(Problem("packing", found, expected, fix))
-    problems += check_head(meta_model)
+        yield Problem("packing", found, expected, fix)
+    yield from check_head(meta_model)
     if meta_model.get_output_embeddings() is None and head_of(config) == "words":
-        problems.append(Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM"))
+        yield Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM")
     if not trains:
-        return problems
+        return
     if settings.qat and is_read_plain(config):
         how = str(quantised["quant_method"]).upper()
         found = f"{settings.qat}, and the files of {settings.model_name_or_path} hold {how}"
         fix = "leave it out; or give the model that the files were made from"
-        problems.append(Problem("qat", found, "a base that is not rounded yet", fix))
+        yield Problem("qat", found, "a base that is not rounded yet", fix)
     if settings.tiled_mlp:
-        problems += check_tiled_mlp(meta_model)
+        yield from check_tiled_mlp(meta_model)
     check_method = check_freeze if settings.method == "full" else check_adapter
-    problems += check_parts(settings, meta_model, router_aux_loss_coef)
-    return problems + check_method(settings, meta_model)
+    yield from check_parts(settings, meta_model, router_aux_loss_coef)
+    yield from check_method(settings, meta_model)
 
 
 def build_model(

@@ -6,6 +6,7 @@ they are the same for a model on meta and for one with weights.
 
 import inspect
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,30 +44,31 @@ def has_router_loss(model: Any) -> bool:
     return "output_router_logits" in inspect.signature(type(model).forward).parameters
 
 
-def check_parts(settings: MethodSettings, meta_model: Any, router_aux_loss_coef: float | None = None) -> list[Problem]:
+def check_parts(
+    settings: MethodSettings, meta_model: Any, router_aux_loss_coef: float | None = None
+) -> Iterator[Problem]:
     """Check that the model has what the method and the auxiliary loss need, before any weight is read."""
-    problems = []
+
     name = type(meta_model).__name__
     if router_aux_loss_coef is not None and not has_router_loss(meta_model):
         found = f"{router_aux_loss_coef:g}, but {name} computes no auxiliary loss of routers"
-        problems.append(Problem("router_aux_loss_coef", found, fix="leave it out"))
+        yield Problem("router_aux_loss_coef", found, fix="leave it out")
     rescale_every = getattr(meta_model.config, "rescale_every", 0)
     if rescale_every:
         found = f"rescale_every {rescale_every}: {name} divides its weights whenever it evaluates"
         fix = 'write "rescale_every": 0 into its config.json; only float16 needs it'
-        problems.append(Problem("model_name_or_path", found, "weights that only training changes", fix))
+        yield Problem("model_name_or_path", found, "weights that only training changes", fix)
     if settings.fp8:
-        problems += check_fp8(meta_model)
+        yield from check_fp8(meta_model)
     if settings.qat:
-        problems += check_qat(settings, meta_model)
+        yield from check_qat(settings, meta_model)
     if settings.method == "qlora" and not _count(quantised_on_meta(meta_model))["4-bit"]:
         found = f"qlora would quantise none of the weights of {name}"
         linear = {type(module).__name__ for module in meta_model.modules() if isinstance(module, torch.nn.Linear)}
         unknown = sorted(linear - {"Linear"})
         if unknown:
             found += f": its linear layers are {', '.join(unknown)}, which bitsandbytes does not know"
-        problems.append(Problem("method", found, fix="--method lora"))
-    return problems
+        yield Problem("method", found, fix="--method lora")
 
 
 def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: float | None = None) -> list[str]:

@@ -6,7 +6,7 @@ Promises: nothing is written.
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,19 +115,18 @@ def unfinished(folder: Path) -> list[Path]:
     return [*of_files, durable.staging_of(folder / "final")]
 
 
-def _problems_with_kinds(folder: Path, names: Iterable[str]) -> list[Problem]:
+def _problems_with_kinds(folder: Path, names: Iterable[str]) -> Iterator[Problem]:
     """Return a problem for each of ``names`` in ``folder`` that is a link, or a file for a folder, or the reverse.
 
     A link may come from whoever made the folder, and lead to files that the run would overwrite or delete.
     """
-    problems = []
+
     for path in (folder / name for name in sorted(names) if os.path.lexists(folder / name)):
         mode = path.lstat().st_mode
         is_folder, expected = (stat.S_ISDIR, "a folder") if path.name in OUTPUT_FOLDERS else (stat.S_ISREG, "a file")
         if stat.S_ISLNK(mode):
             found = f"{path} is a link to {os.readlink(path)!r}"
             fix = "put what it leads to in its place, if the link is yours; output_dir itself may be a link"
-            problems.append(Problem("output_dir", found, f"{expected}: a run writes to output_dir only", fix))
+            yield Problem("output_dir", found, f"{expected}: a run writes to output_dir only", fix)
         elif not is_folder(mode):
-            problems.append(Problem("output_dir", f"{path} is not {expected}", expected, "move it away"))
-    return problems
+            yield Problem("output_dir", f"{path} is not {expected}", expected, "move it away")

@@ -37,7 +37,7 @@ def test_settings_that_contradict_each_other_are_named():
         ({}, set()),
     ]
     for settings, named in cases:
-        found = find_conflicts(Recipe(**REQUIRED | settings), {}, set())
+        found = list(find_conflicts(Recipe(**REQUIRED | settings), {}, set()))
         assert {problem.where for problem in found} == named, (settings, found)
 
 
@@ -47,7 +47,7 @@ def test_a_rule_names_settings_and_is_not_asked_where_one_of_them_is_wrong_by_it
     recipe = Recipe(**REQUIRED, global_batch_size=10, per_device_train_batch_size=4)
     (problem,) = find_conflicts(recipe, {"global_batch_size": "mine.yaml:3 global_batch_size"}, set())
     assert str(problem).startswith("mine.yaml:3 global_batch_size: 10 is not divisible by")
-    assert find_conflicts(recipe, {}, {"per_device_train_batch_size"}) == []
+    assert not list(find_conflicts(recipe, {}, {"per_device_train_batch_size"}))
 
 
 def test_settings_without_effect_are_named():

@@ -158,7 +158,7 @@ def test_a_run_continues_with_what_has_no_mark_and_every_change_is_allowed(setti
         if key != "config":
             more = {"gradient_checkpointing": True} if key == "activation_offload" else {}
             changed = Recipe(**recipe.model_dump() | more | {key: value})
-            assert changed != recipe and not find_conflicts(changed, {}, set()), key
+            assert changed != recipe and not list(find_conflicts(changed, {}, set())), key
             assert not launch._batch_problems(changed, 1), key
             assert (identity(changed, "x", "base") != identity(recipe, "x", "base")) == bool(mark), key
 

@@ -43,7 +43,7 @@ def test_modules_whose_adapters_peft_would_not_find_again_are_reported():
 
 def test_a_model_that_changes_its_weights_to_evaluate_is_refused_with_the_line_that_fixes_it():
     model = on_meta("rwkv")
-    assert not check_parts(settings(method="lora"), model)
+    assert not list(check_parts(settings(method="lora"), model))
     model.config.rescale_every = 6
     (problem,) = check_parts(settings(method="lora"), model)
     assert "divides its weights" in problem.found and '"rescale_every": 0' in problem.fix

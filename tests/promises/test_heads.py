@@ -160,9 +160,9 @@ def test_a_family_with_dropout_has_no_embedding_unless_it_is_that_of_another_hea
     config.architectures = ["GPT2Model"]
     with torch.device("meta"):
         model = GPT2Model(config)
-    assert config.summary_first_dropout and not check_head(model)
+    assert config.summary_first_dropout and not list(check_head(model))
     config.attn_pdrop = 0.1
-    assert "attn_pdrop 0.1: two passes over a text would differ" in str(check_head(model)[0])
+    assert "attn_pdrop 0.1: two passes over a text would differ" in str(*check_head(model))
 
 
 @pytest.mark.parametrize("id2label", [{0: "a", 7: "b"}, {0: "a", 1: "a"}])

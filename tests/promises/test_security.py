@@ -25,7 +25,7 @@ from kit.model.build import build_meta_model, build_model, check_model, open_con
 from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.system.console import say
-from kit.system.errors import UserError
+from kit.system.errors import UserError, raise_if
 
 EXTRAS = (
     ".metadata",
@@ -88,9 +88,7 @@ def open_model(folder, **settings):
     recipe = Recipe(model_name_or_path=str(folder), dataset="none", max_length=8, method="full", **settings)
     open_tokenizer(recipe)
     config = open_config(recipe)
-    problems = check_model(recipe, config, build_meta_model(recipe, config), max_length=recipe.max_length)
-    if problems:
-        raise UserError(*problems)
+    raise_if(check_model(recipe, config, build_meta_model(recipe, config), max_length=recipe.max_length))
     return build_model(recipe, config, LoadPlan(compute_dtype="float32", device="cpu"))
 
 

@@ -9,6 +9,7 @@ Promises:
   so plain peft opens the result.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ def rows_and_modules_options(model: Any, settings: MethodSettings) -> dict[str, 
     return options
 
 
-def check_rows_and_modules(settings: MethodSettings, meta_model: Any) -> list[Problem]:
+def check_rows_and_modules(settings: MethodSettings, meta_model: Any) -> Iterator[Problem]:
     """Check ``lora_modules_to_save``, and whether rows of this model can train alone."""
     targets, head = settings.lora_target_modules, meta_model.get_output_embeddings()
     modules = dict(meta_model.named_modules())
@@ -89,14 +90,15 @@ def check_rows_and_modules(settings: MethodSettings, meta_model: Any) -> list[Pr
         adapted = {name for name in modules if _matches_any(name, targets)}
     else:
         adapted = {name for name, each in modules.items() if isinstance(each, torch.nn.Linear) and each is not head}
-    return _check_whole_modules(settings, meta_model, modules, adapted) + _check_rows(settings, meta_model, adapted)
+    yield from _check_whole_modules(settings, meta_model, modules, adapted)
+    yield from _check_rows(settings, meta_model, adapted)
 
 
 def _check_whole_modules(
     settings: MethodSettings, model: Any, modules: dict[str, Any], adapted: set[str]
-) -> list[Problem]:
+) -> Iterator[Problem]:
     field = "lora_modules_to_save"
-    problems = []
+
     whole = list(settings.lora_modules_to_save or [])
     owners = {name for name, module in modules.items() if next(module.parameters(recurse=False), None) is not None}
     choices = {last_part(name) for name in owners - adapted}
@@ -104,9 +106,9 @@ def _check_whole_modules(
     for name in whole:
         named = {full for full in modules if matches(full, name)}
         if not named:
-            problems.append(Problem(field, f"no module {name!r}", expected, did_you_mean(name, choices)))
+            yield Problem(field, f"no module {name!r}", expected, did_you_mean(name, choices))
         elif not named <= owners - adapted:
-            problems.append(Problem(field, f"{name!r} gets an adapter, or holds modules that do", expected))
+            yield Problem(field, f"{name!r} gets an adapter, or holds modules that do", expected)
     tables = _table_names(model)
     head = model.get_output_embeddings()
     names_head = any(module is head and _matches_any(full, whole) for full, module in modules.items())
@@ -114,24 +116,22 @@ def _check_whole_modules(
     flag = flag_of_whole_tables(model)
     if len(tables) == 1 and (names_head or names_table) and not (flag and names_table):
         found = f"{tables[0]} and the output head are one weight here, of which peft would train one alone"
-        problems.append(Problem(field, found, fix=flag or f"--method full; or {_ROWS}"))
-    return problems
+        yield Problem(field, found, fix=flag or f"--method full; or {_ROWS}")
 
 
-def _check_rows(settings: MethodSettings, model: Any, adapted: set[str]) -> list[Problem]:
+def _check_rows(settings: MethodSettings, model: Any, adapted: set[str]) -> Iterator[Problem]:
     if not settings.new_tokens and not settings.trainable_tokens:
-        return []
+        return
     field = "new_tokens" if settings.new_tokens else "trainable_tokens"
-    problems = []
+
     for table in _table_names(model):
         if _matches_any(table, settings.lora_modules_to_save or []):
             continue
         if table in adapted:
             found = f"{table} gets an adapter, so its rows cannot train by themselves"
-            problems.append(Problem(field, found, fix=f"leave {last_part(table)} out of --lora_target_modules"))
+            yield Problem(field, found, fix=f"leave {last_part(table)} out of --lora_target_modules")
         elif reason := _why_rows_cannot_train(model.get_submodule(table)):
-            problems.append(Problem(field, f"{table} {reason}", fix=flag_of_whole_tables(model) or "--method full"))
-    return problems
+            yield Problem(field, f"{table} {reason}", fix=flag_of_whole_tables(model) or "--method full")
 
 
 def flag_of_whole_tables(model: Any) -> str:

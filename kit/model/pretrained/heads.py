@@ -138,15 +138,15 @@ def draw_head(model: Any, missing: list[str], seed: int) -> list[str]:
     return [name for name in missing if name != f"{SCORE}.weight"]
 
 
-def check_head(meta_model: Any) -> list[Problem]:
+def check_head(meta_model: Any) -> Iterator[Problem]:
     """Return a problem if the family reads something else than the state of the last token, or has dropout."""
     head = head_of(meta_model.config)
     name = type(meta_model).__name__
-    problems = []
+
     source = inspect.getsource(type(meta_model).forward) if head == "scores" else ""
     if head == "scores" and ("pooled_logits = logits[" not in source or not hasattr(meta_model, SCORE)):
         found = f"{name}, whose scores are not known to be those of the last token"
-        problems.append(Problem("model_name_or_path", found, "a family like Llama, Qwen, Gemma or Mistral"))
+        yield Problem("model_name_or_path", found, "a family like Llama, Qwen, Gemma or Mistral")
     if head == "embedding":
         drops = [
             f"{key} {value}"
@@ -156,8 +156,7 @@ def check_head(meta_model: Any) -> list[Problem]:
         ]
         if drops:
             found = f"{name} has {listed(drops)}: two passes over a text would differ"
-            problems.append(Problem("model_name_or_path", found, fix="write 0 there in its config.json"))
-    return problems
+            yield Problem("model_name_or_path", found, fix="write 0 there in its config.json")
 
 
 def template_beside(head: Head, template: Any, text_form: str) -> Any:

@@ -16,7 +16,7 @@ Promises:
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import NoReturn
@@ -236,26 +236,25 @@ _NOT_FSDP1 = {
 }
 
 
-def _method_problems(settings: Recipe, optim: str, config: AccelerateConfig) -> list[Problem]:
+def _method_problems(settings: Recipe, optim: str, config: AccelerateConfig) -> Iterator[Problem]:
     """Problems with optimisers and methods that the strategy or its precision does not support."""
-    strategy, problems, known = config.strategy, [], OPTIMISERS[optim]
+    strategy, known = config.strategy, OPTIMISERS[optim]
     if (known.bitsandbytes and strategy.shards) or (known.not_fsdp1 and strategy.name == "fsdp1"):
         fix = "--optim adamw_torch; or --config ddp: bitsandbytes cannot read sharded parameters"
         if known.not_fsdp1:
             fix = f"--config fsdp: {known.not_fsdp1}"
-        problems.append(Problem("optim", f"{optim} under {strategy.title}", "adamw_torch or adamw_torch_fused", fix))
+        yield Problem("optim", f"{optim} under {strategy.title}", "adamw_torch or adamw_torch_fused", fix)
     if optim == "adamw_bf16" and config.mixed_precision != "bf16":
         found = f"adamw_bf16 with mixed_precision {config.mixed_precision}: weights in bf16 give products in bf16"
         fix = f"--config {strategy.config}, whose precision is bf16; or --optim adamw_torch"
-        problems.append(Problem("optim", found, fix=fix))
+        yield Problem("optim", found, fix=fix)
     if strategy.name == "fsdp1":
         for name, why in _NOT_FSDP1.items():
             if getattr(settings, name) and (settings.method != "full" or not name.endswith("_tokens")):
-                problems.append(Problem(name, f"under FSDP1 with method {settings.method}: {why}", fix="--config fsdp"))
+                yield Problem(name, f"under FSDP1 with method {settings.method}: {why}", fix="--config fsdp")
         if settings.keeps_start and settings.method == "full":
             found = "under FSDP1 with method full: its weights cannot give way to those of the start"
-            problems.append(Problem("beta", found, fix="--config fsdp"))
-    return problems
+            yield Problem("beta", found, fix="--config fsdp")
 
 
 def _package_problems(method: MethodSettings, optim: str, judges: list[str], report_to: list[str]) -> list[Problem]:

@@ -8,7 +8,7 @@ machine is raised by all.
 
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -55,14 +55,14 @@ def exchange(store: Any, rank: int, world: int, facts: Sequence[Fact], problems:
     return found
 
 
-def compare_facts(all_facts: Sequence[Sequence[Fact]], hosts: Sequence[str]) -> list[Problem]:
+def compare_facts(all_facts: Sequence[Sequence[Fact]], hosts: Sequence[str]) -> Iterator[Problem]:
     """Return a problem for each fact in which ranks differ.
 
     Args:
         all_facts: of each rank; all have the same names, but for those that only some machines have.
         hosts: the machine of each rank.
     """
-    problems = []
+
     fixes = {fact.name: fact.fix for own in all_facts for fact in own}
     shown = [{fact.name: _shown(fact.value) for fact in own} for own in all_facts]
     for name, fix in fixes.items():
@@ -72,8 +72,7 @@ def compare_facts(all_facts: Sequence[Sequence[Fact]], hosts: Sequence[str]) -> 
         if len({value for value, _ in ranks}) == 1:
             continue
         parts = [f"{value} on {host} (rank {listed(where)})" for (value, host), where in ranks.items()]
-        problems.append(Problem(name, listed(parts, _MOST_VALUES), "the same on every machine", fix))
-    return problems
+        yield Problem(name, listed(parts, _MOST_VALUES), "the same on every machine", fix)
 
 
 def _shown(value: Any) -> str:

@@ -3,6 +3,7 @@
 The flags of ``recipes/finetune.py`` mean what they mean there. Those of ``OWN`` are of this command.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kit.config.command_line import read_command_line
@@ -98,34 +99,31 @@ def read_ask(argv: list[str]) -> Ask:
     return ask
 
 
-def _refused(ask: Ask) -> list[Problem]:
+def _refused(ask: Ask) -> Iterator[Problem]:
     """A problem for each setting that no formula describes, or with which a run on these GPUs would be refused."""
     recipe, shape, gpu, num = ask.recipe, ask.shape, ask.gpu, ask.num_gpus
     fix = "leave it out here for the plan without it, and see the peak in the report of a run with --max_steps 2"
-    problems = [Problem(key, "the formulas do not know what it takes", fix=fix) for key in uncovered(recipe, shape)]
+    yield from (Problem(key, "the formulas do not know what it takes", fix=fix) for key in uncovered(recipe, shape))
     if shape.max_positions and recipe.max_length > shape.max_positions:
         found = f"{recipe.max_length} tokens, {shape.name} has {shape.max_positions} positions"
-        problems.append(
-            Problem("max_length", found, fix=f"--max_length {shape.max_positions}; or docs/models.md#longer-rows")
-        )
+        yield Problem("max_length", found, fix=f"--max_length {shape.max_positions}; or docs/models.md#longer-rows")
     sharing = ask.sequence_parallel_size
     if sharing not in (sizes := sharing_sizes(ask.workload)):
         on_machines = f", {ask.gpus_per_machine} a machine," if num > ask.gpus_per_machine else ""
         found = f"{sharing}, of {counted(num, 'GPU')}{on_machines} and {shape.num_heads} attention heads"
         if not shares_rows(ask.workload):
             found = f"{sharing}, but GPUs cannot share rows of this model"
-        problems.append(Problem("sequence_parallel_size", found, f"one of {', '.join(map(str, sizes))}"))
+        yield Problem("sequence_parallel_size", found, f"one of {', '.join(map(str, sizes))}")
     elif recipe.global_batch_size % (unit := num // sharing * recipe.micro_batch_size):
         found = f"{recipe.global_batch_size}, of micro-batches of {recipe.micro_batch_size} on {num} GPUs"
         few = "or --sequence_parallel_size N: N GPUs share each sample" if recipe.global_batch_size < num else ""
-        problems.append(Problem("global_batch_size", found, f"a multiple of {unit}", few))
+        yield Problem("global_batch_size", found, f"a multiple of {unit}", few)
     if recipe.fp8 and not gpu.fp8:
-        problems.append(Problem("--fp8", f"true, and {gpu.name} has no 8-bit products", fix="--fp8 false"))
+        yield Problem("--fp8", f"true, and {gpu.name} has no 8-bit products", fix="--fp8 false")
     if recipe.optim == "adamw_bf16" and not gpu.bf16:
         found = f"adamw_bf16, and {gpu.name} has no bf16"
-        problems.append(Problem("--optim", found, fix="--optim adamw_torch_fused"))
+        yield Problem("--optim", found, fix="--optim adamw_torch_fused")
     own = [way.config for way in strategies(ask.workload)]
     if ask.only and ask.only not in own:
         found = f"{ask.only}, with {recipe.method} and {recipe.optim} on {counted(num, 'GPU')}"
-        problems.append(Problem("--config", found, f"one of {', '.join(own)}"))
-    return problems
+        yield Problem("--config", found, f"one of {', '.join(own)}")

@@ -69,7 +69,7 @@ def test_an_adapter_is_checked_from_shapes_alone_and_one_of_another_base_is_refu
         config = open_config(mine)
         meta_model = build_meta_model(mine, config)
         before = [name for name, _ in meta_model.named_parameters()]
-        assert check_model(mine, config, meta_model) == []
+        assert not list(check_model(mine, config, meta_model))
         assert [name for name, _ in meta_model.named_parameters()] == before
     text = problems(recipe(changed(num_hidden_layers=2), adapter_name_or_path=str(adapter())))
     assert text.startswith("adapter_name_or_path") and "does not fit" in text and str(model_folder) in text
