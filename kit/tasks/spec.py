@@ -50,8 +50,9 @@ class TaskSpec:
 
     Attributes:
         loss: the full name of its class, a ``kit.tasks.base.Objective``.
-        rows: what the data must hold, a name in ``kit.data.kinds.kinds``.
+        rows: what the data must hold: the module of kit/data/kinds/ that reads it.
         settings: the settings of ``ObjectiveSettings`` that it reads; with any other objective they have no effect.
+        sequences_per_sample: 2 of a pair: the prompt with each of its answers. Without negatives.
         beta: the default of ``beta``; None: it has none.
         has_reference: it compares the model with a reference, the model as it was at the start.
         has_mismatched: it also reads each prompt with the answer to another one (``kit.data.feed.mismatched``).
@@ -70,6 +71,7 @@ class TaskSpec:
     loss: str = "kit.tasks.sft.loss.SupervisedLoss"
     rows: str = "answers"
     settings: tuple[str, ...] = ()
+    sequences_per_sample: int = 1
     beta: float | None = None
     has_reference: bool = False
     has_mismatched: bool = False
@@ -82,8 +84,3 @@ class TaskSpec:
     rules: tuple[Rule, ...] = ()
     logit_bytes: Callable[[Any], int] = lambda settings: 0
     num_passes: int = 0
-
-    @property
-    def sequences_per_sample(self) -> int:
-        """2 if a sample is a pair: the prompt with each of its answers. Without the negatives of ``contrasts``."""
-        return 2 if self.rows in ("pairs", "compared", "contrasts") else 1

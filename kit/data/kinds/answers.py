@@ -150,3 +150,6 @@ def _pieces(ids: Sequence[int], limits: Limits) -> list[list[slice]]:
         num_first = 1 if ids[0] == limits.bos else 0  # tokens kept of the start: BOS stays first
         return [[slice(0, num_first), slice(len(ids) - limit + num_first, len(ids))]]
     return [[slice(0, limit)]]
+
+
+KIND = AnswerRows

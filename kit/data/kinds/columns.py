@@ -168,9 +168,8 @@ def _next_step(row: Mapping[str, Any], ignored: set[str], kind: type[RowKind]) -
         if set(format.columns) <= set(mapping.values()):
             return mapping, columns_flag(mapping | dict.fromkeys(sorted(ignored), IGNORE))
     step = f"say which column is which: {columns_flag({'COLUMN': 'FIELD'})}; or write the rows in one of these formats"
-    others_read = (
-        other.objective for other in KINDS.values() if other != kind and _complete([*row], {}, ignored, other)
-    )
+    kinds = sorted(KINDS.values(), key=lambda other: not other.is_judged)  # those of answers would read others too
+    others_read = (other.objective for other in kinds if other != kind and _complete([*row], {}, ignored, other))
     return {}, next(others_read, step)
 
 

@@ -82,3 +82,6 @@ class ComparedRows(TextRows):
     def names(self, table: "Table", i: int) -> list[str]:
         """See ``RowKind``."""
         return ["chosen", "rejected"]
+
+
+KIND = ComparedRows

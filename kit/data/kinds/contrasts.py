@@ -33,3 +33,6 @@ class ContrastRows(TextRows):
     def names(self, table: "Table", i: int) -> list[str]:
         """See ``RowKind``."""
         return ["anchor", "positive", *["negative"] * (np.count_nonzero(table.sequence_lengths[i]) - 2)]
+
+
+KIND = ContrastRows

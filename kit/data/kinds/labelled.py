@@ -96,3 +96,6 @@ class LabelledRows(TextRows):
     def values(self, sample: Sample, sequences: Sequences) -> list[float]:
         """See ``RowKind``."""
         return [float(self._numbers[name]) for name in sample["label"]] if self.labels else []
+
+
+KIND = LabelledRows

@@ -40,3 +40,6 @@ class PairRows(OnePrompt):
     def names(self, table: "Table", i: int) -> list[str]:
         """See ``RowKind``."""
         return ["chosen", "rejected"]
+
+
+KIND = PairRows

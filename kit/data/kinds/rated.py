@@ -67,3 +67,6 @@ class RatedRows(OnePrompt):
     def about(self, table: "Table", i: int) -> str:
         """See ``RowKind``."""
         return f", label {str(bool(table.values[i, LABEL])).lower()}"
+
+
+KIND = RatedRows

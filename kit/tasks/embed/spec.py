@@ -27,6 +27,7 @@ SPECS = {
         "kit.tasks.embed.loss.Embedding",
         "contrasts",
         tuple(EmbedSettings.model_fields),
+        sequences_per_sample=2,
         head="embedding",
         metrics=(
             TaskMetric("ndcg_at_10", "nDCG@10", chart="nDCG@10", is_followed=True),

@@ -51,9 +51,8 @@ DPO_RULES = (
 
 def _spec(loss: str, settings: tuple[str, ...], **more: Any) -> TaskSpec:
     """What is known of an objective over pairs."""
-    return TaskSpec(
-        f"kit.tasks.preference.loss.{loss}", "pairs", ("beta", *settings), metrics=(ACCURACY, MARGIN), **more
-    )
+    loss = f"kit.tasks.preference.loss.{loss}"
+    return TaskSpec(loss, "pairs", ("beta", *settings), 2, metrics=(ACCURACY, MARGIN), **more)
 
 
 # Where the defaults come from, in the order full, adapters, beta:

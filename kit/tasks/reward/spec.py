@@ -20,6 +20,7 @@ SPECS = {
         "compared",
         tuple(RewardSettings.model_fields),
         learning_rates=(9e-6, 1e-4),
+        sequences_per_sample=2,
         head="scores",
         scores=("reward",),
         metrics=(

@@ -1,1 +1,0 @@
-"""A model that gives labels."""

@@ -1,1 +1,0 @@
-"""Another model to imitate."""

@@ -1,1 +1,0 @@
-"""The model's own answers, with rewards."""

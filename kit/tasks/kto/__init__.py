@@ -1,1 +1,0 @@
-"""Single answers with a label."""

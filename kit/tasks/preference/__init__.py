@@ -1,1 +1,0 @@
-"""Pairs of a better and a worse answer."""
