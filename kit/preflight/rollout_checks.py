@@ -36,8 +36,7 @@ def check_server(recipe: "Recipe") -> None:
         UserError: it is not, or cannot.
     """
     client = Client(recipe)
-    for _ in client.wait():
-        pass
+    client.wait()
     try:
         models = _Models.model_validate_json(client.call("/v1/models"), strict=True).data
         longest = min(model.max_model_len or 0 for model in models if not model.parent)

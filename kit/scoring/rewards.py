@@ -7,19 +7,18 @@ others costs the run nothing but its time. What fails is no number but a line th
 import contextlib
 import ctypes
 import json
-import math
 import os
-import pickle
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +28,6 @@ from kit.scoring.metrics import METRICS
 _START_SECONDS = 120  # in which a process must have imported the user's files
 _LOOK_SECONDS = 0.5  # between two looks at whether the run stops
 _MAX_WORKERS = 8  # processes that compute rewards, each called by a thread
-_LONGEST = 1 << 16  # bytes of a message from such a process
 _PR_SET_CHILD_SUBREAPER = 36  # the number of this option of Linux's prctl
 
 _DELIMITERS = re.compile(r"(?<!\\)\$|\\boxed|\\[(\[]")
@@ -157,10 +155,8 @@ class Scorer:
                 continue
             except TimeoutError:
                 why = f"took more than {self._timeout:g} s"
-            except OSError:
+            except (OSError, EOFError):
                 why = "ended its process"
-            except ValueError:
-                why = "wrote into the connection of its process"
             if thread in self._workers:
                 self._workers.pop(thread).end()
             if not self._is_stopping():
@@ -169,15 +165,11 @@ class Scorer:
 
 
 class _Worker:
-    """A process that computes rewards. Whatever they start ends with it.
-
-    Messages to it are pickled, those from it are JSON: numbered as the question, so that no other one is taken for the
-    answer to it.
-    """
+    """A process that computes rewards. Whatever they start ends with it."""
 
     def __init__(self, names: tuple[str, ...], is_stopping: Callable[[], bool]) -> None:
-        self._is_stopping, self._number = is_stopping, 0
-        self._socket, theirs = socket.socketpair()
+        self._is_stopping = is_stopping
+        self._connection, theirs = Pipe()
         code = f"import sys; sys.path = {sys.path!r}; from kit.scoring.rewards import serve; serve({theirs.fileno()})"
         # Not a fork, which would have the run's threads and its GPU.
         self._process = subprocess.Popen(
@@ -191,50 +183,27 @@ class _Worker:
         theirs.close()
         try:
             self.ask(names, _START_SECONDS)
-        except (OSError, ValueError):
+        except (OSError, EOFError):
             self.end()
             raise
 
-    def ask(self, content: Any, seconds: float) -> float | str:
-        """Return the answer to ``content``: names of rewards, or the place of one among them and what it is attempt.
+    def ask(self, content: Any, seconds: float) -> Any:
+        """Return the answer to ``content``: names of rewards, or the number of one among them and an attempt.
 
         Raises:
             TimeoutError: it took too long, or the run stops.
-            OSError: the process ended.
-            ValueError: it sent something that is no answer.
+            OSError, EOFError: the process ended.
         """
-        self._number += 1
         end = time.monotonic() + seconds
-        self._socket.settimeout(seconds)
-        self._socket.sendall(pickle.dumps((self._number, content)))
-        for line in self._lines(end):
-            try:
-                number, value = json.loads(line)
-            except (TypeError, RecursionError):
-                raise ValueError from None
-            if number == self._number:
-                if isinstance(value, str) or (isinstance(value, float) and math.isfinite(value)):
-                    return value
-                raise ValueError
-        raise TimeoutError
-
-    def _lines(self, end: float) -> Iterator[bytes]:
-        """What the process sends until ``end``, or until the run stops."""
-        content = b""
-        while (left := end - time.monotonic()) > 0 and not self._is_stopping():
-            self._socket.settimeout(min(_LOOK_SECONDS, left))
-            with contextlib.suppress(TimeoutError):
-                if not (more := self._socket.recv(_LONGEST)):
-                    raise OSError
-                content += more
-                if len(content) > _LONGEST:
-                    raise ValueError
-                *lines, content = content.split(b"\n")
-                yield from lines
+        self._connection.send(content)
+        while not self._connection.poll(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
+            if time.monotonic() >= end or self._is_stopping():
+                raise TimeoutError
+        return json.loads(self._connection.recv_bytes())
 
     def end(self) -> None:
         """End the process and those that it started."""
-        self._socket.close()
+        self._connection.close()
         assert self._process.stdin
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -255,7 +224,7 @@ def serve(number: int) -> None:
     if not child:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        _answer(socket.socket(fileno=number))
+        _answer(Connection(number))
         os._exit(0)
     os.close(number)
     os.read(0, 1)
@@ -270,23 +239,18 @@ def serve(number: int) -> None:
             os.wait()
 
 
-def _answer(connection: socket.socket) -> None:
+def _answer(connection: Connection) -> None:
     """Answer each question in turn. The first one is which rewards there are."""
     own = os.getpid()
-    names: Sequence[str] = ()
-    with connection.makefile("rb") as questions, contextlib.suppress(EOFError):
-        while True:
-            number, content = pickle.load(questions)
-            if names:
-                k, attempt = content
-                answer = _number_or_why(names[k], attempt)
-            else:
-                names, answer = content, ""
-                for name in filter(own_metric.is_own, names):
-                    own_metric.load(name)
-            if os.getpid() != own:  # a reward forked
-                os._exit(0)
-            connection.sendall(json.dumps([number, answer]).encode() + b"\n")
+    names = connection.recv()
+    for name in filter(own_metric.is_own, names):
+        own_metric.load(name)
+    answer: float | str = ""
+    with contextlib.suppress(EOFError):
+        while os.getpid() == own:  # else a reward forked
+            connection.send_bytes(json.dumps(answer).encode())
+            k, attempt = connection.recv()
+            answer = _number_or_why(names[k], attempt)
 
 
 def _number_or_why(name: str, attempt: Attempt) -> float | str:

@@ -440,7 +440,6 @@ ALLOWED = {
     "kit/cli/main.py": ["import_module"],  # one of its own commands, after a look into their list
     "kit/data/samples/samples.py": ["pickle"],  # rows that the process itself wrote, in a file without a name
     "kit/model/__init__.py": ["import_module"],  # of two libraries, to see whether they load
-    "kit/scoring/rewards.py": ["pickle"],  # what a run sends to the process that it made for its rewards
     "kit/train/optim/optim.py": ["importlib.import_module"],  # of OPTIMISERS, which is code of the kit
 }
 YAML_LOADERS = {"yaml.BaseLoader", "yaml.SafeLoader"}  # tests/config/test_recipe_file.py holds both to plain values

@@ -8,7 +8,7 @@ import pytest
 from kit.scoring.rewards import Attempt, Scorer, reward
 
 OWN = """
-import gc, os, socket, sys, time
+import os, sys, time
 
 def right(expected, answer, row):
     return 0.5 if answer == expected and row["id"] == 7 else 0.0
@@ -31,12 +31,6 @@ def bad(expected, answer, row):
         sys.exit("away")
     if answer == "prints":
         print("x" * 1_000_000)
-    if answer in ("garbage", "half", "extra", "huge"):
-        (connection,) = [each for each in gc.get_objects() if isinstance(each, socket.socket)]
-        texts = {"garbage": b"rubbish\\n", "half": b'[3, 0.', "extra": b"[0, 0.25]\\n[99, 0.25]\\n"}
-        connection.sendall(texts.get(answer, b" " * 99999))
-    if answer == "half":
-        time.sleep(600)
     if answer == "forks" and not os.fork():
         os.setsid()
         open("forked", "w").write(str(os.getpid()))
@@ -94,12 +88,11 @@ def test_a_reward_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN)
     scorer = Scorer(["own.py:right", "own.py:bad"], timeout_seconds=3.0, num_cores=2)
-    kinds = ["fine", "raises", "none", "nan", "text", "ends", "leaves", "prints", "hangs", "forks"]
-    kinds += ["garbage", "half", "extra", "huge", "fine"]
+    kinds = ["fine", "raises", "none", "nan", "text", "ends", "leaves", "prints", "hangs", "forks", "fine"]
     submitted = [scorer.submit(attempt(kind, "fine")) for kind in kinds]
     found = {kind: each.result() for kind, each in zip(kinds, submitted, strict=True)}
     scorer.close()
-    assert found["fine"] == [0.5, 1.0] and found["prints"] == found["extra"] == [0.0, 1.0]
+    assert found["fine"] == [0.5, 1.0] and found["prints"] == [0.0, 1.0]
     for kind, words in {
         "raises": "own.py:12: ValueError: no such thing (row train.jsonl:3",
         "none": "returned None",
@@ -109,8 +102,7 @@ def test_a_reward_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch
     }.items():
         assert found[kind][0] == 0.0 and words in found[kind][1], kind
     assert found["ends"] == [0.0, "ended its process (row train.jsonl:3)"]
-    assert found["hangs"] == found["forks"] == found["half"] == [0.0, "took more than 3 s (row train.jsonl:3)"]
-    assert found["garbage"] == found["huge"] == [0.0, "wrote into the connection of its process (row train.jsonl:3)"]
+    assert found["hangs"] == found["forks"] == [0.0, "took more than 3 s (row train.jsonl:3)"]
     forked = int((tmp_path / "forked").read_text())
     status = Path(f"/proc/{forked}/stat")
     deadline = time.monotonic() + 10

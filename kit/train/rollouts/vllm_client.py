@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -38,7 +37,6 @@ class Client:
     def __init__(self, settings: "Recipe") -> None:
         self.url = (settings.vllm_server_base_url or "").rstrip("/")
         self._wait_seconds = settings.vllm_server_timeout
-        self._open: set[http.client.HTTPConnection] = set()
 
     def ask(
         self, path: str, body: Any = None, seconds: float = PROBE_SECONDS, max_bytes: int = MAX_BYTES
@@ -50,7 +48,6 @@ class Client:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         method, content = ("GET", None) if body is None else ("POST", json.dumps(body))
         connection = connect(host, timeout=seconds)
-        self._open.add(connection)
 
         def exchange() -> tuple[int, bytes]:
             connection.request(method, path, content, headers)
@@ -62,8 +59,8 @@ class Client:
         except (OSError, http.client.HTTPException) as error:
             raise Gone(first_line(error)) from None
         finally:
-            self._open.discard(connection)
-            _hang_up(connection)
+            with suppress(OSError, AttributeError):  # not connected, or not any more
+                connection.sock.shutdown(socket.SHUT_RDWR)  # of a call that still waits
             connection.close()
 
     def call(
@@ -84,17 +81,8 @@ class Client:
             raise Gone(found)
         raise LateError(Problem(FIELD, f"{self.url}{found}", "status 200", "the server's own log says more"))
 
-    def hang_up(self) -> None:
-        """Let all calls that are under way fail."""
-        for connection in list(self._open):
-            _hang_up(connection)
-
-    def wait(self, why: str = "") -> Iterator[None]:
-        """Wait until the server is up, and yield each second.
-
-        Raises:
-            LateError: it is not within ``vllm_server_timeout``.
-        """
+    def wait(self, why: str = "") -> None:
+        """Wait until the server is up. Raises ``LateError`` if it is not within ``vllm_server_timeout``."""
         found = f"{self.url} does not answer{why and f' ({why})'}"
         begun = time.monotonic()
         for second in itertools.count():
@@ -107,9 +95,3 @@ class Client:
             if not second:
                 say(f"{found}: waiting for it, at most {self._wait_seconds:g} s (--vllm_server_timeout)")
             time.sleep(1)
-            yield
-
-
-def _hang_up(connection: http.client.HTTPConnection) -> None:
-    with suppress(OSError, AttributeError):  # not connected, or not any more
-        connection.sock.shutdown(socket.SHUT_RDWR)

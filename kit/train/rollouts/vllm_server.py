@@ -13,9 +13,9 @@ import itertools
 import re
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import TimeoutError as NotYet
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from kit.model.adapters.token_rows import num_rows
 from kit.strategy.processes.rendezvous import from_main
 from kit.strategy.weights import gather_trainable
 from kit.system import durable
-from kit.system.console import Progress, say
+from kit.system.console import Progress, is_main, say
 from kit.system.errors import LateError, Problem, UserError
 from kit.train.rollouts.generation import Completion, Request
 from kit.train.rollouts.vllm_client import FIELD, MAX_BYTES, Client, Gone
@@ -107,16 +107,20 @@ class VllmServer:
             LateError: on all ranks, if the server fails for good.
         """
 
-        def ask() -> tuple[list[Completion] | None, list[Problem]]:
+        def look() -> tuple[list[Completion] | None, list[Problem]]:
+            assert asking is not None
             try:
-                return next(asking), []
+                return asking.get(1.0), []
+            except NotYet:
+                return None, []
             except LateError as error:
                 return None, error.problems
 
         answers: list[Completion] | None = None
-        with closing(self._asking(requests)) as asking:
+        with ThreadPool(1) as pool:  # its threads end with the process, whatever they wait for
+            asking = pool.apply_async(self._ask, [requests]) if is_main() else None
             for _ in self._progress(itertools.repeat(None), "rollout", None):
-                answers, problems = from_main(ask)
+                answers, problems = from_main(look)
                 if problems:
                     raise LateError(*problems)
                 if answers is not None:
@@ -124,12 +128,17 @@ class VllmServer:
         ranks = self._prepared.processes
         yield from list(enumerate(answers or []))[ranks.index :: ranks.count]
 
-    def _asking(self, requests: Sequence[Request]) -> Generator[list[Completion] | None]:
-        """Yield None about once a second, and then the answers to ``requests``."""
+    def _ask(self, requests: Sequence[Request]) -> list[Completion]:
+        """Return the answers to ``requests``. Raises ``LateError`` if the server fails for good."""
+        groups: dict[tuple[int, ...], dict[int, Request]] = defaultdict(dict)
+        for request in requests:
+            groups[request.key[:-1]][request.key[-1]] = request
         for attempt in itertools.count(1):
             try:
                 self._load()
-                yield (yield from self._replies(requests))
+                with ThreadPool(min(MAX_REQUESTS, len(groups))) as pool:
+                    replies = dict(zip(groups, pool.imap(self._reply, groups.values()), strict=True))
+                return [replies[request.key[:-1]][request.key[-1]] for request in requests]
             except Gone as error:
                 self._loaded = ""
                 why = f"{self._client.url} failed in a rollout: {error}"
@@ -137,7 +146,8 @@ class VllmServer:
                     raise LateError(Problem(FIELD, why, fix="the server's own log says why")) from None
                 say(f"{why}; it is asked again for all of it")
                 time.sleep(1)  # one that ends answers for a moment
-                yield from self._client.wait(str(error))
+                self._client.wait(str(error))
+        raise AssertionError
 
     def _load(self) -> None:
         """Let the server load the adapter."""
@@ -149,28 +159,10 @@ class VllmServer:
             self._client.ask("/v1/unload_lora_adapter", {"lora_name": self._loaded})
         self._loaded = self.published
 
-    def _replies(self, requests: Sequence[Request]) -> Generator[None, None, list[Completion]]:
-        """Return the answers; yields each second until they are there."""
-        groups: dict[tuple[int, ...], dict[int, Request]] = defaultdict(dict)
-        for request in requests:
-            groups[request.key[:-1]][request.key[-1]] = request
-        pool = ThreadPoolExecutor(min(MAX_REQUESTS, len(groups)))
-        futures = {key: pool.submit(self._reply, group[0], len(group)) for key, group in groups.items()}
-        try:
-            while not all(future.done() for future in futures.values()):
-                for future in wait(futures.values(), 1.0, FIRST_EXCEPTION).done:
-                    future.result()
-                yield
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            # One that was cancelled before it began is done, and yet `wait` would wait for it for ever.
-            while wait([future for future in futures.values() if not future.done()], 0.1).not_done:
-                self._client.hang_up()
-        return [futures[request.key[:-1]].result()[request.key[-1]] for request in requests]
-
-    def _reply(self, first: Request, num: int) -> list[Completion]:
-        """Return ``num`` answers to the prompt of the first request for one."""
-        recipe, most = self._recipe, first.max_new_tokens
+    def _reply(self, group: Mapping[int, Request]) -> list[Completion]:
+        """Return an answer to each request of a group, whose prompts are the same."""
+        recipe, num, first = self._recipe, len(group), group[0]
+        most = first.max_new_tokens
         body = {
             "model": self.published,
             "prompt": list(first.ids),
