@@ -50,7 +50,7 @@ from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator, MicroBatch
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import GlobalBatch
-from kit.data.kinds.answers import ANSWER_ROWS
+from kit.data.samples.records import Table
 from kit.export.final import replace_folder
 from kit.model.build import build_meta_model, build_model, check_model, open_config
 from kit.model.four_bit import four_bit_config
@@ -77,26 +77,19 @@ SAID = "said: "
 NOT_SHIFTED = {"trocr"}  # families whose own loss expects labels that the caller has shifted
 
 
-class Samples:
+class Samples(Table):
     """The samples of one global batch, for the collator."""
 
-    lengths = row_lengths = np.array(LENGTHS)
-    dataset_ids = np.zeros(len(LENGTHS), np.int64)
-    kind = ANSWER_ROWS
+    def __init__(self) -> None:
+        lengths = np.array(LENGTHS)
+        num_targets = lengths - lengths // 3
+        records = {"length": lengths, "num_targets": num_targets, "target_weight": num_targets.astype(np.float64)}
+        super().__init__(records, np.zeros(len(LENGTHS), np.int64))
 
-    def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        return {}
-
-    def per_token(self, i: int) -> dict[str, np.ndarray]:
-        return {}
-
-    def image_inputs(self, input_ids: np.ndarray, segments: Any) -> dict[str, Any]:
-        return {}
-
-    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """The token ids and weights of sample ``i``."""
         ids = np.random.default_rng(i).integers(3, 100, LENGTHS[i])
-        return [(ids, (np.arange(LENGTHS[i]) >= LENGTHS[i] // 3).astype(np.float32))]
+        return ids, (np.arange(LENGTHS[i]) >= LENGTHS[i] // 3).astype(np.float32)
 
 
 def global_batch(ranks: Ranks, packing: bool = False) -> GlobalBatch:
@@ -104,7 +97,7 @@ def global_batch(ranks: Ranks, packing: bool = False) -> GlobalBatch:
     collator = Collator(len(LENGTHS) // ranks.count, pad_token_id=0, packing=packing, max_length=max(LENGTHS))
     items = [np.array([0, 1]), np.array([2, 3])] if packing else [np.array([i]) for i in range(len(LENGTHS))]
     batches = collator.micro_batches(Samples(), items, ranks)
-    total = np.array([sum(Samples().sequences(i)[0][1][1:].sum() for i in range(len(LENGTHS)))])
+    total = Samples().target_weights.sum(keepdims=True)
     return GlobalBatch(batches, total, total, np.array([sum(LENGTHS)]), 1.0, [])
 
 

@@ -102,7 +102,7 @@ class RandomSamples(Table):
 
     def with_references(self) -> "RandomSamples":
         """Set log-probabilities as if they had been computed before the first step, and return these samples."""
-        self.attach("references", np.zeros((len(self), 2)))
+        self.attach("references", np.zeros((len(self), 2)), per="sequence")
         return self
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:

@@ -114,7 +114,7 @@ def add_reference(
     else:
         say(f"reference: the log-probabilities of {len(chosen)} samples are in the cache")
     assert values is not None
-    samples.attach("references", values)
+    samples.attach("references", values, per="sequence")
 
 
 def used_samples(data: Data, total_steps: int) -> np.ndarray:

@@ -361,7 +361,7 @@ def test_the_kl_of_kto_is_the_mean_ratio_of_answers_to_other_prompts_and_not_bel
         logps, _ = trial.on_full_logits()
     # Of the answers themselves other ratios: they have no part in it.
     ratios = np.stack([np.full(NUM, 5.0), nats + np.linspace(-1, 1, NUM)], axis=1)
-    trial.samples.attach("references", logps.numpy() - ratios)
+    trial.samples.attach("references", logps.numpy() - ratios, per="sequence")
     _, metrics, _ = trial.step()
     assert metrics["kl"] == pytest.approx(max(nats, 0.0), abs=1e-5)
     assert metrics["rewards/chosen"] == pytest.approx(0.1 * 5.0, rel=1e-5)

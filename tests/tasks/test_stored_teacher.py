@@ -1,7 +1,6 @@
 """What is stored of a teacher is its own, computed once, and teaches what the equations over K + 1 outcomes say."""
 
 import weakref
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,7 +14,6 @@ from helpers import actual_strategy
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator
 from kit.data.feed.data_ranks import Ranks
-from kit.data.feed.feed import counted
 from kit.model.build import build_teacher, open_config
 from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.tokenizer import open_tokenizer
@@ -59,7 +57,7 @@ def test_a_divergence_over_the_most_probable_tokens_is_that_of_the_equation_and_
         }
     )
     logits = STUDENT.float().requires_grad_()
-    p, q, agrees = StoredTeacher(None, None, None, [], None, k, size).compare(known, logits, slice(0, 6), t)
+    p, q, agrees = StoredTeacher(k, size, None).compare(known, logits, slice(0, 6), t)
     value = divergence(p, q, kind, beta)
     value.sum().backward()
     expected = STUDENT.clone().requires_grad_()
@@ -143,9 +141,7 @@ def test_a_micro_batch_gets_the_most_probable_tokens_of_its_own_targets(store, m
     for rows in ([[4, 2], [0]], [[7], [3]], []):
         items = [np.array(row) for row in rows] if packing else [np.array([i]) for row in rows for i in row]
         micro_batch = collator.collate(run.samples, items)
-        batch = replace(counted(run.samples, np.concatenate([[], *rows]).astype(int), 1), micro_batches=[micro_batch])
-        (known,) = run.stored.states(batch).micro_batches
-        ids, logps = known.per_target["teacher_ids"], known.per_target["teacher_logps"]
+        ids, logps = micro_batch.per_target["teacher_ids"], micro_batch.per_target["teacher_logps"]
         assert (ids.shape, logps.shape) == ((len(micro_batch.targets), 5), (len(micro_batch.targets), 6))
         if rows:
             whole = torch.cat([logits_of_targets(run, i) for row in rows for i in row]).log_softmax(dim=1)
@@ -184,10 +180,10 @@ def test_a_pass_that_was_stopped_goes_on_with_its_next_block(store, monkeypatch)
 
 def test_a_vocabulary_smaller_than_k_is_stored_whole(store):
     run = store(teacher_top_k=1000)
-    assert run.stored.num_tokens == 320 and run.stored.blocks[0]["teacher_logps"].size % 320 == 0
-    stored = run.stored._of_sample(3)
+    assert run.stored.num_tokens == 320 and run.stored.first_logps.shape[1] == 320
+    logps = run.samples.per_target(np.array([3]))["teacher_logps"]
     whole = logits_of_targets(run, 3).log_softmax(dim=1)
-    assert torch.allclose(torch.from_numpy(stored["teacher_logps"].copy()), whole.topk(320).values, atol=1e-5)
+    assert torch.allclose(torch.from_numpy(logps), whole.topk(320).values, atol=1e-5)
 
 
 def test_a_teacher_that_gives_no_numbers_is_named_with_the_sample(store):

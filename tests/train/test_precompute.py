@@ -42,7 +42,7 @@ def run(model_folder, tmp_path, monkeypatch):
         add_references(
             prepared, recipe, data, total_steps, *given, seed=recipe.seed, compiled=bool(recipe.torch_compile)
         )
-        return SimpleNamespace(data=data, train=data.train.attached["references"], num_calls=len(calls))
+        return SimpleNamespace(data=data, train=data.train.attached["sequence"]["references"], num_calls=len(calls))
 
     return run
 
@@ -56,7 +56,10 @@ def test_they_are_computed_once_and_found_again(run, tmp_path):
     again = run(eval_dataset=str(tmp_path / "eval.jsonl"), learning_rate=1e-3, beta=0.5, seed=0)
     assert (first.num_calls, again.num_calls) == (13, 0) and len(entries()) == 2
     assert np.array_equal(first.train, again.train) and first.train.shape == (10, 2) and (first.train < 0).all()
-    assert np.array_equal(first.data.evaluation.attached["references"], again.data.evaluation.attached["references"])
+    assert np.array_equal(
+        first.data.evaluation.attached["sequence"]["references"],
+        again.data.evaluation.attached["sequence"]["references"],
+    )
 
 
 def test_only_what_the_steps_use_is_computed(run):

@@ -40,8 +40,8 @@ class Rows(Protocol):
     def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """Return what an objective needs of sequences, by name: of each of ``members`` the one with its number."""
 
-    def per_token(self, i: int) -> dict[str, np.ndarray]:
-        """Return what an objective needs of the tokens of sample ``i``, which then is one sequence, by name."""
+    def per_target(self, members: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what an objective needs of the targets of ``members``, each of one sequence, by name: [S, ...]."""
 
     def image_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
         """Return fields of ``MicroBatch`` for the images of a micro-batch; nothing if no sample has any.
@@ -87,7 +87,7 @@ class MicroBatch:
     # there too, such as ``references``, float64 [n], the reference's log-probability; and of kto ``kl``, float64 [n],
     # an estimate over the global batch.
     per_sequence: dict[str, torch.Tensor] = field(default_factory=dict)
-    per_target: dict[str, torch.Tensor] = field(default_factory=dict)  # [S] each
+    per_target: dict[str, torch.Tensor] = field(default_factory=dict)  # [S, ...] each
     sequence_ids: torch.Tensor | None = None  # int64 [S]: the sequence of each target
     # If the data have images: what the model's tower reads, by the names of its arguments; and what it needs of each
     # token. If there is no image in the rows, the tower reads an image that nothing looks at: so every rank runs it.
@@ -240,7 +240,6 @@ class Collator:
         input_ids = np.full(shape[0] * length, self.pad_token_id, np.int64)
         weights = np.zeros(len(input_ids), np.float32)
         sequence_ids = np.zeros(len(input_ids), np.int64)
-        of_tokens: dict[str, np.ndarray] = {}
         segments: list[tuple[int, int, int]] = []
         numbers: list[int] = []
         bounds = [0]  # also of what is padding
@@ -252,8 +251,6 @@ class Collator:
                 first = 0 if samples.kind.pools else 1  # no token before the first one predicts it
                 weights[start + first : end] = its_weights[first:]
                 sequence_ids[start:end] = len(segments)
-                for name, values in samples.per_token(i).items():
-                    of_tokens.setdefault(name, np.zeros(len(input_ids), values.dtype))[start:end] = values
                 segments.append((start, len(ids), i))
                 numbers.append(k)
                 bounds.append(end)
@@ -286,7 +283,7 @@ class Collator:
             segments=tuple(segments),
             sequence_ids=torch.from_numpy(sequence_ids[at]),
             per_sequence={name: torch.from_numpy(values) for name, values in of_sequences.items()},
-            per_target={name: torch.from_numpy(values[at]) for name, values in of_tokens.items()},
+            per_target={name: torch.from_numpy(values) for name, values in samples.per_target(members).items()},
             **own,
         )
 

@@ -36,7 +36,7 @@ class Mismatched:
         """Those of the samples; the reference's log-probabilities are those of the other answers."""
         return self._samples.per_sequence(members, numbers + 1)
 
-    def per_token(self, i: int) -> dict[str, np.ndarray]:
+    def per_target(self, members: np.ndarray) -> dict[str, np.ndarray]:
         """Nothing."""
         return {}
 

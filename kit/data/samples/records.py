@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class Table:
         self.target_weights = records["target_weight"]
         self.dataset_ids = dataset_ids
         self.kind = kind
-        self.attached: dict[str, np.ndarray] = {}  # by name: see ``attach``
+        self.attached: dict[str, dict[str, Any]] = {"sequence": {}, "token": {}}
 
     @cached_property
     def sequence_lengths(self) -> np.ndarray:
@@ -122,18 +122,28 @@ class Table:
         """The tokens of each sample's longest sequence, int32 [N]: of the rows that it takes without packing."""
         return self.sequence_lengths.max(axis=1)
 
-    def attach(self, name: str, values: np.ndarray) -> None:
-        """Add numbers that objectives find in ``MicroBatch.per_sequence``: [N, sequences of a sample]."""
-        self.attached[name] = values
+    def attach(self, name: str, values: Any, per: Literal["sequence", "token"]) -> None:
+        """Add numbers that an objective finds by ``name`` in ``MicroBatch.per_sequence`` or ``per_target``.
+
+        They are read when a micro-batch is made: of a run in the feed's thread, so they may be mapped from a disk.
+
+        Args:
+            values: per sequence [N, sequences of a sample]; per token of each sample, which has one sequence, those of
+                its targets, [num_targets, ...].
+        """
+        self.attached[per][name] = values
 
     def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """See ``kit.data.feed.batches.Rows``."""
-        own = self.kind.per_sequence(self, members, numbers)
-        return own | {name: values[members, numbers] for name, values in self.attached.items()}
+        attached = {name: values[members, numbers] for name, values in self.attached["sequence"].items()}
+        return self.kind.per_sequence(self, members, numbers) | attached
 
-    def per_token(self, i: int) -> dict[str, np.ndarray]:
-        """See ``kit.data.feed.batches.Rows``: nothing."""
-        return {}
+    def per_target(self, members: np.ndarray) -> dict[str, np.ndarray]:
+        """See ``kit.data.feed.batches.Rows``."""
+        return {
+            name: np.concatenate([values[0][:0], *(values[i] for i in members.tolist())])
+            for name, values in self.attached["token"].items()
+        }
 
     def image_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
         """See ``kit.data.feed.batches.Rows``. Raises ``UserError`` if an image cannot be decoded."""

@@ -9,12 +9,12 @@ Promises:
 - All ranks, and a run that continues, use the same numbers. Their key covers the content of the teacher's weight files,
   the samples, and what else changes the numbers.
 - A block of them is complete or absent in the cache, so a pass that was stopped goes on with its next block. One block
-  at a time is in memory; a step reads its own targets from memory maps.
+  at a time is in memory; the feed reads the targets of a step from memory maps.
 - The teacher is not loaded if the cache has all blocks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,38 +51,31 @@ _IDS, _LOGPS = "teacher_ids", "teacher_logps"  # of ``MicroBatch.per_target``: i
 
 
 @dataclass(frozen=True)
-class StoredTeacher:
-    """What ``Teacher`` gives a step, from the cache."""
+class _Stored:
+    """Numbers of all targets, in blocks of whole samples, as ``Table.attach`` takes them."""
 
-    samples: Samples
-    chosen: np.ndarray  # int64, in rising order: the samples that a step uses
-    starts: np.ndarray  # int64 [N]: the first target of each of ``samples`` among those of the chosen ones
-    blocks: Sequence[Mapping[str, np.ndarray]]  # in order, of whole samples
+    blocks: Sequence[np.ndarray]  # in order: [targets, W]
     bounds: np.ndarray  # int64 [blocks + 1]: the first target of each block
-    num_tokens: int  # K
-    size: int  # tokens of both vocabularies
+    starts: np.ndarray  # int64 [N]: the first target of each sample among those of the chosen ones
+    num_targets: np.ndarray  # int [N]
 
-    def states(self, batch: "GlobalBatch") -> "GlobalBatch":
-        """Return the batch with what the teacher thinks of each target."""
-        return replace(batch, micro_batches=[self._known(each) for each in batch.micro_batches])
-
-    def _known(self, micro_batch: MicroBatch) -> MicroBatch:
-        rows = [self._of_sample(i) for _, _, i in micro_batch.segments]
-        columns = {_IDS: (np.int32, self.num_tokens), _LOGPS: (np.float32, _width(self.num_tokens, self.size))}
-        known = {
-            name: torch.from_numpy(np.concatenate([np.empty((0, width), dtype), *(row[name] for row in rows)]))
-            for name, (dtype, width) in columns.items()
-        }
-        return replace(micro_batch, per_target={**micro_batch.per_target, **known})
-
-    def _of_sample(self, i: int) -> dict[str, np.ndarray]:
+    def __getitem__(self, i: int) -> np.ndarray:
         block = int(np.searchsorted(self.bounds, self.starts[i], side="right")) - 1
         start = self.starts[i] - self.bounds[block]
-        rows = slice(start, start + int(self.samples.num_targets[i]))
-        return {name: self._block(block, name)[rows] for name in (_IDS, _LOGPS)}
+        return self.blocks[block][start : start + self.num_targets[i]]
 
-    def _block(self, block: int, name: str) -> np.ndarray:
-        return self.blocks[block][name].reshape(self.bounds[block + 1] - self.bounds[block], -1)
+
+@dataclass(frozen=True)
+class StoredTeacher:
+    """What ``Teacher`` gives a step, from the cache: it is attached to the samples."""
+
+    num_tokens: int  # K
+    size: int  # tokens of both vocabularies
+    first_logps: np.ndarray  # float32 [targets, W], of the first block
+
+    def states(self, batch: "GlobalBatch") -> "GlobalBatch":
+        """Return the batch, which has what the teacher thinks of each target."""
+        return batch
 
     def compare(
         self, micro_batch: MicroBatch, logits: torch.Tensor, rows: slice, temperature: float
@@ -96,10 +89,10 @@ class StoredTeacher:
     @property
     def description(self) -> str:
         """A line about how much of the teacher's probability is stored, measured on the first block."""
-        held = np.exp(self._block(0, _LOGPS)[:, : self.num_tokens]).sum(axis=1).mean()
+        held = np.exp(self.first_logps[:, : self.num_tokens]).sum(axis=1).mean()
         return (
             f"teacher: of each target its {self.num_tokens} most probable tokens, and the rest together; "
-            f"on {self.bounds[1]} targets they hold {held:.2%} of the probability"
+            f"on {len(self.first_logps)} targets they hold {held:.2%} of the probability"
         )
 
 
@@ -186,7 +179,10 @@ def store_teacher(
     entries = [open_entry(folder) for folder in folders]
     assert all(entries), "a block vanished from the cache"
     blocks = [entry[0] for entry in entries if entry]
-    return StoredTeacher(samples, chosen, starts, blocks, bounds, k, size)
+    for name, width in ((_IDS, k), (_LOGPS, _width(k, size))):
+        of_name = [block[name].reshape(-1, width) for block in blocks]
+        samples.attach(name, _Stored(of_name, bounds, starts, samples.num_targets), per="token")
+    return StoredTeacher(k, size, of_name[0])
 
 
 def _answers(

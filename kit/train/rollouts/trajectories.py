@@ -90,29 +90,24 @@ class Trajectories(Table):
             "target_weight": np.array([each[1:].sum(dtype=np.float64) for each in self._weights]),
         }
         super().__init__(records, prompts.dataset_ids[[each.sample for each in trajectories]])
+        self.attach("advantages", np.array([[each.advantage] for each in trajectories], np.float64), per="sequence")
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         return np.array(self._trajectories[i].ids, np.int64), self._weights[i]
+
+    def _of_targets(self, i: int, name: str) -> np.ndarray:
+        """Log-probabilities of the targets of a trajectory; none if it is masked, or was when they were computed."""
+        values = self._trajectories[i].logps.get(name, []) if self.num_targets[i] else []
+        return np.array(values, np.float32)
 
     def images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
         """See ``Table``."""
         return self._prompts.images_with_origin(self._trajectories[i].sample)
 
-    def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """See ``kit.data.feed.batches.Rows``."""
-        return {"advantages": np.array([self._trajectories[i].advantage for i in members.tolist()], np.float64)}
-
-    def per_token(self, i: int) -> dict[str, np.ndarray]:
-        """See ``kit.data.feed.batches.Rows``."""
-        trajectory, found = self._trajectories[i], {}
-        for name, values in trajectory.logps.items():
-            if values:  # else it was masked when they were computed
-                found[name] = np.zeros(self.lengths[i], np.float32)
-                found[name][trajectory.weights > 0] = values
-        return found
-
     def micro_batches(self, collator: Collator, ranks: Ranks) -> list[MicroBatch]:
         """Return this rank's share, with the number of a trajectory as that of its sample."""
+        for name in dict.fromkeys(chain.from_iterable(each.logps for each in self._trajectories)):
+            self.attach(name, [self._of_targets(i, name) for i in range(len(self))], per="token")
         items = list(np.arange(len(self))[:, None])
         if collator.packing:
             items = pack(self.lengths, collator.max_length).items()

@@ -30,7 +30,7 @@ def test_each_sequence_is_whole_in_its_row_and_its_targets_are_the_tokens_after_
     items = [[5, 1], [0, 3]] if packing else [[5], [1], [0]]
     num = train.sequence_lengths.shape[1]
     references = -np.arange(6.0 * num).reshape(6, num)
-    train.attach("references", references)
+    train.attach("references", references, per="sequence")
     batch = Collator(3, PAD, packing, max_length=512).collate(train, [np.array(item) for item in items])
     rows = [[(i, k, *each) for i in item for k, each in enumerate(train.sequences(i))] for item in items]
     rows = rows if packing else [[each] for row in rows for each in row]  # both sequences of a pair have a row

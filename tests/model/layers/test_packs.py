@@ -4,6 +4,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.tiny_families import tiny_config
 from kit.data.feed.batches import Collator
+from kit.data.samples.records import Table
 from kit.model.layers.checkpointing import enable_checkpointing
 from kit.model.layers.loss_head import install_loss_head
 
@@ -25,28 +26,17 @@ def make_model(family, checkpointing=False):
     return model.train()
 
 
-class Samples:
+class Samples(Table):
     """Rows of random tokens for the collator; all but the first token of each are learned."""
 
-    pooled = False
-
     def __init__(self):
-        rng = np.random.default_rng(1)
+        lengths, rng = np.array(LENGTHS), np.random.default_rng(1)
         self.ids = [rng.integers(1, 64, length) for length in LENGTHS]
-        self.lengths = self.row_lengths = np.array(LENGTHS)
-        self.dataset_ids = np.zeros(len(LENGTHS), np.int64)
+        records = {"length": lengths, "num_targets": lengths - 1, "target_weight": lengths - 1.0}
+        super().__init__(records, np.zeros(len(LENGTHS), np.int64))
 
-    def per_sequence(self, members, numbers):
-        return {}
-
-    def per_token(self, i):
-        return {}
-
-    def image_inputs(self, input_ids, segments):
-        return {}
-
-    def sequences(self, i):
-        return [(self.ids[i], np.ones(len(self.ids[i])))]
+    def __getitem__(self, i):
+        return self.ids[i], np.ones(LENGTHS[i])
 
 
 def losses(model, items, packing):
