@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from kit.model.layers.sequence_parallel import SequenceGroup
+from kit.model.layers.sequence_group import SequenceGroup
 
 
 @dataclass(frozen=True, kw_only=True)

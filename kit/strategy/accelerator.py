@@ -15,7 +15,7 @@ from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
 from kit.data.feed.data_ranks import Ranks
 from kit.model.adapters.adapter import adapters_off
-from kit.model.layers.sequence_parallel import SequenceGroup
+from kit.model.layers.sequence_group import SequenceGroup
 from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.heads import head_of
 from kit.strategy.fsdp import (

@@ -22,7 +22,6 @@ from jinja2 import ext, meta, nodes
 
 SECONDS = 5  # of one rendering; ordinary ones take less than a thousandth of a second
 MAX_STOPPED = 3  # renderings after which a template is not tried again: others would take as long
-MAX_SOURCE = 1 << 18  # characters of a template; the longest published ones have 30,000
 TODAY = datetime.datetime(2024, 7, 26)  # for every template that asks; the date of Llama 3.1 if none is given
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # around what a {% generation %} block wrote: noncharacters, in no text
 
@@ -66,8 +65,6 @@ def variables(source: str) -> frozenset[str]:
 
 def _guarded(source: str, work: Callable[[], T]) -> T:
     """Return what ``work`` does with a template. All that it raises is a ``TemplateError``."""
-    if len(source) > MAX_SOURCE:
-        raise TooMuch(f"{len(source)} characters, expected at most {MAX_SOURCE}")
     if _num_stopped[source] >= MAX_STOPPED:
         raise TooMuch(f"it was stopped {MAX_STOPPED} times before")
     _environment()  # its imports take seconds

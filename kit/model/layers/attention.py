@@ -23,7 +23,7 @@ Promises:
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,10 +34,8 @@ from transformers.integrations import sdpa_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward, use_gqa_in_sdpa
 from transformers.masking_utils import sdpa_mask
 
+from kit.model.layers.sequence_group import SequenceGroup
 from kit.model.pretrained.classes import model_class
-
-if TYPE_CHECKING:
-    from kit.model.layers.sequence_parallel import SequenceGroup
 
 # The name must contain "sdpa": then transformers applies its checks for sdpa, and refuses a model without support.
 VARLEN = "sdpa_varlen"
@@ -239,7 +237,7 @@ def varlen_attention(
     is_causal: bool | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: Any = None,
-    sequence_group: "SequenceGroup | None" = None,
+    sequence_group: SequenceGroup | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention for ``VARLEN``. transformers calls it with these arguments.

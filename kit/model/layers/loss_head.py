@@ -41,7 +41,8 @@ from kit.model.layers.chunks import chunk_size
 from kit.model.layers.compile import compiled as graph_of
 from kit.model.layers.embedding_noise import changed_embeddings
 from kit.model.layers.packs import has_alibi, install_packs, masks_of_packs
-from kit.model.layers.sequence_parallel import SequenceGroup, SharedRows
+from kit.model.layers.sequence_group import SequenceGroup
+from kit.model.layers.sequence_parallel import SharedRows
 from kit.model.pretrained.heads import head_of
 from kit.system.errors import UserError
 

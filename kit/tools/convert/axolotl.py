@@ -41,9 +41,7 @@ def convert(draft: Draft) -> None:
         modules = as_list(draft.take("lora_target_modules"))
         draft.put("lora_target_modules", "all-linear")
         if others := [name for name in modules if re.search("head|embed|wte", name)]:
-            draft.leave(
-                "lora_target_modules", others, Group.LEARNS, "all-linear takes none of these; or name all modules"
-            )
+            draft.leave("lora_target_modules", others, "all-linear takes none of these; or name all modules")
     for theirs in _NAMES.keys() & given.keys():
         given[_NAMES[theirs]] = given.pop(theirs)
         draft.sources[_NAMES[theirs]] = theirs
@@ -59,7 +57,7 @@ def convert(draft: Draft) -> None:
     _take_special_tokens(draft)
     for plugin in map(str, as_list(draft.take("plugins"))):
         group = Group.SPEED if set(plugin.split(".")) & set(_PLUGINS_OF_SPEED) else Group.LEARNS
-        draft.leave("plugins", plugin, group, "code of other kits is not run")
+        draft.leave("plugins", plugin, "code of other kits is not run", group)
 
 
 def _take_special_tokens(draft: Draft) -> None:
@@ -73,7 +71,7 @@ def _take_special_tokens(draft: Draft) -> None:
             is_learned = key not in ("pad_token", "unk_token") and not ends_turns
             group = Group.LEARNS if is_learned else Group.NEEDLESS
             reason = "the tokenizer's own; one that it lacks is added by --new_tokens"
-            draft.leave(f"special_tokens.{key}", value, group, reason)
+            draft.leave(f"special_tokens.{key}", value, reason, group)
 
 
 def _take_data(draft: Draft) -> None:
@@ -94,7 +92,7 @@ def _take_data(draft: Draft) -> None:
     if "alpaca" in types:
         for key in ("chat_template", "chat_template_jinja"):
             if (template := draft.take(key)) is not None:
-                draft.leave(key, template, Group.NEEDLESS, "rows of alpaca have none")
+                draft.leave(key, template, "rows of alpaca have none", Group.NEEDLESS)
         draft.put("chat_template", "bare", "prompt_format has all of the text")
         if set(types) != {"alpaca"}:
             draft.refuse("datasets", types, "alpaca has no chat template, the others have: train on one kind of them")
@@ -135,10 +133,10 @@ def _entry(draft: Draft, where: str, section: dict[str, Any]) -> DatasetEntry:
         path = f"hf://datasets/{path}{f'@{revision}' if revision else ''}/{files[0]}"
         section, revision = section | {"name": None, "split": None}, None
     elif files:
-        draft.leave(f"{where}.data_files", files, Group.LEARNS, "download these files, and name them as dataset")
+        draft.leave(f"{where}.data_files", files, "download these files, and name them as dataset")
     for key, value in section.items():
         if key not in _KNOWN and not is_nothing(value) and not is_false(value):
-            draft.leave(f"{where}.{key}", value, Group.LEARNS, "not known here")
+            draft.leave(f"{where}.{key}", value, "not known here")
     is_pair = draft.objective in _PAIRS
     wording = draft.table["prompt_formats"].get(str(section.get("type")))
     columns = (_columns_of_pairs if is_pair else _columns)(draft, where, section)
@@ -170,9 +168,7 @@ def _columns(draft: Draft, where: str, section: dict[str, Any]) -> dict[str, str
         "train_on_eot": section.get("train_on_eot") in (None, "turn"),
     }
     for key in [key for key, is_same in same.items() if not is_same]:
-        draft.leave(
-            f"{where}.{key}", section.get(key, content), Group.LEARNS, "docs/data.md says how rows are read here"
-        )
+        draft.leave(f"{where}.{key}", section.get(key, content), "docs/data.md says how rows are read here")
     messages = str(section.get("field_messages") or ("conversations" if is_sharegpt else "messages"))
     columns = {messages: "conversations" if role == "from" else "messages"}
     return columns | ({str(section["field_tools"]): "tools"} if section.get("field_tools") else {})

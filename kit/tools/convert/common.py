@@ -53,7 +53,7 @@ def take_training(draft: Draft) -> None:
     names = [name for name in as_list(draft.take("report_to")) if name not in ("none", "all")]
     draft.put("report_to", [name for name in names if name in _TRACKERS])
     for name in [name for name in names if name not in _TRACKERS]:
-        draft.leave("report_to", name, Group.NEEDLESS, "metrics.jsonl and report.html have the curves")
+        draft.leave("report_to", name, "metrics.jsonl and report.html have the curves", Group.NEEDLESS)
 
 
 def _take_schedule(draft: Draft) -> None:
@@ -91,7 +91,7 @@ def _take_config(draft: Draft) -> None:
         draft.config = "fsdp"
     if re.search(r"(?<!activation_cpu_)offload(\w*:(true|\{[^}]*device:(cpu|nvme))|\w*(?![\w:]))", text):
         reason = "--config fsdp_offload keeps parameters in CPU memory"
-        draft.leave("offloading of fsdp or deepspeed", True, Group.SPEED, reason)
+        draft.leave("offloading of fsdp or deepspeed", True, reason, Group.SPEED)
     if "activation_checkpointing:true" in text:
         draft.put("gradient_checkpointing", True, "activation_checkpointing of fsdp_config")
 
@@ -106,7 +106,7 @@ def take_template(draft: Draft, key: str) -> None:
         draft.put("chat_template", same[name])
     else:
         reason = "no template here is known to give this text; with --drop, that of the model. Or --chat_template FILE"
-        draft.leave(key, name, Group.LEARNS, reason)
+        draft.leave(key, name, reason)
 
 
 def take_evaluation(draft: Draft) -> None:
@@ -132,7 +132,7 @@ def take_evaluation(draft: Draft) -> None:
     if not has_data:
         beginnings = ("eval_", "early_stopping", "per_device_eval", "load_best", "metric_for_best")
         for key in [key for key in draft.given if key.startswith(beginnings)]:
-            draft.leave(key, draft.take(key), Group.NEEDLESS, "there are no data to evaluate on")
+            draft.leave(key, draft.take(key), "there are no data to evaluate on", Group.NEEDLESS)
     if (limit := draft.take("save_total_limit")) is not None:
         draft.put("save_total_limit", max(0, int(number(limit))))
     if draft.given.get("metric_for_best_model") == "loss":

@@ -89,7 +89,7 @@ def convert(
 def _leave_data(draft: Draft) -> None:
     """Leave out what describes the data of the file. A share of any can be held out; a number may be all of them."""
     for key in [key for key in draft.given if key in _DATA or (key in _HELD_OUT and number(draft.given[key]) >= 1)]:
-        draft.leave(key, draft.take(key), Group.NEEDLESS, "of the data that --dataset replaces")
+        draft.leave(key, draft.take(key), "of the data that --dataset replaces", Group.NEEDLESS)
 
 
 def _finish_distillation(draft: Draft) -> None:
@@ -126,14 +126,14 @@ def _leave_what_nothing_reads(draft: Draft) -> None:
         value = draft.values.pop(name)
         learns = name == "optim" or (name in ("cpo_alpha", "router_aux_loss_coef") and number(value))
         group = Group.LEARNS if learns else Group.NEEDLESS
-        draft.leave(draft.sources.get(name, name), value, group, unread[name])
+        draft.leave(draft.sources.get(name, name), value, unread[name], group)
 
 
 def _leave_dropped(draft: Draft, drop: Collection[str]) -> None:
     """Leave out a setting whose key is dropped for another reason than that it has none here."""
     keys = set(drop) - {each.key for each in draft.left_out} - set(draft.typed)
     for name in [name for name in draft.values if draft.sources.get(name, name) in keys]:
-        draft.leave(draft.sources.get(name, name), draft.values.pop(name), Group.LEARNS, "dropped")
+        draft.leave(draft.sources.get(name, name), draft.values.pop(name), "dropped")
 
 
 def _not_dropped(draft: Draft, drop: Collection[str]) -> list[Problem]:

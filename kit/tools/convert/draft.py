@@ -97,7 +97,7 @@ class Draft:
         self.values[name] = value
         self.notes[name] = note
 
-    def leave(self, key: str, value: Any, group: Group, reason: str) -> None:
+    def leave(self, key: str, value: Any, reason: str, group: Group = Group.LEARNS) -> None:
         """Leave a key out."""
         self.left_out.append(LeftOut(key, "***" if _SECRET.search(key) else value, group, reason))
 
@@ -115,7 +115,7 @@ class Draft:
             if found is None and key in Recipe.model_fields:
                 self.put(key, value)
             elif found is None:
-                self.leave(key, value, Group.LEARNS, "not known here")
+                self.leave(key, value, "not known here")
             elif found.kind == "settings":
                 for name, setting in found.settings.items():
                     self.put(name, setting)
@@ -123,7 +123,7 @@ class Draft:
             elif found.kind == "refused":
                 self.refused.append(Problem(key, f"found {shown(value)}", fix=found.text))
             elif found.kind != "nothing":
-                self.leave(key, value, Group[found.kind.upper()], found.text)
+                self.leave(key, value, found.text, Group[found.kind.upper()])
 
     def put_defaults(self) -> None:
         """Set what the kit does where its file says nothing."""

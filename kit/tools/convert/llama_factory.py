@@ -6,7 +6,7 @@ from typing import Any
 from kit.config.dataset_entry import DatasetEntry
 from kit.system.durable import read_object
 from kit.tools.convert.common import entry, put_data, take_batch, take_evaluation, take_template, take_training
-from kit.tools.convert.draft import Draft, Group, as_list, is_true, number
+from kit.tools.convert.draft import Draft, as_list, is_true, number
 
 _FIELDS = {"prompt": "instruction", "query": "input", "response": "output", "kto_tag": "label"}
 _FIELDS |= {name: name for name in ("system", "tools", "chosen", "rejected", "history", "images")}
@@ -84,7 +84,7 @@ def _columns_of_chat(draft: Draft, name: str, info: dict[str, Any], columns: dic
     role = tags.pop("role_tag", "from" if info["formatting"] == "sharegpt" else "role")
     tags.pop("content_tag", None)
     if strange := set(map(str, tags.values())) - _ROLES:
-        draft.leave(f"dataset.{name}.tags", sorted(strange), Group.LEARNS, "these words are no roles here")
+        draft.leave(f"dataset.{name}.tags", sorted(strange), "these words are no roles here")
     ours = "completion" if "kto_tag" in columns else "prompt" if is_true(info.get("ranking")) else ""
     messages = columns.pop("messages", "conversations")
     return {messages: ours or ("conversations" if role == "from" else "messages")} | _fields(columns)

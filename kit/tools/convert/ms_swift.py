@@ -16,7 +16,7 @@ from kit.tools.convert.common import (
     take_template,
     take_training,
 )
-from kit.tools.convert.draft import Draft, Group, as_list, number
+from kit.tools.convert.draft import Draft, as_list, number
 
 _SELF = "its rows have {{NAME}} and {{AUTHOR}}: write the names into a copy of the file, and give that"
 
@@ -34,7 +34,7 @@ def convert(draft: Draft) -> None:
     for name, ours in (("dataset", "dataset"), ("val_dataset", "eval_dataset")):
         data = [str(each) for each in as_list(draft.take(name))]
         for each in [each for each in data if "self-cognition" in each]:
-            draft.leave(name, each, Group.LEARNS, f"{_SELF}; with --drop, it is left out")
+            draft.leave(name, each, f"{_SELF}; with --drop, it is left out")
         put_data(draft, ours, [part for each in data if "self-cognition" not in each for part in _entries(each)])
     draft.notes["dataset"] = "check rows: ms-swift knows other columns and subsets, and has code for some ids"
     given.setdefault("eval_strategy", given.get("save_strategy"))
@@ -43,7 +43,7 @@ def convert(draft: Draft) -> None:
     take_template(draft, "template")
     for key in ("system", "new_special_tokens"):
         if any(str(each).endswith(".txt") for each in as_list(given.get(key))):
-            draft.leave(key, draft.take(key), Group.LEARNS, "it stands in a file; give its text by hand")
+            draft.leave(key, draft.take(key), "it stands in a file; give its text by hand")
         elif key == "system" and key in given:
             draft.put("system_prompt", str(draft.take(key)).replace("\\n", "\n"))
     if "max_length" not in given:

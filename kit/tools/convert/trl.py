@@ -19,7 +19,7 @@ from kit.tools.convert.common import (
     take_template,
     take_training,
 )
-from kit.tools.convert.draft import Draft, Group, as_list, is_false, is_true, number
+from kit.tools.convert.draft import Draft, as_list, is_false, is_true, number
 
 _OBJECTIVES = "--objective sft, dpo, kto, orpo, cpo, simpo, reward or distil"
 
@@ -86,7 +86,7 @@ def _part(draft: Draft, given: dict[str, Any]) -> DatasetEntry:
     """One part of a mixture; its weight there is the share of its rows that is taken, at random."""
     share = number(given.get("weight") or 1)
     if share > 1 or given.get("fraction"):
-        draft.leave("datasets.weight", given, Group.LEARNS, "a part comes once in an epoch; weight says otherwise")
+        draft.leave("datasets.weight", given, "a part comes once in an epoch; weight says otherwise")
     config = given.get("config", given.get("name"))
     config = None if config == "default" else config
     path = given.get("id") or given.get("path")

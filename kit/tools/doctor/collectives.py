@@ -17,7 +17,7 @@ from kit.tools.doctor.result import Report
 if TYPE_CHECKING:
     import torch
 
-    from kit.model.layers.sequence_parallel import SequenceGroup
+    from kit.model.layers.sequence_group import SequenceGroup
 
 # What a rank other than 0 waits before it reports that ranks did not join: rank 0, which knows which, reports first.
 _REPORT_DELAY_SECONDS = 3.0

@@ -11,7 +11,6 @@ from kit.data.chat.sandbox import TemplateError, TooMuch, render
 from kit.data.chat.shipped import SHIPPED
 
 HARMFUL = {
-    "source": "a" * (sandbox.MAX_SOURCE + 1),
     "brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "loops": "{% for a in range(9999) %}" * 4 + "{% endfor %}" * 4,
 }
