@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--trust_remote_code", choices=("true", "false"), default="false", help="run the base's code")
     args = parser.parse_args()
     if os.path.lexists(args.output_dir):
-        raise UserError(Problem("--output_dir", f"{args.output_dir} exists", "a new folder"))
+        raise UserError("--output_dir", f"{args.output_dir} exists", "a new folder")
 
     from kit.export import gguf
 

@@ -40,7 +40,7 @@ def main() -> None:
     request = read_command_line(sys.argv[1:], {"eval_dataset": "dataset"}, __doc__ or "", FIRST, IN_ORDER, trains=False)
     recipe, topology = launch.resolve(request, trains=False)
     if recipe.eval_dataset is None:
-        raise UserError(Problem("eval_dataset", "missing", "the data to score on", "--eval_dataset FILE"))
+        raise UserError("eval_dataset", "missing", "the data to score on", "--eval_dataset FILE")
 
     from kit.data.open import pad_id
     from kit.evaluate import evaluate
@@ -61,7 +61,7 @@ def main() -> None:
     is_drawn = recipe.declared.head == "scores" and not weights and not recipe.adapter_name_or_path
     if is_drawn and head_of(open_base_config(recipe)) != "scores":
         found = f"{scored} has no head of scores: a new one would be random"
-        raise UserError(Problem("model_name_or_path", found, "a model that a run with this objective has trained"))
+        raise UserError("model_name_or_path", found, "a model that a run with this objective has trained")
     reference = reference_of(scored, recipe, recipe.method)
     if not request.launch.config:
         topology = replace(topology, mixed_precision=precision_of(scored, topology.mixed_precision))

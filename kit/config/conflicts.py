@@ -23,7 +23,9 @@ def find_conflicts(recipe: Recipe, where: Mapping[str, str], left_out: set[str])
 
     for rule in (*RULES, *recipe.declared.rules):
         keys = rule.keys.split()
-        if not left_out.intersection(keys) and (it := rule.broken(recipe)):
+        if left_out.intersection(keys):
+            continue
+        if it := rule.broken(recipe) if rule.broken else all(getattr(recipe, key) for key in keys):
             yield Problem(where.get(keys[0], keys[0]), rule.found.format(r=recipe, it=it), fix=rule.fix)
 
 

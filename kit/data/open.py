@@ -238,7 +238,7 @@ def _with_room(train: Samples, max_length: int, max_new_tokens: int, notes: list
     found = f"{len(train) - len(chosen)} of {len(train)} samples have no prompt, or one of more than "
     found += f"{max_length - max_new_tokens} tokens, which leaves less than max_new_tokens of max_length"
     if not len(chosen):
-        raise UserError(Problem("max_length", found, fix="raise --max_length, or lower --max_new_tokens"))
+        raise UserError("max_length", found, fix="raise --max_length, or lower --max_new_tokens")
     if len(chosen) == len(train):
         return train
     notes.append(f"{found}: left out")
@@ -254,13 +254,13 @@ def _tokenised(dataset: Dataset, encoder: Encoder, settings: DataSettings) -> St
     if settings.train_on != "all" and dataset.format.is_chat and is_all_supervised:
         found = "every token of every conversation is supervised, the questions too"
         fix = "give the file of a template that writes prompts as --chat_template; or --train_on all"
-        raise UserError(Problem(name, found, fix=fix))
+        raise UserError(name, found, fix=fix)
     return store
 
 
 def _check_number(samples: Samples) -> None:
     if samples.kind.too_few and len(samples) < 2:
-        raise UserError(Problem(samples.stores[0].source.name, "a single sample", samples.kind.too_few))
+        raise UserError(samples.stores[0].source.name, "a single sample", samples.kind.too_few)
 
 
 def last_ids(samples: Samples) -> set[int]:

@@ -336,7 +336,7 @@ def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tup
             (recipe.declared.head != "words", f"--objective {recipe.objective}", "--objective sft or dpo"),
         ):
             if is_asked:
-                raise UserError(Problem("images", f"given, and {found} was not shown with images", fix=fix))
+                raise UserError("images", f"given, and {found} was not shown with images", fix=fix)
         return open_images(recipe, recipe, config, meta_model, tokenizer), NO_IMAGES
     except UserError as error:
         if recipe.min_pixels or recipe.max_pixels:

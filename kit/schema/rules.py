@@ -9,13 +9,13 @@ class Rule(NamedTuple):
 
     Attributes:
         keys: all settings that take part, separated by spaces; the message names the first one.
-        broken: takes the recipe; what it returns is false where the rule is kept.
+        broken: takes the recipe; what it returns is false where the rule is kept. None: it is broken where all are set.
         found: may quote the recipe (``{r.method}``) and what ``broken`` has returned (``{it}``).
         fix: what to type.
     """
 
     keys: str
-    broken: Callable[[Any], object]
+    broken: Callable[[Any], object] | None
     found: str
     fix: str
 

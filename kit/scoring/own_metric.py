@@ -51,13 +51,11 @@ def load(name: str) -> Function:
     path, _, function_name = name.rpartition(":")
     path = os.path.expanduser(path)
     if not os.path.isfile(path):
-        raise UserError(
-            Problem(name, f"there is no file {path!r}", "FILE.py:FUNCTION", "a relative path counts from here")
-        )
+        raise UserError(name, f"there is no file {path!r}", "FILE.py:FUNCTION", "a relative path counts from here")
     module = _imported(path)
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise UserError(Problem(name, f"{path} has no function {function_name!r}", SIGNATURE))
+        raise UserError(name, f"{path} has no function {function_name!r}", SIGNATURE)
     _check_parameters(path, function_name, function)
     return function
 
@@ -108,7 +106,7 @@ def _imported(path: str) -> ModuleType:
         found = f"{type(error).__name__}: {first_line(error)}"
         if isinstance(error, ModuleNotFoundError) and error.name:
             fix = f"install {error.name.partition('.')[0]} into this environment"
-        raise UserError(Problem(where, found, "a file that can be imported", fix)) from None
+        raise UserError(where, found, "a file that can be imported", fix) from None
     return module
 
 
@@ -119,10 +117,10 @@ def _check_parameters(path: str, name: str, function: Any) -> None:
         signature = inspect.signature(function)
         signature.bind("", "", {})
     except (TypeError, ValueError) as error:
-        raise UserError(Problem(where, first_line(error), SIGNATURE, fix)) from None
+        raise UserError(where, first_line(error), SIGNATURE, fix) from None
     names = list(signature.parameters)
     if {"expected", "answer"} <= set(names) and names.index("answer") < names.index("expected"):
-        raise UserError(Problem(where, "answer before expected", SIGNATURE, fix))
+        raise UserError(where, "answer before expected", SIGNATURE, fix)
 
 
 def _definition(path: str, function: Any) -> str:

@@ -55,7 +55,7 @@ def plan_one_process(request: Request) -> tuple[Recipe, Topology]:
     raise_if(planned.problems)
     topology = planned.topology
     if topology.strategy != SINGLE:
-        raise UserError(Problem("config", topology.strategy.title, "one process", "--config single"))
+        raise UserError("config", topology.strategy.title, "one process", "--config single")
     if planned.config_file is None:
         usual: Precision = "bf16" if topology.device_type == "cuda" else topology.mixed_precision
         name = planned.recipe.adapter_name_or_path or planned.recipe.model_name_or_path
@@ -82,11 +82,11 @@ def open_model(
     is_plain |= texts.form != "chat" and not (with_images or recipe.chat_template)
     recipe, checkpoint = to_open(recipe)
     if with_base and recipe.method == "full":
-        raise UserError(Problem("--base", "this is a whole model, which holds no base", "an adapter", "leave it out"))
+        raise UserError("--base", "this is a whole model, which holds no base", "an adapter", "leave it out")
     config = open_config(recipe)
     if (head := head_of(config)) != "words":
         found = f"a model of {head}, which writes no answers"
-        raise UserError(Problem("model_name_or_path", found, "a language model", "`kit score` measures it"))
+        raise UserError("model_name_or_path", found, "a language model", "`kit score` measures it")
     meta_model = build_meta_model(recipe, config)
     raise_if(check_model(recipe, config, meta_model))
     tokenizer = open_tokenizer(recipe)
@@ -116,5 +116,5 @@ def _template_of(recipe: Recipe, tokenizer: Any, image_token: str) -> Template:
     if source is None:
         fix = "--plain, and what you type is the prompt; or --chat_template NAME"
         found = f"{recipe.model_name_or_path} brings none"
-        raise UserError(Problem("chat_template", found, "a chat template", fix))
+        raise UserError("chat_template", found, "a chat template", fix)
     return Drafters(source, tokenizer, "assistant", image_token).of(False, {})[0]

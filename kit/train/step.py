@@ -24,7 +24,7 @@ from kit.strategy.float64 import float64_device, in_float64
 from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, rebuild_ddp_buckets
 from kit.strategy.weights import own_part, plain_name
 from kit.system.console import say
-from kit.system.errors import Problem, UserError, listed
+from kit.system.errors import UserError, listed
 from kit.train.optim.optim import can_skip, set_learning_rate, step_unless
 
 if TYPE_CHECKING:
@@ -198,13 +198,13 @@ def _check_gradients(prepared: "Prepared") -> None:
         return
     if len(without) == len(named):  # as torch 2.11 compiles 4-bit layers
         fix = "--torch_compile false, if it is true; else train weights on which the loss depends"
-        raise UserError(Problem("method", f"{found}: nothing would be learned", fix=fix))
+        raise UserError("method", f"{found}: nothing would be learned", fix=fix)
     found += "; other processes would wait for it"
     if any(name.startswith("base_model.") for name in without):  # as peft names them
-        raise UserError(Problem("lora_target_modules", found, "modules that every batch reaches"))
+        raise UserError("lora_target_modules", found, "modules that every batch reaches")
     reached = {parent for name, _ in named if name not in without for parent in parents(name)}
     patterns = [next((f"{parent}.*" for parent in parents(name) if parent not in reached), name) for name in without]
-    raise UserError(Problem("freeze", found, fix=f"add to --freeze: {','.join(dict.fromkeys(patterns))}"))
+    raise UserError("freeze", found, fix=f"add to --freeze: {','.join(dict.fromkeys(patterns))}")
 
 
 def _report_still_adapters(prepared: "Prepared") -> None:
@@ -238,7 +238,7 @@ def _report_still_adapters(prepared: "Prepared") -> None:
 
 def _no_gradient() -> UserError:
     found = "the loss depends on no trainable weight: layers of this model compute gradients in a way of their own"
-    return UserError(Problem("method", found, fix="--method full"))
+    return UserError("method", found, fix="--method full")
 
 
 def before_first_step(prepared: "Prepared", batch: "GlobalBatch") -> None:

@@ -159,13 +159,13 @@ RULES = (
     ),
     Rule(
         "streaming max_train_samples",
-        lambda r: r.streaming and r.max_train_samples,
+        None,
         "with max_train_samples",
         "leave out --max_train_samples: a run reads no more of a stream than its steps need",
     ),
     Rule(
         "streaming eval_split_size",
-        lambda r: r.streaming and r.eval_split_size,
+        None,
         "with eval_split_size",
         "--eval_split_size 0 --eval_dataset FILE: nothing can be held out of a stream",
     ),

@@ -131,7 +131,7 @@ def _not_computed(recipe: Any) -> str:
 RULES = (
     Rule(
         "eval_split_size eval_dataset",
-        lambda r: r.eval_dataset and r.eval_split_size,
+        None,
         "given together with eval_dataset",
         "--eval_split_size 0; or leave out --eval_dataset: a split is held out of training, an eval_dataset is not",
     ),

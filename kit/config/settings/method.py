@@ -113,7 +113,7 @@ RULES = (
     *(
         Rule(
             f"{name} adapter_name_or_path",
-            partial(lambda name, r: getattr(r, name) and r.adapter_name_or_path, name),
+            None,
             "given with adapter_name_or_path: what that adapter trains is kept",
             "leave it out; or leave out --adapter_name_or_path, and start from the adapter merged into its base",
         )
@@ -139,13 +139,13 @@ RULES = (
     ),
     Rule(
         "qat fp8",
-        lambda r: r.qat and r.fp8,
+        None,
         "{r.qat}, with fp8, which would round what qat has rounded to other numbers",
         "leave out --qat; or --fp8 false",
     ),
     Rule(
         "qat torch_compile",
-        lambda r: r.qat and r.torch_compile,
+        None,
         "{r.qat}, with torch_compile, which is not shown to round as the quantised model will",
         "--torch_compile false",
     ),

@@ -50,7 +50,7 @@ RULES = (
     ),
     Rule(
         "tiled_mlp torch_compile",
-        lambda r: r.tiled_mlp and r.torch_compile,
+        None,
         "true, with torch_compile, whose graphs would hold all tiles at once",
         "--torch_compile false",
     ),

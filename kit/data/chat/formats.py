@@ -121,10 +121,10 @@ def _with_question(values: Mapping[str, Any], prompt_format: str | None) -> Mapp
         more = ""
     if more and (instruction is None or are_messages(instruction)):
         expected = "it beside an instruction that is a string"
-        raise UserError(Problem("input", "given without an instruction", expected))
+        raise UserError("input", "given without an instruction", expected)
     if more and prompt_format and not reads_input(prompt_format):
         expected = "none, because prompt_format of the data set has no {input}"
-        raise UserError(Problem("input", "a text", expected))
+        raise UserError("input", "a text", expected)
     if not more and (prompt_format is None or instruction is None or are_messages(instruction)):
         return values
     wording = prompt_format or ALPACA

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
-from kit.system.errors import Problem, UserError, kind
+from kit.system.errors import UserError, kind
 
 IMAGE = "\ufdd2"  # a noncharacter, which no text holds, like the marks of ``kit.data.chat.sandbox``
 MARK = "<image>"  # in the texts of LLaMA-Factory, ms-swift and others, beside a column of images
@@ -35,7 +35,7 @@ def reference(where: str, value: Any) -> Reference:
     if isinstance(value, bytes) and value:
         return value
     if not isinstance(value, str) or not value:
-        raise UserError(Problem(where, kind(value), _EXPECTED))
+        raise UserError(where, kind(value), _EXPECTED)
     scheme, has_scheme, rest = value.partition(":")
     if scheme == "data" and has_scheme:
         return _decoded(where, rest.partition(",")[2])
@@ -43,10 +43,10 @@ def reference(where: str, value: Any) -> Reference:
         return reference(where, unquote(rest.removeprefix("//")))
     if rest.startswith("//"):
         fix = "download it first, and give its path: what an address holds may change"
-        raise UserError(Problem(where, f"an address ({value[:60]})", _EXPECTED, fix))
+        raise UserError(where, f"an address ({value[:60]})", _EXPECTED, fix)
     if len(value) > _MAX_PATH:
         fix = 'of base64, write "data:image/png;base64," before it'
-        raise UserError(Problem(where, f"{len(value)} characters, which are no path ({value[:40]}...)", _EXPECTED, fix))
+        raise UserError(where, f"{len(value)} characters, which are no path ({value[:40]}...)", _EXPECTED, fix)
     return value
 
 
@@ -54,7 +54,7 @@ def _decoded(where: str, text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise UserError(Problem(where, "not base64", _EXPECTED)) from None
+        raise UserError(where, "not base64", _EXPECTED) from None
 
 
 _OF_IMAGE = ("image_url", "source", "image", "path", "url", "base64")
@@ -71,9 +71,7 @@ def image_of_part(where: str, part: Mapping[str, Any]) -> Reference | None:
     """Return the image of a part of a message; None if it only says where one of the column ``images`` stands."""
     unknown = [key for key, value in part.items() if value and key not in (*_OF_IMAGE, *_NEEDLESS)]
     if unknown:
-        raise UserError(
-            Problem(where, f"the key {unknown[0]!r} beside an image, which is not read", "a part without it")
-        )
+        raise UserError(where, f"the key {unknown[0]!r} beside an image, which is not read", "a part without it")
     given = [part[key] for key in _OF_IMAGE if part.get(key)]
     if not given:
         return None
@@ -106,31 +104,31 @@ def with_images(sample: dict[str, Any], column: Any, has_column: bool = True) ->
     if not column and not any("images" in message for message in messages):
         num_marks = sum(message["content"].count(MARK) for message in messages if message["role"] != "assistant")
         if has_column and num_marks:  # it would be learned as text
-            raise UserError(Problem("images", f"none for {num_marks} marks {MARK} in the messages", "as many as marks"))
+            raise UserError("images", f"none for {num_marks} marks {MARK} in the messages", "as many as marks")
         return sample
     if not isinstance(column, list):
         fix = "--dataset_columns images=ignore, if the column holds no images"
-        raise UserError(Problem("images", kind(column), "a list of images", fix))
+        raise UserError("images", kind(column), "a list of images", fix)
     given = [reference(f"images[{i}]", each) for i, each in enumerate(column)]
     if not messages:
         more = "" if {"chosen", "label"} & sample.keys() else ",completion=output"
         fix = f"--dataset_columns prompt=instruction{more} makes messages of such columns; or write messages"
-        raise UserError(Problem("images", "given beside texts", "them beside messages", fix))
+        raise UserError("images", "given beside texts", "them beside messages", fix)
     changed = {name: [dict(message) for message in each] for name, each in lists.items()}
     messages = [message for each in changed.values() for message in each]
     if any(message["content"].count(IMAGE) != len(message.get("images", ())) for message in messages):
-        raise UserError(Problem("messages", "the character U+FDD2", "valid Unicode"))
+        raise UserError("messages", "the character U+FDD2", "valid Unicode")
     if given and not any("images" in message for message in messages):
         _mark(messages, given)
     of_messages = []
     for message in messages:
         found = message.pop("images", [])
         if found and message["role"] == "assistant":
-            raise UserError(Problem("messages", "an image in an answer", "images in what is asked: none is learned"))
+            raise UserError("messages", "an image in an answer", "images in what is asked: none is learned")
         of_messages += found
     if len(given) != of_messages.count(None):
         found = f"{len(given)} of them for {of_messages.count(None)} places in the messages"
-        raise UserError(Problem("images", found, "as many as there are parts without an image, or marks <image>"))
+        raise UserError("images", found, "as many as there are parts without an image, or marks <image>")
     left = iter(given)
     return {**sample, **changed, "images": [next(left) if each is None else each for each in of_messages]}
 
@@ -145,7 +143,7 @@ def _holds(value: Any) -> bool:
 def _mark(messages: list[dict[str, Any]], given: list[Reference]) -> None:
     """Put ``IMAGE`` where the texts have ``MARK``, or at the beginning of the first question."""
     if any(MARK in message["content"] for message in messages if message["role"] == "assistant"):
-        raise UserError(Problem("messages", f"{MARK} in an answer", "images in what is asked: none is learned"))
+        raise UserError("messages", f"{MARK} in an answer", "images in what is asked: none is learned")
     asked = [message for message in messages if message["role"] != "assistant"]
     for message in asked:
         if count := message["content"].count(MARK):
@@ -153,5 +151,5 @@ def _mark(messages: list[dict[str, Any]], given: list[Reference]) -> None:
     if not any("images" in message for message in asked):
         first = next((message for message in asked if message["role"] == "user"), None)
         if first is None:
-            raise UserError(Problem("images", "no message of the user", "one, in which they stand"))
+            raise UserError("images", "no message of the user", "one, in which they stand")
         first |= {"content": IMAGE * len(given) + first["content"], "images": [None] * len(given)}

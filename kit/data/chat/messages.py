@@ -11,7 +11,7 @@ from typing import Any
 
 from kit.data.chat.image_parts import IMAGE, TYPES, Reference, image_of_part
 from kit.data.strict_json import RepeatedKey, parse
-from kit.system.errors import Problem, UserError, did_you_mean, kind
+from kit.system.errors import UserError, did_you_mean, kind
 
 CALLERS = ("function_call", "tool_call")  # roles of turns whose text is a call: of ShareGPT, and of ms-swift
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {
@@ -53,15 +53,15 @@ def check_text(where: str, value: Any, may_be_empty: bool = False) -> str:
     ``may_be_empty``: spaces, or nothing, stand for no text. Invisible characters never do: they would be learned.
     """
     if not isinstance(value, str):
-        raise UserError(Problem(where, kind(value), "a string"))
+        raise UserError(where, kind(value), "a string")
     if INVISIBLE.fullmatch(value) and (value.strip() or not may_be_empty):
         found = f"only invisible characters (U+{ord(value.strip()[0]):04X})" if value.strip() else "empty"
-        raise UserError(Problem(where, found, "text"))
+        raise UserError(where, found, "text")
     try:
         value.encode()
     except UnicodeEncodeError as error:
         found = f"half of a surrogate pair at character {error.start}"
-        raise UserError(Problem(where, found, "valid Unicode")) from None
+        raise UserError(where, found, "valid Unicode") from None
     return value
 
 
@@ -90,7 +90,7 @@ def system_message(values: Mapping[str, Any]) -> list[Message]:
 def check_no_system(values: Mapping[str, Any]) -> None:
     """Raise ``UserError`` if the column ``system`` holds something, in a row of texts, where no message can stand."""
     if system_message(values):
-        raise UserError(Problem("system", "given beside texts", "the question as instruction, which makes a chat"))
+        raise UserError("system", "given beside texts", "the question as instruction, which makes a chat")
 
 
 def after_system(values: Mapping[str, Any], messages: list[Message]) -> list[Message]:
@@ -98,7 +98,7 @@ def after_system(values: Mapping[str, Any], messages: list[Message]) -> list[Mes
     system = system_message(values)
     if system and messages and messages[0]["role"] == "system":
         if messages[0]["content"].strip() != system[0]["content"].strip():
-            raise UserError(Problem("system", "another one than the system message of the conversation", "one of them"))
+            raise UserError("system", "another one than the system message of the conversation", "one of them")
         messages = messages[1:]
     return system + messages
 
@@ -122,13 +122,13 @@ def read_messages(
     """
     given = parsed(where, given)
     if not isinstance(given, list) or not given:
-        raise UserError(Problem(where, "empty" if given == [] else kind(given), "a list of messages"))
+        raise UserError(where, "empty" if given == [] else kind(given), "a list of messages")
     messages = [_message(f"{where}[{i}]", written, roles) for i, written in enumerate(given)]
     for i, message in enumerate(messages):
         if message["role"] == "system" and not (may_begin and i == 0):
-            raise UserError(Problem(f"{where}[{i}].role", "another system message, or one behind others", "one, first"))
+            raise UserError(f"{where}[{i}].role", "another system message, or one behind others", "one, first")
     if needs_answer and all(message["role"] != "assistant" for message in messages):
-        raise UserError(Problem(where, "no assistant turn", "at least one: nothing else is learned"))
+        raise UserError(where, "no assistant turn", "at least one: nothing else is learned")
     # In OpenAI's form a blank system message is kept: without one, some templates write their own.
     is_left_out = roles is SPEAKERS and messages[0]["role"] == "system" and not messages[0]["content"].strip()
     return messages[1:] if is_left_out else messages
@@ -137,7 +137,7 @@ def read_messages(
 def _message(at: str, written: Any, roles: Mapping[str, str]) -> Message:
     """Convert a message. ``at``: its field, ``messages[2]``. Raises ``UserError``."""
     if not isinstance(written, dict):
-        raise UserError(Problem(at, kind(written), "an object with role and content"))
+        raise UserError(at, kind(written), "an object with role and content")
     given = {key: value for key, value in written.items() if value is not None}
     role_key, content_key = ("from", "value") if roles is SPEAKERS and "role" not in given else ("role", "content")
     content_at = f"{at}.{content_key}"
@@ -145,13 +145,13 @@ def _message(at: str, written: Any, roles: Mapping[str, str]) -> Message:
     role = roles.get(speaker) if isinstance(speaker, str) else None
     if role is None:
         found = f"found {speaker!r}" if isinstance(speaker, str) else kind(speaker)
-        raise UserError(Problem(f"{at}.{role_key}", found, ", ".join(roles), did_you_mean(str(speaker), roles)))
+        raise UserError(f"{at}.{role_key}", found, ", ".join(roles), did_you_mean(str(speaker), roles))
     message: Message = {"role": role, "content": content}
     holders = {f"{at}.{key}": given[key] for key in ("tool_calls", "function_call") if given.get(key)}
     if speaker in CALLERS and content:  # the call stands where other messages have their text
         holders[content_at], content = content, ""
     if len(holders) > 1:
-        raise UserError(Problem(at, f"calls in {' and '.join(holders)}", "one of them"))
+        raise UserError(at, f"calls in {' and '.join(holders)}", "one of them")
     for calls_at, calls in holders.items():
         if made := _tool_calls(calls_at, calls):
             _check_answers(calls_at, "calls", role)
@@ -178,7 +178,7 @@ def _message(at: str, written: Any, roles: Mapping[str, str]) -> Message:
 def _check_answers(where: str, what: str, role: str) -> None:
     """Raise ``UserError`` if something that only answers have is given on a turn of another ``role``."""
     if role != "assistant":
-        raise UserError(Problem(where, f"{what} of the {role}", "it on assistant turns only"))
+        raise UserError(where, f"{what} of the {role}", "it on assistant turns only")
 
 
 def _reasoning(at: str, message: Message, role: str) -> str | None:
@@ -188,7 +188,7 @@ def _reasoning(at: str, message: Message, role: str) -> str | None:
         check_text(f"{at}.{key}", message[key], may_be_empty=True)
     said = {message[key]: key for key in reversed(keys) if message[key].strip()}
     if len(said) > 1:
-        raise UserError(Problem(f"{at}.{keys[-1]}", f"differs from {keys[0]}", "one of them"))
+        raise UserError(f"{at}.{keys[-1]}", f"differs from {keys[0]}", "one of them")
     for key in said.values():
         _check_answers(f"{at}.{key}", "reasoning", role)
     return next(iter(said), "" if keys and role == "assistant" else None)
@@ -211,7 +211,7 @@ def _joined(where: str, content: Any, images: list[Reference | None]) -> Any:
             given = piece.get("type") if isinstance(piece, dict) else None
             found = f"a part of type {given!r}" if given not in (None, "text") else "not a part with text"
             expected = 'a string, or parts such as {"type": "text", "text": "..."} and {"type": "image", "path": "..."}'
-            raise UserError(Problem(f"{where}[{i}]", found, expected))
+            raise UserError(f"{where}[{i}]", found, expected)
         texts.append(piece["text"])
     return "".join(texts)
 
@@ -220,11 +220,11 @@ def _weight(at: str, message: Message, role: str) -> float | None:
     """Return the weight of an assistant turn, by ``train`` and ``weight``; None without them. Raises ``UserError``."""
     train, weight = message.get("train"), message.get("weight")
     if train is not None and not isinstance(train, bool):
-        raise UserError(Problem(f"{at}.train", kind(train), "true or false"))
+        raise UserError(f"{at}.train", kind(train), "true or false")
     if weight is not None:
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or (weight != 0 and not 1e-30 <= weight <= 1e30):  # outside, sums of float32 overflow
-            raise UserError(Problem(f"{at}.weight", repr(weight)[:80], "0, or a number from 1e-30 to 1e30"))
+            raise UserError(f"{at}.weight", repr(weight)[:80], "0, or a number from 1e-30 to 1e30")
     if train or weight:
         _check_answers(f"{at}.{'train' if train else 'weight'}", "a weight", role)
     if role != "assistant":
@@ -237,7 +237,7 @@ def _tool_calls(where: str, calls: Any) -> list[Message]:
     calls = parsed(where, calls)
     calls = [calls] if isinstance(calls, dict) else calls
     if not isinstance(calls, list):
-        raise UserError(Problem(where, kind(calls), "a list of calls"))
+        raise UserError(where, kind(calls), "a list of calls")
     return _writable(where, [_tool_call(f"{where}[{i}]", call) for i, call in enumerate(calls)])
 
 
@@ -245,17 +245,17 @@ def _tool_call(at: str, call: Any) -> Message:
     call = parsed(at, call)
     function = call.get("function") or call if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-        raise UserError(Problem(at, "no call", 'an object such as {"name": "search", "arguments": {...}}'))
+        raise UserError(at, "no call", 'an object such as {"name": "search", "arguments": {...}}')
     known = CALL_KEYS if function is call else CALL_KEYS - {"arguments"}
     unread = [key for key in call if key not in known and not is_blank(call[key])]
     unread += [key for key in function if key not in CALL_KEYS and not is_blank(function[key])]
     if unread:
-        raise UserError(Problem(f"{at}.{unread[0]}", "a key of a call that nothing reads", "a name with arguments"))
+        raise UserError(f"{at}.{unread[0]}", "a key of a call that nothing reads", "a name with arguments")
     given = function.get("arguments")
     # Parsed, because templates write the arguments as JSON themselves: a JSON string would be quoted a second time.
     arguments = {} if is_blank(given) else parsed(f"{at}.arguments", given)
     if not isinstance(arguments, dict) and not is_blank(arguments):
-        raise UserError(Problem(f"{at}.arguments", kind(arguments), "an object"))
+        raise UserError(f"{at}.arguments", kind(arguments), "an object")
     arguments = arguments or {}
     made: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return made if is_blank(call.get("id")) else made | {"id": call["id"]}
@@ -269,14 +269,14 @@ def read_tools(where: str, tools: Any) -> list[Any]:
     """
     tools = parsed(where, tools or [])
     if not isinstance(tools, list):
-        raise UserError(Problem(where, kind(tools), "a list of tools"))
+        raise UserError(where, kind(tools), "a list of tools")
     made = []
     for i, tool in enumerate(tools):
         tool = parsed(f"{where}[{i}]", tool)
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name:
-            raise UserError(Problem(f"{where}[{i}]", "no tool with a name", A_TOOL))
+            raise UserError(f"{where}[{i}]", "no tool with a name", A_TOOL)
         if "function" not in tool:
             tool = {"function": {key: value for key, value in tool.items() if key != "type"}}
         made.append(tool if tool.get("type") else {"type": "function", **{k: tool[k] for k in tool if k != "type"}})
@@ -295,7 +295,7 @@ def read_kwargs(where: str, kwargs: Any) -> Message:
     """
     kwargs = parsed(where, kwargs or {})
     if not isinstance(kwargs, dict):
-        raise UserError(Problem(where, kind(kwargs), "an object"))
+        raise UserError(where, kind(kwargs), "an object")
     return _writable(where, {key: value for key, value in kwargs.items() if value is not None})
 
 
@@ -310,10 +310,10 @@ def parsed(where: str, value: Any) -> Any:
             value = parse(value)
         return value
     except RepeatedKey as error:
-        raise UserError(Problem(where, error.found, error.expected)) from None
+        raise UserError(where, error.found, error.expected) from None
     except (ValueError, RecursionError) as error:
         found = f"a string that is not JSON ({str(error).split(':')[0]})"
-        raise UserError(Problem(where, found, "what json.dumps writes, or what it stands for")) from None
+        raise UserError(where, found, "what json.dumps writes, or what it stands for") from None
 
 
 def _writable(where: str, value: Any) -> Any:
@@ -321,5 +321,5 @@ def _writable(where: str, value: Any) -> Any:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (UnicodeEncodeError, TypeError, ValueError) as error:
-        raise UserError(Problem(where, f"not JSON-serialisable ({error})")) from None
+        raise UserError(where, f"not JSON-serialisable ({error})") from None
     return value

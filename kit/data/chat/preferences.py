@@ -24,7 +24,7 @@ from kit.data.chat.messages import (
     parsed,
     read_messages,
 )
-from kit.system.errors import Problem, UserError, kind
+from kit.system.errors import UserError, kind
 
 
 def answers_to_one_prompt(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -38,24 +38,24 @@ def answers_to_one_prompt(values: Mapping[str, Any], names: Sequence[str]) -> di
     """
     asked = [name for name in ("prompt", "instruction") if name in values]
     if len(asked) > 1:
-        raise UserError(Problem("prompt and instruction", "two prompts", "one of them"))
+        raise UserError("prompt and instruction", "two prompts", "one of them")
     prompt = _listed(asked[0], values[asked[0]]) if asked else None
     if asked and prompt is None:
-        raise UserError(Problem(asked[0], "null", "a prompt in every row, or in none"))
+        raise UserError(asked[0], "null", "a prompt in every row, or in none")
     if asked and not isinstance(prompt, list):
         check_text(asked[0], prompt)
     answers = {name: _listed(name, values[name]) for name in names}
     are_texts = not isinstance(answers[names[0]], list)
     if any(isinstance(answer, list) is are_texts for answer in answers.values()):
         found = ", ".join(f"{name} is {kind(answer)}" for name, answer in answers.items())
-        raise UserError(Problem(names[0], found, "two strings, or two lists of messages"))
+        raise UserError(names[0], found, "two strings, or two lists of messages")
     if are_texts:
         for name, answer in answers.items():
             check_text(name, answer)
         if "instruction" not in values and not isinstance(prompt, list):
             check_no_system(values)
             if prompt is None:
-                raise UserError(Problem(" and ".join(answers), "no prompt", "a column prompt"))
+                raise UserError(" and ".join(answers), "no prompt", "a column prompt")
             return {"prompt": prompt, **answers}
         answers = {name: [{"role": "assistant", "content": answer}] for name, answer in answers.items()}
     conversations = {name: read_messages(name, answer, SPEAKERS) for name, answer in answers.items()}
@@ -94,13 +94,13 @@ def _apart(
         prompt = first[:num_shared]
         if not prompt or prompt[-1]["role"] == "assistant":
             expected = "conversations that begin with the same prompt, or a column prompt"
-            raise UserError(Problem(" and ".join(conversations), "no prompt, or prompts that differ", expected))
+            raise UserError(" and ".join(conversations), "no prompt, or prompts that differ", expected)
     parted = {}
     for name, messages in conversations.items():
         rest = messages[len(prompt) :] if messages[: len(prompt)] == prompt else messages
         if not rest or rest[0]["role"] != "assistant":
             found = f"a message of the {rest[0]['role']}: the prompts differ" if rest else "ends with the prompt"
             at = f"{name}[{len(messages) - len(rest)}]" if rest else name
-            raise UserError(Problem(at, found, "an answer to the prompt"))
+            raise UserError(at, found, "an answer to the prompt")
         parted[name] = rest
     return prompt, parted

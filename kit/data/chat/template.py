@@ -60,7 +60,7 @@ def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[s
         return source
     if source is None:
         fix = "leave it out, or give the file of a template that reads these variables"
-        raise UserError(Problem("chat_template_kwargs", "there is no chat template", fix=fix))
+        raise UserError("chat_template_kwargs", "there is no chat template", fix=fix)
     named = source if isinstance(source, dict) else {"": source}
     read = {name: Template(text, tokenizer).variables for name, text in named.items()}
     # What the tokenizer gives, such as bos_token, would win over a default.
@@ -90,7 +90,7 @@ def check_kwargs(kwargs: Mapping[str, Any], variables: Set[str], fix: str = "") 
             continue
         found = f"the chat template reads no {key!r}, so it would change nothing"
         expected = "one of " + ", ".join(free) if free else "none"
-        raise UserError(Problem("chat_template_kwargs", found, expected, did_you_mean(key, free) or fix))
+        raise UserError("chat_template_kwargs", found, expected, did_you_mean(key, free) or fix)
 
 
 def _find_template(tokenizer: Any, name_or_file: str | None) -> Jinja:
@@ -103,9 +103,9 @@ def _find_template(tokenizer: Any, name_or_file: str | None) -> Jinja:
         return _template_in_file(name_or_file)
     expected = f"a file, or one of {', '.join(SHIPPED)}"
     if "{%" in name_or_file or "{{" in name_or_file:
-        raise UserError(Problem("chat_template", "the template itself", expected, "put the template in a file"))
+        raise UserError("chat_template", "the template itself", expected, "put the template in a file")
     found = f"no template {name_or_file[:80]!r}"
-    raise UserError(Problem("chat_template", found, expected, did_you_mean(name_or_file, SHIPPED)))
+    raise UserError("chat_template", found, expected, did_you_mean(name_or_file, SHIPPED))
 
 
 def _template_of_tokenizer(tokenizer: Any) -> Jinja:
@@ -115,14 +115,14 @@ def _template_of_tokenizer(tokenizer: Any) -> Jinja:
     try:
         return tokenizer.get_chat_template() if named else None
     except ValueError as error:  # several named templates, none of them the default
-        raise UserError(Problem("chat_template", str(error).splitlines()[0], "a name or a file")) from None
+        raise UserError("chat_template", str(error).splitlines()[0], "a name or a file") from None
 
 
 def _shipped_template(tokenizer: Any, name: str) -> str:
     if missing := SHIPPED[name].missing_tokens(tokenizer):
         found = f"{name!r} needs {', '.join(missing)}, which the tokenizer would split into pieces"
         fix = "add special tokens with --new_tokens, which trains their rows too; or take another template"
-        raise UserError(Problem("chat_template", found, "a tokenizer that has them", fix))
+        raise UserError("chat_template", found, "a tokenizer that has them", fix)
     return SHIPPED[name].source
 
 
@@ -132,9 +132,9 @@ def _template_in_file(path: str) -> str:
         variables(text)
     except TemplateError as error:
         where = f"{path}:{error.line}" if error.line else path
-        raise UserError(Problem(where, f"not a Jinja template ({error})")) from None
+        raise UserError(where, f"not a Jinja template ({error})") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(Problem(path, f"cannot be read ({error})", "a UTF-8 text file")) from None
+        raise UserError(path, f"cannot be read ({error})", "a UTF-8 text file") from None
     return without_header(text)  # so that a template of the kit is the same by its name and by its file
 
 
@@ -167,13 +167,13 @@ class Template:
 
     def refusal(self, found: str, fix: str = OTHER_TEMPLATE) -> UserError:
         """Return the exception to raise for a conversation, or a template, that cannot be used."""
-        return UserError(Problem("chat_template", found, fix=fix))
+        return UserError("chat_template", found, fix=fix)
 
     def too_long(self, most: int) -> UserError:
         """Return the exception to raise for a conversation that takes more than ``most`` characters in all texts."""
         found = "too long: all earlier turns are read anew for each answer"
         expected = f"at most {most >> 20} million characters in all"
-        return UserError(Problem("messages", found, expected, "split the conversation into several rows"))
+        return UserError("messages", found, expected, "split the conversation into several rows")
 
     def writes_date(self, text: str) -> bool:
         """Whether ``text``, a rendering, seems to have the date for which the template asks."""

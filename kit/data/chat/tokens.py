@@ -126,7 +126,7 @@ def encode_all(
     Raises ``UserError`` if the tokenizer is a slow one, which does not know the characters of a token.
     """
     if not tokenizer.is_fast:
-        raise UserError(Problem("model_name_or_path", "its tokenizer is a slow one", "one with a tokenizer.json"))
+        raise UserError("model_name_or_path", "its tokenizer is a slow one", "one with a tokenizer.json")
     return _Encoder(tokenizer, template, train_on, images).encode_all(samples)
 
 
@@ -203,16 +203,14 @@ class _Encoder:
         if tools or kwargs:
             key = "tools" if tools else "chat_template_kwargs"
             fix = "give a template as --chat_template, which makes messages of prompt and completion"
-            raise UserError(
-                Problem(key, "given for a prompt and a completion that are strings", "them for messages", fix)
-            )
+            raise UserError(key, "given for a prompt and a completion that are strings", "them for messages", fix)
         return [(yield from self.encode_texts(prompt, completion))]
 
     def encode_texts(self, prompt: str, completion: str) -> TokenRequests:
         """Encode a prompt, which may be empty, and the completion or text after it. Returns an ``Encoded``."""
         if self.eos is None:
             found = "its tokenizer has no end-of-sequence token, so the model could not learn to stop"
-            raise UserError(Problem("model_name_or_path", found, "a tokenizer with an eos_token"))
+            raise UserError("model_name_or_path", found, "a tokenizer with an eos_token")
         needs_newline = bool(prompt) and not prompt[-1].isspace() and not completion[:1].isspace()
         if needs_newline:
             completion = "\n" + completion
@@ -280,12 +278,12 @@ class _Encoder:
         token = self.images.token
         pieces = draft.text.split(token)
         if draft.num_images > len(texts):
-            raise UserError(Problem("messages", "the character U+FDD2, which stands for an image", "a text without it"))
+            raise UserError("messages", "the character U+FDD2, which stands for an image", "a text without it")
         if len(pieces) - 1 != draft.num_images:
             found = f"{len(pieces) - 1} times {token} for {draft.num_images} images"
             if len(pieces) - 1 < draft.num_images:
                 raise template.refusal(f"the chat template leaves images out: {found}")
-            raise UserError(Problem("messages", f"{found}: the text itself has it", f"no {token} in a text"))
+            raise UserError("messages", f"{found}: the text itself has it", f"no {token} in a text")
         if not draft.num_images:
             return draft
         text = pieces[0] + "".join(new + piece for new, piece in zip(texts, pieces[1:], strict=False))
@@ -372,4 +370,4 @@ class _Encoder:
             if joint[: len(base)] == base:
                 return joint[len(base) :]
         found = f"the text after {before[-20:]!r} cannot be tokenised apart from it"
-        raise UserError(Problem("model_name_or_path", found, "a tokenizer that goes with the text"))
+        raise UserError("model_name_or_path", found, "a tokenizer that goes with the text")

@@ -30,7 +30,7 @@ from kit.data.chat.shown import (
 )
 from kit.data.chat.template import Jinja, Messages, Template, Tools, no_template
 from kit.data.chat.turn_ends import Stops
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 NO_END_OF_TURN = "the chat template ends an answer without a special token, so nothing teaches the model to stop"
 FORGOTTEN = "the chat template leaves out the reasoning of answers that are only read, as at inference"
@@ -144,7 +144,7 @@ class Drafter:
         for i, weight in weights.items():
             if weight != 1:
                 found = f"its weight is {weight:g}, but --train_on all learns every token"
-                raise UserError(Problem(f"messages[{i}]", found, fix="leave it out, or --train_on assistant"))
+                raise UserError(f"messages[{i}]", found, fix="leave it out, or --train_on assistant")
         text = self._template.render(messages, tools)
         check_shown(self._template, text, messages, tools, weights)
         conversation = Conversation(self._template, messages, tools)

@@ -192,7 +192,7 @@ class StreamFeed:
                 return [(epoch, window, num_taken) for epoch, window, num_taken in cursors.tolist()]
         except (KeyError, ValueError, TypeError, OverflowError):
             pass
-        raise UserError(Problem("resume_from_checkpoint", "the checkpoint does not match this stream"))
+        raise UserError("resume_from_checkpoint", "the checkpoint does not match this stream")
 
     def take(self, step: int) -> GlobalBatch:
         """Return the global batch of ``step``, counted from 0. Called for one step after the other."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from kit.data.feed.order import DRAW, SPLIT, permutation
 from kit.data.samples.samples import Samples, duplicates
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 
 def drawn(samples: Samples, limits: Sequence[float | None], seed: int, notes: list[str]) -> Samples:
@@ -55,7 +55,7 @@ def hold_out(samples: Samples, size: float, seed: int, notes: list[str]) -> tupl
     if not 0 < num < num_rows:
         found = f"{size:g} of {num_rows} samples leaves nothing to {'train on' if num else 'evaluate on'}"
         fix = "another --eval_split_size, or an --eval_dataset of its own"
-        raise UserError(Problem("eval_split_size", found, "some samples on each side", fix))
+        raise UserError("eval_split_size", found, "some samples on each side", fix)
     is_held_out = _is_first(permutation(num_rows, seed, SPLIT), num)[rows]
     reason = f"split {num} seed {seed}"
     train = samples.select(np.flatnonzero(~is_held_out), f"{reason} rest")
@@ -91,7 +91,7 @@ def _check_all_used(before: Samples, after: Samples, setting: str) -> None:
     for dataset_id in np.setdiff1d(before.dataset_ids, after.dataset_ids):
         found = f"nothing of {before.dataset_names[dataset_id]} is left to train on"
         fix = "leave that data set out, or take more samples"
-        raise UserError(Problem(setting, found, "some samples of each data set", fix))
+        raise UserError(setting, found, "some samples of each data set", fix)
 
 
 def leak_notes(train: Samples, evaluation: Samples | None) -> list[str]:

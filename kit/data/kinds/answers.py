@@ -50,7 +50,7 @@ def _from_instruction(values: Mapping[str, Any]) -> Sample:
 def _from_images(values: Mapping[str, Any]) -> Sample:
     """Answers to pictures alone, such as captions."""
     if not values[IMAGES]:
-        raise UserError(Problem(IMAGES, "none", "a picture, to which output is the answer"))
+        raise UserError(IMAGES, "none", "a picture, to which output is the answer")
     answer = {"role": "assistant", "content": check_text("output", values["output"])}
     return {"messages": [*system_message(values), {"role": "user", "content": ""}, answer]}
 
@@ -59,7 +59,7 @@ def _history(values: Mapping[str, Any]) -> list[Message]:
     """The column ``history``, a list of [question, answer] pairs, as messages; an empty list if there is none."""
     history = parsed("history", values.get("history") or [])
     if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
-        raise UserError(Problem("history", kind(history), "a list of [question, answer] pairs"))
+        raise UserError("history", kind(history), "a list of [question, answer] pairs")
     return [
         {"role": role, "content": check_text(f"history[{i}]", text)}
         for i, pair in enumerate(history)
@@ -70,20 +70,20 @@ def _history(values: Mapping[str, Any]) -> list[Message]:
 def _from_token_ids(values: Mapping[str, Any]) -> Sample:
     ids = values["input_ids"]
     if not isinstance(ids, list) or not ids:
-        raise UserError(Problem("input_ids", "empty" if ids == [] else kind(ids), "a list of ids"))
+        raise UserError("input_ids", "empty" if ids == [] else kind(ids), "a list of ids")
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= MAX_ID:
         i = next(i for i, value in enumerate(ids) if type(value) is not int or not 0 <= value < MAX_ID)
-        raise UserError(Problem(f"input_ids[{i}]", repr(ids[i])[:80], "a whole number of at least 0"))
+        raise UserError(f"input_ids[{i}]", repr(ids[i])[:80], "a whole number of at least 0")
     if "labels" not in values:
         return {"input_ids": ids}
     labels = values["labels"]
     if not isinstance(labels, list) or len(labels) != len(ids):
         found = f"{len(labels)} of them" if isinstance(labels, list) else kind(labels)
-        raise UserError(Problem("labels", found, f"a list of {len(ids)}, as many as input_ids"))
+        raise UserError("labels", found, f"a list of {len(ids)}, as many as input_ids")
     for i, (label, id_) in enumerate(zip(labels, ids, strict=True)):
         if type(label) is not int or label not in (id_, IGNORED):
             expected = f"{IGNORED}, or {id_} as in input_ids: labels are not shifted"
-            raise UserError(Problem(f"labels[{i}]", repr(label)[:80], expected))
+            raise UserError(f"labels[{i}]", repr(label)[:80], expected)
     return {"input_ids": ids, "labels": labels}
 
 

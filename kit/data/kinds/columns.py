@@ -105,7 +105,7 @@ def choose_fields(
             fix = "leave it out"
             if ours == "images" and "text" in fields:
                 fix = f"{columns_flag({theirs: ours, fields['text']: 'output'})}: the text is the answer to the picture"
-            raise UserError(Problem(f"dataset_columns {theirs}={ours}", found, "fields of one format", fix))
+            raise UserError(f"dataset_columns {theirs}={ours}", found, "fields of one format", fix)
     return fields
 
 

@@ -27,13 +27,13 @@ def _read(values: Mapping[str, Any]) -> Sample:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if isinstance(margin, bool) or not math.isfinite(number):
-        raise UserError(Problem("margin", repr(margin)[:80], "a number"))
+        raise UserError("margin", repr(margin)[:80], "a number")
     more = {"margin": number}
     if "query" in values:
         query = check_text("query", values["query"])
         texts = {"positive": values["positive"], **negatives(values)}
         if len(texts) == 1:
-            raise UserError(Problem("negative", "none", "at least one"))
+            raise UserError("negative", "none", "at least one")
         return {"plain": [[query, check_text(name, text)] for name, text in texts.items()], **more}
     answers = [values[name] for name in _ANSWERS]
     has_prompt = "prompt" in values or "instruction" in values

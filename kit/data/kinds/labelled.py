@@ -34,7 +34,7 @@ def label_names(value: Any) -> tuple[list[str], bool]:
     names = [_name(f"label[{i}]", each) for i, each in enumerate(value)]
     if len(set(names)) < len(names) or any(isinstance(each, bool | float) for each in value):
         expected = "the names or the numbers of its labels, each once"
-        raise UserError(Problem("label", repr(value)[:80], expected, MULTI_HOT))
+        raise UserError("label", repr(value)[:80], expected, MULTI_HOT)
     return names, True
 
 
@@ -44,7 +44,7 @@ def _name(where: str, value: Any) -> str:
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return str(int(value))
     if isinstance(value, float):
-        raise UserError(Problem(where, repr(value), "the name or the number of a label; no amount is learned"))
+        raise UserError(where, repr(value), "the name or the number of a label; no amount is learned")
     return check_text(where, value).strip()
 
 

@@ -9,7 +9,7 @@ from kit.data.chat.formats import IMAGES, Format, Sample, template_inputs
 from kit.data.chat.preferences import answers_to_one_prompt
 from kit.data.kinds.kind import Sequences
 from kit.data.kinds.one_prompt import INPUTS, OnePrompt, first_target
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 if TYPE_CHECKING:
     from kit.data.samples.records import Table
@@ -23,7 +23,7 @@ def _read(values: Mapping[str, Any]) -> Sample:
     if isinstance(label, str) and label.strip().lower() in ("true", "false"):  # a cell of a table
         label = label.strip().lower() == "true"
     if not isinstance(label, bool):
-        raise UserError(Problem("label", repr(label)[:80], "true (a good answer) or false"))
+        raise UserError("label", repr(label)[:80], "true (a good answer) or false")
     return answers_to_one_prompt(values, ("completion",)) | {"label": label} | template_inputs(values)
 
 

@@ -80,7 +80,7 @@ def open_hub(
         if constants.HF_HUB_OFFLINE and isinstance(error, ConnectionError | FileNotFoundError):
             raise UserError(not_cached(tried, name, "dataset", flag)) from None
         found = f"{tried}, and split {split!r} of hub id {name!r} cannot be loaded: {type_and_message(error)}"
-        raise UserError(Problem(flag, found)) from None
+        raise UserError(flag, found) from None
     shown = f"{name}[{split}]" if config is None else f"{name}[{config}, {split}]"
     loaded = None if streaming else _loaded(shown, dataset)
     found_commit = loaded.commit if loaded else None if constants.HF_HUB_OFFLINE else commit
@@ -88,7 +88,7 @@ def open_hub(
     if not newest and found_commit != commit:
         what = f"the copy of {name} in the cache is of commit {found_commit or 'unknown'}"
         fix = "download it once without HF_HUB_OFFLINE, or name the commit of that copy"
-        raise UserError(Problem(f"{flag}_revision", what, f"that of {revision!r}", fix))
+        raise UserError(f"{flag}_revision", what, f"that of {revision!r}", fix)
     if loaded:
         return loaded
     num_shards = dataset.num_shards

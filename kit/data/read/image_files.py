@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from kit.data.read.compressed import type_and_message
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 MAX_BYTES = 1 << 26
 MAX_PIXELS = 1 << 26
@@ -49,7 +49,7 @@ def find(path: str, folder: str) -> Path:
     if not target.startswith(root.rstrip("/") + "/"):
         found = f"not below {folder or '.'}"
         fix = "--image_folder with the folder in which all images lie; paths are relative to it"
-        raise UserError(Problem("", found, "a file there: nothing else of this machine is learned unseen", fix))
+        raise UserError("", found, "a file there: nothing else of this machine is learned unseen", fix)
     return Path(target)
 
 
@@ -94,7 +94,7 @@ def pixels(image: Image, folder: str) -> Any:
         content = _read(given, folder)
         if xxhash.xxh3_64_intdigest(content) != image.digest:
             fix = "start the command again: it is read anew"
-            raise UserError(Problem("", "changed since its row was read", fix=fix))
+            raise UserError("", "changed since its row was read", fix=fix)
         return _decoded(content)
 
 
@@ -118,11 +118,11 @@ def _read(given: str | bytes, folder: str) -> bytes:
         file = find(given, folder)
         if not file.is_file():
             fix = "--image_folder with the folder to which paths are relative, if that is not the one of the data file"
-            raise UserError(Problem("", f"no such file in {folder or '.'}", fix=fix))
+            raise UserError("", f"no such file in {folder or '.'}", fix=fix)
         with file.open("rb") as opened:
             content = opened.read(MAX_BYTES + 1)
     if not 0 < len(content) <= MAX_BYTES:
-        raise UserError(Problem("", f"{len(content)} bytes", f"1 to {MAX_BYTES >> 20} MiB"))
+        raise UserError("", f"{len(content)} bytes", f"1 to {MAX_BYTES >> 20} MiB")
     return content
 
 
@@ -134,14 +134,14 @@ def _decoded(content: bytes) -> Any:
     try:
         picture: Any = pil.open(io.BytesIO(content), formats=FORMATS)
     except pil.UnidentifiedImageError:
-        raise UserError(Problem("", "no picture that is known", EXPECTED)) from None
+        raise UserError("", "no picture that is known", EXPECTED) from None
     width, height = picture.size
     if height * width > MAX_PIXELS:
-        raise UserError(Problem("", f"{width} x {height} pixels", f"at most {MAX_PIXELS >> 20} million"))
+        raise UserError("", f"{width} x {height} pixels", f"at most {MAX_PIXELS >> 20} million")
     if max(height, width) > MAX_RATIO * min(height, width):
-        raise UserError(Problem("", f"{width} x {height} pixels", f"one side at most {MAX_RATIO} times the other"))
+        raise UserError("", f"{width} x {height} pixels", f"one side at most {MAX_RATIO} times the other")
     if getattr(picture, "is_animated", False) and picture.format != "MPO":
-        raise UserError(Problem("", f"an animation of {picture.n_frames} pictures", EXPECTED))
+        raise UserError("", f"an animation of {picture.n_frames} pictures", EXPECTED)
     picture.load()
     with suppress(Exception):  # EXIF may hold anything
         ImageOps.exif_transpose(picture, in_place=True)
@@ -164,4 +164,4 @@ def _as_problem(given: str | bytes) -> Iterator[None]:
     except UserError as error:
         raise UserError(*(replace(p, found=f"{name}: {p.found}") for p in error.problems)) from None
     except Exception as error:
-        raise UserError(Problem("", f"{name} cannot be decoded ({type_and_message(error)})", EXPECTED)) from None
+        raise UserError("", f"{name} cannot be decoded ({type_and_message(error)})", EXPECTED) from None

@@ -23,7 +23,7 @@ from kit.data.read.stores import PAUSES_SECONDS, is_final, open_filesystem, prob
 from kit.system import durable
 from kit.system.cache import cache_folder, cannot_write, digest, locked
 from kit.system.console import say
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 # What tells versions of a file apart, as stores call it: hashes and versions first, then times.
 _VERSIONS = "ETag etag generation md5Hash blob_id sha256 mtime LastModified last_modified updated created".split()
@@ -63,7 +63,7 @@ def fetch(address: str, field: str) -> Path | dict[str, Path]:
                 _copy(filesystem, files, staging, address, field)
                 if ask()[2] != versions:
                     fix = "type the same command again when nothing writes there"
-                    raise UserError(Problem(field, f"{address!r} changed while it was copied", fix=fix))
+                    raise UserError(field, f"{address!r} changed while it was copied", fix=fix)
                 os.replace(staging, folder)
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
@@ -101,7 +101,7 @@ def _copy(filesystem: Any, files: _Infos, folder: Path, address: str, field: str
     durable.make_afresh(folder)
     for name, info in files.items():
         if ".." in PurePosixPath(name).parts:  # a store may hold such names; as a path it leads elsewhere
-            raise UserError(Problem(field, f"{address!r} has a file called {name!r}", "no .."))
+            raise UserError(field, f"{address!r} has a file called {name!r}", "no ..")
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         try:
             retried(partial(filesystem.get_file, info["name"], str(folder / name)))
@@ -111,7 +111,7 @@ def _copy(filesystem: Any, files: _Infos, folder: Path, address: str, field: str
             raise UserError(problem_of(error, address, field)) from None
         if info.get("size") not in (None, (folder / name).stat().st_size):
             found = f"{address!r}: not all of {name!r} arrived, or it changed meanwhile"
-            raise UserError(Problem(field, found, fix="type the same command again"))
+            raise UserError(field, found, fix="type the same command again")
 
 
 def version(info: Mapping[str, Any]) -> str:

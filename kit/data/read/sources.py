@@ -122,9 +122,7 @@ def open_source(
             files = found_at
         if files and (option := "split" if "[" in split else "revision" if revision else ""):
             value = split if option == "split" else revision
-            raise UserError(
-                Problem(f"{flag}_{option}", f"{value!r}, but {name!r} is no hub id", fix=NOT_OF_HUB[option])
-            )
+            raise UserError(f"{flag}_{option}", f"{value!r}, but {name!r} is no hub id", fix=NOT_OF_HUB[option])
         if files:
             opened = Found(name, *_parts(files, flag))
         else:
@@ -136,7 +134,7 @@ def open_source(
         else:
             contents = [file_digest(file) for file in opened.files]
     except OSError as error:
-        raise UserError(Problem(flag, f"{name!r} cannot be read ({error.strerror or error})")) from None
+        raise UserError(flag, f"{name!r} cannot be read ({error.strerror or error})") from None
     digest = digest_of(contents, opened.marks)
     first_row = _first_row(opened.name, opened.parts)
     return Source(opened.name, digest, first_row, tuple(opened.parts), stamps, tuple(notes), opened.commit)
@@ -172,7 +170,7 @@ def _find_files(name: str, path: Path, split: str, flag: str, notes: list[str]) 
     if path.is_dir():
         return _in_folder(name.rstrip("/"), path, split, flag, notes)
     if path.exists():
-        raise UserError(Problem(flag, f"{name!r} is neither a file nor a folder", "a file that can be read twice"))
+        raise UserError(flag, f"{name!r} is neither a file nor a folder", "a file that can be read twice")
     if re.search(r"[*?\[]", name):
         matches = [match for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
         if matches:
@@ -185,7 +183,7 @@ def _find_files(name: str, path: Path, split: str, flag: str, notes: list[str]) 
     found = f"no file or folder {name!r}" + ("" if path.parent.is_dir() else f", nor a folder {str(path.parent)!r}")
     expected = f"a file ({KNOWN}), a folder, a pattern, an address, or a hub id"
     fix = did_you_mean_path(str(path), siblings)
-    raise UserError(Problem(flag, found, expected, fix))
+    raise UserError(flag, found, expected, fix)
 
 
 def _in_folder(name: str, path: Path, split: str, flag: str, notes: list[str]) -> dict[str, Path]:
@@ -193,7 +191,7 @@ def _in_folder(name: str, path: Path, split: str, flag: str, notes: list[str]) -
     files, others = _data_files(path)
     if not files:
         found = f"{name!r} is a folder without data files" + (f" ({_endings(others)})" if others else "")
-        raise UserError(Problem(flag, found, f"a folder with files that end in {KNOWN}"))
+        raise UserError(flag, found, f"a folder with files that end in {KNOWN}")
     if others:
         notes.append(f"{name}: {len(others)} files are not read: {_endings(others)}")
     if (path / "dataset_dict.json").is_file():  # save_to_disk writes each split into a folder
@@ -206,18 +204,18 @@ def _in_folder(name: str, path: Path, split: str, flag: str, notes: list[str]) -
     if split_of and unnamed:
         found = f"{name!r} has files named after a split ({next(iter(split_of))}, ...) and others ({unnamed[0]}, ...)"
         fix = "name those that you mean by a pattern, or sort them into folders such as train and test"
-        raise UserError(Problem(flag, found, "all of them named so, or none", fix))
+        raise UserError(flag, found, "all of them named so, or none", fix)
     chosen = unnamed or [relative for relative, word in split_of.items() if word == split.lower()]
     if not chosen:
         splits = list(dict.fromkeys(split_of.values()))
         found, hint = f"{name} has no split {split!r}", did_you_mean(split, splits)
-        raise UserError(Problem(f"{flag}_split", found, ", ".join(splits), hint))
+        raise UserError(f"{flag}_split", found, ", ".join(splits), hint)
     _check_saved(name, chosen, flag)
     for relative in chosen:
         if _leaves(files[relative], path):
             found = f"{name}/{relative} is a link to {os.path.realpath(files[relative])}, which is not in this folder"
             fix = "name the files by a pattern, which follows links, if you know what is there; or put copies in place"
-            raise UserError(Problem(flag, found, "files in it; nothing else of this machine is learned unseen", fix))
+            raise UserError(flag, found, "files in it; nothing else of this machine is learned unseen", fix)
     return {f"{name}/{relative.as_posix()}": files[relative] for relative in chosen}
 
 
@@ -235,7 +233,7 @@ def _check_saved(name: str, chosen: list[Path], flag: str) -> None:
             saves = " and ".join(f"a save of {number}" for number in sorted(set(numbers)))
             found = f"{name} has {len(numbers)} files {beginning}*.arrow, of {saves}"
             fix = "save or copy it to a new folder; or name the files that you mean by a pattern"
-            raise UserError(Problem(flag, found, "all files of one save", fix))
+            raise UserError(flag, found, "all files of one save", fix)
 
 
 def _leaves(file: Path, folder: Path) -> bool:
@@ -312,7 +310,7 @@ def _part(name: str, path: Path, flag: str) -> Part:
     if ending in (".parquet", ".arrow"):
         return TableFile(name, str(path))
     fix = "unpack it, and give the folder" if {ending, suffix} & set(ARCHIVES) else ""
-    raise UserError(Problem(flag, f"{name!r} ends in {ending!r}", KNOWN, fix))
+    raise UserError(flag, f"{name!r} ends in {ending!r}", KNOWN, fix)
 
 
 def read_blocks(parts: Sequence[Part], columns: list[str] | None = None) -> Iterator[tuple[int, Block]]:
@@ -343,7 +341,7 @@ def _first_row(name: str, parts: Sequence[Part]) -> dict[str, Any]:
         if len(bad) == MAX_BAD_ROWS:
             break
     if not bad:
-        raise UserError(Problem(name, "no rows", "at least one"))
+        raise UserError(name, "no rows", "at least one")
     raise UserError(*shown(bad, name, FIX_ROWS))
 
 

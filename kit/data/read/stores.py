@@ -48,9 +48,9 @@ def open_filesystem(address: str, field: str) -> tuple[Any, str]:
         extra = _EXTRAS.get(protocol)
         fix = f'pip install "accelerate-recipes[{extra}]"' if extra else f"install it ({first_line(error)})"
         found = f"{address!r} needs a package that is not installed"
-        raise UserError(Problem(field, found, fix=fix)) from None
+        raise UserError(field, found, fix=fix) from None
     except ValueError as error:
-        raise UserError(Problem(field, f"{address!r}: {first_line(error)}", "s3://, gs://, hf://, ...")) from None
+        raise UserError(field, f"{address!r}: {first_line(error)}", "s3://, gs://, hf://, ...") from None
     except Exception as error:  # each library has its own
         raise UserError(problem_of(error, address, field)) from None
     return filesystem, str(path).rstrip("/") or str(path)

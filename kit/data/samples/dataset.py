@@ -102,5 +102,5 @@ def _open_dataset(
     if entry.prompt_format is not None and "instruction" not in fields:
         found = f"prompt_format, but no column is read as instruction: its rows have {format}"
         expected = "rows with an instruction, or a column mapped to it"
-        raise UserError(Problem(source.name, found, expected, "leave prompt_format out of its entry"))
+        raise UserError(source.name, found, expected, "leave prompt_format out of its entry")
     return Dataset(entry, source, format, fields, is_evaluation)

@@ -6,7 +6,7 @@ from kit.data.chat.formats import opened
 from kit.data.kinds.labelled import MULTI_HOT, label_names
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import Dataset
-from kit.system.errors import Problem, UserError, listed
+from kit.system.errors import UserError, listed
 
 
 def find_labels(datasets: Sequence[Dataset]) -> tuple[list[str], bool]:
@@ -39,12 +39,12 @@ def find_labels(datasets: Sequence[Dataset]) -> tuple[list[str], bool]:
             seen.add(frozenset(found))
             kinds.setdefault(is_list, dataset.source.origin(part, number))
     if len(kinds) == 2:
-        raise UserError(Problem(f"{kinds[True]} label", f"a list, and at {kinds[False]} a label alone", "one of them"))
+        raise UserError(f"{kinds[True]} label", f"a list, and at {kinds[False]} a label alone", "one of them")
     has_several = True in kinds
     names: frozenset[str] = frozenset().union(*seen)
     if len(seen) == 1 and is_sure:
         same = f"each row has {listed(sorted(names))}" if names else "no row has one"
-        raise UserError(Problem("label", same, "rows that differ in it", MULTI_HOT if has_several else ""))
+        raise UserError("label", same, "rows that differ in it", MULTI_HOT if has_several else "")
     others = sorted(
         names.difference(classes), key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
     )

@@ -36,7 +36,7 @@ from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import Store
 from kit.system.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
 from kit.system.console import bar
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 PR_SET_PDEATHSIG = 1  # the number of this option of Linux's prctl
 MAX_PROBLEMS = 1000  # after this number of problems tokenising stops
@@ -126,7 +126,7 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
         tally.check(source.name, skips, num_tokens)
         if changed := source.changed():  # then the entry would not fit its key
             fix = "start again when nothing writes to it any more"
-            raise UserError(Problem(str(changed[0]), "changed while it was read", fix=fix))
+            raise UserError(str(changed[0]), "changed while it was read", fix=fix)
         about = {"dataset": source.name, **encoder.about()}
         places = [[row.part, row.number] for row in tally.bad]
         with cannot_write(folder.parent):
@@ -174,7 +174,7 @@ def _encoded_by_workers(
                 yield next_piece()
         except BrokenProcessPool:
             fix = "it may have been killed for its memory: try --dataset_num_proc 1"
-            raise UserError(Problem("dataset_num_proc", "a process that tokenises died", fix=fix)) from None
+            raise UserError("dataset_num_proc", "a process that tokenises died", fix=fix) from None
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -9,7 +9,7 @@ from kit.model.build import open_base_config
 from kit.model.pretrained.heads import head_of, labels_of
 from kit.run.model_source import run_of
 from kit.run.record import read_run
-from kit.system.errors import Problem, UserError, listed
+from kit.system.errors import UserError, listed
 
 
 def with_labels(recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
@@ -28,10 +28,10 @@ def with_labels(recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
             own, kind = run.labels, run.problem_type
         elif not own and not recipe.labels:
             found, expected = "missing, and the adapter does not hold their order", "those that it was trained with"
-            raise UserError(Problem("labels", found, expected, "--labels NAMES, in the order of id2label in README.md"))
+            raise UserError("labels", found, expected, "--labels NAMES, in the order of id2label in README.md")
     if recipe.labels and recipe.labels != own and sorted(recipe.labels) == sorted(own):
         found = f"{listed(recipe.labels)}, in another order than the scores of the model"
-        raise UserError(Problem("labels", found, listed(own), "leave it out"))
+        raise UserError("labels", found, listed(own), "leave it out")
     labels = own
     if not own and not (recipe.labels and recipe.problem_type):  # a checkpoint of the kit has both
         labels, has_several = find_labels(datasets)

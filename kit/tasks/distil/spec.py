@@ -55,13 +55,13 @@ RULES = (
     ),
     Rule(
         "teacher_top_k on_policy_share",
-        lambda r: r.teacher_top_k and r.on_policy_share,
+        None,
         "{r.teacher_top_k} with on_policy_share {r.on_policy_share:g}: the teacher must be there to judge new answers",
         "--teacher_top_k 0; or --on_policy_share 0",
     ),
     Rule(
         "streaming teacher_top_k",
-        lambda r: r.streaming and r.teacher_top_k,
+        None,
         "with teacher_top_k {r.teacher_top_k}: the teacher reads the data before the first step",
         "--streaming false; or --teacher_top_k 0",
     ),

@@ -15,7 +15,7 @@ from kit.data.feed.batches import MicroBatch
 from kit.model.layers.compile import CompiledLayers
 from kit.strategy.gradients import accumulating, drop_gradients
 from kit.system.console import say
-from kit.system.errors import Problem, UserError, first_line
+from kit.system.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from kit.config.settings.data import DataSettings
@@ -44,7 +44,7 @@ def compile_first(prepared: "Prepared", layers: CompiledLayers, settings: "DataS
             accelerator.backward(model(**inputs).sum())
     except torch._inductor.exc.InductorError as error:  # of the backward pass; that of the forward pass is a UserError
         found = f"the compiler failed ({first_line(error)})"
-        raise UserError(Problem("torch_compile", found, fix="--torch_compile false")) from error
+        raise UserError("torch_compile", found, fix="--torch_compile false") from error
     finally:
         drop_gradients(model)
     say(f"compiled in {time.perf_counter() - began:.1f} s, with the pass that needed it; graphs: {layers.num_graphs}")

@@ -11,7 +11,7 @@ from kit.data.feed.batches import MicroBatch
 from kit.model.pretrained.heads import head_of
 from kit.strategy.float64 import in_float64
 from kit.strategy.weights import reshard
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
@@ -41,7 +41,7 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
     size = prepared.ranks.num_parts  # processes that share each row
 
     def refused(why: str) -> UserError:
-        return UserError(Problem("sequence_parallel_size", f"{size}, and {why}", "1 for this model"))
+        return UserError("sequence_parallel_size", f"{size}, and {why}", "1 for this model")
 
     if base.uses_own_logits:
         if size > 1:
@@ -81,7 +81,7 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
             reshard(model)
             if difference > 1e-2:
                 found = f"its scores are not those of the last token: they differ by {difference:.1%}"
-                raise UserError(Problem("model_name_or_path", found, "a family like Llama, Qwen, Gemma or Mistral"))
+                raise UserError("model_name_or_path", found, "a family like Llama, Qwen, Gemma or Mistral")
             return []
         magnified = _SPREAD / max(own.std().item(), 1e-4)
         magnified_difference = _difference(

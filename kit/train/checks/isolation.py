@@ -8,7 +8,7 @@ import torch
 
 from kit.data.feed.batches import MicroBatch
 from kit.strategy.gradients import accumulating, drop_gradients
-from kit.system.errors import Problem, UserError
+from kit.system.errors import UserError
 
 if TYPE_CHECKING:
     from kit.data.read.image_files import Image
@@ -128,8 +128,8 @@ def check_isolation(prepared: "Prepared", vocab_size: int, pack_length: int, ima
             found = "a gradient passes" if sends_gradient() else ""
     except (ValueError, TypeError, AttributeError) as error:
         found = f"this model takes no packs ({str(error).splitlines()[0]})"
-        raise UserError(Problem("packing", found, fix="--packing false")) from None
+        raise UserError("packing", found, fix="--packing false") from None
     model.train(was_training)
     if found:
         found = f"samples of a pack see each other in this model ({found})"
-        raise UserError(Problem("packing", found, "the same losses whatever comes before", "--packing false"))
+        raise UserError("packing", found, "the same losses whatever comes before", "--packing false")

@@ -10,7 +10,7 @@ import torch
 from kit.data.feed.batches import Collator
 from kit.data.samples.samples import Samples
 from kit.model.adapters.adapter import adapters_off
-from kit.system.errors import LateError, Problem
+from kit.system.errors import LateError
 from kit.train.rollouts.trajectories import Trajectories, Trajectory
 from kit.train.rollouts.vllm_client import FIELD
 
@@ -58,5 +58,5 @@ def prove_sampler(
             "from those of the model without adapters"
         )
         fix = "let the server serve this run's model_name_or_path, in its precision (--dtype); docs/rollouts.md"
-        raise LateError(Problem(FIELD, found, f"{farthest:.2g} in the mean: rounding alone", fix))
+        raise LateError(FIELD, found, f"{farthest:.2g} in the mean: rounding alone", fix)
     return {"sampling/logp_difference/mean": mean, "sampling/logp_difference/max": most}
