@@ -6,15 +6,17 @@ Promises: each sample counts exactly once, on any number of ranks.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 
+from kit.config.recipe import Recipe
 from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches
 from kit.data.feed.feed import by_file
-from kit.data.open import pad_id
+from kit.data.feed.stream import Stream
+from kit.data.open import Data, pad_id
 from kit.data.read.image_files import small
 from kit.data.samples.samples import Samples
 from kit.model.layers.attention import without_cudnn_attention
@@ -24,17 +26,10 @@ from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
 from kit.system.console import Progress, is_main, progress
 from kit.system.errors import Problem
+from kit.tasks.base import Objective
 from kit.tasks.sft.loss import SupervisedLoss
+from kit.train.policy import Policy
 from kit.train.rollouts.generation import Request, generate_answers, special_ids, text_of
-
-if TYPE_CHECKING:
-    from kit.config.recipe import Recipe
-    from kit.config.settings.evaluation import EvalSettings
-    from kit.data.feed.stream import Stream
-    from kit.data.open import Data
-    from kit.strategy.accelerator import Prepared
-    from kit.tasks.base import Objective
-    from kit.train.policy import Policy
 
 NUM_SHOWN = 3
 MOST_PICTURES, SIDE = 4, 160  # of an answer that is shown, and their pixels
@@ -97,10 +92,10 @@ class Evaluation:
 
 
 def evaluate(
-    policy: "Policy",
-    objective: "Objective",
-    data: "Data | Stream",
-    recipe: "Recipe",
+    policy: Policy,
+    objective: Objective,
+    data: Data | Stream,
+    recipe: Recipe,
     progress: Progress = progress,
 ) -> Evaluation:
     """Compute the loss, and with ``predict_with_generate`` also generated answers. Called by all ranks.
@@ -143,9 +138,7 @@ def evaluate(
         # What ends an answer: EOS, and what ends a reference; a chat template may use another token than EOS.
         stops = ({tokenizer.eos_token_id, *ends} & special_ids(tokenizer)) - {None}
         of_answers = [Metric(name) for name in dict.fromkeys(["exact_match", *recipe.metrics])]
-        answers, values, num_unended = _answers(
-            policy, samples, stops, batch_size, recipe, recipe.seed, tokenizer, progress, of_answers
-        )
+        answers, values, num_unended = _answers(policy, samples, stops, recipe, of_answers, progress)
         intervals = {}
         for metric, of_metric in zip(of_answers, values, strict=True):
             for name, numbers in metric.results(of_metric).items():
@@ -163,29 +156,21 @@ def evaluate(
         model.train(was_training)
 
 
-def try_metrics(settings: "EvalSettings", train_on: str, samples: Samples, tokenizer: Any) -> None:
+def try_metrics(recipe: Recipe, samples: Samples, tokenizer: Any) -> None:
     """Call each metric of the user for the first sample, as if the model gave the expected answer, before it is loaded.
 
     Raises:
         MetricError: one fails.
     """
-    own = [Metric(name) for name in settings.metrics if is_own(name)]
-    if own and settings.predict_with_generate and train_on != "all" and len(samples):
+    own = [Metric(name) for name in recipe.metrics if is_own(name)]
+    if own and recipe.predict_with_generate and recipe.train_on != "all" and len(samples):
         expected = text_of(tokenizer, samples.prompt(0).reference)
         for metric in own:
             metric.values(expected, expected, samples.data_rows([0]).get(0), samples.origin(0))
 
 
 def _answers(
-    prepared: "Prepared",
-    samples: Samples,
-    stops: set[int],
-    batch_size: int,
-    settings: "EvalSettings",
-    seed: int,
-    tokenizer: Any,
-    progress: Progress,
-    metrics: Sequence[Metric],
+    policy: Policy, samples: Samples, stops: set[int], recipe: Recipe, metrics: Sequence[Metric], progress: Progress
 ) -> tuple[list[Answer], list[np.ndarray], int]:
     """Answer every prompt, ``num_return_sequences`` times.
 
@@ -197,8 +182,8 @@ def _answers(
     Raises:
         MetricError: on all ranks, after all answers, the first one in the order of the samples.
     """
-    accelerator, ranks = prepared.accelerator, prepared.processes
-    num = settings.num_return_sequences
+    accelerator, ranks, tokenizer = policy.accelerator, policy.processes, policy.tokenizer
+    num, batch_size = recipe.num_return_sequences, recipe.eval_batch_size
     mine = np.arange(ranks.index, len(samples), ranks.count)
     # Samples of similar length share a call. Every rank makes the same number of calls, because each call gathers
     # sharded weights.
@@ -210,14 +195,14 @@ def _answers(
     data_rows: Any = samples.data_rows(mine.tolist()) if wants_rows else {}
     shown: dict[int, Answer] = {}
     failed: dict[int, list[Problem]] = {}
-    with torch.no_grad(), without_cudnn_attention(), generating(accelerator, prepared.model) as generate:
+    with torch.no_grad(), without_cudnn_attention(), generating(accelerator, policy.model) as generate:
         for call in progress(range(num_calls * num), "evaluation answers", num_calls * num):
             draw = call % num
             ids = mine[call // num * batch_size : (call // num + 1) * batch_size].tolist()
             # A rank without a sample left generates for the first one, and nobody reads that answer.
             pairs = [samples.prompt(i) for i in ids or [0]]
             requests = [
-                Request(prompt, (i, draw), settings.max_new_tokens, samples.images_with_origin(i))
+                Request(prompt, (i, draw), recipe.max_new_tokens, samples.images_with_origin(i))
                 for i, (prompt, _) in zip(ids or [0], pairs, strict=True)
             ]
             completions = generate_answers(
@@ -225,9 +210,9 @@ def _answers(
                 requests,
                 stops=stops,
                 pad_token_id=pad_id(tokenizer),
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                seed=seed,
+                temperature=recipe.temperature,
+                top_p=recipe.top_p,
+                seed=recipe.seed,
                 device=accelerator.device,
                 image_maker=samples.image_maker,
             )
@@ -239,7 +224,7 @@ def _answers(
                     values[i, draw] = [value for metric in metrics for value in metric.values(*given)]
                 except MetricError as error:
                     failed.setdefault(i, error.problems)
-                num_unended += not ends and len(reference) <= settings.max_new_tokens
+                num_unended += not ends and len(reference) <= recipe.max_new_tokens
                 if i < NUM_SHOWN and not draw:
                     images = samples.images(i)[:MOST_PICTURES]
                     shown[i] = replace(answer, pictures=[small(*image, SIDE) for image in images])

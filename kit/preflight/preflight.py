@@ -286,7 +286,7 @@ def _open_data(checked: Preflight, datasets: Sequence[Dataset], is_proposed: boo
     if data.images:
         checked.notes.append(data.images.description)
     if data.evaluation is not None:
-        try_metrics(recipe, recipe.train_on, data.evaluation, tokenizer)
+        try_metrics(recipe, data.evaluation, tokenizer)
     if recipe.rewards and checked.trains and isinstance(data, Data) and is_main():
         checked.notes += try_rewards(recipe, data.train, tokenizer)
 
@@ -332,7 +332,7 @@ def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tup
     try:
         for is_asked, found, fix in (
             (bool(recipe.vllm_server_base_url), "a vLLM server", "leave out --vllm_server_base_url"),
-            (recipe.declared.has_teacher, "a teacher", "--objective sft or dpo"),
+            (bool(recipe.teacher), "a teacher", "--objective sft or dpo"),
             (recipe.declared.head != "words", f"--objective {recipe.objective}", "--objective sft or dpo"),
         ):
             if is_asked:

@@ -58,7 +58,6 @@ class TaskSpec:
         has_mismatched: it also reads each prompt with the answer to another one (``kit.data.feed.mismatched``).
         learning_rates: the default peak rate for full training, and for adapters.
         rolls_out: it learns from answers that the model writes to the prompts of the data.
-        has_teacher: it learns from another model.
         head: what the model computes.
         scores: the names of what a head of scores computes, if the data do not name them.
         metrics: in the order in which lines show them.
@@ -77,7 +76,6 @@ class TaskSpec:
     has_mismatched: bool = False
     learning_rates: tuple[float, float] = (2e-5, 2e-4)
     rolls_out: bool = False
-    has_teacher: bool = False
     head: Head = "words"
     scores: tuple[str, ...] = ()
     metrics: tuple[TaskMetric, ...] = ()

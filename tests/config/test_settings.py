@@ -1,12 +1,14 @@
 """What follows from settings: what each objective declares, rates, references, and what identifies a run."""
 
 import re
+from pkgutil import resolve_name
 
 from helpers import ROOT
 
 from kit.config.recipe import IDENTITY, Recipe
 from kit.config.settings.objective import DECLARED, ObjectiveSettings
 from kit.schema.fields import choices
+from kit.tasks.base import Objective
 
 PAGE = ROOT / "docs/objectives.md"
 
@@ -20,6 +22,7 @@ def test_what_is_declared_of_objectives_covers_each_objective_and_each_of_their_
     used = {name for declared in DECLARED.values() for name in declared.settings}
     assert used == set(ObjectiveSettings.model_fields) - {"objective"}
     for name, declared in DECLARED.items():
+        assert issubclass(resolve_name(declared.loss), Objective)
         assert (declared.beta is not None) == ("beta" in declared.settings)
         assert recipe(objective=name).reward_scale == (declared.beta or 0)
     assert recipe(objective="dpo", beta=0.5).reward_scale == 0.5

@@ -79,7 +79,6 @@ SPECS = {
         "kit.tasks.distil.loss.Distillation",
         settings=("beta", *DistilSettings.model_fields),
         beta=0.5,
-        has_teacher=True,
         metrics=(
             TaskMetric("divergence", chart="divergence from the teacher, nats"),
             TaskMetric("teacher_agreement", digits=".1%", chart="same first choice as the teacher, %"),
