@@ -92,8 +92,8 @@ def main() -> None:
             rate,
             recipe.max_grad_norm,
             noise=neftune(recipe.neftune_noise_alpha, recipe.seed, step),
-            stop=run.wants_to_stop,  # this rank got a signal, or its save failed
-            save=run.saver.is_due,  # by time; all ranks save if one asks for it
+            asks_to_stop=run.wants_to_stop,  # this rank got a signal, or its save failed
+            asks_to_save=run.saver.is_due,  # by time
             before_update=partial(compare_replicas, policy, recipe.check_replicas, step + 1),
         )
         run.end_step(batch, result, rate)  # counts, logs, agrees to stop; raises after max_nonfinite_steps

@@ -143,7 +143,6 @@ class Saver:
             torch.accelerator.synchronize()
         return self._buffers
 
-    @property
     def is_due(self) -> bool:
         """Whether this rank asks for a save by time. The ranks must agree, since their clocks differ."""
         return self._by_time and time.monotonic() - self._saved_at >= SAVE_SECONDS

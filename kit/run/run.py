@@ -116,7 +116,6 @@ class Run(Session):
         self.stop = StopRequest(self.accelerator)
         self.progress = self.stop.interruptible(self.guard.progress)
 
-    @property
     def wants_to_stop(self) -> bool:
         """Whether this rank got a signal, or its last save failed: the save that follows raises on all ranks."""
         return self.stop.is_made or self.saver.has_failed
@@ -166,7 +165,7 @@ class Run(Session):
         self.log.step(batch, result, rate, spike)
         if state.nonfinite_steps > recipe.max_nonfinite_steps:
             raise _nonfinite_error(step, result, batch)
-        self.stop.is_agreed = result.stop and step < self.checked.total_steps  # after the last step the run ends anyway
+        self.stop.is_agreed = result.stop and step < self.checked.total_steps  # else the run ends anyway
         self._is_saved = self._is_best = False
         self._asks_to_save = result.save
 

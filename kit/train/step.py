@@ -67,8 +67,8 @@ def train_step(
     max_grad_norm: float,
     *,
     noise: EmbeddingNoise | None = None,
-    stop: bool = False,
-    save: bool = False,
+    asks_to_stop: Callable[[], bool] = lambda: False,
+    asks_to_save: Callable[[], bool] = lambda: False,
     before_update: Callable[[], None] = lambda: None,
 ) -> StepResult:
     """Accumulate the gradients of all micro-batches, clip them, and update the weights. Called by all ranks.
@@ -79,8 +79,9 @@ def train_step(
         learning_rate: of the schedule; each group of the optimiser gets its factor of it (``keep_rate_factors``).
         max_grad_norm: clip the global gradient norm to this; 0: do not clip.
         noise: added to the input embeddings.
-        stop: whether this rank was asked to stop. ``StepResult.stop`` says on all ranks whether any rank was.
-        save: whether this rank asks for a save, in the same way.
+        asks_to_stop: whether this rank was asked to stop; called after the gradients were computed. ``StepResult.stop``
+            says on all ranks whether any rank was.
+        asks_to_save: whether this rank asks for a save, in the same way.
         before_update: called after clipping, when the gradients are final.
 
     Raises:
@@ -115,7 +116,7 @@ def train_step(
     # Filled on the device: a copy of numbers from the host would wait for it.
     kind: dict[str, Any] = {"dtype": torch.float64, "device": float64_device(accelerator.device)}
     of_routers = sum(router_parts, start=torch.zeros((), **kind))
-    asked = [torch.full((), float(asks), **kind) for asks in (stop, save)]
+    asked = [torch.full((), float(asks()), **kind) for asks in (asks_to_stop, asks_to_save)]
     # One collective for everything that is summed over the ranks.
     sums = prepared.ranks.sum(torch.cat([functools.reduce(torch.add, numbers), torch.stack([of_routers, *asked])]))
     norm = clip_grad_norm(model, prepared.trained, max_grad_norm)
