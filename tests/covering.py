@@ -1,29 +1,44 @@
 """Rows of options in which every pair of values meets: a covering array of strength two, made greedily."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 Row = dict[str, str]
 Pair = frozenset[tuple[str, str]]  # of two (factor, value)
 
 
-def pairs_of(row: Row) -> Iterator[Pair]:
-    """The pairs of values that meet in a row."""
+class Rules:
+    """Which values do not meet: of each rule all factors, whose values are separated by |."""
+
+    def __init__(self, rules: Sequence[Mapping[str, str]]) -> None:
+        self._others: dict[tuple[str, str], list[dict[str, list[str]]]] = defaultdict(list)
+        for rule in rules:
+            split = {factor: values.split("|") for factor, values in rule.items()}
+            for factor, values in split.items():
+                others = {other: each for other, each in split.items() if other != factor}
+                for value in values:
+                    self._others[factor, value].append(others)
+
+    def allow(self, factor: str, value: str, row: Row) -> bool:
+        """Whether a row to which no rule applies may have this value too."""
+        return not any(
+            all(row.get(other) in values for other, values in each.items()) for each in self._others[factor, value]
+        )
+
+
+def _pairs_of(row: Row) -> Iterator[Pair]:
     return map(frozenset, combinations(row.items(), 2))
 
 
-def possible_pairs(factors: Mapping[str, Sequence[str]], is_allowed: Callable[[Row], bool]) -> set[Pair]:
-    """The pairs that no rule forbids. ``is_allowed`` answers for rows in which factors are still missing, too."""
-    values = [(factor, value) for factor, each in factors.items() for value in each]
-    return {frozenset((a, b)) for a, b in combinations(values, 2) if a[0] != b[0] and is_allowed(dict((a, b)))}
+def _possible_pairs(factors: Mapping[str, Sequence[str]], rules: Rules) -> set[Pair]:
+    values = [(factor, value) for factor, each in factors.items() for value in each if rules.allow(factor, value, {})]
+    return {frozenset((a, b)) for a, b in combinations(values, 2) if a[0] != b[0] and rules.allow(*b, dict([a]))}
 
 
 def covering_rows(
-    factors: Mapping[str, Sequence[str]],
-    is_allowed: Callable[[Row], bool],
-    covered: Sequence[Row] = (),
-    candidates: int = 12,
+    factors: Mapping[str, Sequence[str]], rules: Rules, covered: Sequence[Row] = (), candidates: int = 12
 ) -> list[Row]:
     """Rows that cover every possible pair that no row of ``covered`` has; each takes as many as a greedy search finds.
 
@@ -31,32 +46,28 @@ def covering_rows(
     factors can forbid it.
     """
     rng = random.Random(0)
-    left = possible_pairs(factors, is_allowed).difference(*map(pairs_of, covered))
+    left = _possible_pairs(factors, rules).difference(*map(_pairs_of, covered))
     order = sorted(left, key=sorted)  # a set of strings has another order in each process
     rng.shuffle(order)
     rows = []
     while order := [pair for pair in order if pair in left]:
-        made = [row for _ in range(candidates) if (row := _complete(dict(order[0]), factors, is_allowed, left, rng))]
+        made = [row for _ in range(candidates) if (row := _complete(dict(order[0]), factors, rules, left, rng))]
         if not made:
             left.discard(order[0])
             continue
-        rows.append(max(made, key=lambda row: sum(pair in left for pair in pairs_of(row))))
-        left -= set(pairs_of(rows[-1]))
+        rows.append(max(made, key=lambda row: sum(pair in left for pair in _pairs_of(row))))
+        left -= set(_pairs_of(rows[-1]))
     return rows
 
 
 def _complete(
-    row: Row,
-    factors: Mapping[str, Sequence[str]],
-    is_allowed: Callable[[Row], bool],
-    left: set[Pair],
-    rng: random.Random,
+    row: Row, factors: Mapping[str, Sequence[str]], rules: Rules, left: set[Pair], rng: random.Random
 ) -> Row | None:
     """Give each missing factor, in random order, the value that meets most uncovered partners."""
     missing = [factor for factor in factors if factor not in row]
     rng.shuffle(missing)
     for factor in missing:
-        allowed = [value for value in factors[factor] if is_allowed(row | {factor: value})]
+        allowed = [value for value in factors[factor] if rules.allow(factor, value, row)]
         if not allowed:
             return None
         rng.shuffle(allowed)

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import pkgutil
+import signal
 import socket
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def matrix(cases: Iterable[Any], always: int = 1, rest: Iterable[Any] = ()) -> l
 
     Args:
         cases: the most telling ones first.
-        always: how many of ``cases`` the default tier runs. The next one is in the long tier, which CI runs beside it.
+        always: how many of ``cases`` the default tier runs, as CI does. The next one is in the long tier.
         rest: what runs before a release, as the other ``cases`` do; those that are among these are left out.
     """
     cases = list(cases)
@@ -350,3 +351,27 @@ def with_gpus(monkeypatch, *gpus):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpus[0].name)
+
+
+def stop_in_step(number: int, rank: int) -> None:
+    """In a rank, before the script: a signal arrives in that step, which the next one or an evaluation answers."""
+    import kit.train.step
+
+    real, steps = kit.train.step.train_step, []
+
+    def train_step(*args, **options):
+        steps.append(1)
+        if len(steps) == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args, **options)
+
+    kit.train.step.train_step = train_step
+
+
+def small_tiles(then, rank: int) -> None:
+    """In a rank, before the script: tiles of 16 tokens, so that rows of 64 have several."""
+    import kit.model.layers.tiled_mlp
+
+    kit.model.layers.tiled_mlp.TILE = 16
+    if then:
+        then(rank)
