@@ -14,9 +14,9 @@ from accelerate.utils import gather_object
 
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches
+from kit.data.feed.data import Data
 from kit.data.feed.feed import by_file
-from kit.data.feed.stream import Stream
-from kit.data.open import Data, pad_id
+from kit.data.open import pad_id
 from kit.data.read.image_files import small
 from kit.data.samples.samples import Samples
 from kit.model.layers.attention import without_cudnn_attention
@@ -94,7 +94,7 @@ class Evaluation:
 def evaluate(
     policy: Policy,
     objective: Objective,
-    data: Data | Stream,
+    data: Data,
     recipe: Recipe,
     progress: Progress = progress,
 ) -> Evaluation:

@@ -30,14 +30,14 @@ def run(argv: list[str]) -> int:
     recipe = read_recipe(rest)
     announce_wait(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
     check_inputs(recipe)
-    from kit.data.open import Data
+    from kit.data.stream.stream import Stream
     from kit.preflight import preflight
     from kit.tools.report import samples_page
     from kit.tools.report.page import write_page
 
     interrupt.raise_on_ctrl_c()
     checked = preflight.check(recipe)
-    if not isinstance(checked.data, Data):
+    if isinstance(checked.data, Stream):
         fix = "leave out --streaming, which shows all; or give some of its files only"
         raise UserError("streaming", "a stream cannot be shown as a whole", fix=fix)
     gathered = samples_page.gather_samples(recipe, checked.tokenizer, checked.data, checked.notes, options.n)

@@ -13,7 +13,7 @@ from kit.tools.plan.search import Option, options, recommend
 from kit.tools.plan.shown_plan import command, gib, longest_rows, own_config, parts, rows_of, time_lines, ways
 
 if TYPE_CHECKING:
-    from kit.data.open import Data
+    from kit.data.feed.data import Data
 
 HELP = "what fits a GPU, how long it takes, and the command to type"
 _FLAGS = "\n".join(f"  --{name:<6} {meaning}" for name, meaning in OWN.items())

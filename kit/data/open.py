@@ -8,129 +8,30 @@ Promises:
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
-from kit.config.settings.optimisation import OptimSettings
-from kit.data.chat.template import Jinja, resolve_template
-from kit.data.chat.tokens import Placeholders, form_of
-from kit.data.feed.data_ranks import Ranks
-from kit.data.feed.feed import Feed
-from kit.data.feed.mismatched import Mismatched
+from kit.data.chat.template import resolve_template
+from kit.data.chat.tokens import Placeholders
+from kit.data.feed.data import Data
 from kit.data.feed.order import Order
-from kit.data.feed.stream import LATE_IMAGES, Stream, check_beginning, first_piece
 from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited
 from kit.data.kinds.answers import ANSWER_ROWS, PromptRows
 from kit.data.kinds.kind import RowKind
 from kit.data.samples.bad_rows import notes_of
 from kit.data.samples.checks import check_datasets, reading_notes
 from kit.data.samples.dataset import Dataset
-from kit.data.samples.rows import NO_IMAGES, Encoder, Piece
+from kit.data.samples.rows import NO_IMAGES, Encoder
 from kit.data.samples.samples import Samples, Store
 from kit.data.samples.tokenise import tokenise
-from kit.system.cache import digest, exposure
+from kit.data.stream.stream import LATE_IMAGES, Stream, check_beginning
+from kit.system.cache import exposure
 from kit.system.errors import Problem, UserError
-
-
-@dataclass(frozen=True)
-class Data:
-    """The tokenised data of a run. With ``streaming`` a run has a ``kit.data.feed.stream.Stream`` instead."""
-
-    settings: DataSettings
-    train: Samples
-    evaluation: Samples | None
-    order: Order
-    datasets: Sequence[Dataset]  # to train on
-    encoder: Encoder
-    seed: int
-    notes: tuple[str, ...] = ()  # lines for the user
-    steps_per_batch: int = 1  # that learn from one batch of ``order``
-
-    @property
-    def chat_template(self) -> Jinja:
-        """The template to be saved with the model."""
-        return self.encoder.template
-
-    @property
-    def text_form(self) -> str:
-        """The form of the texts to train on, see ``FORMS``."""
-        return form_of(*(store.info["counts"] for store in self.train.stores))
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the training data. Evaluation data are not in it: a run may continue with other ones."""
-        return digest(self.train.fingerprint, self.order.quotas) if self.order.quotas else self.train.fingerprint
-
-    @property
-    def dataset_names(self) -> list[str]:
-        """The names of the training data sets."""
-        return self.train.dataset_names
-
-    @property
-    def images(self) -> Any:
-        """See ``Samples.image_maker``."""
-        return self.train.image_maker
-
-    def whole_epochs_after(self, num_steps: int) -> int:
-        """Return how many epochs the first ``num_steps`` steps complete."""
-        return self.order.whole_epochs_after(num_steps // self.steps_per_batch)
-
-    def total_steps(self, settings: OptimSettings) -> int:
-        """Return the optimiser steps of the whole run: ``max_steps``, or those of ``num_train_epochs`` rounded up."""
-        return settings.max_steps or self.order.total_steps(settings.num_train_epochs) * self.steps_per_batch
-
-    def skipped_rows(self) -> list[dict[str, Any]]:
-        """Return the rows that were left out because they cannot be used, with what is wrong with each."""
-        return [row for store in self._stores() for row in store.skipped]
-
-    def open_feed(
-        self,
-        settings: OptimSettings,
-        ranks: Ranks,
-        pad_token_id: int,
-        state: Mapping[str, Any],
-        output_dir: str | None = None,
-    ) -> Feed:
-        """Open the global batches of the run.
-
-        The arguments are those of ``Stream.open_feed``. ``state`` and ``output_dir`` are not needed here: the number of
-        a step determines its samples, and the skipped rows are known before the run.
-        """
-        num_steps = self.total_steps(settings)
-        return Feed(
-            self.train,
-            self.order,
-            self.settings,
-            settings.micro_batch_size,
-            ranks,
-            pad_token_id,
-            num_steps,
-            self.mismatched(self.train),
-        )
-
-    def mismatched(self, samples: Samples) -> Mismatched | None:
-        """Return the answers to other prompts that belong to ``samples``; None unless their kind has some."""
-        return Mismatched(samples, self.seed, self.settings.max_length) if samples.kind.has_mismatched else None
-
-    def describe(self) -> dict[str, Any]:
-        """Return what ``run.json`` records of the data."""
-        return {
-            "fingerprint": self.fingerprint,
-            "train": self.train.report,
-            "evaluation": self.evaluation.report if self.evaluation else None,
-            "sources": [store.report for store in self._stores()],
-        }
-
-    def _stores(self) -> list[Store]:
-        """The stores of the training and the evaluation data, each once."""
-        every = [self.train] if self.evaluation is None else [self.train, self.evaluation]
-        # What is held out has the stores of the training data.
-        return list({id(store): store for samples in every for store in samples.stores}.values())
 
 
 def open_data(
@@ -146,7 +47,7 @@ def open_data(
     rollout_steps: int = 0,
     images: Placeholders | None = None,
     no_images: Problem = NO_IMAGES,
-) -> Data | Stream:
+) -> Data:
     """Read, validate and tokenise ``datasets``, or take the result from the cache.
 
     The stages: an encoder of the settings; whether the data sets fit them; the samples of each data set; those that the
@@ -228,7 +129,7 @@ def open_data(
         few = f"{num} {items} are fewer than the {global_batch_size} of a step"
         notes.append(f"{few}: every step sees some of them more than once")
     steps = max(1, rollout_steps)
-    return Data(settings, train, evaluation, order, train_datasets, encoder, seed, tuple(notes), steps)
+    return Data(settings, seed, train_datasets, encoder, evaluation, tuple(notes), train, order, steps)
 
 
 def _with_room(train: Samples, max_length: int, max_new_tokens: int, notes: list[str]) -> Samples:
@@ -277,18 +178,13 @@ def pad_id(tokenizer: Any) -> int:
     return int(tokenizer.eos_token_id or 0)
 
 
-def stop_ids(data: Data | Stream, tokenizer: Any) -> set[int]:
+def stop_ids(data: Data, tokenizer: Any) -> set[int]:
     """Return the special tokens that end answers: the last supervised token of at least one in a hundred samples.
 
     Looks at a thousand samples, spread over the data, or at the first block of each data set of a stream.
     """
-    pieces: list[Samples | Piece]
-    if isinstance(data, Data):
-        pieces = [data.train]
-    else:
-        pieces = [first_piece(dataset, data.encoder) for dataset in data.datasets]
     ends: Counter[int] = Counter()
-    for piece in pieces:
+    for piece in data.looked_at():
         for i in np.linspace(0, len(piece) - 1, min(len(piece), 1000)).astype(np.int64).tolist():
             ids, weights = piece[i]
             ends[int(ids[np.flatnonzero(weights)[-1]])] += 1

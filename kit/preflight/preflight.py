@@ -14,12 +14,13 @@ from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
 from kit.data.chat.shipped import fitting
 from kit.data.chat.template import no_template
-from kit.data.feed.stream import Stream
+from kit.data.feed.data import Data
 from kit.data.kinds.kinds import KINDS, kind_of
-from kit.data.open import Data, last_ids, open_data, stop_ids
+from kit.data.open import last_ids, open_data, stop_ids
 from kit.data.samples.checks import holds_chats
 from kit.data.samples.dataset import Dataset, open_datasets
 from kit.data.samples.rows import NO_IMAGES
+from kit.data.stream.stream import Stream
 from kit.evaluate import try_metrics
 from kit.hub.upload import check_upload
 from kit.memory.fit import check_disk, memory_problems, plan_record, planned_workload, resolve_auto
@@ -87,7 +88,7 @@ class Preflight:
     config: Any = None
     meta_model: Any = None
     tokenizer: Any = None
-    data: Data | Stream = None  # type: ignore[assignment]  # until it is opened
+    data: Data = None  # type: ignore[assignment]  # until it is opened
     notes: list[str] = field(default_factory=list)
     stop_tokens: dict[str, int] = field(default_factory=dict)
     folder: RunFolder | None = None
@@ -281,13 +282,13 @@ def _open_data(checked: Preflight, datasets: Sequence[Dataset], is_proposed: boo
         images=images,
         no_images=no_images,
     )
-    if recipe.declared.head != "words" and isinstance(data, Data):
+    if recipe.declared.head != "words" and not isinstance(data, Stream):
         pad_with(tokenizer, last_ids(data.train))
     if data.images:
         checked.notes.append(data.images.description)
     if data.evaluation is not None:
         try_metrics(recipe, data.evaluation, tokenizer)
-    if recipe.rewards and checked.trains and isinstance(data, Data) and is_main():
+    if recipe.rewards and checked.trains and not isinstance(data, Stream) and is_main():
         checked.notes += try_rewards(recipe, data.train, tokenizer)
 
 
@@ -316,7 +317,7 @@ def _check_room(checked: Preflight, launch: Launch, problems: Problems) -> None:
     if workload := checked.workload:
         if workload.shape.tower:  # now it is known how large its images are; of a stream it is not
             longest = recipe.max_length if recipe.packing else None
-            of_images = data.train.image_tokens(longest) if isinstance(data, Data) else 0
+            of_images = 0 if isinstance(data, Stream) else data.train.image_tokens(longest)
             checked.workload = workload = replace(workload, image_tokens=of_images)
         problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
         checked.plan = plan_record(workload, topology)

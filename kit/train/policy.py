@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.checkpoint.load import load_weights
 from kit.config.recipe import Recipe
-from kit.data.feed.stream import Stream
-from kit.data.open import Data
+from kit.data.feed.data import Data
 from kit.model.adapters.token_rows import num_rows
 from kit.model.build import build_model
 from kit.model.layers.compile import CompiledLayers
@@ -54,7 +53,7 @@ def build_policy(
     recipe: Recipe,
     config: Any,
     tokenizer: Any,
-    data: Data | Stream | None = None,
+    data: Data | None = None,
     weights: Path | None = None,
 ) -> Policy:
     """Load a model and wrap it for the ranks. Called by all ranks.

@@ -19,8 +19,7 @@ import torch
 import xxhash
 
 from kit.data.feed.batches import Collator, SizedRows, on_device, shares
-from kit.data.feed.stream import Stream
-from kit.data.open import Data
+from kit.data.feed.data import Data
 from kit.data.samples.samples import Samples
 from kit.model.pretrained.locate import ADAPTER_FILES, commit_of, open_adapter
 from kit.strategy.weights import reshard
@@ -43,7 +42,7 @@ CODE_VERSION = 1  # part of every key: raise it whenever the same model would gi
 def add_references(
     prepared: "Prepared",
     settings: "MethodSettings",
-    data: Data | Stream,
+    data: Data,
     total_steps: int,
     batch_size: int,
     pad_token_id: int,
@@ -65,7 +64,6 @@ def add_references(
         UserError: the cache cannot be written.
         TrainingError: a log-probability is not finite.
     """
-    assert isinstance(data, Data), "a recipe that streams is refused"
     for samples, used in ((data.train, used_samples(data, total_steps)), (data.evaluation, None)):
         if samples is not None:
             of_data = samples, data.mismatched(samples), batch_size, pad_token_id, progress, used

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from kit.config.settings.evaluation import EvalSettings
     from kit.config.settings.optimisation import OptimSettings
     from kit.config.settings.output import OutputSettings
-    from kit.data.feed.stream import Stream
-    from kit.data.open import Data
+    from kit.data.feed.data import Data
 
 
 def count_steps(share_or_count: float, total_steps: int) -> int:
@@ -72,19 +71,19 @@ def schedule_change(settings: "OptimSettings", peak: float, step: int, was: int,
     ]
 
 
-def evaluation_is_due(settings: "EvalSettings", data: "Data | Stream", total_steps: int, step: int) -> bool:
+def evaluation_is_due(settings: "EvalSettings", data: "Data", total_steps: int, step: int) -> bool:
     """Return whether an evaluation is due after ``step`` of ``total_steps``; 0 is before the first step."""
     if step in (0, total_steps):
         return step > 0 or settings.eval_on_start
     return _is_due(settings.eval_strategy, count_steps(settings.eval_steps, total_steps), data, step)
 
 
-def save_is_due(settings: "OutputSettings", data: "Data | Stream", total_steps: int, step: int) -> bool:
+def save_is_due(settings: "OutputSettings", data: "Data", total_steps: int, step: int) -> bool:
     """Return whether a checkpoint is due after ``step`` of ``total_steps``, besides those at the end and by time."""
     return _is_due(settings.save_strategy, count_steps(settings.num_save_steps, total_steps), data, step)
 
 
-def _is_due(strategy: str | None, num_steps: int, data: "Data | Stream", step: int) -> bool:
+def _is_due(strategy: str | None, num_steps: int, data: "Data", step: int) -> bool:
     """Whether ``step`` steps are a multiple of ``num_steps``, or with ``epoch`` complete an epoch (or several)."""
     if strategy != "epoch":
         return num_steps > 0 and step % num_steps == 0

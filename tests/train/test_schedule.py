@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from kit.config.recipe import Recipe
+from kit.data.feed.data import Data
 from kit.data.feed.order import Order
-from kit.data.open import Data
 from kit.train.schedule import (
     count_steps,
     evaluation_is_due,

@@ -1,7 +1,7 @@
 """The global batch of each step: this rank's micro-batches, and counts over all ranks.
 
-``Feed`` takes its samples from the cache, ``kit.data.feed.stream.StreamFeed`` reads them during training. Both have the
-same methods, so the loop need not know which one it uses.
+``Feed`` takes its samples from the cache, ``kit.data.stream.stream.StreamFeed`` reads them during training. Both have
+the same methods, so the loop need not know which one it uses.
 """
 
 import sys
@@ -48,7 +48,7 @@ class GlobalBatch:
 
 
 class BatchSource(Protocol):
-    """Where the global batches come from: ``Feed``, ``kit.data.feed.stream.StreamFeed`` or ``kit.train.rollouts``.
+    """Where the global batches come from: ``Feed``, ``kit.data.stream.stream.StreamFeed`` or ``kit.train.rollouts``.
 
     Attributes:
         phase: of the run while it waits for a batch.

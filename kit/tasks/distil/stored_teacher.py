@@ -22,8 +22,7 @@ import torch
 from accelerate.utils.memory import clear_device_cache
 
 from kit.data.feed.batches import Collator, MicroBatch, on_device, shares
-from kit.data.feed.stream import Stream
-from kit.data.open import Data
+from kit.data.feed.data import Data
 from kit.data.samples.samples import Samples
 from kit.memory.sizes import format_bytes
 from kit.model.build import attention_of
@@ -123,7 +122,7 @@ def store_teacher(
     accelerator: "Accelerator",
     recipe: "Recipe",
     config: Any,
-    data: Data | Stream,
+    data: Data,
     total_steps: int,
     vocab_size: int,
     pad_token_id: int,
@@ -142,7 +141,6 @@ def store_teacher(
         UserError: the cache cannot be written.
         TrainingError: a probability is not a number.
     """
-    assert isinstance(data, Data), "a recipe that streams is refused"
     samples = data.train
     chosen = np.flatnonzero(used_samples(data, total_steps))
     size = min(config.get_text_config().vocab_size, vocab_size)

@@ -15,7 +15,7 @@ from kit.tools.plan.hardware import Gpu
 from kit.tools.plan.speed import Step, step
 
 if TYPE_CHECKING:
-    from kit.data.open import Data
+    from kit.data.feed.data import Data
 
 STEPS_LOOKED_AT = 50  # whose samples are dealt
 
@@ -58,7 +58,7 @@ def read_training_data(recipe: Recipe, vocab_size: int, reads_images: bool = Fal
         UserError: the data or the tokenizer cannot be opened, or rows cannot be used.
     """
     from kit.data.kinds.kinds import KINDS, kind_of
-    from kit.data.open import Data, open_data
+    from kit.data.open import open_data
     from kit.data.samples.dataset import open_datasets
     from kit.model.pretrained.tokenizer import open_tokenizer
     from kit.system.console import silence_libraries
@@ -86,7 +86,6 @@ def read_training_data(recipe: Recipe, vocab_size: int, reads_images: bool = Fal
         kind=kind_of(recipe),
         images=images,
     )
-    assert isinstance(data, Data)
     return data
 
 

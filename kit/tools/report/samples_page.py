@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from kit.config.recipe import Recipe
+from kit.data.feed.data import Data
 from kit.data.feed.data_ranks import Ranks
-from kit.data.open import Data
 from kit.data.samples.bad_rows import NOT_USED
 from kit.system.visible import one_line
 from kit.tools.report.data_checks import LEAK, Finding, check

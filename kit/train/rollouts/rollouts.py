@@ -15,8 +15,9 @@ import numpy as np
 from accelerate.utils import gather_object
 
 from kit.data.feed.batches import Collator
+from kit.data.feed.data import Data
 from kit.data.feed.feed import GlobalBatch, counted
-from kit.data.open import Data, pad_id
+from kit.data.open import pad_id
 from kit.system.console import Progress, say
 from kit.system.interrupt import Stopped
 from kit.system.phases import ROLLING_OUT
@@ -31,7 +32,6 @@ from kit.train.rollouts.vllm_server import VllmServer
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
-    from kit.data.feed.stream import Stream
     from kit.strategy.accelerator import Prepared
 
 MAX_REFILLS = 3  # times that other prompts are asked for one step: by dynamic_sampling, or as all rewards failed
@@ -46,7 +46,7 @@ class Rollouts:
         self,
         prepared: "Prepared",
         recipe: "Recipe",
-        data: "Data | Stream",
+        data: "Data",
         tokenizer: Any,
         stops: Iterable[int],
         state: Mapping[str, Any],
@@ -61,7 +61,6 @@ class Rollouts:
                 same call.
             is_stopping: whether this process was asked to stop.
         """
-        assert isinstance(data, Data), "a recipe that streams is refused"
         self._prepared, self._recipe, self._data, self._tokenizer = prepared, recipe, data, tokenizer
         self._progress = progress
         self._num_taken = int(state.get("num_taken", 0))  # batches of the data's order

@@ -20,15 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from kit.config.settings.data import DataSettings
 from kit.config.settings.optimisation import OptimSettings
-from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import form_of
 from kit.data.feed.batches import Collator, Item
+from kit.data.feed.data import Data
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import Ahead, GlobalBatch, counted
 from kit.data.feed.order import MIX, uniform
-from kit.data.feed.windows import COUNTS, Cursor, Element, Windows
 from kit.data.read.image_files import Image
 from kit.data.read.sources import read_blocks
 from kit.data.samples.bad_rows import LOSSES, SKIPPED_FILE, BadRow, append_listed, notes_of
@@ -36,6 +34,7 @@ from kit.data.samples.dataset import Dataset
 from kit.data.samples.records import Table
 from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import Samples
+from kit.data.stream.windows import COUNTS, Cursor, Element, Windows
 from kit.system.cache import digest
 from kit.system.errors import Problem, UserError
 from kit.system.phases import READING
@@ -44,44 +43,32 @@ LATE_IMAGES = Problem("images", "given, but the first rows of the stream have no
 
 
 @dataclass(frozen=True)
-class Stream:
-    """The data of a run with ``streaming``; it has the same methods as ``kit.data.open.Data``."""
-
-    settings: DataSettings
-    seed: int
-    datasets: list[Dataset]  # to train on
-    encoder: Encoder
-    evaluation: Samples | None
-    notes: tuple[str, ...] = ()  # lines for the user
+class Stream(Data):
+    """The data of a run with ``streaming``."""
 
     @property
     def images(self) -> Any:
         """What makes pixels (``kit.model.images.Images``), if the first rows have images; else later rows must not."""
         return self.encoder.images
 
-    @property
-    def chat_template(self) -> Jinja:
-        """The template to be saved with the model."""
-        return self.encoder.template
-
     @cached_property
+    def _first_pieces(self) -> list[Piece]:
+        return [first_piece(dataset, self.encoder) for dataset in self.datasets]
+
+    def looked_at(self) -> Sequence[Samples | Piece]:
+        """See ``Data``."""
+        return self._first_pieces
+
+    @property
     def text_form(self) -> str:
         """The form of the first texts of its data sets, see ``FORMS``."""
-        return form_of(*(first_piece(dataset, self.encoder).counts for dataset in self.datasets))
+        return form_of(*(piece.counts for piece in self._first_pieces))
 
     @property
     def fingerprint(self) -> str:
         """Identifies the training data and how they are encoded."""
         contents = [(dataset.source.digest, dataset.key, dataset.entry.weight) for dataset in self.datasets]
         return digest(contents, *self.encoder.key())
-
-    @property
-    def dataset_names(self) -> list[str]:
-        """The names of the training data sets."""
-        return [dataset.entry.name for dataset in self.datasets]
-
-    def mismatched(self, samples: Samples) -> None:
-        """Return None: answers with a label are not read from a stream."""
 
     def whole_epochs_after(self, num_steps: int) -> int:
         """Raise ``ValueError``: only reading it shows where a stream ends. Recipes that would ask are refused."""
@@ -104,15 +91,7 @@ class Stream:
         state: Mapping[str, Any],
         output_dir: str | None = None,
     ) -> "StreamFeed":
-        """Open the global batches of the run.
-
-        Args:
-            state: where to begin, as ``StreamFeed.state`` returned it; empty at the beginning of a run.
-            output_dir: where skipped rows are listed; None: the current folder.
-
-        Raises:
-            UserError: ``state`` does not belong to this stream.
-        """
+        """See ``Data``."""
         return StreamFeed(self, settings, ranks, pad_token_id, state, Path(output_dir or "") / SKIPPED_FILE)
 
     def describe(self) -> dict[str, Any]:
@@ -165,7 +144,7 @@ class StreamFeed:
         state: Mapping[str, Any],
         skipped_file: Path,
     ) -> None:
-        """See ``Stream.open_feed``. Skipped rows are listed in ``skipped_file``."""
+        """See ``Data.open_feed``. Skipped rows are listed in ``skipped_file``."""
         self._stream = stream
         self._ranks = ranks
         self._collator = Collator(
