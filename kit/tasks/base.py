@@ -23,10 +23,7 @@ from kit.data.open import pad_id
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.samples import Samples
 from kit.strategy.accelerator import Prepared
-from kit.system import phases
 from kit.train.policy import Policy
-from kit.train.precompute import add_references
-from kit.train.rollouts.rollouts import Rollouts
 
 if TYPE_CHECKING:
     from kit.preflight.preflight import Preflight
@@ -91,27 +88,15 @@ class Objective:
         return cls(checked.data.dataset_names, checked.recipe)
 
     def bind(self, policy: Policy, run: "Run") -> None:
-        """Take what the objective needs of the model, whose weights are those that the run starts from.
+        """Take what the objective needs of the model, whose weights are those that the run starts from: here nothing.
 
-        Here it is the reference: its log-probabilities, or its weights. Called by all ranks.
+        Called by all ranks.
         """
-        recipe, checked = run.checked.recipe, run.checked
-        if recipe.precomputes_reference:
-            run.enter(phases.REFERENCE)
-            of_data = checked.data, checked.total_steps, recipe.eval_batch_size, pad_id(policy.tokenizer), run.progress
-            add_references(policy, recipe, *of_data, seed=recipe.seed, compiled=bool(recipe.torch_compile))
-        if recipe.keeps_start:
-            policy.keep_start()
 
     def open_feed(self, policy: Policy, run: "Run") -> BatchSource:
-        """Open the global batches from the step on with which the run continues: of the data, or rollouts."""
-        checked, recipe = run.checked, run.checked.recipe
-        if recipe.rolls_out:
-            stops = checked.stop_tokens.values()
-            given = policy, recipe, checked.data, policy.tokenizer, stops, run.state.feed, run.progress
-            return Rollouts(*given, lambda: run.stop.is_made)
-        of_ranks = policy.ranks, pad_id(policy.tokenizer)
-        return checked.data.open_feed(recipe, *of_ranks, run.state.feed, recipe.output_dir)
+        """Open the global batches from the step on with which the run continues: here those of the data."""
+        recipe, of_ranks = run.checked.recipe, (policy.ranks, pad_id(policy.tokenizer))
+        return run.checked.data.open_feed(recipe, *of_ranks, run.state.feed, recipe.output_dir)
 
     def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
         """Return the batch to train on, with what the terms need beside it. Called by all ranks.

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.data.feed.batches import MicroBatch
-from kit.data.feed.feed import GlobalBatch
+from kit.data.feed.feed import BatchSource, GlobalBatch
 from kit.data.open import pad_id
 from kit.strategy.accelerator import Prepared
 from kit.strategy.float64 import in_float64
@@ -35,6 +35,7 @@ from kit.tasks.distil.stored_teacher import StoredTeacher, store_teacher
 from kit.tasks.distil.teacher import Teacher, open_teacher
 from kit.tasks.sft.loss import SupervisedLoss
 from kit.train.policy import Policy
+from kit.train.rollouts.rollouts import open_rollouts
 
 if TYPE_CHECKING:
     from kit.preflight.preflight import Preflight
@@ -65,6 +66,10 @@ class Distillation(SupervisedLoss):
         """Load the teacher beside the model, if it has not answered. See ``Objective.bind``."""
         self.teacher = self.teacher or open_teacher(run.checked, run)
         policy.notes.append(self.teacher.description)
+
+    def open_feed(self, policy: Policy, run: "Run") -> BatchSource:
+        """With ``on_policy_share`` open rollouts. See ``Objective.open_feed``."""
+        return open_rollouts(policy, run) if run.checked.recipe.on_policy_share else super().open_feed(policy, run)
 
     def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
         """Return the batch with what the teacher thinks of it."""

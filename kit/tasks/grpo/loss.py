@@ -8,14 +8,20 @@ not depend on how the batch is cut up.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from kit.data.feed.batches import MicroBatch
-from kit.data.feed.feed import GlobalBatch
+from kit.data.feed.feed import BatchSource, GlobalBatch
 from kit.strategy.float64 import in_float64
 from kit.tasks.base import Objective, Terms
+from kit.train.policy import Policy
 from kit.train.reference import by_sequence, sequence_weights
+from kit.train.rollouts.rollouts import open_rollouts
+
+if TYPE_CHECKING:
+    from kit.run.run import Run
 
 
 class PolicyLoss(Objective):
@@ -44,6 +50,15 @@ class PolicyLoss(Objective):
     engine(o_it), C)), in gspo and rloo that of an answer by the same of the product over its tokens. Yao et al. 2025,
     https://fengyao.notion.site/off-policy-rl.
     """
+
+    def bind(self, policy: Policy, run: "Run") -> None:
+        """Keep the weights of the reference, if it is not the model without its adapters. See ``Objective.bind``."""
+        if run.checked.recipe.keeps_start:
+            policy.keep_start()
+
+    def open_feed(self, policy: Policy, run: "Run") -> BatchSource:
+        """Open rollouts. See ``Objective.open_feed``."""
+        return open_rollouts(policy, run)
 
     def divisors(self, batch: GlobalBatch) -> Sequence[float]:
         """Return the number of answers, of tokens, or of tokens that there may be."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,8 +12,12 @@ from kit.data.feed.mismatched import Mismatched
 from kit.strategy.accelerator import Prepared
 from kit.strategy.float64 import in_float64
 from kit.tasks.base import Batches, MeanLoss, Terms
+from kit.tasks.reference import bind_reference
 from kit.train.policy import Policy
 from kit.train.reference import sequence_logps, sequence_weights, with_references, without_gradients
+
+if TYPE_CHECKING:
+    from kit.run.run import Run
 
 
 class KahnemanTversky(MeanLoss):
@@ -25,6 +30,10 @@ class KahnemanTversky(MeanLoss):
     (``kit.data.feed.mismatched``); no gradient passes through it. Ethayarajh et al. 2024,
     https://arxiv.org/abs/2402.01306, equations 7 and 8.
     """
+
+    def bind(self, policy: Policy, run: "Run") -> None:
+        """See ``Objective.bind`` and ``bind_reference``."""
+        bind_reference(policy, run)
 
     def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
         """Return the batch with the reference's log-probabilities, and with z unless its micro-batches have it."""

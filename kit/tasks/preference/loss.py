@@ -10,7 +10,7 @@ global batch. So the result does not depend on how the global batch is cut up.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,12 @@ from kit.data.feed.feed import GlobalBatch
 from kit.strategy.accelerator import Prepared
 from kit.strategy.float64 import in_float64
 from kit.tasks.base import Objective, Terms
+from kit.tasks.reference import bind_reference
+from kit.train.policy import Policy
 from kit.train.reference import sequence_logps, sequence_weights, with_references
+
+if TYPE_CHECKING:
+    from kit.run.run import Run
 
 PER_PAIR = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
 PER_ANSWER = ("logps/chosen", "logps/rejected", "lengths/chosen", "lengths/rejected")
@@ -124,6 +129,10 @@ class DirectPreference(PairLoss):
       https://arxiv.org/abs/2310.12036, equation 17; by length as its authors computed it.
     - sigmoid_norm: sigmoid of h' instead of h. Lambert et al. 2024, https://arxiv.org/abs/2411.15124, equation 6.
     """
+
+    def bind(self, policy: Policy, run: "Run") -> None:
+        """See ``Objective.bind`` and ``bind_reference``."""
+        bind_reference(policy, run)
 
     def losses(self, pairs: Pairs) -> torch.Tensor:
         """See ``PairLoss.losses``."""

@@ -32,7 +32,9 @@ from kit.train.rollouts.vllm_server import VllmServer
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
+    from kit.run.run import Run
     from kit.strategy.accelerator import Prepared
+    from kit.train.policy import Policy
 
 MAX_REFILLS = 3  # times that other prompts are asked for one step: by dynamic_sampling, or as all rewards failed
 
@@ -216,3 +218,10 @@ class Rollouts:
         bounds = np.flatnonzero(np.diff(weights)) + 1
         parts = zip(np.split(ids, bounds), np.split(weights, bounds), strict=True)
         return Trajectory(key, [Segment(part.tolist(), float(its[0])) for part, its in parts], ended=True)
+
+
+def open_rollouts(policy: "Policy", run: "Run") -> Rollouts:
+    """Open the rollouts of a run, from the step on with which it continues. Called by all ranks."""
+    checked, state = run.checked, run.state.feed
+    of_data = checked.recipe, checked.data, policy.tokenizer, checked.stop_tokens.values()
+    return Rollouts(policy, *of_data, state, run.progress, lambda: run.stop.is_made)
