@@ -1,6 +1,7 @@
 """Names of modules, and regular expressions of them, as a user gives them. Plain Python."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from kit.schema.fields import comma_separated
@@ -39,3 +40,8 @@ def matches(name: str, target: str) -> bool:
     if is_expression(target):
         return re.fullmatch(target, name) is not None
     return name == target or name.endswith(f".{target}")
+
+
+def matches_any(name: str, targets: Iterable[str]) -> bool:
+    """Return whether one of ``targets`` names a module, see ``matches``."""
+    return any(matches(name, target) for target in targets)

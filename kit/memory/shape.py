@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from kit.config.expressions import matches
+from kit.config.expressions import matches_any
 
 
 @dataclass(frozen=True)
@@ -169,11 +169,7 @@ class Shape:
         decoder = "model.language_model" if self.tower else "model"
         within = {each.name: f"{'mlp' if each.is_in_mlp else 'self_attn'}.{each.name}" for each in self.linears}
         return [
-            {
-                name
-                for name, path in within.items()
-                if any(matches(f"{decoder}.layers.{i}.{path}", target) for target in targets)
-            }
+            {name for name, path in within.items() if matches_any(f"{decoder}.layers.{i}.{path}", targets)}
             for i in range(self.num_layers)
         ]
 

@@ -6,7 +6,7 @@ Plain numbers, so that thousands of them can be tried in a second.
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from kit.config.expressions import matches
+from kit.config.expressions import matches_any
 from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
@@ -324,7 +324,7 @@ def uncovered(settings: MethodSettings, shape: Shape) -> list[str]:
     targets = settings.lora_target_modules
     if settings.method != "full" and targets != "all-linear":
         first, *others = shape.names_in_layers(targets)
-        tables = [name for name in ("model.embed_tokens", "lm_head") if any(matches(name, each) for each in targets)]
+        tables = [name for name in ("model.embed_tokens", "lm_head") if matches_any(name, targets)]
         if not first or tables or any(layer != first for layer in others):
             found.append("lora_target_modules")
     return found

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kit.config.adapter_base import adapter_config
-from kit.config.expressions import matches
+from kit.config.expressions import matches, matches_any
 from kit.config.settings.method import MethodSettings
 from kit.model.adapters.targets import last_part
 from kit.model.pretrained.locate import open_adapter
@@ -73,9 +73,9 @@ def rows_and_modules_options(model: Any, settings: MethodSettings) -> dict[str, 
     tables = _table_names(model)
     if whole:
         options["modules_to_save"] = whole
-        options["ensure_weight_tying"] = len(tables) == 1 and _matches_any(tables[0], whole)
+        options["ensure_weight_tying"] = len(tables) == 1 and matches_any(tables[0], whole)
     tokens = [*(settings.new_tokens or []), *(settings.trainable_tokens or [])]
-    tables_with_rows = [table for table in tables if not _matches_any(table, whole)]
+    tables_with_rows = [table for table in tables if not matches_any(table, whole)]
     if tokens and tables_with_rows:
         ids = sorted(set(ids_of(open_tokenizer(settings), tokens)))
         options["trainable_token_indices"] = {table: ids for table in tables_with_rows}
@@ -87,7 +87,7 @@ def check_rows_and_modules(settings: MethodSettings, meta_model: Any) -> Iterato
     targets, head = settings.lora_target_modules, meta_model.get_output_embeddings()
     modules = dict(meta_model.named_modules())
     if isinstance(targets, list):
-        adapted = {name for name in modules if _matches_any(name, targets)}
+        adapted = {name for name in modules if matches_any(name, targets)}
     else:
         adapted = {name for name, each in modules.items() if isinstance(each, torch.nn.Linear) and each is not head}
     yield from _check_whole_modules(settings, meta_model, modules, adapted)
@@ -111,8 +111,8 @@ def _check_whole_modules(
             yield Problem(field, f"{name!r} gets an adapter, or holds modules that do", expected)
     tables = _table_names(model)
     head = model.get_output_embeddings()
-    names_head = any(module is head and _matches_any(full, whole) for full, module in modules.items())
-    names_table = _matches_any(tables[0], whole)
+    names_head = any(module is head and matches_any(full, whole) for full, module in modules.items())
+    names_table = matches_any(tables[0], whole)
     flag = flag_of_whole_tables(model)
     if len(tables) == 1 and (names_head or names_table) and not (flag and names_table):
         found = f"{tables[0]} and the output head are one weight here, of which peft would train one alone"
@@ -125,7 +125,7 @@ def _check_rows(settings: MethodSettings, model: Any, adapted: set[str]) -> Iter
     field = "new_tokens" if settings.new_tokens else "trainable_tokens"
 
     for table in _table_names(model):
-        if _matches_any(table, settings.lora_modules_to_save or []):
+        if matches_any(table, settings.lora_modules_to_save or []):
             continue
         if table in adapted:
             found = f"{table} gets an adapter, so its rows cannot train by themselves"
@@ -152,10 +152,6 @@ def _table_names(model: Any) -> list[str]:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = head is None or head.weight is embedding.weight
     return [name for name, module in model.named_modules() if module is embedding or (module is head and not is_tied)]
-
-
-def _matches_any(name: str, targets: list[str]) -> bool:
-    return any(matches(name, target) for target in targets)
 
 
 def _names_for_peft(model: Any, name: str) -> list[str]:

@@ -40,7 +40,7 @@ from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
 from kit.system import interrupt
 from kit.system.console import begin_work, say
-from kit.system.errors import Problem, Problems, UserError, counted, raise_if
+from kit.system.errors import Problem, Problems, counted, raise_if
 from kit.system.interrupt import OWN_TORCHRUN
 
 _RANK_VARIABLES = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT".split()
@@ -142,30 +142,26 @@ def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe,
     Raises:
         UserError: with all problems of the recipe, the flags and the config.
     """
-    problems = list(request.problems)
+    problems = Problems(request.problems)
     config: AccelerateConfig | None = None
     config_name = None
-    try:
+    with problems.caught():
         if request.launch.config:
             path = find_file(request.launch.config, ACCELERATE_CONFIGS, "config")
             config, config_name = read_config(path), path.stem
         else:
             config = config_from_environment()
-    except UserError as error:
-        problems += error.problems
     if config and request.launch.sequence_parallel_size:
         config = replace(config, sequence_parallel_size=request.launch.sequence_parallel_size)
     wanted = request.launch.num_processes or (config.num_processes if config else None)
     if request.recipe:
         asked = request.recipe
         problems += _package_problems(asked, asked.optim, [*asked.metrics, *asked.rewards], list(asked.report_to))
-        own_functions = Problems()
         for name in filter(own_metric.is_own, [*asked.metrics, *asked.rewards]):  # the command named their files
-            with own_functions.caught():
+            with problems.caught():
                 own_metric.load(name)
-        problems += own_functions
     if request.recipe and config:
-        problems += _method_problems(request.recipe, request.recipe.optim, config)
+        problems += _method_problems(asked, asked.optim, asked.keeps_start, config)
         if wanted and checks_batch:
             problems += config.groups.problems(wanted) + _batch_problems(
                 request.recipe, wanted, config.sequence_parallel_size
@@ -236,7 +232,9 @@ _NOT_FSDP1 = {
 }
 
 
-def _method_problems(settings: Recipe, optim: str, config: AccelerateConfig) -> Iterator[Problem]:
+def _method_problems(
+    settings: MethodSettings, optim: str, keeps_start: bool, config: AccelerateConfig
+) -> Iterator[Problem]:
     """Problems with optimisers and methods that the strategy or its precision does not support."""
     strategy, known = config.strategy, OPTIMISERS[optim]
     if (known.bitsandbytes and strategy.shards) or (known.not_fsdp1 and strategy.name == "fsdp1"):
@@ -252,7 +250,7 @@ def _method_problems(settings: Recipe, optim: str, config: AccelerateConfig) -> 
         for name, why in _NOT_FSDP1.items():
             if getattr(settings, name) and (settings.method != "full" or not name.endswith("_tokens")):
                 yield Problem(name, f"under FSDP1 with method {settings.method}: {why}", fix="--config fsdp")
-        if settings.keeps_start and settings.method == "full":
+        if keeps_start and settings.method == "full":
             found = "under FSDP1 with method full: its weights cannot give way to those of the start"
             yield Problem("beta", found, fix="--config fsdp")
 

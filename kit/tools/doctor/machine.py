@@ -11,7 +11,7 @@ import psutil
 import torch
 from huggingface_hub import constants
 
-from kit.config.recipe import Recipe
+from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.model import ModelSettings
 from kit.data.read.hub_datasets import ask_hub
 from kit.data.read.sources import hub_id
@@ -46,7 +46,7 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
     report.check("bf16", lambda: check_bf16(topology, planned.config_file))
     opened: list[Any] = []
     report.check("model", lambda: _check_model(recipe, opened))
-    report.check("data", lambda: check_data(recipe))
+    report.check("data", lambda: check_data(recipe.dataset_entries, recipe.eval_dataset_entries))
     workload = None
     if opened:
         workload = planned_workload(resolve_auto(recipe, topology, opened[0])[0], topology, opened[0])
@@ -107,10 +107,9 @@ def _check_model(settings: ModelSettings, opened: list[Any]) -> str:
     return f"{settings.model_name_or_path}: {type(opened[0]).__name__}"
 
 
-def check_data(recipe: Recipe) -> str:
+def check_data(train: list[DatasetEntry], evaluation: list[DatasetEntry]) -> str:
     """Fail if a data set is not found, or the hub refuses it; offline, if it is not in the cache. Reads no row."""
-    asked = [("dataset", entry) for entry in recipe.dataset_entries]
-    asked += [("eval_dataset", entry) for entry in recipe.eval_dataset_entries]
+    asked = [*(("dataset", entry) for entry in train), *(("eval_dataset", entry) for entry in evaluation)]
     problems, found = Problems(), {}
     for flag, entry in asked:
         with problems.caught():

@@ -82,4 +82,4 @@ def test_a_config_for_several_machines_says_how_to_check_them_all(checked, tmp_p
 
 def test_local_data_asks_no_hub(recipe, monkeypatch):
     monkeypatch.setattr(machine, "ask_hub", lambda name, flag, revision: pytest.fail("asked"))
-    assert "train.jsonl" in check_data(recipe) and "http" not in check_data(recipe)
+    assert "train.jsonl" in (found := check_data(recipe.dataset_entries, [])) and "http" not in found
