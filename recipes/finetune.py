@@ -55,7 +55,7 @@ def main() -> None:
 
     # --- build: ranks, objective, model and optimiser, with the state of the last checkpoint
     run = Run(checked)  # joins the ranks, locks output_dir, and chooses the checkpoint
-    objective = open_objective(checked, run)  # distil with teacher_top_k: the teacher runs here, alone on the device
+    objective = open_objective(run)  # distil with teacher_top_k: the teacher runs here, alone on the device
     policy = build_policy(run, recipe, checked.config, checked.tokenizer, data)  # sharded, proven, compiled
     objective.bind(policy, run)  # the reference or the teacher, with the weights from which the run starts
     run.begin(policy)  # loads the checkpoint, opens metrics.jsonl and trackers; from here on a signal saves and stops

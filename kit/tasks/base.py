@@ -26,7 +26,6 @@ from kit.strategy.accelerator import Prepared
 from kit.train.policy import Policy
 
 if TYPE_CHECKING:
-    from kit.preflight.preflight import Preflight
     from kit.run.run import Run
 
 # What ``Objective.terms`` returns.
@@ -83,9 +82,9 @@ class Objective:
         return recipe
 
     @classmethod
-    def open(cls, checked: "Preflight", run: "Run") -> Self:
+    def open(cls, run: "Run") -> Self:
         """Create the objective of a run, before its model takes the device. Called by all ranks."""
-        return cls(checked.data.dataset_names, checked.recipe)
+        return cls(run.checked.data.dataset_names, run.checked.recipe)
 
     def bind(self, policy: Policy, run: "Run") -> None:
         """Take what the objective needs of the model, whose weights are those that the run starts from: here nothing.

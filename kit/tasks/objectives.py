@@ -9,7 +9,6 @@ from kit.tasks.base import Objective
 from kit.tasks.sft.loss import SmoothedLoss, SupervisedLoss, ZLoss
 
 if TYPE_CHECKING:
-    from kit.preflight.preflight import Preflight
     from kit.run.run import Run
 
 
@@ -28,6 +27,6 @@ def build_objective(settings: ObjectiveSettings, dataset_names: Sequence[str]) -
     return objective_class(settings)(dataset_names, settings)
 
 
-def open_objective(checked: "Preflight", run: "Run") -> Objective:
+def open_objective(run: "Run") -> Objective:
     """Create the objective of a run, see ``Objective.open``."""
-    return objective_class(checked.recipe).open(checked, run)
+    return objective_class(run.checked.recipe).open(run)

@@ -95,7 +95,8 @@ def store(model_folder, tmp_path, monkeypatch):
 
     def store(total_steps=9, spoil=None, **changes):
         recipe = Recipe(**plain | {"teacher_top_k": 5} | changes)
-        data = open_recipe_data(recipe, open_tokenizer(recipe), 320)
+        tokenizer = open_tokenizer(recipe)
+        data = open_recipe_data(recipe, tokenizer, 320)
         accelerator = Accelerator(cpu=True)
         settings = teacher_settings(recipe)
         config = open_config(settings)
@@ -104,7 +105,7 @@ def store(model_folder, tmp_path, monkeypatch):
         )
         calls, opened = [], []
 
-        def open_teacher():
+        def open_teacher(*_):
             model = build()
             opened.append(weakref.ref(model))
             model.register_forward_hook(lambda *_: calls.append(1))
@@ -112,8 +113,12 @@ def store(model_folder, tmp_path, monkeypatch):
                 spoil(model)
             return Teacher(Prepared(accelerator, Ranks(), model, None, actual_strategy(sharded_layers=None)))
 
-        given = accelerator, recipe, config, data, total_steps, 320, 0, lambda items, name, total: items
-        stored = store_teacher(open_teacher, *given)
+        monkeypatch.setattr(stored_teacher, "open_teacher", open_teacher)
+        checked = SimpleNamespace(recipe=recipe, teacher_config=config, data=data, tokenizer=tokenizer)
+        checked.total_steps, checked.vocab_size = total_steps, 320
+        stored = store_teacher(
+            SimpleNamespace(checked=checked, accelerator=accelerator, progress=lambda items, *_: items)
+        )
         assert all(model() is None for model in opened), "the teacher is still there"
         return SimpleNamespace(stored=stored, samples=data.train, num_calls=len(calls), model=build())
 

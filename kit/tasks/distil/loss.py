@@ -18,7 +18,6 @@ The sum over the targets is divided by the sum of their weights, as in supervise
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -26,7 +25,6 @@ import torch.nn.functional as F
 
 from kit.data.feed.batches import MicroBatch
 from kit.data.feed.feed import BatchSource, GlobalBatch
-from kit.data.open import pad_id
 from kit.strategy.accelerator import Prepared
 from kit.strategy.float64 import in_float64
 from kit.system import phases
@@ -38,10 +36,8 @@ from kit.train.policy import Policy
 from kit.train.rollouts.rollouts import open_rollouts
 
 if TYPE_CHECKING:
-    from kit.preflight.preflight import Preflight
     from kit.run.run import Run
 
-_STATES = "teacher_states"  # of ``MicroBatch.per_target``: [S, h]
 METRICS = ("cross_entropy", "divergence", "entropy", "teacher_entropy", "teacher_agreement")
 
 
@@ -52,19 +48,17 @@ class Distillation(SupervisedLoss):
     teacher: Teacher | StoredTeacher | None = None
 
     @classmethod
-    def open(cls, checked: "Preflight", run: "Run") -> Self:
+    def open(cls, run: "Run") -> Self:
         """With ``teacher_top_k`` the teacher answers here, alone on the device. See ``Objective.open``."""
-        made, recipe = super().open(checked, run), checked.recipe
-        if recipe.teacher_top_k:
+        made = super().open(run)
+        if run.checked.recipe.teacher_top_k:
             run.enter(phases.TEACHER)
-            of_data = checked.data, checked.total_steps, checked.vocab_size, pad_id(checked.tokenizer), run.progress
-            opened = partial(open_teacher, checked, run)
-            made.teacher = store_teacher(opened, run.accelerator, recipe, checked.teacher_config, *of_data)
+            made.teacher = store_teacher(run)
         return made
 
     def bind(self, policy: Policy, run: "Run") -> None:
         """Load the teacher beside the model, if it has not answered. See ``Objective.bind``."""
-        self.teacher = self.teacher or open_teacher(run.checked, run)
+        self.teacher = self.teacher or open_teacher(run)
         policy.notes.append(self.teacher.description)
 
     def open_feed(self, policy: Policy, run: "Run") -> BatchSource:

@@ -13,16 +13,17 @@ Promises:
 - The teacher is not loaded if the cache has all blocks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from accelerate.utils.memory import clear_device_cache
 
 from kit.data.feed.batches import Collator, MicroBatch, on_device, shares
-from kit.data.feed.data import Data
+from kit.data.feed.feed import GlobalBatch
+from kit.data.open import pad_id
 from kit.data.samples.samples import Samples
 from kit.memory.sizes import format_bytes
 from kit.model.build import attention_of
@@ -31,17 +32,14 @@ from kit.model.teacher import teacher_settings
 from kit.strategy.accelerator import sum_over_ranks
 from kit.strategy.processes.rendezvous import together
 from kit.system.cache import cache_folder, digest, open_entry, store
-from kit.system.console import Progress, say
+from kit.system.console import say
 from kit.system.errors import TrainingError
-from kit.tasks.distil.teacher import Teacher
+from kit.tasks.distil.teacher import Teacher, open_teacher
 from kit.train.precompute import hash_of, key_of_model, used_samples
 from kit.train.reference import without_gradients
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-    from kit.config.recipe import Recipe
-    from kit.data.feed.feed import GlobalBatch
+    from kit.run.run import Run
 
 FOLDER = "teachers"  # of the cache
 CODE_VERSION = 1  # part of every key: raise it whenever the same teacher would give other numbers
@@ -55,7 +53,7 @@ class _Stored:
 
     blocks: Sequence[np.ndarray]  # in order: [targets, W]
     bounds: np.ndarray  # int64 [blocks + 1]: the first target of each block
-    starts: np.ndarray  # int64 [N]: the first target of each sample among those of the chosen ones
+    starts: np.ndarray  # int64 [N]: the first target of each of ``samples`` among those of the chosen ones
     num_targets: np.ndarray  # int [N]
 
     def __getitem__(self, i: int) -> np.ndarray:
@@ -72,7 +70,7 @@ class StoredTeacher:
     size: int  # tokens of both vocabularies
     first_logps: np.ndarray  # float32 [targets, W], of the first block
 
-    def states(self, batch: "GlobalBatch") -> "GlobalBatch":
+    def states(self, batch: GlobalBatch) -> GlobalBatch:
         """Return the batch, which has what the teacher thinks of each target."""
         return batch
 
@@ -117,33 +115,19 @@ def outcomes(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> tor
     return torch.cat([named, rest], dim=1)
 
 
-def store_teacher(
-    open_teacher: Callable[[], Teacher],
-    accelerator: "Accelerator",
-    recipe: "Recipe",
-    config: Any,
-    data: Data,
-    total_steps: int,
-    vocab_size: int,
-    pad_token_id: int,
-    progress: Progress,
-) -> StoredTeacher:
+def store_teacher(run: "Run") -> StoredTeacher:
     """Store what the teacher thinks of all targets that a step uses, but for what the cache has. Called by all ranks.
 
-    Args:
-        open_teacher: loads it. It is gone from the device when this returns.
-        config: the teacher's.
-        total_steps: of the run: samples that no step uses are left out.
-        vocab_size: rows of the student's table.
-        progress: wraps the loop over batches.
+    The teacher is gone from the device when this returns.
 
     Raises:
         UserError: the cache cannot be written.
         TrainingError: a probability is not a number.
     """
-    samples = data.train
-    chosen = np.flatnonzero(used_samples(data, total_steps))
-    size = min(config.get_text_config().vocab_size, vocab_size)
+    checked, accelerator = run.checked, run.accelerator
+    data, samples, recipe = checked.data, checked.data.train, checked.recipe
+    chosen = np.flatnonzero(used_samples(data, checked.total_steps))
+    size = min(checked.teacher_config.get_text_config().vocab_size, checked.vocab_size)
     k = min(recipe.teacher_top_k, size)
     ends = np.cumsum(samples.num_targets[chosen], dtype=np.int64)
     starts = np.zeros(len(samples), np.int64)
@@ -153,8 +137,9 @@ def store_teacher(
     parts = np.split(chosen, np.flatnonzero(np.diff(block_of)) + 1)
     bounds = np.array([*(starts[part[0]] for part in parts), ends[-1]])
     settings = teacher_settings(recipe)
-    key = [CODE_VERSION, key_of_model(accelerator, settings, attention_of(settings, config, recipe.packing))]
-    key += [samples.fingerprint, recipe.distil_temperature, k, size]
+    attention = attention_of(settings, checked.teacher_config, recipe.packing)
+    key = [CODE_VERSION, key_of_model(accelerator, settings, attention), samples.fingerprint]
+    key += [recipe.distil_temperature, k, size]
     folders = [cache_folder() / FOLDER / digest(key, hash_of(part)) for part in parts]
     device = accelerator.device
     absent = torch.tensor([float(open_entry(folder) is None) for folder in folders], device=device)
@@ -164,10 +149,9 @@ def store_teacher(
     else:
         stored = format_bytes(int(ends[-1]) * 4 * (k + _width(k, size)))
         say(f"teacher: storing its {k} most probable tokens of {ends[-1]} targets in the cache, {stored}")
-        teacher = open_teacher()
+        teacher = open_teacher(run)
         for number in missing:
-            of_part = parts[number], starts - bounds[number], k, size
-            values = _answers(teacher, recipe, samples, *of_part, pad_token_id, progress)
+            values = _answers(teacher, run, samples, parts[number], starts - bounds[number], k, size)
             with together(accelerator):  # an error on one rank stops all ranks
                 if accelerator.is_local_main_process:
                     store(folders[number], values, {"teacher": recipe.teacher, "num_values": len(values[_IDS])})
@@ -185,14 +169,12 @@ def store_teacher(
 
 def _answers(
     teacher: Teacher,
-    recipe: "Recipe",
+    run: "Run",
     samples: Samples,
     chosen: np.ndarray,
     starts: np.ndarray,
     num_tokens: int,
     size: int,
-    pad_token_id: int,
-    progress: Progress,
 ) -> dict[str, np.ndarray]:
     """Return what the teacher thinks of the targets of the samples ``chosen``. Each rank computes its share.
 
@@ -200,13 +182,14 @@ def _answers(
         starts: int64 [N], the first target of each of ``samples`` among those of the chosen ones.
         num_tokens, size: see ``StoredTeacher``.
     """
-    ranks, lengths, batch_size = teacher.prepared.ranks, samples.row_lengths, recipe.micro_batch_size
+    recipe, ranks = run.checked.recipe, teacher.prepared.ranks
+    lengths, batch_size = samples.row_lengths, recipe.micro_batch_size
     num = int(samples.num_targets[chosen].sum())
     ids = torch.zeros(num, num_tokens, dtype=torch.int32)
     logps = torch.zeros(num, _width(num_tokens, size))
-    collator = Collator(batch_size, pad_token_id, packing=False, max_length=int(lengths.max()))
+    collator = Collator(batch_size, pad_id(run.checked.tokenizer), packing=False, max_length=int(lengths.max()))
     own = list(shares(lengths, chosen, ranks, batch_size))
-    with_bar = progress(own, "teacher", len(own))
+    with_bar = run.progress(own, "teacher", len(own))
     micro_batches = (collator.collate(samples, list(share[:, None])) for share in with_bar)
     chunk = chunk_size(teacher.vocab_size, 1, head_trains=False)
     with without_gradients(teacher.prepared):

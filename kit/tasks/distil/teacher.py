@@ -21,7 +21,6 @@ from kit.strategy.weights import reshard, whole_tensor
 from kit.train.reference import without_gradients
 
 if TYPE_CHECKING:
-    from kit.preflight.preflight import Preflight
     from kit.run.run import Run
 
 _STATES = "teacher_states"  # of ``MicroBatch.per_target``: [S, h]
@@ -82,9 +81,9 @@ class Teacher:
         return p, q, p.argmax(dim=-1) == q.argmax(dim=-1)
 
 
-def open_teacher(checked: "Preflight", run: "Run") -> Teacher:
+def open_teacher(run: "Run") -> Teacher:
     """Load the teacher of a run. Called by all ranks. Raises ``UserError`` as ``build_teacher``."""
-    recipe = checked.recipe
+    checked, recipe = run.checked, run.checked.recipe
     with together(run.accelerator), naming_teacher():
         frozen = build_teacher(teacher_settings(recipe), checked.teacher_config, run.load_plan, recipe.packing)
     return Teacher(prepare(run.accelerator, run.topology, frozen))
