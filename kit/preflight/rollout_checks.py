@@ -8,8 +8,8 @@ from pydantic import BaseModel
 
 from kit.data.read.sources import FIX_ROWS, shown
 from kit.data.samples.samples import Samples
-from kit.scoring.own_metric import is_own
-from kit.scoring.rewards import Attempt, Scorer, key_of, reward
+from kit.scoring.own_metric import is_own, key_of
+from kit.scoring.rewards import Attempt, Scorer, reward
 from kit.strategy.processes.launcher import cores_of_rank
 from kit.system.console import progress
 from kit.system.errors import Problem, Problems, UserError

@@ -37,8 +37,8 @@ def is_own(name: str) -> bool:
 
 
 def key_of(name: str) -> str:
-    """Return the name of a metric in results: of ``FILE.py:FUNCTION`` the function's."""
-    return name.rpartition(":")[2]
+    """Return the name of a metric or a reward in results: of ``FILE.py:FUNCTION`` the function's, else the kind."""
+    return name.rpartition(":")[2] if is_own(name) else name.partition(":")[0]
 
 
 @cache

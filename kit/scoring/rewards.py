@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kit.scoring import own_metric
-from kit.scoring.metrics import METRICS
+from kit.scoring.metrics import Metric
 
 _START_SECONDS = 120  # in which a process must have imported the user's files
 _LOOK_SECONDS = 0.5  # between two looks at whether the run stops
@@ -48,11 +48,6 @@ class Attempt(NamedTuple):
     max_new_tokens: int
 
 
-def key_of(name: str) -> str:
-    """Return the name of a reward in metrics: that of the function, or what stands before a colon."""
-    return own_metric.key_of(name) if own_metric.is_own(name) else name.partition(":")[0]
-
-
 def reward(name: str, attempt: Attempt) -> float:
     """Return one reward of an answer; raises what a function of the user raises, see ``own_metric.score``.
 
@@ -64,8 +59,6 @@ def reward(name: str, attempt: Attempt) -> float:
       equation 13.
     """
     kind, _, value = name.partition(":")
-    if own_metric.is_own(name):
-        return own_metric.score(name, attempt.expected, attempt.answer, attempt.row, attempt.origin)
     if kind == "math":
         from math_verify import verify
 
@@ -82,7 +75,7 @@ def reward(name: str, attempt: Attempt) -> float:
         return float(re.search(value, attempt.answer, re.DOTALL) is not None)
     if kind == "overlong":
         return min(0.0, (attempt.max_new_tokens - attempt.num_tokens) / int(value) - 1)
-    return METRICS[name](attempt.answer, attempt.expected)
+    return Metric(name).values(attempt.expected, attempt.answer, attempt.row, attempt.origin)[0]
 
 
 @lru_cache(1000)  # the expected text of all answers to a prompt
@@ -260,4 +253,4 @@ def _number_or_why(name: str, attempt: Attempt) -> float | str:
         (problem,) = error.problems
         return f"{problem.where}: {problem.found}"
     except Exception as error:  # of a library, given any text
-        return f"{key_of(name)}: {type(error).__name__}: {str(error)[:300]} (row {attempt.origin})"
+        return f"{own_metric.key_of(name)}: {type(error).__name__}: {str(error)[:300]} (row {attempt.origin})"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from kit.failures.exits import ERROR_FILE
 from kit.run.doubtful_answers import unasked, unended
-from kit.scoring.rewards import key_of
+from kit.scoring.own_metric import key_of
 from kit.tools.report.runs import ACCURACY, ReportedRun, finite_number
 
 FEWEST_STEPS = 20  # for a tendency

@@ -8,7 +8,7 @@ import numpy as np
 
 from kit.config.settings.objective import DECLARED
 from kit.scoring.metrics import is_share
-from kit.scoring.rewards import key_of
+from kit.scoring.own_metric import key_of
 from kit.system.console import is_main, say
 from kit.tools.report.chart import Line, draw
 from kit.tools.report.page import Pictures, cell, escaped, page, section, table, write_page

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kit.data.samples.samples import Samples
-from kit.scoring.own_metric import MetricError, is_own
-from kit.scoring.rewards import Attempt, Scorer, key_of
+from kit.scoring.own_metric import MetricError, is_own, key_of
+from kit.scoring.rewards import Attempt, Scorer
 from kit.strategy.processes.launcher import cores_of_rank
 from kit.system.console import Progress, say
 from kit.system.errors import Problem

@@ -9,6 +9,7 @@ Promises:
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -144,77 +145,73 @@ class Rollouts:
         """Return what is learned from, with its advantages, and set ``_metrics``."""
         recipe = self._recipe
         if not recipe.rewards:
-            drawn = self._draw(self._num_taken)
+            groups = self._draw(self._num_taken)
             self._num_taken += 1
-            self._metrics = lengths([each for each in drawn if self._is_written(each.key)])
-            return drawn
-        wanted, size = recipe.global_batch_size // recipe.num_generations, recipe.num_generations
-        groups: list[list[Trajectory]] = []
+            return list(chain.from_iterable(groups))
+        wanted = recipe.global_batch_size // recipe.num_generations
+        groups = []
         even: list[list[Trajectory]] = []  # whose answers all have the same reward; one without rewards is in neither
-        asked: list[Trajectory] = []
+        asked: list[list[Trajectory]] = []
         num_taken = self._num_taken
         for _ in range(1 + MAX_REFILLS):
             drawn = self._draw(num_taken)
             num_taken += 1
             asked += drawn
-            rewards = np.array([each.reward for each in drawn]).reshape(-1, size)
-            for i, gains in enumerate(advantages(rewards, recipe.policy_loss).tolist()):
-                group = drawn[i * size : (i + 1) * size]
+            rewards = np.array([[each.reward for each in group] for group in drawn])
+            for group, gains in zip(drawn, advantages(rewards, recipe.policy_loss).tolist(), strict=True):
                 for each, gain in zip(group, gains, strict=True):
                     each.advantage = gain
                 if any(gains):
                     groups.append(group)
-                elif np.isfinite(rewards[i]).any():
+                elif any(np.isfinite(each.reward) for each in group):
                     even.append(group)
             if len(groups) >= wanted or (not recipe.dynamic_sampling and groups + even):
                 break
-        self._environment.say_failures(asked)
+        self._environment.say_failures(list(chain.from_iterable(asked)))
         self._num_taken = num_taken  # only now: a rollout that is interrupted begins again
         if not groups and not self._has_warned:
             self._has_warned = True
             say("warning: all answers to each prompt have the same reward: nothing is learned from this rollout")
         groups = groups[:wanted]
-        self._metrics = measured(asked, self._environment.keys, size, len(even))
+        self._metrics = measured(asked, self._environment.keys, len(even))
         # Groups without a lesson count in the divisors, as in the papers; with dynamic sampling there should be none.
         groups += even[: wanted - len(groups)] if not recipe.dynamic_sampling or not groups else []
         return [each for group in groups for each in group if np.isfinite(each.reward)]
 
-    def _draw(self, number: int) -> list[Trajectory]:
-        """Return the trajectories of a batch of the data's order, those of one prompt one after another."""
+    def _draw(self, number: int) -> list[list[Trajectory]]:
+        """Return the trajectories of a batch of the data's order, in a group for each prompt, and set ``_metrics``."""
         recipe, ranks, train = self._recipe, self._prepared.processes, self._data.train
-        indices = np.concatenate(self._data.order.batch(number)).tolist()
-        keys = [(number, i, k) for i in indices for k in range(recipe.answers_per_prompt)]
-        trajectories = [self._environment.start(key) if self._is_written(key) else self._of_data(key) for key in keys]
+        indices, num = np.concatenate(self._data.order.batch(number)).tolist(), recipe.answers_per_prompt
+        trajectories = [self._start((number, i, k)) for i in indices for k in range(num)]
         places = [place for place, each in enumerate(trajectories) if not each.ended]
         requests = [
             Request(each.ids, each.key, recipe.max_new_tokens, train.images_with_origin(each.sample))
-            for each in map(trajectories.__getitem__, places)
+            for each in trajectories
+            if not each.ended
         ]
         mine = []
         for i, completion in self._sampler.sample(requests):
+            mine.append((places[i], trajectories[places[i]]))
             self._environment.step(trajectories[places[i]], completion)
-            mine.append(places[i])
         self._environment.collect(-(-len(places) // ranks.count), self._progress)
-        for place, trajectory in gather_object([(place, trajectories[place]) for place in mine]):
+        for place, trajectory in gather_object(mine):
             trajectories[place] = trajectory
         if any(len(each.rewards) < len(recipe.rewards) for each in trajectories):
             raise Stopped
-        return trajectories
+        self._metrics = lengths([trajectories[place] for place in places])
+        return [trajectories[place : place + num] for place in range(0, len(trajectories), num)]
 
-    def _is_written(self, key: tuple[int, int, int]) -> bool:
-        """Whether the model writes this answer, and does not take that of the data, which may be too long."""
-        recipe = self._recipe
-        if recipe.rewards:
-            return True
-        length = sum(map(len, self._data.train.prompt(key[1])))
-        return (
-            np.random.default_rng([recipe.seed, *key]).random() < recipe.on_policy_share or length > recipe.max_length
-        )
+    def _start(self, key: tuple[int, int, int]) -> Trajectory:
+        """A trajectory that the model continues, or the data's answer in its place, of which earlier turns teach, too.
 
-    def _of_data(self, key: tuple[int, int, int]) -> Trajectory:
-        """The trajectory of the data's answer. Earlier turns teach, too."""
-        length = sum(map(len, self._data.train.prompt(key[1])))
-        ids, weights = (values[:length] for values in self._data.train[key[1]])
+        One that is too long is not taken.
+        """
+        recipe, train = self._recipe, self._data.train
+        length = sum(map(len, train.prompt(key[1])))
+        draw = np.random.default_rng([recipe.seed, *key]).random()
+        if recipe.rewards or draw < recipe.on_policy_share or length > recipe.max_length:
+            return self._environment.start(key)
+        ids, weights = (values[:length] for values in train[key[1]])
         bounds = np.flatnonzero(np.diff(weights)) + 1
         parts = zip(np.split(ids, bounds), np.split(weights, bounds), strict=True)
         return Trajectory(key, [Segment(part.tolist(), float(its[0])) for part, its in parts], ended=True)

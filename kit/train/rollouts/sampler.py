@@ -1,6 +1,7 @@
 """Samplers: what writes the completions of a rollout, the model that trains or a vLLM server."""
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,47 +32,42 @@ class Sampler(Protocol):
         """
 
 
+@dataclass
 class OwnModel:
     """The model that trains, by transformers' ``generate``."""
 
-    published = ""
-
-    def __init__(
-        self,
-        prepared: "Prepared",
-        recipe: "Recipe",
-        stops: Collection[int],
-        pad_token_id: int,
-        image_maker: Any,
-        progress: Progress,
-    ) -> None:
-        self._prepared, self._recipe, self._progress = prepared, recipe, progress
-        self._stops, self._pad_token_id, self._image_maker = stops, pad_token_id, image_maker
+    prepared: "Prepared"
+    recipe: "Recipe"
+    stops: Collection[int]
+    pad_token_id: int
+    image_maker: Any
+    progress: Progress
+    published: str = ""
 
     def publish(self, step: int) -> None:
         """Do nothing: the weights are the same."""
 
     def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         """See ``Sampler``."""
-        accelerator, model, ranks = self._prepared.accelerator, self._prepared.model, self._prepared.processes
+        accelerator, model, ranks = self.prepared.accelerator, self.prepared.model, self.prepared.processes
         mine = range(len(requests))[ranks.index :: ranks.count]
-        size = self._recipe.eval_batch_size
+        size = self.recipe.eval_batch_size
         num_calls = -(-len(requests) // (ranks.count * size))
-        with without_gradients(self._prepared), without_cudnn_attention(), generating(accelerator, model) as generate:
-            if self._image_maker:  # a placeholder in an answer would be one without a feature
-                generate = partial(generate, suppress_tokens=[self._image_maker.placeholder_id])
-            for call in self._progress(range(num_calls), "rollout", num_calls):
+        with without_gradients(self.prepared), without_cudnn_attention(), generating(accelerator, model) as generate:
+            if self.image_maker:  # a placeholder in an answer would be one without a feature
+                generate = partial(generate, suppress_tokens=[self.image_maker.placeholder_id])
+            for call in self.progress(range(num_calls), "rollout", num_calls):
                 places = mine[call * size : (call + 1) * size]
                 completions = generate_answers(
                     generate,
                     # A rank without a request left generates for the first one, and nobody reads that.
                     [requests[place] for place in places or [0]],
-                    stops=self._stops,
-                    pad_token_id=self._pad_token_id,
+                    stops=self.stops,
+                    pad_token_id=self.pad_token_id,
                     temperature=1.0,
                     top_p=None,
-                    seed=self._recipe.seed,
+                    seed=self.recipe.seed,
                     device=accelerator.device,
-                    image_maker=self._image_maker,
+                    image_maker=self.image_maker,
                 )
                 yield from zip(places, completions, strict=False)

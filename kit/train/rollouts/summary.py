@@ -1,6 +1,7 @@
 """What ``metrics.jsonl`` and a report have of a rollout."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,23 +23,20 @@ def lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def measured(
-    trajectories: Sequence[Trajectory], keys: Sequence[str], group_size: int, num_even: int
-) -> dict[str, float]:
-    """Return the metrics of all trajectories that were drawn for a rollout.
+def measured(groups: Sequence[Sequence[Trajectory]], keys: Sequence[str], num_even: int) -> dict[str, float]:
+    """Return the metrics of all groups that were drawn for a rollout: trajectories that begin with one prompt.
 
     Args:
         keys: the names of their rewards.
-        group_size: how many answer one prompt.
         num_even: groups whose rewards are all the same.
     """
-    rewards = np.array([each.reward for each in trajectories])
-    of_groups = rewards.reshape(-1, group_size)
-    spreads = np.nanstd(of_groups[np.isfinite(of_groups).any(axis=1)], axis=1)
+    trajectories = list(chain.from_iterable(groups))
+    rewards = np.array([[each.reward for each in group] for group in groups])
+    spreads = np.nanstd(rewards[np.isfinite(rewards).any(axis=1)], axis=1)
     metrics = {
         "reward": float(np.nanmean(rewards)),
         "reward_std": float(np.mean(spreads)),
-        "frac_reward_zero_std": num_even * group_size / len(trajectories),
+        "frac_reward_zero_std": num_even / len(groups),
     } | lengths(trajectories)
     for k, key in enumerate(keys):
         values = [each.rewards[k] for each in trajectories]

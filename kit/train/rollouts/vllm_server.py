@@ -44,9 +44,16 @@ BYTES_OF_TOKEN = 1 << 10  # of what it answers
 # The server would take what is not said from the model's generation_config.json. With ignore_eos nothing but
 # stop_token_ids ends an answer. Beside the tokens drawn, no others' log-probabilities are asked for.
 SAMPLING = {
-    **{"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "ignore_eos": True},
-    **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-    **{"logprobs": 0, "return_token_ids": True},
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "ignore_eos": True,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logprobs": 0,
+    "return_token_ids": True,
 }
 
 
