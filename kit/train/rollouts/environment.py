@@ -60,12 +60,13 @@ class SingleTurn:
         self._submitted.append((trajectory, self._scorer.submit(attempt)))
 
     def collect(self, most: int, progress: Progress) -> None:
-        """Wait for the rewards of this rank's trajectories. After a stop they may lack some.
+        """Wait for the rewards of this rank's trajectories.
 
         Args:
             most: trajectories of any rank.
+            progress: ends it after a stop, which leaves out rewards: also of the last one.
         """
-        for number in progress(range(most), "rewards", most):
+        for number in progress(range(most + 1), "rewards", most):
             for trajectory, rewards in self._submitted[number : number + 1]:
                 trajectory.rewards = rewards.result()
                 pairs = zip(self._weights, trajectory.rewards, strict=False)

@@ -20,7 +20,6 @@ from kit.data.feed.data import Data
 from kit.data.feed.feed import GlobalBatch, counted
 from kit.data.open import pad_id
 from kit.system.console import Progress, say
-from kit.system.interrupt import Stopped
 from kit.system.phases import ROLLING_OUT
 from kit.train.rollouts.advantages import advantages
 from kit.train.rollouts.environment import SingleTurn
@@ -196,8 +195,6 @@ class Rollouts:
         self._environment.collect(-(-len(places) // ranks.count), self._progress)
         for place, trajectory in gather_object(mine):
             trajectories[place] = trajectory
-        if any(len(each.rewards) < len(recipe.rewards) for each in trajectories):
-            raise Stopped
         self._metrics = lengths([trajectories[place] for place in places])
         return [trajectories[place : place + num] for place in range(0, len(trajectories), num)]
 
