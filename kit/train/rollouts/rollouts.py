@@ -97,12 +97,12 @@ class Rollouts:
                 raise
             if published := self._sampler.published:
                 self._metrics |= prove_sampler(self._prepared, self._collator, self._trajectories, train, published)
-        samples = Trajectories(self._trajectories, train, recipe.mask_truncated_completions)
         if is_new and recipe.num_iterations > 1:
-            self._add_logps("old_logps", samples)
+            self._add_logps("old_logps")
         if is_new and recipe.beta:
             with self._prepared.reference():
-                self._add_logps("reference_logps", samples)
+                self._add_logps("reference_logps")
+        samples = self._samples()
         return replace(
             counted(samples, np.arange(len(samples)), len(train.stores)),
             micro_batches=samples.micro_batches(self._collator, self._prepared.ranks),
@@ -136,8 +136,11 @@ class Rollouts:
         """A line for each reward that failed."""
         return self._environment.closing_notes()
 
-    def _add_logps(self, name: str, samples: Trajectories) -> None:
-        for i, values in samples.compute_logps(self._prepared, self._collator).items():
+    def _samples(self) -> Trajectories:
+        return Trajectories(self._trajectories, self._data.train, self._recipe.mask_truncated_completions)
+
+    def _add_logps(self, name: str) -> None:
+        for i, values in self._samples().compute_logps(self._prepared, self._collator).items():
             self._trajectories[i].logps[name] = values
 
     def _roll_out(self) -> list[Trajectory]:

@@ -91,14 +91,13 @@ class Trajectories(Table):
         }
         super().__init__(records, prompts.dataset_ids[[each.sample for each in trajectories]])
         self.attach("advantages", np.array([[each.advantage] for each in trajectories], np.float64), per="sequence")
+        for name in trajectories[0].logps:
+            values = [np.array(each.logps[name], np.float32) for each in trajectories]
+            # Those of one that is masked are not known, or of no use.
+            self.attach(name, [each[:num] for each, num in zip(values, self.num_targets, strict=True)], per="token")
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         return np.array(self._trajectories[i].ids, np.int64), self._weights[i]
-
-    def _of_targets(self, i: int, name: str) -> np.ndarray:
-        """Log-probabilities of the targets of a trajectory; none if it is masked, or was when they were computed."""
-        values = self._trajectories[i].logps.get(name, []) if self.num_targets[i] else []
-        return np.array(values, np.float32)
 
     def images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
         """See ``Table``."""
@@ -106,8 +105,6 @@ class Trajectories(Table):
 
     def micro_batches(self, collator: Collator, ranks: Ranks) -> list[MicroBatch]:
         """Return this rank's share, with the number of a trajectory as that of its sample."""
-        for name in dict.fromkeys(chain.from_iterable(each.logps for each in self._trajectories)):
-            self.attach(name, [self._of_targets(i, name) for i in range(len(self))], per="token")
         items = list(np.arange(len(self))[:, None])
         if collator.packing:
             items = pack(self.lengths, collator.max_length).items()
