@@ -36,8 +36,6 @@ class FakeHub:
         self.uploads = []  # SHA-256 of each large file, as often as it was sent
         self.requests = []
         self.fails_at = {}  # number of a large file from 0: the status for it, once
-        self.holds_at = None  # number of the large file that is never answered
-        self.is_held = threading.Event()
         self.lock = threading.Lock()
 
 
@@ -134,10 +132,6 @@ class _Handler(BaseHTTPRequestHandler):
             number = len(hub.uploads)
             hub.uploads.append(oid)
             status = hub.fails_at.pop(number, 0)
-        if number == hub.holds_at:
-            hub.is_held.set()
-            self.rfile.read(1)  # until the client is gone
-            return
         if status or hashlib.sha256(body).hexdigest() != oid:
             return self._refuse(status or 400)
         hub.objects[oid] = body

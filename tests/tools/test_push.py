@@ -1,17 +1,13 @@
 """``kit push`` uploads the model and nothing else, once, and says before it begins what will not work."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fake_hub import Repository, _commit_of, served
-from helpers import ROOT, actual_strategy
+from helpers import actual_strategy
 from huggingface_hub import ModelCard, constants
 from safetensors.torch import save_file
 
@@ -113,24 +109,6 @@ def test_gguf_files_are_uploaded_with_their_card(hub, make, capsys):
     assert push(capsys, "gguf", "lab/mine")[0] == 0
     found = hub.repositories["model", "lab/mine"].files
     assert set(found) == {"README.md", "run-Q8_0.gguf"}
-
-
-@pytest.mark.slow
-def test_a_killed_upload_goes_on(hub, make):
-    make()
-    hub.holds_at = 1
-    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
-    command = [sys.executable, "-m", "kit.cli.main", "push", "run"]
-    environment["PYTHONPATH"] = str(ROOT)
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
-        try:
-            assert hub.is_held.wait(60)
-        finally:
-            process.send_signal(signal.SIGKILL)
-    assert hub.repositories["model", "me/run"].files == {}
-    assert subprocess.run(command, env=environment, timeout=120, check=False).returncode == 0
-    found = hub.repositories["model", "me/run"]
-    assert set(found.files) == MODEL and len(found.commits) == 1 and len(hub.objects) == 2
 
 
 def test_another_model_of_fewer_shards_leaves_no_old_weights(hub, make, capsys):
