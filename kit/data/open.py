@@ -181,12 +181,11 @@ def pad_id(tokenizer: Any) -> int:
 def stop_ids(data: Data, tokenizer: Any) -> set[int]:
     """Return the special tokens that end answers: the last supervised token of at least one in a hundred samples.
 
-    Looks at a thousand samples, spread over the data, or at the first block of each data set of a stream.
+    Looks at a thousand samples, spread over the data, or over the first blocks of a stream.
     """
-    ends: Counter[int] = Counter()
-    for piece in data.looked_at():
-        for i in np.linspace(0, len(piece) - 1, min(len(piece), 1000)).astype(np.int64).tolist():
-            ids, weights = piece[i]
-            ends[int(ids[np.flatnonzero(weights)[-1]])] += 1
+    samples, ends = data.looked_at, Counter[int]()
+    for i in np.linspace(0, len(samples) - 1, min(len(samples), 1000)).astype(np.int64).tolist():
+        ids, weights = samples[i]
+        ends[int(ids[np.flatnonzero(weights)[-1]])] += 1
     special = tokenizer.added_tokens_decoder
     return {token_id for token_id, count in ends.items() if token_id in special and count >= 0.01 * ends.total()}

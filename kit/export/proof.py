@@ -28,6 +28,7 @@ from kit.data.kinds.kinds import KINDS
 from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import open_datasets
 from kit.data.samples.rows import Encoder
+from kit.data.samples.samples import Samples
 from kit.model.pretrained.heads import head_of
 from kit.system.errors import TrainingError, UserError
 
@@ -111,9 +112,10 @@ def _read(run: DataSettings, kind: type[RowKind], entries: Sequence[DatasetEntry
     changes = {"max_length": min(run.max_length, MAX_TOKENS), "excess_length_strategy": strategy}
     encoder = Encoder(tokenizer, resolve_template(tokenizer, None), run.model_copy(update=changes), kind=kind())
     piece = encoder.encode(dataset, islice(read_rows(dataset.source.parts, dataset.columns), NUM_ROWS))
+    samples = Samples([encoder.as_store(dataset, piece)])
     ids, learned = [], []
-    for i in range(len(piece)):
-        for row, weights in piece.sequences(i)[: None if kind.pools else 1]:  # of a pair, the chosen answer
+    for i in range(len(samples)):
+        for row, weights in samples.sequences(i)[: None if kind.pools else 1]:  # of a pair, the chosen answer
             positions = [int(at) for at in np.flatnonzero(weights) if at > 0 or kind.pools]
             if positions:
                 ids.append(row.tolist())

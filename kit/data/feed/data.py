@@ -13,7 +13,7 @@ from kit.data.feed.feed import BatchSource, Feed
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
 from kit.data.samples.dataset import Dataset
-from kit.data.samples.rows import Encoder, Piece
+from kit.data.samples.rows import Encoder
 from kit.data.samples.samples import Samples, Store
 from kit.system.cache import digest
 
@@ -41,7 +41,7 @@ class Data:
     @property
     def text_form(self) -> str:
         """The form of the texts to train on, see ``FORMS``."""
-        return form_of(*(store.info["counts"] for store in self.train.stores))
+        return form_of(*(store.info["counts"] for store in self.looked_at.stores))
 
     @property
     def fingerprint(self) -> str:
@@ -53,9 +53,10 @@ class Data:
         """The names of the training data sets."""
         return [dataset.entry.name for dataset in self.datasets]
 
-    def looked_at(self) -> Sequence[Samples | Piece]:
-        """Return samples to train on: all, or the first ones of each data set of a stream."""
-        return [self.train]
+    @property
+    def looked_at(self) -> Samples:
+        """Samples to train on: all, or the first ones of each data set of a stream."""
+        return self.train
 
     @property
     def images(self) -> Any:

@@ -70,12 +70,6 @@ def in_rows(entries: Sequence[Mapping[str, np.ndarray]], name: str, absent: floa
     return rows
 
 
-def parted(lengths: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Part a sample into its sequences, of which these are the lengths."""
-    bounds = np.cumsum(lengths[lengths > 0])[:-1]
-    return list(zip(np.split(ids, bounds), np.split(weights, bounds), strict=True))
-
-
 class Table:
     """Samples, by their records. ``table[i]`` is ``(input_ids [T], weights float32 [T])``; subclasses have the tokens.
 
@@ -165,4 +159,6 @@ class Table:
 
     def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return ids and weights of each sequence of sample ``i``: of a pair the chosen one first."""
-        return parted(self.sequence_lengths[i], *self[i])
+        lengths = self.sequence_lengths[i]
+        bounds = np.cumsum(lengths[lengths > 0])[:-1]
+        return list(zip(*(np.split(values, bounds) for values in self[i]), strict=True))

@@ -26,7 +26,8 @@ from kit.data.read.blocks import Block, Part
 from kit.data.read.text import Ending
 from kit.data.samples.bad_rows import BadRow, Tally
 from kit.data.samples.dataset import Dataset
-from kit.data.samples.records import IMAGE, SAMPLE, StoredImages, as_columns, in_rows, parted
+from kit.data.samples.records import IMAGE, SAMPLE, as_columns
+from kit.data.samples.samples import Store
 from kit.system.cache import digest
 from kit.system.errors import Problem, UserError
 
@@ -52,30 +53,6 @@ class Piece(Tally):
 
     def __len__(self) -> int:
         return len(self.samples)
-
-    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """``(input_ids int32 [T], weights float32 [T])`` of sample ``i``."""
-        start, length = self.samples["start"][i], self.samples["length"][i]
-        return self.input_ids[start : start + length], self.weights[start : start + length]
-
-    @cached_property
-    def sequence_lengths(self) -> np.ndarray:
-        """See ``Table``."""
-        return in_rows([self.columns], "sequence_length", 0)
-
-    @cached_property
-    def values(self) -> np.ndarray:
-        """See ``Table``."""
-        return in_rows([self.columns], "value", np.nan)
-
-    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See ``Table``."""
-        return parted(self.sequence_lengths[i], *self[i])
-
-    @cached_property
-    def stored_images(self) -> StoredImages:
-        """The images of its samples, if the model reads images."""
-        return StoredImages(self.arrays())
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All arrays by name, as a cache entry has them."""
@@ -144,6 +121,11 @@ class Encoder:
             "tokenizer": self.tokenizer.name_or_path,
             "max_length": self.max_length,
         }
+
+    def as_store(self, dataset: Dataset, piece: Piece) -> Store:
+        """Return a piece as if it were all samples of its data set."""
+        about = dataset.source, dataset.entry.name, self.kind, piece.arrays(), piece.record()
+        return Store(*about, "", self.images, self.settings.image_folder)
 
     def encode_block(self, dataset: Dataset, part: int, block: Block) -> Piece:
         """Parse, check and tokenise a block of the source's part number ``part``."""

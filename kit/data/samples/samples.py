@@ -100,15 +100,26 @@ class Samples(Table):
         fingerprint: identifies the ids, the weights and their order. The same on every machine.
     """
 
-    def __init__(self, stores: Sequence[Store], fingerprint: str = "", index: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        fingerprint: str = "",
+        index: np.ndarray | None = None,
+        dataset_ids: Sequence[int] | None = None,
+    ) -> None:
+        """
+        Args:
+            index: int [N], the chosen samples among those of all stores; None: all of them.
+            dataset_ids: of each store the index of its data set; None: its own.
+        """
         self.stores = list(stores)
         self.fingerprint = fingerprint or digest(*(store.fingerprint for store in stores))
         sizes = [len(store.arrays["samples"]) for store in stores]
         self._firsts = np.cumsum([0, *sizes])
-        self._index = index  # int [N], the chosen samples among those of all stores; None: all of them
+        self._index = index
         columns = {name: self._column(name) for name in ("length", "num_targets", "target_weight")}
-        dataset_ids = self._chosen(np.repeat(np.arange(len(sizes), dtype=np.int16), sizes))
-        super().__init__(columns, dataset_ids, stores[0].kind)
+        of_stores = np.array(range(len(sizes)) if dataset_ids is None else dataset_ids, np.int16)
+        super().__init__(columns, self._chosen(np.repeat(of_stores, sizes)), stores[0].kind)
 
     @cached_property
     def sequence_lengths(self) -> np.ndarray:
@@ -128,21 +139,27 @@ class Samples(Table):
         return values if self._index is None else values[self._index]
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        store, sample = self._find(i)
+        store, number = self._find(i)
+        sample = store.arrays["samples"][number]
         start, end = sample["start"], sample["start"] + sample["length"]
         return store.arrays["input_ids"][start:end], store.arrays["weights"][start:end]
 
-    def _find(self, i: int) -> tuple[Store, Any]:
-        """The store of sample ``i``, and its entry there, a ``SAMPLE``."""
-        dataset_id = self.dataset_ids[i]
-        store = self.stores[dataset_id]
-        in_all = i if self._index is None else self._index[i]  # its index among the samples of all stores
-        return store, store.arrays["samples"][in_all - self._firsts[dataset_id]]
+    def _find(self, i: int) -> tuple[Store, int]:
+        """The store of sample ``i``, and its index there."""
+        in_all = int(i if self._index is None else self._index[i])
+        k = int(np.searchsorted(self._firsts, in_all, side="right")) - 1
+        return self.stores[k], in_all - int(self._firsts[k])
+
+    def _place(self, i: int) -> tuple[Source, int, int]:
+        """The source of sample ``i``, the number of its part, and that of its row there."""
+        store, number = self._find(i)
+        sample = store.arrays["samples"][number]
+        return store.source, int(sample["part"]), int(sample["number"])
 
     def origin(self, i: int) -> str:
         """Where sample ``i`` comes from: ``train.jsonl:17``."""
-        store, sample = self._find(i)
-        return store.source.origin(int(sample["part"]), int(sample["number"]))
+        source, part, number = self._place(i)
+        return source.origin(part, number)
 
     def data_rows(self, index: Sequence[int]) -> DataRows:
         """Return the rows that the samples at ``index`` are from: all columns, read again from the data set.
@@ -152,8 +169,8 @@ class Samples(Table):
         parts: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for i in index:
             if i not in self._data_rows:
-                _, sample = self._find(i)
-                parts[self.dataset_ids[i], sample["part"]][sample["number"]].append(i)
+                _, part, number = self._place(i)
+                parts[self.dataset_ids[i], part][number].append(i)
         for (dataset_id, part), samples_of in sorted(parts.items()):
             for _, number, row in read_rows([self.stores[dataset_id].source.parts[part]]):
                 for i in samples_of.pop(number, ()):
@@ -168,11 +185,11 @@ class Samples(Table):
 
     def images(self, i: int) -> list[tuple[Image, str]]:
         """Return the images of sample ``i``, each with the folder to which its path is relative."""
-        store, sample = self._find(i)
+        store, number = self._find(i)
         if store.images is None:
             return []
-        number = int((i if self._index is None else self._index[i]) - self._firsts[self.dataset_ids[i]])
-        folder = store.image_folder or store.source.parts[int(sample["part"])].folder
+        source, part, _ = self._place(i)
+        folder = store.image_folder or source.parts[part].folder
         return [(image, folder) for image in store.stored_images[number]]
 
     def prompt(self, i: int) -> Prompt:

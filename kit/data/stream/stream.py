@@ -12,7 +12,7 @@ Promises:
   listed in ``SKIPPED_FILE``; with ``on_bad_row`` error it ends the run. Too many such rows end it too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,17 +21,14 @@ from typing import Any
 import numpy as np
 
 from kit.config.settings.optimisation import OptimSettings
-from kit.data.chat.tokens import form_of
-from kit.data.feed.batches import Collator, Item
+from kit.data.feed.batches import Collator
 from kit.data.feed.data import Data
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.feed import Ahead, GlobalBatch, counted
 from kit.data.feed.order import MIX, uniform
-from kit.data.read.image_files import Image
 from kit.data.read.sources import read_blocks
 from kit.data.samples.bad_rows import LOSSES, SKIPPED_FILE, BadRow, append_listed, notes_of
 from kit.data.samples.dataset import Dataset
-from kit.data.samples.records import Table
 from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import Samples
 from kit.data.stream.windows import COUNTS, Cursor, Element, Windows
@@ -52,17 +49,10 @@ class Stream(Data):
         return self.encoder.images
 
     @cached_property
-    def _first_pieces(self) -> list[Piece]:
-        return [first_piece(dataset, self.encoder) for dataset in self.datasets]
-
-    def looked_at(self) -> Sequence[Samples | Piece]:
+    def looked_at(self) -> Samples:
         """See ``Data``."""
-        return self._first_pieces
-
-    @property
-    def text_form(self) -> str:
-        """The form of the first texts of its data sets, see ``FORMS``."""
-        return form_of(*(piece.counts for piece in self._first_pieces))
+        pieces = [(dataset, first_piece(dataset, self.encoder)) for dataset in self.datasets]
+        return Samples([self.encoder.as_store(*each) for each in pieces])
 
     @property
     def fingerprint(self) -> str:
@@ -214,44 +204,16 @@ class StreamFeed:
         draws = uniform(self._batch_size, self._stream.seed, MIX, step)
         drawn = np.searchsorted(self._sums_of_shares, draws, side="right").clip(max=len(self._items) - 1)
         elements = [next(self._items[dataset_id]) for dataset_id in drawn.tolist()]
-        rows = _Rows(elements, self._stream)
+        distinct = list({id(element.store): element for element in elements}.values())
+        sizes = [len(element.store.arrays["samples"]) for element in distinct]
+        firsts = {id(each.store): first for each, first in zip(distinct, np.cumsum([0, *sizes]).tolist(), strict=False)}
+        index = np.concatenate([firsts[id(element.store)] + element.members for element in elements])
+        dataset_ids = [element.dataset_id for element in distinct]
+        samples = Samples([element.store for element in distinct], "", index, dataset_ids)
+        every = np.arange(len(samples))
+        items = np.split(every, np.cumsum([len(element.members) for element in elements])[:-1])
         return elements, replace(
-            counted(rows, np.arange(len(rows)), len(self._items)),
-            micro_batches=self._collator.micro_batches(rows, rows.items, self._ranks),
-            origins=[origin for element in elements for origin in element.origins],
+            counted(samples, every, len(self._items)),
+            micro_batches=self._collator.micro_batches(samples, items, self._ranks),
+            origins=[samples.origin(i) for i in every.tolist()],
         )
-
-
-class _Rows(Table):
-    """The samples of one step."""
-
-    def __init__(self, elements: Sequence[Element], stream: Stream) -> None:
-        self._stream, self.image_maker = stream, stream.images
-        sizes = [len(element.members) for element in elements]
-        self.items: list[Item] = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-        self._places = [(element.piece, i) for element in elements for i in element.members]
-        records = np.array([piece.samples[i] for piece, i in self._places])
-        dataset_ids = np.repeat([element.dataset_id for element in elements], sizes)
-        super().__init__(records, dataset_ids, stream.encoder.kind)
-
-    @cached_property
-    def sequence_lengths(self) -> np.ndarray:
-        """See ``Table``."""
-        return np.stack([piece.sequence_lengths[i] for piece, i in self._places])
-
-    @cached_property
-    def values(self) -> np.ndarray:
-        """See ``Table``."""
-        return np.stack([piece.values[i] for piece, i in self._places])
-
-    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """See ``Table``."""
-        piece, k = self._places[i]
-        return piece[k]
-
-    def images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
-        """See ``Table``."""
-        (piece, k), source = self._places[i], self._stream.datasets[self.dataset_ids[i]].source
-        part, number = int(piece.samples["part"][k]), int(piece.samples["number"][k])
-        folder = self._stream.settings.image_folder or source.parts[part].folder
-        return [(image, folder, source.origin(part, number)) for image in piece.stored_images[k]]

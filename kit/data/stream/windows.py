@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Any
 
+import numpy as np
+
 from kit.config.settings.data import DataSettings
 from kit.data.feed.order import PARTS, WINDOW, packed, permutation
 from kit.data.read.sources import FIX, shown
 from kit.data.samples.bad_rows import LOSSES, BadRow, check_share, num_distinct, problems_of
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
+from kit.data.samples.samples import Store
 from kit.system.errors import TrainingError, raise_if
 
 NUM_JUDGED = 1000  # rows that are read before it is judged whether too many of them cannot be used
@@ -30,9 +33,8 @@ class Element:
     """An item: one sample, or the samples of a pack."""
 
     dataset_id: int
-    piece: Piece  # which holds its samples
-    members: list[int]  # their indices in it
-    origins: list[str]  # ``file:line`` of each sample
+    store: Store  # which holds its samples
+    members: np.ndarray  # int64, their indices in it
     cursor: Cursor  # after this item
     counts: Mapping[str, int]  # what happened to the rows read until then, see ``COUNTS``
     skipped: list[BadRow]  # rows of its window that were skipped, if it is the first item read of the window
@@ -63,14 +65,13 @@ class Windows:
         last_epoch = first_epoch  # with an item
         for epoch, window, rows in self._read(first_epoch, first_window):
             piece = self._encoder.encode(self._dataset, rows)
+            store = self._encoder.as_store(self._dataset, piece)
             skipped += self._check(piece)
             counts = {name: self._counts[name] for name in COUNTS}
             for number, item in enumerate(self._order(piece, epoch, window), start=1):
                 last_epoch = epoch
                 if number > num_taken:
-                    parts, numbers = piece.samples["part"], piece.samples["number"]
-                    origins = [self._dataset.source.origin(int(parts[i]), int(numbers[i])) for i in item]
-                    yield Element(self._id, piece, item, origins, (epoch, window, number), counts, skipped)
+                    yield Element(self._id, store, item, (epoch, window, number), counts, skipped)
                     skipped = []
             num_taken = 0
             if epoch > last_epoch + 1:
@@ -92,16 +93,16 @@ class Windows:
             check_share(name, bad, num_bad, num_good)
         return bad
 
-    def _order(self, piece: Piece, epoch: int, window: int) -> Iterator[list[int]]:
+    def _order(self, piece: Piece, epoch: int, window: int) -> Iterator[np.ndarray]:
         """Yield the items of a window in their order: the indices of the samples of each."""
         number = epoch << 40 | window
         order = permutation(len(piece), self._seed, WINDOW, number, self._id)
         if not self._settings.packing:
-            yield from ([i] for i in order.tolist())
+            yield from order[:, None]
             return
         packs = packed(order, piece.samples["length"], self._encoder.pack_length, self._seed, number, self._id)
         for start, end in pairwise(packs.starts):
-            yield packs.members[start:end].tolist()
+            yield packs.members[start:end]
 
     def _read(self, epoch: int, window: int) -> Iterator[tuple[int, int, list[tuple[int, int, Any]]]]:
         """Yield (epoch, window, rows) without end, beginning with ``window`` of ``epoch``.
