@@ -125,7 +125,7 @@ def find_source(path: Path, base: str | None, trust_remote_code: str) -> Source:
     name = source.parent.name if source.name == "final" else source.name
     name = re.sub(r"[^\w.-]+", "-", name)
     if os.path.isfile(source / "adapter_config.json"):
-        base = base or base_of_adapter(source, "give the base: --model_name_or_path BASE")
+        base = base or base_of_adapter(source)
         names = {"model_name_or_path": base, "adapter_name_or_path": str(source), "method": "lora"}
         names |= {"adapter_type": saved_adapter_type(str(source))}
         return Source(MethodSettings.model_validate(names | how), None, run_file, name)

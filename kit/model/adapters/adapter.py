@@ -31,7 +31,7 @@ from kit.model.adapters.targets import (
 from kit.model.adapters.token_rows import check_rows_and_modules, num_rows, rows_and_modules_options
 from kit.model.pretrained.heads import SCORE, TASKS, head_of
 from kit.model.pretrained.locate import ADAPTER_FILES, commit_of, open_adapter
-from kit.system.errors import Problem, UserError, did_you_mean, first_line, listed
+from kit.system.errors import Problem, Problems, UserError, did_you_mean, first_line, listed
 
 _FIELD = "adapter_name_or_path"
 # Merged, an adapter on one of the two would change the other as well.
@@ -183,7 +183,10 @@ def adapters_off(model: torch.nn.Module) -> Iterator[None]:
 def check_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Check whether the adapters of ``settings``, new or from files, fit the model. Does not change ``meta_model``."""
     if settings.adapter_name_or_path:
-        return _check_saved_adapter(settings, meta_model)
+        problems = Problems()
+        with problems.caught():
+            _check_saved_adapter(settings, meta_model)
+        return problems
     return _check_kind(settings) or _check_targets(settings, meta_model)
 
 
@@ -202,13 +205,11 @@ def _check_kind(settings: MethodSettings) -> list[Problem]:
     return [Problem("adapter_options", repr(name), expected, did_you_mean(name, known)) for name in unknown]
 
 
-def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
+def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> None:
+    """Raise ``UserError`` if the adapter is not there, or does not fit the model and the method."""
     from peft import PeftConfig
 
-    try:
-        folder = open_adapter(settings.adapter_name_or_path or "")
-    except UserError as error:
-        return error.problems
+    folder = open_adapter(settings.adapter_name_or_path or "")
     try:
         config: Any = PeftConfig.from_pretrained(str(folder))
         base = config.base_model_name_or_path
@@ -219,30 +220,30 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Prob
         config.init_lora_weights = False
         config.base_model_name_or_path = None
     except Exception as error:  # the JSON may hold anything
-        return [Problem(_FIELD, f"{folder / ADAPTER_FILES[0]} is no adapter's: {first_line(error)}")]
+        raise UserError(_FIELD, f"{folder / ADAPTER_FILES[0]} is no adapter's: {first_line(error)}") from None
     if kind != settings.adapter_type or kind not in ADAPTER_TYPES:
         fix = f"--adapter_type {kind}" if kind in ADAPTER_TYPES else ""
-        return [Problem(_FIELD, f"{folder} holds an adapter of {kind.upper()}", settings.adapter_type.upper(), fix)]
+        raise UserError(_FIELD, f"{folder} holds an adapter of {kind.upper()}", settings.adapter_type.upper(), fix)
     wanted = TASKS[head_of(meta_model.config)]
     # Without its task, peft would neither train nor save a new head.
     if config.task_type != wanted and (config.task_type or wanted == TASKS["scores"]):
         found = f"{folder} holds an adapter of {config.task_type or 'no task'}, and this model computes {wanted}"
         fix = "`kit export` merges it, that of a head in the folder of its run; then --model_name_or_path with it"
-        return [Problem(_FIELD, found, fix=fix)]
+        raise UserError(_FIELD, found, fix=fix)
     indices = getattr(config, "trainable_token_indices", None) or []  # ids, or ids for each module
     lists = indices.values() if isinstance(indices, dict) else [indices]
     last_id = max((max(ids) for ids in lists if ids), default=-1)
     if last_id >= num_rows(meta_model):
         found = f"{folder} trained the token of id {last_id}, this model has {num_rows(meta_model)} rows"
-        return [Problem(_FIELD, found, "its tokenizer beside it", _base_flag(base))]
+        raise UserError(_FIELD, found, "its tokenizer beside it", _base_flag(base))
     if use_dora and settings.method == "qlora":
         found = f"{folder} was made with use_dora, given with method qlora"
-        return [Problem(_FIELD, found, fix="--method lora")]
+        raise UserError(_FIELD, found, fix="--method lora")
     if initialisation.startswith(_CHANGING_BASES):
         found = f"{folder} has init_lora_weights {initialisation}, by which peft changes the base whenever it is opened"
         fix = "peft's save_pretrained(..., path_initial_model_for_weight_conversion=...) makes an ordinary LoRA of it"
-        return [Problem(_FIELD, found, fix=fix)]
-    return _check_shapes(folder, config, "" if base == settings.model_name_or_path else base, meta_model)
+        raise UserError(_FIELD, found, fix=fix)
+    _check_shapes(folder, config, "" if base == settings.model_name_or_path else base, meta_model)
 
 
 def _base_flag(base: str | None) -> str:
@@ -250,7 +251,7 @@ def _base_flag(base: str | None) -> str:
     return f"its base: --model_name_or_path {shlex.quote(base)}" if base else ""
 
 
-def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) -> list[Problem]:
+def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) -> None:
     """Compare the tensors in the file of an adapter with those that the model with it would have.
 
     Args:
@@ -266,22 +267,21 @@ def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) 
         with safe_open(folder / ADAPTER_FILES[1], "pt") as file:
             stored = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (ValueError, RuntimeError, OSError, SafetensorError, TypeError, KeyError) as error:
-        return [Problem(_FIELD, f"{folder}: {first_line(error)}", fix=_base_flag(base))]
+        raise UserError(_FIELD, f"{folder}: {first_line(error)}", fix=_base_flag(base)) from None
     base_model = adapted.get_base_model()
     tables = base_model.get_input_embeddings(), base_model.get_output_embeddings()
     if tied_tables(meta_model) and any(isinstance(table, BaseTunerLayer) for table in tables):
-        return [Problem(_FIELD, f"{folder} adapts {_TIED}", "an adapter of other modules")]
+        raise UserError(_FIELD, f"{folder} adapts {_TIED}", "an adapter of other modules")
     state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     expected = {name: list(tensor.shape) for name, tensor in state.items()}
     # peft may have saved an embedding that did not train.
     of_base = {f"base_model.model.{name}" for name, _ in meta_model.named_parameters(remove_duplicate=False)}
     names = {*expected, *(name for name in stored if name.replace(".base_layer", "") not in of_base)}
     differing = sorted(name for name in names if expected.get(name) != stored.get(name))
-    if not differing:
-        return []
-    name = differing[0]
-    found = f"{folder} does not fit this model in {len(differing)} tensors: {name} is {stored.get(name, 'absent')}"
-    return [Problem(_FIELD, found, str(expected.get(name, "absent")), _base_flag(base))]
+    if differing:
+        name = differing[0]
+        found = f"{folder} does not fit this model in {len(differing)} tensors: {name} is {stored.get(name, 'absent')}"
+        raise UserError(_FIELD, found, str(expected.get(name, "absent")), _base_flag(base))
 
 
 def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:

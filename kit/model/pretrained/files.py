@@ -41,7 +41,7 @@ def check_files(folder: Path, field: str) -> None:
     raise_if(problems)
 
 
-def check_index(folder: Path, field: str) -> None:
+def check_index(folder: Path) -> None:
     """Raise ``UserError`` if the index of weights in several files is damaged, or leads out of their folder."""
     path = folder / "model.safetensors.index.json"
     if not path.is_file() or (folder / "model.safetensors").is_file():
@@ -53,6 +53,6 @@ def check_index(folder: Path, field: str) -> None:
         files = []
     if not files:
         found = f"{path} does not say which weights are in which file"
-        raise UserError(field, found, "JSON with weight_map and metadata")
+        raise UserError("model_name_or_path", found, "JSON with weight_map and metadata")
     if outside := [file for file in files if file.is_absolute() or ".." in file.parts]:
-        raise UserError(field, f"{path} names {str(outside[0])!r}", "files in its folder")
+        raise UserError("model_name_or_path", f"{path} names {str(outside[0])!r}", "files in its folder")

@@ -54,7 +54,7 @@ def locate_model(name: str, revision: str | None) -> str:
         return name
     if os.path.isfile(os.path.join(folder, "config.json")):
         check_files(Path(folder), _MODEL)
-        check_index(Path(folder), _MODEL)
+        check_index(Path(folder))
         return folder
     if os.path.isfile(os.path.join(folder, "manifest.json")):
         raise UserError(_MODEL, f"{name} is a checkpoint, not a model", expected, _export(name))
@@ -161,16 +161,13 @@ def _download_adapter(name: str) -> Path:
         raise UserError(_ADAPTER, f"{name}: {first_line(error)}", " and ".join(ADAPTER_FILES)) from None
 
 
-def base_of_adapter(folder: Path, fix: str) -> str:
+def base_of_adapter(folder: Path) -> str:
     """Return the base model that a local adapter names.
-
-    Args:
-        fix: what to do if it cannot be opened, for the message.
 
     Raises:
         UserError: the adapter names no base, or the base cannot be opened.
     """
-    where = str(folder / ADAPTER_FILES[0])
+    where, fix = str(folder / ADAPTER_FILES[0]), "give the base: --model_name_or_path BASE"
     base = adapter_config(str(folder)).get("base_model_name_or_path")
     if not base or not isinstance(base, str):
         raise UserError(where, "names no base", fix=fix)
