@@ -42,7 +42,6 @@ def main() -> None:
     if recipe.eval_dataset is None:
         raise UserError("eval_dataset", "missing", "the data to score on", "--eval_dataset FILE")
 
-    from kit.data.open import pad_id
     from kit.evaluate import evaluate
     from kit.model.build import open_base_config, open_config
     from kit.model.pretrained.heads import head_of
@@ -83,9 +82,7 @@ def main() -> None:
     if reference:
         began = build_policy(session, reference, open_config(reference), checked.tokenizer)
         session.enter(phases.REFERENCE)
-        of_data = samples, checked.data.mismatched(samples), recipe.eval_batch_size, pad_id(checked.tokenizer)
-        compiled = bool(reference.torch_compile)
-        add_reference(began, reference, *of_data, session.progress, seed=reference.seed, compiled=compiled)
+        add_reference(began, reference, checked.data, samples, recipe.eval_batch_size, session.progress)
         del began
         session.accelerator.free_memory()
     policy = build_policy(session, recipe, checked.config, checked.tokenizer, weights=weights)

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from kit.data.open import pad_id
 from kit.system import phases
 from kit.train.policy import Policy
 from kit.train.precompute import add_references
@@ -19,5 +18,4 @@ def bind_reference(policy: Policy, run: "Run") -> None:
     checked, recipe = run.checked, run.checked.recipe
     if recipe.precomputes_reference:
         run.enter(phases.REFERENCE)
-        of_data = checked.data, checked.total_steps, recipe.eval_batch_size, pad_id(policy.tokenizer), run.progress
-        add_references(policy, recipe, *of_data, seed=recipe.seed, compiled=bool(recipe.torch_compile))
+        add_references(policy, recipe, checked.data, checked.total_steps, run.progress)

@@ -18,8 +18,10 @@ import numpy as np
 import torch
 import xxhash
 
+from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator, SizedRows, on_device, shares
 from kit.data.feed.data import Data
+from kit.data.open import pad_id
 from kit.data.samples.samples import Samples
 from kit.model.pretrained.locate import ADAPTER_FILES, commit_of, open_adapter
 from kit.strategy.weights import reshard
@@ -32,33 +34,18 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from kit.config.settings.method import MethodSettings
-    from kit.data.feed.mismatched import Mismatched
-    from kit.strategy.accelerator import Prepared
+    from kit.train.policy import Policy
 
 FOLDER = "references"  # of the cache
 CODE_VERSION = 1  # part of every key: raise it whenever the same model would give other numbers
 
 
-def add_references(
-    prepared: "Prepared",
-    settings: "MethodSettings",
-    data: Data,
-    total_steps: int,
-    batch_size: int,
-    pad_token_id: int,
-    progress: Progress,
-    *,
-    seed: int,
-    compiled: bool,
-) -> None:
+def add_references(policy: "Policy", recipe: Recipe, data: Data, total_steps: int, progress: Progress) -> None:
     """Attach ``references`` to the training and evaluation data. Called by all ranks, before the weights change.
 
     Args:
         total_steps: of the run: samples that no step uses are left out.
-        batch_size: samples of a rank in a micro-batch.
         progress: wraps the loop over batches.
-        seed: of the run, which new rows of the embedding begin with.
-        compiled: whether layers are compiled.
 
     Raises:
         UserError: the cache cannot be written.
@@ -66,48 +53,44 @@ def add_references(
     """
     for samples, used in ((data.train, used_samples(data, total_steps)), (data.evaluation, None)):
         if samples is not None:
-            of_data = samples, data.mismatched(samples), batch_size, pad_token_id, progress, used
-            add_reference(prepared, settings, *of_data, seed=seed, compiled=compiled)
+            add_reference(policy, recipe, data, samples, recipe.eval_batch_size, progress, used)
 
 
 def add_reference(
-    prepared: "Prepared",
-    settings: "MethodSettings",
+    policy: "Policy",
+    recipe: Recipe,
+    data: Data,
     samples: Samples,
-    mismatched: "Mismatched | None",
     batch_size: int,
-    pad_token_id: int,
     progress: Progress,
     used: np.ndarray | None = None,
-    *,
-    seed: int,
-    compiled: bool,
 ) -> None:
-    """Attach ``references`` to one data set, and raise as ``add_references`` does. Called by all ranks.
+    """Attach ``references`` to some samples of ``data``, and raise as ``add_references`` does. Called by all ranks.
 
     Args:
-        settings: of the model, which is ``prepared``.
-        mismatched: beside answers with a label.
+        recipe: of the model.
+        batch_size: samples of a rank in a micro-batch.
         used: which samples are needed, bool [N]; None: all.
     """
+    mismatched = data.mismatched(samples)
     chosen = np.arange(len(samples)) if used is None else np.flatnonzero(used)
     parts: list[SizedRows] = [samples] if mismatched is None else [samples, mismatched]
     order = [chosen] if mismatched is None else [chosen, mismatched.partners]
-    plain: Any = prepared.accelerator.unwrap_model(prepared.model)
+    plain: Any = policy.accelerator.unwrap_model(policy.model)
     attention = plain.config.get_text_config()._attn_implementation
-    model = key_of_model(prepared.accelerator, settings, attention, seed, compiled)
+    model = key_of_model(policy.accelerator, recipe, attention, recipe.seed, bool(recipe.torch_compile))
     folder = cache_folder() / FOLDER / digest(model, samples.fingerprint, [hash_of(each) for each in order])
     entry = open_entry(folder)
     values = np.array(entry[0]["references"]).reshape(len(samples), 2) if entry else None
-    device = prepared.accelerator.device
-    if prepared.ranks.sum(torch.tensor(float(values is None), device=device)).item():  # on one machine or more
+    device = policy.accelerator.device
+    if policy.ranks.sum(torch.tensor(float(values is None), device=device)).item():  # on one machine or more
         values = np.concatenate(
-            [_logps(prepared, part, chosen, batch_size, pad_token_id, progress) for part in parts],
+            [_logps(policy, part, chosen, batch_size, progress) for part in parts],
             axis=1,
         )
         _check(values, samples, chosen)
-        if prepared.accelerator.is_local_main_process:
-            about = {"model": settings.model_name_or_path, "num_samples": len(chosen)}
+        if policy.accelerator.is_local_main_process:
+            about = {"model": recipe.model_name_or_path, "num_samples": len(chosen)}
             store(folder, {"references": values.reshape(-1)}, about)
     else:
         say(f"reference: the log-probabilities of {len(chosen)} samples are in the cache")
@@ -161,30 +144,23 @@ def hash_of(values: np.ndarray) -> str:
     return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values, np.int64).tobytes())
 
 
-def _logps(
-    prepared: "Prepared",
-    samples: SizedRows,
-    chosen: np.ndarray,
-    batch_size: int,
-    pad_token_id: int,
-    progress: Progress,
-) -> np.ndarray:
+def _logps(policy: "Policy", samples: SizedRows, chosen: np.ndarray, batch_size: int, progress: Progress) -> np.ndarray:
     """Compute the log-probabilities of the samples ``chosen``, float64 [N, sequences of a sample]; 0 of the others.
 
     Each rank computes its share, and all get the whole.
     """
-    collator = Collator(batch_size, pad_token_id, packing=False, max_length=int(samples.row_lengths.max()))
-    own = list(shares(samples.row_lengths, chosen, prepared.ranks, batch_size))
+    collator = Collator(batch_size, pad_id(policy.tokenizer), False, int(samples.row_lengths.max()))
+    own = list(shares(samples.row_lengths, chosen, policy.ranks, batch_size))
     with_bar = progress(own, "reference", len(own))
     micro_batches = (collator.collate(samples, list(share[:, None])) for share in with_bar)
     computed = []
-    with without_gradients(prepared):
-        for micro_batch in on_device(micro_batches, prepared.accelerator.device):
-            computed.append(sequence_logps(prepared.model(**micro_batch.model_inputs()), micro_batch))
-    reshard(prepared.model)
+    with without_gradients(policy):
+        for micro_batch in on_device(micro_batches, policy.accelerator.device):
+            computed.append(sequence_logps(policy.model(**micro_batch.model_inputs()), micro_batch))
+    reshard(policy.model)
     values = np.zeros((len(samples.row_lengths), len(samples.sequences(0))))
     values[np.concatenate(own)] = torch.cat(computed).cpu().numpy().reshape(-1, values.shape[1])
-    return prepared.ranks.sum(torch.from_numpy(values)).numpy()
+    return policy.ranks.sum(torch.from_numpy(values)).numpy()
 
 
 def _check(values: np.ndarray, samples: Samples, chosen: np.ndarray) -> None:

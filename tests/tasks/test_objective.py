@@ -20,9 +20,9 @@ from kit.data.kinds.rated import LABEL
 from kit.model.build import build_model, open_config
 from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.tokenizer import open_tokenizer
-from kit.strategy.accelerator import Prepared
 from kit.tasks.objectives import build_objective
 from kit.tasks.preference.loss import Pairs
+from kit.train.policy import Policy
 from kit.train.precompute import add_references
 from kit.train.step import train_step
 
@@ -83,7 +83,8 @@ class Trial:
 
     def __init__(self, recipe, moved):
         self.recipe = recipe
-        self.data = open_recipe_data(recipe, open_tokenizer(recipe), 320)
+        tokenizer = open_tokenizer(recipe)
+        self.data = open_recipe_data(recipe, tokenizer, 320)
         self.samples, self.mismatched = self.data.train, self.data.mismatched(self.data.train)
         self.labels = self.samples.values[:, LABEL].astype(bool) if recipe.objective == "kto" else None
         plan = LoadPlan(compute_dtype="float32", device="cpu")
@@ -97,11 +98,9 @@ class Trial:
         trained = [p for p in self.model.parameters() if p.requires_grad]
         optimizer = torch.optim.SGD(trained, lr=0.0)
         strategy = actual_strategy(sharded_layers=None)
-        self.prepared = Prepared(Accelerator(cpu=True), Ranks(), self.model, optimizer, strategy)
+        self.prepared = Policy(Accelerator(cpu=True), Ranks(), self.model, optimizer, strategy, tokenizer=tokenizer)
         if recipe.precomputes_reference:
-            add_references(
-                self.prepared, recipe, self.data, 1, 2, 0, lambda batches, *_: batches, seed=recipe.seed, compiled=False
-            )
+            add_references(self.prepared, recipe, self.data, 1, lambda batches, *_: batches)
         torch.manual_seed(1)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():

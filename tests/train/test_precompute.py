@@ -15,9 +15,9 @@ from kit.data.feed.data_ranks import Ranks
 from kit.model.build import build_model, open_config
 from kit.model.load_plan import LoadPlan
 from kit.model.pretrained.tokenizer import open_tokenizer
-from kit.strategy.accelerator import Prepared
 from kit.system.cache import cache_folder
 from kit.system.errors import TrainingError
+from kit.train.policy import Policy
 from kit.train.precompute import FOLDER, add_references
 
 
@@ -31,17 +31,16 @@ def run(model_folder, tmp_path, monkeypatch):
     def run(total_steps=5, spoil=None, **changes):
         plain = {"model_name_or_path": str(model_folder), "dataset": str(tmp_path / "pairs.jsonl"), "method": "full"}
         recipe = Recipe(**plain | {"objective": "dpo", "max_length": 128, "global_batch_size": 2} | changes)
-        data = open_recipe_data(recipe, open_tokenizer(recipe), 320)
+        tokenizer = open_tokenizer(recipe)
+        data = open_recipe_data(recipe, tokenizer, 320)
         model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
         calls = []
         model.register_forward_hook(lambda *_: calls.append(1))
         if spoil:
             spoil(model)
-        prepared = Prepared(Accelerator(cpu=True), Ranks(), model, None, actual_strategy(sharded_layers=None))
-        given = recipe.eval_batch_size, 0, lambda items, name, total: items
-        add_references(
-            prepared, recipe, data, total_steps, *given, seed=recipe.seed, compiled=bool(recipe.torch_compile)
-        )
+        strategy = actual_strategy(sharded_layers=None)
+        policy = Policy(Accelerator(cpu=True), Ranks(), model, None, strategy, tokenizer=tokenizer)
+        add_references(policy, recipe, data, total_steps, lambda items, *_: items)
         return SimpleNamespace(data=data, train=data.train.attached["sequence"]["references"], num_calls=len(calls))
 
     return run
