@@ -48,9 +48,9 @@ class Objective:
 
     A run calls ``open``, ``bind`` and ``open_feed`` once each. ``train_step`` calls, in this order: ``begin_step``
     once, ``divisors`` once, ``terms`` for each micro-batch, and ``metrics`` once. An objective keeps nothing between
-    two steps, so that a run can continue from any of them. What must be known before model and data are opened is in its
-    ``TaskSpec``. What is defined here is of an objective over the cross-entropy of each target, without a pass before
-    the step.
+    two steps, so that a run can continue from any of them. Its ``TaskSpec`` has what must be known before model and
+    data are opened. What is defined here is of an objective over the cross-entropy of each target, without a pass
+    before the step.
 
     Attributes:
         dataset_names: the names of the training data sets, by their index in ``MicroBatch.dataset_ids``.
