@@ -90,13 +90,15 @@ class Rollouts:
         is_new = not step % recipe.num_iterations
         if is_new:
             self._sampler.publish(step)
+            num_taken = self._num_taken
             try:
                 self._trajectories = self._roll_out()
+                if published := self._sampler.published:
+                    self._metrics |= prove_sampler(self._prepared, self._collator, self._trajectories, train, published)
             except BaseException:
+                self._num_taken = num_taken  # a rollout that ends early begins again
                 self._environment.close()
                 raise
-            if published := self._sampler.published:
-                self._metrics |= prove_sampler(self._prepared, self._collator, self._trajectories, train, published)
         if is_new and recipe.num_iterations > 1:
             self._add_logps("old_logps")
         if is_new and recipe.beta:
@@ -154,10 +156,9 @@ class Rollouts:
         groups = []
         even: list[list[Trajectory]] = []  # whose answers all have the same reward; one without rewards is in neither
         asked: list[list[Trajectory]] = []
-        num_taken = self._num_taken
         for _ in range(1 + MAX_REFILLS):
-            drawn = self._draw(num_taken)
-            num_taken += 1
+            drawn = self._draw(self._num_taken)
+            self._num_taken += 1
             asked += drawn
             rewards = np.array([[each.reward for each in group] for group in drawn])
             for group, gains in zip(drawn, advantages(rewards, recipe.policy_loss).tolist(), strict=True):
@@ -170,7 +171,6 @@ class Rollouts:
             if len(groups) >= wanted or (not recipe.dynamic_sampling and groups + even):
                 break
         self._environment.say_failures(list(chain.from_iterable(asked)))
-        self._num_taken = num_taken  # only now: a rollout that is interrupted begins again
         if not groups and not self._has_warned:
             self._has_warned = True
             say("warning: all answers to each prompt have the same reward: nothing is learned from this rollout")
