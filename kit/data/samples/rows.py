@@ -42,24 +42,10 @@ FIX_IDS = "use the tokenizer of the model, also to make input_ids"
 class Piece(Tally):
     """What a block of rows became: N samples with T tokens in all, as arrays for the cache, and messages."""
 
-    samples: np.ndarray = field(default_factory=lambda: np.empty(0, SAMPLE))  # [N], `start` within this piece
-    input_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))  # [T]
-    weights: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))  # [T]
-    columns: dict[str, np.ndarray] = field(default_factory=dict)  # see ``as_columns``
-    # If the model reads images: those of all samples, IMAGE [M]; of each sample their number, int32 [N]; and bytes.
-    images: np.ndarray | None = None
-    image_counts: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
-    image_data: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)  # by name, see ``Store.arrays``
 
     def __len__(self) -> int:
-        return len(self.samples)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """All arrays by name, as a cache entry has them."""
-        arrays = {"samples": self.samples, "input_ids": self.input_ids, "weights": self.weights, **self.columns}
-        if self.images is None:
-            return arrays
-        return arrays | {"images": self.images, "image_counts": self.image_counts, "image_data": self.image_data}
+        return len(self.arrays["samples"])
 
 
 class _Kept(NamedTuple):
@@ -124,7 +110,7 @@ class Encoder:
 
     def as_store(self, dataset: Dataset, piece: Piece) -> Store:
         """Return a piece as if it were all samples of its data set."""
-        about = dataset.source, dataset.entry.name, self.kind, piece.arrays(), piece.record()
+        about = dataset.source, dataset.entry.name, self.kind, piece.arrays, piece.record()
         return Store(*about, "", self.images, self.settings.image_folder)
 
     def encode_block(self, dataset: Dataset, part: int, block: Block) -> Piece:
@@ -210,9 +196,7 @@ class Encoder:
                 piece.counts["num_dropped_unsupervised"] += weighted.count(None)
                 kept += [_Kept(*place, each, self.kind.values(sample, each), shown) for each in weighted if each]
         piece.bad.sort(key=lambda row: (row.part, row.number))
-        _fill(piece, kept, self.kind.pools)
-        if self.images:
-            _fill_images(piece, kept)
+        piece.arrays = _arrays(kept, self.kind.pools) | (_arrays_of_images(kept) if self.images else {})
         return piece
 
     def _inspect(self, sample: Sample, part: Part) -> list[Problem]:
@@ -307,8 +291,8 @@ def _wrong_placeholders(
     return None
 
 
-def _fill_images(piece: Piece, kept: Sequence[_Kept]) -> None:
-    """Write the images of the samples into the arrays of ``piece``: what several have in common, once."""
+def _arrays_of_images(kept: Sequence[_Kept]) -> dict[str, np.ndarray]:
+    """The images of samples as arrays: what several have in common, once."""
     places: dict[bytes, int] = {}
     records, data, end = [], [], 0
     for image in chain.from_iterable(sample.images for sample in kept):
@@ -318,28 +302,30 @@ def _fill_images(piece: Piece, kept: Sequence[_Kept]) -> None:
             end += len(image.data)
         size = image.height, image.width
         records.append((places[image.data], len(image.data), image.is_path, *size, image.digest, image.stamp))
-    piece.images = np.array(records, IMAGE)
-    piece.image_counts = np.array([len(sample.images) for sample in kept], np.int32)
-    piece.image_data = np.frombuffer(b"".join(data), np.uint8)
+    return {
+        "images": np.array(records, IMAGE),
+        "image_counts": np.array([len(sample.images) for sample in kept], np.int32),
+        "image_data": np.frombuffer(b"".join(data), np.uint8),
+    }
 
 
-def _fill(piece: Piece, kept: Sequence[_Kept], pools: bool) -> None:
-    """Write the samples into the arrays of ``piece``. ``pools``: a head reads the states of the supervised tokens."""
+def _arrays(kept: Sequence[_Kept], pools: bool) -> dict[str, np.ndarray]:
+    """Samples as arrays. ``pools``: a head reads the states of the supervised tokens."""
     encoded = [each for sample in kept for each in sample.sequences]
     num_tokens = sum(len(each.input_ids) for each in encoded)
-    piece.input_ids = np.fromiter(chain.from_iterable(each.input_ids for each in encoded), np.int32, num_tokens)
-    piece.weights = np.fromiter(chain.from_iterable(each.weights for each in encoded), np.float32, num_tokens)
+    input_ids = np.fromiter(chain.from_iterable(each.input_ids for each in encoded), np.int32, num_tokens)
+    weights = np.fromiter(chain.from_iterable(each.weights for each in encoded), np.float32, num_tokens)
     lengths = [[len(each.input_ids) for each in sample.sequences] for sample in kept]
-    piece.columns = as_columns("sequence_length", lengths, np.int32)
-    piece.columns |= as_columns("value", [sample.values for sample in kept], np.float64)
     samples = []
     end = 0
     for sample, own_lengths in zip(kept, lengths, strict=True):
         start, end = end, end + sum(own_lengths)
-        targets = piece.weights[start + (not pools) : end]  # nothing predicts a first token
-        ids_hash = xxhash.xxh3_64_intdigest(piece.input_ids[start:end].data)
+        targets = weights[start + (not pools) : end]  # nothing predicts a first token
+        ids_hash = xxhash.xxh3_64_intdigest(input_ids[start:end].data)
         if sample.images:
             ids_hash = xxhash.xxh3_64_intdigest(f"{ids_hash} {[image.digest for image in sample.images]}".encode())
         counts = np.count_nonzero(targets), targets.sum(dtype=np.float64)
         samples.append((start, end - start, sample.part, sample.number, *counts, ids_hash))
-    piece.samples = np.array(samples, SAMPLE)
+    arrays = {"samples": np.array(samples, SAMPLE), "input_ids": input_ids, "weights": weights}
+    arrays |= as_columns("sequence_length", lengths, np.int32)
+    return arrays | as_columns("value", [sample.values for sample in kept], np.float64)

@@ -116,13 +116,14 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
                     break
                 if num_problems or not len(piece):
                     continue
-                piece.samples["start"] += num_tokens
-                num_tokens += len(piece.input_ids)
-                if piece.images is not None:
-                    piece.images["start"] += num_bytes
-                    num_bytes += len(piece.image_data)
+                arrays = piece.arrays
+                arrays["samples"]["start"] += num_tokens
+                num_tokens += len(arrays["input_ids"])
+                if "images" in arrays:
+                    arrays["images"]["start"] += num_bytes
+                    num_bytes += len(arrays["image_data"])
                 with cannot_write(folder.parent):
-                    writer.append(piece.arrays())
+                    writer.append(arrays)
         tally.check(source.name, skips, num_tokens)
         if changed := source.changed():  # then the entry would not fit its key
             fix = "start again when nothing writes to it any more"

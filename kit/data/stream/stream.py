@@ -112,7 +112,7 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> tuple[li
     piece, name = first_piece(dataset, encoder), f"{dataset.source.name} (first rows)"
     piece.check(name, skips, len(piece))
     notes = notes_of(name, piece.record(), encoder.max_length)
-    return notes, piece.images is not None and len(piece.images) > 0
+    return notes, len(piece.arrays.get("images", ())) > 0
 
 
 def first_piece(dataset: Dataset, encoder: Encoder) -> Piece:

@@ -100,7 +100,9 @@ class Windows:
         if not self._settings.packing:
             yield from order[:, None]
             return
-        packs = packed(order, piece.samples["length"], self._encoder.pack_length, self._seed, number, self._id)
+        packs = packed(
+            order, piece.arrays["samples"]["length"], self._encoder.pack_length, self._seed, number, self._id
+        )
         for start, end in pairwise(packs.starts):
             yield packs.members[start:end]
 
