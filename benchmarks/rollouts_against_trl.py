@@ -316,7 +316,7 @@ class Kit:
             one.logps |= {"old_logps": each.old} if case.is_off else {}
             one.logps |= {"reference_logps": each.reference} if has_reference else {}
         recipe = self.recipe
-        prompts: Any = SimpleNamespace(dataset_ids=np.zeros(1, np.int64), image_maker=None)
+        prompts: Any = SimpleNamespace(dataset_ids=np.zeros(1, np.int64), image_codec=None)
         samples = Trajectories(own, prompts, case.masks_cut)
         collator = Collator(recipe.micro_batch_size, pad_id(self.tokenizer), case.packing, recipe.max_length)
         return replace(

@@ -214,7 +214,7 @@ def _answers(
                 top_p=recipe.top_p,
                 seed=recipe.seed,
                 device=accelerator.device,
-                image_maker=samples.image_maker,
+                image_codec=samples.image_codec,
             )
             for i, (prompt, reference), (written, ends, _) in zip(ids, pairs, completions, strict=False):
                 texts = text_of(tokenizer, reference), text_of(tokenizer, written, ends)

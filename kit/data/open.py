@@ -17,7 +17,7 @@ import numpy as np
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
 from kit.data.chat.template import resolve_template
-from kit.data.chat.tokens import Placeholders
+from kit.data.chat.tokens import ImageCodec
 from kit.data.feed.data import Data
 from kit.data.feed.order import Order
 from kit.data.feed.subsets import drawn, hold_out, leak_notes, limited
@@ -45,7 +45,7 @@ def open_data(
     global_batch_size: int,
     kind: RowKind = ANSWER_ROWS,
     rollout_steps: int = 0,
-    images: Placeholders | None = None,
+    images: ImageCodec | None = None,
     no_images: Problem = NO_IMAGES,
 ) -> Data:
     """Read, validate and tokenise ``datasets``, or take the result from the cache.

@@ -100,7 +100,7 @@ def _any_class(self: Any, name: str, argument: Any) -> None:
 
 
 class Images:
-    """See the module. It is ``kit.data.chat.tokens.Placeholders`` too.
+    """See the module. It is ``kit.data.chat.tokens.ImageCodec`` too.
 
     Attributes:
         processor: of transformers, without its part for videos.
@@ -125,7 +125,7 @@ class Images:
 
     @cached_property
     def key(self) -> str:
-        """See ``Placeholders``."""
+        """See ``ImageCodec``."""
         settings = self.processor.image_processor.to_dict() | self._options
         own = {name: value for name, value in vars(self.processor).items() if isinstance(value, str | int | float)}
         return digest(
@@ -142,7 +142,7 @@ class Images:
         )
 
     def of(self, height: int, width: int) -> str:
-        """See ``Placeholders``. Raises ``UserError`` if the processor takes no image of this size."""
+        """See ``ImageCodec``. Raises ``UserError`` if the processor takes no image of this size."""
         if (text := self._texts.get((height, width))) is not None:
             return text
         try:
@@ -173,11 +173,11 @@ class Images:
             return False
 
     def count(self, height: int, width: int) -> int:
-        """See ``Placeholders``."""
+        """See ``ImageCodec``."""
         return self.of(height, width).count(self._placeholder)
 
     def ids(self, text: str) -> frozenset[int]:
-        """See ``Placeholders``."""
+        """See ``ImageCodec``."""
         added = self._tokenizer.added_tokens_decoder
         return frozenset(number for number, token in added.items() if token.content in text)
 

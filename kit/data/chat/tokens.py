@@ -77,11 +77,15 @@ class Encoded:
     form: str = FORMS[0]
 
 
-class Placeholders(Protocol):
-    """What stands for an image in the text that a model reads (``kit.model.images.Images``)."""
+class ImageCodec(Protocol):
+    """What stands for an image in the text that a model reads, and makes its pixels (``kit.model.images.Images``)."""
 
     token: str  # what a chat template writes for an image
     placeholder_id: int  # the token in whose place the model puts a feature
+
+    @property
+    def description(self) -> str:
+        """A line for the user."""
 
     @property
     def key(self) -> str:
@@ -96,13 +100,25 @@ class Placeholders(Protocol):
     def ids(self, text: str) -> frozenset[int]:
         """Return the ids of the added tokens in that text."""
 
+    def example(self, seed: int) -> tuple[list[int], Any]:
+        """Return the ids that stand for a picture of random colours, and this picture."""
+
+    def shown(self, text: str) -> str:
+        """Return a decoded prompt with one placeholder for each image."""
+
+    def inputs(self, input_ids: Any, segments: Any, images: Any) -> dict[str, Any]:
+        """Return the fields of ``MicroBatch`` for the images of its segments."""
+
+    def generation_inputs(self, input_ids: Any, images: Any) -> dict[str, Any]:
+        """Return what a model needs besides prompts with these images to answer them."""
+
 
 def encode_all(
     samples: Sequence[Mapping[str, Any]],
     tokenizer: Any,
     template: Jinja,
     train_on: TrainOn = "assistant",
-    images: Placeholders | None = None,
+    images: ImageCodec | None = None,
 ) -> list[list[Encoded] | Problem]:
     """Encode samples in the kit's form (``formats.to_sample``); many at a time is faster than one by one.
 
@@ -133,7 +149,7 @@ def encode_all(
 class _Encoder:
     """Encodes samples with one tokenizer and template. What is the same for all samples is computed once."""
 
-    def __init__(self, tokenizer: Any, source: Jinja, train_on: TrainOn, images: Placeholders | None) -> None:
+    def __init__(self, tokenizer: Any, source: Jinja, train_on: TrainOn, images: ImageCodec | None) -> None:
         self.tokenizer = tokenizer
         self.train_on = train_on
         self.images = images

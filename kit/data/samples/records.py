@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kit.data.chat.tokens import ImageCodec
 from kit.data.kinds.answers import ANSWER_ROWS
 from kit.data.kinds.kind import RowKind
 from kit.data.read.image_files import Image
@@ -82,10 +83,10 @@ class Table:
         target_weights: float64 [N], the sum of their weights.
         dataset_ids: int [N], the index of its data set.
         kind: what the rows hold from which they are.
-        image_maker: what makes pixels of images (``kit.model.images.Images``); None if no sample has any.
+        image_codec: None if no sample has an image.
     """
 
-    image_maker: Any = None
+    image_codec: ImageCodec | None = None
 
     def __init__(
         self, records: np.ndarray | Mapping[str, np.ndarray], dataset_ids: np.ndarray, kind: RowKind = ANSWER_ROWS
@@ -141,10 +142,10 @@ class Table:
 
     def image_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
         """See ``kit.data.feed.batches.Rows``. Raises ``UserError`` if an image cannot be decoded."""
-        if self.image_maker is None:
+        if self.image_codec is None:
             return {}
         images = [self.images_with_origin(i) for _, _, i in segments]
-        return dict(self.image_maker.inputs(input_ids, segments, images))
+        return self.image_codec.inputs(input_ids, segments, images)
 
     def images_with_origin(self, i: int) -> list[tuple[Image, str, str]]:
         """Return the images of sample ``i``, each with the folder of its path, and where its row is from."""

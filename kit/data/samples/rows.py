@@ -16,7 +16,7 @@ import xxhash
 from kit.config.settings.data import DataSettings
 from kit.data.chat.formats import MAX_ID, Sample
 from kit.data.chat.template import Jinja
-from kit.data.chat.tokens import Placeholders, encode_all
+from kit.data.chat.tokens import ImageCodec, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
 from kit.data.kinds.answers import ANSWER_ROWS
 from kit.data.kinds.kind import Limits, RowKind, Sequences
@@ -67,7 +67,7 @@ class Encoder:
     settings: DataSettings
     vocab_size: int = MAX_ID  # rows of the model's embedding
     kind: RowKind = ANSWER_ROWS
-    images: Placeholders | None = None
+    images: ImageCodec | None = None
     no_images: Problem = NO_IMAGES  # of a row that has some, if ``images`` is None
 
     @property
@@ -270,7 +270,7 @@ def _ends_without_answer(sample: Sample) -> bool:
 
 
 def _wrong_placeholders(
-    result: Sequence[Sequences], images: Sequence[image_files.Image], placeholders: Placeholders, are_judged: bool
+    result: Sequence[Sequences], images: Sequence[image_files.Image], placeholders: ImageCodec, are_judged: bool
 ) -> Problem | None:
     """The problem of a row whose tokens have another number of placeholders than its images have features.
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kit.data.chat.tokens import ImageCodec
 from kit.data.kinds.kind import RowKind
 from kit.data.read.image_files import Image
 from kit.data.read.sources import Source, read_rows
@@ -31,7 +32,7 @@ class Store:
     arrays: Mapping[str, np.ndarray]
     info: Mapping[str, Any]  # what the cache entry holds besides arrays: counts, remarks
     fingerprint: str  # of its samples: they depend on the rows that are read, how, and which are skipped
-    images: Any = None  # what makes pixels (``kit.model.images.Images``), if there are images
+    images: ImageCodec | None = None  # if there are images
     image_folder: str | None = None  # to which the paths of images are relative; None: the folder of the data file
 
     @cached_property
@@ -120,6 +121,7 @@ class Samples(Table):
         columns = {name: self._column(name) for name in ("length", "num_targets", "target_weight")}
         of_stores = np.array(range(len(sizes)) if dataset_ids is None else dataset_ids, np.int16)
         super().__init__(columns, self._chosen(np.repeat(of_stores, sizes)), stores[0].kind)
+        self.image_codec = next((store.images for store in stores if store.images), None)
 
     @cached_property
     def sequence_lengths(self) -> np.ndarray:
@@ -205,26 +207,21 @@ class Samples(Table):
 
     def shown(self, prompt: str) -> str:
         """Return the text of a prompt, with one placeholder for each image."""
-        return str(self.image_maker.shown(prompt)) if self.image_maker else prompt
-
-    @cached_property
-    def image_maker(self) -> Any:
-        """See ``Table``."""
-        return next((store.images for store in self.stores if store.images), None)
+        return self.image_codec.shown(prompt) if self.image_codec else prompt
 
     def image_tokens(self, pack_length: int | None) -> int:
         """Return how many tokens of a sequence stand for images, at most; or of packs, how many of ``pack_length``.
 
         The longest samples with images are looked at, not all.
         """
-        if (maker := self.image_maker) is None:
+        if (codec := self.image_codec) is None:
             return 0
         counts = [store.arrays.get("image_counts", np.zeros(len(store.arrays["samples"]))) for store in self.stores]
         having = np.flatnonzero(self._chosen(np.concatenate(counts)))
         if not len(having):
             return 0
         longest = having[np.argsort(-self.lengths[having], kind="stable")[:_LOOKED_AT]]
-        found = [int((self[i][0] == maker.placeholder_id).sum()) for i in longest.tolist()]
+        found = [int((self[i][0] == codec.placeholder_id).sum()) for i in longest.tolist()]
         if pack_length is None:
             return max(found) // self.sequence_lengths.shape[1]
         return pack_length * sum(found) // int(self.lengths[longest].sum(dtype=np.int64))

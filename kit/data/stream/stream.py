@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from kit.config.settings.optimisation import OptimSettings
+from kit.data.chat.tokens import ImageCodec
 from kit.data.feed.batches import Collator
 from kit.data.feed.data import Data
 from kit.data.feed.data_ranks import Ranks
@@ -44,8 +45,8 @@ class Stream(Data):
     """The data of a run with ``streaming``."""
 
     @property
-    def images(self) -> Any:
-        """What makes pixels (``kit.model.images.Images``), if the first rows have images; else later rows must not."""
+    def images(self) -> ImageCodec | None:
+        """See ``Data``: if the first rows have images; else later rows must not."""
         return self.encoder.images
 
     @cached_property

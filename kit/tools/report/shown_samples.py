@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from tokenizers.decoders import DecodeStream
 
-from kit.data.read.image_files import small
+from kit.data.chat.tokens import ImageCodec
+from kit.data.read.image_files import Image, small
 from kit.data.samples.samples import Samples
 from kit.system.credentials import secret_spans
 from kit.system.visible import visible
@@ -71,8 +72,9 @@ def shown_samples(train: Samples, tokenizer: Any, num: int, are_prompts: bool) -
             Part(name, tokens_of(*sequence, tokenizer), kind.is_bad(train, i, name))
             for name, sequence in zip(names, sequences, strict=True)
         ]
-        if train.image_maker:
-            parts = [_with_pictures(part, ids, train, i) for part, (ids, _) in zip(parts, sequences, strict=True)]
+        if codec := train.image_codec:
+            given = codec, train.images(i)
+            parts = [_with_pictures(part, ids, *given) for part, (ids, _) in zip(parts, sequences, strict=True)]
         parts = [replace(part, tokens=_ends(part.tokens)) for part in parts]
         samples.append(ShownSample(train.origin(i), about, parts))
     for store in train.stores:
@@ -99,14 +101,13 @@ def _counted(sequences: Sequences, word: str, names: Sequence[str], pooled: bool
     return "; ".join(f"{name} {count}".lstrip() for name, count in zip(names, counts, strict=True))
 
 
-def _with_pictures(part: Part, ids: np.ndarray, train: Samples, i: int) -> Part:
+def _with_pictures(part: Part, ids: np.ndarray, codec: ImageCodec, images: Sequence[tuple[Image, str]]) -> Part:
     """Put one token with its picture in place of the first placeholders of each image, and none for the others."""
-    images = train.images(i)
-    left = [train.image_maker.count(image.height, image.width) for image, _ in images]
+    left = [codec.count(image.height, image.width) for image, _ in images]
     tokens: list[Token] = []
     k, num_seen = 0, 0
     for token, id_ in zip(part.tokens, ids.tolist(), strict=True):
-        if id_ != train.image_maker.placeholder_id:
+        if id_ != codec.placeholder_id:
             tokens.append(token)
             continue
         if not num_seen:

@@ -11,8 +11,8 @@ from kit.strategy.gradients import accumulating, drop_gradients
 from kit.system.errors import UserError
 
 if TYPE_CHECKING:
+    from kit.data.chat.tokens import ImageCodec
     from kit.data.read.image_files import Image
-    from kit.model.images import Images
     from kit.strategy.accelerator import Prepared
 
 
@@ -21,7 +21,9 @@ _LENGTH = 16  # tokens of the sample whose losses are compared
 _OTHER_LENGTH = 17
 
 
-def check_isolation(prepared: "Prepared", vocab_size: int, pack_length: int, images: "Images | None" = None) -> None:
+def check_isolation(
+    prepared: "Prepared", vocab_size: int, pack_length: int, images: "ImageCodec | None" = None
+) -> None:
     """Raise ``UserError`` if the samples of a pack influence each other in this model. Called by all ranks.
 
     - A sample has the same losses, but for rounding, after another sample as before it, where only causality counts;

@@ -8,6 +8,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map_only
 
+from kit.data.chat.tokens import ImageCodec
 from kit.data.read.image_files import Image
 from kit.model.sampling import how_to_generate
 
@@ -51,7 +52,7 @@ def generate_answers(
     top_p: float | None,
     seed: int,
     device: torch.device,
-    image_maker: Any = None,
+    image_codec: ImageCodec | None = None,
 ) -> list[Completion]:
     """Answer a batch of requests.
 
@@ -59,15 +60,15 @@ def generate_answers(
         generate: of the model, as ``kit.strategy.weights.generating`` yields it.
         stops: ids that end an answer.
         temperature: None: greedily; see ``how_to_generate``, also for ``top_p`` and ``seed``.
-        image_maker: what makes pixels of images (``kit.model.images.Images``); None: no request has any.
+        image_codec: None: no request has an image.
     """
     rows = [torch.tensor(request.ids, dtype=torch.long) for request in requests]
     input_ids = pad_sequence(rows, True, pad_token_id, "left")  # [B, T]
     mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
     length = input_ids.shape[1]
     inputs = {"input_ids": input_ids, "attention_mask": mask}
-    if image_maker:
-        inputs |= image_maker.generation_inputs(input_ids, [request.images for request in requests])
+    if image_codec:
+        inputs |= image_codec.generation_inputs(input_ids, [request.images for request in requests])
     output = generate(
         max_new_tokens=max(request.max_new_tokens for request in requests),
         use_cache=True,

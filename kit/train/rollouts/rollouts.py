@@ -74,7 +74,7 @@ class Rollouts:
         self._sampler: Sampler = (
             VllmServer(prepared, recipe, ends, progress)
             if recipe.vllm_server_base_url
-            else OwnModel(prepared, recipe, ends, pad, data.train.image_maker, progress)
+            else OwnModel(prepared, recipe, ends, pad, data.train.image_codec, progress)
         )
         self._collator = Collator(recipe.micro_batch_size, pad, recipe.packing, recipe.max_length)
         self._has_warned = False  # of a rollout without a lesson

@@ -3,8 +3,9 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from kit.data.chat.tokens import ImageCodec
 from kit.model.layers.attention import without_cudnn_attention
 from kit.strategy.weights import generating
 from kit.system.console import Progress
@@ -40,7 +41,7 @@ class OwnModel:
     recipe: "Recipe"
     stops: Collection[int]
     pad_token_id: int
-    image_maker: Any
+    image_codec: ImageCodec | None
     progress: Progress
     published: str = ""
 
@@ -54,8 +55,8 @@ class OwnModel:
         size = self.recipe.eval_batch_size
         num_calls = -(-len(requests) // (ranks.count * size))
         with without_gradients(self.prepared), without_cudnn_attention(), generating(accelerator, model) as generate:
-            if self.image_maker:  # a placeholder in an answer would be one without a feature
-                generate = partial(generate, suppress_tokens=[self.image_maker.placeholder_id])
+            if self.image_codec:  # a placeholder in an answer would be one without a feature
+                generate = partial(generate, suppress_tokens=[self.image_codec.placeholder_id])
             for call in self.progress(range(num_calls), "rollout", num_calls):
                 places = mine[call * size : (call + 1) * size]
                 completions = generate_answers(
@@ -68,6 +69,6 @@ class OwnModel:
                     top_p=None,
                     seed=self.recipe.seed,
                     device=accelerator.device,
-                    image_maker=self.image_maker,
+                    image_codec=self.image_codec,
                 )
                 yield from zip(places, completions, strict=False)

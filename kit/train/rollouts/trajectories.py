@@ -82,7 +82,7 @@ class Trajectories(Table):
             prompts: the samples of which they are.
             masks_cut: nothing is learned from a trajectory that did not end.
         """
-        self._trajectories, self._prompts, self.image_maker = trajectories, prompts, prompts.image_maker
+        self._trajectories, self._prompts, self.image_codec = trajectories, prompts, prompts.image_codec
         self._weights = [each.weights * (each.ended or not masks_cut) for each in trajectories]
         records: dict[str, np.ndarray] = {
             "length": np.array([len(each) for each in self._weights], np.int32),
