@@ -24,7 +24,7 @@ import torch
 
 from kit.config.settings.data import DataSettings
 from kit.config.settings.model import ModelSettings
-from kit.data.read.image_files import INSTALL, Image, inspect, pixels
+from kit.data.read.image_files import INSTALL, MAX_PIXELS, Image, inspect, pixels
 from kit.model.pretrained.locate import hub_options, locate_model
 from kit.system.cache import digest
 from kit.system.errors import Problem, UserError, first_line
@@ -37,6 +37,14 @@ FAMILIES = (
 _SIZES = ((64, 64), (40, 300), (1200, 900))  # in which it is seen whether the text is made of placeholders alone
 _DIGESTS = 3  # the version of ``Image.digest``, which cache entries hold
 _MOST_SIZES = 1 << 16  # whose texts are kept
+# The least and the most that a number in a setting of a processor may be. Of Qwen, ``size`` is in pixels.
+_BOUNDS = {
+    **dict.fromkeys(("size", "crop_size", "max_image_size", "pad_size", "image_grid_pinpoints"), (32, 2048)),
+    **dict.fromkeys(("image_seq_length", "image_seq_len", "num_additional_image_tokens"), (0, 2048)),
+    **dict.fromkeys(("max_patches", "pan_and_scan_max_num_crops", "merge_size"), (0, 64)),
+    "patch_size": (4, 2048),
+    "temporal_patch_size": (1, 4),
+}
 OfSegment = Sequence[tuple[Image, str, str]]  # images, each with the folder of its path, and where its row is from
 
 
@@ -74,9 +82,12 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
         image_processor = AutoImageProcessor.from_pretrained(name, **options)
         parts = {"image_processor": image_processor, "tokenizer": tokenizer}
         settings_of_processor, _ = still.get_processor_dict(name, **options)
+        _check_bounds(image_processor, settings_of_processor)
         processor = still.from_args_and_dict(
             [parts.get(each) for each in still.get_attributes()], settings_of_processor
         )
+    except UserError:
+        raise
     except Exception as error:  # the files may hold anything
         fix = f"{INSTALL}, or copy the processor's files beside the weights"
         raise UserError(
@@ -93,6 +104,19 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
             raise UserError("max_pixels", f"{size['longest_edge']}, below min_pixels {size['shortest_edge']}")
         image_processor.size = size
     return Images(processor, config, meta_model)
+
+
+def _check_bounds(of_images: Any, of_processor: dict[str, Any]) -> None:
+    """Raise ``UserError`` if a setting of a processor could make an image fill the memory."""
+    settings = {**of_processor, **of_images.to_dict()}
+    for name, (least, most) in _BOUNDS.items():
+        if name == "size" and hasattr(type(of_images), "merge_size"):
+            most = MAX_PIXELS
+        value = settings.get(name)
+        numbers = np.array([*value.values()] if isinstance(value, dict) else value or least, np.float64)
+        if not ((least <= numbers) & (numbers <= most)).all():
+            found = f"its processor of images has {name} {value}"
+            raise UserError("model_name_or_path", found, f"{least} to {most:,}")
 
 
 def _any_class(self: Any, name: str, argument: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,23 @@ def test_an_image_is_not_cut_and_a_row_that_is_too_long_is_counted(vision_model,
     checked = check(vision_model("qwen2_vl"), data, max_length=40, global_batch_size=1)
     assert len(checked.data.train) == 1
     assert any("1 of 2 samples left out: longer than 40 tokens, and with images" in note for note in checked.notes)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value"),
+    [
+        ("qwen2_vl", "size", {"shortest_edge": 10**12, "longest_edge": 10**12}),
+        ("llava", "crop_size", {"height": 10**5, "width": 10**5}),
+        ("internvl", "max_patches", 10**6),
+        ("idefics3", "max_image_size", {"longest_edge": 1}),
+    ],
+)
+def test_a_processor_that_would_fill_the_memory_is_refused(family, name, value, vision_model, tmp_path):
+    model = shutil.copytree(vision_model(family), tmp_path / "model")
+    file = model / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+    with pytest.raises(UserError, match=f"its processor of images has {name}"):
+        check(model, write_rows(tmp_path, ROWS))
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ TESTS = {
     },
     "A config that asks": {
         "tests/model/pretrained/test_files.py": "test_a_model_of_too_many_modules_is_not_built_to_its_end",
+        "tests/model/test_images.py": "test_a_processor_that_would_fill_the_memory_is_refused",
     },
     "A pipe, a device or a file": {
         "tests/model/pretrained/test_files.py": "test_what_is_no_regular_file_is_refused "
