@@ -33,7 +33,7 @@ from kit.tasks.distil.stored_teacher import StoredTeacher, store_teacher
 from kit.tasks.distil.teacher import Teacher, open_teacher
 from kit.tasks.sft.loss import SupervisedLoss
 from kit.train.policy import Policy
-from kit.train.rollouts.rollouts import open_rollouts
+from kit.train.rollouts.rollouts import Rollouts
 
 if TYPE_CHECKING:
     from kit.run.run import Run
@@ -63,7 +63,7 @@ class Distillation(SupervisedLoss):
 
     def open_feed(self, policy: Policy, run: "Run") -> BatchSource:
         """With ``on_policy_share`` open rollouts. See ``Objective.open_feed``."""
-        return open_rollouts(policy, run) if run.checked.recipe.on_policy_share else super().open_feed(policy, run)
+        return Rollouts(policy, run) if run.checked.recipe.on_policy_share else super().open_feed(policy, run)
 
     def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
         """Return the batch with what the teacher thinks of it."""

@@ -18,7 +18,7 @@ from kit.strategy.float64 import in_float64
 from kit.tasks.base import Objective, Terms
 from kit.train.policy import Policy
 from kit.train.reference import by_sequence, sequence_weights
-from kit.train.rollouts.rollouts import open_rollouts
+from kit.train.rollouts.rollouts import Rollouts
 
 if TYPE_CHECKING:
     from kit.run.run import Run
@@ -58,7 +58,7 @@ class PolicyLoss(Objective):
 
     def open_feed(self, policy: Policy, run: "Run") -> BatchSource:
         """Open rollouts. See ``Objective.open_feed``."""
-        return open_rollouts(policy, run)
+        return Rollouts(policy, run)
 
     def divisors(self, batch: GlobalBatch) -> Sequence[float]:
         """Return the number of answers, of tokens, or of tokens that there may be."""

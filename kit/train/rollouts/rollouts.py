@@ -7,7 +7,6 @@ Promises:
 - A checkpoint between two steps of one rollout has its trajectories, so a resume learns from the same ones.
 """
 
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from kit.data.feed.batches import Collator
 from kit.data.feed.data import Data
 from kit.data.feed.feed import GlobalBatch, counted
 from kit.data.open import pad_id
-from kit.system.console import Progress, say
+from kit.system.console import say
 from kit.system.phases import ROLLING_OUT
 from kit.train.rollouts.advantages import advantages
 from kit.train.rollouts.environment import SingleTurn
@@ -31,9 +30,7 @@ from kit.train.rollouts.trajectories import Segment, Trajectories, Trajectory
 from kit.train.rollouts.vllm_server import VllmServer
 
 if TYPE_CHECKING:
-    from kit.config.recipe import Recipe
     from kit.run.run import Run
-    from kit.strategy.accelerator import Prepared
     from kit.train.policy import Policy
 
 MAX_REFILLS = 3  # times that other prompts are asked for one step: by dynamic_sampling, or as all rewards failed
@@ -44,37 +41,20 @@ class Rollouts:
 
     phase = ROLLING_OUT
 
-    def __init__(
-        self,
-        prepared: "Prepared",
-        recipe: "Recipe",
-        data: "Data",
-        tokenizer: Any,
-        stops: Iterable[int],
-        state: Mapping[str, Any],
-        progress: Progress,
-        is_stopping: Callable[[], bool],
-    ) -> None:
-        """
-        Args:
-            stops: ids that end an answer, beside that of EOS.
-            state: what ``state`` returned; empty at the beginning of a run.
-            progress: wraps each loop over calls. It may raise an exception to end it, if it does so on all ranks at the
-                same call.
-            is_stopping: whether this process was asked to stop.
-        """
-        self._prepared, self._recipe, self._data, self._tokenizer = prepared, recipe, data, tokenizer
-        self._progress = progress
+    def __init__(self, policy: "Policy", run: "Run") -> None:
+        recipe, data, state, progress = run.checked.recipe, run.checked.data, run.state.feed, run.progress
+        assert isinstance(data, Data), "a recipe that streams is refused"
+        self._policy, self._recipe, self._data, self._progress = policy, recipe, data, progress
         self._num_taken = int(state.get("num_taken", 0))  # batches of the data's order
         self._trajectories = [Trajectory.from_state(each) for each in state.get("trajectories", [])]
         self._metrics: dict[str, float] = dict(state.get("metrics", {}))
-        self._environment = SingleTurn(recipe, data.train, tokenizer, is_stopping)
-        pad = pad_id(tokenizer)
-        ends = sorted({tokenizer.eos_token_id, *stops} - {None})
+        self._environment = SingleTurn(recipe, data.train, policy.tokenizer, lambda: run.stop.is_made)
+        pad = pad_id(policy.tokenizer)
+        ends = sorted({policy.tokenizer.eos_token_id, *run.checked.stop_tokens.values()} - {None})
         self._sampler: Sampler = (
-            VllmServer(prepared, recipe, ends, progress)
+            VllmServer(policy, recipe, ends, progress)
             if recipe.vllm_server_base_url
-            else OwnModel(prepared, recipe, ends, pad, data.train.image_codec, progress)
+            else OwnModel(policy, recipe, ends, pad, data.train.image_codec, progress)
         )
         self._collator = Collator(recipe.micro_batch_size, pad, recipe.packing, recipe.max_length)
         self._has_warned = False  # of a rollout without a lesson
@@ -94,7 +74,7 @@ class Rollouts:
             try:
                 self._trajectories = self._roll_out()
                 if published := self._sampler.published:
-                    self._metrics |= prove_sampler(self._prepared, self._collator, self._trajectories, train, published)
+                    self._metrics |= prove_sampler(self._policy, self._collator, self._trajectories, train, published)
             except BaseException:
                 self._num_taken = num_taken  # a rollout that ends early begins again
                 self._environment.close()
@@ -102,17 +82,17 @@ class Rollouts:
         if is_new and recipe.num_iterations > 1:
             self._add_logps("old_logps")
         if is_new and recipe.beta:
-            with self._prepared.reference():
+            with self._policy.reference():
                 self._add_logps("reference_logps")
         samples = self._samples()
         return replace(
             counted(samples, np.arange(len(samples)), len(train.stores)),
-            micro_batches=samples.micro_batches(self._collator, self._prepared.ranks),
+            micro_batches=samples.micro_batches(self._collator, self._policy.ranks),
             epoch=self._data.order.epochs_after(self._num_taken),
             origins=list(dict.fromkeys(train.origin(each.sample) for each in self._trajectories)),
             most_targets=len(samples) * recipe.max_new_tokens,
             metrics=self._metrics,
-            answers=shown(self._trajectories, train, self._tokenizer) if recipe.rewards else [],
+            answers=shown(self._trajectories, train, self._policy.tokenizer) if recipe.rewards else [],
         )
 
     def state(self) -> dict[str, Any]:
@@ -142,7 +122,7 @@ class Rollouts:
         return Trajectories(self._trajectories, self._data.train, self._recipe.mask_truncated_completions)
 
     def _add_logps(self, name: str) -> None:
-        for i, values in self._samples().compute_logps(self._prepared, self._collator).items():
+        for i, values in self._samples().compute_logps(self._policy, self._collator).items():
             self._trajectories[i].logps[name] = values
 
     def _roll_out(self) -> list[Trajectory]:
@@ -182,7 +162,7 @@ class Rollouts:
 
     def _draw(self, number: int) -> list[list[Trajectory]]:
         """Return the trajectories of a batch of the data's order, in a group for each prompt, and set ``_metrics``."""
-        recipe, ranks, train = self._recipe, self._prepared.processes, self._data.train
+        recipe, ranks, train = self._recipe, self._policy.processes, self._data.train
         indices, num = np.concatenate(self._data.order.batch(number)).tolist(), recipe.answers_per_prompt
         trajectories = [self._start((number, i, k)) for i in indices for k in range(num)]
         places = [place for place, each in enumerate(trajectories) if not each.ended]
@@ -215,10 +195,3 @@ class Rollouts:
         bounds = np.flatnonzero(np.diff(weights)) + 1
         parts = zip(np.split(ids, bounds), np.split(weights, bounds), strict=True)
         return Trajectory(key, [Segment(part.tolist(), float(its[0])) for part, its in parts], ended=True)
-
-
-def open_rollouts(policy: "Policy", run: "Run") -> Rollouts:
-    """Open the rollouts of a run, from the step on with which it continues. Called by all ranks."""
-    checked, state = run.checked, run.state.feed
-    of_data = checked.recipe, checked.data, policy.tokenizer, checked.stop_tokens.values()
-    return Rollouts(policy, *of_data, state, run.progress, lambda: run.stop.is_made)
