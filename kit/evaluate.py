@@ -13,11 +13,12 @@ import torch
 from accelerate.utils import gather_object
 
 from kit.config.recipe import Recipe
-from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches
+from kit.data.feed.batches import MicroBatch, evaluation_batches
 from kit.data.feed.data import Data
 from kit.data.feed.feed import by_file
 from kit.data.open import pad_id
 from kit.data.read.image_files import small
+from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
 from kit.model.layers.attention import without_cudnn_attention
 from kit.scoring.metrics import Metric, exact_match
@@ -115,7 +116,7 @@ def evaluate(
     assert samples is not None
     num_batches = math.ceil(len(samples) / (policy.ranks.count * batch_size))
 
-    def batches(rows: SizedRows, name: str) -> Iterable[MicroBatch]:
+    def batches(rows: Table, name: str) -> Iterable[MicroBatch]:
         return progress(evaluation_batches(rows, policy.ranks, batch_size, pad_id(tokenizer)), name, num_batches)
 
     model = policy.model

@@ -111,7 +111,7 @@ class RandomSamples(Table):
         return ids, np.ones(len(ids), np.float32)
 
     def image_inputs(self, input_ids: np.ndarray, segments: Any) -> dict[str, Any]:
-        """See ``kit.data.feed.batches.Rows``."""
+        """See ``Table``."""
         if not self.image_tokens:
             return {}
         config, rows = self.config, len(input_ids)

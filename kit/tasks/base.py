@@ -16,11 +16,12 @@ from accelerate.utils import gather_object
 
 from kit.config.recipe import Recipe
 from kit.config.settings.objective import ObjectiveSettings
-from kit.data.feed.batches import MicroBatch, SizedRows, on_device
+from kit.data.feed.batches import MicroBatch, on_device
 from kit.data.feed.feed import BatchSource, GlobalBatch, counted
 from kit.data.feed.mismatched import Mismatched
 from kit.data.open import pad_id
 from kit.data.samples.dataset import Dataset
+from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
 from kit.strategy.accelerator import Prepared
 from kit.train.policy import Policy
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 # What ``Objective.terms`` returns.
 Terms = tuple[Sequence[torch.Tensor], torch.Tensor]
 # Gives this rank's micro-batches of all rows, with a progress bar that has this name.
-Batches = Callable[[SizedRows, str], Iterable[MicroBatch]]
+Batches = Callable[[Table, str], Iterable[MicroBatch]]
 
 
 class Measured(NamedTuple):

@@ -19,9 +19,10 @@ import torch
 import xxhash
 
 from kit.config.recipe import Recipe
-from kit.data.feed.batches import Collator, SizedRows, on_device, shares
+from kit.data.feed.batches import Collator, on_device, shares
 from kit.data.feed.data import Data
 from kit.data.open import pad_id
+from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
 from kit.model.pretrained.locate import ADAPTER_FILES, commit_of, open_adapter
 from kit.strategy.weights import reshard
@@ -74,7 +75,7 @@ def add_reference(
     """
     mismatched = data.mismatched(samples)
     chosen = np.arange(len(samples)) if used is None else np.flatnonzero(used)
-    parts: list[SizedRows] = [samples] if mismatched is None else [samples, mismatched]
+    parts: list[Table] = [samples] if mismatched is None else [samples, mismatched]
     order = [chosen] if mismatched is None else [chosen, mismatched.partners]
     plain: Any = policy.accelerator.unwrap_model(policy.model)
     attention = plain.config.get_text_config()._attn_implementation
@@ -144,7 +145,7 @@ def hash_of(values: np.ndarray) -> str:
     return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values, np.int64).tobytes())
 
 
-def _logps(policy: "Policy", samples: SizedRows, chosen: np.ndarray, batch_size: int, progress: Progress) -> np.ndarray:
+def _logps(policy: "Policy", samples: Table, chosen: np.ndarray, batch_size: int, progress: Progress) -> np.ndarray:
     """Compute the log-probabilities of the samples ``chosen``, float64 [N, sequences of a sample]; 0 of the others.
 
     Each rank computes its share, and all get the whole.

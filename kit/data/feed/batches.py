@@ -16,50 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from kit.data.feed.data_ranks import Ranks
 from kit.data.feed.packing import balance
-from kit.data.kinds.kind import RowKind
+from kit.data.samples.records import Table
 
 Item = np.ndarray  # int64, indices of the samples of one row
-
-
-class Rows(Protocol):
-    """The samples that ``Collator`` reads: ``Samples``, the samples of one step of a stream, or ``Mismatched``."""
-
-    dataset_ids: np.ndarray  # [N], the index of the data set of each sample
-    kind: RowKind
-
-    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return ids and weights of each sequence of sample ``i``."""
-
-    def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what an objective needs of sequences, by name: of each of ``members`` the one with its number."""
-
-    def per_target(self, members: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what an objective needs of the targets of ``members``, each of one sequence, by name: [S, ...]."""
-
-    def image_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
-        """Return fields of ``MicroBatch`` for the images of a micro-batch; nothing if no sample has any.
-
-        Args:
-            input_ids: int64 [B, T].
-            segments: see ``MicroBatch``.
-        """
-
-
-class SizedRows(Rows, Protocol):
-    """Rows whose lengths are known, so that they can be dealt."""
-
-    lengths: np.ndarray  # int [N], tokens of each sample
-
-    @property
-    def row_lengths(self) -> np.ndarray:
-        """See ``Samples``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +153,7 @@ class Collator:
     packing: bool
     max_length: int  # tokens of the longest row that there may be; padding does not go beyond it
 
-    def micro_batches(self, samples: SizedRows, items: Sequence[Item], ranks: Ranks) -> list[MicroBatch]:
+    def micro_batches(self, samples: Table, items: Sequence[Item], ranks: Ranks) -> list[MicroBatch]:
         """Return this rank's share of a global batch.
 
         Every rank gets ceil(len(items) / (number of ranks * micro-batch size)) micro-batches.
@@ -227,7 +193,7 @@ class Collator:
         longest = max(num_tokens, default=1)
         return longest if self.packing else padded_length(longest, self.max_length)
 
-    def collate(self, samples: Rows, items: Sequence[Item]) -> MicroBatch:
+    def collate(self, samples: Table, items: Sequence[Item]) -> MicroBatch:
         """Build the tensors of a micro-batch. Without ``items``: one row of padding and no target."""
         # Each sequence with its sample's index, and its own number in that sample.
         rows = [[(int(i), k, *each) for i in item for k, each in enumerate(samples.sequences(i))] for item in items]
@@ -288,7 +254,7 @@ class Collator:
         )
 
 
-def evaluation_batches(samples: SizedRows, ranks: Ranks, size: int, pad_token_id: int) -> Iterator[MicroBatch]:
+def evaluation_batches(samples: Table, ranks: Ranks, size: int, pad_token_id: int) -> Iterator[MicroBatch]:
     """Yield this rank's micro-batches of an evaluation.
 
     Each sample is on exactly one rank, and every rank gets the same number of micro-batches.

@@ -129,19 +129,26 @@ class Table:
         self.attached[per][name] = values
 
     def per_sequence(self, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """See ``kit.data.feed.batches.Rows``."""
+        """Return what an objective needs of sequences, by name: of each of ``members`` the one with its number."""
         attached = {name: values[members, numbers] for name, values in self.attached["sequence"].items()}
         return self.kind.per_sequence(self, members, numbers) | attached
 
     def per_target(self, members: np.ndarray) -> dict[str, np.ndarray]:
-        """See ``kit.data.feed.batches.Rows``."""
+        """Return what an objective needs of the targets of ``members``, each of one sequence, by name: [S, ...]."""
         return {
             name: np.concatenate([values[0][:0], *(values[i] for i in members.tolist())])
             for name, values in self.attached["token"].items()
         }
 
     def image_inputs(self, input_ids: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
-        """See ``kit.data.feed.batches.Rows``. Raises ``UserError`` if an image cannot be decoded."""
+        """Return fields of ``MicroBatch`` for the images of a micro-batch; nothing if no sample has any.
+
+        Args:
+            input_ids: int64 [B, T].
+            segments: see ``MicroBatch``.
+
+        Raises ``UserError`` if an image cannot be decoded.
+        """
         if self.image_codec is None:
             return {}
         images = [self.images_with_origin(i) for _, _, i in segments]

@@ -1,4 +1,4 @@
-"""Pairs as samples: two halves with the same prompt, of which exactly the answers are supervised, cut alike or not."""
+"""Pairs as samples: two sequences with the same prompt, of which exactly the answers are supervised, cut alike."""
 
 import numpy as np
 import pytest
