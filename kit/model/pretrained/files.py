@@ -7,11 +7,14 @@ says fits the weights is checked when these are loaded.
 import json
 import re
 from pathlib import Path
+from typing import Any
 
-from kit.system.durable import SMALL_BYTES, open_regular, read_small
+from kit.system.durable import SMALL_BYTES, open_regular, read_object, read_small
 from kit.system.errors import Problem, UserError, raise_if
 
 MAX_TOKENIZER_BYTES = 1 << 28  # the largest published ones have 35 MB
+MAX_LAYERS = 1_000  # the deepest published models have about 200
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
 # What transformers reads as a whole. Other files that lie beside a model, such as data or results, may have any size.
 _READ = re.compile(
     r"config|tokens|tokenizer|vocab|merges|template|\.index\.|^(dict|emoji|byte_maps)\.|\.(model|jinja)$"
@@ -39,6 +42,17 @@ def check_files(folder: Path, field: str) -> None:
         if path.suffix != ".safetensors" and _READ.search(path.name) and size > most:
             problems.append(Problem(field, f"{path} has {size >> 20} MiB", f"at most {most >> 20} MiB"))
     raise_if(problems)
+
+
+def check_config(path: Path) -> None:
+    """Raise ``UserError`` if a config.json asks for layers without end: configs make lists of them."""
+    values = read_object(path)
+    parts: list[Any] = [values, values.get("text_config"), values.get("vision_config")]
+    for part in parts:
+        for key in _LAYERS if isinstance(part, dict) else ():
+            number = part.get(key)
+            if isinstance(number, int | float) and not 0 <= number <= MAX_LAYERS:
+                raise UserError(f"{path} {key}", f"found {number}", f"0 to {MAX_LAYERS}")
 
 
 def check_index(folder: Path) -> None:

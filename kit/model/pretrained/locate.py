@@ -18,7 +18,7 @@ from kit.config.other_kits import GGUF
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.hub import hub_errors
-from kit.model.pretrained.files import check_files, check_index
+from kit.model.pretrained.files import check_config, check_files, check_index
 from kit.system.errors import Problem, Problems, UserError, first_line, raise_if
 
 HUB_SECONDS = 5.0  # to wait for the hub's first answer
@@ -51,9 +51,12 @@ def locate_model(name: str, revision: str | None) -> str:
         raise UserError(_MODEL, f"{name} is a file", expected)
     if not is_local(name):
         _check_hub_has(name, revision, _MODEL, "config.json")
+        if isinstance(config := huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
+            check_config(Path(config))
         return name
     if os.path.isfile(os.path.join(folder, "config.json")):
         check_files(Path(folder), _MODEL)
+        check_config(Path(folder, "config.json"))
         check_index(Path(folder))
         return folder
     if os.path.isfile(os.path.join(folder, "manifest.json")):

@@ -23,6 +23,16 @@ def change(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def test_numbers_that_build_without_end_are_refused(folder):
+    whole = json.loads((folder / "config.json").read_text())
+    for changes in ({"num_hidden_layers": 1e30}, {"n_layer": -5}, {"vision_config": {"depth": 10**9}}):
+        (folder / "config.json").write_text(json.dumps(whole | changes))
+        with pytest.raises(UserError, match=r"config.json \w+: found .*; expected 0 to 1\d+$"):
+            locate_model(str(folder), None)
+    change(folder, n_layer=0, vision_config={}, num_hidden_layers=61, task_specific_params={"num_layers": -1})
+    assert locate_model(str(folder), None) == str(folder)
+
+
 def test_a_model_of_too_many_modules_is_not_built_to_its_end(folder, monkeypatch):
     monkeypatch.setattr("kit.model.build.MAX_MODULES", 30)
     settings = Recipe(model_name_or_path=str(folder), dataset="none")
