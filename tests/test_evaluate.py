@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from accelerate import Accelerator
 from data_helpers import open_recipe_data
 from torch import nn
@@ -55,32 +54,6 @@ def run(setting):
         return evaluate(policy, build_objective(recipe, samples.dataset_names), data, recipe)
 
     return run
-
-
-def by_hand(setting, num):
-    """Loss in nats summed over all supervised tokens, one sample after another, and their number."""
-    total, count = 0.0, 0
-    setting.model.eval()
-    for i in range(num):
-        tokens, weights = setting.samples[i]
-        ids = torch.from_numpy(tokens).long()[None]
-        with torch.no_grad():
-            logits = setting.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].double()
-        supervised = torch.from_numpy(weights).bool()[1:]
-        total += F.cross_entropy(logits[:-1][supervised], ids[0, 1:][supervised], reduction="sum").item()
-        count += int(supervised.sum())
-    return total, count
-
-
-@pytest.mark.slow
-def test_the_loss_is_the_mean_over_all_supervised_tokens(setting, run):
-    total, count = by_hand(setting, 61)
-    for batch in (1, 4, 100):
-        metrics = run(per_device_eval_batch_size=batch).metrics
-        assert metrics["eval_tokens"] == count
-        assert metrics["eval_loss"] == pytest.approx(total / count, rel=1e-6)
-        assert metrics["eval_perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
-    assert setting.recipe.model_copy(update={"per_device_train_batch_size": 7}).eval_batch_size == 7
 
 
 def test_it_measures_without_dropout_and_leaves_training_as_it_was(setting, run):

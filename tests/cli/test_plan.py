@@ -43,12 +43,6 @@ def test_rows_that_fit_no_gpu_are_shared(capsys):
     assert "3, of 8 GPUs and 32 attention heads; expected one of 1, 2, 4, 8" in capsys.readouterr().err
     assert main(["plan", *words.replace("_size 8", "_size 1").split()]) == 2
     assert "expected a multiple of 8\n    -> or --sequence_parallel_size N" in capsys.readouterr().err
-    assert main(["plan", *words.replace("--gpus 8", "--gpus 2x4").split(), "--sequence_parallel_size", "8"]) == 2
-    assert "8, of 8 GPUs, 4 a machine, and 32 attention heads; expected one of 1, 2, 4" in capsys.readouterr().err
-    short = printed(capsys, "--recipe llama-8b-lora --gpu h100 --gpus 8 --global_batch_size 16")
-    assert re.search(r"--gradient_checkpointing true: 1\d\d,\d{3} tokens; if GPUs", short), short
-    assert main("plan --recipe llama-8b-lora --gpu h100 --sequence_parallel_size 2".split()) == 2
-    assert "2, of 1 GPU and 32 attention heads; expected one of 1" in capsys.readouterr().err
     windows = "--model gemma-3-1b --gpu h100 --gpus 2 --global_batch_size 8"
     assert "longest rows" not in printed(capsys, windows)
     assert main(["plan", *windows.split(), "--sequence_parallel_size", "2"]) == 2

@@ -53,12 +53,8 @@ def test_what_saves_memory_saves_what_the_simulation_shows():
     tiled = {"tiled_mlp": True, "device_memory": 24 * GIB}
     for shape, method, fields, simulated in (
         ("llama-1b", "lora", shared | {"length": 4096, "gradient_checkpointing": False}, 2.78),
-        ("llama-1b", "lora", shared | {"length": 16384}, 1.82),
         ("llama-8b", "lora", offloaded, 16.564),
         ("llama-8b", "lora", offloaded | {"gradient_checkpointing": "selective"}, 27.573),
-        ("llama-8b", "full", offloaded | eight, 17.936),
-        ("llama-8b", "lora", tiled | {"length": 8192}, 18.532),
-        ("llama-8b", "qlora", tiled | {"length": 32768, "activation_offload": True}, 8.708),
         ("llama-1b", "full", tiled | eight | {"length": 32768, "activation_offload": True}, 5.084),
     ):
         planned = predict(workload(shape, method, **fields)).tensors / GIB

@@ -5,21 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedConfig
 
-from kit.strategy import weights
-from kit.strategy.gradients import keeps_gradients
 from kit.strategy.weights import (
-    gather_trainable,
     generating,
     own_part,
     own_shards,
     own_start,
-    replicated,
 )
-
-TRAINABLE = ["layers.1.inner.weight", "layers.1.inner.bias", "head.weight", "head.bias"]
 
 
 def gathered_layers(model):
@@ -41,21 +34,6 @@ def test_generation_keeps_whole_layers_where_they_fit_and_says_where_not(sharded
     with torch.no_grad():
         model(torch.ones(1, 4))
     assert gathered_layers(model) == [False] * 2  # training is as before
-
-
-def test_the_main_process_has_whole_tensors_of_what_trains(accelerator, model, monkeypatch):
-    state = gather_trainable(accelerator, model)
-    assert sorted(state) == sorted(TRAINABLE)
-    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in state.items())
-    monkeypatch.setattr(type(accelerator), "is_main_process", property(lambda self: False))
-    assert gather_trainable(accelerator, model) == {}
-
-
-def test_copies_on_every_process_have_their_plain_names(alone_in_a_group, model, monkeypatch):
-    wrapped = DistributedDataParallel(model)
-    monkeypatch.setattr(weights, "strategy_name", lambda accelerator: "ddp")
-    assert list(replicated(None, wrapped)) == list(dict(model.named_parameters()))
-    assert own_shards(wrapped) is None and keeps_gradients(wrapped)
 
 
 def test_after_a_pass_that_ended_midway_only_the_own_part_is_held(alone_in_a_group, model):

@@ -15,11 +15,7 @@ def test_a_gpu_is_a_name_or_a_memory_with_its_unit():
     for texts, key in (
         ("H100 | H100-SXM5 | NVIDIA H100 80GB HBM3", "h100"),
         ("rtx 4090 | 4090 | GeForce RTX 4090", "rtx4090"),
-        ("a100 | A100-80GB | NVIDIA A100-SXM4-80GB", "a100"),
         ("a100-40 | a100 40GB", "a100-40"),
-        ("3060 12GB", "rtx3060"),
-        ("A10G", "a10g"),
-        ("2080 Ti | rtx2080ti", "rtx2080ti"),
     ):
         assert [parse_gpu(text) for text in texts.split(" | ")] == [(GPUS[key], 1, 1)] * len(texts.split(" | ")), key
     for text, memory in (("24GiB", 24 * GIB), ("80GB", 80 * 10**9), ("81920MiB", 80 * GIB), ("L40 48GB", 48 * 10**9)):
