@@ -591,6 +591,14 @@ class Way:
             return
         one = self.start("one", "single", per_device_train_batch_size=4)
         assert one.status == 0, one.output
+        runs = [run]
+        if self.row["sequence"] == "parallel":  # whose processes have all samples
+            runs.append(self.start("whole", sequence_parallel_size=None))
+        for each in runs:
+            self.check_measures(each, one)
+
+    def check_measures(self, run, one) -> None:
+        assert run.status == 0, run.output
         assert run.grad_norms == pytest.approx(one.grad_norms, rel=10 * self.bound), "topology: norms"
         for ours, theirs in zip(run.rows, one.rows, strict=True):
             for key in measures(theirs):
