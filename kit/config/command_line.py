@@ -19,6 +19,7 @@ from kit.config.adapter_base import fill_in_base
 from kit.config.commands import TYPED_AS
 from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.config.launch_flags import Launch
+from kit.config.optimisers import OPTIMISERS, Optimiser
 from kit.config.other_kits import other_kits_word
 from kit.config.recipe import DEFAULT_RECIPE, Recipe
 from kit.config.recipe_file import read_recipe_file
@@ -125,8 +126,9 @@ def _replaced(flags: dict[str, str], values: dict[str, Any]) -> set[str]:
         keys = set(EvalSettings.model_fields)
         if {"rewards", "on_policy_share"} & {*values, *flags}:
             keys -= {"max_new_tokens", "per_device_eval_batch_size"}  # of rollouts too
-    if flags.get("optim", "").startswith("lion") and not str(values.get("optim")).startswith("lion"):
-        keys.add("learning_rate")  # which is for another optimiser; a lion then asks for one
+    ours, theirs = (OPTIMISERS.get(str(each.get("optim")), Optimiser()) for each in (flags, values))
+    if theirs.is_adamws_rate and not ours.is_adamws_rate:
+        keys.add("learning_rate")  # which is for another optimiser; this one then asks for one
     return keys
 
 

@@ -82,7 +82,7 @@ def add_reference(
     model = key_of_model(policy.accelerator, recipe, attention, recipe.seed, bool(recipe.torch_compile))
     folder = cache_folder() / FOLDER / digest(model, samples.fingerprint, [hash_of(each) for each in order])
     entry = open_entry(folder)
-    values = np.array(entry[0]["references"]).reshape(len(samples), 2) if entry else None
+    values = np.array(entry[0]["references"]).reshape(len(samples), -1) if entry else None
     device = policy.accelerator.device
     if policy.ranks.sum(torch.tensor(float(values is None), device=device)).item():  # on one machine or more
         values = np.concatenate(

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from kit.config.optimisers import OptimiserName
+from kit.config.optimisers import OPTIMISERS, OptimiserName
 from kit.schema.fields import SHARE_OR_COUNT, STRICT, option, share_or_count
 from kit.schema.rules import Rule, is_given
 
@@ -141,8 +141,8 @@ RULES = (
     ),
     Rule(
         "learning_rate optim",
-        lambda r: r.optim.startswith("lion") and r.learning_rate is None,
-        "{r.optim} without a learning_rate: the defaults are for AdamW, and lion moves each weight further",
+        lambda r: not OPTIMISERS[r.optim].is_adamws_rate and r.learning_rate is None,
+        "{r.optim} without a learning_rate: the defaults are for AdamW, and it moves each weight further",
         "--learning_rate with a rate 3 to 10 times below AdamW's",
     ),
     Rule(

@@ -99,7 +99,7 @@ def with_images(sample: dict[str, Any], column: Any, has_column: bool = True) ->
 
     Raises ``UserError`` if their number is not that of the marks, or if an answer has one.
     """
-    lists = {name: value for name, value in sample.items() if isinstance(value, list) and name in _LISTS}
+    lists = {name: value for name, value in sample.items() if _are_messages(value)}
     messages = [message for each in lists.values() for message in each]
     if not column and not any("images" in message for message in messages):
         num_marks = sum(message["content"].count(MARK) for message in messages if message["role"] != "assistant")
@@ -133,7 +133,10 @@ def with_images(sample: dict[str, Any], column: Any, has_column: bool = True) ->
     return {**sample, **changed, "images": [next(left) if each is None else each for each in of_messages]}
 
 
-_LISTS = ("messages", "prompt", "completion", "chosen", "rejected")
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and {"role", "content"} <= each.keys() for each in value
+    )
 
 
 def _holds(value: Any) -> bool:

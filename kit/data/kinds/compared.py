@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kit.data.chat.formats import Format, Sample
 from kit.data.chat.messages import are_messages, check_text
@@ -12,11 +12,6 @@ from kit.data.kinds.kind import Limits, Sequences
 from kit.data.kinds.one_prompt import INPUTS, OnePrompt
 from kit.data.kinds.texts import TextRows, negatives
 from kit.system.errors import Problem, UserError
-
-if TYPE_CHECKING:
-    from kit.data.samples.records import Table
-
-_ANSWERS = ("chosen", "rejected")
 
 
 def _read(values: Mapping[str, Any]) -> Sample:
@@ -35,11 +30,14 @@ def _read(values: Mapping[str, Any]) -> Sample:
         if len(texts) == 1:
             raise UserError("negative", "none", "at least one")
         return {"plain": [[query, check_text(name, text)] for name, text in texts.items()], **more}
-    answers = [values[name] for name in _ANSWERS]
+    answers = [values[name] for name in OnePrompt.answers]
     has_prompt = "prompt" in values or "instruction" in values
     if not has_prompt and all(isinstance(each, str) and not are_messages(each) for each in answers):
-        return {"plain": [[check_text(name, each)] for name, each in zip(_ANSWERS, answers, strict=True)], **more}
-    return answers_to_one_prompt(values, _ANSWERS) | more
+        return {
+            "plain": [[check_text(name, each)] for name, each in zip(OnePrompt.answers, answers, strict=True)],
+            **more,
+        }
+    return answers_to_one_prompt(values, OnePrompt.answers) | more
 
 
 class ComparedRows(TextRows):
@@ -50,7 +48,7 @@ class ComparedRows(TextRows):
         Format(("negative", "query", "positive"), _read, optional=("margin",)),
     )
     objective = "--objective reward learns which of two texts is better"
-    sequences_in_pack = 2
+    answers = OnePrompt.answers
 
     def parts(self, sample: Sample) -> list[Sample]:
         """See ``RowKind``."""
@@ -78,10 +76,6 @@ class ComparedRows(TextRows):
     def values(self, sample: Sample, sequences: Sequences) -> list[float]:
         """See ``RowKind``."""
         return [sample["margin"]]
-
-    def names(self, table: "Table", i: int) -> list[str]:
-        """See ``RowKind``."""
-        return ["chosen", "rejected"]
 
 
 KIND = ComparedRows

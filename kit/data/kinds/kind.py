@@ -37,10 +37,10 @@ class RowKind:
     Attributes:
         formats: in order of precedence: the first one whose columns are all there is taken.
         objective: which objective learns from such rows, and what.
+        answers: the keys of a sample that hold answers to one prompt.
         is_judged: the rows say what is better, or right; an objective measures them. Else they are answers to write.
         pools: a head reads the states of the tokens with a weight; else these tokens are predicted.
         is_cut: a sample that is longer than ``max_length`` is cut, or left out.
-        sequences_in_pack: as many times ``max_length`` has a pack.
         has_mismatched: an objective also sets each prompt beside the answer to another (``feed.mismatched``).
         compares_answers: to one prompt, so their lengths may give away which is better.
         too_few: what is expected if a single sample is too few.
@@ -49,10 +49,10 @@ class RowKind:
 
     formats: ClassVar[tuple[Format, ...]]
     objective: ClassVar[str]
+    answers: ClassVar[tuple[str, ...]] = ()
     is_judged: ClassVar[bool] = True
     pools: ClassVar[bool] = False
     is_cut: ClassVar[bool] = True
-    sequences_in_pack: ClassVar[int] = 1
     has_mismatched: ClassVar[bool] = False
     compares_answers: ClassVar[bool] = False
     too_few: ClassVar[str] = ""
@@ -122,7 +122,7 @@ class RowKind:
 
     def names(self, table: "Table", i: int) -> list[str]:
         """Return what each sequence of sample ``i`` is called."""
-        return [""]
+        return list(self.answers) if len(self.answers) > 1 else [""]
 
     def is_bad(self, table: "Table", i: int, name: str) -> bool:
         """Return whether the sequence of sample ``i`` with this name is to become less likely."""

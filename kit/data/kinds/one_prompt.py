@@ -2,36 +2,38 @@
 
 Promises:
 
-- The prompt has the same tokens before both answers of a pair, and the answers differ. What does not is a problem.
-- Cutting takes tokens of the prompt, the same before both answers. No answer is cut: a pair that is too long for that
+- The prompt has the same tokens before all answers, and the answers differ. What does not is a problem.
+- Cutting takes tokens of the prompt, the same before all answers. No answer is cut: a sample that is too long for that
   is left out.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from kit.data.chat.formats import Sample
 from kit.data.chat.tokens import Encoded
 from kit.data.kinds.kind import Limits, RowKind, Sequences
 from kit.system.errors import Problem
 
-ANSWERS = ("chosen", "rejected", "completion")
 INPUTS = ("input", "system", "tools", "chat_template_kwargs")  # columns of their formats
 PROMPT_CUT = "the start of the prompt was cut off, so that no answer is cut"
 
 
 class OnePrompt(RowKind):
-    """A prompt and one or two answers, of which all is learned or compared."""
+    """A prompt and answers, of which all is learned or compared: the keys ``answers`` of a sample."""
+
+    answers: ClassVar[tuple[str, ...]] = ("chosen", "rejected")
 
     def parts(self, sample: Sample) -> list[Sample]:
         """See ``RowKind``: the prompt with each of its answers."""
-        shared = {key: value for key, value in sample.items() if key not in (*ANSWERS, "label", "values")}
-        return [{**shared, "completion": sample[name]} for name in ANSWERS if name in sample]
+        shared = {key: value for key, value in sample.items() if key not in (*self.answers, "label")}
+        return [{**shared, "completion": sample[name]} for name in self.answers]
 
     def join(self, sample: Sample, encoded: Sequence[list[Encoded] | Problem]) -> list[Sequences] | Problem:
         """See ``RowKind``."""
         sequences: Sequences = ()
-        for name, answer in zip([name for name in ANSWERS if name in sample], encoded, strict=True):
+        for name, answer in zip(self.answers, encoded, strict=True):
             if isinstance(answer, Problem):
                 return answer
             if len(answer) > 1:
@@ -40,18 +42,18 @@ class OnePrompt(RowKind):
             if not any(answer[0].weights[1:]):
                 return Problem(name, "nothing of it is supervised", "an answer with a weight")
             sequences += (answer[0],)
-        if len(sequences) == 1:
-            return [sequences]
-        chosen, rejected = sequences
-        num_prompt, prompt = first_target(chosen), chosen.input_ids[: first_target(chosen)]
-        if num_prompt != first_target(rejected) or prompt != rejected.input_ids[:num_prompt]:
-            found = "the prompt before it has other tokens than before the chosen answer"
-            fix = "the same prompt; turns that are only read are part of it, up to an answer"
-            return Problem("rejected", found, fix)
-        if chosen.input_ids == rejected.input_ids:
-            return Problem("rejected", "the same tokens as chosen", "another answer")
+        first, *others = sequences
+        num_prompt = first_target(first)
+        for i, (name, other) in enumerate(zip(self.answers[1:], others, strict=True), 1):
+            if num_prompt != first_target(other) or first.input_ids[:num_prompt] != other.input_ids[:num_prompt]:
+                found = f"the prompt before it has other tokens than before the {self.answers[0]} answer"
+                fix = "the same prompt; turns that are only read are part of it, up to an answer"
+                return Problem(name, found, fix)
+            same = [self.answers[k] for k in range(i) if sequences[k].input_ids == other.input_ids]
+            if same:
+                return Problem(name, f"the same tokens as {same[0]}", "another answer")
         # Nothing predicts the first token of a sequence.
-        return [(chosen, replace(rejected, weights=[0.0, *rejected.weights[1:]]))]
+        return [(first, *(replace(each, weights=[0.0, *each.weights[1:]]) for each in others))]
 
     def cut(self, sequences: Sequences, limits: Limits) -> tuple[list[Sequences], str]:
         """See ``RowKind``: cut tokens of the prompt until the longest sequence fits, unless no prompt is left."""

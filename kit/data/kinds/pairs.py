@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _read(values: Mapping[str, Any]) -> Sample:
-    return answers_to_one_prompt(values, ("chosen", "rejected")) | template_inputs(values)
+    return answers_to_one_prompt(values, OnePrompt.answers) | template_inputs(values)
 
 
 class PairRows(OnePrompt):
@@ -25,7 +25,6 @@ class PairRows(OnePrompt):
         Format(("chosen", "rejected"), _read, optional=(*INPUTS, IMAGES), all_or_none=("prompt", "instruction")),
     )
     objective = "--objective dpo learns from pairs of answers"
-    sequences_in_pack = 2
     compares_answers = True
 
     def values(self, sample: Sample, sequences: Sequences) -> list[float]:
@@ -36,10 +35,6 @@ class PairRows(OnePrompt):
     def chosen_weight(self, table: "Table", indices: np.ndarray) -> float:
         """See ``RowKind``."""
         return float(table.values[indices, -1].sum())
-
-    def names(self, table: "Table", i: int) -> list[str]:
-        """See ``RowKind``."""
-        return ["chosen", "rejected"]
 
 
 KIND = PairRows

@@ -24,7 +24,7 @@ def _read(values: Mapping[str, Any]) -> Sample:
         label = label.strip().lower() == "true"
     if not isinstance(label, bool):
         raise UserError("label", repr(label)[:80], "true (a good answer) or false")
-    return answers_to_one_prompt(values, ("completion",)) | {"label": label} | template_inputs(values)
+    return answers_to_one_prompt(values, RatedRows.answers) | {"label": label} | template_inputs(values)
 
 
 class RatedRows(OnePrompt):
@@ -34,6 +34,7 @@ class RatedRows(OnePrompt):
         Format(("label", "completion"), _read, optional=(*INPUTS, IMAGES), all_or_none=("prompt", "instruction")),
     )
     objective = "--objective kto learns from answers with a label"
+    answers = ("completion",)
     has_mismatched = True
     too_few = "at least two samples: kto sets each prompt beside the answer to another"
 

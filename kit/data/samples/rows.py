@@ -20,7 +20,6 @@ from kit.data.chat.tokens import ImageCodec, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
 from kit.data.kinds.answers import ANSWER_ROWS
 from kit.data.kinds.kind import Limits, RowKind, Sequences
-from kit.data.kinds.one_prompt import ANSWERS
 from kit.data.read import image_files as image_files
 from kit.data.read.blocks import Block, Part
 from kit.data.read.text import Ending
@@ -88,8 +87,8 @@ class Encoder:
 
     @property
     def pack_length(self) -> int:
-        """The tokens of a pack: both sequences of a pair are in one."""
-        return self.max_length * self.kind.sequences_in_pack
+        """The tokens of a pack: all answers to a prompt are in one."""
+        return self.max_length * max(1, len(self.kind.answers))
 
     def key(self) -> list[Any]:
         """What identifies this encoder in the key of a cache entry."""
@@ -163,7 +162,7 @@ class Encoder:
         kept: list[_Kept] = []
         for place, sample, result in zip(places, samples, self._encode_all(samples), strict=True):
             if isinstance(result, Problem):  # usually about the template, so many rows have the same one
-                refuse(place, [result], is_common=result.where not in ANSWERS)
+                refuse(place, [result], is_common=result.where not in ("completion", *self.kind.answers))
                 continue
             every = list(chain.from_iterable(result))
             if max(chain.from_iterable(encoded.input_ids for encoded in every)) >= self.vocab_size:
@@ -178,7 +177,7 @@ class Encoder:
             piece.counts["num_encoded"] += len(result)  # more than rows where a template rewrites earlier turns
             piece.counts[f"num_{every[0].form}"] += 1
             piece.remarks.update(set(chain.from_iterable(encoded.remarks for encoded in every)))
-            if self.settings.train_on != "all" and _ends_without_answer(sample):
+            if self.settings.train_on != "all" and _ends_without_answer(sample, self.kind.answers):
                 piece.remarks[AFTER_ANSWERS] += 1
             for sequences in result:
                 num_tokens = max(len(encoded.input_ids) for encoded in sequences)
@@ -263,9 +262,9 @@ def with_system(sample: Sample, text: str) -> Sample:
     return {**sample, name: [{"role": "system", "content": text}, *messages[has_own:]]}
 
 
-def _ends_without_answer(sample: Sample) -> bool:
+def _ends_without_answer(sample: Sample, answers: tuple[str, ...]) -> bool:
     """Whether the last message of a conversation is not an answer."""
-    conversations = [sample[name] for name in ("messages", *ANSWERS) if name in sample]
+    conversations = [sample[name] for name in ("messages", "completion", *answers) if name in sample]
     return any(isinstance(each, list) and each and each[-1]["role"] != "assistant" for each in conversations)
 
 
