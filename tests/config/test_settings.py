@@ -7,6 +7,7 @@ from helpers import ROOT
 
 from kit.config.recipe import IDENTITY, Recipe
 from kit.config.settings.objective import DECLARED, ObjectiveSettings
+from kit.data.kinds.kinds import KINDS
 from kit.schema.fields import choices
 from kit.tasks.base import Objective
 
@@ -26,6 +27,12 @@ def test_what_is_declared_of_objectives_covers_each_objective_and_each_of_their_
         assert (declared.beta is not None) == ("beta" in declared.settings)
         assert recipe(objective=name).reward_scale == (declared.beta or 0)
     assert recipe(objective="dpo", beta=0.5).reward_scale == 0.5
+
+
+def test_a_sample_has_a_sequence_for_each_of_its_answers():
+    for declared in DECLARED.values():
+        if answers := KINDS[declared.rows].answers:
+            assert declared.sequences_per_sample == len(answers)
 
 
 def test_the_default_rate_follows_the_objective_and_the_method():

@@ -14,6 +14,7 @@ from data_helpers import (
 )
 
 from kit.data.chat.tokens import Encoded
+from kit.data.kinds.one_prompt import OnePrompt
 from kit.system.errors import UserError
 
 SHAPES = sorted(path.stem for path in GOLDEN.glob("*.txt"))
@@ -83,6 +84,19 @@ def test_turns_of_weight_zero_that_both_have_are_read_and_not_compared(tmp_path,
 )
 def test_a_pair_that_cannot_be_compared_is_refused(changes, reported, tmp_path, tokenizer):
     assert f"train.jsonl:2{reported}" in problem(tmp_path, tokenizer, PAIR, {**PAIR, **changes})
+
+
+def test_of_three_answers_each_follows_the_same_prompt_and_differs():
+    class Ranked(OnePrompt):
+        answers = ("first", "second", "third")
+
+    def joined(*answers):
+        return Ranked().join({}, [[Encoded([1, 2, *ids], [0.0, 0.0, *[1.0] * len(ids)])] for ids in answers])
+
+    (sequences,) = joined([3], [4, 5], [6])
+    assert [each.input_ids for each in sequences] == [[1, 2, 3], [1, 2, 4, 5], [1, 2, 6]]
+    problem = joined([3], [4], [4])
+    assert (problem.where, problem.found) == ("third", "the same tokens as second")
 
 
 # Cutting
