@@ -4,10 +4,11 @@ It starts ``recipes/finetune.py`` three times with a few steps: one run without 
 the same command again.
 
 Promises: the result is "exact" only if steps were done after a checkpoint was loaded and every bit is equal. No process
-and no temporary file is left behind, not even after Ctrl-C.
+and no temporary file is left behind, not even after Ctrl-C, SIGTERM, or where the terminal is closed.
 """
 
 import shutil
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,6 +63,9 @@ def run(argv: list[str]) -> int:
     options = read_options(argv)
     if options.overridden:
         show(f"note: this command sets these flags itself: {', '.join(options.overridden)}")
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: the script, in a session of its own, would go on
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     with TemporaryDirectory(prefix="kit-") as folder:
         try:
             return _verify(options, Path(folder))

@@ -30,7 +30,8 @@ def test_the_error_of_a_failed_run_is_reported_without_the_lines_of_its_launcher
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all_processes(temporary, script, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_processes(temporary, script, tmp_path, number):
     """One below the script is in a session of its own, and deaf to SIGTERM."""
     deaf = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     path = script(f"""
@@ -56,7 +57,7 @@ sys.exit(kit.cli.main.main(["verify-resume"]))
             time.sleep(0.02)
         pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
         assert len(pids) == 2 and all(map(runs, pids))
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(120) == 130
         assert not any(map(runs, pids)) and list(temporary.iterdir()) == []
     finally:
