@@ -5,6 +5,7 @@ Promises: an adapter is never put on another model than its own because a settin
 
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ def adapter_config(name: str) -> dict[str, Any]:
     if not is_local(name):
         from huggingface_hub import try_to_load_from_cache
 
-        path = try_to_load_from_cache(name, ADAPTER_CONFIG)
+        with suppress(ValueError):  # it is no hub id
+            path = try_to_load_from_cache(name, ADAPTER_CONFIG)
     return read_object(path) if isinstance(path, Path | str) else {}
 
 

@@ -63,6 +63,11 @@ def test_a_config_that_names_no_base_is_one_problem(content, adapter):
     assert "no adapter_config.json names its base" in text
 
 
+def test_a_name_that_is_no_hub_id_names_no_base(adapter):
+    (text,) = problems(["--adapter_name_or_path", "my adapter", "--dataset", "my.jsonl"]).values()
+    assert "no adapter_config.json names its base" in text
+
+
 def test_the_folder_of_a_run_is_no_adapter(adapter):
     found = problems(["--adapter_name_or_path", "runs/mine", "--dataset", "my.jsonl"])
     assert "expected the folder of an adapter, such as final/ of a run" in found["--adapter_name_or_path"]
