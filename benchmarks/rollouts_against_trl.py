@@ -298,7 +298,7 @@ class Kit:
         from kit.data.feed.data_ranks import Ranks
         from kit.data.feed.feed import counted
         from kit.data.open import pad_id
-        from kit.train.rollouts.trajectories import Segment, Trajectories, Trajectory
+        from kit.rollouts.trajectories import Segment, Trajectories, Trajectory
 
         gains = of_the_kit(case.kind, [each.reward for each in answers])
         own = [
@@ -327,7 +327,7 @@ class Kit:
 
 
 def of_the_kit(kind: str, rewards: Sequence[float]) -> list[float]:
-    from kit.train.rollouts.advantages import advantages
+    from kit.rollouts.advantages import advantages
 
     gains: list[float] = advantages(np.array(rewards).reshape(-1, GROUP), kind).ravel().tolist()
     return gains

@@ -25,6 +25,7 @@ CORE = [
     ["memory"],
     ["train"],
     ["run"],
+    ["rollouts"],
     ["tasks"],
     ["evaluate"],
     ["preflight", "export"],
@@ -35,7 +36,7 @@ TOOLS = [["tools"], ["cli"]]
 SPECS = "kit.specs"
 # By package. In one that is not named here, parts import each other without a circle.
 FLOORS = {
-    "kit": [*CORE, *TOOLS],
+    "kit": [*CORE, *TOOLS, ["optional_tools"]],  # what only the script calls is above all
     "kit.data": [["strict_json"], ["read", "chat"], ["kinds"], ["samples"], ["feed"], ["stream"], ["open"]],
     "kit.tools": [
         ["text_table", "typed"],
@@ -53,11 +54,12 @@ def modules() -> dict[str, ast.Module]:
 
 
 def running(tree: ast.AST, at_import_only: bool = False) -> Iterator[ast.AST]:
-    """All nodes that run, without blocks for the type checker, and for tools if there are any; or those at import."""
+    """All nodes, without blocks for tools if there are any; or those that run at import."""
+    skipped = ("HAS_TOOLS", "TYPE_CHECKING") if at_import_only else ("HAS_TOOLS",)
     nodes = [tree]
     while nodes:
         node = nodes.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "HAS_TOOLS"):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in skipped:
             nodes += node.orelse
             continue
         if at_import_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):

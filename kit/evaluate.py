@@ -5,7 +5,7 @@ Promises: each sample counts exactly once, on any number of ranks.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,14 @@ from accelerate.utils import gather_object
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import MicroBatch, evaluation_batches
 from kit.data.feed.data import Data
-from kit.data.feed.feed import by_file
 from kit.data.open import pad_id
 from kit.data.read.image_files import small
 from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
 from kit.model.layers.attention import without_cudnn_attention
-from kit.scoring.metrics import Metric, exact_match
+from kit.rollouts.generation import Request, generate_answers, special_ids, text_of
+from kit.run.evaluation import Answer, Evaluation
+from kit.scoring.metrics import Metric
 from kit.scoring.own_metric import MetricError, is_own
 from kit.strategy.float64 import float64_device
 from kit.strategy.weights import generating
@@ -30,66 +31,9 @@ from kit.system.errors import Problem
 from kit.tasks.base import Objective
 from kit.tasks.sft.loss import SupervisedLoss
 from kit.train.policy import Policy
-from kit.train.rollouts.generation import Request, generate_answers, special_ids, text_of
 
 NUM_SHOWN = 3
 MOST_PICTURES, SIDE = 4, 160  # of an answer that is shown, and their pixels
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The model's answer to one evaluation prompt, and the expected answer."""
-
-    prompt: str
-    reference: str  # the expected answer
-    text: str  # the model's answer
-    pictures: list[str] = field(default_factory=list)  # small copies of the first images of the prompt, as data: URIs
-
-    @property
-    def exact(self) -> bool:
-        """Whether the answer equals the reference, apart from whitespace at both ends."""
-        return bool(exact_match(self.text, self.reference))
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of an evaluation.
-
-    Attributes:
-        metrics: the same on every rank. ``eval_loss`` (nats per supervised token), ``eval_perplexity``,
-            ``eval_tokens`` (supervised tokens); with several data sets also ``eval_loss/<name>`` and
-            ``eval_tokens/<name>``; with generation ``eval_exact_match`` and the others of the
-            setting ``metrics`` (``kit.scoring.metrics.Metric.results``): of a conversation only the last answer is
-            generated, of a pair the chosen answer is expected. For preferences
-            ``eval_loss`` is the objective's, there is no perplexity, and all metrics of a step are there, each with
-            ``eval_`` before its name.
-        answers: the first ``NUM_SHOWN`` answers, if answers were generated.
-        counts: of the answers, if they were generated, the same on every rank: ``num_answers``;
-            ``num_unended_answers`` of those whose reference fits into ``max_new_tokens``;
-            ``num_unasked_samples``, if there are some, which have no prompt to answer.
-        stops: the special tokens that end references; EOS only if there is no other.
-        intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take
-            a thousand passes over all answers.
-        details: of labels, what a report shows: ``confusions``.
-        odd_samples: where the samples are from of micro-batches whose losses are not finite, ``eval.jsonl:17``.
-    """
-
-    metrics: dict[str, float]
-    answers: list[Answer] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-    stops: list[str] = field(default_factory=list)
-    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    odd_samples: list[str] = field(default_factory=list)
-    details: dict[str, Any] = field(default_factory=dict)
-
-    def doubts(self) -> list[str]:
-        """Return a line if losses are not finite; else nothing."""
-        if not self.odd_samples:
-            return []
-        found = (
-            f"eval_loss is {self.metrics['eval_loss']}: not finite in the micro-batches of {by_file(self.odd_samples)}"
-        )
-        return [f"{found}; this evaluation is not the best, and does not count for early stopping"]
 
 
 def evaluate(

@@ -34,6 +34,7 @@ def main() -> None:
     from kit.evaluate import evaluate
     from kit.export.final import save_final
     from kit.model.layers.embedding_noise import neftune
+    from kit.optional_tools import show_dry_run, write_report
     from kit.preflight import preflight
     from kit.run.run import Run
     from kit.system import phases
@@ -49,7 +50,7 @@ def main() -> None:
     checked = preflight.check(recipe, topology, request.recipe_name, launch=request.launch)
     recipe, data, total_steps = checked.recipe, checked.data, checked.total_steps
     if request.launch.dry_run:
-        return checked.show()
+        return show_dry_run(checked)
     if checked.is_finished():
         return
 
@@ -103,7 +104,7 @@ def main() -> None:
     if not run.stop.is_agreed:
         run.enter(phases.WRITING_FINAL)
         save_final(policy, checked, run.state)
-    run.end(policy, feed)  # run.json, the report, the upload; after a stop the exit status
+    run.end(policy, feed, write_report)  # run.json, the report, the upload; after a stop the exit status
 
 
 if __name__ == "__main__":

@@ -49,11 +49,11 @@ def main() -> None:
     from kit.run.doubtful_answers import unasked, unended
     from kit.run.model_source import CHECKPOINT, precision_of, reference_of, to_open
     from kit.run.resume import verify_together
-    from kit.run.run import Session
     from kit.tasks.objectives import build_objective
     from kit.train.checks.head_proof import prove_head
     from kit.train.policy import build_policy
     from kit.train.precompute import add_reference
+    from kit.train.session import Session
 
     scored = recipe.adapter_name_or_path or recipe.model_name_or_path
     recipe, weights = to_open(recipe)

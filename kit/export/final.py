@@ -33,7 +33,7 @@ from kit.system.errors import TrainingError, listed
 from kit.train.loop_state import LoopState
 
 if TYPE_CHECKING:
-    from kit.preflight.preflight import Preflight
+    from kit.run.checked import Checked
     from kit.strategy.accelerator import Prepared
     from kit.train.policy import Policy
 
@@ -43,7 +43,7 @@ _EDGES = ("shortest_edge", "longest_edge")  # under which processors that count 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
-def save_final(policy: "Policy", checked: "Preflight", state: LoopState) -> None:
+def save_final(policy: "Policy", checked: "Checked", state: LoopState) -> None:
     """Write ``final/`` of a run, with its model card, under every strategy. Called by all ranks.
 
     Raises:

@@ -4,17 +4,15 @@ Promises: all problems are reported together; nothing is written except the toke
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kit.checkpoint.manifest import digest_of, read_manifest
 from kit.config.launch_flags import Launch
 from kit.config.optimisers import OPTIMISERS
 from kit.config.recipe import Recipe
 from kit.data.chat.shipped import fitting
 from kit.data.chat.template import no_template
-from kit.data.feed.data import Data
 from kit.data.kinds.kinds import KINDS, kind_of
 from kit.data.open import last_ids, open_data, stop_ids
 from kit.data.samples.checks import holds_chats
@@ -24,13 +22,10 @@ from kit.data.stream.stream import Stream
 from kit.evaluate import try_metrics
 from kit.hub.upload import check_upload
 from kit.memory.fit import check_disk, memory_problems, plan_record, planned_workload, resolve_auto
-from kit.memory.workload import Workload
-from kit.model.adapters.token_rows import num_rows
 from kit.model.build import (
     build_meta_model,
     check_model,
     fingerprint,
-    folder_fingerprint,
     num_positions,
     open_base_config,
     open_config,
@@ -41,100 +36,21 @@ from kit.model.layers.compile import check_compile
 from kit.model.layers.sequence_parallel import sequence_problems
 from kit.model.pretrained.dequantise import describe_dequantised
 from kit.model.pretrained.heads import pad_with, template_beside
-from kit.model.pretrained.locate import open_adapter
 from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.model.summary import aux_loss_coef
 from kit.model.teacher import check_teacher, teacher_settings
 from kit.model.untrained import check_stop_tokens
 from kit.preflight.rollout_checks import check_server, try_rewards
-from kit.run.facts import OWN_OF_MACHINE, compared_facts
+from kit.run.checked import Checked
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
-from kit.run.optional_tools import show_dry_run
 from kit.run.output_dir import run_in
-from kit.run.record import own_code
 from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
 from kit.strategy.precision import check_fp8_products, describe_precision
-from kit.strategy.processes.agreement import Fact
 from kit.strategy.topology import Topology, check_router_loss
 from kit.system.console import is_main, silence_libraries
 from kit.system.errors import Problem, Problems, UserError, first_line, raise_if
 from kit.tasks.objectives import objective_class
-
-
-@dataclass
-class Preflight:
-    """What the checks opened: everything that a run needs before it loads weights.
-
-    Attributes:
-        recipe: with a value for each setting that was ``auto``.
-        topology: how the run will be distributed; None for a command that runs no model.
-        trains: whether it is a run, with an output folder.
-        config: the model's.
-        meta_model: the model on the meta device: modules and shapes, no weights.
-        tokenizer: with the chat template that is saved with the model.
-        notes: lines for the user: those of the data, and what the checks found besides.
-        stop_tokens: those that end answers, with their ids; of a run only, and none if all data are plain text.
-        folder: None for a command without an output folder.
-        total_steps: optimiser steps of the whole run.
-        workload: None if there is no topology, or the formulas do not describe the run.
-        plan: the entry of ``run.json``; empty if there is no topology, or nothing is planned.
-        teacher_config: of a run with a teacher.
-    """
-
-    recipe: Recipe
-    topology: Topology | None
-    trains: bool
-    config: Any = None
-    meta_model: Any = None
-    tokenizer: Any = None
-    data: Data = None  # type: ignore[assignment]  # until it is opened
-    notes: list[str] = field(default_factory=list)
-    stop_tokens: dict[str, int] = field(default_factory=dict)
-    folder: RunFolder | None = None
-    total_steps: int = 0
-    workload: Workload | None = None
-    plan: dict[str, Any] = field(default_factory=dict)
-    teacher_config: Any = None
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of rows of the model's embedding."""
-        return num_rows(self.meta_model)
-
-    def show(self) -> None:
-        """Print what the run would do, for ``--dry_run``. Raises ``UserError`` if it cannot continue in its folder."""
-        show_dry_run(self)
-
-    def is_finished(self) -> bool:
-        """Whether the run in the folder is finished: ``RunFolder.is_finished``, which says so, and raises."""
-        assert self.folder is not None
-        return self.folder.is_finished(self.folder.loop_state().step, self.total_steps)
-
-    def describe_data(self) -> dict[str, Any]:
-        """Return the entry ``data`` for ``run.json``."""
-        return {**self.data.describe(), "stop_tokens": self.stop_tokens, "text_form": self.data.text_form}
-
-    def facts(self) -> list[Fact]:
-        """Return what the ranks of all machines compare before they load weights; nothing for a single process."""
-        recipe, data, topology = self.recipe, self.data, self.topology
-        if topology is None or topology.num_processes == 1:
-            return []
-        content: dict[str, Any] = {"model_name_or_path": fingerprint(recipe), "dataset": data.fingerprint}
-        content["eval_dataset"] = data.evaluation and data.evaluation.fingerprint
-        content["chat_template"] = str(data.chat_template)
-        for key, names in (("metrics", recipe.metrics), ("rewards", recipe.rewards)):
-            content[key] = [*names, *own_code(names).values()]
-        if recipe.teacher:
-            content["teacher"] = fingerprint(teacher_settings(recipe))
-        if recipe.adapter_name_or_path:
-            adapter = open_adapter(recipe.adapter_name_or_path)
-            content["adapter_name_or_path"] = folder_fingerprint(adapter, "adapter_config.json")
-        if self.folder:
-            path = self.folder.checkpoint
-            content["resume_from_checkpoint"] = path and f"{path.name} {digest_of(read_manifest(path))}"
-        settings = recipe.model_dump(mode="json", exclude=OWN_OF_MACHINE)
-        return compared_facts(settings | {"learning_rate": recipe.peak_learning_rate}, topology, content)
 
 
 def check(
@@ -142,7 +58,7 @@ def check(
     topology: Topology | None = None,
     recipe_name: str | None = None,
     launch: Launch | None = None,
-) -> Preflight:
+) -> Checked:
     """Open and check the model's config, its shapes, the tokenizer, the data and the output folder.
 
     Args:
@@ -158,7 +74,7 @@ def check(
     launch = launch or Launch()
     if topology:  # alone, because other checks would fail at the same import
         raise_if(check_bitsandbytes(recipe.method, recipe.optim))
-    checked = Preflight(recipe, topology, trains=recipe_name is not None)
+    checked = Checked(recipe, topology, trains=recipe_name is not None)
     problems = Problems()
     datasets: list[Dataset] = []
     is_proposed = False  # then what is missing was reported, and the first rows are checked as if it were there
@@ -202,7 +118,7 @@ def check(
     return checked
 
 
-def _check_teacher(checked: Preflight, launch: Launch, problems: Problems) -> None:
+def _check_teacher(checked: Checked, launch: Launch, problems: Problems) -> None:
     recipe, topology = checked.recipe, checked.topology
     assert topology is not None
     checked.teacher_config, teacher = check_teacher(recipe, checked.tokenizer, needs_weights=not launch.dry_run)
@@ -214,7 +130,7 @@ def _check_teacher(checked: Preflight, launch: Launch, problems: Problems) -> No
         problems.append(Problem("teacher", "under FSDP1, which gives no head as a whole", fix="--config fsdp"))
 
 
-def _open_model(checked: Preflight, datasets: Sequence[Dataset], launch: Launch, problems: Problems) -> None:
+def _open_model(checked: Checked, datasets: Sequence[Dataset], launch: Launch, problems: Problems) -> None:
     """Open config and shapes, give ``auto`` its values, and check what runs the model."""
     num_problems, recipe, topology = len(problems), checked.recipe, checked.topology
     if "max_length" not in recipe.model_fields_set:
@@ -255,7 +171,7 @@ def _open_model(checked: Preflight, datasets: Sequence[Dataset], launch: Launch,
     problems += check_router_loss(topology, router_loss)
 
 
-def _propose_template(checked: Preflight, datasets: Sequence[Dataset], problems: Problems) -> bool:
+def _propose_template(checked: Checked, datasets: Sequence[Dataset], problems: Problems) -> bool:
     """If the data need a chat template and there is none, report it, and go on with one that fits. Whether it did."""
     recipe, tokenizer = checked.recipe, checked.tokenizer
     if recipe.chat_template or tokenizer.chat_template or not any(map(holds_chats, datasets)):
@@ -265,7 +181,7 @@ def _propose_template(checked: Preflight, datasets: Sequence[Dataset], problems:
     return True
 
 
-def _open_data(checked: Preflight, datasets: Sequence[Dataset], is_proposed: bool) -> None:
+def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool) -> None:
     """Tokenise the data, of which only the beginning is read if ``is_proposed``, and try metrics and rewards."""
     recipe, tokenizer = checked.recipe, checked.tokenizer
     images, no_images = _images(recipe, checked.config, checked.meta_model, tokenizer)
@@ -292,7 +208,7 @@ def _open_data(checked: Preflight, datasets: Sequence[Dataset], is_proposed: boo
         checked.notes += try_rewards(recipe, data.train, tokenizer)
 
 
-def _find_stop_tokens(checked: Preflight, datasets: Sequence[Dataset], problems: Problems) -> None:
+def _find_stop_tokens(checked: Checked, datasets: Sequence[Dataset], problems: Problems) -> None:
     """Find the tokens that end answers, and check that the model can learn them."""
     recipe, tokenizer = checked.recipe, checked.tokenizer
     if recipe.declared.head != "words":
@@ -303,13 +219,13 @@ def _find_stop_tokens(checked: Preflight, datasets: Sequence[Dataset], problems:
         checked.stop_tokens = dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
 
 
-def _open_folder(checked: Preflight, recipe_name: str) -> RunFolder:
+def _open_folder(checked: Checked, recipe_name: str) -> RunFolder:
     recipe = checked.recipe
     of_teacher = fingerprint(teacher_settings(recipe)) if checked.teacher_config else None
     return RunFolder(recipe, recipe_name, identity(recipe, checked.data.fingerprint, fingerprint(recipe), of_teacher))
 
 
-def _check_room(checked: Preflight, launch: Launch, problems: Problems) -> None:
+def _check_room(checked: Checked, launch: Launch, problems: Problems) -> None:
     """Check that the run fits into its GPUs and on its disk."""
     recipe, topology, data, folder = checked.recipe, checked.topology, checked.data, checked.folder
     if topology is None:

@@ -8,13 +8,13 @@ from pydantic import BaseModel
 
 from kit.data.read.sources import FIX_ROWS, shown
 from kit.data.samples.samples import Samples
+from kit.rollouts.generation import text_of
+from kit.rollouts.vllm_client import FIELD, Client, Gone
 from kit.scoring.own_metric import is_own, key_of
 from kit.scoring.rewards import Attempt, Scorer, reward
 from kit.strategy.processes.launcher import cores_of_rank
 from kit.system.console import progress
 from kit.system.errors import Problem, Problems, UserError
-from kit.train.rollouts.generation import text_of
-from kit.train.rollouts.vllm_client import FIELD, Client, Gone
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe

@@ -13,6 +13,7 @@ from kit.checkpoint.manifest import name_of
 from kit.config.commands import command_of
 from kit.data.feed.feed import by_file
 from kit.run.doubtful_answers import unasked, unended
+from kit.run.evaluation import Answer, Evaluation
 from kit.run.record import METRICS_FILE, metrics_row
 from kit.run.throughput import Throughput, speed_text
 from kit.run.trackers import start_trackers, track
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from kit.config.recipe import Recipe
     from kit.data.feed.feed import GlobalBatch
-    from kit.evaluate import Answer, Evaluation
     from kit.memory.workload import Workload
     from kit.train.loop_state import LoopState, LossSpike
     from kit.train.step import StepResult
@@ -156,7 +156,7 @@ class Log:
             text = f"step {step}: {result.values}: skipped, weights are as before it"
             say(f"warning: {text}; samples: {by_file(batch.origins)}")
 
-    def evaluation(self, step: int, evaluation: "Evaluation") -> None:
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Log an evaluation after ``step`` steps: its metrics, and its answers if there are any."""
         row: dict[str, Any] = {"step": step, **evaluation.metrics, **evaluation.counts}
         row |= {"tokens_seen": self.state.tokens_seen, "seconds": self.state.elapsed_seconds}
@@ -254,7 +254,7 @@ class Log:
             track(self.accelerator, row)
 
 
-def _as_row(answer: "Answer") -> dict[str, Any]:
+def _as_row(answer: Answer) -> dict[str, Any]:
     """An answer in ``metrics.jsonl``."""
     texts = {name: redacted(getattr(answer, name)) for name in ("prompt", "reference", "text")}
     return {**texts, "exact": answer.exact, **({"pictures": answer.pictures} if answer.pictures else {})}

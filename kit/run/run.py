@@ -3,61 +3,31 @@
 The order of events stays in ``recipes/finetune.py``: nothing here calls a model, an objective or an evaluation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kit.checkpoint.load import load_checkpoint
 from kit.checkpoint.save import Saver
 from kit.config.commands import command_of
-from kit.config.recipe import DEFAULT_RECIPE, RECIPES, Recipe
-from kit.data.feed.feed import BatchSource, by_file
+from kit.config.recipe import DEFAULT_RECIPE, RECIPES
+from kit.data.feed.feed import BatchSource, GlobalBatch, by_file
 from kit.failures import exits
-from kit.failures.guard import Guard
 from kit.failures.signals import StopRequest
-from kit.memory.shortage import explain
+from kit.run.checked import Checked
+from kit.run.evaluation import Evaluation
 from kit.run.log import Log
-from kit.run.optional_tools import write_report
 from kit.run.shared import check_shared
-from kit.strategy.accelerator import start
-from kit.strategy.processes.agreement import Fact
 from kit.strategy.processes.rendezvous import together
-from kit.strategy.topology import Topology
 from kit.system import phases
 from kit.system.console import say
 from kit.system.errors import TrainingError
+from kit.train.policy import Policy
 from kit.train.schedule import evaluation_is_due, save_is_due
-
-if TYPE_CHECKING:
-    from kit.data.feed.feed import GlobalBatch
-    from kit.evaluate import Evaluation
-    from kit.preflight.preflight import Preflight
-    from kit.train.policy import Policy
-    from kit.train.step import StepResult
+from kit.train.session import Session
+from kit.train.step import StepResult
 
 NEXT_FLAGS = "--config single --recipe llama-8b-lora --dataset my.jsonl"
-
-
-class Session:
-    """The ranks of a command that runs a model. Every rank creates one.
-
-    Attributes:
-        accelerator: the only one of the process.
-        load_plan: how this process loads weights.
-        guard: explains failures.
-        enter: notes that this rank begins a phase: ``enter(phase, step=0)``, see ``Watch.enter``.
-        progress: wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
-    """
-
-    def __init__(self, recipe: Recipe, topology: Topology, facts: Sequence[Fact] = (), trains: bool = False) -> None:
-        """Join the ranks. Raises as ``kit.strategy.accelerator.start`` does; ``facts`` are its argument."""
-        self.topology = topology
-        self.accelerator, self.load_plan = start(recipe, topology, facts)
-        explain_memory = partial(explain, recipe=recipe, topology=topology, trains=trains)
-        self.guard = Guard(self.accelerator, recipe.ddp_timeout, explain_memory, trains)
-        self.enter = self.guard.enter
-        self.progress = self.guard.progress
 
 
 class Run(Session):
@@ -73,7 +43,7 @@ class Run(Session):
     saver: Saver
     stop: StopRequest
 
-    def __init__(self, checked: "Preflight") -> None:
+    def __init__(self, checked: Checked) -> None:
         """Join the ranks, lock the output folder, and choose the checkpoint to continue from.
 
         Raises:
@@ -90,7 +60,7 @@ class Run(Session):
         self._is_saved = True  # whether a checkpoint has all steps so far
         self._asks_to_save = self._is_best = False  # of the last step
 
-    def begin(self, policy: "Policy") -> None:
+    def begin(self, policy: Policy) -> None:
         """Load the checkpoint, write ``run.json``, and open ``metrics.jsonl``, the trackers and the saver.
 
         From here on a signal saves and stops.
@@ -127,7 +97,7 @@ class Run(Session):
             return False
         return evaluation_is_due(recipe, data, total_steps, step)
 
-    def end_evaluation(self, evaluation: "Evaluation") -> None:
+    def end_evaluation(self, evaluation: Evaluation) -> None:
         """Log an evaluation, and note whether it is the best so far."""
         step, metric = self.state.step, self.checked.recipe.metric_for_best_model
         self.log.evaluation(step, evaluation)
@@ -141,7 +111,7 @@ class Run(Session):
         is_kept = (self._is_best and recipe.keep_best) or self.is_over(step)
         return is_kept or self._asks_to_save or save_is_due(recipe, data, total_steps, step)
 
-    def save(self, policy: "Policy", feed: BatchSource) -> None:
+    def save(self, policy: Policy, feed: BatchSource) -> None:
         """Begin to write a checkpoint. Of weights alone, if the recipe says so; but a stopped run must continue."""
         self.enter(phases.SAVING, self.state.step)
         self.state.feed = feed.state()
@@ -153,7 +123,7 @@ class Run(Session):
         """Whether the loop ends after ``step`` steps: it was the last, an early stop, or a stop is agreed."""
         return step == self.checked.total_steps or self.stop.is_agreed or bool(self._early_stop_reason)
 
-    def end_step(self, batch: "GlobalBatch", result: "StepResult", rate: float) -> None:
+    def end_step(self, batch: GlobalBatch, result: StepResult, rate: float) -> None:
         """Count and log a step, and agree to stop if a rank was asked to.
 
         Raises:
@@ -169,10 +139,13 @@ class Run(Session):
         self._is_saved = self._is_best = False
         self._asks_to_save = result.save
 
-    def end(self, policy: "Policy", feed: BatchSource) -> None:
+    def end(self, policy: Policy, feed: BatchSource, write_report: Callable[[Path], None]) -> None:
         """Write to ``run.json`` how the run ended, say it, and write the report. After a stop, leave with its status.
 
         The final model is uploaded if the recipe says so.
+
+        Args:
+            write_report: of the run in a folder.
         """
         is_stopped = self.stop.is_agreed
         self.folder.end(self.state.step, is_stopped, self._early_stop_reason)
@@ -190,7 +163,7 @@ class Run(Session):
         return self.state.early_stop_reason(self.checked.recipe, self.checked.total_steps)
 
 
-def _nonfinite_error(step: int, result: "StepResult", batch: "GlobalBatch") -> TrainingError:
+def _nonfinite_error(step: int, result: StepResult, batch: GlobalBatch) -> TrainingError:
     """The error for ``step`` (from 1), whose loss or gradient norm is not finite."""
     return TrainingError(
         f"step {step}: {result.values}; weights are as before it. Samples: {by_file(batch.origins)}\n"

@@ -7,15 +7,14 @@ depend on how the batch is divided into micro-batches and ranks. A mean of means
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 
 from kit.config.recipe import Recipe
-from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import MicroBatch, on_device
 from kit.data.feed.feed import BatchSource, GlobalBatch, counted
 from kit.data.feed.mismatched import Mismatched
@@ -23,14 +22,10 @@ from kit.data.open import pad_id
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.records import Table
 from kit.data.samples.samples import Samples
-from kit.strategy.accelerator import Prepared
+from kit.run.run import Run
 from kit.train.policy import Policy
+from kit.train.step_loss import StepLoss
 
-if TYPE_CHECKING:
-    from kit.run.run import Run
-
-# What ``Objective.terms`` returns.
-Terms = tuple[Sequence[torch.Tensor], torch.Tensor]
 # Gives this rank's micro-batches of all rows, with a progress bar that has this name.
 Batches = Callable[[Table, str], Iterable[MicroBatch]]
 
@@ -43,32 +38,12 @@ class Measured(NamedTuple):
     details: dict[str, Any]  # what a report shows
 
 
-@dataclass
-class Objective:
-    """What a step minimises: one or more terms, each a sum over the global batch divided by its own divisor.
+class Objective(StepLoss):
+    """The loss of a task, and what it needs of a run. ``StepLoss`` has what a step asks for.
 
-    A run calls ``open``, ``bind`` and ``open_feed`` once each. ``train_step`` calls, in this order: ``begin_step``
-    once, ``divisors`` once, ``terms`` for each micro-batch, and ``metrics`` once. An objective keeps nothing between
-    two steps, so that a run can continue from any of them. Its ``TaskSpec`` has what must be known before model and
-    data are opened. What is defined here is of an objective over the cross-entropy of each target, without a pass
-    before the step.
-
-    Attributes:
-        dataset_names: the names of the training data sets, by their index in ``MicroBatch.dataset_ids``.
-        target_values: None: ``terms`` gets the cross-entropy of each target, which is all that most objectives need.
-
-            Else a method ``target_values(self, micro_batch, logits, rows)``: ``terms`` gets its values instead, float32
-            [C] or [C, K]. It computes them from the logits, float32 [C, V], of some targets of ``micro_batch``: those
-            of the slice ``rows``. The loss head calls it for one chunk after another, because the logits of all targets
-            would not fit. So the values of a target depend on no logits but its own, and C may be 0. Evaluations do not
-            call it.
-
-            Price: memory for each tensor [C, V] that it makes; and under a frozen head the logits are computed twice.
+    A run calls ``open``, ``bind`` and ``open_feed`` once each. Its ``TaskSpec`` has what must be known before model and
+    data are opened.
     """
-
-    dataset_names: Sequence[str]
-    settings: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-    target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
 
     @classmethod
     def resolve(cls, recipe: Recipe, datasets: Sequence[Dataset]) -> Recipe:
@@ -83,58 +58,20 @@ class Objective:
         return recipe
 
     @classmethod
-    def open(cls, run: "Run") -> Self:
+    def open(cls, run: Run) -> Self:
         """Create the objective of a run, before its model takes the device. Called by all ranks."""
         return cls(run.checked.data.dataset_names, run.checked.recipe)
 
-    def bind(self, policy: Policy, run: "Run") -> None:
+    def bind(self, policy: Policy, run: Run) -> None:
         """Take what the objective needs of the model, whose weights are those that the run starts from: here nothing.
 
         Called by all ranks.
         """
 
-    def open_feed(self, policy: Policy, run: "Run") -> BatchSource:
+    def open_feed(self, policy: Policy, run: Run) -> BatchSource:
         """Open the global batches from the step on with which the run continues: here those of the data."""
         recipe, of_ranks = run.checked.recipe, (policy.ranks, pad_id(policy.tokenizer))
         return run.checked.data.open_feed(recipe, *of_ranks, run.state.feed, recipe.output_dir)
-
-    def begin_step(self, prepared: Prepared, batch: GlobalBatch) -> GlobalBatch:
-        """Return the batch to train on, with what the terms need beside it. Called by all ranks.
-
-        Here an objective makes a pass without gradients, such as that of a reference model, and returns the batch with
-        micro-batches that hold its result. All ranks must call the model the same number of times.
-        """
-        return batch
-
-    def divisors(self, batch: GlobalBatch) -> Sequence[float]:
-        """Return for each term the number that divides its sum over the global batch; the same on every rank."""
-        raise NotImplementedError
-
-    def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> Terms:
-        """Compute the part of one micro-batch.
-
-        Args:
-            losses: float32 [S], the cross-entropy of each target of ``micro_batch``, in nats: ``-losses`` are the
-                log-probabilities of the targets. With ``target_values`` its values instead, float32 [S] or [S, K]. The
-                auxiliary loss of routers is not in them: ``train_step`` adds it to what is minimised. Of a head in the
-                place of words what it computes of each target, float32 [S, ...].
-
-        Returns:
-            For each term its part of the sum, shape [], to be differentiated; and numbers for the metrics, float64 [n],
-            detached (``in_float64``), which are summed over the micro-batches of all ranks.
-        """
-        raise NotImplementedError
-
-    def metrics(self, sums: list[float], batch: GlobalBatch) -> dict[str, float]:
-        """Compute the metrics of the step.
-
-        Args:
-            sums: the n numbers of ``terms``, summed over the global batch.
-
-        Returns:
-            The metrics by name; ``loss`` is the number that was minimised, without the auxiliary loss of routers.
-        """
-        raise NotImplementedError
 
     def measure(self, policy: Policy, samples: Samples, mismatched: Mismatched | None, batches: Batches) -> Measured:
         """Measure evaluation data. Called by all ranks, without gradients.

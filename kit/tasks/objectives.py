@@ -2,14 +2,11 @@
 
 from collections.abc import Sequence
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
 
 from kit.config.settings.objective import ObjectiveSettings
+from kit.run.run import Run
 from kit.tasks.base import Objective
 from kit.tasks.sft.loss import SmoothedLoss, SupervisedLoss, ZLoss
-
-if TYPE_CHECKING:
-    from kit.run.run import Run
 
 
 def objective_class(settings: ObjectiveSettings) -> type[Objective]:
@@ -27,6 +24,6 @@ def build_objective(settings: ObjectiveSettings, dataset_names: Sequence[str]) -
     return objective_class(settings)(dataset_names, settings)
 
 
-def open_objective(run: "Run") -> Objective:
+def open_objective(run: Run) -> Objective:
     """Create the objective of a run, see ``Objective.open``."""
     return objective_class(run.checked.recipe).open(run)

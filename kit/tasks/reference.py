@@ -1,16 +1,12 @@
 """The reference of an objective: the model as it was at the start of the run."""
 
-from typing import TYPE_CHECKING
-
+from kit.run.run import Run
 from kit.system import phases
 from kit.train.policy import Policy
 from kit.train.precompute import add_references
 
-if TYPE_CHECKING:
-    from kit.run.run import Run
 
-
-def bind_reference(policy: Policy, run: "Run") -> None:
+def bind_reference(policy: Policy, run: Run) -> None:
     """Compute the reference's log-probabilities, unless it is the model without its adapters. Called by all ranks.
 
     Raises as ``add_references``.

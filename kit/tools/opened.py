@@ -20,7 +20,6 @@ from kit.model.pretrained.tokenizer import open_tokenizer
 from kit.run.model_source import CHECKPOINT, precision_of, run_of, to_open
 from kit.run.record import read_texts
 from kit.run.resume import verify_together
-from kit.run.run import Session
 from kit.strategy.launch.launch import forget_launcher, plan_launch
 from kit.strategy.strategies import SINGLE
 from kit.strategy.topology import Precision, Topology
@@ -28,6 +27,7 @@ from kit.system import interrupt
 from kit.system.console import silence_libraries
 from kit.system.errors import Problem, UserError, raise_if
 from kit.train.policy import Policy, build_policy
+from kit.train.session import Session
 
 
 @dataclass(frozen=True)

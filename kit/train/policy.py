@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kit.checkpoint.load import load_weights
 from kit.config.recipe import Recipe
@@ -19,9 +19,7 @@ from kit.train.checks.head_proof import prove_head
 from kit.train.checks.isolation import check_isolation
 from kit.train.checks.replicas import describe_check
 from kit.train.optim.optim import build_optimizer, keep_rate_factors
-
-if TYPE_CHECKING:
-    from kit.run.run import Session
+from kit.train.session import Session
 
 
 @dataclass
@@ -49,7 +47,7 @@ class Policy(Prepared):
 
 
 def build_policy(
-    session: "Session",
+    session: Session,
     recipe: Recipe,
     config: Any,
     tokenizer: Any,

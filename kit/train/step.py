@@ -1,7 +1,7 @@
 """One optimiser step, with the exact loss and gradient norm of the global batch.
 
 Every rank knows before the step by which numbers the sums over the global batch are divided (see
-``kit.tasks.base``). So the result is the same on every topology, except for rounding.
+``kit.train.step_loss``). So the result is the same on every topology, except for rounding.
 
 The host waits for the device once a step, for numbers whose copy begins before the update. A fused optimiser needs none
 of them: it gets its work at once, and skips the update on the device if a number is not finite.
@@ -26,12 +26,12 @@ from kit.strategy.weights import own_part, plain_name
 from kit.system.console import say
 from kit.system.errors import UserError, listed
 from kit.train.optim.optim import can_skip, set_learning_rate, step_unless
+from kit.train.step_loss import StepLoss
 
 if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
     from kit.strategy.accelerator import Prepared
-    from kit.tasks.base import Objective
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class StepResult:
 
 def train_step(
     prepared: "Prepared",
-    objective: "Objective",
+    objective: StepLoss,
     batch: "GlobalBatch",
     learning_rate: float,
     max_grad_norm: float,
@@ -166,7 +166,7 @@ def _begin_to_read(numbers: torch.Tensor) -> Callable[[], list[float]]:
     return read
 
 
-def _inputs(objective: "Objective", micro_batch: "MicroBatch", noise: EmbeddingNoise | None) -> dict[str, Any]:
+def _inputs(objective: StepLoss, micro_batch: "MicroBatch", noise: EmbeddingNoise | None) -> dict[str, Any]:
     """The keyword arguments of the model for ``micro_batch``, with functions of its embeddings and its logits."""
     inputs = micro_batch.model_inputs()
     if noise is not None:

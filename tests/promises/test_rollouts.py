@@ -68,7 +68,7 @@ def adapter(run):
 
 def die(moment, rank):
     """In a rank, before the script: SIGKILL at that moment. Two steps learn from a rollout; it has two calls."""
-    import kit.train.rollouts.sampler
+    import kit.rollouts.sampler
     import kit.train.step
 
     def dying(real, number):
@@ -84,7 +84,7 @@ def die(moment, rank):
 
     if moment == "in a rollout":
         number = 4 // int(os.environ.get("WORLD_SIZE", "1"))
-        kit.train.rollouts.sampler.generate_answers = dying(kit.train.rollouts.sampler.generate_answers, number)
+        kit.rollouts.sampler.generate_answers = dying(kit.rollouts.sampler.generate_answers, number)
     if moment == "between the steps of a rollout":
         kit.train.step.train_step = dying(kit.train.step.train_step, 4)
     if moment == "in a save" and not rank:
@@ -139,16 +139,16 @@ def test_an_answer_whose_reward_fails_is_left_out_and_named_and_without_any_rewa
 
 def note_calls(path, rank):
     """In a rank, before the script: write a byte to the file at each call that generates answers."""
-    import kit.train.rollouts.sampler
+    import kit.rollouts.sampler
 
-    real = kit.train.rollouts.sampler.generate_answers
+    real = kit.rollouts.sampler.generate_answers
 
     def noting(*args, **options):
         with path.open("a") as file:
             file.write("x")
         return real(*args, **options)
 
-    kit.train.rollouts.sampler.generate_answers = noting
+    kit.rollouts.sampler.generate_answers = noting
 
 
 def test_the_next_answers_are_written_while_rewards_are_computed(trained, tmp_path):

@@ -17,9 +17,9 @@ from helpers import ROOT, free_port
 
 from kit.data.feed.data_ranks import Ranks
 from kit.preflight.rollout_checks import check_server
+from kit.rollouts.generation import Request
+from kit.rollouts.vllm_server import VllmServer
 from kit.system.errors import LateError, UserError
-from kit.train.rollouts.generation import Request
-from kit.train.rollouts.vllm_server import VllmServer
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ import torch
 
 from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import MicroBatch
+from kit.rollouts.advantages import advantages
 from kit.tasks.grpo.loss import PolicyLoss
-from kit.train.rollouts.advantages import advantages
 
 LENGTHS = [3, 1, 4, 2, 5, 2]  # of the answers to two prompts
 GAINS = [1.2, -0.7, -0.5, 0.0, 2.0, -2.0]

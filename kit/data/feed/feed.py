@@ -48,7 +48,7 @@ class GlobalBatch:
 
 
 class BatchSource(Protocol):
-    """Where the global batches come from: ``Feed``, ``kit.data.stream.stream.StreamFeed`` or ``kit.train.rollouts``.
+    """Where the global batches come from: ``Feed``, ``kit.data.stream.stream.StreamFeed`` or ``kit.rollouts``.
 
     Attributes:
         phase: of the run while it waits for a batch.

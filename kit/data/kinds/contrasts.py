@@ -7,11 +7,11 @@ import numpy as np
 
 from kit.data.chat.formats import Format, Sample
 from kit.data.chat.messages import check_text
+from kit.data.kinds.kind import Stored
 from kit.data.kinds.texts import TextRows, negatives
 
 if TYPE_CHECKING:
     from kit.config.settings.objective import ObjectiveSettings
-    from kit.data.samples.records import Table
 
 
 def _read(values: Mapping[str, Any]) -> Sample:
@@ -30,7 +30,7 @@ class ContrastRows(TextRows):
         """See ``RowKind``."""
         return cls(settings.pooling)
 
-    def names(self, table: "Table", i: int) -> list[str]:
+    def names(self, table: Stored, i: int) -> list[str]:
         """See ``RowKind``."""
         return ["anchor", "positive", *["negative"] * (np.count_nonzero(table.sequence_lengths[i]) - 2)]
 

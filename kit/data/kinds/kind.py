@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -12,8 +12,6 @@ from kit.system.errors import Problem
 
 if TYPE_CHECKING:
     from kit.config.settings.objective import ObjectiveSettings
-    from kit.data.samples.records import Table
-    from kit.data.samples.samples import Samples
 
 START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
 # Those of one sample: of a pair the prompt with each of its answers; of texts that belong to each other each.
@@ -28,6 +26,29 @@ class Limits:
     strategy: str  # ``excess_length_strategy``
     bos: int | None
     special: frozenset[int]  # all ids of special and added tokens
+
+
+class Stored(Protocol):
+    """What a kind reads of its samples, see ``kit.data.samples.records.Table``."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """See ``Table``."""
+
+    @property
+    def num_targets(self) -> np.ndarray:
+        """See ``Table``."""
+
+    @property
+    def values(self) -> np.ndarray:
+        """See ``Table``."""
+
+    @property
+    def sequence_lengths(self) -> np.ndarray:
+        """See ``Table``."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +118,7 @@ class RowKind:
         """Return the numbers that are stored beside the tokens of a sample: where the answer to generate is, first."""
         return list(answer_span(sequences[0].weights))
 
-    def per_sequence(self, table: "Table", members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    def per_sequence(self, table: Stored, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """Return what an objective needs of n sequences, by name; see ``MicroBatch.per_sequence``.
 
         Args:
@@ -106,29 +127,33 @@ class RowKind:
         """
         return {}
 
-    def chosen_weight(self, table: "Table", indices: np.ndarray) -> float:
+    def chosen_weight(self, table: Stored, indices: np.ndarray) -> float:
         """Return the sum of the weights of targets in chosen answers, of the samples at ``indices``."""
         return 0.0
 
-    def hashes(self, samples: "Samples") -> np.ndarray:
-        """Return a hash of each sample, uint64 [N], equal for those that teach the same."""
-        return samples.hashes
+    def hashes(self, table: Stored, of_ids: np.ndarray) -> np.ndarray:
+        """Return a hash of each sample, uint64 [N], equal for those that teach the same.
 
-    def summary(self, table: "Table") -> list[str]:
+        Args:
+            of_ids: uint64 [N], a hash of the ids of each.
+        """
+        return of_ids
+
+    def summary(self, table: Stored) -> list[str]:
         """Return lines for the user about training data."""
         num_tokens, num_targets = (int(each.sum(dtype=np.int64)) for each in (table.lengths, table.num_targets))
         found = f"{num_tokens} tokens, {num_targets} of them {self.learned} ({num_targets / num_tokens:.1%})"
         return [f"training data: {len(table)} samples, {found}"]
 
-    def names(self, table: "Table", i: int) -> list[str]:
+    def names(self, table: Stored, i: int) -> list[str]:
         """Return what each sequence of sample ``i`` is called."""
         return list(self.answers) if len(self.answers) > 1 else [""]
 
-    def is_bad(self, table: "Table", i: int, name: str) -> bool:
+    def is_bad(self, table: Stored, i: int, name: str) -> bool:
         """Return whether the sequence of sample ``i`` with this name is to become less likely."""
         return name in ("rejected", "negative")
 
-    def about(self, table: "Table", i: int) -> str:
+    def about(self, table: Stored, i: int) -> str:
         """Return what is said of sample ``i`` after its tokens."""
         return ""
 

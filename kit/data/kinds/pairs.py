@@ -1,17 +1,14 @@
 """Pairs: two answers to one prompt, of which one is better."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kit.data.chat.formats import IMAGES, Format, Sample, template_inputs
 from kit.data.chat.preferences import answers_to_one_prompt
-from kit.data.kinds.kind import Sequences
+from kit.data.kinds.kind import Sequences, Stored
 from kit.data.kinds.one_prompt import INPUTS, OnePrompt
-
-if TYPE_CHECKING:
-    from kit.data.samples.records import Table
 
 
 def _read(values: Mapping[str, Any]) -> Sample:
@@ -32,7 +29,7 @@ class PairRows(OnePrompt):
         weights = np.array(sequences[0].weights[1:], np.float32)
         return [*super().values(sample, sequences), float(weights.sum(dtype=np.float64))]
 
-    def chosen_weight(self, table: "Table", indices: np.ndarray) -> float:
+    def chosen_weight(self, table: Stored, indices: np.ndarray) -> float:
         """See ``RowKind``."""
         return float(table.values[indices, -1].sum())
 

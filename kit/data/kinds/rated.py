@@ -1,19 +1,15 @@
 """Rated answers: an answer to a prompt, and whether it is a good one."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kit.data.chat.formats import IMAGES, Format, Sample, template_inputs
 from kit.data.chat.preferences import answers_to_one_prompt
-from kit.data.kinds.kind import Sequences
+from kit.data.kinds.kind import Sequences, Stored
 from kit.data.kinds.one_prompt import INPUTS, OnePrompt, first_target
 from kit.system.errors import UserError
-
-if TYPE_CHECKING:
-    from kit.data.samples.records import Table
-    from kit.data.samples.samples import Samples
 
 PROMPT_LENGTH, LABEL = 2, 3  # columns of the values
 
@@ -42,15 +38,15 @@ class RatedRows(OnePrompt):
         """See ``RowKind``."""
         return [*super().values(sample, sequences), first_target(sequences[0]), float(sample["label"])]
 
-    def per_sequence(self, table: "Table", members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    def per_sequence(self, table: Stored, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """See ``RowKind``: ``labels``, bool [n]."""
         return {"labels": table.values[members, LABEL].astype(bool)}
 
-    def hashes(self, samples: "Samples") -> np.ndarray:
+    def hashes(self, table: Stored, of_ids: np.ndarray) -> np.ndarray:
         """See ``RowKind``: the same answer with another label is no repetition."""
-        return samples.hashes ^ samples.values[:, LABEL].astype(np.uint64)
+        return of_ids ^ table.values[:, LABEL].astype(np.uint64)
 
-    def summary(self, table: "Table") -> list[str]:
+    def summary(self, table: Stored) -> list[str]:
         """See ``RowKind``."""
         (line,) = super().summary(table)
         num_good, num = int(table.values[:, LABEL].sum()), len(table)
@@ -61,11 +57,11 @@ class RatedRows(OnePrompt):
             lines.append(f"warning: {found}")
         return lines
 
-    def is_bad(self, table: "Table", i: int, name: str) -> bool:
+    def is_bad(self, table: Stored, i: int, name: str) -> bool:
         """See ``RowKind``."""
         return not table.values[i, LABEL]
 
-    def about(self, table: "Table", i: int) -> str:
+    def about(self, table: Stored, i: int) -> str:
         """See ``RowKind``."""
         return f", label {str(bool(table.values[i, LABEL])).lower()}"
 

@@ -7,18 +7,15 @@ on is what ``pipeline`` of transformers and sentence-transformers give the model
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kit.data.chat.formats import Sample
 from kit.data.chat.messages import parsed
 from kit.data.chat.tokens import Encoded
-from kit.data.kinds.kind import START_CUT, Limits, RowKind, Sequences
+from kit.data.kinds.kind import START_CUT, Limits, RowKind, Sequences, Stored
 from kit.system.errors import Problem
-
-if TYPE_CHECKING:
-    from kit.data.samples.records import Table
 
 _NO_LIST = re.compile(r"""\s*\[([^\W\d][^,'"\[\]]*\]|[^'"\[\]]*\]\s*\S)""")  # [PER], [1] and more, [a, b] and more
 
@@ -66,7 +63,7 @@ class TextRows(RowKind):
         """See ``RowKind``: no answer is generated."""
         return []
 
-    def per_sequence(self, table: "Table", members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    def per_sequence(self, table: Stored, members: np.ndarray, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """See ``RowKind``: ``values``, float32 [n, L], and ``roles``, int64 [n], the number of each in its sample."""
         return {"values": table.values[members].astype(np.float32), "roles": numbers}
 

@@ -12,8 +12,9 @@ from kit.data.feed.batches import MicroBatch
 from kit.data.feed.feed import GlobalBatch
 from kit.data.samples.dataset import Dataset
 from kit.strategy.float64 import in_float64
-from kit.tasks.base import MeanLoss, Terms
+from kit.tasks.base import MeanLoss
 from kit.tasks.classify.labels import with_labels
+from kit.train.step_loss import Terms
 
 MOST_CONFUSIONS = 50  # that an evaluation keeps
 

@@ -18,25 +18,23 @@ The sum over the targets is divided by the sum of their weights, as in supervise
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 
 from kit.data.feed.batches import MicroBatch
 from kit.data.feed.feed import BatchSource, GlobalBatch
+from kit.rollouts.rollouts import Rollouts
+from kit.run.run import Run
 from kit.strategy.accelerator import Prepared
 from kit.strategy.float64 import in_float64
 from kit.system import phases
-from kit.tasks.base import Terms
 from kit.tasks.distil.stored_teacher import StoredTeacher, store_teacher
 from kit.tasks.distil.teacher import Teacher, open_teacher
 from kit.tasks.sft.loss import SupervisedLoss
 from kit.train.policy import Policy
-from kit.train.rollouts.rollouts import Rollouts
-
-if TYPE_CHECKING:
-    from kit.run.run import Run
+from kit.train.step_loss import Terms
 
 METRICS = ("cross_entropy", "divergence", "entropy", "teacher_entropy", "teacher_agreement")
 
@@ -48,7 +46,7 @@ class Distillation(SupervisedLoss):
     teacher: Teacher | StoredTeacher | None = None
 
     @classmethod
-    def open(cls, run: "Run") -> Self:
+    def open(cls, run: Run) -> Self:
         """With ``teacher_top_k`` the teacher answers here, alone on the device. See ``Objective.open``."""
         made = super().open(run)
         if run.checked.recipe.teacher_top_k:
@@ -56,12 +54,12 @@ class Distillation(SupervisedLoss):
             made.teacher = store_teacher(run)
         return made
 
-    def bind(self, policy: Policy, run: "Run") -> None:
+    def bind(self, policy: Policy, run: Run) -> None:
         """Load the teacher beside the model, if it has not answered. See ``Objective.bind``."""
         self.teacher = self.teacher or open_teacher(run)
         policy.notes.append(self.teacher.description)
 
-    def open_feed(self, policy: Policy, run: "Run") -> BatchSource:
+    def open_feed(self, policy: Policy, run: Run) -> BatchSource:
         """With ``on_policy_share`` open rollouts. See ``Objective.open_feed``."""
         return Rollouts(policy, run) if run.checked.recipe.on_policy_share else super().open_feed(policy, run)
 

@@ -15,7 +15,6 @@ Promises:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from kit.memory.sizes import format_bytes
 from kit.model.build import attention_of
 from kit.model.layers.chunks import chunk_size
 from kit.model.teacher import teacher_settings
+from kit.run.run import Run
 from kit.strategy.accelerator import sum_over_ranks
 from kit.strategy.processes.rendezvous import together
 from kit.system.cache import cache_folder, digest, open_entry, store
@@ -37,9 +37,6 @@ from kit.system.errors import TrainingError
 from kit.tasks.distil.teacher import Teacher, open_teacher
 from kit.train.precompute import hash_of, key_of_model, used_samples
 from kit.train.reference import without_gradients
-
-if TYPE_CHECKING:
-    from kit.run.run import Run
 
 FOLDER = "teachers"  # of the cache
 CODE_VERSION = 1  # part of every key: raise it whenever the same teacher would give other numbers
@@ -115,7 +112,7 @@ def outcomes(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> tor
     return torch.cat([named, rest], dim=1)
 
 
-def store_teacher(run: "Run") -> StoredTeacher:
+def store_teacher(run: Run) -> StoredTeacher:
     """Store what the teacher thinks of all targets that a step uses, but for what the cache has. Called by all ranks.
 
     The teacher is gone from the device when this returns.
@@ -169,7 +166,7 @@ def store_teacher(run: "Run") -> StoredTeacher:
 
 def _answers(
     teacher: Teacher,
-    run: "Run",
+    run: Run,
     samples: Samples,
     chosen: np.ndarray,
     starts: np.ndarray,

@@ -6,7 +6,7 @@ logits are computed beside the student's, a chunk at a time.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +15,11 @@ from kit.data.feed.batches import MicroBatch, on_device
 from kit.data.feed.feed import GlobalBatch
 from kit.model.build import build_teacher
 from kit.model.teacher import naming_teacher, teacher_settings
+from kit.run.run import Run
 from kit.strategy.accelerator import Prepared, prepare
 from kit.strategy.processes.rendezvous import together
 from kit.strategy.weights import reshard, whole_tensor
 from kit.train.reference import without_gradients
-
-if TYPE_CHECKING:
-    from kit.run.run import Run
 
 _STATES = "teacher_states"  # of ``MicroBatch.per_target``: [S, h]
 
@@ -81,7 +79,7 @@ class Teacher:
         return p, q, p.argmax(dim=-1) == q.argmax(dim=-1)
 
 
-def open_teacher(run: "Run") -> Teacher:
+def open_teacher(run: Run) -> Teacher:
     """Load the teacher of a run. Called by all ranks. Raises ``UserError`` as ``build_teacher``."""
     checked, recipe = run.checked, run.checked.recipe
     with together(run.accelerator), naming_teacher():

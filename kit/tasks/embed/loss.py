@@ -18,10 +18,11 @@ from kit.data.samples.samples import Samples
 from kit.model.build import open_base_config
 from kit.model.pretrained.heads import read_pooling
 from kit.strategy.accelerator import Prepared
-from kit.tasks.base import Batches, Measured, Objective, Terms
+from kit.tasks.base import Batches, Measured, Objective
 from kit.tasks.embed.retrieval import Texts, gather, retrieval
 from kit.train.policy import Policy
 from kit.train.reference import without_gradients
+from kit.train.step_loss import Terms
 
 _GRADIENTS, _LOSSES = "gradients", "losses"  # of ``MicroBatch.per_sequence``: [n, h] and float64 [n]
 

@@ -8,20 +8,18 @@ not depend on how the batch is cut up.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from kit.data.feed.batches import MicroBatch
 from kit.data.feed.feed import BatchSource, GlobalBatch
+from kit.rollouts.rollouts import Rollouts
+from kit.run.run import Run
 from kit.strategy.float64 import in_float64
-from kit.tasks.base import Objective, Terms
+from kit.tasks.base import Objective
 from kit.train.policy import Policy
 from kit.train.reference import by_sequence, sequence_weights
-from kit.train.rollouts.rollouts import Rollouts
-
-if TYPE_CHECKING:
-    from kit.run.run import Run
+from kit.train.step_loss import Terms
 
 
 class PolicyLoss(Objective):
@@ -51,12 +49,12 @@ class PolicyLoss(Objective):
     https://fengyao.notion.site/off-policy-rl.
     """
 
-    def bind(self, policy: Policy, run: "Run") -> None:
+    def bind(self, policy: Policy, run: Run) -> None:
         """Keep the weights of the reference, if it is not the model without its adapters. See ``Objective.bind``."""
         if run.checked.recipe.keeps_start:
             policy.keep_start()
 
-    def open_feed(self, policy: Policy, run: "Run") -> BatchSource:
+    def open_feed(self, policy: Policy, run: Run) -> BatchSource:
         """Open rollouts. See ``Objective.open_feed``."""
         return Rollouts(policy, run)
 

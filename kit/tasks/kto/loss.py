@@ -2,22 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from kit.data.feed.batches import MicroBatch, on_device
 from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.mismatched import Mismatched
+from kit.run.run import Run
 from kit.strategy.accelerator import Prepared
 from kit.strategy.float64 import in_float64
-from kit.tasks.base import Batches, MeanLoss, Terms
+from kit.tasks.base import Batches, MeanLoss
 from kit.tasks.reference import bind_reference
 from kit.train.policy import Policy
 from kit.train.reference import sequence_logps, sequence_weights, with_references, without_gradients
-
-if TYPE_CHECKING:
-    from kit.run.run import Run
+from kit.train.step_loss import Terms
 
 
 class KahnemanTversky(MeanLoss):
@@ -31,7 +29,7 @@ class KahnemanTversky(MeanLoss):
     https://arxiv.org/abs/2402.01306, equations 7 and 8.
     """
 
-    def bind(self, policy: Policy, run: "Run") -> None:
+    def bind(self, policy: Policy, run: Run) -> None:
         """See ``Objective.bind`` and ``bind_reference``."""
         bind_reference(policy, run)
 

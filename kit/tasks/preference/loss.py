@@ -10,22 +10,21 @@ global batch. So the result does not depend on how the global batch is cut up.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from kit.data.feed.batches import MicroBatch
 from kit.data.feed.feed import GlobalBatch
+from kit.run.run import Run
 from kit.strategy.accelerator import Prepared
 from kit.strategy.float64 import in_float64
-from kit.tasks.base import Objective, Terms
+from kit.tasks.base import Objective
 from kit.tasks.reference import bind_reference
 from kit.train.policy import Policy
 from kit.train.reference import sequence_logps, sequence_weights, with_references
-
-if TYPE_CHECKING:
-    from kit.run.run import Run
+from kit.train.step_loss import Terms
 
 PER_PAIR = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
 PER_ANSWER = ("logps/chosen", "logps/rejected", "lengths/chosen", "lengths/rejected")
@@ -130,7 +129,7 @@ class DirectPreference(PairLoss):
     - sigmoid_norm: sigmoid of h' instead of h. Lambert et al. 2024, https://arxiv.org/abs/2411.15124, equation 6.
     """
 
-    def bind(self, policy: Policy, run: "Run") -> None:
+    def bind(self, policy: Policy, run: Run) -> None:
         """See ``Objective.bind`` and ``bind_reference``."""
         bind_reference(policy, run)
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from kit.data.feed.batches import MicroBatch
 from kit.data.feed.feed import GlobalBatch
 from kit.strategy.float64 import in_float64
-from kit.tasks.base import Objective, Terms
+from kit.tasks.base import Objective
+from kit.train.step_loss import Terms
 
 
 class SupervisedLoss(Objective):

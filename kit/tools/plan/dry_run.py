@@ -10,12 +10,12 @@ from kit.model.adapters.reach import freeze_unreached_parts
 from kit.model.four_bit import quantised_on_meta
 from kit.model.pretrained.locate import has_weights
 from kit.model.summary import describe_parts
-from kit.preflight.preflight import Preflight
+from kit.run.checked import Checked
 from kit.strategy.accelerator import planned_strategy
 from kit.tools.plan.shown_plan import parts
 
 
-def describe_run(checked: Preflight) -> list[str]:
+def describe_run(checked: Checked) -> list[str]:
     """Describe for ``--dry_run`` what the run would do: strategy, memory, data, and number of steps.
 
     Raises:

@@ -78,7 +78,7 @@ def _finding(train: Samples, found: list[int], text: str, is_ok: bool | None = N
 
 
 def _repeats(train: Samples) -> Finding:
-    _, content, counts = np.unique(train.kind.hashes(train), return_inverse=True, return_counts=True)
+    _, content, counts = np.unique(train.kind.hashes(train, train.hashes), return_inverse=True, return_counts=True)
     return _finding(train, np.flatnonzero(counts[content] > 1).tolist(), "occur more than once")
 
 

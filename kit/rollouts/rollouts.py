@@ -18,16 +18,16 @@ from kit.data.feed.batches import Collator
 from kit.data.feed.data import Data
 from kit.data.feed.feed import GlobalBatch, counted
 from kit.data.open import pad_id
+from kit.rollouts.advantages import advantages
+from kit.rollouts.environment import SingleTurn
+from kit.rollouts.generation import Request
+from kit.rollouts.sampler import OwnModel, Sampler
+from kit.rollouts.sampler_proof import prove_sampler
+from kit.rollouts.summary import lengths, measured, shown
+from kit.rollouts.trajectories import Segment, Trajectories, Trajectory
+from kit.rollouts.vllm_server import VllmServer
 from kit.system.console import say
 from kit.system.phases import ROLLING_OUT
-from kit.train.rollouts.advantages import advantages
-from kit.train.rollouts.environment import SingleTurn
-from kit.train.rollouts.generation import Request
-from kit.train.rollouts.sampler import OwnModel, Sampler
-from kit.train.rollouts.sampler_proof import prove_sampler
-from kit.train.rollouts.summary import lengths, measured, shown
-from kit.train.rollouts.trajectories import Segment, Trajectories, Trajectory
-from kit.train.rollouts.vllm_server import VllmServer
 
 if TYPE_CHECKING:
     from kit.run.run import Run

@@ -10,9 +10,9 @@ import torch
 from kit.data.feed.batches import Collator
 from kit.data.samples.samples import Samples
 from kit.model.adapters.adapter import adapters_off
+from kit.rollouts.trajectories import Trajectories, Trajectory
+from kit.rollouts.vllm_client import FIELD
 from kit.system.errors import LateError
-from kit.train.rollouts.trajectories import Trajectories, Trajectory
-from kit.train.rollouts.vllm_client import FIELD
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from kit.data.chat.tokens import ImageCodec
 from kit.model.layers.attention import without_cudnn_attention
+from kit.rollouts.generation import Completion, Request, generate_answers
 from kit.strategy.weights import generating
 from kit.system.console import Progress
 from kit.train.reference import without_gradients
-from kit.train.rollouts.generation import Completion, Request, generate_answers
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe

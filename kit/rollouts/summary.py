@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from kit.data.samples.samples import Samples
-from kit.train.rollouts.generation import text_of
-from kit.train.rollouts.trajectories import Trajectory
+from kit.rollouts.generation import text_of
+from kit.rollouts.trajectories import Trajectory
 
 NUM_SHOWN = 3  # prompts of a rollout
 

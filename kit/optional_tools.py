@@ -1,18 +1,15 @@
-"""What a run shows by the tools, where they are installed. The only module of the core that imports a tool."""
+"""What a run shows by the tools, where they are installed. Only the script calls it, and nothing else needs a tool."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kit.config.recipe import PACKAGE
+from kit.run.checked import Checked
 from kit.system.console import say
-
-if TYPE_CHECKING:
-    from kit.preflight.preflight import Preflight
 
 HAS_TOOLS = (PACKAGE / "tools").is_dir()  # a run needs none of them
 
 
-def show_dry_run(checked: "Preflight") -> None:
+def show_dry_run(checked: Checked) -> None:
     """Print what a run would do, for ``--dry_run``. Raises ``UserError`` if the run in its folder cannot continue."""
     if HAS_TOOLS:
         from kit.tools.plan.dry_run import describe_run

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kit.data.samples.samples import Samples
+from kit.rollouts.generation import Completion, text_of
+from kit.rollouts.trajectories import Segment, Trajectory
 from kit.scoring.own_metric import MetricError, is_own, key_of
 from kit.scoring.rewards import Attempt, Scorer
 from kit.strategy.processes.launcher import cores_of_rank
 from kit.system.console import Progress, say
 from kit.system.errors import Problem
-from kit.train.rollouts.generation import Completion, text_of
-from kit.train.rollouts.trajectories import Segment, Trajectory
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe

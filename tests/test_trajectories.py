@@ -8,7 +8,7 @@ import pytest
 
 from kit.data.feed.batches import Collator
 from kit.data.feed.data_ranks import Ranks
-from kit.train.rollouts.trajectories import Segment, Trajectories, Trajectory
+from kit.rollouts.trajectories import Segment, Trajectories, Trajectory
 
 READ, WROTE = 0.0, 1.0
 SEGMENTS = [Segment([5, 6, 7], READ), Segment([8, 9], WROTE), Segment([10], READ), Segment([11, 12], WROTE)]

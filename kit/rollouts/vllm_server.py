@@ -25,13 +25,13 @@ from pydantic import BaseModel, FiniteFloat
 
 from kit.model.adapters.serving import why_not_served
 from kit.model.adapters.token_rows import num_rows
+from kit.rollouts.generation import Completion, Request
+from kit.rollouts.vllm_client import FIELD, MAX_BYTES, Client, Gone
 from kit.strategy.processes.rendezvous import from_main
 from kit.strategy.weights import gather_trainable
 from kit.system import durable
 from kit.system.console import Progress, is_main, say
 from kit.system.errors import LateError, Problem, UserError
-from kit.train.rollouts.generation import Completion, Request
-from kit.train.rollouts.vllm_client import FIELD, MAX_BYTES, Client, Gone
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
@@ -73,7 +73,7 @@ class _Completions(BaseModel):
 
 
 class VllmServer:
-    """A vLLM server as a ``kit.train.rollouts.sampler.Sampler``."""
+    """A vLLM server as a ``kit.rollouts.sampler.Sampler``."""
 
     def __init__(self, prepared: "Prepared", recipe: "Recipe", stops: Sequence[int], progress: Progress) -> None:
         """

@@ -1,0 +1,63 @@
+"""The result of an evaluation, as a run logs it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kit.data.feed.feed import by_file
+from kit.scoring.metrics import exact_match
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The model's answer to one evaluation prompt, and the expected answer."""
+
+    prompt: str
+    reference: str  # the expected answer
+    text: str  # the model's answer
+    pictures: list[str] = field(default_factory=list)  # small copies of the first images of the prompt, as data: URIs
+
+    @property
+    def exact(self) -> bool:
+        """Whether the answer equals the reference, apart from whitespace at both ends."""
+        return bool(exact_match(self.text, self.reference))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of an evaluation.
+
+    Attributes:
+        metrics: the same on every rank. ``eval_loss`` (nats per supervised token), ``eval_perplexity``,
+            ``eval_tokens`` (supervised tokens); with several data sets also ``eval_loss/<name>`` and
+            ``eval_tokens/<name>``; with generation ``eval_exact_match`` and the others of the
+            setting ``metrics`` (``kit.scoring.metrics.Metric.results``): of a conversation only the last answer is
+            generated, of a pair the chosen answer is expected. For preferences
+            ``eval_loss`` is the objective's, there is no perplexity, and all metrics of a step are there, each with
+            ``eval_`` before its name.
+        answers: the first ``NUM_SHOWN`` answers, if answers were generated.
+        counts: of the answers, if they were generated, the same on every rank: ``num_answers``;
+            ``num_unended_answers`` of those whose reference fits into ``max_new_tokens``;
+            ``num_unasked_samples``, if there are some, which have no prompt to answer.
+        stops: the special tokens that end references; EOS only if there is no other.
+        intervals: of each metric of the answers, its bounds (``Metric.bounds``). Of the main process only: they take
+            a thousand passes over all answers.
+        details: of labels, what a report shows: ``confusions``.
+        odd_samples: where the samples are from of micro-batches whose losses are not finite, ``eval.jsonl:17``.
+    """
+
+    metrics: dict[str, float]
+    answers: list[Answer] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    stops: list[str] = field(default_factory=list)
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    odd_samples: list[str] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def doubts(self) -> list[str]:
+        """Return a line if losses are not finite; else nothing."""
+        if not self.odd_samples:
+            return []
+        found = (
+            f"eval_loss is {self.metrics['eval_loss']}: not finite in the micro-batches of {by_file(self.odd_samples)}"
+        )
+        return [f"{found}; this evaluation is not the best, and does not count for early stopping"]
