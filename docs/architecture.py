@@ -122,7 +122,7 @@ def main() -> None:
     """Draw the floors and the wall, with an arrow from each package to those it imports, but for what others imply."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 7), layout="constrained")
+    figure = Figure(figsize=(9, 11), layout="constrained")
     axes = figure.subplots()
     at = {}
     for height, names in enumerate(FLOORS["kit"]):

@@ -21,9 +21,9 @@ from kit.data.open import pad_id
 from kit.rollouts.advantages import advantages
 from kit.rollouts.environment import SingleTurn
 from kit.rollouts.generation import Request
+from kit.rollouts.rollout_metrics import lengths, measured, shown
 from kit.rollouts.sampler import OwnModel, Sampler
 from kit.rollouts.sampler_proof import prove_sampler
-from kit.rollouts.summary import lengths, measured, shown
 from kit.rollouts.trajectories import Segment, Trajectories, Trajectory
 from kit.rollouts.vllm_server import VllmServer
 from kit.system.console import say
