@@ -233,7 +233,7 @@ def _check_room(checked: Checked, launch: Launch, problems: Problems) -> None:
     if workload := checked.workload:
         if workload.shape.tower:  # now it is known how large its images are; of a stream it is not
             longest = recipe.max_length if recipe.packing else None
-            of_images = 0 if isinstance(data, Stream) else data.train.image_tokens(longest)
+            of_images = 0 if data is None or isinstance(data, Stream) else data.train.image_tokens(longest)
             checked.workload = workload = replace(workload, image_tokens=of_images)
         problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
         checked.plan = plan_record(workload, topology)
