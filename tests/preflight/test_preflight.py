@@ -6,6 +6,7 @@ from importlib.abc import MetaPathFinder
 from types import SimpleNamespace
 
 import pytest
+from helpers import ROOT
 from preflight_helpers import ONE_PROCESS, wrong
 from safetensors.torch import load_file, save_file
 
@@ -137,3 +138,10 @@ def test_a_bitsandbytes_that_is_installed_but_broken_is_reported_and_not_a_crash
         preflight.check(recipe(method="qlora"), ONE_PROCESS)
     assert "method: bitsandbytes is installed but broken (libcudart.so.13: cannot open" in str(caught.value)
     assert "python -m bitsandbytes" in str(caught.value)
+
+
+def test_rows_that_a_run_with_images_cannot_use_are_reported(tmp_path):
+    model, rows = ROOT / "recipes/tiny-vision/model", tmp_path / "texts.jsonl"
+    rows.write_text('{"text": ""}\n' * 3)
+    images = Recipe(model_name_or_path=str(model), dataset=str(rows), output_dir=str(tmp_path / "out"), max_steps=1)
+    assert "texts.jsonl:1" in " ".join(wrong(images, ONE_PROCESS, "mine"))
