@@ -95,11 +95,11 @@ def test_a_drifted_replica_stops_the_run_and_is_named(finetune, config, processe
 
 def sever(modules, rank):
     """In the child: what the adapters of these modules compute is multiplied by zero, so no gradient reaches them."""
-    from kit.model import build
+    from kit.train import policy
 
-    build_model = build.build_model
+    build_model = policy.build_model
 
-    def build(*args, **options):
+    def severed(*args, **options):
         model = build_model(*args, **options)
         for name, module in model.named_modules():
             if isinstance(getattr(module, "scaling", None), dict) and any(
@@ -108,7 +108,7 @@ def sever(modules, rank):
                 module.scaling["default"] = 0.0
         return model
 
-    build.build_model = build
+    policy.build_model = severed
 
 
 @pytest.mark.slow

@@ -111,6 +111,7 @@ def _renderings(process: int) -> set[_Rendering]:
             for each in list(now):
                 each.tenths += 1
                 if each.tenths > 10 * SECONDS and each in now:
+                    now.discard(each)  # a second one could arrive when the first is already handled
                     late = ctypes.c_ulong(each.thread), ctypes.py_object(_OutOfTime)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(*late)
 
