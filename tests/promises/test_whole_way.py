@@ -340,7 +340,10 @@ def _targets(sample: dict, train_on: str, tokenizer) -> tuple[list[int], list[bo
             parts.append((f"<|im_start|>{message['role']}\n", train_on == "all"))
             parts.append((f"{message['content']}<|im_end|>", learned or train_on == "all"))
             parts.append(("\n", train_on == "all"))
+    bos = tokenizer.bos_token_id  # before a plain text, if there is one; a template writes its own
+    begin = [] if "messages" in sample or bos is None else [bos]
     pieces = [(tokenizer(text, add_special_tokens=False)["input_ids"], learned) for text, learned in parts]
+    pieces.insert(0, (begin, False))
     return [i for ids, _ in pieces for i in ids], [learned for ids, learned in pieces for _ in ids]
 
 
@@ -372,7 +375,7 @@ def _logits(model, inputs) -> torch.Tensor:
 def _inputs(sample: dict, row: dict[str, str], tokenizer, folder: Path) -> tuple[dict, list[bool]]:
     """What a model reads of a row, and which tokens are learned. Images come from the family's own processor."""
     if row["family"] != "gemma3" or "messages" not in sample:
-        ids, learned = _targets(sample, row["train_on"], tokenizer)
+        ids, learned = _targets(sample, row["train_on"], getattr(tokenizer, "tokenizer", tokenizer))
         return {"input_ids": torch.tensor([ids])}, learned
     asked, _ = sample["messages"]
     pictures = []
