@@ -64,7 +64,7 @@ class Rows:
 
 
 # What a model makes of ``Rows``: float64 [N], the log-probability of each of the N compared tokens, in order; or, with
-# a head in the place of words, the scores of each row, or its embedding.
+# a classification or embedding head, the scores of each row, or its embedding.
 Scores = np.ndarray
 
 
@@ -229,7 +229,7 @@ def _in_float32(model: Any) -> Iterator[None]:
 
 
 def change_between(one: Scores, other: Scores, of_head: bool = False) -> Change:
-    """Compare the scores of two models on the same rows. ``of_head``: they have a head in the place of words."""
+    """Compare the scores of two models on the same rows. ``of_head``: they have a classification or embedding head."""
     differences = np.abs(one - other)
     # A probability of zero, or a result that is no number, is no rounding.
     mean, largest = (float(f(differences)) if np.isfinite(differences).all() else math.inf for f in (np.mean, np.max))

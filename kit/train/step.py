@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step; the same on every rank, but for its own seconds."""
+    """The result of a step; the same on every rank."""
 
     loss: float  # the number that the objective minimised
     grad_norm: float  # global gradient norm before clipping

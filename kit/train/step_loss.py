@@ -63,8 +63,8 @@ class StepLoss:
         Args:
             losses: float32 [S], the cross-entropy of each target of ``micro_batch``, in nats: ``-losses`` are the
                 log-probabilities of the targets. With ``target_values`` its values instead, float32 [S] or [S, K]. The
-                auxiliary loss of routers is not in them: ``train_step`` adds it to what is minimised. Of a head in the
-                place of words what it computes of each target, float32 [S, ...].
+                auxiliary loss of routers is not in them: ``train_step`` adds it to what is minimised. Of a
+                classification or embedding head what it computes of each target, float32 [S, ...].
 
         Returns:
             For each term its part of the sum, shape [], to be differentiated; and numbers for the metrics, float64 [n],

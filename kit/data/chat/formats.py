@@ -14,8 +14,8 @@ A sample is one of:
 - ``{"prompt": ..., "completion": ..., "label": bool}``: an answer, and whether it is a good one.
 - All but the next may have ``images``, if they are conversations: see ``kit.data.chat.image_parts``.
 - ``{"input_ids": [...]}``, optionally with ``labels`` (the id itself, or -100 where nothing is learned).
-- For a head in the place of words ``{"plain": [[text], ...]}``, each a text or a pair of them, or a prompt with answers
-  or without; with ``margin``, or with ``label``, a list of names.
+- For a classification or embedding head ``{"plain": [[text], ...]}``, each a text or a pair of them, or a prompt with
+  answers or without; with ``margin``, or with ``label``, a list of names.
 
 Promises: a row that does not fit is reported with the first field that is wrong, such as ``messages[2].role``; nothing
 that would change what is learned is guessed or dropped. Each module of ``kit.data.kinds`` declares its formats.

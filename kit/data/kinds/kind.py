@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kit.config.settings.objective import ObjectiveSettings
 
 START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
-# Those of one sample: of a pair the prompt with each of its answers; of texts that belong to each other each.
+# Those of one sample: of a pair the prompt with each of its answers; of contrasts the anchor, the positive, negatives.
 Sequences = tuple[Encoded, ...]
 
 

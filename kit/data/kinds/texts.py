@@ -1,4 +1,4 @@
-"""Texts for a head in the place of words, of whose tokens it reads the states. Pure.
+"""Texts for a classification or embedding head, of whose tokens it reads the states. Pure.
 
 A text alone, or with a second one, becomes what the model's own tokenizer makes of it (``plain``): so what is trained
 on is what ``pipeline`` of transformers and sentence-transformers give the model.

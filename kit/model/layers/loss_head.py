@@ -11,7 +11,7 @@ the backward pass:
   all targets, so it needs the gradients that arrive for their losses, which only the backward pass knows. The parts of
   the chunks are added up in float32, so that more chunks round no more than one.
 
-A model with a head in the place of words returns what it computes of the tokens asked for, and no losses.
+A model with a classification or embedding head returns what it computes of the tokens asked for, and no losses.
 
 A caller may give a function of the logits, whose values take the place of the losses. Then the backward pass computes
 the logits again, whether the head trains or not: one path, and any number of values for a target.

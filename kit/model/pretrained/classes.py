@@ -29,7 +29,7 @@ def auto_class(config: Any) -> Any:
     """Return the auto class of transformers that opens and builds the model of ``config``.
 
     For some configs transformers knows both a class for text and images, and one for the text alone (Llama 4, Qwen
-    3.5). ``architectures`` says which of them wrote the weights, and whether another head takes the place of words.
+    3.5). ``architectures`` says which of them wrote the weights, and whether it has another head.
     """
     if of_head := class_of_head(config):
         return of_head

@@ -1,4 +1,4 @@
-"""Models with a head in the place of words: scores of a text, or its embedding.
+"""Models with a classification or embedding head: scores of a text, or its embedding.
 
 Promises: a model of scores is that of transformers' ``AutoModelForSequenceClassification``, whose head ``score`` reads
 the state of the last token; one of embeddings is ``AutoModel``. ``architectures`` of the config says which it is, so
@@ -45,7 +45,7 @@ def head_of(config: Any) -> Head:
 
 
 def class_of_head(config: Any) -> Any:
-    """Return the auto class that opens a model with a head in the place of words; None for any other."""
+    """Return the auto class that opens a model with a classification or embedding head; None for any other."""
     return _CLASSES.get(head_of(config))
 
 
