@@ -85,7 +85,7 @@ def test_the_status_is_that_of_the_rank_and_only_the_rank_speaks(torchrun, code,
 
 @pytest.mark.slow
 def test_after_a_signal_the_status_is_that_of_the_ranks(torchrun):
-    process = torchrun('print("ready", flush=True)\ntime.sleep(60)')
+    process = torchrun('os.write(1, b"ready\\n")\ntime.sleep(60)')
     assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
     process.send_signal(signal.SIGUSR1)
     _, err = process.communicate(timeout=120)
