@@ -1,10 +1,10 @@
-"""Make a model of a run: of a checkpoint what final/ would have been, a merged adapter, a GGUF file, rounded weights.
+"""Export a model: a checkpoint as final/ would be, a merged adapter, GGUF files, or weights quantised by torchao.
 
 python recipes/export.py runs/llama-8b-qlora-single/checkpoints/step-00000040 --output_dir model
 python recipes/export.py runs/llama-8b-qlora-single/checkpoints/step-00000040 --output_dir merged --merge
 python recipes/export.py runs/llama-8b-qlora-single/final --output_dir merged
 python recipes/export.py runs/llama-8b-qlora-single/final --output_dir gguf --format gguf --gguf_type q4_k_m
-python recipes/export.py runs/tiny-single/final --output_dir rounded --format torchao --qat int8_weight_only
+python recipes/export.py runs/tiny-single/final --output_dir int8 --format torchao --qat int8_weight_only
 """
 
 import argparse
@@ -35,24 +35,26 @@ def main() -> None:
     typed = os.environ.get(TYPED_AS)
     about = (__doc__ or "").replace("python recipes/export.py", typed or "python recipes/export.py")
     parser = Parser(prog=typed, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="a run, its checkpoint, its final/, or an adapter, which is merged")
+    parser.add_argument("source", type=Path, help="a run, checkpoint, final/, or adapter (which is merged)")
     parser.add_argument("--output_dir", type=Path, required=True, help="new folder for the model")
-    parser.add_argument("--merge", action="store_true", help="merge the adapter of a checkpoint too")
+    parser.add_argument("--merge", action="store_true", help="merge the adapter of a checkpoint into its base")
     parser.add_argument(
-        "--format", choices=("safetensors", "gguf", "torchao"), default="safetensors", help="of the files"
+        "--format", choices=("safetensors", "gguf", "torchao"), default="safetensors", help="file format"
     )
     parser.add_argument("--gguf_type", help="one or several of f32, f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m, ...")
-    parser.add_argument("--llama_cpp", metavar="FOLDER", help="llama.cpp, for its converter; default: LLAMA_CPP")
-    parser.add_argument("--pre_tokenizer", metavar="NAME", help="llama.cpp's, where it does not know the tokenizer")
+    parser.add_argument("--llama_cpp", metavar="FOLDER", help="a clone of llama.cpp; default: $LLAMA_CPP")
+    parser.add_argument("--pre_tokenizer", metavar="NAME", help="of llama.cpp, if it does not recognise the model's")
     schemes = get_args(get_args(MethodSettings.model_fields["qat"].annotation)[0])
-    about_qat = f"how torchao rounds: {', '.join(schemes)}; default: as in the run"
+    about_qat = f"quantisation scheme of torchao: {', '.join(schemes)}; default: the run's"
     parser.add_argument("--qat", choices=schemes, metavar="SCHEME", help=about_qat)
-    parser.add_argument("--qat_group_size", type=int, metavar="N", help="weights of a row that share a scale")
-    parser.add_argument("--model_name_or_path", help="the base, where it is no longer at its own path")
-    dtypes = ("bfloat16", "float16", "float32")
-    parser.add_argument("--dtype", choices=dtypes, help="default: that of the base")
     parser.add_argument(
-        "--max_change", type=float, metavar="NATS", help="bound of the mean change of a token's log-probability"
+        "--qat_group_size", type=int, metavar="N", help="quantisation group size: weights that share a scale"
+    )
+    parser.add_argument("--model_name_or_path", help="the base model, if it was moved")
+    dtypes = ("bfloat16", "float16", "float32")
+    parser.add_argument("--dtype", choices=dtypes, help="dtype of the weights; default: the base's")
+    parser.add_argument(
+        "--max_change", type=float, metavar="NATS", help="largest allowed mean change of a token's log-probability"
     )
     parser.add_argument("--trust_remote_code", choices=("true", "false"), default="false", help="run the base's code")
     args = parser.parse_args()
@@ -93,27 +95,27 @@ def main() -> None:
 
 
 def _problems(args: argparse.Namespace, types: list[str], known: list[str]) -> list[Problem]:
-    """What the flags alone show."""
+    """Return what is wrong with the flags, whatever the source."""
     problems = []
     if args.format != "gguf":
         given = {"--gguf_type": args.gguf_type, "--llama_cpp": args.llama_cpp, "--pre_tokenizer": args.pre_tokenizer}
-        problems += [Problem(flag, "of GGUF files", fix="--format gguf") for flag, value in given.items() if value]
+        problems += [Problem(flag, "only for GGUF", fix="--format gguf") for flag, value in given.items() if value]
     if args.format != "torchao":
         given = {"--qat": args.qat, "--qat_group_size": args.qat_group_size is not None}
         fix = "--format torchao"
-        problems += [Problem(flag, "of weights that torchao rounds", fix=fix) for flag, value in given.items() if value]
+        problems += [Problem(flag, "only for torchao", fix=fix) for flag, value in given.items() if value]
     if args.qat_group_size is not None and args.qat_group_size < 2:
         problems += [Problem("--qat_group_size", str(args.qat_group_size), "weights of a row, 2 or more")]
     unknown = [each for each in types if each not in known]
     if unknown:
-        problems += [Problem("--gguf_type", f"unknown: {', '.join(unknown)}", f"of {', '.join(known)}")]
+        problems += [Problem("--gguf_type", f"unknown: {', '.join(unknown)}", f"one or several of {', '.join(known)}")]
     if args.max_change is not None and not args.max_change > 0:
         problems += [Problem("--max_change", f"{args.max_change:g}", "nats per token, above 0")]
     return problems
 
 
 def _problems_of(args: argparse.Namespace, opened: "Source") -> list[Problem]:
-    """What does not fit the source."""
+    """Return what does not fit the source."""
     from kit.model.pretrained.heads import head_of
 
     is_full = opened.settings.method == "full"

@@ -1,4 +1,4 @@
-"""Score a base model, a ``final/`` folder, an adapter or a checkpoint on a data set; any strategy, any finetune flag.
+"""Evaluate a base model, a ``final/`` folder, an adapter or a checkpoint on a dataset, with any strategy.
 
     accelerate launch recipes/score.py runs/tiny-single my.jsonl
     accelerate launch recipes/score.py --model_name_or_path runs/tiny-single/final --eval_dataset my.jsonl
@@ -26,12 +26,12 @@ from kit.system import phases
 from kit.system.console import say
 from kit.system.errors import Problem, UserError, raise_if
 
-# The flags that matter here, for --help. Most others say how a model is trained.
+# The flags that --help lists first. Most others are of training.
 FIRST = """
 model_name_or_path adapter_name_or_path eval_dataset eval_dataset_split dataset_columns chat_template max_length
 max_eval_samples per_device_eval_batch_size predict_with_generate max_new_tokens config num_processes
 """.split()
-IN_ORDER = ("model_name_or_path", "eval_dataset")  # what words before the first flag mean
+IN_ORDER = ("model_name_or_path", "eval_dataset")  # positional arguments
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
     recipe, weights = to_open(recipe)
     is_drawn = recipe.declared.head == "scores" and not weights and not recipe.adapter_name_or_path
     if is_drawn and head_of(open_base_config(recipe)) != "scores":
-        found = f"{scored} has no head of scores: a new one would be random"
+        found = f"{scored} has no classification head: a new one would be random"
         raise UserError("model_name_or_path", found, "a model that a run with this objective has trained")
     reference = reference_of(scored, recipe, recipe.method)
     if not request.launch.config:
@@ -69,7 +69,7 @@ def main() -> None:
     assert samples is not None
     if recipe.declared.has_reference:
         first = reference.adapter_name_or_path or reference.model_name_or_path if reference else ""
-        say(f"reference: {first or 'the model without the adapter'}")
+        say(f"reference model: {first or 'the model without the adapter'}")
 
     if request.launch.dry_run:
         scored_on = f"all checks passed, {len(samples)} samples would be scored"

@@ -19,6 +19,6 @@ def test_a_few_steps_of_the_recipe_raise_margin_accuracy_and_exact_match(finetun
     for path in ("final", "checkpoints/step-00000012"):  # the reference is the adapter it began with, not the base
         flags = {"model_name_or_path": run.folder / path, "eval_dataset": TINY / "eval_pairs.jsonl"}
         scored = finetune.score("scored", **flags, max_eval_samples=32)
-        assert scored.status == 0 and f"reference: {TINY / 'sft'}\n" in scored.output, scored.output
+        assert scored.status == 0 and f"reference model: {TINY / 'sft'}\n" in scored.output, scored.output
         found = json.loads(scored.output.splitlines()[-1])
         assert found["eval_rewards/margins"] == pytest.approx(after["eval_rewards/margins"], rel=1e-4)
