@@ -24,7 +24,7 @@ from kit.system.console import guard_libraries, show, show_error
 from kit.system.errors import Problem, UserError, did_you_mean
 
 SCRIPTS = "train score export".split()
-COMMANDS = "chat push recipes convert doctor plan inspect report cache verify-resume".split()
+COMMANDS = "chat push recipes schema convert doctor plan inspect report cache verify-resume".split()
 SLOW_TO_IMPORT = "chat doctor inspect".split()
 
 

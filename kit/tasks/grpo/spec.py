@@ -12,7 +12,7 @@ from kit.tasks.spec import KL, TaskMetric, TaskSpec, identity_option, objective_
 
 RewardName = Annotated[
     str,
-    Field(pattern=r"^(exact_match|number|token_f1|chrf|rouge_l|math|json|regex:(?s:.+)|overlong:[1-9]\d*)$"),
+    Field(pattern=r"^(exact_match|number|token_f1|chrf|rouge_l|math|json|regex:[\s\S]+|overlong:[1-9]\d*)$"),
 ]
 MOST_SAVED_TOKENS = 1_000_000  # of a rollout in a checkpoint
 
