@@ -96,6 +96,7 @@ def test_the_changes_that_the_architecture_page_shows_fit():
 # Blocks that are part of a file; and one that test_api.py runs.
 PARTS = ("architecture.md", "python.md")
 MORE = {
+    "after-training.md": ("", 'assert close("about 10", "it is 10.5", {}) == 1'),
     "debugging.md": ("import torch\n", "profile.stop()"),
     "objectives.md": ("", 'assert model.config.id2label == {0: "food", 1: "staff"} and model.score.out_features == 2'),
     "questions.md": ("", 'assert close("about 10", "it is 10.5", {}) == 1'),
