@@ -6,7 +6,7 @@ from kit.strategy.strategies import StrategyName
 from kit.system.errors import Problem
 
 PREFIX = "parallelism_config_"
-_PAGE = "docs/parallelism.md says more"
+_PAGE = "docs/distributed.md says more"
 # Sizes of an Accelerate config that ask for what is not offered, the reason, and what to use instead.
 NOT_OFFERED = {
     "tp_size": "tensor parallelism works neither with adapters nor, in Accelerate, with FSDP2; "

@@ -123,7 +123,7 @@ def test_minus_one_process_is_one_per_gpu(read):
 REFUSED = [
     (FSDP + "  fsdp_reshard_after_foward: false\n", 5, ["did you mean 'fsdp_config.fsdp_reshard_after_forward'?"]),
     ("mixed_precision: fp16\n", 1, ["'fp16'", "no or bf16", "loss scaling", "T4", "--mixed_precision no"]),
-    (DDP + "deepspeed_config:\n  zero_stage: 2\n", 3, ["deepspeed_config: not a key", "docs/parallelism.md"]),
+    (DDP + "deepspeed_config:\n  zero_stage: 2\n", 3, ["deepspeed_config: not a key", "docs/distributed.md"]),
     (FSDP + "  fsdp_auto_wrap_policy: NO_WRAP\n", 5, ["NO_WRAP", "transformer_based_wrap"]),
     (FSDP + "  fsdp_activation_checkpointing: true\n", 5, ["--gradient_checkpointing", "wrong gradients"]),
     (FSDP.replace("2", "1") + "  fsdp_sharding_strategy: HYBRID_SHARD\n", 5, ["HYBRID_SHARD", "full_shard"]),

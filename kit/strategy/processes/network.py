@@ -60,7 +60,9 @@ def warnings_of_address(name: str, where: str) -> list[str]:
         address = address_of(name)
         if ipaddress.ip_address(address.partition("%")[0]).is_global:
             found = f"{name} means {address}, a public address: whoever reaches the ports of a run can take part in it"
-            return [f"warning: {where}: {found}. Use a network of these machines alone (docs/multi-node.md)"]
+            return [
+                f"warning: {where}: {found}. Use a network of these machines alone (docs/multi-node-and-debugging.md)"
+            ]
     return []
 
 

@@ -68,7 +68,7 @@ def _check_launch(planned: LaunchPlan, launched: LaunchedRank | None) -> str:
     if launched is None and machines > 1:  # no launcher here, which some of these ask for
         raise_if(problem for problem in problems if problem.where == "main_process_ip")
         found = f"{found}; of {machines} machines only this one is checked"
-        raise Doubt(found, "docs/doctor.md says how to start it on all")
+        raise Doubt(found, "docs/multi-node-and-debugging.md says how to start it on all")
     raise_if(problems)
     return found
 
