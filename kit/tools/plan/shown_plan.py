@@ -127,7 +127,7 @@ def own_config(own: Workload) -> str:
     """What to do where no shipped config will do for the command; empty if one does."""
     copied = f"my-{own.config}.yaml: a copy of accelerate_configs/{own.config}.yaml"
     if own.num_machines > 1:
-        return f"on each of the {own.num_machines} machines, with {copied} (docs/multi-node.md)"
+        return f"on each of the {own.num_machines} machines, with {copied} (docs/multi-node-and-debugging.md)"
     return "" if own.bf16 or own.num_gpus == 1 else f"with {copied} that says mixed_precision: no"
 
 
