@@ -1,4 +1,4 @@
-"""Writes the tables in the headers of the recipes, and that of docs/questions.md.
+"""Writes the tables in the headers of the recipes, and that of docs/quickstart.md.
 
     python docs/recipe_headers.py
 
@@ -24,7 +24,7 @@ from kit.tools.plan.models import find_shape
 from kit.tools.plan.search import METHODS, Option, best_of, strategies, tuned
 from kit.tools.text_table import text_table
 
-QUESTIONS = Path(__file__).with_name("questions.md")
+QUICKSTART = Path(__file__).with_name("quickstart.md")
 # Machines that people have, the cheapest first: a key of ``GPUS``, what its memory is called, the number of GPUs, and
 # GiB of host memory of one machine, which has up to eight. The last ones hold every recipe without offloading, so that
 # ``fewest``, which tries more GPUs before it offloads, says the same.
@@ -157,9 +157,9 @@ def pages() -> dict[Path, str]:
         rows = [row(*known[name]) for name in known if name.rpartition("-")[0] == path.stem]
         text = path.read_text(encoding="utf-8")
         found[path] = renewed(text, read_recipe(["--recipe", path.stem]).method, [each for each in rows if each])
-    before, begin, rest = QUESTIONS.read_text(encoding="utf-8").partition("<!-- table -->\n")
+    before, begin, rest = QUICKSTART.read_text(encoding="utf-8").partition("<!-- table -->\n")
     _, end, after = rest.partition("<!-- end -->\n")
-    found[QUESTIONS] = before + begin + "\n".join(["", *largest(known, MACHINES), "", ""]) + end + after
+    found[QUICKSTART] = before + begin + "\n".join(["", *largest(known, MACHINES), "", ""]) + end + after
     return found
 
 

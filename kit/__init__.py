@@ -1,7 +1,7 @@
 """Fine-tuning recipe kit: one readable loop, every topology, the same maths.
 
 ``from kit import finetune, open_run, read_recipe``: these and what is listed in ``__all__`` are promised to Python
-code (docs/python.md); everything else may change. Importing ``kit`` imports nothing else.
+code (docs/quickstart.md#from-python); everything else may change. Importing ``kit`` imports nothing else.
 """
 
 import sys
@@ -12,7 +12,7 @@ if sys.platform == "win32":  # the first import of fcntl would end in a tracebac
 
     show_error(
         "error: Windows: the kit locks files and stops processes as Linux and macOS do\n"
-        "    -> wsl --install, then the same commands in the shell of WSL2 (docs/versions.md)"
+        "    -> wsl --install, then the same commands in the shell of WSL2 (docs/quickstart.md#installation)"
     )
     raise SystemExit(2)
 

@@ -94,12 +94,12 @@ def test_the_changes_that_the_architecture_page_shows_fit():
 
 
 # Blocks that are part of a file; and one that test_api.py runs.
-PARTS = ("architecture.md", "python.md")
+PARTS = ("architecture.md", "quickstart.md")
 MORE = {
     "after-training.md": ("", 'assert close("about 10", "it is 10.5", {}) == 1'),
     "multi-node-and-debugging.md": ("import torch\n", "profile.stop()"),
     "objectives.md": ("", 'assert model.config.id2label == {0: "food", 1: "staff"} and model.score.out_features == 2'),
-    "questions.md": ("", 'assert close("about 10", "it is 10.5", {}) == 1'),
+    "after-training.md": ("", 'assert close("about 10", "it is 10.5", {}) == 1'),
     "rollouts.md": ("", 'assert judge("", "red", {"messages": [{"role": "user", "content": "blue"}, {}]}) != 0'),
 }
 

@@ -11,5 +11,5 @@ def test_the_headers_of_the_recipes_and_the_tables_of_the_pages_are_current(monk
     monkeypatch.setattr("sys.path", [*sys.path])
     headers = runpy.run_path(str(ROOT / "docs/recipe_headers.py"))
     pages = headers["pages"]()
-    assert {RECIPES / "llama-8b.yaml", ROOT / "docs/questions.md"} < pages.keys()
+    assert {RECIPES / "llama-8b.yaml", ROOT / "docs/quickstart.md"} < pages.keys()
     assert [path.name for path, text in pages.items() if path.read_text(encoding="utf-8") != text] == []

@@ -109,7 +109,7 @@ def test_an_interrupted_cell_lets_the_run_save(start, monkeypatch):
 
 @pytest.mark.slow
 def test_the_example_of_the_documentation_works(tmp_path, monkeypatch, capsys):
-    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)[1]
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/quickstart.md").read_text(), re.DOTALL)[1]
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(code, names)
