@@ -66,8 +66,8 @@ def check(command, where, tmp_path, monkeypatch):
 
 # Flags in the pages that the kit's own parsers do not name in quotes, most of them of other programs.
 OTHERS = """
-config_file machine_rank nnodes rdzv_endpoint prefix pid signal signals model_args tasks apply_chat_template enable lora
-max require no plain flavor secrets skip_memory_check quiet
+config_file jinja machine_rank nnodes rdzv_endpoint prefix pid signal signals model_args tasks apply_chat_template
+enable lora max require no plain flavor secrets skip_memory_check quiet
 """.split()
 
 
@@ -99,7 +99,6 @@ MORE = {
     "after-training.md": ("", 'assert close("about 10", "it is 10.5", {}) == 1'),
     "multi-node-and-debugging.md": ("import torch\n", "profile.stop()"),
     "objectives.md": ("", 'assert model.config.id2label == {0: "food", 1: "staff"} and model.score.out_features == 2'),
-    "after-training.md": ("", 'assert close("about 10", "it is 10.5", {}) == 1'),
     "rollouts.md": ("", 'assert judge("", "red", {"messages": [{"role": "user", "content": "blue"}, {}]}) != 0'),
 }
 
@@ -124,7 +123,7 @@ def test_the_python_of_the_pages_runs(finetune, model_folder, tmp_path, monkeypa
             script.write_text(f"{before}{code}\n{after}\n".replace('"BASE"', repr(str(model_folder))))
             done = typed(str(script), cwd=tmp_path)
             assert done.returncode == 0, page.name + done.stderr
-    assert {"multi-node-and-debugging", "models", "objectives", "questions", "rollouts"} <= {
+    assert {"after-training", "multi-node-and-debugging", "models", "objectives", "rollouts"} <= {
         path.stem for path in tmp_path.glob("*.py")
     }
     of_judge = {"objective": "grpo", "rewards": f"{tmp_path}/rollouts.py:judge", "num_generations": 4, "max_steps": 1}
