@@ -24,7 +24,7 @@ USAGE = f"""usage: kit plan [--recipe R | --model M] [--gpu G] [--gpus N] [--fla
 {_FLAGS}
 
 Each key of a recipe is a flag too, as in recipes/finetune.py."""
-NOTE = "Planned by formulas, not measured: docs/planning.md says from what."
+NOTE = "Planned by formulas, not measured: docs/memory-and-speed.md says from what."
 
 
 def run(argv: list[str]) -> int:

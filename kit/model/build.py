@@ -216,7 +216,7 @@ def check_model(
     positions = num_positions(config)
     if positions and max_length is not None and max_length > positions:
         found = f"{max_length} tokens, the model has {positions} positions"
-        fix = f"--max_length {positions}; or docs/models.md#longer-rows"
+        fix = f"--max_length {positions}; or docs/models.md#context-extension-rope-scaling"
         yield Problem("max_length", found, fix=fix)
     limit = longest_pack(config) if packing else None
     pack_length = (max_length or 0) * sequences_per_sample

@@ -35,7 +35,10 @@ class OptimSettings(BaseModel):
     )
     # The update of each optimiser moves a weight by about the rate: one above 1 is a slip, as 1e4 for 1e-4.
     learning_rate: float | None = _identity(
-        None, "peak; default: that of the objective, for full training or for adapters (docs/objectives.md)", gt=0, le=1
+        None,
+        "peak; default: that of the objective, for full training or for adapters (docs/sft-and-preferences.md)",
+        gt=0,
+        le=1,
     )
     loraplus_lr_ratio: float | None = _identity(
         None,

@@ -106,7 +106,11 @@ def _refused(ask: Ask) -> Iterator[Problem]:
     yield from (Problem(key, "the formulas do not know what it takes", fix=fix) for key in uncovered(recipe, shape))
     if shape.max_positions and recipe.max_length > shape.max_positions:
         found = f"{recipe.max_length} tokens, {shape.name} has {shape.max_positions} positions"
-        yield Problem("max_length", found, fix=f"--max_length {shape.max_positions}; or docs/models.md#longer-rows")
+        yield Problem(
+            "max_length",
+            found,
+            fix=f"--max_length {shape.max_positions}; or docs/models.md#context-extension-rope-scaling",
+        )
     sharing = ask.sequence_parallel_size
     if sharing not in (sizes := sharing_sizes(ask.workload)):
         on_machines = f", {ask.gpus_per_machine} a machine," if num > ask.gpus_per_machine else ""

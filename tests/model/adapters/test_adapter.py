@@ -1,7 +1,10 @@
 """Adapters begin the same everywhere, go on with their own shape, are refused where they do not fit, and can be off."""
 
+import re
+
 import pytest
 import torch
+from helpers import ROOT
 from model_helpers import BF16, FP32, build, on_meta, problems
 from peft import LoraConfig, get_peft_model
 
@@ -142,3 +145,13 @@ def test_a_model_with_its_adapters_off_answers_as_its_base_does(recipe, model_fo
         with adapters_off(model):
             assert torch.equal(losses_of(model), expected) and set(trained(model)) == names, case
         assert torch.equal(losses_of(model), adapted) and set(trained(model)) == names, case
+
+
+def test_the_example_of_pissa_in_the_documentation_gives_an_ordinary_adapter(
+    tmp_path, monkeypatch, recipe, model_folder
+):
+    page = (ROOT / "docs/models.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1].replace('"BASE"', repr(str(model_folder)))
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert problems(recipe("rest", adapter_name_or_path="begun")) == ""
