@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-ACTIVATIONS, LOGITS, GRADIENTS, GATHERED = "activations", "logits", "gradients", "gathered weights"
+ACTIVATIONS, LOGITS, GRADIENTS, GATHERED = "activations", "logits", "gradients", "unsharded weights"
 HOST = "host"
 
 

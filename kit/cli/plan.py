@@ -1,4 +1,4 @@
-"""``kit plan``: what fits a GPU, how long it takes, and which command to type; before a GPU is rented."""
+"""``kit plan``: predict what fits a GPU and how long it takes, before a GPU is rented."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ from kit.tools.plan.shown_plan import command, gib, longest_rows, own_config, pa
 if TYPE_CHECKING:
     from kit.data.feed.data import Data
 
-HELP = "what fits a GPU, how long it takes, and the command to type"
+HELP = "predict the memory, time and cost of a run, and print the command to type"
 _FLAGS = "\n".join(f"  --{name:<6} {meaning}" for name, meaning in OWN.items())
 USAGE = f"""usage: kit plan [--recipe R | --model M] [--gpu G] [--gpus N] [--flag value ...]
 
@@ -24,7 +24,7 @@ USAGE = f"""usage: kit plan [--recipe R | --model M] [--gpu G] [--gpus N] [--fla
 {_FLAGS}
 
 Each key of a recipe is a flag too, as in recipes/finetune.py."""
-NOTE = "Planned by formulas, not measured: docs/memory-and-speed.md says from what."
+NOTE = "Planned by formulas, not measured (docs/memory-and-speed.md)."
 
 
 def run(argv: list[str]) -> int:
@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
 
 
 def _plan(ask: Ask) -> list[str]:
-    """The recommended way with its memory, time and command, and the table of all ways."""
+    """The recommended configuration with its memory, time and command, and the table of all configurations."""
     base, recipe = ask.workload, ask.recipe
     data = _data(ask)
     if data and base.shape.tower:
@@ -44,14 +44,19 @@ def _plan(ask: Ask) -> list[str]:
     best = recommend(found, recipe.method)
     where = f"{base.num_gpus} x {ask.gpu.name}, {gib(ask.gpu.memory)} each"
     where += f", host memory {gib(ask.gpu.host)}" if math.isfinite(ask.gpu.host) else ""
-    where += "" if ask.gpu.bf16 else "; in float32, since it has no bf16"
+    where += "" if ask.gpu.bf16 else "; in float32, because it has no bf16"
     title = f"{ask.shape.name}, {ask.shape.num_parameters:,} parameters; {rows_of(base)}"
     if best is None:
-        none = "Nothing fits. A smaller --max_length, a smaller model, or more GPUs or host memory."
+        none = "Nothing fits. Try a smaller --max_length, a smaller model, or more GPUs or host memory."
         return [title, where, "", *ways(found), "", f"{none} {FOR_TEACHER}." if ask.teacher else none]
     own = best.workload
     host = gib(sum(best.memory.host.values()))
-    lines = [title, where, "", f"Recommended: {own.method} with {own.config} ({host} of host memory a machine)"]
+    lines = [
+        title,
+        where,
+        "",
+        f"Recommended configuration: {own.method} with {own.config} ({host} host memory per machine)",
+    ]
     if own.method != recipe.method:
         lines[-1] += f", since {recipe.method} does not fit"
     lines += [
@@ -61,7 +66,15 @@ def _plan(ask: Ask) -> list[str]:
     ]
     if note := own_config(own):
         lines.append(f"    {note}")
-    return [*lines, *longest_rows(best), "", *ways(found), "", "The recommended way takes:", *parts(best.memory)]
+    return [
+        *lines,
+        *longest_rows(best),
+        "",
+        *ways(found),
+        "",
+        "The recommended configuration needs:",
+        *parts(best.memory),
+    ]
 
 
 def _data(ask: Ask) -> "Data | None":

@@ -13,7 +13,7 @@ from kit.memory.towers import TOWERS
 from kit.system.errors import Problem, UserError, raise_if
 
 MODEL = "model_name_or_path"
-NO_PLAN = "it has no plan; the report of a run with --max_steps 2 shows the peak that was measured"
+NO_PLAN = "plan without it: the report of a run with --max_steps 2 shows the measured peak"
 # What a family's config.json does not say: its biases, or the key that says so, its norms, whether it is tied, and
 # windows of its layers.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -73,7 +73,7 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         family = _TEXT.get(str(config.get("model_type")), config.get("model_type"))
     if family not in FAMILIES:
         known = ", ".join((*FAMILIES, *TOWERS))
-        raise UserError(field, f"{name}: the formulas do not know the family {family!r}", known, NO_PLAN)
+        raise UserError(field, f"{name}: the formulas do not cover the family {family!r}", known, NO_PLAN)
     hidden_size, heads = config.get("hidden_size", 0), config.get("num_attention_heads", 0)
     if config.get("num_key_value_heads") is None:
         config["num_key_value_heads"] = heads

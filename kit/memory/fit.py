@@ -29,7 +29,7 @@ MARGIN = 0.05
 # Tokens of a micro-batch beyond which larger products are hardly faster, and only take more memory.
 ENOUGH_TOKENS = 16384
 FOR_TEACHER = (
-    "--teacher_in_4bit true makes the teacher smaller; with --teacher_top_k 64 it is gone when training begins"
+    "--teacher_in_4bit true quantises the teacher; --teacher_top_k 64 (offline distillation) frees it before training"
 )
 # No formula has what they take; without them a checkpoint is smaller.
 ONLY_ADDED = ("lora_modules_to_save", "trainable_tokens", "new_tokens", "use_dora")
@@ -129,7 +129,7 @@ def _described(recipe: Recipe, topology: Topology, config: Any, teacher: Any) ->
     if topology.strategy.name == "fsdp1":
         found.append(topology.strategy.name)
     elif not topology.reshard_after_forward:
-        found.append("weights that stay gathered")
+        found.append("unsharded weights (fsdp_reshard_after_forward: false)")
     if topology.strategy.shards and recipe.method == "qlora" and not topology.load_on_rank0:
         found.append("a whole model in 4 bits on each GPU while it is loaded")
     shapes: list[Shape | None] = [None, None]
@@ -182,7 +182,7 @@ def memory_problems(workload: Workload | None, topology: Topology) -> list[Probl
         return []
     largest = sorted(memory.components.items(), key=lambda entry: -entry[1])[:3]
     shown = ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest)
-    found = f"the run needs about {memory.peak / GIB:.1f} GiB of each GPU ({shown}), a GPU has {total / GIB:.1f}"
+    found = f"the run needs about {memory.peak / GIB:.1f} GiB per GPU ({shown}), a GPU has {total / GIB:.1f}"
     fix = (
         "--gradient_checkpointing true, then --per_device_train_batch_size 1; `kit plan` with the same flags says what "
         "fits; --skip_memory_check true starts it all the same"
@@ -206,7 +206,7 @@ def check_disk(recipe: Recipe, topology: Topology, config: Any, total_steps: int
     """
     workload = planned_workload(recipe.model_copy(update=dict.fromkeys(ONLY_ADDED)), topology, config)
     if workload is None:
-        return "not checked: the plan does not describe this run"
+        return "not checked: the plan does not cover this run"
     workload = replace(workload, num_checkpoints=num_checkpoints(recipe, total_steps))
     folder = Path(os.path.expanduser(recipe.output_dir or ".")).absolute()
     there = sum(file.stat().st_size for file in folder.glob("checkpoints/step-*/*"))
@@ -220,7 +220,7 @@ def check_disk(recipe: Recipe, topology: Topology, config: Any, total_steps: int
     found = f"{format_bytes(free)} free in {disk_folder}, {format_bytes(wanted)} needed ({shown})"
     if free < wanted:
         fix = (
-            "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_steps 0, "
+            "free disk space, choose another --output_dir, or save less: --save_total_limit 1, --save_steps 0, "
             "--save_only_model; --skip_memory_check true starts it all the same"
         )
         raise UserError("output_dir", found, fix=fix)

@@ -48,13 +48,13 @@ TENSORS = (
     "teacher",
     "gradients",
     "optimiser",
-    "gathered weights",
+    "unsharded weights",
     "dequantised weights",
     "logits",
     "activations",
 )
 TRAINABLE, FROZEN, FOUR_BIT, _, TEACHER, GRADIENTS, OPTIMISER, GATHERED, DEQUANTISED, LOGITS, ACTIVATIONS = TENSORS
-CONTEXT, NCCL, FRAGMENTATION = "CUDA context", "collectives' buffers", "fragmentation"
+CONTEXT, NCCL, FRAGMENTATION = "CUDA context", "NCCL buffers", "fragmentation"
 # Assumed: what CUDA, its kernels and the workspace of its matrix library take; the buffers of NCCL's channels for each
 # group; and pieces that the allocator cannot use, a share of what comes and goes within a step.
 CONTEXT_BYTES, NCCL_BYTES, FRAGMENTATION_SHARE = int(0.6 * 2**30), int(0.4 * 2**30), 0.05
@@ -219,13 +219,13 @@ def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
     # What the layers of a tower that trains keep is there until all those of the text have had their backward pass.
     states = tower.tokens * tower.shape.num_layers * held(tower) if tower.method == "full" else 0
     for name, parts in _moments_of_text(workload):
-        is_between = name in ("gathering", "loss head", "backward pass")
+        is_between = name in ("all-gather", "loss head", "backward pass")
         yield name, parts + Counter({ACTIVATIONS: states if is_between else 0})
-    yield "tower", Counter({ACTIVATIONS: states + tower.tokens * in_frozen_layer(tower)})
+    yield "vision encoder", Counter({ACTIVATIONS: states + tower.tokens * in_frozen_layer(tower)})
     if states:
         gradients = 0 if _accumulates(workload) else _gradients(workload)
         own = tower.tokens * (kept(tower) + passing(tower))
-        yield "tower's backward pass", Counter({ACTIVATIONS: states + own, GRADIENTS: gradients})
+        yield "vision encoder's backward pass", Counter({ACTIVATIONS: states + own, GRADIENTS: gradients})
 
 
 def _moments_of_text(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
@@ -233,9 +233,9 @@ def _moments_of_text(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]
     shape = workload.shape
     to_come = Counter() if _accumulates(workload) else Counter({GRADIENTS: _gradients(workload)})
     if workload.sharded:
-        yield "gathering", _gathering(workload)
+        yield "all-gather", _gathering(workload)
         if workload.passes and not shape.tied:
-            yield "gathering after a pass without gradients", _gathering_again(workload)
+            yield "all-gather after a no-grad pass", _gathering_again(workload)
     if (teacher := workload.as_teacher) and not workload.teacher_top_k:
         cleared = {} if workload.strategy == DDP else {GRADIENTS: -_held(workload)[GRADIENTS]}
         for parts in _teacher_pass(teacher):

@@ -1,4 +1,4 @@
-"""What a machine has of memory, and what a run takes of it and of the disk, by formulas.
+"""Host memory of a machine, and the host memory and disk space that a run needs, by formulas.
 
 Promises: host memory is that of its worst moment: loading, training, or writing ``final/``. A machine is one with rank
 0, which takes the most.
@@ -46,17 +46,17 @@ def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
         training["offloaded weights and optimiser"] = int(num_here * (share + gradients))
     if workload.keeps_start:
         of_gpu = workload.weight_bytes * workload.trainable_parameters // workload.num_shards
-        training["weights of the start"] = num_here * of_gpu
+        training["initial weights (reference)"] = num_here * of_gpu
     writing = dict(training)
     if workload.method == "full":  # rank 0 gathers all weights
-        writing["the final model"] = workload.file_bytes * workload.shape.num_parameters
+        writing["gathered final model"] = workload.file_bytes * workload.shape.num_parameters
     if inputs := workload.tokens * offloaded(workload):
         pinned = 1 << (inputs - 1).bit_length()  # torch rounds each up to a power of two
-        training["inputs of layers"] = num_here * workload.shape.num_layers * pinned
+        training["offloaded activations"] = num_here * workload.shape.num_layers * pinned
     if workload.async_save:
         # Each rank copies its shards, also those of which other ranks save a copy.
         ranks_of_a_copy = workload.num_gpus // workload.num_replicas
-        training["copies of a save"] = _checkpoint(workload) * num_here // ranks_of_a_copy
+        training["asynchronous checkpoint"] = _checkpoint(workload) * num_here // ranks_of_a_copy
     worst = max(loading, training, writing, key=lambda parts: sum(parts.values()))
     return {"Python and libraries": num_here * PROCESS_BYTES, **worst}
 
@@ -67,7 +67,7 @@ def disk_bytes(workload: Workload) -> dict[str, int]:
     Where a run keeps all checkpoints, the bytes are those of one.
     """
     if workload.num_checkpoints is None:
-        checkpoints = {"each checkpoint, all are kept": _checkpoint(workload)}
+        checkpoints = {"each checkpoint (all are kept)": _checkpoint(workload)}
     else:
         checkpoints = {"checkpoints": workload.num_checkpoints * _checkpoint(workload)}
     own = workload.file_bytes * workload.shape.num_parameters
@@ -75,12 +75,8 @@ def disk_bytes(workload: Workload) -> dict[str, int]:
         **checkpoints,
         # An adapter is in float32, a full model has the dtype of its files.
         "final model": own if workload.method == "full" else WEIGHT_BYTES * workload.trainable_parameters,
-        "the model's own files": own,
-        **(
-            {"the teacher's own files": workload.file_bytes * workload.teacher.num_parameters}
-            if workload.teacher
-            else {}
-        ),
+        "base model's own files": own,
+        **({"teacher's own files": workload.file_bytes * workload.teacher.num_parameters} if workload.teacher else {}),
     }
 
 

@@ -33,18 +33,18 @@ _OF_CPU = re.compile("DefaultCPUAllocator|bad_alloc|annot allocate|PyObject")  #
 COMPONENTS = (FROZEN, TRAINABLE, GRADIENTS, OPTIMISER, GATHERED)
 # What may help, the cheapest first: key, value, cost.
 _SETTINGS = (
-    ("per_device_eval_batch_size", "1", "some speed of evaluations"),
-    ("per_device_train_batch_size", "1", "some speed; the same maths"),
-    ("async_save", "false", "training waits for each save; frees memory of the host"),
+    ("per_device_eval_batch_size", "1", "slower evaluations"),
+    ("per_device_train_batch_size", "1", "slower; the same maths"),
+    ("async_save", "false", "training waits for each save; frees host memory"),
     ("gradient_checkpointing", "true", "about a third more compute; the same maths"),
-    ("activation_offload", "true", "beside gradient_checkpointing: memory of the host, and copies to it"),
-    ("config", "fsdp", "several GPUs, to share weights and optimiser"),
+    ("activation_offload", "true", "with gradient_checkpointing: host memory, and copies to it"),
+    ("config", "fsdp", "several GPUs: shards weights, gradients and optimiser state"),
     ("optim", "adamw_8bit", "other rounding; a quarter of the state; not with --config fsdp"),
-    ("method", "qlora", "training of adapters only, on a base that is rounded to 4 bits"),
+    ("method", "qlora", "trains adapters only, on a base quantised to 4 bits"),
 )
 _OF_TEACHER = (
-    ("teacher_in_4bit", "true", "a teacher that is rounded to 4 bits"),
-    ("teacher_top_k", "64", "its most probable tokens alone, stored before the student is loaded"),
+    ("teacher_in_4bit", "true", "a teacher quantised to 4 bits"),
+    ("teacher_top_k", "64", "offline distillation: its top-k log-probabilities, cached first"),
 )
 _OF_SCORING = ("per_device_eval_batch_size", "config", "max_length")
 REST = "activations, logits, the rest"
@@ -175,7 +175,7 @@ def _advice(recipe: "Recipe", trains: bool) -> str:
     lines = ["one of these may help, the cheapest first"]
     if trains:
         lines = [
-            "cheapest first; the same command with one of these goes on from the last checkpoint, but * is another run"
+            "cheapest first; the same command with one of these resumes from the last checkpoint; * starts a new run"
         ]
     settings: tuple[tuple[str, str, str], ...] = _SETTINGS
     if recipe.teacher:

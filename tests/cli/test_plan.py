@@ -25,7 +25,7 @@ def printed(capsys, words):
 def test_a_recipe_is_planned_for_given_gpus(capsys):
     text = printed(capsys, "--recipe llama-8b-qlora --gpu 24GiB --gpus 2")
     assert "2 x 24GiB" in text and "  yes  " in text and "  no  " in text
-    assert "Recommended: qlora with ddp" in text and "not measured" in text
+    assert "Recommended configuration: qlora with ddp" in text and "not measured" in text
     assert re.search(r"^    accelerate launch recipes/finetune.py --config ddp --recipe llama-8b-qlora", text, re.M)
     assert "Nothing fits" in printed(capsys, "--model llama-70b --gpu 8GiB")
 
@@ -33,10 +33,10 @@ def test_a_recipe_is_planned_for_given_gpus(capsys):
 def test_rows_that_fit_no_gpu_are_shared(capsys):
     words = "--recipe llama-8b-lora --gpu rtx4090 --gpus 8 --max_length 131072 --global_batch_size 8"
     text = printed(capsys, words)
-    assert "--sequence_parallel_size 8" in text and "GPUs a row" in text
+    assert "--sequence_parallel_size 8" in text and "sequence parallel " in text
     longest = [
         int(each.replace(",", ""))
-        for each in re.findall(r"([\d,]+)(?: tokens; if| with)", text.split("longest rows")[1])
+        for each in re.findall(r"([\d,]+)(?: tokens; | with)", text.split("longest sequence")[1])
     ]
     assert len(longest) == 4 and 1.8 < longest[-1] / longest[-2] < 2.2, text
     assert main(["plan", *words.split(), "--sequence_parallel_size", "3"]) == 2
@@ -46,18 +46,18 @@ def test_rows_that_fit_no_gpu_are_shared(capsys):
     windows = "--model gemma-3-1b --gpu h100 --gpus 2 --global_batch_size 8"
     assert "longest rows" not in printed(capsys, windows)
     assert main(["plan", *windows.split(), "--sequence_parallel_size", "2"]) == 2
-    assert "2, but GPUs cannot share rows of this model" in capsys.readouterr().err
+    assert "2, but this model does not support sequence parallelism" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_data_given_as_a_flag_are_counted(capsys, tmp_path):
     words = f"--model {ROOT}/recipes/tiny/model --gpu h100 --max_length 256"
     text = printed(capsys, f"{words} --dataset {ROOT}/recipes/tiny/train.jsonl")
-    assert "data: 2,000 samples, " in text and "are learned from" in text
+    assert "data: 2,000 samples, " in text and "supervised: " in text
     row = {"prompt": "Name a colour.", "chosen": "Blue is one.", "rejected": "No. " * 20}
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row | {"prompt": f"{i}"}) + "\n" for i in range(64)))
     text = printed(capsys, f"{words} --dataset {tmp_path}/pairs.jsonl --objective dpo --method full")
-    assert "data: 64 samples" in text and "before the first step" in text
+    assert "data: 64 samples" in text and "pass before" in text
     assert main(["plan", *words.split(), "--dataset", "none.jsonl"]) == 2
     assert "no file or folder" in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ def test_a_value_that_another_setting_or_another_program_has_is_answered():
         ("objective", "sigmoid", "use dpo_loss: sigmoid"),
         ("objective", "ppo", "lists the objectives"),
         ("report_to", "wandb,Aim", "metrics.jsonl has each number"),
-        ("init_lora_weights", "pissa_niter_16", "docs/models.md#initial-values-that-change-the-base"),
+        ("init_lora_weights", "pissa_niter_16", "docs/models.md#lora-initialisation"),
     ]
     for setting, value, hint in cases:
         assert hint in hint_for_value(setting, value), (setting, value, hint)

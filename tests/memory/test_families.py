@@ -21,7 +21,7 @@ def test_what_a_config_leaves_out_is_what_its_family_has():
 
 def test_another_family_and_values_that_are_no_sizes_are_refused():
     for changes, message in (
-        ({"model_type": "mamba"}, "do not know the family 'mamba'"),
+        ({"model_type": "mamba"}, "do not cover the family 'mamba'"),
         ({"hidden_size": "4096"}, "hidden_size is '4096'"),
     ):
         with pytest.raises(UserError, match=message):

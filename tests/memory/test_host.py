@@ -15,7 +15,7 @@ SHAPE = BASE.shape.num_parameters
 
 def test_host_and_disk_hold_what_a_save_writes():
     memory = predict(BASE)
-    assert memory.host["copies of a save"] == 12 * SHAPE // 2  # half of the ranks are on a machine
+    assert memory.host["asynchronous checkpoint"] == 12 * SHAPE // 2  # half of the ranks are on a machine
     assert memory.disk["checkpoints"] == 3 * 12 * SHAPE  # two are kept while a third is written
     matrices = BASE.trained_in_matrices
     for changes, size in (
@@ -30,7 +30,7 @@ def test_host_and_disk_hold_what_a_save_writes():
 def test_host_memory_is_that_of_loading_or_of_training():
     assert "loading" not in predict(BASE).host
     unsaved = predict(replace(BASE, async_save=False)).host
-    assert "copies of a save" not in unsaved and unsaved["loading"] == 4 * SHAPE
+    assert "asynchronous checkpoint" not in unsaved and unsaved["loading"] == 4 * SHAPE
     lora = predict(replace(BASE, method="lora")).host  # small copies; rank 0 reads bf16 weights
     assert lora["loading"] == 2 * SHAPE
     qlora = predict(replace(BASE, method="qlora")).host
@@ -39,8 +39,8 @@ def test_host_memory_is_that_of_loading_or_of_training():
 
 def test_offloaded_inputs_of_layers_are_pinned_in_blocks_of_a_power_of_two():
     offloaded = replace(BASE, length=3000, gradient_checkpointing=True, activation_offload=True)
-    assert predict(offloaded).host["inputs of layers"] == 8 * 32 * 2**25  # 3,000 x 8,192 bytes are 23.4 MiB
-    assert "inputs of layers" not in predict(replace(offloaded, gradient_checkpointing=False)).host
+    assert predict(offloaded).host["offloaded activations"] == 8 * 32 * 2**25  # 3,000 x 8,192 bytes are 23.4 MiB
+    assert "offloaded activations" not in predict(replace(offloaded, gradient_checkpointing=False)).host
 
 
 def test_a_containers_limit_counts(monkeypatch, tmp_path):

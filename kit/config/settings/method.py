@@ -31,16 +31,14 @@ def _options(value: Any) -> Any:
 
 
 class MethodSettings(ModelSettings):
-    """What of the model trains: all of it, parts, or adapters. Includes the settings of the model itself."""
+    """The fine-tuning method: full, parts of the model, or PEFT adapters. Includes the settings of the model."""
 
     model_config = STRICT
 
     method: Literal["full", "lora", "qlora"] = _identity(
-        "lora", "full: all weights; lora: adapters; qlora: adapters on a 4-bit base"
+        "lora", "full: full fine-tuning; lora: LoRA or another PEFT adapter; qlora: the same on a 4-bit (NF4) base"
     )
-    fp8: bool = _identity(
-        False, "round what the layers multiply to 8 bits: GPUs of compute capability 8.9; it changes what is learned"
-    )
+    fp8: bool = _identity(False, "FP8 (e4m3) matmuls in linear layers; compute capability >= 8.9; changes numerics")
     qat: (
         Literal[
             "int4_weight_only",
@@ -49,48 +47,50 @@ class MethodSettings(ModelSettings):
             "int8_dynamic_activation_int8_weight",
         ]
         | None
-    ) = _identity(None, "quantisation-aware training by torchao: linear layers round as this quantised model will")
+    ) = _identity(None, "quantisation-aware training (torchao): linear layers round as this quantised model will")
     qat_group_size: int | None = _identity(
         None,
-        "weights of a row that share a scale with qat; default: 32 of 4 bits, or a row of 8 bits",
+        "quantisation group size of qat: weights per scale; default: 32 for 4 bits, a whole row for 8 bits",
         ge=2,
         needs="qat",
     )
     adapter_type: Annotated[str, AfterValidator(str.lower)] = _of_adapters(
-        "lora", "kind of the adapters: lora, or another peft_type of peft that lies around layers, such as oft"
+        "lora", "PEFT adapter type: lora, or another, such as oft (docs/models.md#peft-adapter-types)"
     )
     adapter_options: Annotated[dict[str, Any] | None, BeforeValidator(_options)] = _of_adapters(
-        None, "more options of peft's config class of this kind: rank_pattern, oft_block_size", expected=TEMPLATE_KWARGS
+        None,
+        "further fields of the adapter type's config class in peft: rank_pattern, oft_block_size",
+        expected=TEMPLATE_KWARGS,
     )
-    lora_r: int = _of_lora(16, "rank of the adapters", ge=1)
-    lora_alpha: float = _of_lora(32, "scale of the adapters: alpha / r, or alpha / sqrt(r) with --use_rslora", gt=0)
-    lora_dropout: float = _of_adapters(0.0, "dropout before the adapters", "probability", ge=0, lt=1)
+    lora_r: int = _of_lora(16, "LoRA rank", ge=1)
+    lora_alpha: float = _of_lora(32, "LoRA scaling: alpha / r, or alpha / sqrt(r) with --use_rslora", gt=0)
+    lora_dropout: float = _of_adapters(0.0, "dropout on the input of the adapters", "probability", ge=0, lt=1)
     lora_target_modules: Annotated[
         Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], BeforeValidator(module_names)
     ] = _of_adapters(
         "all-linear",
-        "all-linear (all but the head), module names separated by commas, or a regular expression of full names",
+        "modules to adapt: all-linear (all but the head), names separated by commas, or a regular expression",
         expected=TARGETS,
     )
     lora_modules_to_save: Annotated[list[str] | None, BeforeValidator(module_names)] = _of_adapters(
-        None, "modules that train whole beside the adapters, separated by commas: lm_head,embed_tokens"
+        None, "modules to fully fine-tune and save with the adapter (PEFT modules_to_save): lm_head,embed_tokens"
     )
     trainable_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _identity(
-        None, "tokens that exist, whose rows of embedding and head train beside the adapters", expected=TOKENS
+        None, "existing tokens whose embedding and lm_head rows train with the adapter", expected=TOKENS
     )
     init_lora_weights: Literal["default", "gaussian"] = _of_adapters(
-        "default", "how the matrices A of adapters begin, as peft makes them; B begins as 0"
+        "default", "initialisation of LoRA A, as in peft; B starts at 0"
     )
-    use_rslora: bool = _of_adapters(False, "rank-stabilised scaling")
-    use_dora: bool = _of_adapters(False, "weight-decomposed adapters")
+    use_rslora: bool = _of_adapters(False, "rank-stabilised LoRA (rsLoRA) scaling")
+    use_dora: bool = _of_adapters(False, "DoRA: weight-decomposed LoRA")
     freeze: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _identity(
-        None, "with method full: patterns of parameters that do not train, separated by commas: model.embed_tokens*"
+        None, "with method full: parameters to freeze, patterns separated by commas: model.embed_tokens*"
     )
     train_only: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _identity(
-        None, "with method full: patterns of the only parameters that train, separated by commas: model.layers.3[01].*"
+        None, "with method full: the only parameters to train, patterns separated by commas: model.layers.3[01].*"
     )
     adapter_name_or_path: str | None = _identity(
-        None, "continue training this adapter, with its own rank, scale and modules"
+        None, "continue training this adapter, with its own rank, scaling and modules"
     )
 
 
@@ -99,7 +99,7 @@ RULES = (
         "adapter_name_or_path method",
         lambda r: r.adapter_name_or_path and r.method == "full",
         "given with method full",
-        "--method lora, which trains the adapter on",
+        "--method lora, which continues training the adapter",
     ),
     *(
         Rule(
@@ -114,7 +114,7 @@ RULES = (
         Rule(
             f"{name} adapter_name_or_path",
             None,
-            "given with adapter_name_or_path: what that adapter trains is kept",
+            "given with adapter_name_or_path, which fixes what trains",
             "leave it out; or leave out --adapter_name_or_path, and start from the adapter merged into its base",
         )
         for name in ("new_tokens", "trainable_tokens", "lora_modules_to_save", "adapter_options")
@@ -128,32 +128,32 @@ RULES = (
     Rule(
         "fp8 method",
         lambda r: r.fp8 and r.method == "qlora",
-        "true, with a base of 4 bits, which is multiplied in bf16",
+        "true, with a 4-bit base, whose matmuls run in bf16",
         "--fp8 false; or --method lora",
     ),
     Rule(
         "qat method",
         lambda r: r.qat and r.method == "qlora",
-        "{r.qat}, with a base that is quantised already, to NF4, which is not what qat rounds to",
+        "{r.qat}, with a base that is already quantised to NF4, another format",
         "leave out --qat; or --method lora",
     ),
     Rule(
         "qat fp8",
         None,
-        "{r.qat}, with fp8, which would round what qat has rounded to other numbers",
+        "{r.qat}, with fp8, which would round the quantised values again",
         "leave out --qat; or --fp8 false",
     ),
     Rule(
         "qat torch_compile",
         None,
-        "{r.qat}, with torch_compile, which is not shown to round as the quantised model will",
+        "{r.qat}, with torch_compile: not tested together, so refused",
         "--torch_compile false",
     ),
     *(
         Rule(
             f"{name} adapter_type method",
             partial(lambda name, r: r.adapter_type != "lora" and r.method != "full" and is_given(r, name), name),
-            "given with adapter_type {r.adapter_type}, which does not have it or was not shown with it",
+            "given with adapter_type {r.adapter_type}: not supported, or not tested together, so refused",
             "leave it out; or --adapter_type lora",
         )
         for name in """
@@ -163,7 +163,7 @@ RULES = (
     Rule(
         "optim adapter_type method",
         lambda r: r.optim == "muon" and r.adapter_type != "lora" and r.method != "full",
-        "given with adapter_type {r.adapter_type}, which was not shown with muon",
+        "given with adapter_type {r.adapter_type}: not tested with muon, so refused",
         "leave it out; or --adapter_type lora",
     ),
 )

@@ -13,7 +13,7 @@ _identity = partial(option, "Model", identity=True)
 
 
 class ModelSettings(BaseModel):
-    """What is opened: a causal language model, and how its forward pass runs."""
+    """The model: a causal language model, and how its forward pass runs."""
 
     model_config = STRICT
 
@@ -24,20 +24,20 @@ class ModelSettings(BaseModel):
         None, "special tokens to add: separated by commas, or a file with one a line", expected=TOKENS
     )
     attn_implementation: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = _option(
-        "auto", "attention kernel; auto: varlen for packed data where the model supports it, else sdpa, else eager"
+        "auto", "attention implementation; auto: varlen for packed data if the model supports it, else sdpa, else eager"
     )
     gradient_checkpointing: bool | Literal["selective", "auto"] = _option(
         False,
-        "recompute layers in the backward pass to save memory; selective: only what is cheap; auto: as little as fits",
+        "activation checkpointing: recompute layers in the backward pass; selective: only cheap parts; auto: what fits",
     )
     activation_offload: bool = _option(
         False,
-        "keep the inputs of layers that gradient_checkpointing recomputes in host memory (CUDA)",
+        "activation offload: keep the inputs of checkpointed layers in pinned host memory (CUDA)",
         needs="gradient_checkpointing",
     )
     tiled_mlp: bool = _option(
         False,
-        "compute MLPs and norms over tiles of 4,096 tokens, for long rows: less memory, more operations",
+        "tiled MLP (ALST): MLP and norms in sequence chunks of 4,096 tokens; less memory, more operations",
     )
 
 
@@ -45,13 +45,13 @@ RULES = (
     Rule(
         "tiled_mlp gradient_checkpointing",
         lambda r: r.tiled_mlp and r.gradient_checkpointing is not True,
-        "true, with gradient_checkpointing {r.gradient_checkpointing}: layers would keep the tensors that tiles save",
+        "true, with gradient_checkpointing {r.gradient_checkpointing}: layers would keep what tiling saves",
         "--gradient_checkpointing true",
     ),
     Rule(
         "tiled_mlp torch_compile",
         None,
-        "true, with torch_compile, whose graphs would hold all tiles at once",
+        "true, with torch_compile, whose graphs would hold all chunks at once",
         "--torch_compile false",
     ),
 )

@@ -19,11 +19,11 @@ class OptimSettings(BaseModel):
     model_config = STRICT
 
     global_batch_size: int = _identity(
-        32, "samples (a pair is one), or packs, per optimiser step over all processes", "samples", ge=1
+        32, "global batch: samples (a pair is one), or packs, per optimiser step over all processes", "samples", ge=1
     )
     per_device_train_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = _option(
         "auto",
-        "samples, or packs, per micro-batch; accumulation follows from it; auto: the number that the plan finds best",
+        "micro-batch size; gradient-accumulation steps follow from global_batch_size; auto: by the plan",
         "samples",
         expected="whole number from 1, or auto",
     )
@@ -31,24 +31,24 @@ class OptimSettings(BaseModel):
     max_steps: int | None = _option(None, "optimiser steps; overrides num_train_epochs", "steps", ge=1)
     optim: OptimiserName = _identity(
         "adamw_torch_fused",
-        "optimiser; 8-bit, paged and lion need bitsandbytes; adamw_bf16 holds all in bf16; muon is for matrices",
+        "optimiser; 8-bit, paged and lion need bitsandbytes; adamw_bf16: bf16 weights and moments; muon: for matrices",
     )
     # The update of each optimiser moves a weight by about the rate: one above 1 is a slip, as 1e4 for 1e-4.
     learning_rate: float | None = _identity(
         None,
-        "peak; default: that of the objective, for full training or for adapters (docs/sft-and-preferences.md)",
+        "peak learning rate; default: by objective and method (docs/sft-and-preferences.md)",
         gt=0,
         le=1,
     )
     loraplus_lr_ratio: float | None = _identity(
         None,
-        "LoRA+: the rate of the adapters' matrices B, as a multiple of learning_rate",
+        "LoRA+: learning-rate ratio for the B matrices",
         ge=1,
         le=1000,
         needs="method lora or method qlora",
     )
     embedding_learning_rate: float | None = _identity(
-        None, "peak rate of what trains of the embedding and the output head; default: learning_rate", gt=0, le=1
+        None, "peak learning rate of embedding and output head, if they train; default: learning_rate", gt=0, le=1
     )
     lr_scheduler_type: Literal[
         "constant",
@@ -58,34 +58,32 @@ class OptimSettings(BaseModel):
         "cosine_with_min_lr",
         "inverse_sqrt",
         "warmup_stable_decay",
-    ] = _identity(
-        "cosine", "schedule of the rate after the warm-up, which all have; warmup_stable_decay ends with a cosine"
-    )
+    ] = _identity("cosine", "learning-rate schedule after the warm-up; warmup_stable_decay (WSD) ends with a cosine")
     min_lr_rate: float | None = _identity(
-        None, "for cosine_with_min_lr and warmup_stable_decay: the last rate as a share of learning_rate", ge=0, lt=1
+        None, "for cosine_with_min_lr and warmup_stable_decay: final rate as a fraction of learning_rate", ge=0, lt=1
     )
     lr_decay_steps: Annotated[float | None, AfterValidator(share_or_count)] = _identity(
         None,
-        "for warmup_stable_decay: length of the decay at its end; below 1 a share of all steps",
+        "for warmup_stable_decay: steps of the final decay; below 1: fraction of all steps",
         "steps",
         gt=0,
         expected=SHARE_OR_COUNT,
     )
     warmup_steps: Annotated[float, AfterValidator(share_or_count)] = _identity(
-        0.03, "linear warm-up; below 1 a share of all steps", "steps", ge=0, expected=SHARE_OR_COUNT
+        0.03, "linear warm-up; below 1: fraction of all steps", "steps", ge=0, expected=SHARE_OR_COUNT
     )
     weight_decay: float = _identity(0.0, "decoupled weight decay; not applied to norms and biases", ge=0)
-    adam_beta1: float = _identity(0.9, "decay of the first moment", ge=0, lt=1)
-    adam_beta2: float = _identity(0.999, "decay of the second moment", ge=0, lt=1)
-    adam_epsilon: float = _identity(1e-8, "added to the denominator", gt=0)
+    adam_beta1: float = _identity(0.9, "Adam beta1: decay of the first moment", ge=0, lt=1)
+    adam_beta2: float = _identity(0.999, "Adam beta2: decay of the second moment", ge=0, lt=1)
+    adam_epsilon: float = _identity(1e-8, "Adam epsilon: added to the denominator", gt=0)
     router_aux_loss_coef: float | None = _identity(
         None,
-        "weight of the routers' auxiliary loss; default: that of the model's config, if it asks for this loss",
+        "weight of the MoE load-balancing (auxiliary) loss; default: the model config's, if it asks for this loss",
         ge=0,
     )
     sync_each_batch: bool | None = _option(
         None,
-        "reduce gradients after each micro-batch; default: true with FSDP (false: 4 more bytes a weight)",
+        "reduce gradients after each micro-batch; default: true with FSDP (false: 4 more bytes per trained weight)",
     )
     max_grad_norm: float = _identity(1.0, "clip the global gradient norm to this value; 0: do not clip", ge=0)
 
@@ -139,13 +137,13 @@ RULES = (
             and r.lora_target_modules == "all-linear"
             and not (r.lora_modules_to_save or r.trainable_tokens or r.new_tokens or r.adapter_name_or_path)
         ),
-        "given, and nothing of the embedding and the output head trains",
+        "given, but neither the embedding nor the output head trains",
         "leave it out; or --lora_modules_to_save lm_head,embed_tokens",
     ),
     Rule(
         "learning_rate optim",
         lambda r: not OPTIMISERS[r.optim].is_adamws_rate and r.learning_rate is None,
-        "{r.optim} without a learning_rate: the defaults are for AdamW, and it moves each weight further",
+        "{r.optim} without a learning_rate: the defaults are for AdamW, and its updates are larger",
         "--learning_rate with a rate 3 to 10 times below AdamW's",
     ),
     Rule(

@@ -19,8 +19,8 @@ from kit.tools.plan.search import shares_rows, sharing_sizes, strategies
 OWN = {
     "model": "a folder, a hub id, or a shape that comes with the kit: llama-8b",
     "gpu": "24GiB, 80GB, or a name: rtx4090, 8xh100, a100-40gb; default: this machine's",
-    "gpus": "how many, or machines x GPUs: 8, 2x8; default: this machine's",
-    "price": "of a GPU for an hour, in any currency",
+    "gpus": "number of GPUs, or machines x GPUs: 8, 2x8; default: this machine's",
+    "price": "per GPU and hour, in any currency",
 }
 
 
@@ -64,10 +64,10 @@ def read_ask(argv: list[str]) -> Ask:
     names = {word[2:].partition("=")[0].replace("-", "_") for word in rest if word.startswith("--")}
     if own.model is None and not names & {"recipe", MODEL}:
         fix = "add --recipe llama-8b-lora, or --model meta-llama/Llama-3.1-8B; `kit recipes` lists the recipes"
-        raise UserError("--recipe", "for which model? none is named", fix=fix)
+        raise UserError("--recipe", "no model named", fix=fix)
     gpu, *counts = own.gpu or this_machine() or (None, 1)
     if gpu is None:
-        raise UserError("--gpu", "none is named, and this machine has none", "as --gpu rtx4090")
+        raise UserError("--gpu", "not given, and this machine has no GPU", "for example --gpu rtx4090")
     num, per_machine = own.gpus or (counts[0], counts[-1])
     if own.gpu and 1 < counts[0] != num:
         raise UserError("--gpus", f"{num}, and --gpu has {counts[0]}", fix="leave it out")
@@ -100,12 +100,12 @@ def read_ask(argv: list[str]) -> Ask:
 
 
 def _refused(ask: Ask) -> Iterator[Problem]:
-    """A problem for each setting that no formula describes, or with which a run on these GPUs would be refused."""
+    """A problem for each setting that no formula covers, or with which a run on these GPUs would be refused."""
     recipe, shape, gpu, num = ask.recipe, ask.shape, ask.gpu, ask.num_gpus
-    fix = "leave it out here for the plan without it, and see the peak in the report of a run with --max_steps 2"
-    yield from (Problem(key, "the formulas do not know what it takes", fix=fix) for key in uncovered(recipe, shape))
+    fix = "plan without it; the report of a run with --max_steps 2 shows the measured peak"
+    yield from (Problem(key, "not covered by the formulas of the plan", fix=fix) for key in uncovered(recipe, shape))
     if shape.max_positions and recipe.max_length > shape.max_positions:
-        found = f"{recipe.max_length} tokens, {shape.name} has {shape.max_positions} positions"
+        found = f"{recipe.max_length} tokens, exceeds max_position_embeddings {shape.max_positions} of {shape.name}"
         yield Problem(
             "max_length",
             found,
@@ -116,16 +116,18 @@ def _refused(ask: Ask) -> Iterator[Problem]:
         on_machines = f", {ask.gpus_per_machine} a machine," if num > ask.gpus_per_machine else ""
         found = f"{sharing}, of {counted(num, 'GPU')}{on_machines} and {shape.num_heads} attention heads"
         if not shares_rows(ask.workload):
-            found = f"{sharing}, but GPUs cannot share rows of this model"
+            found = f"{sharing}, but this model does not support sequence parallelism"
         yield Problem("sequence_parallel_size", found, f"one of {', '.join(map(str, sizes))}")
     elif recipe.global_batch_size % (unit := num // sharing * recipe.micro_batch_size):
         found = f"{recipe.global_batch_size}, of micro-batches of {recipe.micro_batch_size} on {num} GPUs"
-        few = "or --sequence_parallel_size N: N GPUs share each sample" if recipe.global_batch_size < num else ""
+        few = (
+            "or --sequence_parallel_size N: sequence parallelism over N GPUs" if recipe.global_batch_size < num else ""
+        )
         yield Problem("global_batch_size", found, f"a multiple of {unit}", few)
     if recipe.fp8 and not gpu.fp8:
-        yield Problem("--fp8", f"true, and {gpu.name} has no 8-bit products", fix="--fp8 false")
+        yield Problem("--fp8", f"true, but {gpu.name} has no FP8 matmuls", fix="--fp8 false")
     if recipe.optim == "adamw_bf16" and not gpu.bf16:
-        found = f"adamw_bf16, and {gpu.name} has no bf16"
+        found = f"adamw_bf16, but {gpu.name} has no bf16"
         yield Problem("--optim", found, fix="--optim adamw_torch_fused")
     own = [way.config for way in strategies(ask.workload)]
     if ask.only and ask.only not in own:

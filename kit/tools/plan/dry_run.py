@@ -43,7 +43,7 @@ def describe_run(checked: Checked) -> list[str]:
 def describe_plan(workload: Workload | None) -> list[str]:
     """Describe by formulas what the run would take: memory by component, and disk."""
     if workload is None:
-        return ["no plan: the formulas do not describe this run (docs/memory-and-speed.md says which they do)"]
-    time = "time: `kit plan` with the same flags says it, here or with --gpu h100"
-    of_images = f", {workload.image_tokens:,} tokens of images in a row" if workload.shape.tower else ""
+        return ["no plan: the formulas do not cover this run (docs/memory-and-speed.md#what-it-does-not-cover)"]
+    time = "time: run `kit plan` with the same flags, here or with --gpu h100"
+    of_images = f", {workload.image_tokens:,} image tokens per row" if workload.shape.tower else ""
     return [f"planned by formulas, not measured{of_images}:", *parts(predict(workload)), time]

@@ -30,7 +30,7 @@ class Lengths:
     # Tokens that a sequence, or a pack, takes of a row, padding included, on the rank whose rows are longest; of a pack
     # of pairs, which has twice the length, half of it.
     row: float
-    supervised: float  # share of these tokens that are learned from
+    supervised: float  # fraction of these tokens that are supervised
     seen: float  # sum of squared lengths of the sequences of attention, over the sum of their lengths
     num_steps: int  # of the whole run
     epochs: float  # of the whole run: how often it reads each sample
@@ -38,8 +38,8 @@ class Lengths:
     def __str__(self) -> str:
         """Describe it in a line."""
         return (
-            f"data: {self.num_samples:,} samples, sequences of {self.mean:,.0f} tokens, the longest {self.longest:,}; "
-            f"of the computed tokens, padding included, {self.supervised:.1%} are learned from"
+            f"data: {self.num_samples:,} samples, mean length {self.mean:,.0f} tokens, longest {self.longest:,}; "
+            f"supervised: {self.supervised:.1%} of all computed tokens, with padding"
         )
 
     def step_of(self, workload: Workload, gpu: Gpu) -> Step | None:

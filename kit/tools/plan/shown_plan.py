@@ -1,4 +1,4 @@
-"""A plan as lines: the ways to run a recipe, the recommended one, and all recipes at a glance."""
+"""A plan as lines: the table of configurations, the recommended one, and all recipes at a glance."""
 
 import shlex
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ def gib(num_bytes: float) -> str:
 
 
 def ways(found: list[Option]) -> list[str]:
-    """A table with a line for each way to run the recipe, as ``options`` returns them."""
+    """A table with a line for each configuration, as ``options`` returns them."""
     rows = []
     for option in found:
         own = option.workload
@@ -39,38 +39,38 @@ def ways(found: list[Option]) -> list[str]:
                 "free GiB": f"{option.spare / GIB:,.1f}",
                 "micro-batch": own.rows,
                 "checkpointing": "+".join(_saving(own)),
-                "tokens/s of a GPU": _range(option.step.tokens_per_second) if option.step else "-",
+                "tokens/s per GPU": _range(option.step.tokens_per_second) if option.step else "-",
                 "host GiB": f"{sum(option.memory.host.values()) / GIB:,.1f}",
             }
         )
     return [
-        *text_table(rows, ("peak GiB", "free GiB", "micro-batch", "tokens/s of a GPU", "host GiB")),
-        f"free: beside {MARGIN:.0%} of the GPU that stay unused, since the formulas may be wrong; below 0: missing.",
-        "host: memory of each machine; +host: activation_offload; no, host: the machine's memory is too small.",
+        *text_table(rows, ("peak GiB", "free GiB", "micro-batch", "tokens/s per GPU", "host GiB")),
+        f"free GiB: after a margin of {MARGIN:.0%} for the error of the formulas; negative: missing.",
+        "host GiB: memory per machine; +host: activation_offload; no, host: not enough host memory.",
         *(["+tiles: tiled_mlp"] if any(option.workload.tiled_mlp for option in found) else []),
     ]
 
 
 def _saving(own: Workload) -> list[str]:
-    """What the run does to save memory: its checkpointing, and what is beside that."""
+    """How the run saves memory: activation checkpointing, and further options."""
     size = own.sequence_parallel_size
-    beside = {"host": offloaded(own), "tiles": own.tiled_mlp, f"{size} GPUs a row": size > 1}
-    return [checkpointing_word(own.gradient_checkpointing), *(word for word, is_on in beside.items() if is_on)]
+    further = {"host": offloaded(own), "tiles": own.tiled_mlp, f"sequence parallel {size}": size > 1}
+    return [checkpointing_word(own.gradient_checkpointing), *(word for word, is_on in further.items() if is_on)]
 
 
 def rows_of(own: Workload) -> str:
     """The rows of a workload: ``rows of 4,096 tokens``."""
-    of_images = f", {own.image_tokens:,} of them of images" if own.image_tokens else ""
+    of_images = f", {own.image_tokens:,} of them image tokens" if own.image_tokens else ""
     if own.sequences == 2 and not own.packing:
-        return f"two rows of {own.length:,} tokens for each pair{of_images}"
+        return f"two rows of {own.length:,} tokens per pair{of_images}"
     return f"{'packs' if own.packing else 'rows'} of {own.width:,} tokens{of_images}"
 
 
 def parts(memory: Memory) -> list[str]:
     """What fills a GPU at the peak, the host's memory and the disk, a line each."""
-    lines = [f"a GPU at its peak ({memory.moment}), {gib(memory.peak)}:"]
+    lines = [f"GPU memory at the peak ({memory.moment}), {gib(memory.peak)}:"]
     lines += [f"  {name:<34} {gib(number):>10}" for name, number in memory.components.items() if number > GIB / 100]
-    for title, sizes in (("memory of a machine:", memory.host), ("disk:", memory.disk)):
+    for title, sizes in (("host memory per machine:", memory.host), ("disk:", memory.disk)):
         lines += [title, *(f"  {name:<34} {gib(number):>10}" for name, number in sizes.items())]
     return lines
 
@@ -111,15 +111,15 @@ def command(option: Option, ask: Ask) -> str:
 
 
 def longest_rows(option: Option) -> list[str]:
-    """The longest rows that the way to run holds, a line for all numbers of GPUs that may share them."""
+    """The longest sequences that fit, one line for all sizes of the sequence-parallel group."""
     found = {size: longest_row(option, size) for size in sharing_sizes(option.workload)}
-    alone, *shared = (f"{length:,} with {size}" for size, length in found.items())
-    if not shared:
+    alone, *parallel = (f"{length:,} with {size}" for size, length in found.items())
+    if not parallel:
         return []
     first = alone.removesuffix(" with 1")
     return [
-        f"longest rows, by memory and with --gradient_checkpointing true: {first} tokens; if GPUs share each "
-        f"(--sequence_parallel_size): {', '.join(shared)}"
+        f"longest sequence, by memory and with --gradient_checkpointing true: {first} tokens; "
+        f"with sequence parallelism (--sequence_parallel_size): {', '.join(parallel)}"
     ]
 
 
@@ -128,7 +128,7 @@ def own_config(own: Workload) -> str:
     copied = f"my-{own.config}.yaml: a copy of accelerate_configs/{own.config}.yaml"
     if own.num_machines > 1:
         return f"on each of the {own.num_machines} machines, with {copied} (docs/multi-node-and-debugging.md)"
-    return "" if own.bf16 or own.num_gpus == 1 else f"with {copied} that says mixed_precision: no"
+    return "" if own.bf16 or own.num_gpus == 1 else f"with {copied} with mixed_precision: no"
 
 
 def time_lines(
@@ -144,14 +144,14 @@ def time_lines(
     step = lengths.step_of(own, option.gpu) if lengths else option.step
     lines = [str(lengths)] if lengths else []
     if step is None:
-        return [*lines, f"time: nothing is known of a GPU named {option.gpu.name}; name one, as --gpu rtx4090"]
+        return [*lines, f"time: unknown for {option.gpu.name}; name a GPU, such as --gpu rtx4090"]
     fast, slow = step.seconds
     num_steps = num_steps or (lengths.num_steps if lengths else 1000)
     lines.append(
-        f"time: {_range((fast, slow))} s a step of {step.tokens * own.num_gpus:,} tokens, padding included, "
+        f"time: {_range((fast, slow))} s per step of {step.tokens * own.num_gpus:,} tokens with padding, "
         f"{_range(step.tokens_per_second)} tokens/s per GPU"
     )
-    # Before the first step the reference, or a teacher that is stored, reads each sample once.
+    # Before the first step the reference model, or the teacher of offline distillation, reads each sample once.
     first = own.first_passes * forward_operations_per_token(own)
     if own.teacher_top_k and (teacher := own.as_teacher):
         first = forward_operations_per_token(teacher)
@@ -161,14 +161,14 @@ def time_lines(
     text = f"{num_steps:,} step{'s' if num_steps > 1 else ''}: {_range(hours, 3)} hours"
     text += f", {_range(of_gpus, 3)} GPU-hours" if own.num_gpus > 1 else ""
     text += f", cost {price * of_gpus[0]:,.2f} to {price * of_gpus[1]:,.2f}" if price is not None else ""
-    text += f", with the {'teacher' if own.teacher_top_k else 'reference'} before the first step" if before else ""
-    text += "" if lengths else f" (if every row is full, {own.width:,} tokens, and all are learned from)"
+    text += f", with the {'teacher' if own.teacher_top_k else 'reference'} model's pass before" if before else ""
+    text += "" if lengths else f" (if every row has {own.width:,} tokens, all supervised)"
     lines.append(text)
     if own.generated_rows:
         seconds = writing_seconds(own, option.gpu)
         hours = [num_steps * each / 3600 for each in seconds]
-        beside = f"rollouts: at least {_range(seconds)} s a step beside it, {_range(hours, 3)} hours"
-        lines.append(f"{beside}, if every answer has max_new_tokens")
+        rollouts = f"rollouts: at least {_range(seconds)} s per step in addition, {_range(hours, 3)} hours"
+        lines.append(f"{rollouts}, if every completion has max_new_tokens")
     return lines
 
 

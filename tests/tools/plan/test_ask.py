@@ -32,7 +32,7 @@ def test_a_recipe_with_flags_and_a_model_without_a_recipe():
 
 
 def test_the_gpus_are_those_that_are_named_or_those_of_this_machine(monkeypatch):
-    assert ask("--model llama-1b --gpu h100").num_gpus == 1 and "--gpu: none is named" in wrong("--model llama-1b")
+    assert ask("--model llama-1b --gpu h100").num_gpus == 1 and "--gpu: not given" in wrong("--model llama-1b")
     several = ask("--model llama-1b --gpu h100 --num_processes 2x8 --price 1.5")
     assert (several.num_gpus, several.gpus_per_machine, several.price) == (16, 8, 1.5)
     monkeypatch.setattr(module, "this_machine", lambda: (GPUS["t4"], 4))
@@ -42,8 +42,8 @@ def test_the_gpus_are_those_that_are_named_or_those_of_this_machine(monkeypatch)
 
 def test_what_cannot_be_planned_is_refused():
     for words, found in (
-        ("--recipe llama-8b-lora --use_dora --gpu h100", "use_dora: the formulas do not know"),
-        ("--recipe llama-8b-lora --gpu a100 --fp8", "no 8-bit products"),
+        ("--recipe llama-8b-lora --use_dora --gpu h100", "use_dora: not covered by the formulas"),
+        ("--recipe llama-8b-lora --gpu a100 --fp8", "no FP8 matmuls"),
         ("--recipe llama-8b-full --gpu t4 --optim adamw_bf16", "has no bf16"),
     ):
         assert found in wrong(words)

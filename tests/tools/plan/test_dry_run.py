@@ -33,9 +33,9 @@ def test_memory_is_shown_by_component_with_the_disk(config):
     own = planned_workload(RECIPE, GPU, config)
     lines = describe_plan(own)
     memory = predict(own)
-    assert f"a GPU at its peak ({memory.moment}), {memory.peak / 2**30:.1f} GiB:" in lines and "disk:" in lines
+    assert f"GPU memory at the peak ({memory.moment}), {memory.peak / 2**30:.1f} GiB:" in lines and "disk:" in lines
     assert all(any(name in line for line in lines) for name in (*memory.disk, "optimiser", "activations"))
-    sizes = [float(line.split()[-2]) for line in lines[2 : lines.index("memory of a machine:")]]
+    sizes = [float(line.split()[-2]) for line in lines[2 : lines.index("host memory per machine:")]]
     assert abs(sum(sizes) - memory.peak / 2**30) < 0.05 * len(sizes)
 
 
@@ -65,6 +65,6 @@ def test_a_plan_counts_the_images_that_the_rows_have(recipe, vision_model, tmp_p
     for changes, number in (({}, 5), ({"max_pixels": 28 * 28}, 2)):
         checked = preflight.check(mine.model_copy(update=changes), ONE_PROCESS, "mine")
         assert checked.workload.image_tokens == number
-        assert f", {number} tokens of images in a row:" in "".join(describe_run(checked))
+        assert f", {number} image tokens per row:" in "".join(describe_run(checked))
     packed = preflight.check(mine.model_copy(update={"packing": True}), ONE_PROCESS, "mine").workload
     assert packed.length // 20 < packed.image_tokens < packed.length // 2
