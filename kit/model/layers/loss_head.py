@@ -27,7 +27,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from operator import attrgetter
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -515,7 +514,7 @@ def _routers_see(model: Any, token_mask: torch.Tensor | None) -> Iterator[None]:
 # In a forward that ``install_loss_head`` reproduces, the right sides of `logits =` and `hidden_states =` match these.
 _KNOWN_LOGITS = re.compile(
     r"""(self\.(?P<head>\w+)\(hidden_states(\[:,\ slice_indices,\ :\])?(\.to\([\w.=]+\))?\)
-    (\.float\(\)|\.contiguous\(\))?|logits(\.float\(\))?)(\ (?P<operator>[*/])\ self\.(?P<name>[\w.]+))?$
+    (\.float\(\)|\.contiguous\(\))?|logits(\.float\(\))?)(\ (?P<operator>[*/])\ (?P<name>[\w.]+))?$
     |torch\.(?P<tanh>tanh)\(logits\)$|nn\.functional\.tanh\(logits\ /\ (?P<cap>\w+)\)\ \*\ (?P=cap)$|logits,""",
     re.VERBOSE,
 )
@@ -546,12 +545,12 @@ def _logit_transform(model: Any) -> Any:
             return None
         if step["cap"]:
             operators += "/t*"
-            names += [value.removeprefix("self.") for value in _assigned(source, step["cap"])] * 2
+            names += [step["cap"]] * 2
         elif step["operator"] or step["tanh"]:
             operators += step["operator"] or "t"
             names += [step["name"]] if step["name"] else []
     try:
-        numbers = [attrgetter(name)(model) for name in names]
+        numbers = [_attribute(model, source, name) for name in names]
     except AttributeError:
         return None
     if all(number is None for number in numbers):  # such a step stands under `if self.config.... is not None`
@@ -565,6 +564,21 @@ def _logit_transform(model: Any) -> Any:
         return None
     factor = math.prod(n if o == "*" else 1.0 / n for o, n in zip(operators, numbers, strict=True))
     return _unchanged if factor == 1.0 else lambda logits: logits * factor
+
+
+def _attribute(model: Any, source: str, name: str) -> Any:
+    """The value of ``self.a.b`` in the source code of the model's forward, or of a variable that is assigned it once.
+
+    Raises ``AttributeError`` if it is something else.
+    """
+    path = name
+    if not name.startswith("self."):
+        values = [*_assigned(source, name), *re.findall(rf"if \({name} := (\S+)\) is not None:", source)]
+        path = values[0] if len(values) == 1 else ""
+    value = model
+    for part in path.removeprefix("self.").split("."):
+        value = value.get_text_config() if part == "get_text_config()" else getattr(value, part)
+    return value
 
 
 def _assigned(source: str, name: str) -> list[str]:

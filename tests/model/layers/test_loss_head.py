@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM
 
 from benchmarks.tiny_families import VOCABULARY, tiny_config
 from kit.model.layers import loss_head
 from kit.model.layers.loss_head import install_loss_head
+from kit.model.pretrained.classes import auto_class
 from kit.system.errors import UserError
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other
@@ -19,9 +19,9 @@ torch.set_num_threads(1)  # for models so small, more of them only wait for each
 def tiny(family="llama", **changes):
     config = tiny_config(family)
     for name, value in changes.items():
-        setattr(config, name, value)
+        setattr(config.get_text_config(), name, value)
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(config)
+    model = auto_class(config).from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms too, so that each of them counts
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -67,7 +67,7 @@ IGNORE_ALL = (
     "llama mistral qwen2 qwen3 mixtral llama4_text phi olmo2 stablelm starcoder2 gemma glm opt gpt2 gpt_neox mpt bloom "
     "minicpm3"
 ).split()
-USE_ONE = "gemma2 nanochat cohere granite hyperclovax falcon_h1 recurrent_gemma".split()
+USE_ONE = "gemma2 gemma4 nanochat cohere granite hyperclovax falcon_h1 recurrent_gemma".split()
 
 
 @pytest.mark.slow
