@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ def commands():
                 command = line.split(" #")[0].strip()
                 if command and not command.startswith("#"):
                     yield page.name, command
+    for command in re.findall(r"\| `(kit train .*?)` \|", (ROOT / "README.md").read_text()):
+        yield "README.md", command
 
 
 def test_every_command_parses(tmp_path, monkeypatch):
@@ -93,8 +96,30 @@ def test_the_changes_that_the_architecture_page_shows_fit():
     assert not stale, "docs/architecture.md shows these lines otherwise than they are now:\n\n" + "\n\n".join(stale)
 
 
+def test_the_readme_quotes_the_loop_as_it_is():
+    """Each line but ``...``, in the same order and depth; so much of a line as stands before ``...``."""
+    code = re.search(r"```python\n(while True:\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    loop = iter((ROOT / "recipes/finetune.py").read_text().partition("    while True:\n")[2].splitlines())
+    for line in code.splitlines()[1:]:
+        quoted = f"    {line.partition('...')[0]}"
+        assert not quoted.strip() or any(each.startswith(quoted) for each in loop), line
+
+
+def test_the_badges_are_facts():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (torch,) = (bound for bound in project["dependencies"] if bound.startswith("torch>="))
+    oldest, major, minor = re.fullmatch(r"torch>=(\d+\.\d+),<(\d+)\.(\d+)", torch).groups()
+    badges = re.findall(r"!\[([^]]*)\]\(https://img\.shields\.io/badge/(\S+)\)", (ROOT / "README.md").read_text())
+    newest, python = f"{major}.{int(minor) - 1}", project["requires-python"].removeprefix(">=")
+    assert badges == [
+        (f"Python {python} or later", f"python-%E2%89%A5_{python}-3776ab"),
+        (f"torch {oldest} to {newest}", f"torch-{oldest}_to_{newest}-ee4c2c"),
+        (f"License: {project['license']}", f"license-{project['license'].replace('-', '--')}-green"),
+    ]
+
+
 # Blocks that are part of a file; and one that test_api.py runs.
-PARTS = ("architecture.md", "quickstart.md")
+PARTS = ("README.md", "architecture.md", "quickstart.md")
 MORE = {
     "after-training.md": ("", 'assert close("about 10", "it is 10.5", {}) == 1'),
     "multi-node-and-debugging.md": ("import torch\n", "profile.stop()"),
