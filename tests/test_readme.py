@@ -57,8 +57,8 @@ def check(command, where, tmp_path, monkeypatch):
         flags = words[words.index(script) + 1 :]
         if script == "recipes/export.py":
             continue
-        in_order = ("model_name_or_path", "eval_dataset") if script == "recipes/score.py" else ()
-        request = read_command_line(flags, stands_for={"eval_dataset": "dataset"}, in_order=in_order)
+        positional = ("model_name_or_path", "eval_dataset") if script == "recipes/score.py" else ()
+        request = read_command_line(flags, stands_for={"eval_dataset": "dataset"}, positional=positional)
         assert not request.problems, where
         before = words[: words.index(script)]
         for word in before:

@@ -41,7 +41,7 @@ def run(argv: list[str]) -> int:
         raise UserError("RUN", "missing", "the folder of a run, or a model", "kit chat RUN")
     words += [] if "__max_new_tokens" in given else [f"--max_new_tokens={MAX_NEW_TOKENS}"]
     stands_for = {"model_name_or_path": "dataset"}  # no data are read
-    request = read_command_line(words, stands_for, in_order=("model_name_or_path",), trains=False)
+    request = read_command_line(words, stands_for, positional=("model_name_or_path",), trains=False)
     problems, recipe = request.problems, request.recipe
     if recipe and recipe.system_prompt and own.plain:
         found = "with --plain: no messages are rendered"

@@ -20,7 +20,7 @@ from kit.config.commands import TYPED_AS
 from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.config.launch_flags import Launch
 from kit.config.optimisers import OPTIMISERS, Optimiser
-from kit.config.other_kits import other_kits_word
+from kit.config.other_kits import hint_for_other_key
 from kit.config.recipe import DEFAULT_RECIPE, Recipe
 from kit.config.recipe_file import read_recipe_file
 from kit.config.settings.evaluation import EvalSettings
@@ -53,7 +53,7 @@ def read_command_line(
     stands_for: dict[str, str] | None = None,
     about: str = ABOUT,
     first: Sequence[str] = (),
-    in_order: Sequence[str] = (),
+    positional: Sequence[str] = (),
     trains: bool = True,
 ) -> Request:
     """Merge the recipe file and the flags, and validate the result.
@@ -65,13 +65,13 @@ def read_command_line(
         stands_for: flag to other flag; if only the first is given, its value is also that of the other.
         about: what the script does, for ``--help``.
         first: the flags that matter most to it, which ``--help`` lists before the others.
-        in_order: flags that words before the first flag are taken to mean, in this order.
+        positional: flags that words before the first flag are taken to mean, in this order.
         trains: whether the script trains. If not, what an adapter added when it was begun comes from it, so the
             flags of its run can be given as they are.
     """
     if any(word in ("-h", "--help") for word in argv):
         print_help(about, first)
-    flags, problems, notes = read_flags(argv, in_order)
+    flags, problems, notes = read_flags(argv, positional)
     typed = {name: f"--{name}" for name in flags}
     launch_flags = {name: flags.pop(name) for name in Launch.model_fields if name in flags}
     launch, more, _ = validate(Launch, launch_flags, typed)
@@ -127,7 +127,7 @@ def _replaced(flags: dict[str, str], values: dict[str, Any]) -> set[str]:
         if {"rewards", "on_policy_share"} & {*values, *flags}:
             keys -= {"max_new_tokens", "per_device_eval_batch_size"}  # of rollouts too
     ours, theirs = (OPTIMISERS.get(str(each.get("optim")), Optimiser()) for each in (flags, values))
-    if theirs.is_adamws_rate and not ours.is_adamws_rate:
+    if theirs.takes_adamw_rates and not ours.takes_adamw_rates:
         keys.add("learning_rate")  # which is for another optimiser; this one then asks for one
     return keys
 
@@ -148,11 +148,11 @@ def read_recipe(argv: list[str]) -> Recipe:
     return request.recipe
 
 
-def read_flags(argv: list[str], in_order: Sequence[str] = ()) -> tuple[dict[str, str], list[Problem], list[str]]:
+def read_flags(argv: list[str], positional: Sequence[str] = ()) -> tuple[dict[str, str], list[Problem], list[str]]:
     """Split a command line into flags.
 
     Args:
-        in_order: as ``read_command_line`` takes it.
+        positional: as ``read_command_line`` takes it.
 
     Returns:
         The value of each flag, known or unknown, as typed, with ``-`` in its name read as ``_``; a problem for each
@@ -162,7 +162,7 @@ def read_flags(argv: list[str], in_order: Sequence[str] = ()) -> tuple[dict[str,
     given: dict[str, list[str]] = {}
     problems, notes = [], []
     words = list(argv)
-    while words and not words[0].startswith("-") and (free := [each for each in in_order if each not in given]):
+    while words and not words[0].startswith("-") and (free := [each for each in positional if each not in given]):
         word = words.pop(0)
         given[free[-1] if word.lower().endswith(DATA_SUFFIXES) else free[0]] = [_model_in(word)]
     name = ""
@@ -198,7 +198,7 @@ def _stray(word: str, flag: str) -> Problem:
     """The problem of a word that no flag takes. ``flag``: the one before it; empty without."""
     if word.startswith("-"):
         name = word.strip("-").partition("=")[0].replace("-", "_")
-        fix = other_kits_word(name) or did_you_mean(name, FLAGS)
+        fix = hint_for_other_key(name) or did_you_mean(name, FLAGS)
     elif flag in FLAGS and is_list(FLAGS[flag]):
         fix = f"--{flag} takes several values separated by commas"
     else:

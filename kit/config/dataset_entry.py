@@ -12,7 +12,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StringConstraints
 
 from kit.config.prompt_format import FORM, checked_format
-from kit.schema.fields import SHARE_OR_COUNT, column_mapping, option, share_or_count
+from kit.schema.fields import FRACTION_OR_COUNT, column_mapping, fraction_or_count, option
 
 DATA_SUFFIXES = tuple(
     f".{kind}{packed}"
@@ -39,8 +39,8 @@ class DatasetEntry(BaseModel):
     prompt_format: Annotated[str, StringConstraints(strip_whitespace=False), AfterValidator(checked_format)] | None = (
         _data(None, "the question of rows with instruction and input; default: a blank line between", expected=FORM)
     )
-    max_samples: Annotated[float, AfterValidator(share_or_count)] | None = _data(
-        None, "rows to use, drawn by seed; below 1 their share", "rows", gt=0, expected=SHARE_OR_COUNT
+    max_samples: Annotated[float, AfterValidator(fraction_or_count)] | None = _data(
+        None, "rows to use, drawn by seed; below 1 their share", "rows", gt=0, expected=FRACTION_OR_COUNT
     )
     weight: float | None = _data(None, "share of the training data, relative to the other weights", ge=0)
 

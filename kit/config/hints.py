@@ -4,7 +4,7 @@ import re
 
 from kit.config.adapter_types import ADAPTER_TYPES
 from kit.config.optimisers import OTHER_NAMES
-from kit.config.other_kits import hint_for_other_value, meaning, other_kits_word
+from kit.config.other_kits import hint_for_other_key, hint_for_other_value, meaning
 from kit.config.recipe import RECIPES, Recipe
 from kit.schema.fields import choices
 
@@ -23,7 +23,7 @@ def hint_for_value(name: str, value: str) -> str:
         return f"--method lora --adapter_type {lower}"
     if name in ("objective", "dpo_loss"):
         known = meaning("loss_type", lower)
-        return other_kits_word("loss_type", lower) if known and known.kind != "learns" else ""
+        return hint_for_other_key("loss_type", lower) if known and known.kind != "training" else ""
     return hint_for_other_value(name, value)
 
 

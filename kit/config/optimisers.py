@@ -18,7 +18,7 @@ class Optimiser(NamedTuple):
     in_8_bits: bool = False  # the moments of weights of 4,096 elements or more; else they have the weight's dtype
     paged: bool = False  # CUDA moves moments to host memory where the GPU's does not suffice
     update_bytes: int = 40  # that an update moves for each weight: it, its gradient, two moments, and their norm
-    is_adamws_rate: bool = True  # the default rates, which are for AdamW, suit it too
+    takes_adamw_rates: bool = True  # the default rates, which are for AdamW, suit it too
     not_fsdp1: str = ""  # why FSDP1 cannot have it; empty: it can
 
 
@@ -37,8 +37,8 @@ OPTIMISERS = {
     "muon": Optimiser(
         "kit.train.optim.muon.build", moments_of_matrices=1, not_fsdp1="the flat parameters of FSDP1 have no matrices"
     ),
-    "lion_8bit": Optimiser(_BITSANDBYTES, "Lion8bit", num_moments=1, in_8_bits=True, is_adamws_rate=False),
-    "lion_32bit": Optimiser(_BITSANDBYTES, "Lion32bit", num_moments=1, is_adamws_rate=False),
+    "lion_8bit": Optimiser(_BITSANDBYTES, "Lion8bit", num_moments=1, in_8_bits=True, takes_adamw_rates=False),
+    "lion_32bit": Optimiser(_BITSANDBYTES, "Lion32bit", num_moments=1, takes_adamw_rates=False),
 }
 if TYPE_CHECKING:
     OptimiserName = str

@@ -17,7 +17,7 @@ KITS = {"axolotl": "axolotl", "LLaMA-Factory": "llama_factory", "TRL": "trl", "m
 GGUF = "a GGUF file holds weights for inference; take the model that it was made from"
 NOTHING = ("", "none", "null", "~", "[]", "{}")
 OFF = ("false", "no", "off")
-_REASONS = ("needless", "speed", "learns", "refused")
+_REASONS = ("needless", "speed", "training", "refused")
 _FOLDER = Path(__file__).with_name("kits")
 
 
@@ -77,7 +77,7 @@ def _meaning(table: Mapping[str, Any], name: str, value: Any) -> Meaning | None:
     kind, answer = sections[0]
     if kind == "same":
         return Meaning("settings", answer, {answer: value})
-    return Meaning("nothing" if kind in ("speed", "learns") and text.strip("0.") == "" else kind, answer)
+    return Meaning("nothing" if kind in ("speed", "training") and text.strip("0.") == "" else kind, answer)
 
 
 def _answer(words: Mapping[str, str], name: str) -> str:
@@ -87,7 +87,7 @@ def _answer(words: Mapping[str, str], name: str) -> str:
     return words[max(starts, key=len)] if starts else ""
 
 
-def other_kits_word(name: str, value: Any = True) -> str:
+def hint_for_other_key(name: str, value: Any = True) -> str:
     """Return what to use instead of the key ``name`` of another kit; empty if no kit known here has it."""
     found = meaning(name, value)
     if found is None:

@@ -52,7 +52,7 @@ class Recipe(
         return self.declared.has_reference and (self.precompute_reference or weights_change)
 
     @property
-    def keeps_start(self) -> bool:
+    def keeps_initial_weights(self) -> bool:
         """Whether rollouts compare with weights that train, so that those of the start are kept in host memory."""
         return (
             self.declared.rolls_out and bool(self.beta) and (self.method == "full" or bool(self.adapter_name_or_path))

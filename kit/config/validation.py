@@ -13,7 +13,7 @@ from kit.config.conflicts import find_conflicts
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.hints import hint_for_value
 from kit.config.launch_flags import Launch
-from kit.config.other_kits import other_kits_word
+from kit.config.other_kits import hint_for_other_key
 from kit.config.recipe import Recipe
 from kit.schema.fields import choices, expected, is_optional
 from kit.system.credentials import redacted
@@ -155,7 +155,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _unknown(name: str, where: str, value: Any) -> Problem:
     is_flag = where.startswith("--")
-    if hint := other_kits_word(name, value or True if is_flag else value):  # a flag without a value is a switch
+    if hint := hint_for_other_key(name, value or True if is_flag else value):  # a flag without a value is a switch
         return Problem(where, "not a setting of this kit", fix=hint)
     if name in Launch.model_fields:
         return Problem(

@@ -44,7 +44,7 @@ def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
     if workload.strategy.offloads:
         gradients = workload.gradient_bytes * workload.trainable_parameters / workload.num_shards
         training["offloaded weights and optimiser"] = int(num_here * (share + gradients))
-    if workload.keeps_start:
+    if workload.keeps_initial_weights:
         of_gpu = workload.weight_bytes * workload.trainable_parameters // workload.num_shards
         training["initial weights (reference)"] = num_here * of_gpu
     writing = dict(training)

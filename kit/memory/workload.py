@@ -45,7 +45,7 @@ class Workload:
     generated_rows: int = 0  # answers that the model writes at once, for rollouts
     new_tokens: int = 0  # of an answer at most
     rollout_steps: int = 1  # that learn from the same answers
-    keeps_start: bool = False  # in host memory: the weights that train, as they were
+    keeps_initial_weights: bool = False  # in host memory: the weights that train, as they were
     objective: ObjectiveName = PLAIN
     teacher: Shape | None = None  # of a frozen model that is there beside, or before
     teacher_in_4bit: bool = False
@@ -118,7 +118,7 @@ class Workload:
             generated_rows=recipe.eval_batch_size if recipe.rolls_out and not recipe.vllm_server_base_url else 0,
             new_tokens=recipe.max_new_tokens,
             rollout_steps=recipe.num_iterations,
-            keeps_start=recipe.keeps_start,
+            keeps_initial_weights=recipe.keeps_initial_weights,
             objective=recipe.objective,
             teacher=teacher,
             teacher_in_4bit=recipe.teacher_in_4bit,

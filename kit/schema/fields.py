@@ -42,7 +42,7 @@ def option(
     return Field(default, description=meaning, json_schema_extra=extra, **limits)
 
 
-SHARE_OR_COUNT = "whole number, or share below 1,"
+FRACTION_OR_COUNT = "whole number, or share below 1,"
 # Strings are stripped and must not be empty: `--dataset "$UNSET"` is a mistake.
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True, str_min_length=1)
 
@@ -143,7 +143,7 @@ def token_list(value: Any) -> Any:
     return comma_separated(value)
 
 
-def share_or_count(value: float | None) -> float | None:
+def fraction_or_count(value: float | None) -> float | None:
     """Validate a number that is a share below 1, and a count from 1 on. Raises ``ValueError`` for a count of 1.5."""
     if value is not None and value >= 1 and value % 1:
         raise ValueError

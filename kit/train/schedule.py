@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from kit.data.feed.data import Data
 
 
-def count_steps(share_or_count: float, total_steps: int) -> int:
+def count_steps(fraction_or_count: float, total_steps: int) -> int:
     """Return the number of steps that a setting means. A value below 1 is a share of all steps, and is rounded up."""
-    return math.ceil(share_or_count * total_steps) if share_or_count < 1 else int(share_or_count)
+    return math.ceil(fraction_or_count * total_steps) if fraction_or_count < 1 else int(fraction_or_count)
 
 
 def learning_rate(settings: "OptimSettings", peak: float, step: int, total_steps: int) -> float:

@@ -7,7 +7,7 @@ import pytest
 from config_helpers import problems
 from helpers import ROOT
 
-from kit.config.other_kits import KITS, kit_of, other_kits_word, table_of
+from kit.config.other_kits import KITS, hint_for_other_key, kit_of, table_of
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, Recipe
 from kit.config.recipe_file import read_yaml
 from kit.config.validation import FLAGS
@@ -17,7 +17,9 @@ def test_answers_point_at_settings_pages_and_headings_that_exist():
     for stem in ("common", *KITS.values()):
         table = table_of(stem)
         for text in {
-            str(answer) for section in ("needless", "speed", "learns", "refused") for answer in table[section].values()
+            str(answer)
+            for section in ("needless", "speed", "training", "refused")
+            for answer in table[section].values()
         }:
             for used in re.findall(r"\buse (?:--)?(\w+_\w+)", text):
                 assert used in FLAGS, text
@@ -30,7 +32,7 @@ def test_each_training_argument_of_transformers_is_a_flag_or_is_answered():
     from transformers import TrainingArguments
 
     names = [field.name for field in dataclasses.fields(TrainingArguments)]
-    assert [name for name in names if name not in FLAGS and not other_kits_word(name)] == []
+    assert [name for name in names if name not in FLAGS and not hint_for_other_key(name)] == []
 
 
 # Frequent keys of examples of other kits that are no settings here; some had the answer of a similar name.
@@ -66,7 +68,7 @@ def test_words_of_other_kits_are_answered_as_a_flag_and_in_a_file_by_their_value
         ("loss_type", "apo_zero", "docs/objectives.md"),
     ]
     for word, value, answer in cases:
-        assert answer in other_kits_word(word, value), word
+        assert answer in hint_for_other_key(word, value), word
         assert answer in problems(recipe_file(f"{word}: {value}"))[f"mine.yaml:3 {word}"], word
         if value:
             assert answer in problems([f"--{word}", value])[f"--{word}"], word

@@ -7,11 +7,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from kit.config.settings.data import ENTRIES, Entries
 from kit.schema.fields import (
-    SHARE_OR_COUNT,
+    FRACTION_OR_COUNT,
     STRICT,
     comma_separated,
+    fraction_or_count,
     option,
-    share_or_count,
 )
 from kit.schema.rules import Rule, is_given, steps_rules
 from kit.scoring.own_metric import OwnMetric, is_own, key_of
@@ -33,12 +33,12 @@ class EvalSettings(BaseModel):
         None, "evaluation data, given like dataset; default: the split of eval_split_size", expected=ENTRIES
     )
     eval_dataset_split: str = _option("test", "split of eval_dataset where it has several", needs="eval_dataset")
-    eval_split_size: Annotated[float, AfterValidator(share_or_count)] = _option(
+    eval_split_size: Annotated[float, AfterValidator(fraction_or_count)] = _option(
         0.0,
         "held out of dataset for evaluation, chosen by seed; below 1 a share; 0: none",
         "samples",
         ge=0,
-        expected=SHARE_OR_COUNT,
+        expected=FRACTION_OR_COUNT,
     )
     max_eval_samples: int | None = _option(
         None, "evaluate on the first N samples only", "samples", ge=1, needs="eval_dataset or eval_split_size"
@@ -53,12 +53,12 @@ class EvalSettings(BaseModel):
     eval_strategy: Literal["no", "steps", "epoch"] | None = _option(
         None, "when to evaluate before the end: every eval_steps, after each epoch, or not; default: follows eval_steps"
     )
-    eval_steps: Annotated[float, AfterValidator(share_or_count)] = _option(
+    eval_steps: Annotated[float, AfterValidator(fraction_or_count)] = _option(
         0,
         "evaluate every N steps; below 1 a share of all steps; 0: at the end only",
         "steps",
         ge=0,
-        expected=SHARE_OR_COUNT,
+        expected=FRACTION_OR_COUNT,
     )
     eval_on_start: bool = _option(False, "evaluate before the first step too")
     metric_for_best_model: Annotated[str, Field(pattern=_FOLLOWED)] = _option(

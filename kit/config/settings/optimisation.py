@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from kit.config.optimisers import OPTIMISERS, OptimiserName
-from kit.schema.fields import SHARE_OR_COUNT, STRICT, option, share_or_count
+from kit.schema.fields import FRACTION_OR_COUNT, STRICT, fraction_or_count, option
 from kit.schema.rules import Rule, is_given
 
 _option = partial(option, "Optimisation")
@@ -62,15 +62,15 @@ class OptimSettings(BaseModel):
     min_lr_rate: float | None = _identity(
         None, "for cosine_with_min_lr and warmup_stable_decay: final rate as a fraction of learning_rate", ge=0, lt=1
     )
-    lr_decay_steps: Annotated[float | None, AfterValidator(share_or_count)] = _identity(
+    lr_decay_steps: Annotated[float | None, AfterValidator(fraction_or_count)] = _identity(
         None,
         "for warmup_stable_decay: steps of the final decay; below 1: fraction of all steps",
         "steps",
         gt=0,
-        expected=SHARE_OR_COUNT,
+        expected=FRACTION_OR_COUNT,
     )
-    warmup_steps: Annotated[float, AfterValidator(share_or_count)] = _identity(
-        0.03, "linear warm-up; below 1: fraction of all steps", "steps", ge=0, expected=SHARE_OR_COUNT
+    warmup_steps: Annotated[float, AfterValidator(fraction_or_count)] = _identity(
+        0.03, "linear warm-up; below 1: fraction of all steps", "steps", ge=0, expected=FRACTION_OR_COUNT
     )
     weight_decay: float = _identity(0.0, "decoupled weight decay; not applied to norms and biases", ge=0)
     adam_beta1: float = _identity(0.9, "Adam beta1: decay of the first moment", ge=0, lt=1)
@@ -142,7 +142,7 @@ RULES = (
     ),
     Rule(
         "learning_rate optim",
-        lambda r: not OPTIMISERS[r.optim].is_adamws_rate and r.learning_rate is None,
+        lambda r: not OPTIMISERS[r.optim].takes_adamw_rates and r.learning_rate is None,
         "{r.optim} without a learning_rate: the defaults are for AdamW, and its updates are larger",
         "--learning_rate with a rate 3 to 10 times below AdamW's",
     ),

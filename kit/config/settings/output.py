@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints
 
-from kit.schema.fields import STRICT, comma_separated, option, share_or_count
+from kit.schema.fields import STRICT, comma_separated, fraction_or_count, option
 from kit.schema.rules import steps_rules
 
 _option = partial(option, "Output and checkpoints")
@@ -21,7 +21,7 @@ class OutputSettings(BaseModel):
     save_strategy: Literal["no", "steps", "epoch"] | None = _option(
         None, "when to save before the end: every save_steps, after each epoch, or not; default: follows save_steps"
     )
-    save_steps: Annotated[float, Field(ge=0), AfterValidator(share_or_count)] | Literal["auto"] = _option(
+    save_steps: Annotated[float, Field(ge=0), AfterValidator(fraction_or_count)] | Literal["auto"] = _option(
         "auto",
         "save every N steps; below 1 a share of all steps; 0: at the end only; auto: about every 30 minutes",
         "steps",

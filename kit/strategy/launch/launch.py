@@ -161,7 +161,7 @@ def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe,
             with problems.caught():
                 own_metric.load(name)
     if request.recipe and config:
-        problems += _method_problems(asked, asked.optim, asked.keeps_start, config)
+        problems += _method_problems(asked, asked.optim, asked.keeps_initial_weights, config)
         if wanted and checks_batch:
             problems += config.groups.problems(wanted) + _batch_problems(
                 request.recipe, wanted, config.sequence_parallel_size
@@ -233,7 +233,7 @@ _NOT_FSDP1 = {
 
 
 def _method_problems(
-    settings: MethodSettings, optim: str, keeps_start: bool, config: AccelerateConfig
+    settings: MethodSettings, optim: str, keeps_initial_weights: bool, config: AccelerateConfig
 ) -> Iterator[Problem]:
     """Problems with optimisers and methods that the strategy or its precision does not support."""
     strategy, known = config.strategy, OPTIMISERS[optim]
@@ -250,7 +250,7 @@ def _method_problems(
         for name, why in _NOT_FSDP1.items():
             if getattr(settings, name) and (settings.method != "full" or not name.endswith("_tokens")):
                 yield Problem(name, f"under FSDP1 with method {settings.method}: {why}", fix="--config fsdp")
-        if keeps_start and settings.method == "full":
+        if keeps_initial_weights and settings.method == "full":
             found = "under FSDP1 with method full: its weights cannot give way to those of the start"
             yield Problem("beta", found, fix="--config fsdp")
 

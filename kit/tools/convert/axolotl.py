@@ -56,7 +56,7 @@ def convert(draft: Draft) -> None:
     take_evaluation(draft)
     _take_special_tokens(draft)
     for plugin in map(str, as_list(draft.take("plugins"))):
-        group = Group.SPEED if set(plugin.split(".")) & set(_PLUGINS_OF_SPEED) else Group.LEARNS
+        group = Group.SPEED if set(plugin.split(".")) & set(_PLUGINS_OF_SPEED) else Group.TRAINING
         draft.leave("plugins", plugin, "code of other kits is not run", group)
 
 
@@ -69,7 +69,7 @@ def _take_special_tokens(draft: Draft) -> None:
         elif not is_nothing(value):
             ends_turns = draft.values.get("chat_template", "bare") != "bare"
             is_learned = key not in ("pad_token", "unk_token") and not ends_turns
-            group = Group.LEARNS if is_learned else Group.NEEDLESS
+            group = Group.TRAINING if is_learned else Group.NEEDLESS
             reason = "the tokenizer's own; one that it lacks is added by --new_tokens"
             draft.leave(f"special_tokens.{key}", value, reason, group)
 

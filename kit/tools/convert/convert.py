@@ -124,8 +124,8 @@ def _leave_what_nothing_reads(draft: Draft) -> None:
             unread["optim"] = "it cannot read sharded weights; --optim adamw_bf16 takes little memory, of a full model"
     for name in [name for name in unread if name in draft.values and name not in draft.typed]:
         value = draft.values.pop(name)
-        learns = name == "optim" or (name in ("cpo_alpha", "router_aux_loss_coef") and number(value))
-        group = Group.LEARNS if learns else Group.NEEDLESS
+        differs = name == "optim" or (name in ("cpo_alpha", "router_aux_loss_coef") and number(value))
+        group = Group.TRAINING if differs else Group.NEEDLESS
         draft.leave(draft.sources.get(name, name), value, unread[name], group)
 
 
@@ -138,14 +138,14 @@ def _leave_dropped(draft: Draft, drop: Collection[str]) -> None:
 
 def _not_dropped(draft: Draft, drop: Collection[str]) -> list[Problem]:
     """A problem for each key that changes what is learned, unless it may be left out. The last one has the fix."""
-    learns = [each for each in draft.left_out if each.group is Group.LEARNS]
+    missing = [each for each in draft.left_out if each.group is Group.TRAINING]
     problems = []
-    for each in learns:
+    for each in missing:
         if each.key not in drop:
             where = _place(draft, each.key) or f"{draft.path} {each.key}"
-            problems.append(Problem(where, f"{shown(each.value)} {Group.LEARNS.value}; {each.reason}"))
+            problems.append(Problem(where, f"{shown(each.value)} {Group.TRAINING.value}; {each.reason}"))
     if problems:
-        keys = ",".join(dict.fromkeys(each.key for each in learns))
+        keys = ",".join(dict.fromkeys(each.key for each in missing))
         problems[-1] = replace(problems[-1], fix=f"--drop {keys} leaves {'them' if ',' in keys else 'it'} out")
     return problems
 

@@ -24,7 +24,7 @@ class Group(Enum):
 
     NEEDLESS = "needless here"
     SPEED = "changes only speed or memory"
-    LEARNS = "changes what is learned"
+    TRAINING = "changes training"
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Draft:
         self.values[name] = value
         self.notes[name] = note
 
-    def leave(self, key: str, value: Any, reason: str, group: Group = Group.LEARNS) -> None:
+    def leave(self, key: str, value: Any, reason: str, group: Group = Group.TRAINING) -> None:
         """Leave a key out."""
         self.left_out.append(LeftOut(key, "***" if _SECRET.search(key) else value, group, reason))
 

@@ -44,4 +44,4 @@ def test_each_setting_that_a_table_names_exists_and_takes_what_the_table_gives_i
         settings += [chosen for values in table.get("choices", {}).values() for chosen in values.values()]
         settings += [{"chat_template": name} for name in table.get("templates", {}).values()]
         for name, value in [each for chosen in settings for each in chosen.items()]:
-            assert name in ("needless", "speed", "learns", "refused") or fits(name, value), (stem, name, value)
+            assert name in ("needless", "speed", "training", "refused") or fits(name, value), (stem, name, value)

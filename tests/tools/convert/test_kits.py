@@ -224,7 +224,7 @@ def test_what_changes_what_is_learned_is_refused_by_its_key_until_it_is_dropped(
             converted(FILES[kit] | given)
         assert [problem.fix for problem in refused.value.problems] == [f"--drop {key} leaves it out"], (kit, given)
         result, _ = converted(FILES[kit] | given, drop=[key])
-        assert {each.key for each in result.left_out if each.group is Group.LEARNS} == {key}
+        assert {each.key for each in result.left_out if each.group is Group.TRAINING} == {key}
 
 
 def test_what_no_drop_helps_is_refused_and_another_kind_of_training_alone(converted, info):
