@@ -12,7 +12,7 @@ Promises:
 - In a packed call a token attends only to its own sample, up to itself, and no mask [B, 1, T, T] is built.
 - Calls without ``cu_seq_lens_q`` go to sdpa with its mask: padded batches, generation with a cache, and packs that only
   ``position_ids`` show.
-- A packed call is refused if it has a mask or a cache, or an option of attention that would be ignored.
+- A packed call is refused if it has a mask of padding or a cache, or an option of attention that would be ignored.
 - A model whose attention does not use this function fails at the mask, which is not a tensor. It never runs unmasked.
 - On a CPU, in float32, and on GPUs before Ampere a loop over the samples gives the same result. It is not compiled.
 - Where sdpa has no kernel on a GPU that takes keys of fewer heads than queries, it gets each head of keys once for each
@@ -53,7 +53,7 @@ def register_varlen() -> None:
     And let ``takes_groups`` decide which keys transformers gives to sdpa.
     """
     AttentionInterface.register(VARLEN, varlen_attention)
-    AttentionMaskInterface.register(VARLEN, LazyMask)
+    AttentionMaskInterface.register(VARLEN, _mask_of_call)
     sdpa_attention.use_gqa_in_sdpa = _gives_groups
 
 
@@ -206,7 +206,7 @@ def _longrope_limit(text_config: Any) -> int | None:
 
 
 class LazyMask:
-    """sdpa's mask for one forward pass, built when a layer first uses it.
+    """sdpa's mask for one forward pass without padding, built when a layer first uses it.
 
     In a packed call no layer uses it. transformers creates the mask before it is known whether the call is packed.
     """
@@ -214,16 +214,19 @@ class LazyMask:
     def __init__(self, **arguments: Any) -> None:
         """``arguments``: those of ``sdpa_mask`` of transformers."""
         self._arguments = arguments
-        self.is_given = arguments["attention_mask"] is not None
 
     @cached_property
     def dense(self) -> torch.Tensor | None:
         """The mask, bool [B, 1, T, T]: true where a token attends to another. None for plain causal attention."""
         return sdpa_mask(**self._arguments)
 
-    def contiguous(self) -> torch.Tensor | None:
-        """Return the dense mask. Generation with a static cache calls this, as it would for a tensor."""
-        return self.dense
+
+def _mask_of_call(**arguments: Any) -> LazyMask | torch.Tensor | None:
+    """Return the mask for ``VARLEN``. A call with a mask of padding is not packed, and gets sdpa's at once.
+
+    Generation always gives one, and with a static cache it gives the result back as the mask of the next call.
+    """
+    return LazyMask(**arguments) if arguments["attention_mask"] is None else sdpa_mask(**arguments)
 
 
 def varlen_attention(
@@ -263,8 +266,7 @@ def varlen_attention(
         )
     if key.shape[2] != query.shape[2]:
         raise ValueError(f"past_key_values: {key.shape[2] - query.shape[2]} earlier tokens in a packed call")
-    has_mask = attention_mask.is_given if isinstance(attention_mask, LazyMask) else attention_mask is not None
-    if has_mask:
+    if attention_mask is not None and not isinstance(attention_mask, LazyMask):
         raise ValueError(
             "attention_mask: given to a packed call; expected None, since cu_seq_lens_q has the bounds of the samples"
         )
