@@ -123,8 +123,11 @@ PARTS = ("README.md", "architecture.md", "quickstart.md")
 MORE = {
     "after-training.md": ("", 'assert close("about 10", "it is 10.5", {}) == 1'),
     "multi-node-and-debugging.md": ("import torch\n", "profile.stop()"),
-    "objectives.md": ("", 'assert model.config.id2label == {0: "food", 1: "staff"} and model.score.out_features == 2'),
-    "rollouts.md": ("", 'assert judge("", "red", {"messages": [{"role": "user", "content": "blue"}, {}]}) != 0'),
+    "reward-classify-embed.md": (
+        "",
+        'assert model.config.id2label == {0: "food", 1: "staff"} and model.score.out_features == 2',
+    ),
+    "grpo.md": ("", 'assert judge("", "red", {"messages": [{"role": "user", "content": "blue"}, {}]}) != 0'),
 }
 
 
@@ -148,9 +151,9 @@ def test_the_python_of_the_pages_runs(finetune, model_folder, tmp_path, monkeypa
             script.write_text(f"{before}{code}\n{after}\n".replace('"BASE"', repr(str(model_folder))))
             done = typed(str(script), cwd=tmp_path)
             assert done.returncode == 0, page.name + done.stderr
-    assert {"after-training", "multi-node-and-debugging", "models", "objectives", "rollouts"} <= {
+    assert {"after-training", "grpo", "models", "multi-node-and-debugging", "reward-classify-embed"} <= {
         path.stem for path in tmp_path.glob("*.py")
     }
-    of_judge = {"objective": "grpo", "rewards": f"{tmp_path}/rollouts.py:judge", "num_generations": 4, "max_steps": 1}
+    of_judge = {"objective": "grpo", "rewards": f"{tmp_path}/grpo.py:judge", "num_generations": 4, "max_steps": 1}
     run = finetune.ok("grpo", **of_judge, max_new_tokens=8)
     assert run.rows[0]["reward"] != 0, run.output

@@ -57,6 +57,6 @@ def prove_sampler(
             f"differ from the model's by {mean:.2g} nats in the mean, {most:.2g} at most, and by {of_base.mean():.2g} "
             "from those of the model without adapters"
         )
-        fix = "let the server serve this run's model_name_or_path, in its precision (--dtype); docs/rollouts.md"
+        fix = "let the server serve this run's model_name_or_path, in its precision (--dtype); docs/grpo.md"
         raise LateError(FIELD, found, f"{farthest:.2g} in the mean: rounding alone", fix)
     return {"sampling/logp_difference/mean": mean, "sampling/logp_difference/max": most}

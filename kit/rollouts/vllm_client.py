@@ -90,7 +90,7 @@ class Client:
                 if self.ask("/health", seconds=min(PROBE_SECONDS, self._wait_seconds))[0] == 200:
                     return
             if time.monotonic() - begun > self._wait_seconds:
-                fix = "start it (docs/rollouts.md), then type the same command again"
+                fix = "start it (docs/grpo.md), then type the same command again"
                 raise LateError(Problem(FIELD, f"{found}, for {self._wait_seconds:g} s", fix=fix))
             if not second:
                 say(f"{found}: waiting for it, at most {self._wait_seconds:g} s (--vllm_server_timeout)")

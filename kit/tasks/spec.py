@@ -14,7 +14,7 @@ from kit.schema.rules import Rule
 objective_option = partial(option, "Objective")
 identity_option = partial(option, "Objective", identity=True)
 
-# What a model computes: logits of the vocabulary; scores of a text, from its last token; or the text's embedding.
+# The language-model head, a sequence-classification head on the last token, or none: a text's embedding.
 Head = Literal["words", "scores", "embedding"]
 
 
@@ -23,8 +23,8 @@ class TaskMetric(NamedTuple):
 
     Attributes:
         key: in ``metrics.jsonl``; of an evaluation with ``eval_`` before it.
-        title: what a line about a step or an evaluation calls it; empty: it shows it not.
-        digits: how its value is written: ``.3f``; with a % at the end it is a share.
+        title: its name in the lines of steps and evaluations; empty: they do not show it.
+        digits: how its value is written: ``.3f``; with a % at the end it is a fraction.
         chart: the title of its chart in a report; empty: it has none.
         is_followed: whether each evaluation computes it, and more of it is better.
     """
@@ -41,7 +41,7 @@ class TaskMetric(NamedTuple):
         return self.digits.endswith("%")
 
 
-KL = TaskMetric("kl", "kl", ".4f", "kl to the reference, nats")
+KL = TaskMetric("kl", "kl", ".4f", "KL to the reference model, nats")
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class TaskSpec:
         settings: the settings of ``ObjectiveSettings`` that it reads; with any other objective they have no effect.
         sequences_per_sample: 2 of a pair: the prompt with each of its answers. Without negatives.
         beta: the default of ``beta``; None: it has none.
-        has_reference: it compares the model with a reference, the model as it was at the start.
-        has_mismatched: it also reads each prompt with the answer to another one (``kit.data.feed.mismatched``).
+        has_reference: it compares the model with the reference model, the initial policy.
+        has_mismatched: it needs mismatched prompt-completion pairs, for KTO's KL term (``kit.data.feed.mismatched``).
         learning_rates: the default peak rate for full training, and for adapters.
-        rolls_out: it learns from answers that the model writes to the prompts of the data.
-        head: what the model computes.
-        scores: the names of what a head of scores computes, if the data do not name them.
+        rolls_out: it trains on completions that the model generates.
+        head: the head of the model.
+        scores: the names of the outputs of a sequence-classification head, if the data do not name them.
         metrics: in the order in which lines show them.
         rules: what this objective refuses.
         logit_bytes: takes the settings and returns the bytes that a logit takes where autograd differentiates a loss of

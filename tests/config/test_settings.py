@@ -11,7 +11,7 @@ from kit.data.kinds.kinds import KINDS
 from kit.schema.fields import choices
 from kit.tasks.base import Objective
 
-PAGE = ROOT / "docs/objectives.md"
+PAGE = ROOT / "docs/sft-and-preferences.md"
 
 
 def recipe(**settings):

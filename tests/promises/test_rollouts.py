@@ -181,7 +181,7 @@ def test_rewards_see_special_tokens_and_a_rule_that_suits_no_expected_answer_is_
 
 def test_wrong_combinations_are_refused_before_the_model_is_loaded(trained):
     for changes, words in (
-        ({"global_batch_size": 6}, "6 answers a step, in groups of num_generations 4"),
+        ({"global_batch_size": 6}, "6 completions a step, in groups of num_generations 4"),
         ({"rewards": None}, "rewards: none given"),
         ({"max_new_tokens": 128}, "128 tokens of prompt and answer"),
         ({"max_length": 110, "max_new_tokens": 100}, "leaves less than max_new_tokens of max_length"),

@@ -20,7 +20,7 @@ _option = partial(option, "Evaluation")
 # What one of ``metrics`` or ``rewards`` needs.
 METRIC_PACKAGES = {"math": "math_verify", "bleu": "sacrebleu", "chrf": "sacrebleu", "rouge_l": "rouge_score"}
 MetricName = Literal["exact_match", "number", "token_f1", "bleu", "chrf", "rouge_l"]
-# Also of an own metric, and of several answers to each prompt.
+# Also a user's metric, and several answers to each prompt.
 _FOLLOWED = r"^eval_([A-Za-z_]\w*(/(pass|best)@\d+)?|rewards/(accuracies|margins))$"
 
 
@@ -35,7 +35,7 @@ class EvalSettings(BaseModel):
     eval_dataset_split: str = _option("test", "split of eval_dataset where it has several", needs="eval_dataset")
     eval_split_size: Annotated[float, AfterValidator(fraction_or_count)] = _option(
         0.0,
-        "held out of dataset for evaluation, chosen by seed; below 1 a share; 0: none",
+        "samples of dataset held out for evaluation, chosen by seed; below 1 a fraction; 0: none",
         "samples",
         ge=0,
         expected=FRACTION_OR_COUNT,
@@ -55,7 +55,7 @@ class EvalSettings(BaseModel):
     )
     eval_steps: Annotated[float, AfterValidator(fraction_or_count)] = _option(
         0,
-        "evaluate every N steps; below 1 a share of all steps; 0: at the end only",
+        "evaluate every N steps; below 1 a fraction of all steps; 0: at the end only",
         "steps",
         ge=0,
         expected=FRACTION_OR_COUNT,
@@ -63,38 +63,41 @@ class EvalSettings(BaseModel):
     eval_on_start: bool = _option(False, "evaluate before the first step too")
     metric_for_best_model: Annotated[str, Field(pattern=_FOLLOWED)] = _option(
         "eval_loss",
-        "what keep_best and early stopping follow; rewards are of objectives over pairs",
+        "metric that keep_best and early stopping follow; rewards/... with preference pairs",
         expected="eval_loss, eval_rewards/accuracies, eval_rewards/margins, or eval_ and the name of one of metrics "
-        "or of what a head has",
+        "or of a metric of the objective",
         needs="keep_best or early_stopping_patience",
     )
     early_stopping_patience: int | None = _option(
         None, "end the run after N evaluations in a row without a better metric_for_best_model", "evaluations", ge=1
     )
     predict_with_generate: bool = _option(
-        False, "also generate each sample's last answer, by default greedily, and report the share of exact matches"
+        False, "also generate each sample's last answer, by default greedily, and report exact match"
     )
     metrics: Annotated[list[MetricName | OwnMetric], BeforeValidator(comma_separated)] = _option(
         ["exact_match"],
-        "of generated answers, separated by commas; as a flag also your own function(expected, answer, row)",
+        "metrics of generated answers, separated by commas; as a flag also your own function(expected, answer, row)",
         expected="names of exact_match, number, token_f1, bleu, chrf, rouge_l, and FILE.py:FUNCTION,",
         needs="predict_with_generate",
     )
     max_new_tokens: int = _option(
-        128, "longest generated answer", "tokens", ge=1, needs="predict_with_generate or rolls_out"
+        128, "maximum length of a generated answer", "tokens", ge=1, needs="predict_with_generate or rolls_out"
     )
     temperature: float | None = _option(
         None,
-        "draw answers from probabilities of this temperature; default: greedy",
+        "sampling temperature of generated answers; default: greedy",
         ge=0.01,
         le=10,
         needs="predict_with_generate",
     )
     top_p: float | None = _option(
-        None, "with a temperature: draw from the likeliest tokens that together have this probability", ge=0.001, le=1
+        None,
+        "with a temperature: nucleus sampling, from the likeliest tokens with this total probability",
+        ge=0.001,
+        le=1,
     )
     num_return_sequences: int = _option(
-        1, "with a temperature: answers to each prompt; metrics are their mean, and of the best one", "answers", ge=1
+        1, "with a temperature: answers to each prompt; metrics are their mean, and pass@N or best@N", "answers", ge=1
     )
 
     @property
@@ -114,15 +117,15 @@ class EvalSettings(BaseModel):
 
 
 def _repeated_key(settings: EvalSettings) -> str | None:
-    """The own metric whose result would have the name of another one."""
+    """The user's metric whose result would have the name of another one."""
     keys = ["loss", "perplexity", "tokens", *map(key_of, settings.metrics)]
     return next((name for name in settings.metrics if is_own(name) and keys.count(key_of(name)) > 1), None)
 
 
 def _not_computed(recipe: Any) -> str:
-    """The results that can be followed, if the one that is to be is none of them."""
+    """The metrics that can be followed, if metric_for_best_model is none of them."""
     known = ["eval_loss"]
-    if recipe.train_on != "all":  # else nothing is asked
+    if recipe.train_on != "all":  # else there are no prompts
         known += recipe.results_of_answers
     known += [f"eval_{metric.key}" for metric in recipe.declared.metrics if metric.is_followed]
     return "" if recipe.metric_for_best_model in known else ", ".join(known)
@@ -174,7 +177,7 @@ RULES = (
             and (r.keep_best or r.early_stopping_patience)
             and "metric_for_best_model" not in r.model_fields_set
         ),
-        "not given with objective {r.objective}: eval_loss, of the expected answers, need not fall as rewards rise",
+        "not given with objective {r.objective}: eval_loss need not fall as rewards rise",
         "--metric_for_best_model eval_exact_match, or another of --metrics, with --predict_with_generate true",
     ),
     Rule(

@@ -33,11 +33,11 @@ class _Named(BaseModel):
 
     objective: ObjectiveName = identity_option(
         PLAIN,
-        "words: sft, dft, eaft, distil; pairs: dpo, orpo, simpo, cpo; rated: kto; rollouts: grpo; heads: the others",
+        "SFT: sft dft eaft; distillation: distil; preferences: dpo orpo simpo cpo kto; RL: grpo; heads: the others",
     )
     beta: float | None = identity_option(
         None,
-        "scale of rewards, in grpo of the distance to the reference, in distil the share of jsd; default: 0.1, grpo 0",
+        "preferences: reward scale; grpo: KL penalty coefficient; distil: interpolation of jsd; default: by objective",
         gt=0,
     )
 
@@ -62,7 +62,7 @@ class ObjectiveSettings(
 
     precompute_reference: bool = objective_option(
         False,
-        "of dpo and kto: compute the reference before the first step; full and adapter_name_or_path always do",
+        "dpo, kto: run the reference model before the first step; always so with full or adapter_name_or_path",
     )
 
     @property
@@ -72,12 +72,12 @@ class ObjectiveSettings(
 
     @property
     def rolls_out(self) -> bool:
-        """Whether the model learns from its own answers."""
+        """Whether the model trains on completions that it generates."""
         return self.declared.rolls_out or self.on_policy_share > 0
 
     @property
     def answers_per_prompt(self) -> int:
-        """Of a step, in which ``global_batch_size`` counts the answers of rollouts; else 1."""
+        """Completions per prompt; 1 without a group: ``global_batch_size`` counts the completions of rollouts."""
         return self.num_generations if self.declared.rolls_out else 1
 
     @property
@@ -87,7 +87,7 @@ class ObjectiveSettings(
 
     @property
     def scores(self) -> list[str]:
-        """The names of what a head of scores computes."""
+        """The names of the outputs of a sequence-classification head."""
         return [*self.declared.scores] or self.labels or []
 
     @property
@@ -126,13 +126,13 @@ RULES = (
         )
         for name, why in (
             ("streaming", "whose data are read before the first step"),
-            ("predict_with_generate", "which writes no answers"),
-            ("new_tokens", "with which rows of tokens do not train alone"),
-            ("trainable_tokens", "with which rows of tokens do not train alone"),
-            ("qat", "with which no rounding was shown"),
-            ("fp8", "with which no rounding was shown"),
-            ("router_aux_loss_coef", "which has no loss of routers, as in transformers"),
-            ("system_prompt", "whose texts are read as they are"),
+            ("predict_with_generate", "whose model does not generate"),
+            ("new_tokens", "which cannot train single rows of the embedding"),
+            ("trainable_tokens", "which cannot train single rows of the embedding"),
+            ("qat", "not tested together, so refused"),
+            ("fp8", "not tested together, so refused"),
+            ("router_aux_loss_coef", "which has no load-balancing loss, as in transformers"),
+            ("system_prompt", "which adds no system message"),
         )
     ),
     Rule(
@@ -144,13 +144,13 @@ RULES = (
     Rule(
         "max_length max_new_tokens objective",
         lambda r: r.rolls_out and r.max_new_tokens >= r.max_length,
-        "{r.max_length} tokens of prompt and answer, with max_new_tokens {r.max_new_tokens}",
+        "{r.max_length} tokens for prompt and completion, with max_new_tokens {r.max_new_tokens}",
         "--max_length of the longest prompt and max_new_tokens together",
     ),
     Rule(
         "train_on objective",
         lambda r: r.rolls_out and r.train_on == "all",
-        "all, with objective {r.objective}, which answers the prompts of the data",
+        "all, with objective {r.objective}, which generates completions to prompts",
         "--train_on assistant",
     ),
     Rule(
@@ -162,19 +162,19 @@ RULES = (
     Rule(
         "train_on objective",
         lambda r: r.declared.rows != "answers" and r.train_on == "all",
-        "all, with objective {r.objective}, which does not learn to write",
+        "all, with objective {r.objective}, which compares or scores texts",
         "--train_on assistant",
     ),
     Rule(
         "excess_length_strategy objective",
         lambda r: r.declared.rows != "answers" and r.excess_length_strategy == "split",
-        "split, with objective {r.objective}: what is compared or judged cannot be in pieces",
+        "split, with objective {r.objective}, whose samples must stay whole",
         "--excess_length_strategy truncate cuts the prompt; or --excess_length_strategy drop",
     ),
     Rule(
         "streaming objective method precompute_reference adapter_name_or_path",
         lambda r: r.streaming and not r.declared.has_mismatched and r.precomputes_reference,
-        "with objective {r.objective}, whose reference is computed before the first step",
+        "with objective {r.objective}, whose reference model runs before the first step",
         "--streaming false; or new adapters without precompute_reference: the reference is the model without them",
     ),
 )

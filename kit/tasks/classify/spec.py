@@ -1,4 +1,4 @@
-"""Classifiers: labels of texts."""
+"""Classifiers: a sequence-classification head with an output for each label."""
 
 from typing import Annotated, Literal
 
@@ -13,10 +13,10 @@ class ClassifySettings(BaseModel):
     """What only classify reads."""
 
     labels: Annotated[list[str] | None, BeforeValidator(comma_separated)] = identity_option(
-        None, "of classify: names of the labels, in order; default: the model's, or those of the training data"
+        None, "classify: names of the labels, in order; default: the model's, or those of the training data"
     )
     problem_type: Literal["single_label_classification", "multi_label_classification"] | None = identity_option(
-        None, "of classify: one label for each text, or any number; default: several if the column holds lists"
+        None, "classify: single-label or multi-label; default: multi-label if the column holds lists"
     )
 
 
@@ -28,14 +28,14 @@ SPECS = {
         tuple(ClassifySettings.model_fields),
         head="scores",
         metrics=(
-            TaskMetric("accuracy", "accuracy", ".1%", "accuracy of the scores, %", is_followed=True),
+            TaskMetric("accuracy", "accuracy", ".1%", "accuracy, %", is_followed=True),
             TaskMetric("f1", "macro F1", chart="macro F1", is_followed=True),
         ),
         rules=(
             Rule(
                 "labels",
                 lambda r: r.labels and len({*r.labels}) < len(r.labels),
-                "one of them twice, in {r.labels}",
+                "a name twice, in {r.labels}",
                 "give each once",
             ),
         ),

@@ -1,4 +1,4 @@
-"""Distillation: the probabilities of another model."""
+"""Knowledge distillation: a student minimises the divergence from a teacher's token distribution."""
 
 from typing import Any, Literal
 
@@ -13,28 +13,29 @@ class DistilSettings(BaseModel):
 
     teacher: str | None = identity_option(
         None,
-        "of distil: local folder or hub id of the model whose probabilities are learned; it has the same tokenizer",
+        "distil: local folder or hub id of the teacher, which has the same tokenizer",
     )
-    teacher_revision: str | None = objective_option(None, "of distil: branch, tag or commit of a teacher with a hub id")
-    teacher_in_4bit: bool = identity_option(False, "of distil: quantise the teacher to 4 bits (NF4)")
+    teacher_revision: str | None = objective_option(None, "distil: branch, tag or commit of a teacher with a hub id")
+    teacher_in_4bit: bool = identity_option(False, "distil: quantise the teacher to 4 bits (NF4)")
     teacher_top_k: int = identity_option(
         0,
-        "of distil: learn its k most probable tokens, which are stored before the student is loaded; 0: all, beside it",
+        "distil: offline, from the teacher's top-k log-probabilities, cached before training; 0: online, all tokens",
         "tokens",
         ge=0,
     )
     divergence: Literal["forward_kl", "reverse_kl", "jsd"] = identity_option(
-        "forward_kl", "of distil: KL(teacher || student), KL(student || teacher), or with beta between both"
+        "forward_kl",
+        "distil: forward KL(teacher || student), reverse KL(student || teacher), or generalised JSD with beta",
     )
     distil_temperature: float = identity_option(
-        1.0, "of distil: both models' logits are divided by it, and the divergence is multiplied by its square", gt=0
+        1.0, "distil: divides both models' logits, and the divergence is multiplied by its square", gt=0
     )
     cross_entropy_weight: float = identity_option(
-        0.0, "of distil: the share of plain cross-entropy in the loss", ge=0, lt=1
+        0.0, "distil: fraction of hard-label cross-entropy in the loss", ge=0, lt=1
     )
     on_policy_share: float = identity_option(
         0.0,
-        "of distil: the share of prompts that the student answers itself; the others keep the data's answer",
+        "distil: fraction of on-policy (student-generated) sequences, GKD's lambda; others keep the data's answer",
         ge=0,
         le=1,
     )
@@ -56,7 +57,7 @@ RULES = (
     Rule(
         "teacher_top_k on_policy_share",
         None,
-        "{r.teacher_top_k} with on_policy_share {r.on_policy_share:g}: the teacher must be there to judge new answers",
+        "{r.teacher_top_k} with on_policy_share {r.on_policy_share:g}: the teacher must score new completions online",
         "--teacher_top_k 0; or --on_policy_share 0",
     ),
     Rule(
@@ -81,7 +82,7 @@ SPECS = {
         beta=0.5,
         metrics=(
             TaskMetric("divergence", chart="divergence from the teacher, nats"),
-            TaskMetric("teacher_agreement", digits=".1%", chart="same first choice as the teacher, %"),
+            TaskMetric("teacher_agreement", digits=".1%", chart="top-1 agreement with the teacher, %"),
         ),
         rules=RULES,
         logit_bytes=_logit_bytes,

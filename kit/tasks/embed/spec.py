@@ -1,4 +1,4 @@
-"""Embedding models: texts that belong to each other are near each other."""
+"""Embedding models (bi-encoders), trained contrastively on query-positive pairs and hard negatives."""
 
 from typing import Annotated, Literal
 
@@ -12,12 +12,10 @@ from kit.tasks.spec import TaskMetric, TaskSpec, identity_option
 class EmbedSettings(BaseModel):
     """What only embed reads."""
 
-    pooling: Literal["last", "mean"] = identity_option(
-        "last", "of embed: the state of the last token, or the mean of all"
-    )
-    embed_temperature: float = identity_option(0.05, "of embed: similarities are divided by it", gt=0)
+    pooling: Literal["last", "mean"] = identity_option("last", "embed: last-token or mean pooling of the hidden states")
+    embed_temperature: float = identity_option(0.05, "embed: temperature of the cosine similarities", gt=0)
     matryoshka_dims: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(comma_separated)] = identity_option(
-        [], "of embed: the loss is also that of the first N numbers of an embedding, for each N of these"
+        [], "embed: Matryoshka dimensions, also train the first N components of an embedding for each N"
     )
 
 
@@ -39,13 +37,13 @@ SPECS = {
             Rule(
                 "packing objective",
                 lambda r: r.packing,
-                "given with objective embed, whose rows hold texts of any number",
+                "given with objective embed, whose samples have any number of texts",
                 "--packing false",
             ),
             Rule(
                 "lora_dropout objective",
                 lambda r: r.method != "full" and r.lora_dropout,
-                "{r.lora_dropout:g} with objective embed: two passes over a text would differ",
+                "{r.lora_dropout:g} with objective embed: dropout would make the two GradCache passes differ",
                 "--lora_dropout 0",
             ),
         ),

@@ -1,4 +1,4 @@
-"""GRPO and its family: the model's own answers, with rewards."""
+"""GRPO and its family: policy gradients on sampled completions with rewards."""
 
 import re
 from typing import Annotated, Literal
@@ -22,42 +22,40 @@ class GrpoSettings(BaseModel):
 
     rewards: Annotated[list[RewardName | OwnMetric], BeforeValidator(comma_separated)] = identity_option(
         [],
-        "of grpo: what answers are worth, separated by commas; as a flag also your own function(expected, answer, row)",
+        "grpo: reward functions, separated by commas; as a flag also your own function(expected, answer, row)",
         expected="names of exact_match, number, token_f1, chrf, rouge_l, math, json, regex:PATTERN, overlong:N, and "
         "FILE.py:FUNCTION,",
     )
     reward_weights: Annotated[list[float] | None, BeforeValidator(comma_separated)] = identity_option(
-        None, "of grpo: the weight of each of rewards in their sum; default: 1"
+        None, "grpo: weight of each reward in their sum; default: 1"
     )
     reward_timeout: float = objective_option(
-        10.0, "of grpo: for one reward of an answer, which is left out without it", "seconds", gt=0
+        10.0, "grpo: timeout of one reward call; completions whose reward times out are dropped", "seconds", gt=0
     )
-    num_generations: int = identity_option(8, "of grpo: answers to each prompt, which are compared", "answers", ge=2)
-    num_iterations: int = identity_option(1, "of grpo: steps that learn from the same answers", "steps", ge=1)
+    num_generations: int = identity_option(8, "grpo: completions per prompt (group size)", "completions", ge=2)
+    num_iterations: int = identity_option(1, "grpo: optimiser steps on the same rollout", "steps", ge=1)
     policy_loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo"] = identity_option(
-        "dapo", "of grpo: the loss of a token or an answer, and what its sum is divided by"
+        "dapo", "grpo: loss variant and its normalisation"
     )
-    epsilon: float = identity_option(0.2, "of grpo: how far a probability may fall or rise in num_iterations", gt=0)
-    epsilon_high: float | None = identity_option(None, "of grpo: how far it may rise; default: epsilon", gt=0)
-    kl_estimator: Literal["k2", "k3"] = identity_option("k3", "of grpo with beta: of the distance to the reference")
+    epsilon: float = identity_option(0.2, "grpo: clip range of the probability ratio", gt=0)
+    epsilon_high: float | None = identity_option(None, "grpo: upper clip range; default: epsilon", gt=0)
+    kl_estimator: Literal["k2", "k3"] = identity_option("k3", "grpo: estimator of the KL penalty, with beta")
     mask_truncated_completions: bool = identity_option(
-        False, "of grpo: learn nothing from answers that max_new_tokens cut off"
+        False, "grpo: no loss on completions truncated at max_new_tokens"
     )
-    dynamic_sampling: bool = identity_option(
-        False, "of grpo: take other prompts in place of those whose answers all have the same reward"
-    )
+    dynamic_sampling: bool = identity_option(False, "grpo: resample prompts whose group has zero advantage (DAPO)")
     vllm_server_base_url: str | None = objective_option(
         None,
-        "of grpo: a vLLM server that writes the answers in place of the model, such as http://localhost:8000",
+        "grpo: vLLM server that generates the rollouts, for example http://localhost:8000",
         expected="http://HOST:PORT",
         pattern=r"^https?://[^\s/@?#]+/?$",
     )
     vllm_server_timeout: float = objective_option(
-        240.0, "how long to wait for a server that does not answer", "seconds", gt=0, needs="vllm_server_base_url"
+        240.0, "how long to wait for a vLLM server that does not answer", "seconds", gt=0, needs="vllm_server_base_url"
     )
     vllm_importance_sampling_cap: float | None = identity_option(
         None,
-        "each token's loss times its probability here / at the server, at most this, such as 2; default: not",
+        "truncated importance-sampling cap of pi_train / pi_vllm, for example 2; default: none",
         gt=0,
         needs="vllm_server_base_url",
     )
@@ -69,7 +67,7 @@ class GrpoSettings(BaseModel):
 
 
 def _bad_pattern(settings: GrpoSettings) -> str:
-    """The reward whose pattern is none, with what is wrong with it."""
+    """The reward whose pattern is no regular expression, and why."""
     for name in settings.rewards:
         try:
             re.compile(name.removeprefix("regex:") if name.startswith("regex:") else "")
@@ -90,13 +88,13 @@ RULES = (
     Rule(
         "global_batch_size num_generations",
         lambda r: r.global_batch_size % r.num_generations,
-        "{r.global_batch_size} answers a step, in groups of num_generations {r.num_generations}",
+        "{r.global_batch_size} completions a step, in groups of num_generations {r.num_generations}",
         "make it a multiple of num_generations",
     ),
     Rule(
         "beta policy_loss",
         lambda r: r.beta and r.policy_loss == "rloo",
-        "{r.beta:g} with policy_loss rloo, which takes the distance off the rewards, and this kit adds it to the loss",
+        "{r.beta:g} with policy_loss rloo, which subtracts the KL penalty from rewards; this kit adds it to the loss",
         "leave it out; or --policy_loss grpo",
     ),
     Rule(
@@ -108,8 +106,8 @@ RULES = (
     Rule(
         "vllm_server_base_url method",
         lambda r: r.vllm_server_base_url and r.method == "full",
-        "given with method full: the call by which vLLM 0.32 replaces all weights left some models wrong",
-        "--method lora; or leave it out, and the model writes its answers itself",
+        "given with method full: vLLM 0.32 left some models wrong when all their weights were updated",
+        "--method lora; or leave it out, and the model generates the rollouts itself",
     ),
     Rule(
         "vllm_server_base_url adapter_type use_dora trainable_tokens new_tokens lora_modules_to_save",
@@ -117,8 +115,8 @@ RULES = (
             r.vllm_server_base_url
             and (r.adapter_type != "lora" or r.use_dora or r.trainable_tokens or r.new_tokens or r.lora_modules_to_save)
         ),
-        "given with what vLLM does not serve: adapters other than LoRA, DoRA, rows of tokens, or whole modules",
-        "plain LoRA; or leave it out, and the model writes its answers itself",
+        "given with what vLLM does not serve: other adapters than plain LoRA, embedding rows, or modules_to_save",
+        "plain LoRA; or leave it out, and the model generates the rollouts itself",
     ),
 )
 
@@ -132,7 +130,7 @@ SPECS = {
         rolls_out=True,
         metrics=(
             TaskMetric("reward", "reward"),
-            TaskMetric("frac_reward_zero_std", digits=".1%", chart="prompts whose answers have one reward, %"),
+            TaskMetric("frac_reward_zero_std", digits=".1%", chart="groups with zero reward variance, %"),
             KL,
         ),
         rules=RULES,

@@ -1,4 +1,4 @@
-"""KTO: single answers with a label."""
+"""KTO: single answers with a desirable or undesirable label."""
 
 from pydantic import BaseModel
 
@@ -10,8 +10,8 @@ from kit.tasks.spec import KL, TaskSpec, identity_option
 class KtoSettings(BaseModel):
     """What only kto reads."""
 
-    desirable_weight: float = identity_option(1.0, "of kto: the weight of answers with the label true", gt=0)
-    undesirable_weight: float = identity_option(1.0, "of kto: the weight of answers with the label false", gt=0)
+    desirable_weight: float = identity_option(1.0, "kto: weight of answers with the label true", gt=0)
+    undesirable_weight: float = identity_option(1.0, "kto: weight of answers with the label false", gt=0)
 
 
 # The rates are from TRL's script, and its documentation names 5e-7 to 5e-6 as the range; LLaMA-Factory's LoRA example,
@@ -30,7 +30,7 @@ SPECS = {
             Rule(
                 "streaming objective",
                 lambda r: r.streaming,
-                "with objective kto, which also reads each prompt with the answer to another one",
+                "with objective kto, which estimates the KL term on mismatched prompt-completion pairs",
                 "--streaming false",
             ),
         ),

@@ -1,4 +1,4 @@
-"""Preferences: pairs of a chosen and a rejected answer."""
+"""Preference optimisation on pairs of a chosen and a rejected answer: DPO, ORPO, SimPO, CPO."""
 
 from typing import Any, Literal
 
@@ -12,27 +12,27 @@ class DpoSettings(BaseModel):
     """What only dpo reads."""
 
     dpo_loss: Literal["sigmoid", "ipo", "hinge", "robust", "sigmoid_norm"] = identity_option(
-        "sigmoid", "of dpo: the loss of a pair; sigmoid_norm is sigmoid with log-probabilities per token"
+        "sigmoid", "dpo: loss of a pair; sigmoid_norm is length-normalised sigmoid"
     )
     label_smoothing: float = identity_option(
-        0.0, "of dpo, not with ipo or hinge: the share of pairs that may be the wrong way round", ge=0, lt=0.5
+        0.0, "dpo, not with ipo or hinge: assumed probability of flipped preference labels (cDPO)", ge=0, lt=0.5
     )
 
 
 class SimpoSettings(BaseModel):
     """What only simpo reads."""
 
-    simpo_gamma: float = identity_option(0.5, "of simpo: how much larger the better answer's reward should be", ge=0)
+    simpo_gamma: float = identity_option(0.5, "simpo: target reward margin", ge=0)
 
 
 class CpoSettings(BaseModel):
     """What only cpo reads."""
 
-    cpo_alpha: float = identity_option(1.0, "of cpo: the weight of the cross-entropy of the chosen answers", ge=0)
+    cpo_alpha: float = identity_option(1.0, "cpo: weight of the cross-entropy of the chosen answers", ge=0)
 
 
-ACCURACY = TaskMetric("rewards/accuracies", "accuracy", ".1%", "accuracy, % of the pairs", is_followed=True)
-MARGIN = TaskMetric("rewards/margins", "margin", "z.4f", "margin of the rewards", is_followed=True)  # z: no -0.0000
+ACCURACY = TaskMetric("rewards/accuracies", "accuracy", ".1%", "preference accuracy, %", is_followed=True)
+MARGIN = TaskMetric("rewards/margins", "margin", "z.4f", "reward margin", is_followed=True)  # z: no -0.0000
 DPO_RULES = (
     Rule(
         "label_smoothing dpo_loss objective",
@@ -44,7 +44,7 @@ DPO_RULES = (
         "dpo_loss label_smoothing objective",
         lambda r: r.dpo_loss == "robust" and not r.label_smoothing,
         "robust without label_smoothing",
-        "--label_smoothing 0.1, the share of pairs that are the wrong way round; or --dpo_loss sigmoid",
+        "--label_smoothing 0.1, the probability of flipped labels; or --dpo_loss sigmoid",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Reward models: a score of an answer, from pairs of a better and a worse one."""
+"""Reward models and pairwise rerankers: a sequence-classification head with one output, from preference pairs."""
 
 from pydantic import BaseModel
 
@@ -9,7 +9,9 @@ class RewardSettings(BaseModel):
     """What only reward reads."""
 
     center_rewards_coefficient: float = identity_option(
-        0.0, "of reward: this times the square of the sum of both rewards is added to a pair's loss; TRL: 0.01", ge=0
+        0.0,
+        "reward: centres rewards around 0, this times the squared sum of a pair's rewards is added; TRL: 0.01",
+        ge=0,
     )
 
 
@@ -24,8 +26,8 @@ SPECS = {
         head="scores",
         scores=("reward",),
         metrics=(
-            TaskMetric("accuracy", "accuracy", ".1%", "accuracy of the scores, %", is_followed=True),
-            TaskMetric("margin", "margin", "z.4f", "difference of the scores of a pair", is_followed=True),
+            TaskMetric("accuracy", "accuracy", ".1%", "accuracy, %", is_followed=True),
+            TaskMetric("margin", "margin", "z.4f", "reward margin", is_followed=True),
         ),
     )
 }

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning, plain and with weights of tokens."""
+"""Supervised fine-tuning (SFT), and with token weights: DFT, EAFT."""
 
 from pydantic import BaseModel
 
@@ -6,23 +6,24 @@ from kit.tasks.spec import TaskSpec, identity_option
 
 
 class SftSettings(BaseModel):
-    """What only objectives over answers to imitate read."""
+    """What only SFT, DFT and EAFT read."""
 
     label_smoothing_factor: float = identity_option(
-        0.0, "of sft: the share of each target's probability that is spread evenly over the vocabulary", ge=0, lt=1
+        0.0,
+        "sft: label smoothing, the probability of each target that is spread evenly over the vocabulary",
+        ge=0,
+        lt=1,
     )
     z_loss_coef: float = identity_option(
         0.0,
-        "of sft: this times (log of the sum of exponentiated logits)^2 is added to each loss; PaLM: 1e-4",
+        "sft: z-loss, this times (log of the sum of exponentiated logits)^2 is added for each token; PaLM: 1e-4",
         ge=0,
         le=1,
     )
-    eaft_alpha: float = identity_option(
-        1.0, "of eaft: the weight of a token is its relative entropy to this power", gt=0, le=100
-    )
+    eaft_alpha: float = identity_option(1.0, "eaft: exponent of the entropy weight of a token", gt=0, le=100)
     neftune_noise_alpha: float = identity_option(
         0.0,
-        "of sft, dft, eaft: noise on the input embeddings in training, up to this / sqrt(tokens * size)",
+        "sft, dft, eaft: NEFTune, uniform noise on the input embeddings, up to this / sqrt(tokens * size)",
         ge=0,
         le=1000,
     )
