@@ -47,7 +47,7 @@ def check(command, where, tmp_path, monkeypatch):
             words[:2] = ["recipes/finetune.py"]
         if words[:2] == ["kit", "score"]:
             words[:2] = ["recipes/score.py"]
-        script = next((word for word in words if word.startswith("recipes/")), None)
+        script = next((word for word in words if re.fullmatch(r"recipes/\w+\.py", word)), None)
         if words[:2] in (["kit", "doctor"], ["kit", "inspect"], ["kit", "verify-resume"]):
             flags = re.sub(r" (-n|--html|--timeout) \S+| --json", "", part).split()[2:]
             assert not read_command_line(flags).problems, where

@@ -3,9 +3,11 @@
 import json
 import re
 
+import yaml
 from data_helpers import ANSWER, SYSTEM, USER, converted, made, problems_of, sample_of
 from helpers import ROOT
 
+from kit.config.dataset_entry import DatasetEntry
 from kit.data.chat.image_parts import IMAGE
 from kit.data.kinds.columns import choose_fields
 from kit.data.kinds.kinds import KINDS
@@ -170,7 +172,7 @@ def documented_formats():
     """The table of formats in docs/data.md: of each, its columns and the examples of its rows."""
     section = (ROOT / "docs/data.md").read_text().split("## Formats\n")[1].split("\n## ")[0]
     documented = []
-    for columns, example in re.findall(r"^\|(.*?)\| `(\{.*\})` \|$", section, re.MULTILINE):
+    for columns, example in re.findall(r"^\|[^|]*\|(.*?)\| `(\{.*\})` \|$", section, re.MULTILINE):
         if columns.strip():
             documented.append((tuple(re.findall(r"`(\w+)`", columns)), []))
         documented[-1][1].append(example)
@@ -194,3 +196,16 @@ def test_the_page_on_data_lists_the_formats_in_order_of_precedence_and_its_examp
             sample = converted(row, fields, kind=kinds[columns])
             assert isinstance(sample, dict), f"{example}: {sample}"
             assert kinds[columns].format_of(fields).columns == columns
+
+
+def test_the_example_of_tool_calling_in_the_docs_is_read():
+    (example,) = re.findall(r"```json\n(.*?)```", (ROOT / "docs/chat-templates.md").read_text(), re.DOTALL)
+    row = json.loads(example)
+    sample = converted(row, choose_fields(row, {}, "train.jsonl"))
+    assert sample["messages"][1]["tool_calls"][0]["function"]["name"] == sample["tools"][0]["function"]["name"] == "add"
+
+
+def test_the_lists_of_data_sets_in_the_docs_are_read():
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.DOTALL)
+    entries = [entry for block in blocks for entry in yaml.safe_load(block)["dataset"]]
+    assert len([DatasetEntry.model_validate(entry) for entry in entries]) == 3

@@ -30,7 +30,7 @@ def test_the_text_that_is_saved_with_a_model_stays_the_same():
     assert found == SAVED_TEXTS
 
 
-def test_the_page_on_data_lists_every_template():
-    page = (ROOT / "docs/data.md").read_text()
+def test_the_page_on_chat_templates_lists_every_template():
+    page = (ROOT / "docs/chat-templates.md").read_text()
     [listed] = re.findall(r"templates for base\s+models: ([^.]*)\.", page)
     assert re.findall(r"`([^`]*)`", listed) == list(SHIPPED)
