@@ -187,7 +187,7 @@ def finish_folder(folder: Path, model: Any, tokenizer: Any, card: str, stops: Ma
 def describe_serving(model: Any, folder: Path) -> list[str]:
     """Return how to serve ``model``, written to ``folder``: a language model; an adapter only if it must be merged."""
     if not hasattr(model, "peft_config"):
-        return [f"to serve it: {serve_command(folder)}"] if head_of(model.config) == "words" else []
+        return [f"to serve it: {serve_command(folder)}"] if head_of(model.config) == "lm" else []
     reason = why_not_served(model.peft_config["default"])
     return [f"{reason}. Merged, it is a model like any other: {merge_command(folder)}"] if reason else []
 
@@ -195,7 +195,7 @@ def describe_serving(model: Any, folder: Path) -> list[str]:
 def card_for_servers(model: Any) -> str:
     """The end of a model card that says how to serve a model, or to merge an adapter that servers do not take."""
     if not hasattr(model, "peft_config"):
-        return serving_section(serve_command(PLACEHOLDER)) if head_of(model.config) == "words" else ""
+        return serving_section(serve_command(PLACEHOLDER)) if head_of(model.config) == "lm" else ""
     reason = why_not_served(model.peft_config["default"])
     if not reason:
         return ""

@@ -116,7 +116,7 @@ def _write_adapter(source: Source, folder: Path, wanted: Wanted) -> None:
 
 def _choose_padding(source: Source) -> None:
     """Let the tokenizer of a classification or embedding head pad with a token that ends no text."""
-    if head_of(source.config) != "words":
+    if head_of(source.config) != "lm":
         pad_with(source.tokenizer, {row[-1] for row in source.rows.ids})
 
 

@@ -179,7 +179,7 @@ def score(model: Any, rows: Rows, as_stored: bool = False) -> Scores:
     with nullcontext() if as_stored else _in_float32(model):
         for ids, learned in zip(rows.ids, rows.learned, strict=True):
             output = model(input_ids=torch.tensor([ids]), use_cache=False)
-            if head_of(model.config) != "words":
+            if head_of(model.config) != "lm":
                 numbers = (
                     output.logits[0] if "logits" in output else F.normalize(output.last_hidden_state[0, -1], dim=0)
                 )
@@ -318,7 +318,7 @@ def check_folder(
     """
     lines = check_tokenizer(folder, rows, tokenizer)
     found = score(model, rows, as_stored=hasattr(model, "hf_quantizer"))
-    change = change_between(reference, found, head_of(model.config) != "words")
+    change = change_between(reference, found, head_of(model.config) != "lm")
     fix = "--dtype float32 rounds less; " if learned is not None and model.dtype != torch.float32 else ""
     lines += [check_change(f"model, opened again in {str(model.dtype)[6:]}", change, bound, learned, fix)]
     return [*lines, f"    compared on {rows.origin}"]

@@ -69,7 +69,7 @@ class Source:
     def config(self) -> Any:
         """The config of the model, or of the base."""
         config = open_config(self.settings)
-        if (run := self.run) and run.declared.head != "words":
+        if (run := self.run) and run.declared.head != "lm":
             return with_head(config, run, run.model_name_or_path, run.max_length)
         return config
 

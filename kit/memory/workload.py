@@ -93,7 +93,7 @@ class Workload:
         targets = None
         if recipe.lora_target_modules != "all-linear":
             targets = tuple(shape.names_in_layers(recipe.lora_target_modules)[0])
-        if recipe.declared.head != "words":  # no table of words beside the embedding; the new head is a row or a few
+        if recipe.declared.head != "lm":  # no lm_head beside the embedding; the new head has a row or a few
             shape = replace(shape, tied=True)
         return cls(
             shape=shape,
@@ -168,7 +168,7 @@ class Workload:
     @property
     def has_words(self) -> bool:
         """Whether there are logits of the vocabulary, else a head without such a table."""
-        return self.declared.head == "words"
+        return self.declared.head == "lm"
 
     @property
     def sequences(self) -> int:

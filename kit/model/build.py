@@ -228,7 +228,7 @@ def check_model(
         fix = f"--packing false; or --max_length {limit[0] // sequences_per_sample}"
         yield Problem("packing", found, expected, fix)
     yield from check_head(meta_model)
-    if meta_model.get_output_embeddings() is None and head_of(config) == "words":
+    if meta_model.get_output_embeddings() is None and head_of(config) == "lm":
         yield Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM")
     if not trains:
         return
@@ -289,7 +289,7 @@ def build_model(
             install_trained_linear(model)
     if settings.fp8:
         install_fp8_linear(base)
-    router_coef = aux_loss_coef(base, router_aux_loss_coef) if head_of(config) == "words" else 0.0
+    router_coef = aux_loss_coef(base, router_aux_loss_coef) if head_of(config) == "lm" else 0.0
     install_loss_head(
         base,
         router_aux_loss_coef=router_coef,

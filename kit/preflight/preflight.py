@@ -198,7 +198,7 @@ def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool)
         images=images,
         no_images=no_images,
     )
-    if recipe.declared.head != "words" and not isinstance(data, Stream):
+    if recipe.declared.head != "lm" and not isinstance(data, Stream):
         pad_with(tokenizer, last_ids(data.train))
     if data.images:
         checked.notes.append(data.images.description)
@@ -211,7 +211,7 @@ def _open_data(checked: Checked, datasets: Sequence[Dataset], is_proposed: bool)
 def _find_stop_tokens(checked: Checked, datasets: Sequence[Dataset], problems: Problems) -> None:
     """Find the tokens that end answers, and check that the model can learn them."""
     recipe, tokenizer = checked.recipe, checked.tokenizer
-    if recipe.declared.head != "words":
+    if recipe.declared.head != "lm":
         return
     ids = sorted(stop_ids(checked.data, tokenizer))
     problems += check_stop_tokens(recipe, checked.meta_model, tokenizer, ids, f"{recipe.output_dir}/final")
@@ -250,7 +250,7 @@ def _images(recipe: Recipe, config: Any, meta_model: Any, tokenizer: Any) -> tup
         for is_asked, found, fix in (
             (bool(recipe.vllm_server_base_url), "a vLLM server", "leave out --vllm_server_base_url"),
             (bool(recipe.teacher), "a teacher", "--objective sft or dpo"),
-            (recipe.declared.head != "words", f"--objective {recipe.objective}", "--objective sft or dpo"),
+            (recipe.declared.head != "lm", f"--objective {recipe.objective}", "--objective sft or dpo"),
         ):
             if is_asked:
                 raise UserError("images", f"given, and {found} was not shown with images", fix=fix)

@@ -232,7 +232,7 @@ class Log:
             early = self.state.early_stop_reason(self.recipe, self.total_steps)
             ended = [f"ended early, after step {self.state.step} of {self.total_steps}: {early}"] if early else []
             run = self.path.parent
-            talk = [f"talk to it: kit chat {shlex.quote(str(run))}"] if self.recipe.declared.head == "words" else []
+            talk = [f"talk to it: kit chat {shlex.quote(str(run))}"] if self.recipe.declared.head == "lm" else []
             say(*ended, *notes, *self.summary(), f"model: {run / 'final'}", *talk)
 
     @property

@@ -222,7 +222,7 @@ def check_adapter_units(topology: Topology, settings: MethodSettings, meta_model
             found = "frozen weights, and a head that is tied to the embedding: one weight cannot be in two units"
     elif getattr(adapted.peft_config["default"], "target_parameters", None):
         found = "an adapter on experts, whose weights FSDP1 does not gather for it"
-    elif head_of(meta_model.config) == "words" and any(p.requires_grad for p in head.parameters()):
+    elif head_of(meta_model.config) == "lm" and any(p.requires_grad for p in head.parameters()):
         found = "an output head that trains beside adapters: a rank would gather it for each chunk of its own targets"
     return [Problem("config", f"fsdp1: {found}", fix="--config fsdp")] if found else []
 

@@ -15,7 +15,7 @@ objective_option = partial(option, "Objective")
 identity_option = partial(option, "Objective", identity=True)
 
 # The language-model head, a sequence-classification head on the last token, or none: a text's embedding.
-Head = Literal["words", "scores", "embedding"]
+Head = Literal["lm", "scores", "embedding"]
 
 
 class TaskMetric(NamedTuple):
@@ -76,7 +76,7 @@ class TaskSpec:
     has_mismatched: bool = False
     learning_rates: tuple[float, float] = (2e-5, 2e-4)
     rolls_out: bool = False
-    head: Head = "words"
+    head: Head = "lm"
     scores: tuple[str, ...] = ()
     metrics: tuple[TaskMetric, ...] = ()
     rules: tuple[Rule, ...] = ()

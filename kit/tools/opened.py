@@ -84,7 +84,7 @@ def open_model(
     if with_base and recipe.method == "full":
         raise UserError("--base", "this is a whole model, which holds no base", "an adapter", "leave it out")
     config = open_config(recipe)
-    if (head := head_of(config)) != "words":
+    if (head := head_of(config)) != "lm":
         found = f"a model of {head}, which writes no answers"
         raise UserError("model_name_or_path", found, "a language model", "`kit score` measures it")
     meta_model = build_meta_model(recipe, config)

@@ -1,4 +1,4 @@
-"""A model with a head in the place of words learns the same on every topology, and others open it as it was trained."""
+"""Reward, classification and embedding heads learn the same on every topology, and other libraries open them."""
 
 import json
 import shutil

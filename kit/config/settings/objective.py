@@ -120,7 +120,7 @@ RULES = (
     *(
         Rule(
             f"{name} objective",
-            partial(lambda name, r: r.declared.head != "words" and is_given(r, name), name),
+            partial(lambda name, r: r.declared.head != "lm" and is_given(r, name), name),
             "given with objective {r.objective}, " + why,
             "leave it out",
         )

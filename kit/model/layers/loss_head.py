@@ -96,15 +96,15 @@ def install_loss_head(
     head = model.get_output_embeddings()
     plain_head_forward: Any = getattr(head, "forward", None)
     plain_model_forward = model.forward
-    transform = _logit_transform(model) if kind == "words" else _unchanged
-    if kind != "words":
+    transform = _logit_transform(model) if kind == "lm" else _unchanged
+    if kind != "lm":
         chunk_tokens = 1
     elif chunk_tokens is None:
         vocab_size, trains = model.config.get_text_config().vocab_size, _trains(head)
         chunk_tokens = chunk_size(vocab_size, head.weight.shape[-1], trains, device_memory)
-    head_losses: Any = _HeadLosses(head, transform, chunk_tokens, compiled) if kind == "words" else None
+    head_losses: Any = _HeadLosses(head, transform, chunk_tokens, compiled) if kind == "lm" else None
     model_losses = _ModelLosses(model, router_aux_loss_coef, sequence_group)
-    model.uses_own_logits = kind == "words" and (transform is None or _decoder(model) is None)
+    model.uses_own_logits = kind == "lm" and (transform is None or _decoder(model) is None)
     model.transform_logits = transform
 
     # Functions bound to the modules: Accelerate takes the function out of ``model.forward``, and binds it again.

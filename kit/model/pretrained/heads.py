@@ -30,18 +30,18 @@ from kit.system.errors import Problem, UserError, listed
 from kit.tasks.spec import Head
 
 SCORE = "score"  # the name of the head
-TASKS = {"words": "CAUSAL_LM", "scores": "SEQ_CLS", "embedding": "FEATURE_EXTRACTION"}  # as peft names them
+TASKS = {"lm": "CAUSAL_LM", "scores": "SEQ_CLS", "embedding": "FEATURE_EXTRACTION"}  # as peft names them
 _POOLED = {"mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken"}  # as sentence-transformers has it
 _CLASSES: dict[Head, Any] = {"scores": AutoModelForSequenceClassification, "embedding": AutoModel}
 _SCORES = set(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values())
-_WORDS = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()}
-_EMBEDDING = {name for name in MODEL_MAPPING_NAMES.values() if isinstance(name, str) and name not in _WORDS}
+_LM = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()}
+_EMBEDDING = {name for name in MODEL_MAPPING_NAMES.values() if isinstance(name, str) and name not in _LM}
 
 
 def head_of(config: Any) -> Head:
     """Return what a model of ``config`` computes."""
     named = set(config.architectures or ())
-    return "scores" if named & _SCORES else "embedding" if named & _EMBEDDING else "words"
+    return "scores" if named & _SCORES else "embedding" if named & _EMBEDDING else "lm"
 
 
 def class_of_head(config: Any) -> Any:
@@ -60,9 +60,9 @@ def with_head(config: Any, settings: ObjectiveSettings, name: str, max_length: i
         UserError: the family has no such head, or the model has another one.
     """
     wanted, own = settings.declared.head, head_of(config)
-    if wanted == own == "words":
+    if wanted == own == "lm":
         return config
-    if own not in (wanted, "words"):
+    if own not in (wanted, "lm"):
         found = f"{name} is a {config.architectures[0]}, and objective {settings.objective} trains {wanted}"
         fix = "--objective reward or classify goes on with scores, embed with an embedding"
         raise UserError("model_name_or_path", found, fix=fix)
@@ -79,7 +79,7 @@ def with_head(config: Any, settings: ObjectiveSettings, name: str, max_length: i
         # For ``write_sentence_transformers``, whenever it is written.
         config.sentence_transformers = {"pooling": settings.pooling, "max_length": max_length}
     labels = settings.scores
-    if wanted == "scores" and (own == "words" or labels):
+    if wanted == "scores" and (own == "lm" or labels):
         if own == wanted and config.num_labels != len(labels):
             found = f"{name} has {config.num_labels} scores, and {len(labels)} are trained"
             raise UserError("labels", found, fix="a model without a head of its own")
@@ -110,9 +110,9 @@ def show_head(model: Any) -> None:
 
 @contextmanager
 def silent_about_head(config: Any) -> Iterator[None]:
-    """In the ``with`` block, let transformers not warn that a new head is new, and that of words not read."""
+    """In the ``with`` block, let transformers not warn that a new head is new, and the language-model head unused."""
     before = logging.get_verbosity()
-    if head_of(config) != "words":
+    if head_of(config) != "lm":
         logging.set_verbosity_error()
     try:
         yield
@@ -164,7 +164,7 @@ def template_beside(head: Head, template: Any, text_form: str) -> Any:
 
     sentence-transformers would make chats of those.
     """
-    return template if text_form == "chat" or head == "words" else None
+    return template if text_form == "chat" or head == "lm" else None
 
 
 def pad_with(tokenizer: Any, last_ids: set[int]) -> None:
