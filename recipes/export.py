@@ -120,8 +120,14 @@ def _problems_of(args: argparse.Namespace, opened: "Source") -> list[Problem]:
 
     is_full = opened.settings.method == "full"
     makes_other = args.format != "safetensors"
-    if makes_other and (head := head_of(opened.config)) != "words":
-        return [Problem("--format", f"{args.format} of a model of {head}, not of words", fix="leave it out")]
+    if makes_other and (head := head_of(opened.config)) != "lm":
+        return [
+            Problem(
+                "--format",
+                f"{args.format} needs a causal language model, and this one has a head for {head}",
+                fix="leave it out",
+            )
+        ]
     if args.format == "torchao" and args.qat is None:
         found = f"missing, and {args.source} was not trained with it"
         return [Problem("--qat", found, fix="--qat int8_weight_only, or another one of --help")]

@@ -332,7 +332,7 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     copies = 0.0  # of the adapters' float32 weights in bf16, which autograd keeps for the backward pass
     if workload.bf16 and not workload.sharded and not workload.gradient_checkpointing and not autocast:
         copies = 2 * workload.adapter_parameters
-    if not workload.has_words:
+    if not workload.has_lm_head:
         yield Counter({ACTIVATIONS: kept_bytes + copies, GATHERED: head if workload.sharded else 0})
         return
     if workload.loss != "chunks":
@@ -388,7 +388,7 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
         gathered += workload.compute_bytes * shape.embedding_parameters
     # FSDP reduces in float32. The input of the last reduction stays until the next one.
     layer_gradients = 4 * (shape.layer_parameters if full else workload.adapter_parameters / shape.num_layers)
-    head = shape.embedding_parameters if full and workload.has_words else 0
+    head = shape.embedding_parameters if full and workload.has_lm_head else 0
     for is_last in (True, False):
         extra, gradients, reducing = 0.0, 0.0, 0.0
         if workload.sharded:
@@ -422,9 +422,9 @@ def _embedding(workload: Workload, to_come: float) -> "Counter[str]":
     table = shape.embedding_parameters
     if workload.sharded:
         layer = _gathered_layer(workload)
-        if shape.tied and workload.has_words:  # the head's part, the embedding's, and their sum
+        if shape.tied and workload.has_lm_head:  # the head's part, the embedding's, and their sum
             others = max(0, to_come - 4 * table / workload.num_shards)
             return Counter({ACTIVATIONS: 6 * table, GATHERED: 2 * table, GRADIENTS: others + 2 * layer})
         return Counter({ACTIVATIONS: 2 * table + layer, GRADIENTS: to_come + 4 * table})
-    num_tables = (2 if shape.tied and workload.has_words else 0) + (1 if _accumulates(workload) else 0)
+    num_tables = (2 if shape.tied and workload.has_lm_head else 0) + (1 if _accumulates(workload) else 0)
     return Counter({ACTIVATIONS: workload.weight_bytes * table * num_tables, GRADIENTS: to_come})

@@ -101,6 +101,6 @@ def _forward(workload: Workload, supervised: float, seen: float | None) -> tuple
     shape = workload.shape
     return (
         2.0 * shape.num_layers * shape.layer_linear_weights,
-        2.0 * supervised * shape.embedding_parameters * workload.has_words,
+        2.0 * supervised * shape.embedding_parameters * workload.has_lm_head,
         2.0 * shape.num_layers * shape.query_size * (workload.length if seen is None else seen),
     )

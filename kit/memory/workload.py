@@ -166,7 +166,7 @@ class Workload:
         return DECLARED[self.objective]
 
     @property
-    def has_words(self) -> bool:
+    def has_lm_head(self) -> bool:
         """Whether there are logits of the vocabulary, else a head without such a table."""
         return self.declared.head == "lm"
 

@@ -1,4 +1,4 @@
-"""Open, check, load and quantise a causal language model, or one with another head, and attach adapters.
+"""Open, check, load and quantise a causal language model, classifier or embedding model, and attach adapters.
 
 The dtypes are the same under every strategy:
 
@@ -125,7 +125,7 @@ def build_meta_model(settings: MethodSettings, config: Any, packing: bool = Fals
     if reason:
         raise UserError("model_name_or_path", f"{found}: {reason}")
     if reason := why_no_text(config):
-        expected = "a model of text alone, or of text and images of a family in docs/models.md"
+        expected = "a text-only model, or a vision-language model of a family in docs/models.md"
         raise UserError("model_name_or_path", f"{settings.model_name_or_path} is {reason}", expected)
     attention = attention_of(settings, config, packing)
     try:
@@ -148,7 +148,7 @@ def _why_not_causal(config: Any) -> str:
     if getattr(config, "is_encoder_decoder", False):
         return f"{config.model_type} is an encoder and a decoder"
     if config.model_type in NOT_CAUSAL:
-        return f"in {config.model_type} tokens attend to later ones"
+        return f"{config.model_type} attends to later tokens"
     return ""
 
 
@@ -209,22 +209,22 @@ def check_model(
     quantised = quantisation_of(config)
     if quantised and not is_read_plain(config):
         how = quantised.get("quant_method") if isinstance(quantised, dict) else ""
-        fix = "give the model that it was made from; method qlora, or of a teacher teacher_in_4bit, quantises that"
+        fix = "use the model that it was made from; --method qlora (of a teacher: --teacher_in_4bit true) quantises it"
         yield Problem("model_name_or_path", f"a quantised checkpoint ({how})", "plain weights", fix)
     if settings.attn_implementation == "varlen" and (reason := why_not_varlen(config)):
         yield Problem("attn_implementation", f"varlen, but {reason}", "auto or sdpa")
     positions = num_positions(config)
     if positions and max_length is not None and max_length > positions:
-        found = f"{max_length} tokens, the model has {positions} positions"
+        found = f"{max_length} tokens, exceeds max_position_embeddings {positions}"
         fix = f"--max_length {positions}; or docs/models.md#context-extension-rope-scaling"
         yield Problem("max_length", found, fix=fix)
     limit = longest_pack(config) if packing else None
     pack_length = (max_length or 0) * sequences_per_sample
     if limit and pack_length > limit[0]:
         found = (
-            f"packs of {pack_length} tokens, and {limit[1]}: in longer packs the losses of a sample depend on its pack"
+            f"packs of {pack_length} tokens, with {limit[1]}: in longer packs the loss of a sample depends on others"
         )
-        expected = "the losses that a sample has alone"
+        expected = "the loss that a sample has alone"
         fix = f"--packing false; or --max_length {limit[0] // sequences_per_sample}"
         yield Problem("packing", found, expected, fix)
     yield from check_head(meta_model)
@@ -235,8 +235,8 @@ def check_model(
     if settings.qat and is_read_plain(config):
         how = str(quantised["quant_method"]).upper()
         found = f"{settings.qat}, and the files of {settings.model_name_or_path} hold {how}"
-        fix = "leave it out; or give the model that the files were made from"
-        yield Problem("qat", found, "a base that is not rounded yet", fix)
+        fix = "leave it out; or use the model that the files were made from"
+        yield Problem("qat", found, "a base that is not quantised", fix)
     if settings.tiled_mlp:
         yield from check_tiled_mlp(meta_model)
     check_method = check_freeze if settings.method == "full" else check_adapter
@@ -303,7 +303,7 @@ def build_model(
 
 
 def build_teacher(settings: MethodSettings, config: Any, plan: LoadPlan, packing: bool) -> torch.nn.Module:
-    """Load a model of which nothing trains. A call with targets returns the hidden states [S, h] that predict them.
+    """Load a frozen model (the teacher). A call with targets returns the hidden states [S, h] that predict them.
 
     Args:
         settings: of ``kit.model.teacher.teacher_settings``.
@@ -394,14 +394,14 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
             raise
         raise UserError("model_name_or_path", f"{settings.model_name_or_path}: {first_line(error)}") from None
     if hasattr(model, "peft_config"):  # transformers loads an adapter that it finds there
-        found = f"{settings.model_name_or_path} has an adapter beside its weights"
-        fix = "take adapter_config.json out; to go on training it, give it as --adapter_name_or_path"
+        found = f"{settings.model_name_or_path} contains an adapter too"
+        fix = "move adapter_config.json out; to continue training the adapter, pass it as --adapter_name_or_path"
         raise UserError("model_name_or_path", found, "a model only", fix)
     show_head(model)
     missing = draw_head(model, sorted(loaded["missing_keys"]), seed)
     if missing:
-        found = f"{len(missing)} weights are not in {settings.model_name_or_path}: {', '.join(missing[:3])}"
-        expected = "a complete checkpoint: random weights are not trained on"
+        found = f"{len(missing)} weights are missing from {settings.model_name_or_path}: {', '.join(missing[:3])}"
+        expected = "a complete checkpoint"
         raise UserError("model_name_or_path", found, expected)
     return model
 

@@ -1,4 +1,4 @@
-"""What a model makes of images: the placeholders in its text, the inputs of its tower, and positions.
+"""Inputs of vision-language models: image placeholders in the text, inputs of the vision tower, and positions.
 
 All of it comes from the model's own processor and code. A family is taken only after it was shown that loss and
 gradients are those of its own forward (``FAMILIES``).
@@ -49,7 +49,7 @@ OfSegment = Sequence[tuple[Image, str, str]]  # images, each with the folder of 
 
 
 def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_model: Any, tokenizer: Any) -> "Images":
-    """Open the processor of a model that reads images.
+    """Open the processor of a vision-language model.
 
     Args:
         meta_model: the model on meta, whose code computes positions.
@@ -61,9 +61,9 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
     kind = config.model_type
     if kind not in FAMILIES:
         found = (
-            f"the kit does not train {kind} on images"
+            f"images are not supported with {kind} yet"
             if config.get_text_config() is not config
-            else "the model reads none"
+            else "this model does not accept images"
         )
         raise UserError("images", f"given, but {found}", f"a model of {', '.join(FAMILIES)}")
     try:
@@ -90,9 +90,7 @@ def open_images(settings: ModelSettings, data: DataSettings, config: Any, meta_m
         raise
     except Exception as error:  # the files may hold anything
         fix = f"{INSTALL}, or copy the processor's files beside the weights"
-        raise UserError(
-            "model_name_or_path", f"{name}: no processor of images ({first_line(error)})", fix=fix
-        ) from None
+        raise UserError("model_name_or_path", f"{name}: no image processor ({first_line(error)})", fix=fix) from None
     limits = {"shortest_edge": data.min_pixels, "longest_edge": data.max_pixels}
     if any(limits.values()):
         setting = "min_pixels" if data.min_pixels else "max_pixels"
@@ -115,7 +113,7 @@ def _check_bounds(of_images: Any, of_processor: dict[str, Any]) -> None:
         value = settings.get(name)
         numbers = np.array([*value.values()] if isinstance(value, dict) else value or least, np.float64)
         if not ((least <= numbers) & (numbers <= most)).all():
-            found = f"its processor of images has {name} {value}"
+            found = f"its image processor has {name} {value}"
             raise UserError("model_name_or_path", found, f"{least} to {most:,}")
 
 
@@ -145,7 +143,7 @@ class Images:
         self._placeholder = self._tokenizer.convert_ids_to_tokens(self.placeholder_id)
         self._texts: dict[tuple[int, int], str] = {}
         if self._placeholder is None or self.token is None:
-            raise UserError("model_name_or_path", "its tokenizer has no placeholder of images")
+            raise UserError("model_name_or_path", "its tokenizer has no image placeholder token")
 
     @cached_property
     def key(self) -> str:

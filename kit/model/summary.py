@@ -1,4 +1,4 @@
-"""Check whether a method fits the parts of a model, and describe what it made of them.
+"""Check whether a method fits a model, and describe what is quantised, adapted and trained.
 
 Promises: a method does what its name says, or says what it could not do. All answers come from modules and shapes, so
 they are the same for a model on meta and for one with weights.
@@ -23,7 +23,7 @@ _LARGE_SHARE = 0.3  # of the parameters: embeddings and head of a 1B Llama are 2
 
 
 def aux_loss_coef(model: Any, router_aux_loss_coef: float | None) -> float:
-    """Return the weight of the routers' auxiliary loss.
+    """Return the weight of the load-balancing (auxiliary) loss.
 
     Args:
         router_aux_loss_coef: of the recipe; None: the model's own if its config asks for the loss, else 0.
@@ -40,7 +40,7 @@ def aux_loss_coef(model: Any, router_aux_loss_coef: float | None) -> float:
 
 
 def has_router_loss(model: Any) -> bool:
-    """Return whether the model's own forward can compute an auxiliary loss of its routers."""
+    """Return whether the model's own forward can compute a load-balancing (auxiliary) loss."""
     return "output_router_logits" in inspect.signature(type(model).forward).parameters
 
 
@@ -51,7 +51,7 @@ def check_parts(
 
     name = type(meta_model).__name__
     if router_aux_loss_coef is not None and not has_router_loss(meta_model):
-        found = f"{router_aux_loss_coef:g}, but {name} computes no auxiliary loss of routers"
+        found = f"{router_aux_loss_coef:g}, but {name} has no load-balancing (auxiliary) loss"
         yield Problem("router_aux_loss_coef", found, fix="leave it out")
     rescale_every = getattr(meta_model.config, "rescale_every", 0)
     if rescale_every:
@@ -67,12 +67,12 @@ def check_parts(
         linear = {type(module).__name__ for module in meta_model.modules() if isinstance(module, torch.nn.Linear)}
         unknown = sorted(linear - {"Linear"})
         if unknown:
-            found += f": its linear layers are {', '.join(unknown)}, which bitsandbytes does not know"
+            found += f": its linear layers are {', '.join(unknown)}, which bitsandbytes does not support"
         yield Problem("method", found, fix="--method lora")
 
 
 def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: float | None = None) -> list[str]:
-    """Describe in one line what the method made of the model; further lines say what it could not do.
+    """Describe in one line what is quantised, adapted and trained; further lines name what is left out.
 
     Args:
         model: with adapters, as ``build_model`` returns it before it is wrapped, or on meta for a dry run.
@@ -101,12 +101,12 @@ def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: f
     ]
     if unreached:
         not_adapted = ", not adapted" if _adapted_layers(model) else ""
-        lines.append(f"note: text does not reach {_first_three(unreached)}: frozen{not_adapted}")
+        lines.append(f"note: no gradient from text reaches {_first_three(unreached)}: frozen{not_adapted}")
     coefficient = aux_loss_coef(base, router_aux_loss_coef)
     if coefficient:
-        lines.append(f"note: the training loss contains {coefficient:g} x the auxiliary loss of the routers")
+        lines.append(f"note: the training loss includes {coefficient:g} x the load-balancing (auxiliary) loss")
     if settings.attn_implementation == "auto" and base.config._attn_implementation == "eager":
-        lines.append(f"note: eager attention, because {type(base).__name__} takes no sdpa")
+        lines.append(f"note: eager attention, because {type(base).__name__} does not support sdpa")
     return lines
 
 
@@ -160,10 +160,10 @@ def _left_out_by_all_linear(base: Any, percent_fused: str) -> list[str]:
         lines.append(f"{found}; --lora_target_modules takes their names too: {','.join(fused)}")
     taken = modules_taken_for_experts(base)
     if taken:
-        lines.append(f"note: peft would take {_first_three(taken)} for fused experts: not adapted")
+        lines.append(f"note: peft would mistake {_first_three(taken)} for fused experts: not adapted")
     lost = lost_on_reload(base)
     if lost:
-        lines.append(f"note: peft would not find adapters of {_first_three(lost)} again: not adapted")
+        lines.append(f"note: peft could not load adapters of {_first_three(lost)} again: not adapted")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Find tokens that a model was never trained to write, from its weights on disk.
+"""Find tokens whose embedding looks untrained, from the weights on disk.
 
 A base model may have tokens that occurred nowhere in its training, among them the one that ends an answer in a chat
 template. The rows of such tokens in the output head stay where they started, or move together, since they all get
@@ -79,11 +79,10 @@ def check_stop_tokens(
     if not unlearnable:
         return []
     tokens = ",".join(tokenizer.convert_ids_to_tokens(unlearnable))
-    found = f"{tokens} ends the answers, but this model was never trained to write it"
-    found += f", and {settings.method} freezes its row"
+    found = f"{tokens} ends the answers, but its lm_head row looks untrained, and {settings.method} freezes it"
     kind = "" if settings.adapter_type == "lora" else "--adapter_type lora "
     fix = f"{kind}--trainable_tokens {shlex.quote(tokens)} trains that row too; or --method full."
-    fix += f" vLLM and llama.cpp take its adapters only merged: {merge_command(final)}"
+    fix += f" vLLM and llama.cpp need such adapters merged: {merge_command(final)}"
     return [Problem("trainable_tokens", found, "a run that can learn to stop", fix)]
 
 

@@ -18,7 +18,7 @@ from kit.train.checks.compilation import compile_first
 from kit.train.checks.head_proof import prove_head
 from kit.train.checks.isolation import check_isolation
 from kit.train.checks.replicas import describe_check
-from kit.train.optim.optim import build_optimizer, keep_rate_factors
+from kit.train.optim.optim import build_optimizer, keep_lr_multipliers
 from kit.train.session import Session
 
 
@@ -83,7 +83,7 @@ def build_policy(
     if trains:
         notes = describe_parts(model, recipe, recipe.router_aux_loss_coef)
         optimizer = build_optimizer(model, recipe, recipe.peak_learning_rate, recipe.seed)
-        notes += keep_rate_factors(optimizer, recipe.peak_learning_rate)
+        notes += keep_lr_multipliers(optimizer, recipe.peak_learning_rate)
         if recipe.torch_compile:
             layers = CompiledLayers(model, layer_classes(topology, model))
     session.guard.set_model(model, optimizer)

@@ -1,6 +1,6 @@
-"""Computes the reference's log-probabilities of all samples that a run uses before its first step, and caches them.
+"""Compute and cache the reference model's log-probabilities of all samples of a run, before its first step.
 
-This is the way where the weights of the reference do not stay: in full training, and in an adapter that is trained on.
+Needed where the weights of the initial policy change: in full fine-tuning, and if a saved adapter is trained further.
 
 Promises:
 
@@ -94,7 +94,7 @@ def add_reference(
             about = {"model": recipe.model_name_or_path, "num_samples": len(chosen)}
             store(folder, {"references": values.reshape(-1)}, about)
     else:
-        say(f"reference: the log-probabilities of {len(chosen)} samples are in the cache")
+        say(f"reference model: the log-probabilities of {len(chosen)} samples are in the cache")
     assert values is not None
     samples.attach("references", values, per="sequence")
 
@@ -169,6 +169,7 @@ def _check(values: np.ndarray, samples: Samples, chosen: np.ndarray) -> None:
     if len(wrong):
         origins = ", ".join(samples.origin(int(i)) for i in wrong[:3])
         raise TrainingError(
-            f"the reference gives no finite log-probability to {len(wrong)} of {len(chosen)} samples, first {origins}\n"
+            f"the reference model gives no finite log-probability to {len(wrong)} of {len(chosen)} samples, "
+            f"first {origins}\n"
             "    -> fix or remove them, or train with another mixed_precision"
         )

@@ -1,7 +1,7 @@
-"""Log-probabilities of whole answers, by the model and by its reference: the model as it was at the start.
+"""Log-probabilities of whole completions, by the policy and by the reference model (the initial policy).
 
-New adapters leave the weights of the reference in place, so the reference is the same model with the adapters switched
-off. Where the weights change, its log-probabilities are computed before the first step (``kit.train.precompute``).
+New adapters leave the base weights unchanged, so the reference model is the policy with its adapters switched off.
+Where the weights change, its log-probabilities are computed before the first step (``kit.train.precompute``).
 """
 
 from collections.abc import Iterator, Sequence

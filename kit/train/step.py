@@ -76,7 +76,7 @@ def train_step(
     If the gradient norm or a sum of the objective is not finite, the weights are not updated.
 
     Args:
-        learning_rate: of the schedule; each group of the optimiser gets its factor of it (``keep_rate_factors``).
+        learning_rate: of the schedule; times the multiplier of each parameter group (``keep_lr_multipliers``).
         max_grad_norm: clip the global gradient norm to this; 0: do not clip.
         noise: added to the input embeddings.
         asks_to_stop: whether this rank was asked to stop; called after the gradients were computed. ``StepResult.stop``

@@ -141,7 +141,7 @@ def test_a_processor_that_would_fill_the_memory_is_refused(family, name, value, 
     model = shutil.copytree(vision_model(family), tmp_path / "model")
     file = model / "preprocessor_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
-    with pytest.raises(UserError, match=f"its processor of images has {name}"):
+    with pytest.raises(UserError, match=f"its image processor has {name}"):
         check(model, write_rows(tmp_path, ROWS))
 
 
@@ -239,7 +239,7 @@ def test_an_image_behind_first_rows_without_any_is_refused_in_a_stream(vision_mo
 def test_a_family_that_was_not_shown_is_refused_by_name(tmp_path, model_folder):
     data = write_rows(tmp_path, [[(70, 50)]] * 2)
     with pytest.raises(
-        UserError, match=r"images: given, but the model reads none \(at .*\); expected a model of qwen2_vl"
+        UserError, match=r"images: given, but this model does not accept images \(at .*\); expected a model of qwen2_vl"
     ):
         check(model_folder, data)
 

@@ -38,7 +38,7 @@ def test_fused_experts_that_all_linear_leaves_out_are_reported_with_their_names(
 
 @pytest.mark.slow
 def test_modules_whose_adapters_peft_would_not_find_again_are_reported():
-    assert "peft would not find adapters of model.layers.1.mlp.shared_experts.gate_proj" in str(described("laguna"))
+    assert "peft could not load adapters of model.layers.1.mlp.shared_experts.gate_proj" in str(described("laguna"))
 
 
 def test_a_model_that_changes_its_weights_to_evaluate_is_refused_with_the_line_that_fixes_it():
@@ -69,7 +69,7 @@ def test_the_weight_of_the_routers_loss_is_the_models_own_unless_it_is_set():
     assert aux_loss_coef(silent, None) == aux_loss_coef(dense, None) == 0
     assert aux_loss_coef(silent, 0.5) == 0.5
     assert aux_loss_coef(asked, 0) == 0
-    assert "0.1 x the auxiliary loss" in str(described("mixtral"))
+    assert "0.1 x the load-balancing (auxiliary) loss" in str(described("mixtral"))
 
 
 # Others

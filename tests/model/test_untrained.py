@@ -25,7 +25,7 @@ def problems_of(recipe, *tokens):
 def test_the_embedded_model_has_untrained_role_tokens_and_a_trained_end_token(recipe):
     assert problems_of(recipe(TINY), "<|end|>", "<|bos|>") == ""
     message = problems_of(recipe(TINY), "<|user|>")
-    assert "<|user|> ends the answers" in message and "lora freezes its row" in message
+    assert "<|user|> ends the answers" in message and "looks untrained, and lora freezes it" in message
     assert "--trainable_tokens '<|user|>'" in message
     assert "only merged: python recipes/export.py final --output_dir merged" in message
 

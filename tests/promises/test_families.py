@@ -9,7 +9,7 @@ import pytest
 from helpers import ROOT, matrix
 
 # Refusals by method or packing; every other cell of the family must be ok.
-NO_PACKS = {"packing": r"samples of a pack see each other .* --packing false"}
+NO_PACKS = {"packing": r"packed samples influence each other .* --packing false"}
 KINDS = {
     "gemma3": {},  # vision tower, sliding window
     "mixtral": {},  # fused experts, routers with a loss
@@ -20,7 +20,7 @@ KINDS = {
     "qwen2_moe": {},  # shared experts
     "deepseek_v3": {},  # persistent buffers, latent attention
     # Chunked attention, routers that are linear, a prefix of no module; a temperature that changes with the place.
-    "llama4_text": {"packing": "losses of a sample depend on its pack"},
+    "llama4_text": {"packing": "loss of a sample depends on others"},
     "mllama": {},  # layers that text skips
     "mistral3": {},  # text of a model of images
     "qwen2_5_vl": {},  # positions of images

@@ -90,7 +90,7 @@ def test_an_adapter_of_a_head_keeps_the_order_of_its_labels(finetune, data, tmp_
     file = tmp_path / "alone/adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"task_type": None}))
     refused = finetune("untold", **again, labels="2,0,1")
-    assert refused.status == 2 and "holds an adapter of no task" in refused.output, refused.output
+    assert refused.status == 2 and "holds an adapter for no task" in refused.output, refused.output
 
 
 def test_a_head_on_plain_texts_has_no_chat_template_wherever_it_is_written(
@@ -128,7 +128,7 @@ def test_a_head_on_plain_texts_has_no_chat_template_wherever_it_is_written(
             export(checkpoint, tmp_path / "wrong", base, *flags)
     with pytest.raises(UserError) as caught:
         export(run.folder, tmp_path / "file", "--format=gguf")
-    assert "gguf of a model of scores" in str(caught.value) and "llama_cpp" not in str(caught.value)
+    assert "gguf needs a causal language model" in str(caught.value) and "llama_cpp" not in str(caught.value)
 
 
 def test_an_embedder_is_what_sentence_transformers_reads_and_is_scored_as_that(finetune, fp32, data, tmp_path):
@@ -162,7 +162,7 @@ def test_a_family_with_dropout_has_no_embedding_unless_it_is_that_of_another_hea
         model = GPT2Model(config)
     assert config.summary_first_dropout and not list(check_head(model))
     config.attn_pdrop = 0.1
-    assert "attn_pdrop 0.1: two passes over a text would differ" in str(*check_head(model))
+    assert "attn_pdrop 0.1: dropout would make the two GradCache passes differ" in str(*check_head(model))
 
 
 @pytest.mark.parametrize("id2label", [{0: "a", 7: "b"}, {0: "a", 1: "a"}])
@@ -174,12 +174,12 @@ def test_a_model_whose_labels_have_no_names_of_their_own_is_refused(id2label):
 TINY = ROOT / "recipes/tiny"
 REFUSED = [
     ("classify", {"predict_with_generate": True}, "predict_with_generate: given with objective classify"),
-    ("embed", {"matryoshka_dims": "16,64"}, "matryoshka_dims: 64, and the embeddings of"),
+    ("embed", {"matryoshka_dims": "16,64"}, "matryoshka_dims: 64, but embeddings of"),
     ("embed", {"lora_dropout": 0.1, "method": "lora"}, "two passes over a text would differ"),
     (
         "reward",
         {"model_name_or_path": TINY / "model", "adapter_name_or_path": TINY / "sft", "method": "lora"},
-        "holds an adapter of CAUSAL_LM",
+        "holds an adapter for CAUSAL_LM",
     ),
 ]
 

@@ -87,7 +87,7 @@ def test_a_drifted_replica_stops_the_run_and_is_named(finetune, config, processe
     flags = {"config": config, "method": "lora", "global_batch_size": 4 * processes, "max_steps": 6}
     run = finetune("run", processes, prepare=partial(push, 3), check_replicas=2, **flags)
     assert run.status == 1 and "Traceback" not in run.output
-    assert "error: rank 0: step 4: replicas have drifted apart: " in run.output
+    assert "error: rank 0: step 4: replicas diverge: " in run.output
     assert "lora_A" in run.output
     assert (" on rank 1\n" if config == "ddp" else " (shard 1) on rank 3\n") in run.output  # of two, the first counts
     assert [row["step"] for row in run.rows] == [1, 2, 3]

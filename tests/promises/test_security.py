@@ -148,7 +148,7 @@ def test_an_adapter_beside_the_weights_is_not_put_into_them_unasked(folder):
 
     config = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
     get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config).save_pretrained(folder)
-    with pytest.raises(UserError, match=r"an adapter beside its weights.*\n.*--adapter_name_or_path"):
+    with pytest.raises(UserError, match=r"contains an adapter too.*\n.*--adapter_name_or_path"):
         open_model(folder)
 
 

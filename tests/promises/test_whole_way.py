@@ -107,15 +107,15 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"data": "text|ids", "answers": "generated"}, "predict_with_generate: .* asks nothing"),
     ({"extra": "router", "topology": "fsdp"}, "router_aux_loss_coef: .* under FSDP2"),
     ({"extra": "router", "topology": "fsdp1"}, "router_aux_loss_coef: .* under FSDP1"),
-    ({"whole": "head", "tied": "yes"}, "are one weight here, of which"),
-    ({"whole": "embedding", "tied": "yes", "family": "gpt2|bloom"}, "are one weight here, of which"),
+    ({"whole": "head", "tied": "yes"}, "are tied here, and peft"),
+    ({"whole": "embedding", "tied": "yes", "family": "gpt2|bloom"}, "are tied here, and peft"),
     ({"whole": "embedding", "tied": "yes", "topology": "fsdp1"}, "output head that trains beside adapters"),
     ({"whole": "head", "topology": "fsdp1"}, "output head that trains beside adapters"),
     ({"targets": "head", "topology": "fsdp1"}, "output head that trains beside adapters"),
-    ({"targets": "head", "tied": "yes"}, "an adapter on it cannot be merged"),
+    ({"targets": "head", "tied": "yes"}, "an adapter on them cannot be merged"),
     ({"targets": "head", "whole": "head"}, "lora_modules_to_save"),
     ({"targets": "head", "tokens": "new|trained"}, "lm_head gets an adapter"),
-    ({"family": "gpt2", "method": "oft"}, "does not take GPT2LMHeadModel so"),
+    ({"family": "gpt2", "method": "oft"}, "cannot adapt GPT2LMHeadModel with"),
     ({"objective": "grpo", "method": "full", "kl": "k2|k3", "topology": "fsdp1"}, "beta: under FSDP1 with method full"),
 ]
 
@@ -195,7 +195,7 @@ REFUSED += [
     ),
     (
         {"family": "gemma3", "sequence": "parallel", "topology": "ddp|fsdp|fsdp1"},
-        "sequence_parallel_size: 2, with a model of more than text",
+        "sequence_parallel_size: 2, with a multimodal model",
     ),
     ({"tiles": "yes", "checkpointing": "no"}, "tiled_mlp: true, with gradient_checkpointing False"),
     ({"tiles": "yes", "topology": "fsdp1"}, "tiled_mlp: under FSDP1"),

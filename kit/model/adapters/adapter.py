@@ -35,7 +35,7 @@ from kit.system.errors import Problem, Problems, UserError, did_you_mean, first_
 
 _FIELD = "adapter_name_or_path"
 # Merged, an adapter on one of the two would change the other as well.
-_TIED = "the embedding or the output head, which are one weight in this model: an adapter on it cannot be merged"
+_TIED = "the embedding or the output head, which are tied in this model: an adapter on them cannot be merged"
 _CHANGING_BASES = ("pissa", "olora", "corda", "lora_ga", "loftq", "mica")  # init_lora_weights of a saved adapter
 # Kinds that add to a weight as it is stored: on 4 bits they would take the packed weights for plain ones.
 _ON_PLAIN_WEIGHTS = {"hra", "loha", "lokr"}
@@ -170,7 +170,7 @@ def adapters_off(model: torch.nn.Module) -> Iterator[None]:
     from peft.utils.other import AuxiliaryTrainingWrapper
 
     adapted: list[Any] = [m for m in model.modules() if isinstance(m, BaseTunerLayer | AuxiliaryTrainingWrapper)]
-    assert adapted, "the weights of the model change, so it has no reference in it"
+    assert adapted, "the weights of the model change, so it does not contain the reference model"
     for module in adapted:
         module._disable_adapters = True
     try:
@@ -197,10 +197,10 @@ def _check_kind(settings: MethodSettings) -> list[Problem]:
         expected = f"one of {', '.join(ADAPTER_TYPES)}"
         return [Problem("adapter_type", repr(kind), expected, did_you_mean(kind, ADAPTER_TYPES))]
     if settings.method == "qlora" and kind in _ON_PLAIN_WEIGHTS:
-        return [Problem("adapter_type", f"{kind}, which does not go with a base of 4 bits", fix="--method lora")]
+        return [Problem("adapter_type", f"{kind}, which does not work on a 4-bit base", fix="--method lora")]
     known = {field.name for field in fields(_config_class(kind))}
     known -= _NO_OPTIONS if kind == "lora" else _NO_OPTIONS - {"r"}
-    expected = f"options of peft's {kind} that have no flag of their own: {', '.join(sorted(known))}"
+    expected = f"fields of peft's {kind} config without a flag of their own: {', '.join(sorted(known))}"
     unknown = [name for name in settings.adapter_options or {} if name not in known]
     return [Problem("adapter_options", repr(name), expected, did_you_mean(name, known)) for name in unknown]
 
@@ -220,22 +220,24 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> None:
         config.init_lora_weights = False
         config.base_model_name_or_path = None
     except Exception as error:  # the JSON may hold anything
-        raise UserError(_FIELD, f"{folder / ADAPTER_FILES[0]} is no adapter's: {first_line(error)}") from None
+        raise UserError(_FIELD, f"{folder / ADAPTER_FILES[0]} is not an adapter config: {first_line(error)}") from None
     if kind != settings.adapter_type or kind not in ADAPTER_TYPES:
         fix = f"--adapter_type {kind}" if kind in ADAPTER_TYPES else ""
-        raise UserError(_FIELD, f"{folder} holds an adapter of {kind.upper()}", settings.adapter_type.upper(), fix)
+        raise UserError(_FIELD, f"{folder} holds a {kind.upper()} adapter", settings.adapter_type.upper(), fix)
     wanted = TASKS[head_of(meta_model.config)]
     # Without its task, peft would neither train nor save a new head.
     if config.task_type != wanted and (config.task_type or wanted == TASKS["scores"]):
-        found = f"{folder} holds an adapter of {config.task_type or 'no task'}, and this model computes {wanted}"
-        fix = "`kit export` merges it, that of a head in the folder of its run; then --model_name_or_path with it"
+        found = f"{folder} holds an adapter for {config.task_type or 'no task'}, and this model is for {wanted}"
+        fix = "merge it with `kit export` (one with a head: its run), then use --model_name_or_path with that"
         raise UserError(_FIELD, found, fix=fix)
     indices = getattr(config, "trainable_token_indices", None) or []  # ids, or ids for each module
     lists = indices.values() if isinstance(indices, dict) else [indices]
     last_id = max((max(ids) for ids in lists if ids), default=-1)
     if last_id >= num_rows(meta_model):
-        found = f"{folder} trained the token of id {last_id}, this model has {num_rows(meta_model)} rows"
-        raise UserError(_FIELD, found, "its tokenizer beside it", _base_flag(base))
+        found = (
+            f"{folder} trained token id {last_id}, out of range for this model's vocabulary of {num_rows(meta_model)}"
+        )
+        raise UserError(_FIELD, found, "an adapter with its tokenizer", _base_flag(base))
     if use_dora and settings.method == "qlora":
         found = f"{folder} was made with use_dora, given with method qlora"
         raise UserError(_FIELD, found, fix="--method lora")
@@ -301,12 +303,14 @@ def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:
             elif any(module is table for module in named.values() for table in tied):
                 problems.append(Problem(field, f"{target!r} is {_TIED}", "modules that can be merged", "leave it out"))
             elif lost_here:
-                found = f"{target!r} is also {lost_here[0]}, whose saved adapter peft would not find again"
+                found = f"{target!r} is also {lost_here[0]}, whose saved adapter peft could not load"
                 problems.append(Problem(field, found, "names that leave it out, or all-linear"))
     problems += check_rows_and_modules(settings, meta_model)
     if not problems and (reason := _refusal(settings, meta_model)):
         where = "adapter_options" if settings.adapter_options else field
-        found = f"peft's {settings.adapter_type} does not take {type(meta_model).__name__} so ({reason})"
+        found = (
+            f"peft's {settings.adapter_type} cannot adapt {type(meta_model).__name__} with these settings ({reason})"
+        )
         problems.append(Problem(where, found, "linear modules, and options that fit them"))
     return problems
 

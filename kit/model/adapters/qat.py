@@ -102,12 +102,12 @@ def _forward(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def check_qat(settings: MethodSettings, meta_model: Any) -> list[Problem]:
-    """Return what speaks against the ``qat`` of ``settings``, before any weight is read."""
+    """Return why the ``qat`` of ``settings`` cannot be used, before any weight is read."""
     if find_spec("torchao") is None:
         return [Problem("qat", "torchao is not installed", fix=_INSTALL)]
     rounded = layers(meta_model)
     if not rounded:
-        found = f"{type(meta_model).__name__} has no layer of torch's Linear, and torchao rounds no other"
+        found = f"{type(meta_model).__name__} has no torch.nn.Linear layer, and torchao quantises no other"
         return [Problem("qat", found, fix="leave it out")]
     size = _scheme(settings)[2]
     odd = {name: layer.in_features for name, layer in rounded.items() if size and layer.in_features % size}
@@ -127,7 +127,7 @@ def _scheme(settings: MethodSettings) -> tuple[int, bool, int | None]:
 def describe_qat(settings: MethodSettings) -> str:
     """Return a line that says what is rounded."""
     bits, rounds_inputs, size = _scheme(settings)
-    shares = f"{size} weights" if size else "a row"
-    inputs = ", and their inputs to 8 bits, each token with a scale of its own" if rounds_inputs else ""
+    groups = f"in groups of {size}" if size else "per row"
+    inputs = ", activations to 8 bits per token" if rounds_inputs else ""
     once = "" if settings.method == "full" else "; the adapter is not rounded"
-    return f"qat: weights of linear layers, but the head's, rounded to {bits} bits, a scale for {shares}{inputs}{once}"
+    return f"qat: linear layers, except the head: weights rounded to {bits} bits {groups}{inputs}{once}"

@@ -30,16 +30,16 @@ def why_not_served(config: Any, by_vllm: bool = False) -> str:
     """
     kind = config.peft_type.upper()  # plain text also of peft's PeftType, whose own text has the name of its class
     if kind != "LORA":
-        return f"vLLM and llama.cpp take no {kind} adapter, only LoRA"
+        return f"vLLM and llama.cpp load no {kind} adapter, only LoRA"
     kinds = {
-        "trained rows of tokens": config.trainable_token_indices,
-        "modules that trained whole": config.modules_to_save,
+        "trained token rows": config.trainable_token_indices,
+        "modules_to_save": config.modules_to_save,
         "DoRA": config.use_dora,
     }
     found = [kind for kind, has_it in kinds.items() if has_it]
     if found:
-        return f"vLLM and llama.cpp take no adapter with {' and '.join(found)}"
+        return f"vLLM and llama.cpp load no adapter with {' and '.join(found)}"
     if max([config.r, *(config.rank_pattern or {}).values()]) > _VLLM_RANK:
-        return f"vLLM takes no adapter of a rank above {_VLLM_RANK}"
+        return f"vLLM loads no adapter of rank above {_VLLM_RANK}"
     is_weaker = config.use_rslora and not by_vllm
-    return "llama.cpp, SGLang and LMDeploy do not know the scale of use_rslora" if is_weaker else ""
+    return "llama.cpp, SGLang and LMDeploy do not apply the scaling of use_rslora" if is_weaker else ""

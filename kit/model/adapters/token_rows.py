@@ -65,7 +65,7 @@ def _trains_rows(adapter: str) -> bool:
 
 
 def rows_and_modules_options(model: Any, settings: MethodSettings) -> dict[str, Any]:
-    """Return the arguments of ``LoraConfig`` for rows and whole modules, which train beside the adapters."""
+    """Return the arguments of ``LoraConfig`` for token rows and ``modules_to_save``."""
     whole: list[str] = []
     for name in settings.lora_modules_to_save or []:
         whole += _names_for_peft(model, name)
@@ -115,7 +115,7 @@ def _check_whole_modules(
     names_table = matches_any(tables[0], whole)
     flag = flag_of_whole_tables(model)
     if len(tables) == 1 and (names_head or names_table) and not (flag and names_table):
-        found = f"{tables[0]} and the output head are one weight here, of which peft would train one alone"
+        found = f"{tables[0]} and the output head are tied here, and peft would train only one of them"
         yield Problem(field, found, fix=flag or f"--method full; or {_ROWS}")
 
 

@@ -125,13 +125,13 @@ def supports_sdpa(config: Any) -> bool:
 def why_not_varlen(config: Any) -> str:
     """Return why a model with this ``config`` cannot use packed attention; an empty string if it can."""
     if not supports_sdpa(config):
-        return "a model class that takes eager attention only"
+        return "a model class that supports eager attention only"
     if not getattr(model_class(config), "_supports_attention_backend", True):
-        return "a model class with kernels of its own"
+        return "a model class with its own kernels"
     if config.get_text_config() is not config:
-        return "a model of more than text"
+        return "a multimodal model"
     if not is_causal(config):
-        return "attention to later tokens"
+        return "attention that is not causal"
     layer_types = getattr(config, "layer_types", None)
     for other in sorted(set(layer_types or ()) - {"full_attention"}):
         return f"layers of {other}"

@@ -51,7 +51,7 @@ def check_compile(model: torch.nn.Module, class_names: Collection[str], packing:
         return [Problem("torch_compile", found, fix="--torch_compile false; or --packing false")]
     if class_names:
         return []
-    found = f"{type(model).__name__} does not say what its decoder layers are"
+    found = f"{type(model).__name__} does not name its decoder layers"
     return [Problem("torch_compile", found, fix="--torch_compile false")]
 
 
@@ -125,7 +125,7 @@ class CompiledLayers:
                 say(f"warning: torch_compile: more than {MAX_GRAPHS} graphs; calls that need another run uncompiled")
         except (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError) as error:
             self._uncompiled.add(name)
-            say(f"warning: torch_compile: {name} runs uncompiled, since it is not one graph: {first_line(error)}")
+            say(f"warning: torch_compile: {name} runs uncompiled because of a graph break: {first_line(error)}")
         except exc.TorchDynamoException as error:
             found = f"the compiler failed ({first_line(getattr(error, 'inner_exception', error))})"
             raise UserError("torch_compile", found, fix="--torch_compile false") from error

@@ -1,4 +1,4 @@
-"""Linear layers whose products are of 8-bit floats, for ``fp8``.
+"""FP8 (e4m3) matmuls in linear layers, for ``fp8``.
 
 The output, x Wᵀ, and the gradient of the input, dy W, are products of numbers in e4m3, summed in float32, with results
 in bf16. Both factors are rounded anew for each product. Each row that is summed over has a scale of its own: a token of
@@ -80,7 +80,7 @@ def _rounded(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def install_fp8_linear(model: Any) -> None:
-    """Let 8-bit products compute the layers of ``fp8_layers``. Call this when adapters are attached."""
+    """Let FP8 matmuls compute the layers of ``fp8_layers``. Call this when adapters are attached."""
     for _, module in fp8_layers(model)[0]:
         module.is_fp8 = True
         module.forward = MethodType(_forward, module)
@@ -116,7 +116,7 @@ def fp8_layers(model: Any) -> tuple[list[tuple[str, Any]], list[str]]:
 
 
 def check_fp8(meta_model: Any) -> list[Problem]:
-    """Return a problem if no layer of the model can have 8-bit products."""
+    """Return a problem if no layer of the model can have FP8 matmuls."""
     if fp8_layers(meta_model)[0]:
         return []
     found = f"{type(meta_model).__name__} has no linear layer whose sizes are multiples of {_MULTIPLE}"
@@ -124,7 +124,7 @@ def check_fp8(meta_model: Any) -> list[Problem]:
 
 
 def describe_fp8(model: Any) -> str:
-    """Return a line that says which layers have 8-bit products, and which kinds stay in bf16."""
+    """Return a line that says which layers have FP8 matmuls, and which kinds stay in bf16."""
     takes, stays = fp8_layers(model)
     kinds = sorted({name.rpartition(".")[2] for name in stays})
-    return f"fp8: products of {len(takes)} linear layers; in bf16: {', '.join(kinds)} ({len(stays)} layers)"
+    return f"fp8: matmuls of {len(takes)} linear layers; in bf16: {', '.join(kinds)} ({len(stays)} layers)"

@@ -1,4 +1,4 @@
-"""The processes that share rows, and the exchange of tokens for heads between them (``sequence_parallel``)."""
+"""The sequence-parallel group, and its all-to-alls from sequence to head sharding (``sequence_parallel``)."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 
 class SequenceGroup:
-    """The N processes that share rows. This one has the tokens of part ``index``, from 0."""
+    """The N ranks of sequence parallelism. This one has the tokens of slice ``index``, from 0."""
 
     def __init__(self, group: Any, index: int, size: int) -> None:
         """``group``: of torch.distributed, with ``size`` processes, in the order of their parts."""

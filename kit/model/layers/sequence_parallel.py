@@ -1,8 +1,8 @@
-"""Sequence parallelism by all-to-all: N processes share each row, and each holds T / N of its tokens.
+"""Sequence parallelism (Ulysses): each of N ranks holds a slice of the sequence, T / N tokens of each row.
 
-Everything but attention looks at one token at a time. Around attention the processes exchange tokens for heads, so that
-each attends with H / N heads over whole rows, by the same kernels and with the same bounds of samples: Jacobs et al.
-2023, https://arxiv.org/abs/2309.14509.
+Everything but attention looks at one token at a time. All-to-alls around attention switch from sequence to head
+sharding, so that each rank attends with H / N heads over whole rows, by the same kernels and with the same bounds of
+samples: Jacobs et al. 2023, https://arxiv.org/abs/2309.14509.
 
 Promises:
 
@@ -119,7 +119,7 @@ class SharedRows:
 
 
 def sequence_problems(size: int, settings: Any, config: Any, meta_model: Any, router_loss: float) -> list[Problem]:
-    """Return why ``size`` processes cannot share the rows of this model; nothing if they can, or do not.
+    """Return why this model does not support sequence parallelism over ``size`` processes; nothing if it does.
 
     Args:
         settings: of the recipe.
@@ -137,20 +137,20 @@ def sequence_problems(size: int, settings: Any, config: Any, meta_model: Any, ro
     if reason := why_not_varlen(config):
         found = reason
     elif needs_mask(config):
-        found = f"{text.model_type}, whose gradients depend on a mask of padding"
+        found = f"{text.model_type}, whose gradients depend on the padding mask"
     elif text.model_type in _NO_BOUNDS:
-        found = f"{text.model_type}, whose layers do not tell attention where rows begin"
+        found = f"{text.model_type}, whose layers do not pass sequence bounds to attention"
     elif layers:
-        found = f"{type(layers[0]).__name__}, which looks along the row"
+        found = f"{type(layers[0]).__name__}, a recurrent layer or convolution"
     elif limit:
-        found = f"{limit[1]}: a layer knows a token by its place in the row"
+        found = f"{limit[1]}: a layer depends on the position in the row"
     elif "dynamic" in kinds:
-        found = "rope_type dynamic: the longest row sets the frequencies of the positions"
+        found = "dynamic RoPE: the longest row sets the frequencies"
     elif settings.attn_implementation not in ("auto", "varlen"):
         found, fix = f"attn_implementation {settings.attn_implementation}", "--attn_implementation auto"
     elif router_loss:
-        found = f"router_aux_loss_coef {router_loss:g}, a mean over the tokens of one process"
-        fix = "--router_aux_loss_coef 0, by which routers may grow uneven"
+        found = f"router_aux_loss_coef {router_loss:g}, a load-balancing loss over the tokens of one process"
+        fix = "--router_aux_loss_coef 0; expert load may become unbalanced"
     elif heads % size:
         found = f"{heads} attention heads"
         expected = f"one of {', '.join(str(n) for n in range(1, heads + 1) if heads % n == 0)}"

@@ -1,4 +1,4 @@
-"""MLPs and norms over tiles of tokens, for ``tiled_mlp``: they make the largest tensors of a long row.
+"""Tiled MLP (ALST), for ``tiled_mlp``: MLP and norms in sequence chunks; they make the largest tensors of a long row.
 
 They map each token by itself, so their backward pass can be made for one tile of tokens after another. Each tile keeps
 its input and computes the rest again. As in https://arxiv.org/abs/2506.13996, section 3.1.1.
@@ -20,7 +20,7 @@ def check_tiled_mlp(model: Any) -> list[Problem]:
     """Return a problem if ``model``, which may be on meta, has a decoder layer without an MLP that can be tiled."""
     if len(_mlps(model)) == model.config.get_text_config().num_hidden_layers:
         return []
-    found = f"true, but layers of {type(model).__name__} have no gated MLP of single tokens, such as Llama's"
+    found = f"true, but layers of {type(model).__name__} have no gated MLP such as Llama's"
     return [Problem("tiled_mlp", found, fix="--tiled_mlp false")]
 
 

@@ -50,12 +50,12 @@ def model_class(config: Any) -> Any:
 
 
 def why_no_text(config: Any) -> str:
-    """Return why the text of a model that reads images cannot be trained; empty if it can, or if it reads none."""
+    """Return why a vision-language model cannot be trained on text; empty if it can, or if it is text-only."""
     brings_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     whole = _class_of_images(config)
     if whole is None or brings_class or model_class(config) is not None:
         return ""
-    return f"a {whole.__name__}, which reads images: its text alone is not known to be trained right"
+    return f"a {whole.__name__}, a vision-language model that was not tested on text"
 
 
 def _class_of_images(config: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Models with a classification or embedding head: scores of a text, or its embedding.
+"""Sequence-classification, reward and embedding heads.
 
-Promises: a model of scores is that of transformers' ``AutoModelForSequenceClassification``, whose head ``score`` reads
-the state of the last token; one of embeddings is ``AutoModel``. ``architectures`` of the config says which it is, so
-what a run has written is opened again as it was trained.
+Promises: a classifier or reward model is transformers' ``AutoModelForSequenceClassification``, whose linear head
+``score`` reads the hidden state of the last token; an embedding model is ``AutoModel``. ``architectures`` of the
+config says which it is, so what a run has written is opened again as it was trained.
 """
 
 import inspect
@@ -64,25 +64,25 @@ def with_head(config: Any, settings: ObjectiveSettings, name: str, max_length: i
         return config
     if own not in (wanted, "lm"):
         found = f"{name} is a {config.architectures[0]}, and objective {settings.objective} trains {wanted}"
-        fix = "--objective reward or classify goes on with scores, embed with an embedding"
+        fix = "--objective reward or classify continues a classification head, embed an embedding model"
         raise UserError("model_name_or_path", found, fix=fix)
     made = _CLASSES[wanted]._model_mapping.get(type(config), None)
     if made is None or config.get_text_config() is not config:
-        expected = "a model of text alone, of a family for which transformers has such a head"
-        found = f"{name} is a {config.model_type}, which has no head for {wanted}"
+        expected = "a text-only model of a family for which transformers has such a head"
+        found = f"{name} is a {config.model_type}, for which transformers has no head for {wanted}"
         raise UserError("model_name_or_path", found, expected)
     config.architectures = [made.__name__]
     if wanted == "embedding":
         if long := [size for size in settings.matryoshka_dims if size > config.hidden_size]:
-            found = f"{long[0]}, and the embeddings of {name} have {config.hidden_size} numbers"
-            raise UserError("matryoshka_dims", found, "fewer")
+            found = f"{long[0]}, but embeddings of {name} have {config.hidden_size} components"
+            raise UserError("matryoshka_dims", found, f"at most {config.hidden_size}")
         # For ``write_sentence_transformers``, whenever it is written.
         config.sentence_transformers = {"pooling": settings.pooling, "max_length": max_length}
     labels = settings.scores
     if wanted == "scores" and (own == "lm" or labels):
         if own == wanted and config.num_labels != len(labels):
-            found = f"{name} has {config.num_labels} scores, and {len(labels)} are trained"
-            raise UserError("labels", found, fix="a model without a head of its own")
+            found = f"the classification head of {name} has {config.num_labels} labels, the recipe {len(labels)}"
+            raise UserError("labels", found, fix="a model without a classification head")
         config.tie_word_embeddings = False  # no head is left that could be tied
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: i for i, label in enumerate(labels)}
@@ -91,7 +91,7 @@ def with_head(config: Any, settings: ObjectiveSettings, name: str, max_length: i
 
 
 def labels_of(config: Any) -> list[str]:
-    """Return the names of the labels of a model of scores; empty if it has no names of its own.
+    """Return the label names of a classifier; empty if it has no names of its own.
 
     Raises ``UserError`` if a number has no name, or not one of its own.
     """
@@ -103,7 +103,7 @@ def labels_of(config: Any) -> list[str]:
 
 
 def show_head(model: Any) -> None:
-    """Let ``get_output_embeddings`` of a model of scores return its head, as that of other models does."""
+    """Let ``get_output_embeddings`` of a classifier return its head, as that of other models does."""
     if head_of(model.config) == "scores" and hasattr(model, SCORE):
         model.get_output_embeddings = MethodType(lambda self: getattr(self, SCORE), model)
 
@@ -121,7 +121,7 @@ def silent_about_head(config: Any) -> Iterator[None]:
 
 
 def draw_head(model: Any, missing: list[str], seed: int) -> list[str]:
-    """Draw the weights of a new head, the same on every rank. Returns the missing weights that are not its own.
+    """Initialise a new head, the same on every rank. Returns the missing weights that are not its own.
 
     Args:
         missing: names of the weights that the files lack.
@@ -134,28 +134,30 @@ def draw_head(model: Any, missing: list[str], seed: int) -> list[str]:
     with torch.no_grad():
         weight.copy_(drawn)
     names = listed([*model.config.id2label.values()], 10)
-    model.new_head = f"note: the head of {len(weight)} scores ({names}) is new, its weights drawn by seed {seed}"
+    model.new_head = (
+        f"note: the classification head ({len(weight)} labels: {names}) is new, initialised with seed {seed}"
+    )
     return [name for name in missing if name != f"{SCORE}.weight"]
 
 
 def check_head(meta_model: Any) -> Iterator[Problem]:
-    """Return a problem if the family reads something else than the state of the last token, or has dropout."""
+    """Return a problem if the family classifies by something else than the last token's state, or has dropout."""
     head = head_of(meta_model.config)
     name = type(meta_model).__name__
 
     source = inspect.getsource(type(meta_model).forward) if head == "scores" else ""
     if head == "scores" and ("pooled_logits = logits[" not in source or not hasattr(meta_model, SCORE)):
-        found = f"{name}, whose scores are not known to be those of the last token"
+        found = f"{name}, which is not known to classify by the last token"
         yield Problem("model_name_or_path", found, "a family like Llama, Qwen, Gemma or Mistral")
     if head == "embedding":
         drops = [
             f"{key} {value}"
             for key, value in vars(meta_model.config).items()
             if value and ("dropout" in key or key.endswith("_pdrop"))
-            if not key.startswith(("summary_", "classifier_"))  # of heads, which an embedding has not
+            if not key.startswith(("summary_", "classifier_"))  # of heads, which an embedding model lacks
         ]
         if drops:
-            found = f"{name} has {listed(drops)}: two passes over a text would differ"
+            found = f"{name} has {listed(drops)}: dropout would make the two GradCache passes differ"
             yield Problem("model_name_or_path", found, fix="write 0 there in its config.json")
 
 
@@ -180,8 +182,8 @@ def pad_with(tokenizer: Any, last_ids: set[int]) -> None:
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in last_ids:
             tokenizer.pad_token = token
             return
-    found = "each of its special tokens ends a text, so none could pad it"
-    raise UserError("model_name_or_path", found, "a tokenizer with a pad_token of its own")
+    found = "no pad token available: every special token also ends a text"
+    raise UserError("model_name_or_path", found, "a tokenizer with a pad_token")
 
 
 def read_pooling(name: str, revision: str | None) -> str | None:

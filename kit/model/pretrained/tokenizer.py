@@ -85,7 +85,7 @@ def _check_known(tokenizer: Any, tokens: list[str]) -> None:
     raise_if(
         Problem(
             "trainable_tokens",
-            f"{token!r} is no token of the tokenizer",
+            f"{token!r} is not in the tokenizer",
             "a token that it has",
             did_you_mean(token, tokenizer.get_added_vocab()) or "--new_tokens adds one",
         )

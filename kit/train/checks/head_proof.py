@@ -80,7 +80,7 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
             model.train(was_training)
             reshard(model)
             if difference > 1e-2:
-                found = f"its scores are not those of the last token: they differ by {difference:.1%}"
+                found = f"it does not classify by the last token: scores differ by {difference:.1%}"
                 raise UserError("model_name_or_path", found, "a family like Llama, Qwen, Gemma or Mistral")
             return []
         magnified = _SPREAD / max(own.std().item(), 1e-4)
@@ -96,11 +96,11 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
     if not prepared.ranks.sum(differs).item():
         return []
     if size > 1:
-        raise refused(f"losses of shared rows differ by {worst:.1%} from those of whole rows")
+        raise refused(f"its losses with sequence parallelism differ by {worst:.1%} from those without")
     base.uses_own_logits = True
     return [
-        "note: losses come from the logits that the model computes itself, of all positions at once, which takes more"
-        f" memory: the kit's own way gives losses that differ by {worst:.1%} on a test"
+        "note: the model computes its own logits, of all positions at once, which takes more memory: losses of the"
+        f" kit's chunked loss head differ by {worst:.1%} on a test"
     ]
 
 

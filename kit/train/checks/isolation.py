@@ -129,9 +129,9 @@ def check_isolation(
         else:
             found = "a gradient passes" if sends_gradient() else ""
     except (ValueError, TypeError, AttributeError) as error:
-        found = f"this model takes no packs ({str(error).splitlines()[0]})"
+        found = f"this model does not support packing ({str(error).splitlines()[0]})"
         raise UserError("packing", found, fix="--packing false") from None
     model.train(was_training)
     if found:
-        found = f"samples of a pack see each other in this model ({found})"
+        found = f"packed samples influence each other in this model ({found})"
         raise UserError("packing", found, "the same losses whatever comes before", "--packing false")

@@ -1,4 +1,4 @@
-"""Check that the copies of the model on all processes are equal, bit for bit."""
+"""Check that data-parallel replicas are bit-identical."""
 
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ def describe_check(prepared: "Prepared", every: int) -> list[str]:
     num, processes = len(replicated(prepared.accelerator, prepared.model)), prepared.strategy.num_processes
     if num and processes > 1:
         return [f"replicas: {num} tensors of {processes} processes are compared every {every} steps"]
-    return ["warning: --check_replicas has nothing to compare: no process has a copy of what another one has"]
+    return ["warning: --check_replicas has nothing to compare: no weights are replicated"]
 
 
 def compare_replicas(prepared: "Prepared", every: int, step: int) -> None:
@@ -55,7 +55,7 @@ def compare_replicas(prepared: "Prepared", every: int, step: int) -> None:
             drifted.append(f"{name}{f' (shard {number})' if count > 1 else ''} on rank {', '.join(others)}")
     everywhere = list(dict.fromkeys(each for of_rank in gather_object([drifted]) for each in of_rank))
     if everywhere:
-        raise TrainingError(f"step {step}: replicas have drifted apart: {listed(everywhere, 5)}")
+        raise TrainingError(f"step {step}: replicas diverge: {listed(everywhere, 5)}")
 
 
 def checksums(tensors: list[torch.Tensor]) -> list[int]:

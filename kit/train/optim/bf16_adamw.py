@@ -1,4 +1,4 @@
-"""AdamW on weights and moments in bf16, which it rounds at random: ``optim: adamw_bf16``.
+"""AdamW on bf16 weights and moments, with stochastic rounding: ``optim: adamw_bf16``.
 
 The update is that of ``torch.optim.AdamW``, computed in float32. A result x between two neighbours in bf16 becomes the
 upper one with the probability (x - lower) / (upper - lower), so its mean is x. Rounded to the nearest, an update below

@@ -1,7 +1,7 @@
-"""Build the optimiser for the trainable weights, and give each of its groups the learning rate of a step.
+"""Build the optimiser for the trainable weights, and set the learning rate of each parameter group.
 
-Promises: a group keeps its factor of the schedule. It is the rate with which the group was made, divided by the peak
-rate, so a resume needs no saved state.
+Promises: a parameter group keeps its learning-rate multiplier: the rate with which the group was made, divided by the
+peak rate. So a resume needs no saved state.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from kit.strategy.weights import own_part
 if TYPE_CHECKING:
     from kit.config.settings.optimisation import OptimSettings
 
-_FACTOR = "rate_factor"  # of a group; torch keeps keys of a group that it does not know
+_MULTIPLIER = "rate_factor"  # of a group; torch keeps keys of a group that it does not know
 
 
 class AdamW(torch.optim.AdamW):
@@ -39,12 +39,12 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimiser of the trainable weights. Weights of one dimension (norms, biases) get no weight decay.
 
-    With ``loraplus_lr_ratio`` matrices B learn so many times as fast (LoRA+, Hayou et al. 2024,
+    With ``loraplus_lr_ratio`` the learning rate of the B matrices is so many times higher (LoRA+, Hayou et al. 2024,
     https://arxiv.org/abs/2402.12354), and with them DoRA's vectors, as in peft. ``embedding_learning_rate`` is the rate
     of all that trains of embedding and head, also of their adapters.
 
     Args:
-        peak_learning_rate: the rate of a group that names no ``lr``; see ``keep_rate_factors`` for one that does.
+        peak_learning_rate: the rate of a group that names no ``lr``; see ``keep_lr_multipliers`` for one that does.
         seed: of an optimiser that draws random bits.
     """
     rates = _rates(model, settings, peak_learning_rate)
@@ -120,23 +120,23 @@ def step_unless(optimizer: torch.optim.Optimizer, is_spoilt: torch.Tensor) -> No
         del plain.found_inf
 
 
-def keep_rate_factors(optimizer: torch.optim.Optimizer, peak_learning_rate: float) -> list[str]:
-    """Keep the factor of each group of a new optimiser: the rate it has now, divided by the peak rate.
+def keep_lr_multipliers(optimizer: torch.optim.Optimizer, peak_learning_rate: float) -> list[str]:
+    """Keep the learning-rate multiplier of each parameter group of a new optimiser: its rate, divided by the peak rate.
 
     Returns:
-        A line that says which factors there are; no line if all groups have the rate of the schedule.
+        A line with the multipliers; no line if all groups have the rate of the schedule.
     """
     sizes: Counter[float] = Counter()
     for group in optimizer.param_groups:
-        group[_FACTOR] = group["lr"] / peak_learning_rate
-        sizes[group[_FACTOR]] += sum(p.numel() for p in group["params"])
+        group[_MULTIPLIER] = group["lr"] / peak_learning_rate
+        sizes[group[_MULTIPLIER]] += sum(p.numel() for p in group["params"])
     if set(sizes) == {1.0}:
         return []
-    parts = [f"x {factor:g} for {size:,}" for factor, size in sizes.items()]
-    return [f"learning rate: that of the schedule {', '.join(parts)} trainable parameters"]
+    parts = [f"x {multiplier:g} for {size:,}" for multiplier, size in sizes.items()]
+    return [f"learning rate: the schedule's {', '.join(parts)} trainable parameters"]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Give each group ``learning_rate`` times its factor, which is 1 unless ``keep_rate_factors`` found another."""
+    """Give each group ``learning_rate`` times its multiplier, 1 unless ``keep_lr_multipliers`` found another."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group.get(_FACTOR, 1.0)
+        group["lr"] = learning_rate * group.get(_MULTIPLIER, 1.0)

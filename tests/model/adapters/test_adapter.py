@@ -100,10 +100,10 @@ def test_kinds_and_options_that_do_not_fit_are_named(recipe, adapter):
         ({"adapter_type": "adalora"}, ("adapter_type: 'adalora'",)),  # its ranks follow a schedule
         ({"adapter_options": "rank_patern=1"}, ("adapter_options: 'rank_patern'", "did you mean 'rank_pattern'?")),
         ({"adapter_options": "lora_alpha=1"}, ("adapter_options: 'lora_alpha'",)),  # a flag
-        ({"adapter_options": "alpha_pattern=x"}, ("adapter_options: peft's lora does not take LlamaForCausalLM",)),
+        ({"adapter_options": "alpha_pattern=x"}, ("adapter_options: peft's lora cannot adapt LlamaForCausalLM",)),
         # peft would take another size
         ({"adapter_type": "oft", "adapter_options": "oft_block_size=24"}, ("Invalid `oft_block_size` (24)",)),
-        ({"adapter_type": "loha", "method": "qlora"}, ("does not go with a base of 4 bits",)),
+        ({"adapter_type": "loha", "method": "qlora"}, ("does not work on a 4-bit base",)),
         ({"adapter_name_or_path": str(adapter()), "adapter_type": "oft"}, ("adapter of LORA", "--adapter_type lora")),
         ({"adapter_name_or_path": str(adapter(use_dora=True)), "method": "qlora"}, ("use_dora", "--method lora")),
     ]

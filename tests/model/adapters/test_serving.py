@@ -34,6 +34,6 @@ def test_an_adapter_that_holds_more_than_two_matrices_a_module_is_named(recipe):
         others = [name for name in names if not name.endswith(("lora_A.weight", "lora_B.weight"))]
         reason = why_not_served(model.peft_config["default"])
         assert bool(others) == ("vLLM and llama.cpp" in reason), setting
-        assert (reason == "llama.cpp, SGLang and LMDeploy do not know the scale of use_rslora") == (
+        assert (reason == "llama.cpp, SGLang and LMDeploy do not apply the scaling of use_rslora") == (
             setting == "use_rslora"
         ), setting

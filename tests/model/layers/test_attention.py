@@ -180,12 +180,12 @@ def test_why_a_model_cannot_use_packed_attention():
         (LlamaConfig(), ""),
         (Qwen2Config(use_sliding_window=True, max_window_layers=20), "layers of sliding_attention"),
         (MistralConfig(), "a sliding window of 4096 tokens"),
-        (Gemma2Config(), "a model class that takes eager attention only"),
+        (Gemma2Config(), "a model class that supports eager attention only"),
         (Llama4TextConfig(), "layers of chunked_attention"),
         (LlamaConfig(attention_dropout=0.1), "attention_dropout 0.1"),
-        (LlamaConfig(is_causal=False), "attention to later tokens"),
+        (LlamaConfig(is_causal=False), "attention that is not causal"),
         (DeepseekV3Config(), "value heads of another size than query heads"),
-        (JambaConfig(), "a model class with kernels of its own"),
+        (JambaConfig(), "a model class with its own kernels"),
     ]
     for config, reason in cases:
         found = why_not_varlen(config)

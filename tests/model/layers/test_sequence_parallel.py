@@ -14,8 +14,13 @@ from kit.model.layers.sequence_parallel import sequence_problems
 @pytest.mark.parametrize(
     ("family", "attention", "router_loss", "message"),
     [
-        ("nemotron", "auto", 0.0, "2, with nemotron, whose layers do not tell attention where rows begin; expected 1"),
-        ("doge", "auto", 0.0, "2, with doge, whose layers do not tell attention where rows begin; expected 1"),
+        (
+            "nemotron",
+            "auto",
+            0.0,
+            "2, with nemotron, whose layers do not pass sequence bounds to attention; expected 1",
+        ),
+        ("doge", "auto", 0.0, "2, with doge, whose layers do not pass sequence bounds to attention; expected 1"),
         ("mixtral", "auto", 0.01, "2, with router_aux_loss_coef 0.01, .*\n    -> --router_aux_loss_coef 0"),
         ("llama", "eager", 0.0, "2, with attn_implementation eager; .*\n    -> --attn_implementation auto"),
     ],

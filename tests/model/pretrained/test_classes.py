@@ -66,7 +66,7 @@ def test_a_full_run_writes_the_whole_model_with_its_towers_bit_for_bit(built, tm
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("paligemma", "a PaliGemmaForConditionalGeneration, which reads images"),
+        ("paligemma", "a PaliGemmaForConditionalGeneration, a vision-language model"),
         ("udop", "not a causal language model: udop is an encoder and a decoder"),
     ],
 )

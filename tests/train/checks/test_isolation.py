@@ -59,7 +59,7 @@ def jamba():
 def test_recurrent_layers_that_are_not_known_are_refused_under_any_attention(implementation, monkeypatch):
     check(random_model(JambaForCausalLM, jamba(), implementation))
     monkeypatch.setattr(packs, "_ENDINGS", ())
-    with pytest.raises(UserError, match="packing: samples of a pack see each other in this model"):
+    with pytest.raises(UserError, match="packing: packed samples influence each other in this model"):
         check(random_model(JambaForCausalLM, jamba(), implementation))
 
 
@@ -86,7 +86,7 @@ BY_PLACE = {
 def test_a_layer_that_knows_a_token_by_its_place_in_the_row_is_refused(family):
     config = tiny_config(family)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    with pytest.raises(UserError, match="samples of a pack see each other in this model"):
+    with pytest.raises(UserError, match="packed samples influence each other in this model"):
         check(random_model(kind, config, "sdpa"))
 
 
@@ -108,5 +108,5 @@ def test_packs_so_long_that_the_place_counts_are_refused_before_weights_are_read
 
 def test_a_leak_too_small_for_the_losses_is_refused_by_its_gradient(monkeypatch):
     monkeypatch.setattr(packs, "_ENDINGS", ())
-    with pytest.raises(UserError, match=r"samples of a pack see each other in this model \(a gradient passes\)"):
+    with pytest.raises(UserError, match=r"packed samples influence each other in this model \(a gradient passes\)"):
         check(random_model(JambaForCausalLM, jamba(), "sdpa", size=0.5))

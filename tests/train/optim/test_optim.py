@@ -75,8 +75,8 @@ def test_each_group_keeps_its_factor_of_the_schedule():
         slow, fast = layers[0].weight, layers[1].weight
         optimizer.param_groups[0]["params"] = [slow]
         optimizer.add_param_group({"params": [fast], "weight_decay": 0.5, "lr": 0.1})
-        (line,) = optim.keep_rate_factors(optimizer, settings.peak_learning_rate)
-        assert line == "learning rate: that of the schedule x 1 for 80, x 0.333333 for 64 trainable parameters", kind
+        (line,) = optim.keep_lr_multipliers(optimizer, settings.peak_learning_rate)
+        assert line == "learning rate: the schedule's x 1 for 80, x 0.333333 for 64 trainable parameters", kind
         for rate in (0.2, 0.04):
             before = slow.detach().clone(), fast.detach().clone()
             for parameter in layers.parameters():
