@@ -45,7 +45,7 @@ class Request:
     notes: list[str] = field(default_factory=list)  # lines for the user, such as which of two values is taken
 
 
-ABOUT = "Fine-tune a causal language model. Each flag below Launch is also a key of the recipe; flags win."
+ABOUT = "Fine-tune a language model. Each flag below Launch is also a key of the recipe file, which flags override."
 
 
 def read_command_line(
@@ -64,8 +64,8 @@ def read_command_line(
         argv: the words after the script's name.
         stands_for: flag to other flag; if only the first is given, its value is also that of the other.
         about: what the script does, for ``--help``.
-        first: the flags that matter most to it, which ``--help`` lists before the others.
-        positional: flags that words before the first flag are taken to mean, in this order.
+        first: its main flags, which ``--help`` lists before the others.
+        positional: the flags that positional arguments stand for, in this order.
         trains: whether the script trains. If not, what an adapter added when it was begun comes from it, so the
             flags of its run can be given as they are.
     """
@@ -111,7 +111,7 @@ def read_command_line(
     name = name or _name_of(str(values.get("adapter_name_or_path") or values["model_name_or_path"]))
     compares = recipe and (recipe.declared.rows != "answers" or recipe.rolls_out)
     if recipe and compares and recipe.objective not in name.split("-"):
-        name = f"{name}-{recipe.objective}"  # it often follows a run of the same recipe that has learned the answers
+        name = f"{name}-{recipe.objective}"  # it often follows SFT with the same recipe
     return Request(launch, recipe, name, problems + more, notes)
 
 
@@ -195,7 +195,7 @@ _WHICH_FLAG = "put its flag in front of it: --recipe, --config, --dataset, --mod
 
 
 def _stray(word: str, flag: str) -> Problem:
-    """The problem of a word that no flag takes. ``flag``: the one before it; empty without."""
+    """The problem of an argument that belongs to no flag. ``flag``: the one before it; empty without."""
     if word.startswith("-"):
         name = word.strip("-").partition("=")[0].replace("-", "_")
         fix = hint_for_other_key(name) or did_you_mean(name, FLAGS)
@@ -203,7 +203,7 @@ def _stray(word: str, flag: str) -> Problem:
         fix = f"--{flag} takes several values separated by commas"
     else:
         fix = did_you_mean(word.partition("=")[0].replace("-", "_"), FLAGS) or _WHICH_FLAG
-    return Problem(repr(word), "a word without a flag", "--flag value", fix)
+    return Problem(repr(word), "an argument without a flag", "--flag value", fix)
 
 
 def _model_in(word: str) -> str:
@@ -220,7 +220,7 @@ def print_help(about: str = ABOUT, first: Sequence[str] = ()) -> NoReturn:
         "",
         *about.strip().replace(script, os.environ.get(TYPED_AS, script)).splitlines(),
     ]
-    lines += ["", "What matters here"] if first else []
+    lines += ["", "Main flags"] if first else []
     group = None
     for name in dict.fromkeys([*first, *FLAGS]):
         info = FLAGS[name]

@@ -1,4 +1,4 @@
-"""Settings that are right one by one and not together, or that have no effect. Needs only the recipe."""
+"""Conflicts between settings, and settings without effect. Needs only the recipe."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain

@@ -37,12 +37,20 @@ class DatasetEntry(BaseModel):
         None, "names of columns", expected="column=field, separated by commas, each column once"
     )
     prompt_format: Annotated[str, StringConstraints(strip_whitespace=False), AfterValidator(checked_format)] | None = (
-        _data(None, "the question of rows with instruction and input; default: a blank line between", expected=FORM)
+        _data(
+            None, "prompt of rows with instruction and input; default: both, with a blank line between", expected=FORM
+        )
     )
     max_samples: Annotated[float, AfterValidator(fraction_or_count)] | None = _data(
-        None, "rows to use, drawn by seed; below 1 their share", "rows", gt=0, expected=FRACTION_OR_COUNT
+        None,
+        "number of rows to use, drawn by seed; a value below 1 is a fraction",
+        "rows",
+        gt=0,
+        expected=FRACTION_OR_COUNT,
     )
-    weight: float | None = _data(None, "share of the training data, relative to the other weights", ge=0)
+    weight: float | None = _data(
+        None, "sampling weight: fraction of each epoch drawn from this dataset, relative to the other weights", ge=0
+    )
 
     def filled(
         self, config: str | None, split: str, columns: dict[str, str], revision: str | None = None
@@ -89,7 +97,7 @@ def in_one_line(value: Any) -> str:
 
 
 def with_own_names(entries: Sequence[DatasetEntry]) -> list[DatasetEntry]:
-    """Return the entries, each with a name of its own: those that share one get their number in the list behind it."""
+    """Return the entries with unique names: equal names get their position in the list appended."""
     names = [entry.filled(None, "", {}).name for entry in entries]
     own = [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names, start=1)]
     return [

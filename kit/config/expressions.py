@@ -1,4 +1,4 @@
-"""Names of modules, and regular expressions of them, as a user gives them. Plain Python."""
+"""Module names, and regular expressions that match them. Plain Python."""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What the user may have meant by a word that is wrong where it stands."""
+"""Suggestions for a wrong value: what the user may have meant."""
 
 import re
 

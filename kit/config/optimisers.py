@@ -1,4 +1,4 @@
-"""The optimisers: who builds each, what it keeps of a weight, and where it runs.
+"""The optimisers: how each is built, its state per weight, and where it runs.
 
 Promises: the only table of them. The setting ``optim`` lists its names; checks, plans and the optimiser itself read the
 rest here.
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 class Optimiser(NamedTuple):
     """What is known of an optimiser by its name."""
 
-    # Makes it from the model, the groups of weights, the settings, the peak rate and the seed.
+    # Builds it from the model, the parameter groups, the settings, the peak learning rate and the seed.
     build: str = "kit.train.optim.optim.torch_adamw"
     bitsandbytes: str = ""  # the class of that library; empty: torch, or this kit, computes it
     num_moments: int = 2  # tensors of the size of a weight that it keeps
@@ -29,13 +29,13 @@ OPTIMISERS = {
     "adamw_bf16": Optimiser(
         "kit.train.optim.bf16_adamw.build",
         update_bytes=340,  # some forty operations, counted on fake tensors
-        not_fsdp1="the flat parameters of FSDP1 do not say where in a weight a shard begins",
+        not_fsdp1="FSDP1's flat parameters hide where in a weight a shard begins",
     ),
     "adamw_8bit": Optimiser(_BITSANDBYTES, "AdamW8bit", in_8_bits=True),
     "paged_adamw_8bit": Optimiser(_BITSANDBYTES, "PagedAdamW8bit", in_8_bits=True, paged=True),
     "paged_adamw_32bit": Optimiser(_BITSANDBYTES, "PagedAdamW32bit", paged=True),
     "muon": Optimiser(
-        "kit.train.optim.muon.build", moments_of_matrices=1, not_fsdp1="the flat parameters of FSDP1 have no matrices"
+        "kit.train.optim.muon.build", moments_of_matrices=1, not_fsdp1="FSDP1's flat parameters are not matrices"
     ),
     "lion_8bit": Optimiser(_BITSANDBYTES, "Lion8bit", num_moments=1, in_8_bits=True, takes_adamw_rates=False),
     "lion_32bit": Optimiser(_BITSANDBYTES, "Lion32bit", num_moments=1, takes_adamw_rates=False),

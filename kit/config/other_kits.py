@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 KITS = {"axolotl": "axolotl", "LLaMA-Factory": "llama_factory", "TRL": "trl", "ms-swift": "ms_swift"}
-GGUF = "a GGUF file holds weights for inference; take the model that it was made from"
+GGUF = "GGUF files are for inference; use the model that it was made from"
 NOTHING = ("", "none", "null", "~", "[]", "{}")
 OFF = ("false", "no", "off")
 _REASONS = ("needless", "speed", "training", "refused")
@@ -93,7 +93,7 @@ def hint_for_other_key(name: str, value: Any = True) -> str:
     if found is None:
         return ""
     if found.kind == "nothing":
-        return "leave it out: it asks for nothing"
+        return "leave it out: this value has no effect"
     if found.kind == "settings":
         return f"use {found.text or ', with '.join(f'{ours}: {_shown(to)}' for ours, to in found.settings.items())}"
     return f"leave it out: {found.text}" if found.kind == "needless" else found.text
@@ -104,7 +104,7 @@ def _shown(value: Any) -> str:
 
 
 def hint_for_other_value(setting: str, value: str) -> str:
-    """Return why a value of ``setting`` that other programs know is not here; empty if none is known."""
+    """Return why a value of ``setting`` that other programs take is not supported; empty if none is known."""
     words = {
         word: reason
         for reason, words in table_of("common")["values"].get(setting, {}).items()

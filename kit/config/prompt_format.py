@@ -1,4 +1,4 @@
-"""The text of a question that is made of an instruction and its input: ``prompt_format`` of a data set. Pure.
+"""The prompt of a row with an instruction and an input (Alpaca style): ``prompt_format`` of a data set. Pure.
 
 The form is ``{instruction}[ with {input}]``. What stands in square brackets is written only where a row has an input.
 Doubled brackets and braces (``[[``, ``}}``) stand for single ones.
@@ -49,7 +49,7 @@ def _parts(text: str) -> list[tuple[str, bool]]:
 
 
 def question(text: str, instruction: str, more: str) -> str:
-    """Return the question of a row in the format ``text``. ``more``: its input; empty if there is none."""
+    """Return the prompt of a row in the format ``text``. ``more``: its input; empty if there is none."""
     values = {"{instruction}": instruction, "{input}": more}
     return "".join(values.get(part, part) for part, is_optional in _parts(text) if more or not is_optional)
 

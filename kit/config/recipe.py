@@ -43,17 +43,17 @@ class Recipe(
 
     @property
     def precomputes_reference(self) -> bool:
-        """Whether the reference's log-probabilities are computed before the first step.
+        """Whether the reference model's log-probabilities are computed before the first step.
 
-        They must be where the weights of the reference do not stay: in full training, and in an adapter that is trained
-        on. New adapters can be switched off in each step instead.
+        They must be if its weights change: in full fine-tuning, and if a given adapter is trained further. New adapters
+        can be switched off in each step instead.
         """
         weights_change = self.method == "full" or bool(self.adapter_name_or_path)
         return self.declared.has_reference and (self.precompute_reference or weights_change)
 
     @property
     def keeps_initial_weights(self) -> bool:
-        """Whether rollouts compare with weights that train, so that those of the start are kept in host memory."""
+        """Whether the KL penalty needs the initial weights in host memory, because the model's own are trained."""
         return (
             self.declared.rolls_out and bool(self.beta) and (self.method == "full" or bool(self.adapter_name_or_path))
         )

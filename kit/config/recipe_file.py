@@ -156,7 +156,7 @@ def _own_functions(values: dict[str, Any], where: dict[str, str]) -> Iterator[Pr
             del values[key]
             typed = ",".join(map(str, names))
             found = f"{typed}: code, which only the command line may name: a recipe is data, and may come from anyone"
-            yield Problem(where[key], found, fix=f"take the line out, and type --{key} {shlex.quote(typed)}")
+            yield Problem(where[key], found, fix=f"remove the line, and type --{key} {shlex.quote(typed)}")
 
 
 def _parts(
@@ -173,7 +173,7 @@ def _parts(
     allowed = set(Recipe.model_fields) - ({"method", "objective"} if BY_OBJECTIVE in place else {"method"})
     for key in [key for key in settings if place and key not in allowed]:  # at the top, validation looks
         del settings[key]
-        problems.append(Problem(where[place + key], "not a setting that can be here", fix=did_you_mean(key, allowed)))
+        problems.append(Problem(where[place + key], "not allowed here", fix=did_you_mean(key, allowed)))
     for kind in (each for each in kinds if each in values):
         sections = values[kind]
         expected = f"{', '.join(NAMES[kind])}, each with key: value lines"
@@ -187,13 +187,13 @@ def _parts(
                 parts |= of_section
                 problems += more
             else:
-                found = f"found {section!r}" if name in NAMES[kind] else "not its name"
+                found = f"found {section!r}" if name in NAMES[kind] else f"unknown {kind.removeprefix('by_')}"
                 problems.append(Problem(where[inner], found, expected, did_you_mean(name, NAMES[kind])))
     return parts, problems
 
 
 def _leave_out_rate(values: dict[str, Any], where: dict[str, str], method: str, own: str, objective: str) -> str:
-    """Leave out a learning rate that is for ``own``, the file's objective, if ``objective`` is learned at other rates.
+    """Leave out a learning rate that is for ``own``, the file's objective, if ``objective`` needs another one.
 
     Returns:
         A note that says so; empty if there was nothing to leave out.
@@ -203,7 +203,7 @@ def _leave_out_rate(values: dict[str, Any], where: dict[str, str], method: str, 
         return ""
     rate = values.pop("learning_rate")
     return (
-        f"note: {where['learning_rate']}: {rate} is for {own}; {objective} takes its default of "
+        f"note: {where['learning_rate']}: {rate} is for {own}; {objective} uses its default of "
         f"{rates[method != 'full']:.0e} (another: --learning_rate, or {BY_OBJECTIVE} in the file)"
     )
 
@@ -250,8 +250,8 @@ def _lines(node: yaml.Node, shown: str, name: str = "") -> tuple[dict[str, int],
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         full, line = f"{name}.{key.value}".lstrip("."), key.start_mark.line + 1
         if full in lines:
-            fix = f"keep one: the first is in line {lines[full]}"
-            problems.append(Problem(f"{shown}:{line} {key.value}", "given a second time", fix=fix))
+            fix = f"keep one: the first is on line {lines[full]}"
+            problems.append(Problem(f"{shown}:{line} {key.value}", "duplicate key", fix=fix))
         lines.setdefault(full, line)
         inner.append((full, value))
     for full, each in inner:

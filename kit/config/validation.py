@@ -132,13 +132,13 @@ def problems_with_secrets(values: dict[str, Any], where: dict[str, str]) -> list
 
     A run stores its settings beside the model, and models are passed on.
     """
-    fix = "the hub and the trackers take theirs from the environment; write paths and names without"
+    fix = "remove it: the hub and the trackers read credentials from the environment"
     problems = []
     for key, value in values.items():
         for string in _strings(value):
             if redacted(string) != string:
                 found = f"a credential in {redacted(string)!r}"
-                problems.append(Problem(where.get(key, key), found, "none: a run stores its settings", fix))
+                problems.append(Problem(where.get(key, key), found, "no credential: a run stores its settings", fix))
     return problems
 
 
@@ -159,7 +159,7 @@ def _unknown(name: str, where: str, value: Any) -> Problem:
         return Problem(where, "not a setting of this kit", fix=hint)
     if name in Launch.model_fields:
         return Problem(
-            where, "not a key of a recipe", fix=f"take it out, and type it: --{name} {shlex.quote(str(value))}"
+            where, "a flag, not a key of a recipe", fix=f"remove it, and type --{name} {shlex.quote(str(value))}"
         )
     hint = did_you_mean(name, FLAGS if is_flag else Recipe.model_fields)
-    return Problem(where, "unknown flag" if is_flag else "unknown key", fix=hint or "--help lists what there is")
+    return Problem(where, "unknown flag" if is_flag else "unknown key", fix=hint or "--help lists all")

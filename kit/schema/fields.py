@@ -35,14 +35,14 @@ def option(
         expected: describes the allowed values in messages, if the type does not describe them well.
         needs: what must be set so that this has an effect: names of settings with ``or`` between them, each true or,
             as in ``method lora``, of that value. With ``and`` between such needs, each must be met.
-        identity: whether a run with another value of this setting is another run.
+        identity: whether another value of this setting makes it another run.
         limits: limits of pydantic, such as ``ge``.
     """
     extra: Any = {"group": group, "unit": unit, "expected": expected, "identity": identity, "needs": needs}
     return Field(default, description=meaning, json_schema_extra=extra, **limits)
 
 
-FRACTION_OR_COUNT = "whole number, or share below 1,"
+FRACTION_OR_COUNT = "whole number, or fraction below 1,"
 # Strings are stripped and must not be empty: `--dataset "$UNSET"` is a mistake.
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True, str_min_length=1)
 
@@ -144,7 +144,7 @@ def token_list(value: Any) -> Any:
 
 
 def fraction_or_count(value: float | None) -> float | None:
-    """Validate a number that is a share below 1, and a count from 1 on. Raises ``ValueError`` for a count of 1.5."""
+    """Validate a number that is a fraction below 1, and a count from 1 on. Raises ``ValueError`` for a count of 1.5."""
     if value is not None and value >= 1 and value % 1:
         raise ValueError
     return value

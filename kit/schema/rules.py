@@ -1,15 +1,15 @@
-"""Rules between settings that are right one by one. Each stands in the file of the settings that it is about."""
+"""Rules against conflicting settings. Each is declared in the file of the settings that it concerns."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
 class Rule(NamedTuple):
-    """Settings that cannot be used together, and what to say where they are.
+    """Settings that cannot be used together, and the message about them.
 
     Attributes:
         keys: all settings that take part, separated by spaces; the message names the first one.
-        broken: takes the recipe; what it returns is false where the rule is kept. None: it is broken where all are set.
+        broken: takes the recipe and returns something true if the rule is broken. None: it is broken if all are set.
         found: may quote the recipe (``{r.method}``) and what ``broken`` has returned (``{it}``).
         fix: what to type.
     """

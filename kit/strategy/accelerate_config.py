@@ -26,7 +26,7 @@ _KINDS: dict[str, StrategyName] = {
     "multi_cpu": "ddp",
     "fsdp": "fsdp2",
 }
-_OTHER_WAYS = "DeepSpeed, Megatron-LM and TPUs are not offered: --config fsdp; docs/distributed.md says why"
+_OTHER_WAYS = "DeepSpeed, Megatron-LM and TPUs are not supported: --config fsdp; docs/distributed.md says why"
 _FP16 = f"fp16 needs loss scaling, which skips steps. On a T4 or V100, {FLOAT32}; fp8 is --fp8 true, with bf16 here"
 
 

@@ -7,7 +7,7 @@ from kit.system.errors import Problem
 
 PREFIX = "parallelism_config_"
 _PAGE = "docs/distributed.md says more"
-# Sizes of an Accelerate config that ask for what is not offered, the reason, and what to use instead.
+# Sizes of an Accelerate config that ask for what is not supported, the reason, and what to use instead.
 NOT_OFFERED = {
     "tp_size": "tensor parallelism works neither with adapters nor, in Accelerate, with FSDP2; "
     f"remove it: FSDP2 alone divides the same weights. {_PAGE}",

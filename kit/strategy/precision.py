@@ -29,7 +29,7 @@ def describe_precision(topology: Topology, config: str | None) -> list[str]:
     if topology.mixed_precision != "no" or topology.device_type == "cpu":
         return []
     if without := _gpu_without_bf16(topology):
-        return [f"computes in float32: {without} has no bf16, and fp16 is not offered"]
+        return [f"computes in float32: {without} has no bf16, and fp16 is not supported"]
     change = f"mixed_precision: bf16 in {config}" if config else f"--config {topology.strategy.config}"
     return [f"computes in float32, as mixed_precision is no: bf16 is faster, with less memory: {change}"]
 

@@ -4,7 +4,7 @@
 
     model/         a model of 1024 positions            chats.jsonl    61 chats
     taken/         somebody's file                      broken.jsonl   a row that is no chat, and one that is no JSON
-    *.yaml         recipes, and the config of a strategy that is not offered
+    *.yaml         recipes, and the config of a strategy that is not supported
 
 Where an answer lists all names of a kind, the file has a placeholder of ``LISTS``, such as ``{recipes}``: a new recipe
 needs no edit there.

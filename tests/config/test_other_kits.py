@@ -58,13 +58,13 @@ def test_words_of_other_kits_are_answered_as_a_flag_and_in_a_file_by_their_value
         ("gradient_accumulation_steps", "8", "global_batch_size"),
         ("load_in_4bit", "true", "use method: qlora"),
         ("bf16", "true", "mixed_precision: bf16"),
-        ("mixed_precision", "no", "in float32 without it"),
-        ("dtype", "float16", "computed in bf16 or float32"),
+        ("mixed_precision", "no", "float32 without it"),
+        ("dtype", "float16", "sets bf16 or float32"),
         ("deepspeed", "x.json", "--config fsdp"),
         ("custom_loss", "x", "docs/architecture.md#an-objective-or-another-loss"),
         ("assistant_only_loss", "false", "use train_on: all"),
         ("wandb_project", "", "leave it out"),
-        ("rl", "grpo", "rewards are code"),
+        ("rl", "grpo", "reward functions are code"),
         ("loss_type", "apo_zero", "docs/sft-and-preferences.md"),
     ]
     for word, value, answer in cases:

@@ -194,7 +194,7 @@ def test_a_mistake_in_by_objective_has_its_line_also_if_it_is_not_in_use(recipe_
             "mine.yaml:4 by_objective.dpo.by_method",
             "not a setting",
         ),
-        ("by_method:\n  lora: {method: full}", "mine.yaml:4 by_method.lora.method", "not a setting that can be here"),
+        ("by_method:\n  lora: {method: full}", "mine.yaml:4 by_method.lora.method", "not allowed here"),
         ("by_objective: {dpo: {seed: 1}}\nobjective: [dpo]", "mine.yaml:4 objective", "found ['dpo']"),
     ]
     for text, where, found in cases:

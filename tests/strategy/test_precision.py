@@ -43,7 +43,7 @@ def test_a_gpu_says_what_it_could_do_better(on):
             assert without_config.endswith("--config fsdp_hybrid"), gpu
             assert with_config.endswith("mixed_precision: bf16 in mine.yaml"), gpu
         else:
-            assert without_config == with_config and "fp16 is not offered" in with_config, gpu
+            assert without_config == with_config and "fp16 is not supported" in with_config, gpu
 
 
 def test_bf16_is_silent_where_the_gpu_has_it_and_refused_where_torch_would_emulate_it(on):

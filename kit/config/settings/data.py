@@ -14,18 +14,18 @@ _option = partial(option, "Data")
 _identity = partial(option, "Data", identity=True)
 
 Entries = Annotated[str | Annotated[list[DatasetEntry], Field(min_length=1)], BeforeValidator(dataset_entries)]
-ENTRIES = "file, glob, folder, address or hub id, or a list of {path: ..., weight: ...}"
+ENTRIES = "file, glob, folder, URL or hub id, or a list of {path: ..., weight: ...}"
 
 
 class DataSettings(BaseModel):
-    """Training data: where it is, how rows become samples, and what is learned from them."""
+    """Training data: where it is, how rows become samples, and the loss mask."""
 
     model_config = STRICT
 
     dataset: Entries = _option(
-        ..., "file, glob, folder, address or hub id; several with weights as a list", expected=ENTRIES
+        ..., "file, glob, folder, URL or hub id; several with weights as a list", expected=ENTRIES
     )
-    dataset_config: str | None = _option(None, "config of a hub id: main for openai/gsm8k")
+    dataset_config: str | None = _option(None, "config (subset) of a hub id: main for openai/gsm8k")
     dataset_split: str = _option("train", "split of a hub id or a folder with splits")
     dataset_revision: str | None = _option(None, "branch, tag or commit of a hub id; default: the newest commit")
     dataset_columns: Annotated[dict[str, str], BeforeValidator(column_mapping)] = _identity(
@@ -34,33 +34,34 @@ class DataSettings(BaseModel):
         expected="column=field, separated by commas, each column once",
     )
     streaming: bool = _identity(
-        False, "read and tokenise rows while training instead of all of them first; needs max_steps"
+        False, "streaming: read and tokenise rows during training instead of before it; needs max_steps"
     )
-    shuffle: bool = _identity(True, "shuffle the samples anew in each epoch; false: keep the order of the data")
+    shuffle: bool = _identity(True, "shuffle the samples in each epoch; false: keep the order of the data")
     shuffle_buffer_size: int = _identity(
-        1000, "streamed rows that are shuffled together", "rows", ge=1, needs="streaming"
+        1000, "size of the shuffle buffer of a stream", "rows", ge=1, needs="streaming"
     )
     chat_template: str | None = _identity(None, "name or file of a chat template; default: the tokenizer's own")
     chat_template_kwargs: Annotated[dict[str, Any] | None, BeforeValidator(template_kwargs)] = _identity(
         None, "values for variables of the chat template: enable_thinking=false", expected=TEMPLATE_KWARGS
     )
     system_prompt: str | None = _identity(
-        None, "system message of conversations that have none, in training and evaluation"
+        None, "system prompt for conversations without one, in training and evaluation"
     )
     image_folder: str | None = _option(
-        None, "folder in which all images lie, to which their paths are relative; default: that of the data file"
+        None, "folder of the images, to which their paths are relative; default: the folder of the data file"
     )
     min_pixels: int | None = _identity(
-        None, "pixels to which smaller images are enlarged, of models that take this", "pixels", ge=1
+        None, "smaller images are enlarged to this size, if the image processor supports it", "pixels", ge=1
     )
     max_pixels: int | None = _identity(
-        None, "pixels to which larger images are reduced, of models that take this", "pixels", ge=1
+        None, "larger images are reduced to this size, if the image processor supports it", "pixels", ge=1
     )
     train_on: Literal["assistant", "last", "all"] = _identity(
-        "assistant", "assistant: every assistant turn, or the completion; last: the last turn only; all: every token"
+        "assistant",
+        "loss mask: assistant (every assistant turn, or the completion), last (the last turn only), all (every token)",
     )
     max_length: int = _identity(
-        2048, "longest sample, and size of a pack; default: at most the model's positions", "tokens", ge=8
+        2048, "longest sample, and length of a packed row; at most max_position_embeddings", "tokens", ge=8
     )
     excess_length_strategy: Literal["truncate", "keep_end", "drop", "error", "split"] = _identity(
         "truncate",
@@ -68,9 +69,11 @@ class DataSettings(BaseModel):
     )
     on_bad_row: Literal["error", "skip"] | None = _option(
         None,
-        "rows that cannot be used: stop, or leave out and list; default: error; in a stream, skip after its beginning",
+        "invalid rows: stop, or skip and list them; default: error; in a stream, skip after its first rows",
     )
-    packing: bool = _identity(False, "put several samples into a row of max_length tokens; no sample sees another")
+    packing: bool = _identity(
+        False, "pack samples into rows of max_length tokens, padding-free; attention stays within each sample"
+    )
     max_train_samples: int | None = _identity(
         None, "train on the first N samples only; with several data sets, N in total, spread over all", "samples", ge=1
     )
@@ -109,8 +112,8 @@ RULES = (
         Rule(
             flag,
             partial(lambda flag, r: _lists(r, _name_of_two, flag), flag),
-            "two data sets of the name {it!r}",
-            "give one of them another in a list: [{path: a.jsonl, name: first}, {path: b.jsonl}]",
+            "two data sets are named {it!r}",
+            "name one of them in a list: [{path: a.jsonl, name: first}, {path: b.jsonl}]",
         )
         for flag in ("dataset", "eval_dataset")
     ),
@@ -123,8 +126,8 @@ RULES = (
     Rule(
         "dataset",
         lambda r: _lists(r, lambda entries: len({entry.weight is None for entry in entries}) == 2),
-        "some data sets have a weight and others none",
-        "give each a weight, or none: they then count by their sizes",
+        "only some data sets have a weight",
+        "give each a weight, or none of them: then each counts by its size",
     ),
     Rule(
         "dataset",
@@ -135,8 +138,8 @@ RULES = (
     Rule(
         "shuffle dataset",
         lambda r: not r.shuffle and _lists(r, lambda entries: entries[0].weight is not None),
-        "false, with weights, which draw at random",
-        "--shuffle true; or leave the weights out: one data set then follows the other",
+        "false, but weights draw samples at random",
+        "--shuffle true; or leave out the weights: data sets then follow each other",
     ),
     Rule(
         "streaming max_steps",
@@ -178,19 +181,19 @@ RULES = (
     Rule(
         "streaming dataset",
         lambda r: r.streaming and _lists(r, lambda entries: any(entry.max_samples for entry in entries)),
-        "max_samples of a data set, which are drawn of all",
+        "max_samples, which draws from a whole data set",
         "leave out max_samples: a run reads no more of a stream than its steps need",
     ),
     Rule(
         "attn_implementation packing",
         lambda r: r.attn_implementation == "varlen" and not r.packing,
         "varlen without packing",
-        "--attn_implementation auto; or --packing true, which makes batches of other samples",
+        "--attn_implementation auto; or --packing true, which changes the batches",
     ),
     Rule(
         "attn_implementation packing",
         lambda r: r.attn_implementation == "flash_attention_2" and r.packing,
         "flash_attention_2 with packing",
-        "--attn_implementation auto: it takes varlen, which needs no other package",
+        "--attn_implementation auto: it uses varlen, which needs no other package",
     ),
 )
