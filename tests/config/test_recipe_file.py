@@ -192,7 +192,7 @@ def test_a_mistake_in_by_objective_has_its_line_also_if_it_is_not_in_use(recipe_
         (
             "by_objective:\n  dpo: {by_method: {lora: {}}}",
             "mine.yaml:4 by_objective.dpo.by_method",
-            "not a setting",
+            "not allowed here",
         ),
         ("by_method:\n  lora: {method: full}", "mine.yaml:4 by_method.lora.method", "not allowed here"),
         ("by_objective: {dpo: {seed: 1}}\nobjective: [dpo]", "mine.yaml:4 objective", "found ['dpo']"),

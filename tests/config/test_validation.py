@@ -62,7 +62,7 @@ def test_a_contradiction_is_kept_back_while_one_of_its_settings_is_wrong(recipe_
 
 def test_a_launch_flag_in_a_recipe_is_sent_to_the_command_line(recipe_file):
     text = problems(recipe_file("num_processes: 2"))["mine.yaml:3 num_processes"]
-    assert "not a key of a recipe" in text and "type it: --num_processes 2" in text
+    assert "a flag, not a key of a recipe" in text and "type --num_processes 2" in text
 
 
 def test_a_list_of_data_sets_is_checked_entry_by_entry():
@@ -71,7 +71,7 @@ def test_a_list_of_data_sets_is_checked_entry_by_entry():
         ("[a, {path: b, wieght: 1}]", r"--dataset\[1\].wieght: unknown key; .*\n.*did you mean 'weight'"),
         ("[{weight: 1}]", r"--dataset\[0\].path: missing"),
         ("[{path: a, columns: q}]", r"--dataset\[0\].columns: found 'q'; expected column=field"),
-        ("a.jsonl,b/a.jsonl", r"two data sets of the name 'a'\n.*name: first"),
+        ("a.jsonl,b/a.jsonl", r"two data sets are named 'a'\n.*name: first"),
         ("[{path: a, weight: 0}, {path: b, weight: 0}]", r"--dataset: all weights are 0"),
     ]
     for value, message in cases:

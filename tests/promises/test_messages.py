@@ -52,7 +52,7 @@ MESSAGES = {
     f"{OURS} --dataset pairs.jsonl": ["pairs.jsonl: columns prompt, chosen, rejected", "--objective dpo"],
     # data sets
     f"{OURS} --dataset data.pkl": ["'data.pkl' ends in '.pkl'; expected .jsonl"],
-    f"{OURS} --dataset chat.jsonl,other/chat.jsonl": ["two data sets of the name 'chat'", "name:"],
+    f"{OURS} --dataset chat.jsonl,other/chat.jsonl": ["two data sets are named 'chat'", "name:"],
     f"{OURS} --dataset nothing-*.jsonl": ["dataset: no file or folder 'nothing-*.jsonl'"],
     f"{OURS} --dataset someone/else": ["dataset: no file or folder 'someone/else', and "],
     f"{CHAT} --chat_template gemma": ["'gemma' needs bos_token, <start_of_turn>", "take another template"],

@@ -16,7 +16,7 @@ def test_a_file_that_cannot_be_converted_is_refused_with_what_is_wrong(converted
         ("- a\n", "key: value lines"),
         ("some: 1\n", "no file of a known kit"),
         ("model_name_or_path: m\ndataset: d\n", "kit train --recipe"),
-        ("base_model: m\nbase_model: n\n", "second time"),
+        ("base_model: m\nbase_model: n\n", "duplicate key"),
         ("base_model: m\nsequence_len: [many]\ndatasets: [{path: d, type: chat_template}]\n", "sequence_len"),
         ("base_model: m\nmicro_batch_size: many\n", "a value of a wrong kind"),
         ("stage: sft\nfinetuning_type: [lora]\ncutoff_len: 5\n", "train nothing"),
